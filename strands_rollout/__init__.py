@@ -1,0 +1,1 @@
+"""Token-exact Strands agent rollouts for slime."""

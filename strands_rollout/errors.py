@@ -1,0 +1,86 @@
+"""The one tree of errors, named for the boundary that was crossed.
+
+Knows nothing of the rest of the package. `rollout.py` is the one place where these become sample statuses.
+"""
+
+from __future__ import annotations
+
+
+class RolloutError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ConfigError(RolloutError):
+    """A setting is unknown, out of range, or contradicts another."""
+
+
+class PromptError(RolloutError):
+    """A dataset row's prompt can't be turned into chat messages."""
+
+
+class TemplateError(RolloutError):
+    """A tokenizer or its chat template can't be used token-exactly."""
+
+
+class TrajectoryError(RolloutError):
+    """Tokens, mask or logprobs would no longer describe one exact token sequence."""
+
+
+class BudgetExhaustedError(RolloutError):
+    """No token of a budget (response, context) is left for another model turn.
+
+    Attributes:
+        budget: The budget's name: "response" or "context".
+    """
+
+    def __init__(self, message: str, *, budget: str) -> None:
+        super().__init__(message)
+        self.budget = budget
+
+
+class EngineError(RolloutError):
+    """The SGLang server, or what stands before it, did not deliver a generation."""
+
+
+class EngineUnavailableError(EngineError):
+    """The server can't be reached, or keeps answering 429, 500, 502, 503 or 504."""
+
+
+class EngineRejectedError(EngineError):
+    """The server refused the request itself (400, 404, 422 ...); sending it again can't help.
+
+    Attributes:
+        status_code: The HTTP status.
+    """
+
+    def __init__(self, message: str, *, status_code: int) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+
+class EngineOverlongError(EngineRejectedError):
+    """The request is longer than the server's context.
+
+    Attributes:
+        context_length: The server's limit in tokens, where its message names it.
+    """
+
+    def __init__(self, message: str, *, status_code: int, context_length: int | None) -> None:
+        super().__init__(message, status_code=status_code)
+        self.context_length = context_length
+
+
+class EngineResponseError(EngineError):
+    """The server answered 200 with something that is not a valid generation."""
+
+
+class EngineAbortedError(EngineError):
+    """The server aborted the generation (finish_reason "abort"), by request or for a weight update."""
+
+
+class ToolError(RolloutError):
+    """A tool can't be loaded or is not a Strands tool."""
+
+
+class SandboxError(RolloutError):
+    """The code executor itself failed; never the fault of the code that it was given."""

@@ -1,0 +1,149 @@
+"""Plays whole episodes with a model at temperature 1 and grades them: code really runs, answers must be equal.
+
+Knows torch and the package's parser. Must not know how the model was trained.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
+
+from shipped_model.conversation import encode, prompt_text, tool_answer_text
+
+MAX_TURNS: Final = 6
+MAX_TURN_TOKENS: Final = 128
+ROWS_AT_ONCE: Final = 128
+_BOXED: Final = re.compile(r"\\boxed\{([^{}]*)\}")
+
+AnswerTurns = Callable[[Sequence[str]], list[str | None]]
+"""What a rollout puts after each assistant turn: the tool's answer, or None where the turn calls no tool."""
+
+
+@dataclass(slots=True)
+class Play:
+    """One episode while it is played.
+
+    Attributes:
+        label: The expected answer.
+        token_ids: All that the model has read and said.
+        turns: What the assistant said, turn by turn, with the token that ended it.
+    """
+
+    label: str
+    token_ids: list[int]
+    turns: list[str] = field(default_factory=list)
+    is_over: bool = False
+
+    @property
+    def is_correct(self) -> bool:
+        """Whether the last turn ends the episode with the expected answer in a box, after its reasoning."""
+        if not self.is_over or not self.turns:
+            return False
+        found = _BOXED.findall(self.turns[-1].split("</think>")[-1])
+        return bool(found) and found[-1].strip() == self.label
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a model did.
+
+    Attributes:
+        episodes: Episodes played.
+        accuracy: Share of them with the right answer.
+        mixed_problems: Share of problems that were solved at least once and missed at least once.
+        tool_calls_per_episode: Mean number of assistant turns that were answered by the tool.
+        finished: Share of episodes that ended with a turn that calls no tool.
+    """
+
+    episodes: int
+    accuracy: float
+    mixed_problems: float
+    tool_calls_per_episode: float
+    finished: float
+
+
+def evaluate(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[dict[str, Any]],
+    answer_turns: AnswerTurns,
+    *,
+    samples_per_row: int,
+    seed: int,
+) -> Report:
+    """Plays every row `samples_per_row` times; the same seed and machine give the same report."""
+    torch.manual_seed(seed)
+    plays = [
+        Play(row["label"], encode(tokenizer, prompt_text(tokenizer, row["prompt"][-1]["content"])))
+        for row in rows
+        for _ in range(samples_per_row)
+    ]
+    for start in range(0, len(plays), ROWS_AT_ONCE):
+        play_episodes(model, tokenizer, plays[start : start + ROWS_AT_ONCE], answer_turns)
+    groups = [plays[start : start + samples_per_row] for start in range(0, len(plays), samples_per_row)]
+    solved = [sum(play.is_correct for play in group) for group in groups]
+    return Report(
+        episodes=len(plays),
+        accuracy=round(sum(solved) / len(plays), 4),
+        mixed_problems=round(sum(0 < count < samples_per_row for count in solved) / len(groups), 4),
+        tool_calls_per_episode=round(sum(len(play.turns) - play.is_over for play in plays) / len(plays), 4),
+        finished=round(sum(play.is_over for play in plays) / len(plays), 4),
+    )
+
+
+def play_episodes(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, plays: Sequence[Play], answer_turns: AnswerTurns
+) -> None:
+    """Plays all of them side by side, to their end or to `MAX_TURNS`; a turn that was cut by length ends its episode."""
+    active = list(plays)
+    for _ in range(MAX_TURNS):
+        if not active:
+            return
+        sampled = sample_turns(model, [play.token_ids for play in active])
+        complete = []
+        for play, ids in zip(active, sampled, strict=True):
+            play.token_ids += ids
+            play.turns.append(tokenizer.decode(ids))
+            if ids and ids[-1] == tokenizer.eos_token_id:
+                complete.append(play)
+        answers = answer_turns([play.turns[-1].removesuffix("<|im_end|>") for play in complete])
+        active = []
+        for play, answer in zip(complete, answers, strict=True):
+            if answer is None:
+                play.is_over = True
+            else:
+                play.token_ids += encode(tokenizer, tool_answer_text(answer))
+                active.append(play)
+
+
+@torch.inference_mode()
+def sample_turns(model: Qwen3ForCausalLM, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """One sampled turn for each prompt, with the end token if there is one; from torch's global random state."""
+    model.eval()
+    width = max(len(prompt) for prompt in prompts)
+    pad = model.config.pad_token_id
+    token_ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    stop_ids = [model.config.eos_token_id, pad]
+    generated = model.generate(
+        input_ids=token_ids,
+        attention_mask=mask,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=MAX_TURN_TOKENS,
+        eos_token_id=stop_ids,
+        pad_token_id=pad,
+    )
+    return [_until_stop(row, stop_ids) for row in generated[:, width:].tolist()]
+
+
+def _until_stop(ids: list[int], stop_ids: Sequence[int]) -> list[int]:
+    end = next((at + 1 for at, token_id in enumerate(ids) if token_id in stop_ids), len(ids))
+    return ids[:end]

@@ -1,0 +1,88 @@
+"""Draws word problems from the templates, and splits them into training and held-out problems that share nothing.
+
+Knows the templates. Must not know prompts, tokens or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from shipped_model.more_templates import TEMPLATES
+from shipped_model.templates import Template
+
+NAMES: Final = (
+    "Ada", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Ivy", "Jack", "Kim", "Leo",
+    "Maria", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tara", "Victor",
+)  # fmt: skip
+ITEMS: Final = (
+    "apples", "balls", "books", "bottles", "buttons", "cakes", "candles", "cards", "coins", "cookies",
+    "cups", "flowers", "lamps", "marbles", "notebooks", "oranges", "pencils", "plates", "shells", "stamps",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One question and the ways to solve it.
+
+    Attributes:
+        key: The template's name and the numbers; two problems with one key differ in names and wording alone.
+        question: The user's text.
+        plan: One sentence of reasoning.
+        expression: Python whose value is the answer.
+        first: Python of an intermediate value, or "".
+        rest: A format string that makes the answer of `{first}`, or "".
+        imports: The line that the expressions need before them, or "".
+    """
+
+    key: tuple[str | int, ...]
+    question: str
+    plan: str
+    expression: str
+    first: str
+    rest: str
+    imports: str
+
+
+def draw_problem(template: Template, rng: Random) -> Problem:
+    """A problem of this kind with numbers, names and wording drawn from `rng`."""
+    numbers = dict(template.numbers(rng))
+    name, other = rng.sample(NAMES, 2)
+    items, things = rng.sample(ITEMS, 2)
+    question = rng.choice(template.wordings).format(**numbers, name=name, other=other, items=items, things=things)
+    return Problem(
+        key=(template.name, *numbers.values()),
+        question=question[0].upper() + question[1:],
+        plan=template.plan,
+        expression=template.expression.format(**numbers),
+        first=template.first.format(**numbers),
+        rest=template.rest.format(**numbers, first="{first}"),
+        imports=template.imports,
+    )
+
+
+def problem_stream(rng: Random) -> Iterator[Problem]:
+    """Endless problems, every kind as often as any other, no key twice."""
+    seen: set[tuple[str | int, ...]] = set()
+    while True:
+        problem = draw_problem(rng.choice(TEMPLATES), rng)
+        if problem.key not in seen:
+            seen.add(problem.key)
+            yield problem
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Problems to learn from and problems to be asked, with no key in common."""
+
+    held_out: tuple[Problem, ...]
+    training: tuple[Problem, ...]
+
+
+def split_problems(seed: int, held_out_count: int, training_count: int) -> Split:
+    """The same split for the same arguments; the held-out problems depend on neither `training_count` nor luck."""
+    stream = problem_stream(Random(seed))  # noqa: S311 - a reproducible data set, not a secret
+    held_out = tuple(next(stream) for _ in range(held_out_count))
+    return Split(held_out, tuple(next(stream) for _ in range(training_count)))

@@ -1,0 +1,263 @@
+"""The kinds of word problem: wordings, the way to solve each in words and in Python, and the numbers it takes.
+
+Data only. Knows nothing of rows, prompts, tokens or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+Numbers = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """One kind of problem. Wordings, plan and programs are format strings over the same fields.
+
+    Attributes:
+        name: Unique; a problem's identity is its template's name and its numbers.
+        wordings: The question, with fields for the numbers, {name}, {other}, {items} and {things}.
+        plan: The reasoning before the tool call, in one sentence.
+        expression: Python whose value is the answer, an integer.
+        numbers: Draws the fields' values.
+        first: An intermediate value worth computing first, or "" where there is none.
+        rest: `expression` again, with {first} in place of that value.
+        imports: A line that the expression needs before it, or "".
+    """
+
+    name: str
+    wordings: tuple[str, ...]
+    plan: str
+    expression: str
+    numbers: Callable[[Random], Numbers]
+    first: str = ""
+    rest: str = ""
+    imports: str = ""
+
+
+def between(**bounds: tuple[int, int]) -> Callable[[Random], Numbers]:
+    """Draws each field from its own closed range."""
+    return lambda rng: {field: rng.randint(low, high) for field, (low, high) in bounds.items()}
+
+
+def falling(low: int, high: int) -> Callable[[Random], Numbers]:
+    """Draws a > b from one closed range."""
+    return lambda rng: dict(zip("ab", sorted(rng.sample(range(low, high + 1), 2), reverse=True), strict=True))
+
+
+def rising(low: int, high: int, **bounds: tuple[int, int]) -> Callable[[Random], Numbers]:
+    """Draws a < b from one closed range, and further fields from their own."""
+    others = between(**bounds)
+    return lambda rng: {**dict(zip("ab", sorted(rng.sample(range(low, high + 1), 2)), strict=True)), **others(rng)}
+
+
+def percent(fewest: int, most: int) -> Callable[[Random], Numbers]:
+    """Draws an amount a and a percentage b whose part of it is a whole number."""
+    return lambda rng: {"a": 20 * rng.randint(fewest, most), "b": 5 * rng.randint(1, 19)}
+
+
+def exact(field: str, formula: Callable[[Numbers], int], **bounds: tuple[int, int]) -> Callable[[Random], Numbers]:
+    """Draws the fields and adds one that follows from them, so that a division comes out even or a rest is positive."""
+    others = between(**bounds)
+
+    def draw(rng: Random) -> Numbers:
+        drawn = others(rng)
+        return {**drawn, field: formula(drawn)}
+
+    return draw
+
+
+SHOPPING: Final = (
+    Template(
+        "total",
+        (
+            "{name} buys {a} {items} at {b} dollars each. How many dollars does {name} spend?",
+            "A shop sells {items} for {b} dollars each. What do {a} {items} cost in dollars?",
+        ),
+        "Multiply the price by the count.",
+        "{a} * {b}",
+        between(a=(3, 99), b=(3, 250)),
+    ),
+    Template(
+        "change",
+        (
+            "{name} buys {a} {items} at {b} dollars each and pays with {c} dollars. How much change does {name} get?",
+            "{name} has {c} dollars and buys {a} {items} for {b} dollars each. How many dollars are left?",
+        ),
+        "The change is the money minus the cost.",
+        "{c} - {a} * {b}",
+        exact("c", lambda n: n["a"] * n["b"] + n["r"], a=(2, 40), b=(2, 60), r=(1, 99)),
+        first="{a} * {b}",
+        rest="{c} - {first}",
+    ),
+    Template(
+        "two_kinds",
+        (
+            "{name} buys {a} {items} at {b} dollars each and {c} {things} at {d} dollars each. What is the total cost?",
+            "{items} cost {b} dollars and {things} cost {d} dollars. How much are {a} {items} and {c} {things} together?",
+        ),
+        "Add the cost of both kinds.",
+        "{a} * {b} + {c} * {d}",
+        between(a=(2, 50), b=(2, 90), c=(2, 50), d=(2, 90)),
+        first="{a} * {b}",
+        rest="{first} + {c} * {d}",
+    ),
+    Template(
+        "discount",
+        (
+            "A bike costs {a} dollars. It is sold with a discount of {b} percent. What is the new price in dollars?",
+            "{name} gets {b} percent off a price of {a} dollars. How many dollars does {name} pay?",
+        ),
+        "Take off the percentage.",
+        "{a} * (100 - {b}) // 100",
+        percent(2, 150),
+        first="{a} * {b} // 100",
+        rest="{a} - {first}",
+    ),
+    Template(
+        "percent_of",
+        ("What is {b} percent of {a}?", "A school has {a} students and {b} percent walk to school. How many walk?"),
+        "Multiply by the percentage and divide by 100.",
+        "{a} * {b} // 100",
+        percent(2, 240),
+    ),
+    Template(
+        "increase",
+        (
+            "A town of {a} people grows by {b} percent. How many people live there now?",
+            "{name} earns {a} dollars and gets a raise of {b} percent. What does {name} earn now?",
+        ),
+        "Add the percentage to the amount.",
+        "{a} + {a} * {b} // 100",
+        percent(5, 240),
+        first="{a} * {b} // 100",
+        rest="{a} + {first}",
+    ),
+    Template(
+        "saving",
+        (
+            "{name} has {a} dollars and saves {b} dollars a week for {c} weeks. Then {name} spends {d} dollars. "
+            "How many dollars are left?",
+        ),
+        "Add what is saved and subtract what is spent.",
+        "{a} + {b} * {c} - {d}",
+        between(a=(100, 900), b=(5, 90), c=(3, 40), d=(5, 99)),
+        first="{a} + {b} * {c}",
+        rest="{first} - {d}",
+    ),
+    Template(
+        "wages",
+        (
+            "{name} earns {b} dollars an hour and double on Sunday. {name} works {a} hours in the week and {c} hours "
+            "on Sunday. What is the pay in dollars?",
+        ),
+        "Sunday hours count double.",
+        "{b} * ({a} + 2 * {c})",
+        between(a=(8, 45), b=(8, 60), c=(2, 9)),
+        first="{a} + 2 * {c}",
+        rest="{b} * {first}",
+    ),
+)
+
+AMOUNTS: Final = (
+    Template(
+        "library",
+        (
+            "A library has {a} books. It buys {b} books and gives away {c} books. How many books does it have now?",
+            "{name} has {a} {items}, finds {b} more and loses {c}. How many {items} does {name} have?",
+        ),
+        "Add what comes and subtract what goes.",
+        "{a} + {b} - {c}",
+        between(a=(200, 4000), b=(10, 900), c=(10, 200)),
+    ),
+    Template(
+        "bakery",
+        (
+            "A baker makes {a} trays of {b} {items} and sells {c} of them. How many {items} are left?",
+            "{name} packs {a} boxes with {b} {items} each and gives {c} {items} away. How many remain?",
+        ),
+        "Multiply to get all of them and subtract.",
+        "{a} * {b} - {c}",
+        exact("c", lambda n: n["a"] * n["b"] - n["r"], a=(5, 60), b=(5, 48), r=(1, 24)),
+        first="{a} * {b}",
+        rest="{first} - {c}",
+    ),
+    Template(
+        "paper",
+        (
+            "A school has {a} classes of {b} students. Today {c} students are ill. Each other student gets {d} "
+            "{items}. How many {items} are needed?",
+        ),
+        "Count the students who are there and multiply.",
+        "({a} * {b} - {c}) * {d}",
+        between(a=(3, 20), b=(12, 32), c=(2, 30), d=(2, 15)),
+        first="{a} * {b} - {c}",
+        rest="{first} * {d}",
+    ),
+    Template(
+        "eggs",
+        ("A farm has {a} hens and each lays {b} eggs a week. How many full boxes of {c} eggs are filled in {d} weeks?",),
+        "Count all eggs and divide, rounding down.",
+        "{a} * {b} * {d} // {c}",
+        between(a=(5, 80), b=(3, 7), c=(6, 12), d=(2, 9)),
+        first="{a} * {b} * {d}",
+        rest="{first} // {c}",
+    ),
+    Template(
+        "left_over",
+        (
+            "{name} puts {a} {items} into boxes of {b}. How many {items} are left over?",
+            "What is the remainder when {a} is divided by {b}?",
+        ),
+        "This is the remainder of a division.",
+        "{a} % {b}",
+        between(a=(100, 5000), b=(3, 60)),
+    ),
+    Template(
+        "boxes_needed",
+        (
+            "A box holds {b} {items}. How many boxes does {name} need for {a} {items}?",
+            "A bus holds {b} people. How many buses are needed for {a} people?",
+        ),
+        "Divide and round up.",
+        "({a} + {b} - 1) // {b}",
+        between(a=(100, 4000), b=(6, 60)),
+    ),
+    Template(
+        "share",
+        (
+            "{c} {items} are shared equally by {b} children. How many {items} does each child get?",
+            "{name} reads a book of {c} pages in {b} days, the same number each day. How many pages is that a day?",
+        ),
+        "Divide equally.",
+        "{c} // {b}",
+        exact("c", lambda n: n["b"] * n["r"], b=(3, 60), r=(4, 90)),
+    ),
+    Template(
+        "average",
+        (
+            "{name} scores {a}, {b} and {c} points. What is the average?",
+            "What is the mean of {a}, {b} and {c}?",
+        ),
+        "Add them and divide by 3.",
+        "({a} + {b} + {c}) // 3",
+        exact("c", lambda n: 3 * n["r"] + (-n["a"] - n["b"]) % 3, a=(10, 900), b=(10, 900), r=(4, 300)),
+        first="{a} + {b} + {c}",
+        rest="{first} // 3",
+    ),
+    Template(
+        "compare",
+        (
+            "{name} fills {a} bags with {b} {items} each. {other} fills {c} bags with {d} {items} each. "
+            "How many more {items} does {name} have?",
+        ),
+        "Subtract one product from the other.",
+        "{a} * {b} - {c} * {d}",
+        between(a=(30, 60), b=(30, 80), c=(3, 29), d=(3, 29)),
+        first="{c} * {d}",
+        rest="{a} * {b} - {first}",
+    ),
+)

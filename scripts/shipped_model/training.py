@@ -1,0 +1,107 @@
+"""Trains a small Qwen3 from scratch on tokenized episodes, and saves it in half precision.
+
+Knows torch and transformers. Must not know how episodes are made or graded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+
+from shipped_model.conversation import TokenizedEpisode
+from shipped_model.tokenizer import CONTEXT_LENGTH
+
+WARMUP_STEPS: Final = 40
+SHAPE: Final[dict[str, Any]] = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+
+
+def new_model(vocabulary_size: int, eos_token_id: int, pad_token_id: int, seed: int) -> Qwen3ForCausalLM:
+    """A Qwen3 with random weights drawn from `seed`, in single precision."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        **SHAPE,
+        vocab_size=vocabulary_size,
+        max_position_embeddings=CONTEXT_LENGTH,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        bos_token_id=None,
+        eos_token_id=eos_token_id,
+        pad_token_id=pad_token_id,
+        use_cache=True,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def training_steps(
+    model: Qwen3ForCausalLM, episodes: Sequence[TokenizedEpisode], *, batch_size: int, learning_rate: float, seed: int
+) -> Iterator[float]:
+    """Takes one optimizer step per `next` and yields its loss; endless, reshuffled after each pass."""
+    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    kept = [parameter for parameter in model.parameters() if parameter.ndim == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.05}, {"params": kept, "weight_decay": 0.0}],
+        lr=learning_rate,
+        betas=(0.9, 0.95),
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS))
+    for batch in _batches(episodes, batch_size, torch.Generator().manual_seed(seed)):
+        model.train()
+        loss = episode_loss(model, batch)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        yield float(loss.detach())
+
+
+def episode_loss(model: Qwen3ForCausalLM, batch: Sequence[TokenizedEpisode]) -> Tensor:
+    """Mean cross entropy of the learned tokens, each predicted from all tokens before it.
+
+    All prompts open with the same system text: it is computed once and its keys and values are shared by the batch, which
+    gives the same loss and gradients. Shorter episodes are padded on the right, where earlier tokens can't see it.
+    """
+    shared = shared_prefix_length([episode.token_ids for episode in batch])
+    length = max(len(episode.token_ids) for episode in batch) - shared
+    token_ids = torch.zeros(len(batch), length, dtype=torch.long)
+    is_learned = torch.zeros(len(batch), length, dtype=torch.bool)
+    for row, episode in enumerate(batch):
+        token_ids[row, : len(episode.token_ids) - shared] = torch.tensor(episode.token_ids[shared:])
+        is_learned[row, : len(episode.token_ids) - shared] = torch.tensor(episode.is_learned[shared:])
+    cache = DynamicCache(config=model.config)
+    if shared:
+        model.model(input_ids=torch.tensor([batch[0].token_ids[:shared]]), past_key_values=cache, use_cache=True)
+        cache.batch_repeat_interleave(len(batch))
+    hidden = model.model(input_ids=token_ids, past_key_values=cache, use_cache=True).last_hidden_state
+    targets = is_learned[:, 1:]
+    return torch.nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][targets]), token_ids[:, 1:][targets])
+
+
+def shared_prefix_length(sequences: Sequence[Sequence[int]]) -> int:
+    """How many leading tokens all sequences have in common, one less than the shortest one's length at most."""
+    first, last = min(sequences), max(sequences)
+    shared = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    return min(shared, min(len(sequence) for sequence in sequences) - 1)
+
+
+def _batches(
+    episodes: Sequence[TokenizedEpisode], batch_size: int, generator: torch.Generator
+) -> Iterator[list[TokenizedEpisode]]:
+    while True:
+        order = torch.randperm(len(episodes), generator=generator).tolist()
+        for start in range(0, len(order), batch_size):
+            yield [episodes[index] for index in order[start : start + batch_size]]

@@ -1,0 +1,251 @@
+"""Runs one episode: builds a Strands agent, lets it run once within its limits, names why it stopped, and discards it.
+
+Knows Strands and the model; nothing of slime or samples.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from strands import Agent
+from strands.agent.conversation_manager import NullConversationManager
+from strands.hooks import AfterToolsEvent, BeforeModelCallEvent, BeforeToolCallEvent, HookProvider, HookRegistry
+from strands.types.exceptions import ContextWindowOverflowException, EventLoopException, MaxTokensReachedException
+from strands.types.tools import AgentTool
+
+from strands_rollout.bounded_tool import BoundedTool, ToolStats
+from strands_rollout.errors import (
+    BudgetExhaustedError,
+    EngineAbortedError,
+    EngineError,
+    RolloutError,
+    SandboxError,
+)
+from strands_rollout.sglang_model import SGLangModel
+from strands_rollout.strands_events import INVALID_TOOL_CALL
+from strands_rollout.tool_limiter import ToolLimiter
+
+logger = logging.getLogger(__name__)
+
+
+class StopReason(StrEnum):
+    """Why an episode ended.
+
+    Limits are checked in this order: abort, then the token budgets, before each model call; after a turn, abort, its length, tool
+    iterations, tool calls, parallel calls; the wall-clock of a tool and of the episode at any time. The first that holds counts.
+    """
+
+    COMPLETED = "completed"
+    """The policy answered without asking for a tool."""
+    TURN_LENGTH = "turn_length"
+    """A turn reached its own cap."""
+    RESPONSE_LENGTH = "response_length"
+    """The response budget (slime's max_new_tokens) is used up."""
+    CONTEXT_LENGTH = "context_length"
+    """The context, the configured or the engine's own, is full."""
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """The first prompt leaves no token to answer."""
+    MAX_TOOL_ITERATIONS = "max_tool_iterations"
+    """The policy asked for tools once more than it may."""
+    MAX_TOOL_CALLS = "max_tool_calls"
+    """The policy asked for more calls than it may."""
+    EPISODE_TIMEOUT = "episode_timeout"
+    """The episode's wall-clock is used up."""
+    ABORTED = "aborted"
+    """The rollout, or the engine, was told to abort."""
+    ENGINE_ERROR = "engine_error"
+    """The engine did not deliver."""
+    SANDBOX_ERROR = "sandbox_error"
+    """The code executor itself failed."""
+    SETUP_ERROR = "setup_error"
+    """The prompt, the template or a setting can't be used."""
+    INTERNAL_ERROR = "internal_error"
+    """A bug, here or in a hook or tool provider."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """Limits of an episode; None means none. Token budgets are the model's (`TokenLimits`)."""
+
+    max_tool_iterations: int | None = 5
+    max_tool_calls: int | None = None
+    max_parallel_tool_calls: int | None = None
+    tool_timeout_s: float | None = None
+    episode_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What became of an episode; its tokens are in `model.trajectory`.
+
+    Attributes:
+        stop_reason: Why it ended.
+        error: What was raised, where something was.
+        tool_iterations: Turns whose tools were run.
+        tool_calls: Calls that were run.
+        tools: Times and errors of the tools.
+        duration_s: Wall-clock seconds in all.
+        messages: The agent's history, as Strands messages.
+    """
+
+    stop_reason: StopReason
+    error: BaseException | None
+    tool_iterations: int
+    tool_calls: int
+    tools: ToolStats
+    duration_s: float
+    messages: Sequence[Mapping[str, Any]]
+
+
+async def run_episode(
+    model: SGLangModel,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    system_prompt: str | None,
+    tools: Sequence[Any],
+    limits: EpisodeLimits,
+    self_timed_tools: Collection[str] = (),
+    should_abort: Callable[[], bool] = lambda: False,
+) -> Episode:
+    """Build an agent, run it once on `messages`, discard it.
+
+    Args:
+        model: A model whose trajectory is new.
+        messages: Strands messages; the last is a user's.
+        system_prompt: The agent's system prompt.
+        tools: Whatever `strands.Agent(tools=...)` takes.
+        limits: The episode's limits.
+        self_timed_tools: Names of tools that keep to their own time limit, because waiting for a free place must not count.
+        should_abort: Asked before each model call and after each tool.
+
+    Raises:
+        asyncio.CancelledError: The caller was cancelled. Nothing else: every other failure is in the result.
+    """
+    started = time.monotonic()
+    stats = ToolStats()
+    limiter = ToolLimiter(
+        limits.max_tool_iterations, max_calls=limits.max_tool_calls, max_parallel_calls=limits.max_parallel_tool_calls
+    )
+    watch = _EpisodeWatch(model, stats, should_abort)
+    error: Exception | None = None
+    deadline = asyncio.timeout(limits.episode_timeout_s)
+    history: Sequence[Mapping[str, Any]] = messages
+    try:
+        # Strands checks limits and hooks in the order of their registration
+        agent = _build_agent(model, messages[:-1], system_prompt, tools, hooks=[watch, limiter])
+        _bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats)
+        history = agent.messages
+        async with deadline:
+            await agent.invoke_async(list(messages[-1]["content"]))
+        reason = _reason_of_end(limiter, watch)
+    except Exception as e:  # every failure of an episode is data for whoever asked for it
+        error = _unwrapped(e)
+        reason = StopReason.EPISODE_TIMEOUT if deadline.expired() else _reason_of_error(error, model)
+    return Episode(
+        stop_reason=reason,
+        error=stats.infrastructure_error or error,
+        tool_iterations=limiter.iterations,
+        tool_calls=limiter.calls,
+        tools=stats,
+        duration_s=time.monotonic() - started,
+        messages=history,
+    )
+
+
+def _build_agent(
+    model: SGLangModel,
+    history: Sequence[Mapping[str, Any]],
+    system_prompt: str | None,
+    tools: Sequence[Any],
+    hooks: list[HookProvider],
+) -> Agent:
+    return Agent(
+        model=model,
+        messages=[dict(message) for message in history],  # type: ignore[misc] # Strands' messages are TypedDicts
+        tools=list(tools),
+        system_prompt=system_prompt,
+        callback_handler=None,
+        conversation_manager=NullConversationManager(),
+        retry_strategy=None,
+        hooks=hooks,
+    )
+
+
+def _bound_tools(agent: Agent, timeout_s: float | None, self_timed: Collection[str], stats: ToolStats) -> None:
+    registry = agent.tool_registry.registry
+    for name, tool in list(registry.items()):
+        registry[name] = BoundedTool(tool, timeout_s=None if name in self_timed else timeout_s, stats=stats)
+
+
+class _EpisodeWatch(HookProvider):
+    """Ends the loop on abort or a broken sandbox, and tells the policy of calls that could not be parsed."""
+
+    def __init__(self, model: SGLangModel, stats: ToolStats, should_abort: Callable[[], bool]) -> None:
+        self._model = model
+        self._stats = stats
+        self._should_abort = should_abort
+        self.stopped_by: StopReason | None = None
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
+        registry.add_callback(BeforeModelCallEvent, self._before_model_call)
+        registry.add_callback(BeforeToolCallEvent, self._before_tool_call)
+        registry.add_callback(AfterToolsEvent, self._after_tools)
+
+    def _before_model_call(self, event: BeforeModelCallEvent) -> None:  # noqa: ARG002 - Strands' signature
+        if self._should_abort():
+            raise EngineAbortedError("the rollout was aborted before a model call")
+
+    def _before_tool_call(self, event: BeforeToolCallEvent[Any]) -> None:
+        if event.tool_use["name"] == INVALID_TOOL_CALL:
+            event.cancel_tool = self._model.failure_text(event.tool_use["toolUseId"])
+
+    def _after_tools(self, event: AfterToolsEvent) -> None:
+        if self._stats.infrastructure_error is not None:
+            self.stopped_by = StopReason.SANDBOX_ERROR
+        elif self._should_abort():
+            self.stopped_by = StopReason.ABORTED
+        if self.stopped_by:
+            event.end_turn = f"Stopped: {self.stopped_by}."
+
+
+def _reason_of_end(limiter: ToolLimiter, watch: _EpisodeWatch) -> StopReason:
+    if watch.stopped_by is not None:
+        return watch.stopped_by
+    if limiter.tripped is not None:
+        return StopReason.MAX_TOOL_ITERATIONS if limiter.tripped == "max_iterations" else StopReason.MAX_TOOL_CALLS
+    return StopReason.COMPLETED
+
+
+def _reason_of_error(error: BaseException, model: SGLangModel) -> StopReason:
+    if isinstance(error, MaxTokensReachedException):
+        return _LENGTH_REASONS[model.cut_by or "turn"]
+    if isinstance(error, BudgetExhaustedError | ContextWindowOverflowException):
+        budget = getattr(error, "budget", "context")
+        return _LENGTH_REASONS[budget] if model.trajectory.turns else StopReason.PROMPT_TOO_LONG
+    kinds: list[tuple[type[BaseException], StopReason]] = [
+        (EngineAbortedError, StopReason.ABORTED),
+        (EngineError, StopReason.ENGINE_ERROR),
+        (SandboxError, StopReason.SANDBOX_ERROR),
+        (RolloutError, StopReason.SETUP_ERROR),
+    ]
+    return next((reason for kind, reason in kinds if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
+
+
+_LENGTH_REASONS = {
+    "turn": StopReason.TURN_LENGTH,
+    "response": StopReason.RESPONSE_LENGTH,
+    "context": StopReason.CONTEXT_LENGTH,
+}
+
+
+def _unwrapped(error: Exception) -> Exception:
+    """Strands wraps what a tool cycle raises in an EventLoopException."""
+    while isinstance(error, EventLoopException) and isinstance(error.original_exception, Exception):
+        error = error.original_exception
+    return error

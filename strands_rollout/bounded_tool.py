@@ -1,0 +1,156 @@
+"""Wraps a Strands tool for an episode: a wall-clock limit, and sync functions in threads of their own.
+
+Strands runs a sync tool in the loop's default thread pool: a few that hang would block every other episode's tools, and the
+interpreter's exit. Here each call has its own daemon thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from strands.tools.decorator import DecoratedFunctionTool
+from strands.tools.tools import PythonAgentTool
+from strands.types.events import ToolResultEvent
+from strands.types.tools import AgentTool, ToolGenerator, ToolSpec, ToolUse
+
+from strands_rollout.errors import SandboxError, ToolError
+
+
+@dataclass(slots=True)
+class ToolStats:
+    """What the tools of one episode did.
+
+    Attributes:
+        seconds: Wall-clock time in tools; parallel calls each count.
+        errors: Results with status error, time-outs included.
+        timeouts: Calls that were cut at the limit.
+        infrastructure_error: The first failure of the sandbox itself, which is never the policy's fault.
+    """
+
+    seconds: float = 0.0
+    errors: int = 0
+    timeouts: int = 0
+    infrastructure_error: SandboxError | None = None
+
+
+class BoundedTool(AgentTool):
+    """The same tool under the same specification, bounded in time.
+
+    Args:
+        tool: Any Strands tool.
+        timeout_s: Seconds after which the call is cancelled and answered with an error result; None for no limit.
+        stats: Where this call is counted.
+    """
+
+    def __init__(self, tool: AgentTool, *, timeout_s: float | None, stats: ToolStats) -> None:
+        super().__init__()
+        self._tool = _threaded(tool)
+        self._timeout_s = timeout_s
+        self._stats = stats
+
+    @property
+    def tool_name(self) -> str:
+        """The wrapped tool's name."""
+        return self._tool.tool_name
+
+    @property
+    def tool_spec(self) -> ToolSpec:
+        """The wrapped tool's specification."""
+        return self._tool.tool_spec
+
+    @property
+    def tool_type(self) -> str:
+        """The wrapped tool's type."""
+        return self._tool.tool_type
+
+    async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> ToolGenerator:  # noqa: ANN401
+        """Run the wrapped tool; a time-out becomes an error result that says so."""
+        started = time.monotonic()
+        result: Any = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                # drained before anything is yielded: a time-out must never cancel the consumer between two events
+                async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
+                    result = event
+        except TimeoutError:
+            self._stats.timeouts += 1
+            result = ToolResultEvent(_error(tool_use, f"Error: the tool did not finish within {self._timeout_s:g} seconds."))
+        finally:
+            self._stats.seconds += time.monotonic() - started
+            self._count(result)
+        if result is not None:
+            yield result
+
+    def _count(self, event: Any) -> None:  # noqa: ANN401 - a Strands event or a tool's raw result
+        exception = getattr(event, "exception", None)
+        if isinstance(exception, SandboxError) and self._stats.infrastructure_error is None:
+            self._stats.infrastructure_error = exception
+        result = event.tool_result if isinstance(event, ToolResultEvent) else event
+        if isinstance(result, dict) and result.get("status") == "error":
+            self._stats.errors += 1
+
+
+def _error(tool_use: ToolUse, text: str) -> Any:  # noqa: ANN401 - a ToolResult
+    return {"toolUseId": tool_use["toolUseId"], "status": "error", "content": [{"text": text}]}
+
+
+def _threaded(tool: AgentTool) -> AgentTool:
+    """A tool whose sync function, if it has one, runs in a thread of its own."""
+    if isinstance(tool, DecoratedFunctionTool):
+        function = tool._tool_func  # noqa: SLF001 - Strands offers no public way to the function and its metadata
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            return tool
+        return DecoratedFunctionTool(tool.tool_name, tool.tool_spec, in_own_thread(function), tool._metadata)  # noqa: SLF001
+    if isinstance(tool, PythonAgentTool):
+        function = tool._tool_func  # noqa: SLF001 - as above
+        if not inspect.iscoroutinefunction(function):
+            return PythonAgentTool(tool.tool_name, tool.tool_spec, in_own_thread(function))
+    return tool
+
+
+def in_own_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """An async version of a sync function: each call in a daemon thread, with the caller's context variables.
+
+    A call that is cancelled is abandoned: its thread ends when the function does.
+    """
+
+    @functools.wraps(function)
+    async def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def run() -> None:
+            try:
+                outcome = functools.partial(_settle, future, result=context.run(function, *args, **kwargs))
+            except Exception as e:  # whatever the tool raises belongs to the caller
+                # a future can't hold StopIteration
+                error = ToolError(f"the tool raised {e!r}") if isinstance(e, StopIteration) else e
+                outcome = functools.partial(_settle, future, error=error)
+            except BaseException as e:  # sys.exit() in a tool must end the call, not the trainer
+                outcome = functools.partial(_settle, future, error=ToolError(f"the tool raised {e!r}"))
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+                loop.call_soon_threadsafe(outcome)
+
+        threading.Thread(target=run, name=f"tool:{function.__name__}", daemon=True).start()
+        return await future
+
+    return call
+
+
+def _settle(future: asyncio.Future[Any], *, result: Any = None, error: BaseException | None = None) -> None:  # noqa: ANN401
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)

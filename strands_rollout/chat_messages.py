@@ -1,0 +1,121 @@
+"""Strands messages and tool specifications -> the message and tool dicts that chat templates read.
+
+Keeps all content of a message and its order. Knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from strands_rollout.errors import PromptError
+
+ChatMessage = dict[str, Any]
+_IGNORED_BLOCKS = ("cachePoint", "guardContent")
+
+
+def to_chat_messages(messages: Iterable[Mapping[str, Any]], tool_names: Mapping[str, str] | None = None) -> list[ChatMessage]:
+    """Convert Strands messages, in order, one tool message per tool result.
+
+    Args:
+        messages: Strands messages (`role` user or assistant, `content` a list of blocks).
+        tool_names: Tool name by tool-use id, for calls that are not among `messages`.
+
+    Returns:
+        Messages of roles user, assistant and tool, as Hugging Face chat templates expect them. A message without any
+        content becomes one with an empty string.
+
+    Raises:
+        PromptError: A block can't be expressed as text (an image, a document ...).
+    """
+    names = dict(tool_names or {})
+    chat: list[ChatMessage] = []
+    for message in messages:
+        convert = _assistant_message if message["role"] == "assistant" else _user_messages
+        chat += convert(message["content"], names)
+    return chat
+
+
+def system_text(system_prompt: str | None, blocks: Sequence[Mapping[str, Any]] | None = None) -> str | None:
+    """The system prompt as one string; its text blocks, when given, win over the plain string."""
+    texts = [block["text"] for block in blocks or () if "text" in block]
+    return "\n".join(texts) if texts else system_prompt
+
+
+def to_chat_tools(tool_specs: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    """Strands tool specifications in the form of OpenAI's `tools`, which chat templates read.
+
+    Only a property's own words are kept: Strands adds `"description": "Property x"` where there is none, as is.
+    """
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": spec["name"],
+                "description": spec["description"],
+                "parameters": spec["inputSchema"].get("json", spec["inputSchema"]),
+            },
+        }
+        for spec in tool_specs or ()
+    ]
+
+
+def tool_result_text(content: Iterable[Mapping[str, Any]]) -> str:
+    """All blocks of a tool result, in order, one per line; JSON blocks as JSON; "" when there is none."""
+    return "\n".join(_block_text(block) for block in content)
+
+
+def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, str]) -> list[ChatMessage]:
+    texts: list[str] = []
+    reasoning: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for block in content:
+        if "toolUse" in block:
+            use = block["toolUse"]
+            names[use["toolUseId"]] = use["name"]
+            function = {"name": use["name"], "arguments": use["input"]}
+            calls.append({"type": "function", "id": use["toolUseId"], "function": function})
+        elif "reasoningContent" in block:
+            reasoning.append(block["reasoningContent"].get("reasoningText", {}).get("text", ""))
+        elif not _is_ignored(block):
+            texts.append(_block_text(block))
+    message: ChatMessage = {"role": "assistant", "content": "".join(texts)}
+    if reasoning:
+        message["reasoning_content"] = "".join(reasoning)
+    if calls:
+        message["tool_calls"] = calls
+    return [message]
+
+
+def _user_messages(content: Sequence[Mapping[str, Any]], names: dict[str, str]) -> list[ChatMessage]:
+    chat: list[ChatMessage] = []
+    texts: list[str] = []
+    for block in content:
+        if "toolResult" in block:
+            result = block["toolResult"]
+            call_id = result["toolUseId"]
+            text = tool_result_text(result["content"])
+            chat.append({"role": "tool", "name": names.get(call_id, "tool"), "tool_call_id": call_id, "content": text})
+        elif not _is_ignored(block):
+            texts.append(_block_text(block))
+    if texts or not chat:
+        chat.append({"role": "user", "content": "\n".join(texts)})
+    return chat
+
+
+def _is_ignored(block: Mapping[str, Any]) -> bool:
+    return any(key in block for key in _IGNORED_BLOCKS)
+
+
+def _block_text(block: Mapping[str, Any]) -> str:
+    if "text" in block:
+        return str(block["text"])
+    if "json" in block:
+        return json.dumps(block["json"], ensure_ascii=False)
+    if "citationsContent" in block:
+        return "".join(part.get("text", "") for part in block["citationsContent"].get("content", ()))
+    raise PromptError(
+        f"got a content block of kind {sorted(block)!r}; expected text or json: this model reads text only. "
+        "Give the agent tools and prompts that return text."
+    )

@@ -1,0 +1,69 @@
+"""The settings of a rollout: the mapping that slime's `--custom-config-path` YAML sets under the key `strands_rollout`.
+
+Read from slime's args and checked here; knows nothing of what the settings do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from strands_rollout.errors import ConfigError
+from strands_rollout.prompts import SYSTEM_PROMPT
+from strands_rollout.reward_settings import RewardSettings
+
+CODE_TOOL_PATH: Final = "strands_rollout.tools.execute_python_code"
+
+
+class RolloutSettings(BaseModel):
+    """All settings and their defaults; None means no limit, or leaves the choice to what is named."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    system_prompt: str | None = Field(SYSTEM_PROMPT, description="For rows without a system message of their own.")
+    tools: tuple[str, ...] = Field((CODE_TOOL_PATH,), description="Dotted paths of Strands tools.")
+    max_tool_iterations: int | None = Field(5, ge=0, description="Model turns whose tool calls are run.")
+    max_tool_calls: int | None = Field(None, ge=0, description="Tool calls of an episode.")
+    max_parallel_tool_calls: int | None = Field(None, ge=1, description="Tool calls of one turn that are run.")
+    tool_timeout_s: float | None = Field(60.0, gt=0, description="Wall-clock of one tool call; of the code itself for the code tool.")
+    episode_timeout_s: float | None = Field(None, gt=0, description="Wall-clock of an episode.")
+    max_turn_tokens: int | None = Field(None, ge=1, description="Tokens that one turn may sample.")
+    min_turn_tokens: int = Field(16, ge=1, description="Room that a cut tool result leaves for the next turn.")
+    executor: str = Field("subprocess", description="Where the code tool runs its code.")
+    tool_parser: str = Field("hermes", description="Format of the model's tool calls.")
+    enable_thinking: bool | None = Field(None, description="Handed to the chat template when set.")
+    reward: RewardSettings = Field(default_factory=RewardSettings, description="See RewardSettings.")
+
+
+def settings_from_args(args: object) -> RolloutSettings:
+    """The settings that slime's args carry as `args.strands_rollout`; defaults where there are none.
+
+    Raises:
+        ConfigError: A key is unknown (the message names the nearest known one) or a value is out of range.
+    """
+    given = getattr(args, "strands_rollout", None)
+    if given is None:
+        return RolloutSettings()
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"got strands_rollout={given!r:.200} of type {type(given).__name__}; expected a mapping of settings under the key "
+            "strands_rollout: of the --custom-config-path YAML"
+        )
+    try:
+        return RolloutSettings.model_validate(dict(given))
+    except ValidationError as e:
+        raise ConfigError("; ".join(_explain(error) for error in e.errors())) from e
+
+
+def _explain(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
+    where = ".".join(["strands_rollout", *map(str, error["loc"])])
+    if error["type"] != "extra_forbidden":
+        return f"got {where}={error['input']!r}; expected: {error['msg']}"
+    model = RewardSettings if len(error["loc"]) > 1 else RolloutSettings
+    known = sorted(model.model_fields)
+    near = get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+    return f"got the unknown setting {where}; {hint}"

@@ -1,0 +1,125 @@
+"""Strands history -> the new context tokens of the next request, cut to fit what the budgets leave.
+
+Knows the chat template and what of the history the trajectory already covers; nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from strands_rollout.chat_messages import ChatMessage, system_text, to_chat_messages, to_chat_tools
+from strands_rollout.chat_template import ChatTemplate
+from strands_rollout.errors import TrajectoryError
+from strands_rollout.strands_events import INVALID_TOOL_CALL, failure_message
+from strands_rollout.token_limits import Room
+from strands_rollout.tool_parsers import ParseFailure, Segment, ToolCall
+from strands_rollout.trajectory import Trajectory
+from strands_rollout.truncation import head_and_tail
+
+# above this many characters a text is encoded in a thread: 50,000 take about 10 ms
+_LONG_TEXT_CHARS: Final = 50_000
+
+
+class ContextBuilder:
+    """Follows one conversation; holds what was already rendered.
+
+    A message list must start with exactly the messages of the last call and the assistant's answer to them: history that was
+    trimmed or rewritten would no longer be what the policy read.
+
+    Attributes:
+        failure_texts: By tool-use id, what the policy is told about a call that could not be parsed.
+    """
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._covered: list[Any] = []
+        self._tools: list[dict[str, Any]] = []
+        self._tool_names: dict[str, str] = {}
+        self.failure_texts: dict[str, str] = {}
+
+    async def build(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tool_specs: Sequence[Mapping[str, Any]] | None,
+        system_prompt: str | None,
+        system_blocks: Sequence[Mapping[str, Any]] | None,
+        trajectory: Trajectory,
+        room: Room,
+        min_turn_tokens: int,
+    ) -> list[int]:
+        """The new context tokens; nothing is remembered before `accept`.
+
+        Raises:
+            TrajectoryError: The history does not extend what the policy has read.
+            PromptError: A message holds something else than text.
+            TemplateError: The template refuses the messages.
+        """
+        if not trajectory.turns:
+            self._tools = to_chat_tools(tool_specs)
+            system = system_text(system_prompt, system_blocks)
+            head = [{"role": "system", "content": system}] if system else []
+            chat = [*head, *to_chat_messages(messages)]
+            return await _off_loop_if_long(chat, lambda: self._template.prompt_ids(chat, self._tools))
+        chat = self._new_chat_messages(messages)
+        last_id = trajectory.token_ids[-1] if trajectory.turns[-1].end > trajectory.turns[-1].start else None
+        return await _off_loop_if_long(chat, lambda: self._fitted_turn_ids(chat, last_id, room, min_turn_tokens))
+
+    def accept(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Remember that `messages` are now part of the trajectory."""
+        self._covered = list(messages)
+
+    def note_calls(self, call_prefix: str, segments: Sequence[Segment]) -> None:
+        """Remember the calls of a turn, under the ids that `turn_events` gave them."""
+        for index, segment in enumerate(segments):
+            call_id = f"{call_prefix}{index}"
+            if isinstance(segment, ToolCall):
+                self._tool_names[call_id] = segment.name
+            elif isinstance(segment, ParseFailure):
+                self._tool_names[call_id] = segment.name or INVALID_TOOL_CALL
+                self.failure_texts[call_id] = failure_message(segment)
+
+    def _new_chat_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
+        covered = len(self._covered)
+        if len(messages) <= covered or list(messages[:covered]) != self._covered or messages[covered]["role"] != "assistant":
+            raise TrajectoryError(
+                f"got a history of {len(messages)} messages that does not extend the {covered} messages and the answer that the "
+                "policy has read; expected only new messages at its end. Call model.reset() before a new conversation, and use "
+                "NullConversationManager: a manager that drops or rewrites messages breaks token exactness."
+            )
+        chat = to_chat_messages(messages[covered + 1 :], self._tool_names)
+        if not chat:
+            raise TrajectoryError(
+                "got no message after the policy's last answer; expected tool results or a user turn to answer."
+            )
+        for message in chat:
+            text = self.failure_texts.get(message.get("tool_call_id", ""))
+            if text is not None:
+                message["content"] = text
+        return chat
+
+    def _fitted_turn_ids(
+        self, chat: list[ChatMessage], last_id: int | None, room: Room, min_turn_tokens: int
+    ) -> list[int]:
+        """Ids of the new messages; tool results are cut, evenly, while they leave less than `min_turn_tokens`."""
+        texts = [message["content"] for message in chat]
+        tool_indices = [index for index, message in enumerate(chat) if message["role"] == "tool"]
+        if room.tokens is None or not tool_indices:
+            return self._template.turn_ids(chat, self._tools, last_id=last_id)
+        allowed = max(room.tokens - min_turn_tokens, 0)
+        cap = allowed
+        while True:
+            for index in tool_indices:
+                chat[index]["content"] = head_and_tail(texts[index], cap, self._template.encoder)
+            ids = self._template.turn_ids(chat, self._tools, last_id=last_id)
+            if len(ids) <= allowed or cap == 0:
+                return ids
+            # the overshoot is shared by the results; at least one token less each time, so this ends
+            cap = max(0, cap - max(1, (len(ids) - allowed) // len(tool_indices)))
+
+
+async def _off_loop_if_long(chat: Sequence[ChatMessage], encode: Any) -> list[int]:  # noqa: ANN401 - a thunk
+    if sum(len(message["content"]) for message in chat) < _LONG_TEXT_CHARS:
+        return list(encode())
+    return list(await asyncio.to_thread(encode))

@@ -1,0 +1,115 @@
+"""Keys and values of the sequences in work: one row per sequence, and attention over them.
+
+Knows layout and attention arithmetic. Knows nothing of requests, or of which tokens the rows stand for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from strands_rollout.engine.model_config import ModelConfig
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+_MASKED = np.float32(-1e30)
+_FIRST_CAPACITY = 512
+# A stride of a power of two would map all dimensions of a token to the same few cache sets.
+_STRIDE_PAD = 16
+_BLOCK_ROWS = 8
+
+
+class KvRows:
+    """`rows` sequences of up to `context_length` tokens.
+
+    Memory is taken as sequences grow: the token capacity doubles when one needs more. Rows 0..n-1 decode together, so
+    whoever owns the rows keeps the decoding ones at the front (`move`). Tokens are the last axis of everything stored:
+    a decode step then multiplies few queries by long contiguous runs, which BLAS does three times faster.
+    """
+
+    def __init__(self, config: ModelConfig, rows: int, context_length: int) -> None:
+        self._context_length = context_length
+        self._capacity = 0
+        # [keys and values, layer, row, head, dimension, token]
+        self._cache: Floats = np.zeros((2, config.layers, rows, config.kv_heads, config.head_dim, 0), np.float32)
+        self._bias: Floats = np.zeros((rows, 0), np.float32)
+        self.reserve(min(_FIRST_CAPACITY, context_length))
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for sequences of `tokens` tokens."""
+        if tokens <= self._capacity:
+            return
+        old, self._capacity = self._capacity, min(self._context_length, max(tokens, 2 * self._capacity))
+        cache = np.zeros((*self._cache.shape[:-1], self._capacity + _STRIDE_PAD), np.float32)
+        cache[..., :old] = self._cache[..., :old]
+        bias = np.full((len(self._bias), self._capacity), _MASKED, np.float32)
+        bias[:, :old] = self._bias
+        self._cache, self._bias = cache, bias
+
+    def load(self, row: int, start: int, block: Floats) -> None:
+        """Write a `copy_out` block as tokens start, start + 1, ... of `row`."""
+        self._cache[:, :, row, :, :, start : start + block.shape[-1]] = block
+
+    def copy_out(self, row: int, start: int, stop: int) -> Floats:
+        """Keys and values of tokens start..stop-1 of `row`: [2, layers, kv_heads, head_dim, tokens]."""
+        return self._cache[:, :, row, :, :, start:stop].copy()
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Make `target` hold the first `length` tokens of `source`, ready to decode."""
+        if source != target:
+            self._cache[:, :, target, :, :, :length] = self._cache[:, :, source, :, :, :length]
+        self._bias[target, :length] = 0
+        self._bias[target, length:] = _MASKED
+
+    def attend_chunk(self, layer: int, row: int, start: int, q: Floats, k: Floats, v: Floats) -> Floats:
+        """Store a chunk of one sequence and attend causally: [tokens, heads, head_dim] -> [tokens, heads * head_dim]."""
+        tokens, heads, head_dim = q.shape
+        stop = start + tokens
+        keys, values = self._cache[:, layer, row]
+        keys[:, :, start:stop] = k.transpose(1, 2, 0)
+        values[:, :, start:stop] = v.transpose(1, 2, 0)
+        kv_heads = len(keys)
+        queries = q.transpose(1, 0, 2).reshape(kv_heads, -1, head_dim)
+        scores = queries @ keys[:, :, :stop]
+        by_query = scores.reshape(kv_heads, -1, tokens, stop)
+        by_query[..., start:] += _causal_bias(tokens)
+        mixed = _softmax_mix(scores, values[:, :, :stop])
+        return mixed.reshape(heads, tokens, head_dim).swapaxes(0, 1).reshape(tokens, heads * head_dim)
+
+    def begin_step(self, lengths: Ints) -> None:
+        """Unmask the token that the coming `attend_step` calls add to rows 0..len(lengths)-1."""
+        self._bias[np.arange(len(lengths)), lengths] = 0
+
+    def attend_step(self, layer: int, lengths: Ints, q: Floats, k: Floats, v: Floats) -> Floats:
+        """Store one token of each row at position `lengths` and attend: [rows, heads, head_dim] -> [rows, ...]."""
+        rows, heads, head_dim = q.shape
+        keys, values = self._cache[:, layer]
+        index = np.arange(rows)
+        keys[index, :, :, lengths] = k
+        values[index, :, :, lengths] = v
+        queries = q.reshape(rows, keys.shape[1], -1, head_dim)
+        mixed = np.empty_like(queries)
+        for first in range(0, rows, _BLOCK_ROWS):
+            block = slice(first, min(first + _BLOCK_ROWS, rows))
+            stop = int(lengths[block].max()) + 1
+            scores = queries[block] @ keys[block, ..., :stop]
+            scores += self._bias[block, None, None, :stop]
+            mixed[block] = _softmax_mix(scores, values[block, ..., :stop])
+        return mixed.reshape(rows, heads * head_dim)
+
+
+def _softmax_mix(scores: Floats, values: Floats) -> Floats:
+    """Softmax over the last axis of `scores` (overwritten), then the mean of `values` [..., head_dim, tokens] by it."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    mixed: Floats = scores @ values.swapaxes(-1, -2)
+    mixed /= scores.sum(axis=-1, keepdims=True)
+    return mixed
+
+
+def _causal_bias(tokens: int) -> Floats:
+    return np.triu(np.full((tokens, tokens), _MASKED, np.float32), 1)

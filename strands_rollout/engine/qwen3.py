@@ -1,0 +1,112 @@
+"""The forward pass of a Qwen3 causal LM in NumPy, fp32.
+
+Knows arithmetic only: token ids and positions in, logits out. Knows nothing of requests, sampling or HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from strands_rollout.engine.kv_rows import KvRows
+    from strands_rollout.engine.model_config import ModelConfig
+    from strands_rollout.engine.weights import LayerWeights, ModelWeights
+
+Floats = npt.NDArray[np.float32]
+Complexes = npt.NDArray[np.complex64]
+Ints = npt.NDArray[np.int64]
+Attend = "Callable[[int, Floats, Floats, Floats], Floats]"
+
+
+class Qwen3:
+    """A Qwen3 model with its weights; keys and values live in the `KvRows` that each call is given."""
+
+    def __init__(self, config: ModelConfig, weights: ModelWeights, context_length: int) -> None:
+        self.config = config
+        self.weights = weights
+        self._rotations = _rotations(config, context_length)
+        self._eps = np.float32(config.rms_norm_eps)
+
+    def decode(self, kv: KvRows, tokens: Ints, lengths: Ints) -> Floats:
+        """Extend rows 0..n-1 by one token each.
+
+        Args:
+            kv: The rows; `lengths[i]` tokens of row i are in place.
+            tokens: [n] ids of the new tokens.
+            lengths: [n] their positions.
+
+        Returns:
+            [n, vocab_size] logits of the tokens that follow.
+        """
+        kv.begin_step(lengths)
+
+        def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
+            return kv.attend_step(layer, lengths, q, k, v)
+
+        return self._logits(self._forward(tokens, lengths, attend))
+
+    def prefill(self, kv: KvRows, row: int, start: int, tokens: Ints) -> Floats:
+        """Extend one row by a chunk of tokens whose first position is `start`.
+
+        Returns:
+            [vocab_size] logits of the token that follows the chunk.
+        """
+
+        def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
+            return kv.attend_chunk(layer, row, start, q, k, v)
+
+        hidden = self._forward(tokens, np.arange(start, start + len(tokens)), attend)
+        logits: Floats = self._logits(hidden[-1:])[0]
+        return logits
+
+    def _forward(self, tokens: Ints, positions: Ints, attend: Callable[[int, Floats, Floats, Floats], Floats]) -> Floats:
+        rotation = self._rotations[positions, None]
+        x = self.weights.embedding[tokens]
+        for index, layer in enumerate(self.weights.layers):
+            q, k, v = self._queries_keys_values(layer, x, rotation)
+            x += attend(index, q, k, v) @ layer.out
+            x += self._feed_forward(layer, x)
+        return x
+
+    def _queries_keys_values(self, layer: LayerWeights, x: Floats, rotation: Complexes) -> tuple[Floats, Floats, Floats]:
+        c = self.config
+        qkv = (self._normed(x) @ layer.qkv).reshape(len(x), -1, c.head_dim)
+        qk = self._normed(qkv[:, : c.heads + c.kv_heads])
+        qk *= layer.qk_norm
+        turned = (qk.view(np.complex64) * rotation).view(np.float32)
+        return turned[:, : c.heads], turned[:, c.heads :], qkv[:, c.heads + c.kv_heads :]
+
+    def _feed_forward(self, layer: LayerWeights, x: Floats) -> Floats:
+        gate_up = self._normed(x) @ layer.gate_up
+        gate, up = gate_up[:, : self.config.intermediate_size], gate_up[:, self.config.intermediate_size :]
+        divisor = np.exp(-gate)
+        divisor += 1
+        gate *= up
+        gate /= divisor
+        out: Floats = gate @ layer.down
+        return out
+
+    def _normed(self, x: Floats) -> Floats:
+        """x over its root mean square along the last axis; the norm's weights are in the matrix that follows."""
+        mean_square = np.vecdot(x, x)
+        mean_square /= x.shape[-1]
+        mean_square += self._eps
+        normed: Floats = x / np.sqrt(mean_square)[..., None]
+        return normed
+
+    def _logits(self, hidden: Floats) -> Floats:
+        logits: Floats = self._normed(hidden) @ self.weights.head
+        return logits
+
+
+def _rotations(config: ModelConfig, context_length: int) -> Complexes:
+    """[positions, head_dim / 2] turns of RoPE as unit complex numbers, in fp32 as transformers computes them."""
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    frequencies = np.float32(1) / np.float32(config.rope_theta) ** exponents
+    angles = np.outer(np.arange(context_length, dtype=np.float32), frequencies)
+    return (np.cos(angles) + 1j * np.sin(angles)).astype(np.complex64)

@@ -1,0 +1,40 @@
+"""The settings of an SGLangModel, in the form that Strands reads (`get_config`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, TypedDict, cast
+
+from strands_rollout.errors import ConfigError
+from strands_rollout.token_limits import TokenLimits
+
+
+class SGLangModelConfig(TypedDict):
+    """Settings that `SGLangModel.update_config` changes; their meaning is documented there."""
+
+    model_id: str | None
+    sampling_params: dict[str, Any]
+    limits: TokenLimits
+    return_logprobs: bool
+    context_window_limit: int | None
+    headers: dict[str, str]
+
+
+def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGLangModelConfig:
+    """A copy of `config` with `changes`.
+
+    Raises:
+        ConfigError: A name is unknown; the message names the nearest known one.
+    """
+    for name in changes:
+        if name not in config:
+            raise ConfigError(unknown_name("setting", name, config))
+    return cast("SGLangModelConfig", {**config, **changes})
+
+
+def unknown_name(what: str, got: str, known: Mapping[str, Any]) -> str:
+    """The message for a name that is not among `known`, with the nearest one."""
+    near = get_close_matches(got, known, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"got the unknown {what} {got!r}; expected one of {', '.join(sorted(known))}.{hint}"

@@ -1,0 +1,45 @@
+"""The options of the reward, as they stand under `strands_rollout: {reward: ...}` in a custom config.
+
+Knows only numbers and names; the settings of a rollout and the reward both import it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+
+TOOL_SHAPING_CEILING: Final = 0.4
+"""The most that shaping can add to `wrong`: slime's strands example caps a failure at -0.6, with `wrong` at -1.0."""
+
+
+class RewardSettings(BaseModel):
+    """How a graded answer becomes a number.
+
+    Attributes:
+        style: "default" grades with `strands_rollout.grading`; "slime_strands_example" gives the score of slime's
+            examples/strands_sglang exactly, its faults included, for those who reproduce it.
+        correct: The score of a right answer.
+        wrong: The score of any other; below `correct`.
+        tool_shaping: Whether a wrong answer earns (tool iterations - 2) * 0.05 on top, at most 0.4, as in slime's
+            example. A group whose answers are all wrong then has a spread that GRPO trains on.
+        symbolic_timeout_s: Seconds that one symbolic comparison may take; the answer is wrong when they are over.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    style: Literal["default", "slime_strands_example"] = "default"
+    correct: FiniteFloat = 1.0
+    wrong: FiniteFloat = -1.0
+    tool_shaping: bool = False
+    symbolic_timeout_s: float = Field(default=5.0, gt=0, le=60)
+
+    @model_validator(mode="after")
+    def _scores_must_rank(self) -> Self:
+        highest_wrong = self.wrong + (TOOL_SHAPING_CEILING if self.tool_shaping else 0.0)
+        if not highest_wrong < self.correct:
+            raise ValueError(f"a wrong answer could score {highest_wrong}, expected less than correct={self.correct}")
+        own = (self.correct, self.wrong, self.tool_shaping) != (1.0, -1.0, False)
+        if self.style == "slime_strands_example" and own:
+            raise ValueError("style 'slime_strands_example' fixes the scores: remove correct, wrong and tool_shaping")
+        return self

@@ -1,0 +1,160 @@
+"""slime's entry point `generate`: one sample in, the same sample filled from one agent episode out.
+
+Glue, and the one place where errors become statuses. Read this first: settings, prompt, model, episode, sample.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+from strands_rollout.agent import Episode, EpisodeLimits, StopReason, run_episode
+from strands_rollout.config import CODE_TOOL_PATH, RolloutSettings, settings_from_args
+from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.prompt_messages import to_episode_prompt
+from strands_rollout.sample import reset_sample, write_episode, write_failure
+from strands_rollout.sglang_client import shared_client
+from strands_rollout.sglang_model import SGLangModel
+from strands_rollout.slime_seam import is_aborting, may_return_aborted, tokenizer_of
+from strands_rollout.token_limits import TokenLimits
+from strands_rollout.tools import CODE_TOOL_NAME, code_tool, load_tools, named_executor
+
+logger = logging.getLogger(__name__)
+
+ROUTING_HEADER: Final = "X-SMG-Routing-Key"
+
+
+async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - slime's signature
+    """Run one agent episode for a sample; slime's `--custom-generate-function-path`.
+
+    Args:
+        args: slime's args; see the README for what is read.
+        sample: slime's `Sample`, or ours where slime is absent.
+        sampling_params: slime's sampling parameters; not changed. `max_new_tokens` is the budget of the whole response, tool
+            results included.
+        evaluation: Whether this is an evaluation rollout, which has its own context limit.
+
+    Returns:
+        The same sample: tokens, loss_mask, rollout_log_probs, response and status are set and valid whatever happened.
+
+    Raises:
+        asyncio.CancelledError: The caller was cancelled. Nothing else is raised: slime's run would die of it.
+    """
+    try:
+        reset_sample(sample)
+        model, episode = await _run(args, sample, sampling_params, evaluation=evaluation)
+        _log_episode(sample, episode)
+        write_episode(args, sample, model, episode, may_abort=may_return_aborted(args, sample))
+    except Exception as e:  # a training run must survive every failure of one sample
+        _log_failure(sample, e)
+        reason = StopReason.SETUP_ERROR if isinstance(e, RolloutError) else StopReason.INTERNAL_ERROR
+        write_failure(sample, e, reason)
+    return sample
+
+
+async def _run(
+    args: Any,  # noqa: ANN401
+    sample: Any,  # noqa: ANN401
+    sampling_params: Mapping[str, Any],
+    *,
+    evaluation: bool,
+) -> tuple[SGLangModel, Episode]:
+    settings = settings_from_args(args)
+    model = _build_model(args, sample, sampling_params, settings, evaluation=evaluation)
+    prompt = to_episode_prompt(sample.prompt, settings.system_prompt, model.template)
+    episode = await run_episode(
+        model,
+        prompt.messages,
+        system_prompt=prompt.system_prompt,
+        tools=_build_tools(settings),
+        limits=EpisodeLimits(
+            max_tool_iterations=settings.max_tool_iterations,
+            max_tool_calls=settings.max_tool_calls,
+            max_parallel_tool_calls=settings.max_parallel_tool_calls,
+            tool_timeout_s=settings.tool_timeout_s,
+            episode_timeout_s=settings.episode_timeout_s,
+        ),
+        self_timed_tools=(CODE_TOOL_NAME,),
+        should_abort=lambda: is_aborting(args, sample),
+    )
+    return model, episode
+
+
+def _build_model(
+    args: Any,  # noqa: ANN401
+    sample: Any,  # noqa: ANN401
+    sampling_params: Mapping[str, Any],
+    settings: RolloutSettings,
+    *,
+    evaluation: bool,
+) -> SGLangModel:
+    params = dict(sampling_params)
+    limits = TokenLimits(
+        max_response_tokens=params.pop("max_new_tokens", None),
+        max_context_tokens=_context_limit(args, evaluation=evaluation),
+        max_turn_tokens=settings.max_turn_tokens,
+        min_turn_tokens=settings.min_turn_tokens,
+    )
+    return SGLangModel(
+        tokenizer=tokenizer_of(args, sample),
+        client=shared_client(_base_url(args)),
+        tool_parser=settings.tool_parser,
+        sampling_params=params,
+        enable_thinking=settings.enable_thinking,
+        chat_template_kwargs=_template_kwargs(args, sample),
+        limits=limits,
+        headers={ROUTING_HEADER: getattr(sample, "session_id", None) or uuid.uuid4().hex},
+    )
+
+
+def _build_tools(settings: RolloutSettings) -> list[Any]:
+    """The tools in their configured order; the code tool runs on the configured executor, within the tool time limit."""
+    tools: list[Any] = []
+    for path in settings.tools:
+        if path == CODE_TOOL_PATH:
+            tools.append(code_tool(named_executor(settings.executor), timeout_s=settings.tool_timeout_s))
+        else:
+            tools += load_tools([path])
+    return tools
+
+
+def _template_kwargs(args: Any, sample: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    """slime sets them per data set, on the sample; `--apply-chat-template-kwargs` otherwise."""
+    return getattr(sample, "apply_chat_template_kwargs", None) or getattr(args, "apply_chat_template_kwargs", None) or {}
+
+
+def _base_url(args: Any) -> str:  # noqa: ANN401
+    host, port = getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None)
+    if not host or not port:
+        raise ConfigError(f"got sglang_router_ip={host!r} and sglang_router_port={port!r}; expected both in args")
+    return f"http://{host}:{port}"
+
+
+def _context_limit(args: Any, *, evaluation: bool) -> int | None:  # noqa: ANN401
+    """slime's context limit: the configured one, else what a training batch can hold, else only the engine's."""
+    names = ("eval_max_context_len", "rollout_max_context_len") if evaluation else ("rollout_max_context_len",)
+    for name in names:
+        limit = getattr(args, name, None)
+        if limit is not None:
+            return int(limit)
+    max_tokens_per_gpu = getattr(args, "max_tokens_per_gpu", None)
+    if evaluation or max_tokens_per_gpu is None:
+        return None
+    return int(max_tokens_per_gpu) * int(getattr(args, "context_parallel_size", None) or 1)
+
+
+def _log_episode(sample: Any, episode: Episode) -> None:  # noqa: ANN401
+    """One line per failed episode; a bug also with its traceback."""
+    if episode.stop_reason is StopReason.INTERNAL_ERROR:
+        logger.error("episode failed index=%s stop_reason=%s", sample.index, episode.stop_reason, exc_info=episode.error)
+    elif episode.error is not None:
+        level = logging.WARNING if episode.stop_reason.endswith("_error") else logging.DEBUG
+        logger.log(level, "episode ended index=%s stop_reason=%s error=%s", sample.index, episode.stop_reason, episode.error)
+
+
+def _log_failure(sample: Any, error: Exception) -> None:  # noqa: ANN401
+    """Our own errors speak for themselves; anything else is a bug and needs its traceback."""
+    bug = None if isinstance(error, RolloutError) else error
+    logger.error("sample failed index=%s error=%s: %s", getattr(sample, "index", None), type(error).__name__, error, exc_info=bug)

@@ -1,0 +1,136 @@
+"""The program inside the child: limits itself, then runs one piece of code as `__main__`. Started by its file name.
+
+Usage: bootstrap.py READY_FD CPU_S MEMORY_MB FILE_MB ALARM_S, with the code on stdin (UTF-8, surrogates allowed).
+Writes one byte to READY_FD when the code is about to start: what ends before that is the executor's fault, and the code
+can't forge it. Must import little, and nothing of this package: every import is paid on every call.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import resource
+import signal
+import sys
+import threading
+import types
+import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import traceback
+
+SOURCE_NAME = "<code>"
+CODE = ""
+
+
+def limit_resources(cpu_s: int, memory_mb: int, file_mb: int, alarm_s: int) -> None:
+    """Lower this process's limits; a limit that the platform doesn't know is skipped."""
+    mebibyte = 1024 * 1024
+    wanted = {
+        resource.RLIMIT_CPU: (cpu_s, cpu_s + 1),  # SIGXCPU first: at equal limits the kernel sends SIGKILL
+        resource.RLIMIT_AS: (memory_mb * mebibyte,) * 2,
+        resource.RLIMIT_FSIZE: (file_mb * mebibyte,) * 2,
+        resource.RLIMIT_CORE: (0, 0),
+    }
+    for kind, (soft, hard) in wanted.items():
+        ceiling = resource.getrlimit(kind)[1]
+        if ceiling != resource.RLIM_INFINITY:
+            soft, hard = min(soft, ceiling), min(hard, ceiling)
+        try:
+            resource.setrlimit(kind, (soft, hard))
+        except (ValueError, OSError):
+            continue
+    signal.alarm(alarm_s)  # the last resort, should the parent be killed
+
+
+def own_frames_only(error: traceback.TracebackException) -> None:
+    """Drop every frame that is not the code's own, in the whole chain of causes."""
+    pending: list[traceback.TracebackException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None:
+            continue
+        current.stack[:] = [frame for frame in current.stack if frame.filename == SOURCE_NAME]
+        pending += [current.__cause__, current.__context__, *(getattr(current, "exceptions", None) or [])]
+
+
+def format_error(kind: type[BaseException], value: BaseException | None, trace: types.TracebackType | None) -> str:
+    """The traceback as the author of the code would want it: own frames with their source lines, no machine paths."""
+    import linecache
+    import traceback
+
+    linecache.cache[SOURCE_NAME] = (len(CODE), None, CODE.splitlines(keepends=True), SOURCE_NAME)
+    error = traceback.TracebackException(kind, value or kind(), trace)
+    own_frames_only(error)
+    has_frames = bool(error.stack) or error.__cause__ or error.__context__ or getattr(error, "exceptions", None)
+    text = "".join(error.format() if has_frames else error.format_exception_only())
+    path = getattr(value, "path", None) if isinstance(value, ImportError) else None
+    return text.replace(f" ({path})", "") if path else text
+
+
+def report_error(kind: type[BaseException], value: BaseException | None, trace: types.TracebackType | None) -> None:
+    """Stand in for `sys.excepthook`."""
+    sys.stdout.flush()
+    sys.stderr.write(format_error(kind, value, trace))
+
+
+def report_thread_error(args: threading.ExceptHookArgs) -> None:
+    """Stand in for `threading.excepthook`."""
+    if args.exc_type is not SystemExit:
+        report_error(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Stand in for `warnings.formatwarning`, without machine paths."""
+    del line
+    where = f" (line {lineno})" if filename == SOURCE_NAME else ""
+    return f"{category.__name__}: {message}{where}\n"
+
+
+def prepare_interpreter() -> types.ModuleType:
+    """Make this interpreter look fresh, and return the empty `__main__` in which the code will run."""
+    sys.set_int_max_str_digits(0)
+    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    sys.argv = [SOURCE_NAME]
+    sys.excepthook = report_error
+    threading.excepthook = report_thread_error
+    warnings.formatwarning = format_warning
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    return main
+
+
+def run_code(code: str, namespace: dict[str, object]) -> None:
+    """Execute the code and print the value of its last expression unless that is None."""
+    tree = ast.parse(code, SOURCE_NAME)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, SOURCE_NAME, "exec", dont_inherit=True), namespace)  # noqa: S102 - it is what this program is for
+    if isinstance(last, ast.Expr):
+        expression = compile(ast.Expression(last.value), SOURCE_NAME, "eval", dont_inherit=True)
+        value = eval(expression, namespace)  # noqa: S307 - as above
+        if value is not None:
+            print(repr(value))
+
+
+def read_code() -> str:
+    """Read stdin to its end and put /dev/null in its place."""
+    with open(0, "rb", closefd=False) as stdin:
+        code = stdin.read().decode("utf-8", "surrogatepass")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    return code
+
+
+if __name__ == "__main__":
+    ready_fd, *limits = map(int, sys.argv[1:])
+    CODE = read_code()
+    namespace = prepare_interpreter().__dict__
+    limit_resources(*limits)
+    os.write(ready_fd, b"1")
+    os.close(ready_fd)
+    run_code(CODE, namespace)

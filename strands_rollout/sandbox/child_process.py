@@ -1,0 +1,213 @@
+"""One piece of code, one process: start it, read it, time it, kill its group, clean up. Blocking: belongs in a thread.
+
+Knows POSIX and `bootstrap.py`'s arguments. Must not know asyncio: the executor owns threads and cancellation.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final
+
+from strands_rollout.sandbox.capped_output import CappedOutput
+from strands_rollout.sandbox.executor import ExecutionResult
+
+if TYPE_CHECKING:
+    import threading
+
+_BOOTSTRAP: Final = Path(__file__).with_name("bootstrap.py")
+_START_LIMIT_S: Final = 60.0  # an interpreter that has not started by then is the machine's fault
+_POLL_S: Final = 0.05  # how soon a cancellation, or an end that closed no pipe, is seen
+_DRAIN_S: Final = 0.5  # a process that left the group may hold the pipes open for ever
+_CHUNK_BYTES: Final = 65536
+_MEBIBYTE: Final = 1024 * 1024
+_SIGNAL_WORDS: Final = {
+    "SIGKILL": "SIGKILL (probably out of memory)",
+    "SIGSEGV": "SIGSEGV (crash)",
+    "SIGABRT": "SIGABRT (abort)",
+    "SIGXCPU": "SIGXCPU (CPU time limit)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChildLimits:
+    """What one child may use.
+
+    Attributes:
+        timeout_s: Wall-clock seconds from the code's first instruction.
+        max_output_chars: Characters kept of each stream.
+        max_output_mb: Mebibytes that both streams may carry before the child is killed.
+        memory_mb: Address space in mebibytes (RLIMIT_AS; macOS ignores it).
+        file_mb: Largest file in mebibytes (RLIMIT_FSIZE).
+    """
+
+    timeout_s: float
+    max_output_chars: int
+    max_output_mb: int
+    memory_mb: int
+    file_mb: int
+
+
+def run_child(code: str, limits: ChildLimits, cancelled: threading.Event) -> ExecutionResult:
+    """Run `code` in a fresh interpreter, in its own session and scratch directory; both are gone on return.
+
+    Setting `cancelled` ends it within about 0.05 s. What the machine refuses becomes `infra_error`, not an OSError.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="code-", ignore_cleanup_errors=True) as scratch:
+            ready_read, ready_write = os.pipe()
+            try:
+                process = _start(code, limits, scratch, ready_write)
+            except BaseException:
+                os.close(ready_read)
+                raise
+            finally:
+                os.close(ready_write)
+            return _Watch(process, ready_read, limits, cancelled).result()
+    except OSError as e:
+        return ExecutionResult("", "", None, infra_error=f"can't run {sys.executable!r}: {e}")
+
+
+def _start(code: str, limits: ChildLimits, scratch: str, ready_fd: int) -> subprocess.Popen[bytes]:
+    """Start the child; no preexec_fn, so that Python uses vfork, whose cost does not grow with the parent's memory."""
+    whole_s = math.ceil(limits.timeout_s)
+    numbers = [ready_fd, whole_s + 2, limits.memory_mb, limits.file_mb, whole_s + 10]
+    with tempfile.TemporaryFile() as stdin:
+        stdin.write(code.encode("utf-8", "surrogatepass"))
+        stdin.seek(0)
+        return subprocess.Popen(  # noqa: S603 - a fixed command; the code is data
+            [sys.executable, "-I", "-X", "utf8", str(_BOOTSTRAP), *map(str, numbers)],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            cwd=scratch,
+            env=_environment(scratch),
+            start_new_session=True,
+            pass_fds=(ready_fd,),
+        )
+
+
+def _environment(scratch: str) -> dict[str, str]:
+    """Everything the child sees; one thread per numeric library, since each would otherwise start one per core."""
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
+    return {"PATH": path, "LANG": "C.UTF-8", "HOME": scratch, "TMPDIR": scratch, **one_thread}
+
+
+class _Watch:
+    """Follows one child from its start to its end, on the thread that started it."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], ready_fd: int, limits: ChildLimits, cancelled: threading.Event
+    ) -> None:
+        self._process = process
+        self._ready = open(ready_fd, "rb", buffering=0)  # noqa: SIM115 - closed in result()
+        self._limits = limits
+        self._cancelled = cancelled
+        self._stdout = CappedOutput(limits.max_output_chars)
+        self._stderr = CappedOutput(limits.max_output_chars)
+        self._started_at: float | None = None
+        self._deadline = time.monotonic() + _START_LIMIT_S
+        self._killed_by: str | None = None
+        self._timed_out = False
+
+    def result(self) -> ExecutionResult:
+        """Read to the end, then reap; whatever happens, the group is dead and the descriptors are closed afterwards."""
+        with self._process, self._ready, selectors.DefaultSelector() as selector:
+            for stream in (self._process.stdout, self._process.stderr, self._ready):
+                selector.register(stream, selectors.EVENT_READ)  # type: ignore[arg-type]
+            try:
+                self._read_until_end(selector)
+            finally:
+                self._kill_group()
+            ended_at = time.monotonic()
+            self._drain(selector)
+        return self._summary(ended_at)
+
+    def _read_until_end(self, selector: selectors.BaseSelector) -> None:
+        pause_s = 0.0005  # between the end of the pipes and that of the process there is normally less than this
+        while not self._has_ended() and not self._must_die():
+            if not selector.get_map():
+                time.sleep(pause_s)
+                pause_s = min(_POLL_S, 2 * pause_s)
+                continue
+            wait_s = min(_POLL_S, max(0.0, self._deadline - time.monotonic()))
+            for key, _ in selector.select(wait_s):
+                self._take(selector, key.fileobj)  # type: ignore[arg-type]
+
+    def _must_die(self) -> bool:
+        limit_bytes = self._limits.max_output_mb * _MEBIBYTE
+        if self._cancelled.is_set():
+            self._killed_by = "cancellation"
+        elif self._stdout.total_bytes + self._stderr.total_bytes > limit_bytes:
+            self._killed_by = f"output limit of {self._limits.max_output_mb} MiB"
+        elif time.monotonic() >= self._deadline:
+            self._timed_out = True
+            self._killed_by = f"time limit of {self._limits.timeout_s:g} s"
+        return self._killed_by is not None
+
+    def _take(self, selector: selectors.BaseSelector, stream: IO[bytes]) -> None:
+        chunk = os.read(stream.fileno(), _CHUNK_BYTES)
+        if stream is self._ready:
+            if chunk:
+                self._started_at = time.monotonic()
+                self._deadline = self._started_at + self._limits.timeout_s
+            selector.unregister(stream)
+            return
+        output = self._stdout if stream is self._process.stdout else self._stderr
+        output.feed(chunk, final=not chunk)
+        if not chunk:
+            selector.unregister(stream)
+
+    def _has_ended(self) -> bool:
+        """Whether the child has exited; it is not reaped, so that no other group can take its number."""
+        if not hasattr(os, "waitid"):
+            return self._process.poll() is not None
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def _kill_group(self) -> None:
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return
+
+    def _drain(self, selector: selectors.BaseSelector) -> None:
+        """Take what is left in the pipes; an escaped process that keeps writing is cut off."""
+        give_up_at = time.monotonic() + _DRAIN_S
+        while selector.get_map() and time.monotonic() < give_up_at:
+            for key, _ in selector.select(_POLL_S):
+                self._take(selector, key.fileobj)  # type: ignore[arg-type]
+
+    def _summary(self, ended_at: float) -> ExecutionResult:
+        exit_code = self._process.returncode
+        infra_error = None
+        if self._started_at is None and self._killed_by != "cancellation":
+            reason = f"exit code {exit_code}" if not self._timed_out else f"nothing in {_START_LIMIT_S:g} s"
+            infra_error = f"the interpreter did not start ({reason}): {self._stderr.text()[-500:]!r}"
+        return ExecutionResult(
+            stdout=self._stdout.text(),
+            stderr=self._stderr.text(),
+            exit_code=exit_code,
+            timed_out=self._timed_out,
+            truncated=self._stdout.truncated or self._stderr.truncated,
+            duration_s=max(0.0, ended_at - (self._started_at or ended_at)),
+            killed_by=self._killed_by or _signal_words(exit_code),
+            infra_error=infra_error,
+        )
+
+
+def _signal_words(exit_code: int) -> str | None:
+    """Name the signal behind a negative exit code; None for a code that the program chose."""
+    if exit_code >= 0:
+        return None
+    name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else f"signal {-exit_code}"
+    return _SIGNAL_WORDS.get(name, name)

@@ -1,0 +1,140 @@
+"""Which failed answers are worth another attempt, how many, and how long to wait first.
+
+Knows HTTP statuses and SGLang's and its routers' words for them; sends nothing. This is the only retry layer of the package.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import httpx
+
+from strands_rollout.errors import (
+    ConfigError,
+    EngineError,
+    EngineOverlongError,
+    EngineRejectedError,
+    EngineResponseError,
+    EngineUnavailableError,
+)
+from strands_rollout.generation import NotJsonError, load_json
+
+
+class FaultKind(StrEnum):
+    """What went wrong with an attempt that may be repeated."""
+
+    UNREACHABLE = "unreachable"  # refused, reset or lost before a response
+    BUSY = "busy"  # 429, 502, 503, 504, or a router without workers
+    SERVER_ERROR = "server_error"  # 500: gateways answer it when a worker dies, servers when the request is at fault
+    BAD_BODY = "bad_body"  # a 200 that isn't JSON or ended early
+    SLOW = "slow"  # no answer within the read limit; sent again only after the engine confirmed the abort
+
+
+# Attempts that may end this way before giving up, whatever max_attempts says.
+_MOST: Final = {FaultKind.SERVER_ERROR: 2, FaultKind.BAD_BODY: 2, FaultKind.SLOW: 2}
+_BUSY_STATUSES: Final = frozenset({429, 502, 503, 504})
+_NO_WORKERS: Final = ("model_not_found", "no_available_workers")
+_OVERLONG: Final = re.compile(r"(?:longer than|exceeds?)\b.{0,60}?\b(?:context|allowed) length\D{0,12}(\d+)?", re.I | re.S)
+_ADVICE: Final = "Check that the server is up (GET {url}/health) and that the URL is right."
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One failed attempt.
+
+    Attributes:
+        kind: What went wrong.
+        words: For the reader: "HTTP 503: no workers".
+        retry_after_s: The wait that the server asked for, if it did.
+    """
+
+    kind: FaultKind
+    words: str
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often and after what wait a request is sent again.
+
+    Attributes:
+        max_attempts: Requests in all, at least 1.
+        backoff_base_s: The first wait; each further one is twice as long.
+        backoff_cap_s: The longest wait; also caps what a server's Retry-After asks for. With the defaults a dead engine is
+            given up after 12 to 24 s.
+    """
+
+    max_attempts: int = 8
+    backoff_base_s: float = 0.25
+    backoff_cap_s: float = 8.0
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1 or self.backoff_base_s < 0 or self.backoff_cap_s < 0:
+            raise ConfigError(f"{self}: expected max_attempts >= 1 and waits >= 0")
+
+    def gives_up(self, faults: list[Fault]) -> bool:
+        """Whether the last of these faults, one per attempt so far, was the last attempt."""
+        kind = faults[-1].kind
+        alike = sum(fault.kind is kind for fault in faults)
+        return len(faults) >= self.max_attempts or alike >= _MOST.get(kind, self.max_attempts)
+
+    def delay_s(self, faults: list[Fault], rng: random.Random) -> float:
+        """Seconds to wait after these faults: half to all of the doubled base, and never less than Retry-After."""
+        step = min(self.backoff_base_s * 2.0 ** min(len(faults) - 1, 32), self.backoff_cap_s)
+        asked = min(faults[-1].retry_after_s or 0.0, self.backoff_cap_s)
+        return max(step * (0.5 + 0.5 * rng.random()), asked)
+
+
+def exhausted(url: str, faults: list[Fault]) -> EngineError:
+    """The error for a request that failed with these faults, one per attempt."""
+    last, count = faults[-1], len(faults)
+    attempts = "1 attempt" if count == 1 else f"{count} attempts"
+    words = f"no generation from {url}/generate in {attempts}; the last ended with: {last.words}."
+    if last.kind is FaultKind.BAD_BODY:
+        return EngineResponseError(f"{words} Check that the URL is that of an SGLang server or its router.")
+    return EngineUnavailableError(f"{words} {_ADVICE.format(url=url)}")
+
+
+def fault_of_status(status: int, body: bytes, headers: httpx.Headers, *, url: str) -> Fault:
+    """Read an answer that is not a 200.
+
+    Raises:
+        EngineOverlongError: The engine says that the request is longer than its context.
+        EngineRejectedError: The request is refused, and would be again.
+    """
+    message = message_of(body)
+    words = f"HTTP {status}: {message}" if message else f"HTTP {status}"
+    if status in _BUSY_STATUSES or (status == 404 and any(code in body.decode(errors="replace") for code in _NO_WORKERS)):
+        return Fault(FaultKind.BUSY, words, _retry_after_s(headers))
+    if status == 500:
+        return Fault(FaultKind.SERVER_ERROR, words)
+    overlong = _OVERLONG.search(message) if status in (400, 413) else None
+    if overlong:
+        limit = int(overlong[1]) if overlong[1] else None
+        raise EngineOverlongError(
+            f"{url}/generate refused the request as too long: {message}", status_code=status, context_length=limit
+        )
+    raise EngineRejectedError(f"{url}/generate refused the request with {words}", status_code=status)
+
+
+def message_of(body: bytes) -> str:
+    """The human part of an error body, JSON or text, on one line of at most 500 characters."""
+    try:
+        found: Any = load_json(body)
+    except NotJsonError:
+        found = body.decode(errors="replace")
+    for key in ("error", "detail", "message"):
+        if isinstance(found, dict) and key in found:
+            found = found[key]
+    text = " ".join((found if isinstance(found, str) else repr(found)).split())
+    return text if len(text) <= 500 else f"{text[:500]}..."
+
+
+def _retry_after_s(headers: httpx.Headers) -> float | None:
+    """Seconds of a Retry-After header; its date form is rare among inference servers and ignored."""
+    text = headers.get("retry-after", "")
+    return float(text) if re.fullmatch(r"\d{1,9}(\.\d+)?", text) else None

@@ -17,7 +17,6 @@ from strands import Agent
 from strands.agent.conversation_manager import NullConversationManager
 from strands.hooks import AfterToolsEvent, BeforeModelCallEvent, BeforeToolCallEvent, HookProvider, HookRegistry
 from strands.types.exceptions import ContextWindowOverflowException, EventLoopException, MaxTokensReachedException
-from strands.types.tools import AgentTool
 
 from strands_rollout.bounded_tool import BoundedTool, ToolStats
 from strands_rollout.errors import (
@@ -37,8 +36,9 @@ logger = logging.getLogger(__name__)
 class StopReason(StrEnum):
     """Why an episode ended.
 
-    Limits are checked in this order: abort, then the token budgets, before each model call; after a turn, abort, its length, tool
-    iterations, tool calls, parallel calls; the wall-clock of a tool and of the episode at any time. The first that holds counts.
+    Limits are checked in this order: abort, then the token budgets, before each model call; after a turn, abort, its
+    length, tool iterations, tool calls, parallel calls; the wall-clock of a tool and of the episode at any time. The
+    first that holds counts.
     """
 
     COMPLETED = "completed"
@@ -121,7 +121,8 @@ async def run_episode(
         system_prompt: The agent's system prompt.
         tools: Whatever `strands.Agent(tools=...)` takes.
         limits: The episode's limits.
-        self_timed_tools: Names of tools that keep to their own time limit, because waiting for a free place must not count.
+        self_timed_tools: Names of tools that keep to their own time limit, because waiting for a free place must not
+            count.
         should_abort: Asked before each model call and after each tool.
 
     Raises:
@@ -163,7 +164,7 @@ def _build_agent(
     history: Sequence[Mapping[str, Any]],
     system_prompt: str | None,
     tools: Sequence[Any],
-    hooks: list[HookProvider],
+    hooks: Sequence[HookProvider],
 ) -> Agent:
     return Agent(
         model=model,
@@ -173,7 +174,7 @@ def _build_agent(
         callback_handler=None,
         conversation_manager=NullConversationManager(),
         retry_strategy=None,
-        hooks=hooks,
+        hooks=list(hooks),
     )
 
 

@@ -1,7 +1,7 @@
 """Wraps a Strands tool for an episode: a wall-clock limit, and sync functions in threads of their own.
 
-Strands runs a sync tool in the loop's default thread pool: a few that hang would block every other episode's tools, and the
-interpreter's exit. Here each call has its own daemon thread.
+Strands runs a sync tool in the loop's default thread pool: a few that hang would block every other episode's tools,
+and the interpreter's exit. Here each call has its own daemon thread.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class BoundedTool(AgentTool):
                     result = event
         except TimeoutError:
             self._stats.timeouts += 1
-            result = ToolResultEvent(_error(tool_use, f"Error: the tool did not finish within {self._timeout_s:g} seconds."))
+            result = ToolResultEvent(
+                _error(tool_use, f"Error: the tool did not finish within {self._timeout_s:g} seconds.")
+            )
         finally:
             self._stats.seconds += time.monotonic() - started
             self._count(result)
@@ -106,12 +108,12 @@ def _error(tool_use: ToolUse, text: str) -> Any:  # noqa: ANN401 - a ToolResult
 def _threaded(tool: AgentTool) -> AgentTool:
     """A tool whose sync function, if it has one, runs in a thread of its own."""
     if isinstance(tool, DecoratedFunctionTool):
-        function = tool._tool_func  # noqa: SLF001 - Strands offers no public way to the function and its metadata
+        function = tool._tool_func
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             return tool
-        return DecoratedFunctionTool(tool.tool_name, tool.tool_spec, in_own_thread(function), tool._metadata)  # noqa: SLF001
+        return DecoratedFunctionTool(tool.tool_name, tool.tool_spec, in_own_thread(function), tool._metadata)
     if isinstance(tool, PythonAgentTool):
-        function = tool._tool_func  # noqa: SLF001 - as above
+        function = tool._tool_func
         if not inspect.iscoroutinefunction(function):
             return PythonAgentTool(tool.tool_name, tool.tool_spec, in_own_thread(function))
     return tool

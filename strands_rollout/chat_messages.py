@@ -15,7 +15,9 @@ ChatMessage = dict[str, Any]
 _IGNORED_BLOCKS = ("cachePoint", "guardContent")
 
 
-def to_chat_messages(messages: Iterable[Mapping[str, Any]], tool_names: Mapping[str, str] | None = None) -> list[ChatMessage]:
+def to_chat_messages(
+    messages: Iterable[Mapping[str, Any]], tool_names: Mapping[str, str] | None = None
+) -> list[ChatMessage]:
     """Convert Strands messages, in order, one tool message per tool result.
 
     Args:

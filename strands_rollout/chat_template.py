@@ -29,7 +29,7 @@ class ChatTemplate:
         opens_reasoning: Whether the generation prompt ends inside an open `<think>`.
     """
 
-    def __init__(self, tokenizer: Any, **template_kwargs: Any) -> None:  # noqa: ANN401 - any Hugging Face fast tokenizer
+    def __init__(self, tokenizer: Any, **template_kwargs: Any) -> None:  # noqa: ANN401 - any fast tokenizer
         """Probe the template of `tokenizer`.
 
         Args:
@@ -55,6 +55,7 @@ class ChatTemplate:
         self._end_of_turn = found.end_of_turn
         self.end_of_turn_id = found.end_of_turn_id
         self.opens_reasoning = found.opens_reasoning
+        self._tools_error = found.tools_error
 
     def prompt_ids(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of a whole conversation and the generation prompt after it.
@@ -63,8 +64,13 @@ class ChatTemplate:
         tool makes a control token.
 
         Raises:
-            TemplateError: The template refuses the messages.
+            TemplateError: The template refuses the messages, or can't be used with tools.
         """
+        if tools and self._tools_error is not None:
+            raise TemplateError(
+                f"the chat template can't be used with tools: {self._tools_error}. Use a model that was trained to call "
+                "tools, or give the agent none."
+            )
         return self.encoder.encode_rendered(self.render(messages, tools))
 
     def turn_ids(
@@ -95,19 +101,19 @@ class ChatTemplate:
         tail = rendered[rendered.rindex(ANSWER_MARK) + len(ANSWER_MARK) :]
         return tail[tail.index(self._end_of_turn) :]
 
-    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = (), **kwargs: Any) -> str:
-        """The (escaped) text of messages; `kwargs` override `add_generation_prompt=True`."""
-        options = {"add_generation_prompt": True, **self._kwargs, **kwargs}
+    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The (escaped) text of messages, with the generation prompt."""
         try:
             rendered = self._tokenizer.apply_chat_template(
                 [self._escaped(message) for message in messages],
                 tools=[self._escaped(tool) for tool in tools] or None,
                 tokenize=False,
-                **options,
+                add_generation_prompt=True,
+                **self._kwargs,
             )
         except (JinjaError, TypeError, ValueError, KeyError, AttributeError) as e:
             roles = [message["role"] for message in messages]
-            raise TemplateError(f"the chat template fails on messages with the roles {roles}: {type(e).__name__}: {e}") from e
+            raise TemplateError(f"the chat template fails on messages of roles {roles}: {type(e).__name__}: {e}") from e
         return str(rendered)
 
     def _escaped(self, value: Any) -> Any:  # noqa: ANN401 - any JSON value
@@ -124,7 +130,7 @@ _BASE: Final[list[ChatMessage]] = [{"role": "user", "content": "question"}]
 
 
 def _answer_before(messages: Sequence[ChatMessage]) -> ChatMessage:
-    """The assistant turn that stands before new messages when they are rendered alone: it made the calls they answer."""
+    """The assistant turn before new messages that are rendered alone: it made the calls that they answer."""
     answer: ChatMessage = {"role": "assistant", "content": ANSWER_MARK}
     calls = []
     for message in messages:

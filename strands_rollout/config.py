@@ -23,18 +23,22 @@ class RolloutSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    system_prompt: str | None = Field(SYSTEM_PROMPT, description="For rows without a system message of their own.")
-    tools: tuple[str, ...] = Field((CODE_TOOL_PATH,), description="Dotted paths of Strands tools.")
-    max_tool_iterations: int | None = Field(5, ge=0, description="Model turns whose tool calls are run.")
-    max_tool_calls: int | None = Field(None, ge=0, description="Tool calls of an episode.")
-    max_parallel_tool_calls: int | None = Field(None, ge=1, description="Tool calls of one turn that are run.")
-    tool_timeout_s: float | None = Field(60.0, gt=0, description="Wall-clock of one tool call; of the code itself for the code tool.")
-    episode_timeout_s: float | None = Field(None, gt=0, description="Wall-clock of an episode.")
-    max_turn_tokens: int | None = Field(None, ge=1, description="Tokens that one turn may sample.")
-    min_turn_tokens: int = Field(16, ge=1, description="Room that a cut tool result leaves for the next turn.")
-    executor: str = Field("subprocess", description="Where the code tool runs its code.")
-    tool_parser: str = Field("hermes", description="Format of the model's tool calls.")
-    enable_thinking: bool | None = Field(None, description="Handed to the chat template when set.")
+    system_prompt: str | None = Field(
+        default=SYSTEM_PROMPT, description="For rows without a system message of their own."
+    )
+    tools: tuple[str, ...] = Field(default=(CODE_TOOL_PATH,), description="Dotted paths of Strands tools.")
+    max_tool_iterations: int | None = Field(default=5, ge=0, description="Model turns whose tool calls are run.")
+    max_tool_calls: int | None = Field(default=None, ge=0, description="Tool calls of an episode.")
+    max_parallel_tool_calls: int | None = Field(default=None, ge=1, description="Tool calls of one turn that are run.")
+    tool_timeout_s: float | None = Field(
+        default=60.0, gt=0, description="Wall-clock of one tool call; of the code itself for the code tool."
+    )
+    episode_timeout_s: float | None = Field(default=None, gt=0, description="Wall-clock of an episode.")
+    max_turn_tokens: int | None = Field(default=None, ge=1, description="Tokens that one turn may sample.")
+    min_turn_tokens: int = Field(default=16, ge=1, description="Room that a cut tool result leaves for the next turn.")
+    executor: str = Field(default="subprocess", description="Where the code tool runs its code.")
+    tool_parser: str = Field(default="hermes", description="Format of the model's tool calls.")
+    enable_thinking: bool | None = Field(default=None, description="Handed to the chat template when set.")
     reward: RewardSettings = Field(default_factory=RewardSettings, description="See RewardSettings.")
 
 
@@ -49,8 +53,8 @@ def settings_from_args(args: object) -> RolloutSettings:
         return RolloutSettings()
     if not isinstance(given, Mapping):
         raise ConfigError(
-            f"got strands_rollout={given!r:.200} of type {type(given).__name__}; expected a mapping of settings under the key "
-            "strands_rollout: of the --custom-config-path YAML"
+            f"got strands_rollout={given!r:.200} of type {type(given).__name__}; expected a mapping of settings under "
+            "the key strands_rollout: of the --custom-config-path YAML"
         )
     try:
         return RolloutSettings.model_validate(dict(given))

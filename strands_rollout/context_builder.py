@@ -25,8 +25,8 @@ _LONG_TEXT_CHARS: Final = 50_000
 class ContextBuilder:
     """Follows one conversation; holds what was already rendered.
 
-    A message list must start with exactly the messages of the last call and the assistant's answer to them: history that was
-    trimmed or rewritten would no longer be what the policy read.
+    A message list must start with exactly the messages of the last call and the assistant's answer to them: history
+    that was trimmed or rewritten would no longer be what the policy read.
 
     Attributes:
         failure_texts: By tool-use id, what the policy is told about a call that could not be parsed.
@@ -82,11 +82,16 @@ class ContextBuilder:
 
     def _new_chat_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
         covered = len(self._covered)
-        if len(messages) <= covered or list(messages[:covered]) != self._covered or messages[covered]["role"] != "assistant":
+        if (
+            len(messages) <= covered
+            or list(messages[:covered]) != self._covered
+            or messages[covered]["role"] != "assistant"
+        ):
             raise TrajectoryError(
-                f"got a history of {len(messages)} messages that does not extend the {covered} messages and the answer that the "
-                "policy has read; expected only new messages at its end. Call model.reset() before a new conversation, and use "
-                "NullConversationManager: a manager that drops or rewrites messages breaks token exactness."
+                f"got a history of {len(messages)} messages that does not extend the {covered} messages and the "
+                "answer that the policy has read; expected only new messages at its end. Call model.reset() before a "
+                "new conversation, and use NullConversationManager: a manager that drops or rewrites messages breaks "
+                "token exactness."
             )
         chat = to_chat_messages(messages[covered + 1 :], self._tool_names)
         if not chat:

@@ -1,7 +1,7 @@
 """What an engine sampled for one request, checked token by token before anyone may use it.
 
-Knows the shape of SGLang 0.5's `/generate` answers; nothing of HTTP or of conversations. Nothing is padded or guessed: an
-answer whose ids, counts and logprobs disagree is refused.
+Knows the shape of SGLang 0.5's `/generate` answers; nothing of HTTP or of conversations. Nothing is padded or guessed:
+an answer whose ids, counts and logprobs disagree is refused.
 """
 
 from __future__ import annotations
@@ -168,7 +168,9 @@ def _read_entries(entries: object) -> tuple[list[Any], list[Any]]:
     try:
         return [entry[0] for entry in entries], [entry[1] for entry in entries]  # type: ignore[attr-defined]
     except (TypeError, IndexError, KeyError) as e:
-        raise EngineResponseError("meta_info.output_token_logprobs: expected a list of [logprob, token id, text]") from e
+        raise EngineResponseError(
+            "meta_info.output_token_logprobs: expected a list of [logprob, token id, text]"
+        ) from e
 
 
 def _check_logprobs(logprobs: list[Any], beside: list[Any], ids: list[int]) -> None:

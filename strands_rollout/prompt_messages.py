@@ -1,7 +1,7 @@
 """A dataset row's prompt -> what an agent is started with: a system prompt, earlier turns, and the user's message.
 
-Knows the two forms that slime hands over (a string, or a chat as a list of messages); nothing of tokens beyond the template's
-control tokens, which give an already rendered prompt away.
+Knows the two forms that slime hands over (a string, or a chat as a list of messages); nothing of tokens beyond the
+template's control tokens, which give an already rendered prompt away.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def to_episode_prompt(prompt: object, configured_system: str | None, template: C
     """Convert a prompt; a row's own system message replaces the configured system prompt, since it belongs to the task.
 
     Raises:
-        PromptError: The prompt is empty, of a wrong type, not a chat that ends with a user's turn, or was already rendered by a
-            chat template.
+        PromptError: The prompt is empty, of a wrong type, not a chat that ends with a user's turn, or was already
+            rendered by a chat template.
     """
     if isinstance(prompt, str):
         _refuse_empty(prompt, "prompt")
@@ -69,7 +69,9 @@ def _from_chat(chat: Sequence[object], configured_system: str | None) -> Episode
 
 def _role_and_text(message: object, position: int) -> tuple[str, str]:
     if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-        raise PromptError(f'got {message!r:.200} at position {position} of the chat; expected {{"role": ..., "content": ...}}')
+        raise PromptError(
+            f'got {message!r:.200} at position {position} of the chat; expected {{"role": ..., "content": ...}}'
+        )
     role = message["role"]
     if role not in ("system", "user", "assistant"):
         raise PromptError(
@@ -87,7 +89,8 @@ def _text(content: object, position: int) -> str:
     if isinstance(content, Sequence) and all(isinstance(part, Mapping) and "text" in part for part in content):
         return "\n".join(str(part["text"]) for part in content)
     raise PromptError(
-        f"got content of type {type(content).__name__} at position {position} of the chat; expected a string, or a list of "
+        f"got content of type {type(content).__name__} at position {position} of the chat; expected a string, or a "
+        "list of "
         '{"type": "text", "text": ...} parts: this package reads text only'
     )
 
@@ -104,7 +107,7 @@ def _refuse_empty(text: str, what: str) -> None:
 def _refuse_rendered(prompt: str, template: ChatTemplate) -> None:
     if template.is_rendered(prompt):
         raise PromptError(
-            f"got a prompt that a chat template already rendered ({prompt[:60]!r}...); expected the plain text or the chat. "
-            "Remove --apply-chat-template from slime's arguments: the agent renders its conversation itself, and a second "
-            "rendering would train on a wrapped prompt."
+            f"got a prompt that a chat template already rendered ({prompt[:60]!r}...); expected the plain text or the "
+            "chat. Remove --apply-chat-template from slime's arguments: the agent renders its conversation itself, "
+            "and a second rendering would train on a wrapped prompt."
         )

@@ -14,12 +14,13 @@ from strands_rollout.agent import Episode, EpisodeLimits, StopReason, run_episod
 from strands_rollout.config import CODE_TOOL_PATH, RolloutSettings, settings_from_args
 from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.prompt_messages import to_episode_prompt
+from strands_rollout.prompts import CODE_TOOL_NAME
 from strands_rollout.sample import reset_sample, write_episode, write_failure
 from strands_rollout.sglang_client import shared_client
 from strands_rollout.sglang_model import SGLangModel
 from strands_rollout.slime_seam import is_aborting, may_return_aborted, tokenizer_of
 from strands_rollout.token_limits import TokenLimits
-from strands_rollout.tools import CODE_TOOL_NAME, code_tool, load_tools, named_executor
+from strands_rollout.tools import DEFAULT_TIMEOUT_S, code_tool, load_tools, named_executor
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +33,8 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
     Args:
         args: slime's args; see the README for what is read.
         sample: slime's `Sample`, or ours where slime is absent.
-        sampling_params: slime's sampling parameters; not changed. `max_new_tokens` is the budget of the whole response, tool
-            results included.
+        sampling_params: slime's sampling parameters; not changed. `max_new_tokens` is the budget of the whole
+            response, tool results included.
         evaluation: Whether this is an evaluation rollout, which has its own context limit.
 
     Returns:
@@ -110,19 +111,23 @@ def _build_model(
 
 
 def _build_tools(settings: RolloutSettings) -> list[Any]:
-    """The tools in their configured order; the code tool runs on the configured executor, within the tool time limit."""
+    """The tools in their configured order; the code tool on the configured executor, within its time limit."""
     tools: list[Any] = []
     for path in settings.tools:
         if path == CODE_TOOL_PATH:
-            tools.append(code_tool(named_executor(settings.executor), timeout_s=settings.tool_timeout_s))
+            tools.append(
+                code_tool(named_executor(settings.executor), timeout_s=settings.tool_timeout_s or DEFAULT_TIMEOUT_S)
+            )
         else:
             tools += load_tools([path])
     return tools
 
 
 def _template_kwargs(args: Any, sample: Any) -> Mapping[str, Any]:  # noqa: ANN401
-    """slime sets them per data set, on the sample; `--apply-chat-template-kwargs` otherwise."""
-    return getattr(sample, "apply_chat_template_kwargs", None) or getattr(args, "apply_chat_template_kwargs", None) or {}
+    """Slime sets them per data set, on the sample; `--apply-chat-template-kwargs` otherwise."""
+    return (
+        getattr(sample, "apply_chat_template_kwargs", None) or getattr(args, "apply_chat_template_kwargs", None) or {}
+    )
 
 
 def _base_url(args: Any) -> str:  # noqa: ANN401
@@ -133,7 +138,7 @@ def _base_url(args: Any) -> str:  # noqa: ANN401
 
 
 def _context_limit(args: Any, *, evaluation: bool) -> int | None:  # noqa: ANN401
-    """slime's context limit: the configured one, else what a training batch can hold, else only the engine's."""
+    """Slime's context limit: the configured one, else what a training batch can hold, else only the engine's."""
     names = ("eval_max_context_len", "rollout_max_context_len") if evaluation else ("rollout_max_context_len",)
     for name in names:
         limit = getattr(args, name, None)
@@ -148,13 +153,19 @@ def _context_limit(args: Any, *, evaluation: bool) -> int | None:  # noqa: ANN40
 def _log_episode(sample: Any, episode: Episode) -> None:  # noqa: ANN401
     """One line per failed episode; a bug also with its traceback."""
     if episode.stop_reason is StopReason.INTERNAL_ERROR:
-        logger.error("episode failed index=%s stop_reason=%s", sample.index, episode.stop_reason, exc_info=episode.error)
+        logger.error(
+            "episode failed index=%s stop_reason=%s", sample.index, episode.stop_reason, exc_info=episode.error
+        )
     elif episode.error is not None:
         level = logging.WARNING if episode.stop_reason.endswith("_error") else logging.DEBUG
-        logger.log(level, "episode ended index=%s stop_reason=%s error=%s", sample.index, episode.stop_reason, episode.error)
+        logger.log(
+            level, "episode ended index=%s stop_reason=%s error=%s", sample.index, episode.stop_reason, episode.error
+        )
 
 
 def _log_failure(sample: Any, error: Exception) -> None:  # noqa: ANN401
     """Our own errors speak for themselves; anything else is a bug and needs its traceback."""
     bug = None if isinstance(error, RolloutError) else error
-    logger.error("sample failed index=%s error=%s: %s", getattr(sample, "index", None), type(error).__name__, error, exc_info=bug)
+    logger.error(
+        "sample failed index=%s error=%s: %s", getattr(sample, "index", None), type(error).__name__, error, exc_info=bug
+    )

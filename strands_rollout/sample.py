@@ -1,6 +1,7 @@
 """Trajectory and stop reason -> slime's Sample; the only place that knows Sample's fields.
 
-Works on slime's own Sample and on our stand-in. Whatever happened, the sample that is left is one that slime's trainer can take.
+Works on slime's own Sample and on our stand-in. Whatever happened, the sample that is left is one that slime's trainer
+can take.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def write_episode(args: Any, sample: Any, model: SGLangModel, episode: Episode, 
         sample: slime's Sample or ours.
         model: The policy; its trajectory becomes tokens, mask and logprobs.
         episode: What became of it.
-        may_abort: Whether an ABORTED sample can be returned now; if not, an abort counts as a failure of the infrastructure.
+        may_abort: Whether an ABORTED sample can be returned now; if not, an abort counts as a failure of the
+            infrastructure.
     """
     trajectory = model.trajectory
     status = _status(sample, episode.stop_reason, may_abort=may_abort)

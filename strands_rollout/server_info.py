@@ -40,8 +40,8 @@ class ServerInfo:
 async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
     """Ask an engine for its facts.
 
-    `/server_info` holds the context length only where the server was started with one; `/v1/models` (max_model_len) holds
-    the model's own.
+    `/server_info` holds the context length only where the server was started with one; `/v1/models` (max_model_len)
+    holds the model's own.
 
     Raises:
         EngineUnavailableError: Nothing answers at this URL.
@@ -71,7 +71,9 @@ async def _get(http: httpx.AsyncClient, path: str, *, url: str) -> dict[str, Any
     try:
         response = await http.get(path, timeout=INFO_TIMEOUT_S)
     except (httpx.TransportError, aiohttp.ClientError) as e:
-        raise EngineUnavailableError(f"no answer from {url}{path}: {e or type(e).__name__}. Check that it is up.") from e
+        raise EngineUnavailableError(
+            f"no answer from {url}{path}: {e or type(e).__name__}. Check that it is up."
+        ) from e
     try:
         answer = load_json(response.content) if response.status_code == 200 else {}
     except NotJsonError:

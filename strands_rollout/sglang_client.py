@@ -1,6 +1,7 @@
 """The client of an SGLang engine or router: token ids in, one checked `Generation` out.
 
-Sends, retries, aborts. It knows HTTP and SGLang 0.5's native API; nothing of messages, templates or trajectories.
+Retries, aborts, and keeps one client per event loop. It knows SGLang 0.5's native API; nothing of messages, templates
+or trajectories.
 """
 
 from __future__ import annotations
@@ -13,24 +14,39 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
-import aiohttp
 import httpx
-import orjson
 
 from strands_rollout.errors import ConfigError, EngineUnavailableError
-from strands_rollout.generation import FinishReason, Generation, NotJsonError, load_json, read_generation
+from strands_rollout.generation import FinishReason, Generation, read_generation
+from strands_rollout.loop_cache import LoopCache
 from strands_rollout.server_info import ServerInfo, fetch_server_info
+from strands_rollout.sglang_abort import Aborts
 from strands_rollout.sglang_connection import WRITE_TIMEOUT_S, create_client, redacted
+from strands_rollout.sglang_exchange import CONNECTION_ERRORS, exchange
 from strands_rollout.sglang_request import EncodedIds, GenerateRequest
-from strands_rollout.sglang_retry import Fault, FaultKind, RetryPolicy, exhausted, fault_of_status
+from strands_rollout.sglang_retry import (
+    BACKOFF_BASE_S,
+    BACKOFF_CAP_S,
+    MAX_ATTEMPTS,
+    Fault,
+    FaultKind,
+    RetryPolicy,
+    exhausted,
+)
 
-__all__ = ["EncodedIds", "FinishReason", "Generation", "RetryPolicy", "SGLangClient", "ServerInfo", "create_client"]
+__all__ = [
+    "EncodedIds",
+    "FinishReason",
+    "Generation",
+    "SGLangClient",
+    "ServerInfo",
+    "create_client",
+    "shared_client",
+]
 
 logger = logging.getLogger(__name__)
 
-ABORT_TIMEOUT_S: Final = 5.0
-_JSON_HEADERS: Final = {"content-type": "application/json"}
-_CONNECTION_ERRORS: Final = (httpx.TransportError, aiohttp.ClientError)
+PROBE_TIMEOUT_S: Final = 5.0
 # httpx's own default of 5 s per read is nobody's choice for a generation.
 _HTTPX_DEFAULT: Final = httpx.Timeout(5.0)
 _GENERATION_TIMEOUT: Final = httpx.Timeout(connect=10.0, read=None, write=WRITE_TIMEOUT_S, pool=None)
@@ -40,11 +56,12 @@ class SGLangClient:
     """One engine, for any number of concurrent generations on one event loop; an async context manager.
 
     Args:
-        http: The engine's URL: the client makes its own connection and closes it. Or a connection of the caller's (with a
-            `base_url`; see `create_client`), which stays the caller's to close. Where that has httpx's default time limits
-            of 5 s, generations are given no read limit.
+        http: The engine's URL: the client makes its own connection and closes it. Or a connection of the caller's,
+            with a `base_url` (see `create_client`), which stays the caller's to close; where that has httpx's default
+            time limits of 5 s, generations are given no read limit.
         vocab_size: Rows of the model's embedding: ids must be below it, both ways. None: not checked.
-        max_attempts: Requests in all for one generation; see `RetryPolicy`.
+        owns_http: Close the caller's connection with this client.
+        max_attempts: Requests in all for one generation; this and the waits: see `RetryPolicy`.
         backoff_base_s: First wait between attempts.
         backoff_cap_s: Longest wait between attempts.
         rng: Source of the waits' jitter.
@@ -57,14 +74,15 @@ class SGLangClient:
         http: httpx.AsyncClient | str,
         *,
         vocab_size: int | None = None,
-        max_attempts: int = RetryPolicy().max_attempts,
-        backoff_base_s: float = RetryPolicy().backoff_base_s,
-        backoff_cap_s: float = RetryPolicy().backoff_cap_s,
+        owns_http: bool = False,
+        max_attempts: int = MAX_ATTEMPTS,
+        backoff_base_s: float = BACKOFF_BASE_S,
+        backoff_cap_s: float = BACKOFF_CAP_S,
         rng: random.Random | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._owned = isinstance(http, str)
+        self._owns_http = owns_http or isinstance(http, str)
         self._http = create_client(http) if isinstance(http, str) else http
         if not self._http.base_url.host:
             raise ConfigError("the httpx client has no base_url; make it with create_client('http://host:port')")
@@ -74,7 +92,7 @@ class SGLangClient:
         self._rng, self._sleep, self._clock = rng or random.Random(), sleep, clock  # noqa: S311 - jitter, no secret
         self._timeout = _GENERATION_TIMEOUT if self._http.timeout == _HTTPX_DEFAULT else self._http.timeout
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._aborting: set[asyncio.Task[None]] = set()
+        self._aborts = Aborts(self._http, url=self.url)
         self._info: ServerInfo | None = None
         self._is_well = True
 
@@ -91,9 +109,8 @@ class SGLangClient:
 
     async def aclose(self) -> None:
         """Wait for the aborts that are under way, 5 s at most, and close the connection if it is this client's own."""
-        if self._aborting:
-            await asyncio.gather(*self._aborting, return_exceptions=True)
-        if self._owned:
+        await self._aborts.wait()
+        if self._owns_http:
             await self._http.aclose()
 
     async def generate(
@@ -108,14 +125,14 @@ class SGLangClient:
     ) -> Generation:
         """Sample from these token ids; return only what was checked token by token.
 
-        A cancelled call ends at once; its request is aborted at the engine. An attempt that may have reached the engine is
-        never sent again under the same rid, since SGLang refuses a rid that it still holds: the second is `<rid>-2`.
+        A cancelled call ends at once; its request is aborted at the engine. No attempt is sent under the rid of
+        another, since SGLang refuses a rid that it still holds: the second attempt is `<rid>-2`.
 
         Args:
             input_ids: The prompt, at least one id. A list is checked and encoded whole; `EncodedIds` only once.
             sampling_params: As SGLang reads them. Name `max_new_tokens`: the engine's default is 128.
-            rid: The request's id, unique among those in flight; none a prefix of another, since SGLang aborts by prefix.
-                Default: a random one.
+            rid: The request's id, unique among those in flight; none a prefix of another, since SGLang aborts by
+                prefix. Default: a random one.
             return_logprob: Ask for the logprob of each sampled token, and refuse an answer without.
             headers: For this request only, such as a routing key.
             extra: More top-level fields of the request.
@@ -137,49 +154,43 @@ class SGLangClient:
             attempt_rid = f"{first_rid}-{len(faults) + 1}" if faults else first_rid
             answer = await self._attempt(request.body(attempt_rid), attempt_rid, headers)
             if not isinstance(answer, Fault):
-                self._note_recovery()
-                return read_generation(
-                    answer,
-                    return_logprob=return_logprob,
-                    vocab_size=self.vocab_size,
-                    rid=attempt_rid,
-                    latency_s=self._clock() - started,
-                    attempts=len(faults) + 1,
-                )
+                break
             faults.append(answer)
             if self._retry.gives_up(faults):
                 raise exhausted(self.url, faults)
             delay_s = self._retry.delay_s(faults, self._rng)
             self._note_fault(answer, attempt=len(faults), delay_s=delay_s)
             await self._sleep(delay_s)
+        self._note_recovery()
+        return read_generation(
+            answer,
+            return_logprob=return_logprob,
+            vocab_size=self.vocab_size,
+            rid=attempt_rid,
+            latency_s=self._clock() - started,
+            attempts=len(faults) + 1,
+        )
 
     async def abort(
         self, rid: str | None = None, *, abort_all: bool = False, headers: Mapping[str, str] | None = None
     ) -> bool:
-        """Ask the engine to stop a request, or all; return whether it confirmed, within 5 s. A router can't (404).
+        """Ask the engine to stop a request, or all; return whether it confirmed within 5 s. A router can't (404).
 
         Raises:
             ConfigError: Neither a rid nor `abort_all` was given.
         """
         if not rid and not abort_all:
             raise ConfigError("abort() needs a rid, or abort_all=True")
-        body = orjson.dumps({"rid": "", "abort_all": True} if abort_all else {"rid": rid})
-        try:
-            async with asyncio.timeout(ABORT_TIMEOUT_S):
-                response = await self._http.post("/abort_request", content=body, headers={**_JSON_HEADERS, **(headers or {})})
-        except (*_CONNECTION_ERRORS, TimeoutError) as e:
-            logger.debug("event=abort_failed url=%s rid=%s error=%s", self.url, rid, e)
-            return False
-        return response.is_success
+        return await self._aborts.send({"rid": "", "abort_all": True} if abort_all else {"rid": rid}, headers)
 
     async def health(self) -> bool:
-        """Whether the engine answers `/readiness` (a router's truth) or, where there is none, `/health` with 200."""
+        """Whether `/readiness` (a router's truth) or, where there is none, `/health` is answered with a 200."""
         self._claim_loop()
         try:
-            response = await self._http.get("/readiness", timeout=ABORT_TIMEOUT_S)
+            response = await self._http.get("/readiness", timeout=PROBE_TIMEOUT_S)
             if response.status_code == 404:
-                response = await self._http.get("/health", timeout=ABORT_TIMEOUT_S)
-        except _CONNECTION_ERRORS:
+                response = await self._http.get("/health", timeout=PROBE_TIMEOUT_S)
+        except CONNECTION_ERRORS:
             return False
         return response.is_success
 
@@ -190,73 +201,34 @@ class SGLangClient:
             EngineUnavailableError: Nothing answers; asked once, without retries.
         """
         self._claim_loop()
-        if self._info is None:
-            info = await fetch_server_info(self._http, url=self.url)
-            self._info = info if info.raw or info.context_length else None
-            return info
-        return self._info
+        info = self._info or await fetch_server_info(self._http, url=self.url)
+        if info.raw or info.context_length:
+            self._info = info
+        return info
 
     def _encoded(self, input_ids: Sequence[int] | EncodedIds) -> EncodedIds:
         if not isinstance(input_ids, EncodedIds):
             return EncodedIds(input_ids, vocab_size=self.vocab_size)
         if input_ids.vocab_size != self.vocab_size:
-            raise ConfigError(f"the ids were checked against {input_ids.vocab_size}; vocab_size is {self.vocab_size} here")
+            checked, expected = input_ids.vocab_size, self.vocab_size
+            raise ConfigError(f"the ids were checked for vocab_size={checked}; this client has vocab_size={expected}")
         return input_ids
 
     async def _attempt(self, body: bytes, rid: str, headers: Mapping[str, str] | None) -> object:
-        """The decoded JSON of a 200, or the fault of this attempt."""
+        """Return the decoded JSON of a 200 or the fault of this attempt; nothing is left running at the engine."""
         try:
-            return await self._exchange(body, headers)
-        except asyncio.CancelledError:
-            self._abort_later(rid, headers)
-            raise
-        except httpx.ReadTimeout as e:
-            words = f"no answer within the read limit of {self._timeout.read} s"
-            if not await self.abort(rid, headers=headers):
+            answer = await exchange(self._http, body, headers=headers, limits=self._timeout, url=self.url)
+            slow = isinstance(answer, Fault) and answer.kind is FaultKind.SLOW
+            if slow and not await self.abort(rid, headers=headers):
                 raise EngineUnavailableError(
-                    f"{self.url}/generate gave {words}, and did not confirm that it stopped the request, which is "
-                    "therefore not sent again; leave create_client's timeout None for generations that take long"
-                ) from e
-            return Fault(FaultKind.SLOW, words)
-
-    async def _exchange(self, body: bytes, headers: Mapping[str, str] | None) -> object:
-        request = self._http.build_request(
-            "POST", "/generate", content=body, headers={**_JSON_HEADERS, **(headers or {})}, timeout=self._timeout
-        )
-        try:
-            response = await self._http.send(request, stream=True)
-        except httpx.ReadTimeout:
+                    f"{self.url}/generate gave no answer within the read limit of {self._timeout.read} s and did not "
+                    "confirm that it stopped the request, which is therefore not sent again; generations that take "
+                    "long need create_client(timeout=None)"
+                )
+        except asyncio.CancelledError:
+            self._aborts.start(rid, headers)
             raise
-        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as e:
-            raise ConfigError(f"the request can't be sent to {self.url}: {e}") from e
-        except _CONNECTION_ERRORS as e:
-            return Fault(FaultKind.UNREACHABLE, str(e) or type(e).__name__)
-        try:
-            content = await response.aread()
-        except httpx.ReadTimeout:
-            raise
-        except (*_CONNECTION_ERRORS, httpx.DecodingError) as e:
-            return Fault(FaultKind.BAD_BODY, f"HTTP {response.status_code} whose body ended early ({e or type(e).__name__})")
-        finally:
-            await response.aclose()
-        if response.status_code != 200:
-            return fault_of_status(response.status_code, content, response.headers, url=self.url)
-        try:
-            return load_json(content)
-        except NotJsonError as e:
-            return Fault(FaultKind.BAD_BODY, f"HTTP 200 with {content[:80]!r} ({len(content)} bytes), which is not JSON: {e}")
-
-    def _abort_later(self, rid: str, headers: Mapping[str, str] | None) -> None:
-        """Start the abort of a cancelled request without holding its caller up."""
-        task = asyncio.get_running_loop().create_task(self._abort_quietly(rid, headers))
-        self._aborting.add(task)
-        task.add_done_callback(self._aborting.discard)
-
-    async def _abort_quietly(self, rid: str, headers: Mapping[str, str] | None) -> None:
-        try:
-            await self.abort(rid, headers=headers)
-        except Exception as e:  # noqa: BLE001 - nobody awaits it, and the closed connection aborts the request as well
-            logger.debug("event=abort_failed url=%s rid=%s error=%r", self.url, rid, e)
+        return answer
 
     def _claim_loop(self) -> None:
         running = asyncio.get_running_loop()
@@ -269,7 +241,7 @@ class SGLangClient:
             )
 
     def _note_fault(self, fault: Fault, *, attempt: int, delay_s: float) -> None:
-        """One warning per outage, however many requests it hits."""
+        """Log one warning per outage, however many requests it hits."""
         level, self._is_well = (logging.WARNING if self._is_well else logging.DEBUG), False
         message = "event=engine_fault url=%s attempt=%d of=%d delay_s=%.2f kind=%s answer=%s"
         logger.log(level, message, self.url, attempt, self._retry.max_attempts, delay_s, fault.kind, fault.words)
@@ -278,3 +250,38 @@ class SGLangClient:
         if not self._is_well:
             self._is_well = True
             logger.warning("event=engine_recovered url=%s", self.url)
+
+
+def shared_client(
+    base_url: str,
+    *,
+    vocab_size: int | None = None,
+    max_connections: int = 1024,
+    timeout: float | None = None,
+    connect_timeout: float = 10.0,
+    headers: Mapping[str, str] | None = None,
+) -> SGLangClient:
+    """Return the running event loop's client for these arguments (see `create_client`); nobody needs to close it.
+
+    It is closed when its loop shuts down; see `LoopCache`.
+
+    Raises:
+        RuntimeError: No event loop is running.
+        ConfigError: As `create_client`.
+    """
+    key = (base_url, vocab_size, max_connections, timeout, connect_timeout, tuple(sorted((headers or {}).items())))
+
+    def make() -> SGLangClient:
+        http = create_client(
+            base_url,
+            max_connections=max_connections,
+            timeout=timeout,
+            connect_timeout=connect_timeout,
+            headers=headers,
+        )
+        return SGLangClient(http, vocab_size=vocab_size, owns_http=True)
+
+    return _shared.get(key, make)
+
+
+_shared: Final[LoopCache[SGLangClient]] = LoopCache()

@@ -1,7 +1,7 @@
 """The HTTP connection to an engine: an `httpx.AsyncClient` whose transport is aiohttp's.
 
-Knows URLs, pools, time limits and sockets; nothing of `/generate`. aiohttp under httpx's API costs a quarter of httpx's own
-transport per request at 64 concurrent requests.
+Knows URLs, pools, time limits and sockets; nothing of `/generate`. With aiohttp below it, httpx's API costs a quarter
+of what it costs with its own transport, at 64 concurrent requests.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def create_client(
 ) -> httpx.AsyncClient:
     """Make the client that many models share; close it with `aclose()`.
 
-    It may be made outside a running loop, and belongs to the loop of its first request. Proxies of the environment are not
-    used: an engine is reached directly. Redirects are not followed.
+    It may be made outside a running loop, and belongs to the loop of its first request. Proxies of the environment are
+    not used: an engine is reached directly. Redirects are not followed.
 
     Args:
-        base_url: `http://host:port`, with a path prefix if a gateway needs one. Without a scheme, http. User and password
-            in it are sent as basic authentication and never logged.
+        base_url: `http://host:port`, with a path prefix if a gateway needs one. Without a scheme, http. User and
+            password in it are sent as basic authentication and never logged.
         max_connections: Requests in flight at once; more wait for a free connection, without a time limit.
         max_keepalive_connections: Accepted for httpx's sake; aiohttp keeps every idle connection for 4 s.
         timeout: Seconds to wait for each read of an answer. None: a generation may take as long as it takes.
@@ -50,7 +50,8 @@ def create_client(
         ConfigError: The URL is not one of an HTTP server, or a number is out of range.
     """
     url = parse_base_url(base_url)
-    for name, value in (("max_connections", max_connections), ("connect_timeout", connect_timeout), ("timeout", timeout)):
+    numbers = {"max_connections": max_connections, "connect_timeout": connect_timeout, "timeout": timeout}
+    for name, value in numbers.items():
         if value is not None and value <= 0:
             raise ConfigError(f"{name} is {value!r}; expected a number above 0")
     limits = httpx.Limits(

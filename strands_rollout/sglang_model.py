@@ -13,27 +13,20 @@ import httpx
 from pydantic import BaseModel
 from strands.models import Model
 from strands.types.content import Messages
-from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_rollout.chat_messages import system_text, to_chat_messages, to_chat_tools
 from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.context_builder import ContextBuilder
-from strands_rollout.errors import (
-    BudgetExhaustedError,
-    ConfigError,
-    EngineAbortedError,
-    EngineError,
-    EngineOverlongError,
-    TrajectoryError,
-)
+from strands_rollout.errors import ConfigError, EngineAbortedError, TrajectoryError
 from strands_rollout.model_config import SGLangModelConfig, updated_config
 from strands_rollout.sglang_client import Generation, SGLangClient, shared_client
 from strands_rollout.strands_events import StreamEvent, turn_events
 from strands_rollout.structured_output import structured_answer
-from strands_rollout.token_limits import TokenLimits, room_left, turn_allowance
+from strands_rollout.token_limits import TokenLimits
 from strands_rollout.tool_parsers import ParseFailure, ToolParser, get_parser
 from strands_rollout.trajectory import Trajectory
 from strands_rollout.turn_reader import read_turn
+from strands_rollout.turn_sampler import TurnSampler
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +41,8 @@ class SGLangModel(Model):
 
     Args:
         tokenizer: A Hugging Face fast tokenizer with a chat template.
-        base_url: The server's or router's URL; the connection pool is shared by all models on the same URL and event loop.
+        base_url: The server's or router's URL; the connection pool is shared by all models on the same URL and event
+            loop.
         client: Instead of `base_url`: an `SGLangClient`, or an `httpx.AsyncClient` as made by `create_client`.
         tool_parser: A registered parser's name, or a parser.
         sampling_params: SGLang's sampling parameters. `max_new_tokens` among them caps one turn.
@@ -64,7 +58,6 @@ class SGLangModel(Model):
     Attributes:
         trajectory: Tokens, mask, logprobs and turns of the conversation so far.
         parse_failures: Tool calls of the conversation that could not be parsed.
-        cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if none did.
         prompt_ids: The first prompt, also where its generation failed.
         final_text: The last turn as text, control tokens included but its end of turn.
 
@@ -106,9 +99,7 @@ class SGLangModel(Model):
         self._base_url = base_url
         self._client = SGLangClient(client) if isinstance(client, httpx.AsyncClient) else client
         self._parser = get_parser(tool_parser) if isinstance(tool_parser, str) else tool_parser
-        self._vocab_size = vocab_size or self.template.encoder.vocab_size
-        self._server_context: int | None = None
-        self._asked_context = False
+        self._sampler = TurnSampler(vocab_size or self.template.encoder.vocab_size)
         self._busy = False
         self.reset()
 
@@ -116,7 +107,6 @@ class SGLangModel(Model):
         """Start a new trajectory; the old one stays with whoever holds it."""
         self.trajectory = Trajectory()
         self.parse_failures: list[ParseFailure] = []
-        self.cut_by: str | None = None
         self.final_text = ""
         self.prompt_ids: list[int] = []
         self._context = ContextBuilder(self.template)
@@ -124,8 +114,12 @@ class SGLangModel(Model):
     @property
     def context_window_limit(self) -> int | None:
         """Context length in tokens: the smaller of the configured and the engine's own, where known."""
-        known = [limit for limit in (self.config["context_window_limit"], self._server_context) if limit is not None]
-        return min(known, default=None)
+        return self._sampler.context_limit(self.config["context_window_limit"])
+
+    @property
+    def cut_by(self) -> str | None:
+        """The limit that cut the last turn: "turn", "response" or "context"; None if none did."""
+        return self._sampler.cut_by
 
     def update_config(self, **model_config: Any) -> None:  # noqa: ANN401 - Strands' signature
         """Change settings by name; the next turn uses them.
@@ -146,7 +140,7 @@ class SGLangModel(Model):
         system_prompt: str | None = None,
         *,
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
-        **kwargs: Any,  # noqa: ARG002 - tool choice and signals that SGLang has no equal for
+        **kwargs: Any,  # noqa: ARG002, ANN401 - tool choice and signals that SGLang has no equal for
     ) -> AsyncGenerator[StreamEvent, None]:
         """One turn: generate, record it, and describe it as Strands events.
 
@@ -217,15 +211,14 @@ class SGLangModel(Model):
         blocks: Sequence[Mapping[str, Any]] | None,
     ) -> Generation:
         client = self.client()
-        await self._learn_context(client)
-        room = room_left(self.config["limits"], self.trajectory, self.context_window_limit)
+        await self._sampler.learn_context(client)
+        room = self._sampler.room(self.config, self.trajectory)
         context_ids = await self._context.build(
             messages, tool_specs, system_prompt, blocks, self.trajectory, room, self.config["limits"].min_turn_tokens
         )
         if not self.trajectory.turns:
             self.prompt_ids = context_ids
-        self._check_vocabulary(context_ids)
-        generation = await self._generate(client, context_ids)
+        generation = await self._sampler.sample(client, self.config, self.trajectory, context_ids)
         self.trajectory.append_turn(
             context_ids,
             generation.output_ids,
@@ -242,53 +235,6 @@ class SGLangModel(Model):
         if generation.finish_reason.type == "abort":
             raise EngineAbortedError(f"the engine aborted the turn after {len(generation.output_ids)} tokens")
         return generation
-
-    async def _generate(self, client: SGLangClient, context_ids: list[int]) -> Generation:
-        """One accepted response; asks again once, for less, when the engine's context turns out smaller than known."""
-        try:
-            return await self._request(client, context_ids)
-        except EngineOverlongError as e:
-            known = self.context_window_limit
-            if e.context_length is None or (known is not None and e.context_length >= known):
-                raise ContextWindowOverflowException(str(e)) from e
-            self._server_context = e.context_length
-            return await self._request(client, context_ids)
-
-    async def _request(self, client: SGLangClient, context_ids: list[int]) -> Generation:
-        limits = self.config["limits"]
-        room = room_left(limits, self.trajectory, self.context_window_limit)
-        allowance, self.cut_by = turn_allowance(limits, room, len(context_ids), is_first=not self.trajectory.turns)
-        params = dict(self.config["sampling_params"])
-        turn_cap = params.get("max_new_tokens")
-        if turn_cap is not None and (allowance is None or turn_cap < allowance):
-            allowance, self.cut_by = turn_cap, "turn"
-        generation = await client.generate(
-            [*self.trajectory.token_ids, *context_ids],
-            params | {"max_new_tokens": allowance},
-            return_logprob=self.config["return_logprobs"],
-            headers=self.config["headers"] or None,
-        )
-        if generation.finish_reason.type != "length":
-            self.cut_by = None
-        return generation
-
-    async def _learn_context(self, client: SGLangClient) -> None:
-        if self._asked_context:
-            return
-        self._asked_context = True
-        try:
-            self._server_context = (await client.server_info()).context_length
-        except EngineError as e:
-            # a router may not serve it, and a dead engine is reported by the generation itself
-            logger.debug("context length unknown error=%s", e)
-
-    def _check_vocabulary(self, ids: Sequence[int]) -> None:
-        if ids and max(ids) >= self._vocab_size:
-            position = ids.index(max(ids))
-            raise TrajectoryError(
-                f"got the token id {ids[position]} at position {position} of the new context; expected ids below the vocabulary "
-                f"size {self._vocab_size}: an id outside it would kill the server. Is this the served model's tokenizer?"
-            )
 
     def _events(self, generation: Generation) -> Iterator[StreamEvent]:
         turn = read_turn(generation, self.template, self._parser)

@@ -31,13 +31,14 @@ class EncodedIds:
         vocab_size: Ids must be below it; None checks only that they are integers >= 0.
 
     Raises:
-        TrajectoryError: By the constructor and `extend`, for anything but an int of the vocabulary; nothing is appended then.
+        TrajectoryError: By the constructor and `extend`, for anything but an int of the vocabulary. Nothing is
+            appended then.
     """
 
-    __slots__ = ("_count", "_json", "_vocab_size")
+    __slots__ = ("_count", "_json", "vocab_size")
 
     def __init__(self, ids: Sequence[int] = (), *, vocab_size: int | None = None) -> None:
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._json = bytearray()
         self._count = 0
         self.extend(ids)
@@ -55,7 +56,7 @@ class EncodedIds:
         except TypeError:
             encoded = b"?"
         # What is left without digits and commas is a sign, a float, a bool, a null, a string or a list.
-        if encoded.translate(None, b"0123456789,") or (self._vocab_size is not None and max(new) >= self._vocab_size):
+        if encoded.translate(None, b"0123456789,") or (self.vocab_size is not None and max(new) >= self.vocab_size):
             raise TrajectoryError(self._complaint(new))
         if self._json:
             self._json += b","
@@ -68,13 +69,13 @@ class EncodedIds:
         return b"[" + self._json + b"]"
 
     def _complaint(self, new: list[Any]) -> str:
-        below = "" if self._vocab_size is None else f" below the vocabulary's size {self._vocab_size}"
+        below = "" if self.vocab_size is None else f" below the vocabulary's size {self.vocab_size}"
         for position, token_id in enumerate(new, start=self._count):
-            is_id = type(token_id) is int and token_id >= 0 and (self._vocab_size is None or token_id < self._vocab_size)
-            if not is_id:
+            is_int = type(token_id) is int and token_id >= 0
+            if not is_int or (self.vocab_size is not None and token_id >= self.vocab_size):
                 return (
                     f"input id {token_id!r} ({type(token_id).__name__}) at position {position}: expected an int >= 0"
-                    f"{below}. It was not sent, since it would kill the server; check that tokenizer and model belong together"
+                    f"{below}. It was not sent, since it can kill the server; check that the tokenizer is the model's"
                 )
         return "the input ids can't be written as JSON: expected a list of ints"
 

@@ -1,6 +1,6 @@
 """Which failed answers are worth another attempt, how many, and how long to wait first.
 
-Knows HTTP statuses and SGLang's and its routers' words for them; sends nothing. This is the only retry layer of the package.
+Knows HTTP statuses and SGLang's and its routers' words for them; sends nothing. The package has no other retry layer.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from strands_rollout.errors import (
 )
 from strands_rollout.generation import NotJsonError, load_json
 
+MAX_ATTEMPTS: Final = 8
+BACKOFF_BASE_S: Final = 0.25
+BACKOFF_CAP_S: Final = 8.0
+
 
 class FaultKind(StrEnum):
     """What went wrong with an attempt that may be repeated."""
@@ -34,11 +38,11 @@ class FaultKind(StrEnum):
     SLOW = "slow"  # no answer within the read limit; sent again only after the engine confirmed the abort
 
 
-# Attempts that may end this way before giving up, whatever max_attempts says.
+# Attempts that may end in the same way, where fewer than max_attempts.
 _MOST: Final = {FaultKind.SERVER_ERROR: 2, FaultKind.BAD_BODY: 2, FaultKind.SLOW: 2}
 _BUSY_STATUSES: Final = frozenset({429, 502, 503, 504})
-_NO_WORKERS: Final = ("model_not_found", "no_available_workers")
-_OVERLONG: Final = re.compile(r"(?:longer than|exceeds?)\b.{0,60}?\b(?:context|allowed) length\D{0,12}(\d+)?", re.I | re.S)
+_NO_WORKERS: Final = (b"model_not_found", b"no_available_workers")
+_OVERLONG: Final = re.compile(r"(?:longer than|exceeds?)\b.{0,60}?\b(?:context|allowed) length\D{0,12}(\d+)?", re.I)
 _ADVICE: Final = "Check that the server is up (GET {url}/health) and that the URL is right."
 
 
@@ -64,13 +68,13 @@ class RetryPolicy:
     Attributes:
         max_attempts: Requests in all, at least 1.
         backoff_base_s: The first wait; each further one is twice as long.
-        backoff_cap_s: The longest wait; also caps what a server's Retry-After asks for. With the defaults a dead engine is
-            given up after 12 to 24 s.
+        backoff_cap_s: The longest wait; also caps what a server's Retry-After asks for. With the defaults a dead
+            engine is given up after 12 to 24 s.
     """
 
-    max_attempts: int = 8
-    backoff_base_s: float = 0.25
-    backoff_cap_s: float = 8.0
+    max_attempts: int = MAX_ATTEMPTS
+    backoff_base_s: float = BACKOFF_BASE_S
+    backoff_cap_s: float = BACKOFF_CAP_S
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1 or self.backoff_base_s < 0 or self.backoff_cap_s < 0:
@@ -108,7 +112,7 @@ def fault_of_status(status: int, body: bytes, headers: httpx.Headers, *, url: st
     """
     message = message_of(body)
     words = f"HTTP {status}: {message}" if message else f"HTTP {status}"
-    if status in _BUSY_STATUSES or (status == 404 and any(code in body.decode(errors="replace") for code in _NO_WORKERS)):
+    if status in _BUSY_STATUSES or (status == 404 and any(code in body for code in _NO_WORKERS)):
         return Fault(FaultKind.BUSY, words, _retry_after_s(headers))
     if status == 500:
         return Fault(FaultKind.SERVER_ERROR, words)

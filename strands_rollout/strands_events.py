@@ -27,8 +27,8 @@ def turn_events(
     """Events of one assistant message.
 
     Args:
-        segments: The turn's segments; a `ParseFailure` becomes a call of the tool `invalid_tool_call`, which no agent has, so
-            that Strands answers it with an error result and the loop goes on.
+        segments: The turn's segments; a `ParseFailure` becomes a call of the tool `invalid_tool_call`, which no agent
+            has, so that Strands answers it with an error result and the loop goes on.
         call_prefix: Tool-use ids are this and the segment's index.
         stop_reason: Strands' stop reason.
         usage: inputTokens, outputTokens, totalTokens, and cacheReadInputTokens where known.

@@ -1,7 +1,7 @@
 """Probes a chat template once: where an assistant turn ends, and whether conversations only ever grow.
 
-A template that rewrites what it rendered before, outside the assistant's own text, is refused: the policy would have read
-other tokens than the trainer sees.
+A template that rewrites what it rendered before, outside the assistant's own text, is refused: the policy would have
+read other tokens than the trainer sees.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ class ProbedTemplate:
         end_of_turn: Text of the control token that closes an assistant turn.
         end_of_turn_id: Its id.
         opens_reasoning: Whether the generation prompt ends inside an open `<think>`.
+        tools_error: Why the template can't be used with tools; None if it can.
     """
 
     end_of_turn: str
     end_of_turn_id: int
     opens_reasoning: bool
+    tools_error: str | None
 
 
 _TOOLS: Final[list[dict[str, Any]]] = [
@@ -38,8 +40,12 @@ _TOOLS: Final[list[dict[str, Any]]] = [
         "type": "function",
         "function": {
             "name": "probe",
-            "description": "A probe.",
-            "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "An x."}}, "required": ["x"]},
+            "description": "probed-tool-description",
+            "parameters": {
+                "type": "object",
+                "properties": {"x": {"type": "string", "description": "An x."}},
+                "required": ["x"],
+            },
         },
     }
 ]
@@ -52,7 +58,8 @@ def _mark(index: int) -> str:
 def _assistant(index: int, *call_ids: str) -> ChatMessage:
     message: ChatMessage = {"role": "assistant", "content": _mark(index)}
     calls = [
-        {"type": "function", "id": call_id, "function": {"name": "probe", "arguments": {"x": "1"}}} for call_id in call_ids
+        {"type": "function", "id": call_id, "function": {"name": "probe", "arguments": {"x": "1"}}}
+        for call_id in call_ids
     ]
     return message | {"tool_calls": calls} if calls else message
 
@@ -69,12 +76,32 @@ def probe(template: ChatTemplate) -> ProbedTemplate:
     """Examine a template; see `ChatTemplate` for what is raised."""
     end_of_turn, end_of_turn_id = _end_of_turn(template)
     opening = template.render([_user("question")])
-    found = ProbedTemplate(end_of_turn, end_of_turn_id, opening.rfind("<think>") > opening.rfind("</think>"))
-    _check_encoding(template)
-    _check_append_only(template, end_of_turn, "user turns", [[_user("first")], [_user("second")], [_user("third\n")]], ())
-    turns = [[_user("first")], [_tool("call00001", "one")], [_user("second")], [_tool("call00002", "2"), _tool("call00003", "")]]
-    _check_append_only(template, end_of_turn, "tool results", turns, _TOOLS)
-    return found
+    opens_reasoning = opening.rfind("<think>") > opening.rfind("</think>")
+    tools_error = _tools_error(template)
+    _check_encoding(template, () if tools_error else _TOOLS)
+    _check_append_only(
+        template, end_of_turn, "user turns", [[_user("first")], [_user("second")], [_user("third\n")]], ()
+    )
+    if tools_error is None:
+        turns = [
+            [_user("first")],
+            [_tool("call00001", "one")],
+            [_user("second")],
+            [_tool("call00002", "2"), _tool("call00003", "")],
+        ]
+        _check_append_only(template, end_of_turn, "tool results", turns, _TOOLS)
+    return ProbedTemplate(end_of_turn, end_of_turn_id, opens_reasoning, tools_error)
+
+
+def _tools_error(template: ChatTemplate) -> str | None:
+    result = "probed-tool-result"
+    try:
+        rendered = template.render([_user("question"), _assistant(0, "call00001"), _tool("call00001", result)], _TOOLS)
+    except TemplateError as e:
+        return str(e)
+    if _TOOLS[0]["function"]["description"] not in rendered:
+        return "it does not show the tools to the model"
+    return None if rendered.count(result) == 1 else f"it shows a tool's result {rendered.count(result)} times, not once"
 
 
 def _end_of_turn(template: ChatTemplate) -> tuple[str, int]:
@@ -84,20 +111,20 @@ def _end_of_turn(template: ChatTemplate) -> tuple[str, int]:
     if not ids or not encoder.is_control(ids[0]):
         got = encoder.decode(ids[:1])
         raise TemplateError(
-            f"the chat template closes an assistant turn with the token {got!r}; expected a control token (an added token of "
-            "the tokenizer), since a turn's end must be one exact token."
+            f"the chat template closes an assistant turn with the token {got!r}; expected a control token (an added "
+            "token of the tokenizer), since a turn's end must be one exact token."
         )
     return encoder.decode(ids[:1]), ids[0]
 
 
-def _check_encoding(template: ChatTemplate) -> None:
+def _check_encoding(template: ChatTemplate, tools: Sequence[Mapping[str, Any]]) -> None:
     """Our ids of a rendered prompt must equal the tokenizer's own."""
     text = "Zwölf Boxkämpfer jagen Viktor.  1,234\n\n\tx = 3;  "
     messages = [{"role": "system", "content": "Be brief."}, _user(text)]
     try:
-        rendered = template.render(messages, _TOOLS)
+        rendered = template.render(messages, tools)
     except TemplateError:  # a template may know no system role
-        rendered = template.render(messages[1:], _TOOLS)
+        rendered = template.render(messages[1:], tools)
     expected = template.encoder.encode_trusted(rendered)
     _require_equal(
         template.encoder,
@@ -116,8 +143,8 @@ def _check_append_only(
 ) -> None:
     """The prompts that grow turn by turn must be what the template makes of the whole conversation.
 
-    What lies inside the assistant's turns is the policy's own (reasoning that a template drops, an empty think block that a
-    generation prompt opens) and may differ.
+    What lies inside the assistant's turns is the policy's own (reasoning that a template drops, an empty think block
+    that a generation prompt opens) and may differ.
     """
     conversation: list[ChatMessage] = []
     for index, turn in enumerate(turns):
@@ -133,11 +160,13 @@ def _check_append_only(
         if grown.startswith(stands) or stands.startswith(grown):
             continue
         encoder = template.encoder
-        reason = f"the chat template is not append-only for {kind}: turn {index + 1} of a conversation renders differently later on"
+        reason = f"the chat template is not append-only for {kind}: turn {index + 1} renders differently later on"
         _require_equal(encoder, encoder.encode_rendered(stands), encoder.encode_rendered(grown), reason)
 
 
-def _grown(template: ChatTemplate, turn: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], end_of_turn: str) -> str:
+def _grown(
+    template: ChatTemplate, turn: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], end_of_turn: str
+) -> str:
     calls = [message["tool_call_id"] for message in turn if message["role"] == "tool"]
     rendered = template.render([_user("question"), _assistant(0, *calls), *turn], tools)
     tail = _after(rendered, _mark(0), "an assistant message's content")
@@ -147,8 +176,8 @@ def _grown(template: ChatTemplate, turn: Sequence[ChatMessage], tools: Sequence[
 def _after(rendered: str, mark: str, what: str) -> str:
     if rendered.count(mark) != 1:
         raise TemplateError(
-            f"the chat template renders {what} {rendered.count(mark)} times; expected exactly once, since earlier turns stay "
-            "as they were sampled."
+            f"the chat template renders {what} {rendered.count(mark)} times; expected exactly once, since earlier "
+            "turns stay as they were sampled."
         )
     return rendered[rendered.index(mark) + len(mark) :]
 
@@ -156,7 +185,10 @@ def _after(rendered: str, mark: str, what: str) -> str:
 def _require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence[int], reason: str) -> None:
     if list(got) == list(expected):
         return
-    index = next((i for i, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), min(len(got), len(expected)))
+    index = next(
+        (i for i, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]),
+        min(len(got), len(expected)),
+    )
     raise TemplateError(
         f"{reason}; first differing token at position {index}: got {_shown(encoder, got, index)}, expected "
         f"{_shown(encoder, expected, index)} after {encoder.decode(expected[max(0, index - 8) : index])!r}."

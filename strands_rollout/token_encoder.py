@@ -32,8 +32,8 @@ class TokenEncoder:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise TemplateError(
-                f"got a {type(tokenizer).__name__}; expected a fast tokenizer (tokenizers-backed, with a tokenizer.json): "
-                "control tokens in untrusted text can't be told apart without one."
+                f"got a {type(tokenizer).__name__}; expected a fast tokenizer (tokenizers-backed, with a "
+                "tokenizer.json): control tokens in untrusted text can't be told apart without one."
             )
         added = tokenizer.added_tokens_decoder
         self._control_ids = {str(token): token_id for token_id, token in added.items()}
@@ -95,8 +95,8 @@ class TokenEncoder:
             if leaked:
                 raise TemplateError(
                     f"the tokenizer's own vocabulary encodes the ordinary text {text!r} to the control token "
-                    f"{min(leaked)}; expected it to be split, since tool output could forge control tokens. Use a tokenizer "
-                    "whose control tokens are added tokens only."
+                    f"{min(leaked)}; expected it to be split, since tool output could forge control tokens. Use a "
+                    "tokenizer whose control tokens are added tokens only."
                 )
 
 
@@ -107,7 +107,7 @@ def _without_added_tokens(backend: Tokenizer) -> Tokenizer:
 
 
 def _control_pattern(added_tokens: Iterable[Any]) -> re.Pattern[str]:
-    """Matches a control token with the white space that its lstrip/rstrip flags swallow; the last group is the token."""
+    """Matches a control token and the white space that its flags swallow; the last group is the token."""
     by_flags: dict[tuple[bool, bool], list[str]] = {}
     for token in added_tokens:
         by_flags.setdefault((token.lstrip, token.rstrip), []).append(token.content)

@@ -49,9 +49,10 @@ def room_left(limits: TokenLimits, trajectory: Trajectory, engine_context: int |
 
     Args:
         limits: The budgets.
-        trajectory: The episode so far; before the first turn only the context budget applies, since the prompt is no response.
-        engine_context: The engine's own context length in tokens, where known. One token of it is never asked for: SGLang
-            0.5.x refuses a request that would fill it.
+        trajectory: The episode so far; before the first turn only the context budget applies, since the prompt is no
+            response.
+        engine_context: The engine's own context length in tokens, where known. One token of it is never asked for:
+            SGLang 0.5.x refuses a request that would fill it.
     """
     candidates: list[tuple[int, str]] = []
     if limits.max_response_tokens is not None and trajectory.turns:
@@ -67,7 +68,7 @@ def room_left(limits: TokenLimits, trajectory: Trajectory, engine_context: int |
 
 
 def turn_allowance(limits: TokenLimits, room: Room, context_length: int, *, is_first: bool) -> tuple[int | None, str]:
-    """Tokens that the next turn may sample, and the name of the limit that will cut it: "turn", "response" or "context".
+    """Tokens that the next turn may sample, and the limit that will cut it: "turn", "response" or "context".
 
     Args:
         limits: The budgets.
@@ -86,7 +87,8 @@ def turn_allowance(limits: TokenLimits, room: Room, context_length: int, *, is_f
     if candidates and min(candidates)[0] < 1:
         left, budget = min(candidates)
         raise BudgetExhaustedError(
-            f"no token of the {budget} budget is left for another turn: {context_length} new context tokens leave {left}. "
+            f"no token of the {budget} budget is left for another turn: {context_length} new context tokens leave "
+            f"{left}. "
             "Raise the budget, shorten the prompt, or let tools return less.",
             budget=budget,
         )

@@ -1,6 +1,7 @@
 """Limits on an agent's tool use, as a Strands hook for any Agent.
 
-Ends the loop cleanly, without an exception: the turn that asks for too much is not executed and the model is not called again.
+Ends the loop cleanly, without an exception: the turn that asks for too much is not executed and the model is not
+called again.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ ToolLimit = Literal["max_iterations", "max_calls"]
 class ToolLimiter(HookProvider):
     """Stops an agent after so many tool iterations or calls: `Agent(..., hooks=[ToolLimiter(max_iterations=5)])`.
 
-    An iteration is a model turn that asks for tools. After `max_iterations` of them the model may still answer; a further
-    turn that asks for tools is not executed and ends the invocation. Counts go on over several invocations until `reset()`.
+    An iteration is a model turn that asks for tools. After `max_iterations` of them the model may still answer; a
+    further turn that asks for tools is not executed and ends the invocation. Counts go on over several invocations
+    until `reset()`.
 
     Args:
         max_iterations: Turns whose tools are run; None for no limit.
         max_calls: Calls that are run in all; a turn that would exceed it is not run at all.
-        max_parallel_calls: Calls of one turn that are run; the others are answered with an error result, and the loop goes on.
+        max_parallel_calls: Calls of one turn that are run; the others are answered with an error result, and the loop
+            goes on.
 
     Attributes:
         iterations: Tool iterations that were run.

@@ -18,7 +18,7 @@ from strands.tools.decorator import DecoratedFunctionTool
 from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
 
-from strands_rollout.errors import SandboxError, ToolError
+from strands_rollout.errors import ConfigError, SandboxError, ToolError
 from strands_rollout.prompts import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
 from strands_rollout.sandbox import CodeExecutor, ExecutionResult, SubprocessExecutor
 from strands_rollout.sandbox.capped_output import shorten
@@ -98,6 +98,17 @@ def _default_executor() -> SubprocessExecutor:
     if pid not in _default_executors:
         return _default_executors.setdefault(pid, SubprocessExecutor())
     return _default_executors[pid]
+
+
+def named_executor(name: str) -> CodeExecutor:
+    """This process's shared executor of a kind: "subprocess".
+
+    Raises:
+        ConfigError: There is no such kind.
+    """
+    if name != "subprocess":
+        raise ConfigError(f"got the unknown executor {name!r}; expected 'subprocess'")
+    return _default_executor()
 
 
 execute_python_code: CodeTool = _code_tool(

@@ -73,7 +73,11 @@ class Trajectory:
         return sum(turn.end - turn.start for turn in self.turns)
 
     def append_turn(
-        self, context_ids: Sequence[int], sampled_ids: Sequence[int], sampled_logprobs: Sequence[float], **facts: Any
+        self,
+        context_ids: Sequence[int],
+        sampled_ids: Sequence[int],
+        sampled_logprobs: Sequence[float],
+        **facts: Any,  # noqa: ANN401 - the fields of Turn
     ) -> Turn:
         """Append what a request added to the last one, and what the policy answered.
 
@@ -107,6 +111,8 @@ class Trajectory:
         if not self.turns and not context_ids:
             raise TrajectoryError("got an empty first prompt; expected at least one prompt token")
         if logprobs and len(logprobs) != len(sampled_ids):
-            raise TrajectoryError(f"got {len(logprobs)} logprobs for {len(sampled_ids)} sampled tokens; expected one each")
+            raise TrajectoryError(
+                f"got {len(logprobs)} logprobs for {len(sampled_ids)} sampled tokens; expected one each"
+            )
         if not all(map(math.isfinite, logprobs)):
             raise TrajectoryError("got a logprob that is not finite; the response must be rejected, not stored")

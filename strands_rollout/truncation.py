@@ -10,8 +10,8 @@ _MAX_CHARS_PER_TOKEN = 16
 def head_and_tail(text: str, max_tokens: int, encoder: TokenEncoder) -> str:
     """`text` if it has at most `max_tokens` tokens, else its head and tail and a marker between them.
 
-    The result may exceed `max_tokens` by a few tokens where the pieces meet: who needs it exact measures again. Half of the kept
-    tokens are head. With `max_tokens` below the marker's own length the result is empty.
+    The result may exceed `max_tokens` by a few tokens where the pieces meet: who needs it exact measures again. Half
+    of the kept tokens are head. With `max_tokens` below the marker's own length the result is empty.
     """
     if len(text) > 2 * max_tokens * _MAX_CHARS_PER_TOKEN:
         # far over: drop the middle unseen, so that a megabyte is never encoded

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.sglang_client import Generation
-
 from strands_rollout.tool_parsers import ParseFailure, Segment, Text, ToolCall, ToolParser
 
 

@@ -21,6 +21,7 @@ from typing import Any, Self
 import orjson
 from aiohttp import web
 from fake_sglang_reply import Reply
+from multidict import CIMultiDictProxy
 
 __all__ = ["ROUTING_HEADER", "FakeSGLang", "Received", "Reply", "dead_url"]
 
@@ -29,10 +30,10 @@ ROUTING_HEADER = "X-SMG-Routing-Key"
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One recorded `/generate` request."""
+    """One recorded `/generate` request; header names in any case."""
 
     body: dict[str, Any]
-    headers: dict[str, str]
+    headers: CIMultiDictProxy[str]
     at_s: float
 
     @property
@@ -121,7 +122,7 @@ class FakeSGLang:
             await self._arrived.wait_for(lambda: len(self.requests) >= count)
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
-        received = Received(orjson.loads(await http.read()), dict(http.headers), time.monotonic())
+        received = Received(orjson.loads(await http.read()), http.headers, time.monotonic())
         async with self._arrived:
             number = len(self.requests)
             self.requests.append(received)

@@ -1,16 +1,18 @@
-"""Turns episodes into token ids and a loss mask, laid out exactly as a rollout meets them.
+"""Turns episodes into token ids and a loss mask, laid out by the package's own incremental rendering.
 
-Knows the chat format's control tokens and the package's prompts. Must not know how episodes are made.
+Knows the package's prompts and `ChatTemplate`. Must not know how episodes are made, or models.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
 from shipped_model.episodes import Episode
+from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.prompts import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA, SYSTEM_PROMPT
 
 CODE_TOOL: Final[dict[str, Any]] = {
@@ -18,7 +20,6 @@ CODE_TOOL: Final[dict[str, Any]] = {
     "function": {"name": CODE_TOOL_NAME, "description": CODE_TOOL_DESCRIPTION, "parameters": CODE_TOOL_SCHEMA},
 }
 END_OF_TURN: Final = "<|im_end|>"
-EMPTY_REASONING: Final = "<think>\n\n</think>\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,43 +35,55 @@ class TokenizedEpisode:
     is_learned: tuple[bool, ...]
 
 
-def prompt_text(tokenizer: PreTrainedTokenizerBase, question: str, *, enable_thinking: bool = True) -> str:
+def prompt_messages(question: str) -> list[dict[str, Any]]:
+    """The conversation before the assistant's first turn."""
+    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
+
+
+def prompt_ids(template: ChatTemplate, question: str) -> list[int]:
     """What the model reads before its first token."""
-    messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
-    text: str = tokenizer.apply_chat_template(
-        messages, tools=[CODE_TOOL], tokenize=False, add_generation_prompt=True, enable_thinking=enable_thinking
-    )
-    return text
+    return template.prompt_ids(prompt_messages(question), [CODE_TOOL])
 
 
-def tool_answer_text(answer: str, *, enable_thinking: bool = True) -> str:
-    """What the model reads between its end-of-turn token and its next first token."""
-    opening = "" if enable_thinking else EMPTY_REASONING
-    return f"\n<|im_start|>user\n<tool_response>\n{answer}\n</tool_response>{END_OF_TURN}\n<|im_start|>assistant\n{opening}"
+def tool_answer_ids(template: ChatTemplate, answers: Sequence[str]) -> list[int]:
+    """What the model reads between its end-of-turn token and the first token of its next turn."""
+    messages = [{"role": "tool", "name": CODE_TOOL_NAME, "content": answer} for answer in answers]
+    return template.turn_ids(messages, [CODE_TOOL], last_id=template.end_of_turn_id)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids of text in which control tokens count as such."""
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids
+class EpisodeTokenizer:
+    """Tokenizes episodes as a rollout does: prompt, what is said, what comes back, what is said ...
+
+    Args:
+        tokenizer: The trained tokenizer, with its chat template.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._templates = {
+            True: ChatTemplate(tokenizer),
+            False: ChatTemplate(tokenizer, enable_thinking=False),
+        }
+
+    def tokenize(self, episode: Episode) -> TokenizedEpisode:
+        """Token ids and mask of one episode, up to its last end-of-turn token."""
+        template = self._templates[episode.enable_thinking]
+        pieces = [(prompt_ids(template, episode.question), False)]
+        for turn in episode.turns:
+            pieces.append((template.encoder.encode_trusted(turn.text + END_OF_TURN), turn.is_learned))
+            if turn.tool_answer is not None:
+                pieces.append((tool_answer_ids(template, [turn.tool_answer]), False))
+        return TokenizedEpisode(
+            token_ids=tuple(token_id for ids, _ in pieces for token_id in ids),
+            is_learned=tuple(learned for ids, learned in pieces for _ in ids),
+        )
 
 
-def episode_pieces(tokenizer: PreTrainedTokenizerBase, episode: Episode) -> list[tuple[str, bool]]:
-    """The episode's text, cut where a rollout cuts it, and whether the assistant should learn to say each piece."""
-    pieces = [(prompt_text(tokenizer, episode.question, enable_thinking=episode.enable_thinking), False)]
+def whole_text(renderer: PreTrainedTokenizerBase, episode: Episode) -> str:
+    """The episode rendered at once, for the tokenizer to learn from."""
+    messages = prompt_messages(episode.question)
     for turn in episode.turns:
-        pieces.append((turn.text + END_OF_TURN, turn.is_learned))
+        messages.append({"role": "assistant", "content": turn.text})
         if turn.tool_answer is not None:
-            pieces.append((tool_answer_text(turn.tool_answer, enable_thinking=episode.enable_thinking), False))
-    return pieces
-
-
-def tokenize_episode(tokenizer: PreTrainedTokenizerBase, episode: Episode) -> TokenizedEpisode:
-    """Each piece is encoded by itself, as in a rollout: prompt, what is said, what comes back, what is said ..."""
-    token_ids: list[int] = []
-    is_learned: list[bool] = []
-    for text, learned in episode_pieces(tokenizer, episode):
-        ids = encode(tokenizer, text)
-        token_ids += ids
-        is_learned += [learned] * len(ids)
-    return TokenizedEpisode(tuple(token_ids), tuple(is_learned))
+            messages.append({"role": "tool", "content": turn.tool_answer})
+    text: str = renderer.apply_chat_template(messages, tools=[CODE_TOOL], tokenize=False)
+    return text

@@ -6,21 +6,19 @@ Knows problems and the tool's answers. Must not know tokens or models.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
 from shipped_model.problems import Problem
+from shipped_model.tool_answers import answer_turns, run_programs
 from strands_rollout.prompts import CODE_TOOL_NAME
 
-TWO_CALLS_SHARE: Final = 0.08
-TWO_LINES_SHARE: Final = 0.08
-RETRY_SHARE: Final = 0.08
+MISTAKE_SHARE: Final = 0.08
+TWO_CALLS_SHARE: Final = 0.15
+TWO_LINES_SHARE: Final = 0.15
 NO_THINKING_SHARE: Final = 0.1
-
-RunPrograms = Callable[[Sequence[str]], list[str]]
-"""Runs Python programs, in order, and returns the tool's answer to each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,31 +55,48 @@ class Episode:
 class _Call:
     plan: str
     code: str
-    is_learned: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class _Script:
+    """What the assistant will do; `mistake` is a failing first turn's text, or ""."""
+
     problem: Problem
-    enable_thinking: bool
     calls: tuple[_Call, ...]
+    mistake: str = ""
 
 
-def write_episodes(problems: Sequence[Problem], rng: Random, run_programs: RunPrograms) -> list[Episode]:
-    """One episode for each problem; every tool answer is what running the code really gave."""
-    first_values = _values([_program(problem.imports, problem.first or "0") for problem in problems], run_programs)
+def write_episodes(problems: Sequence[Problem], rng: Random) -> list[Episode]:
+    """One episode for each problem; every tool answer is what running the code really gave.
+
+    Raises:
+        ValueError: A program failed that should not, or a deliberate mistake did not fail.
+    """
+    first_values = run_programs([_program(problem.imports, problem.first or "0") for problem in problems])
     scripts = [_script(problem, value, rng) for problem, value in zip(problems, first_values, strict=True)]
     answers = iter(run_programs([call.code for script in scripts for call in script.calls]))
-    return [_episode(script, [next(answers) for _ in script.calls]) for script in scripts]
+    errors = iter(_errors([script.mistake for script in scripts if script.mistake]))
+    return [
+        _episode(
+            script,
+            [next(answers) for _ in script.calls],
+            next(errors) if script.mistake else "",
+            enable_thinking=rng.random() >= NO_THINKING_SHARE,
+        )
+        for script in scripts
+    ]
 
 
-def answers_of(problems: Sequence[Problem], run_programs: RunPrograms) -> list[int]:
+def answers_of(problems: Sequence[Problem]) -> list[int]:
     """The integer answer to each problem, computed by running its program."""
-    return _values([_program(problem.imports, problem.expression) for problem in problems], run_programs)
-
-
-def _values(programs: Sequence[str], run_programs: RunPrograms) -> list[int]:
+    programs = [_program(problem.imports, problem.expression) for problem in problems]
     return [int(answer) for answer in run_programs(programs)]
+
+
+def tool_call_text(code: str) -> str:
+    """A call of the code tool as Qwen3 writes it."""
+    call = json.dumps({"name": CODE_TOOL_NAME, "arguments": {"code": code}}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def _program(imports: str, *expressions: str) -> str:
@@ -89,49 +104,53 @@ def _program(imports: str, *expressions: str) -> str:
     return "\n".join([*lines, *(f"print({expression})" for expression in expressions)])
 
 
-def _script(problem: Problem, first_value: int, rng: Random) -> _Script:
-    direct = _Call(problem.plan, _program(problem.imports, problem.expression))
-    calls: tuple[_Call, ...] = (direct,)
-    luck = rng.random()
-    if luck < RETRY_SHARE:
-        broken = _Call(problem.plan, _break(direct.code, rng), is_learned=False)
-        calls = (broken, _Call("The code failed. I write it again.", direct.code))
-    elif problem.first and luck < RETRY_SHARE + 2 * TWO_CALLS_SHARE:
+def _script(problem: Problem, first_value: str, rng: Random) -> _Script:
+    code = _program(problem.imports, problem.expression)
+    style = rng.random()
+    if style < MISTAKE_SHARE:
+        return _Script(problem, (_Call("The code failed. I write it again.", code),), _mistake(code, rng))
+    if problem.first and style < MISTAKE_SHARE + TWO_CALLS_SHARE:
         rest = problem.rest.format(first=first_value)
-        calls = (_Call(problem.plan, f"print({problem.first})"), _Call(f"The first part is {first_value}.", f"print({rest})"))
-    elif problem.first and luck < RETRY_SHARE + 2 * TWO_CALLS_SHARE + 2 * TWO_LINES_SHARE:
+        second = _Call(f"The first part is {first_value}.", f"print({rest})")
+        return _Script(problem, (_Call(problem.plan, f"print({problem.first})"), second))
+    if problem.first and style < MISTAKE_SHARE + TWO_CALLS_SHARE + TWO_LINES_SHARE:
         code = f"part = {problem.first}\nprint(part)\nprint({problem.rest.format(first='part')})"
-        calls = (_Call(problem.plan, code),)
-    return _Script(problem, rng.random() >= NO_THINKING_SHARE, calls)
+    return _Script(problem, (_Call(problem.plan, code),))
 
 
-def _break(code: str, rng: Random) -> str:
-    """The mistakes that a small model makes: a misspelled name, a lost bracket, digits run into a name, a lost quote."""
+def _mistake(code: str, rng: Random) -> str:
+    """A call as a small model gets it wrong: a misspelled name, a lost bracket, a stray letter, broken JSON."""
+    call = tool_call_text(code)
     return rng.choice(
         [
-            code.replace("print", rng.choice(["pint", "prin", "rint"]), 1),
-            code.removesuffix(")"),
-            code.replace("(", "", 1),
-            code.replace("(", "(x", 1),
-            code.replace(" ", " * ", 1),
+            call.replace("print", rng.choice(["pint", "prin", "rint"])),
+            tool_call_text(code.removesuffix(")")),
+            tool_call_text(code.replace("print(", "print", 1)),
+            tool_call_text(code.replace("print(", "print(x", 1)),
+            call.replace('"}}', "}}"),
+            call.replace('"}}', '"}'),
         ]
     )
 
 
-def _episode(script: _Script, answers: Sequence[str]) -> Episode:
+def _errors(mistakes: Sequence[str]) -> list[str]:
+    errors = [answer for (answer,) in answer_turns(mistakes)]
+    for mistake, error in zip(mistakes, errors, strict=True):
+        if "Error" not in error:
+            raise ValueError(f"expected the mistake {mistake!r} to fail; got the answer {error!r}")
+    return errors
+
+
+def _episode(script: _Script, answers: Sequence[str], error: str, *, enable_thinking: bool) -> Episode:
     def said(reasoning: str, speech: str) -> str:
-        return f"<think>\n{reasoning}\n</think>\n\n{speech}" if script.enable_thinking else speech
+        return f"<think>\n{reasoning}\n</think>\n\n{speech}" if enable_thinking else speech
 
-    turns = [
-        Turn(said(call.plan, tool_call_text(call.code)), call.is_learned, answer)
-        for call, answer in zip(script.calls, answers, strict=True)
-    ]
+    turns = []
+    if script.mistake:
+        turns.append(Turn(said(script.problem.plan, script.mistake), is_learned=False, tool_answer=error))
+    for call, answer in zip(script.calls, answers, strict=True):
+        turns.append(Turn(said(call.plan, tool_call_text(call.code)), is_learned=True, tool_answer=answer))
     result = answers[-1].split("\n")[-1]
-    turns.append(Turn(said(f"The result is {result}.", f"The answer is \\boxed{{{result}}}."), True, None))
-    return Episode(script.problem.question, script.enable_thinking, tuple(turns))
-
-
-def tool_call_text(code: str) -> str:
-    """A call of the code tool as Qwen3 writes it."""
-    call = json.dumps({"name": CODE_TOOL_NAME, "arguments": {"code": code}}, ensure_ascii=False)
-    return f"<tool_call>\n{call}\n</tool_call>"
+    conclusion = said(f"The result is {result}.", f"The answer is \\boxed{{{result}}}.")
+    turns.append(Turn(conclusion, is_learned=True, tool_answer=None))
+    return Episode(script.problem.question, enable_thinking, tuple(turns))

@@ -13,15 +13,14 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
-from shipped_model.conversation import encode, prompt_text, tool_answer_text
+from shipped_model.conversation import END_OF_TURN, prompt_ids, tool_answer_ids
+from shipped_model.tool_answers import answer_turns
+from strands_rollout.chat_template import ChatTemplate
 
 MAX_TURNS: Final = 6
 MAX_TURN_TOKENS: Final = 128
 ROWS_AT_ONCE: Final = 128
 _BOXED: Final = re.compile(r"\\boxed\{([^{}]*)\}")
-
-AnswerTurns = Callable[[Sequence[str]], list[str | None]]
-"""What a rollout puts after each assistant turn: the tool's answer, or None where the turn calls no tool."""
 
 
 @dataclass(slots=True)
@@ -71,20 +70,32 @@ def evaluate(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[dict[str, Any]],
-    answer_turns: AnswerTurns,
     *,
     samples_per_row: int,
     seed: int,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Plays every row `samples_per_row` times; the same seed and machine give the same report."""
+    """Plays every row `samples_per_row` times; the same seed and machine give the same report.
+
+    Args:
+        model: In single precision.
+        tokenizer: The model's own.
+        rows: As `rows.py` writes them.
+        samples_per_row: Episodes per row.
+        seed: For sampling; sets torch's global random state.
+        on_progress: Told how many episodes of how many are finished.
+    """
     torch.manual_seed(seed)
+    template = ChatTemplate(tokenizer)
     plays = [
-        Play(row["label"], encode(tokenizer, prompt_text(tokenizer, row["prompt"][-1]["content"])))
+        Play(row["label"], prompt_ids(template, row["prompt"][-1]["content"]))
         for row in rows
         for _ in range(samples_per_row)
     ]
     for start in range(0, len(plays), ROWS_AT_ONCE):
-        play_episodes(model, tokenizer, plays[start : start + ROWS_AT_ONCE], answer_turns)
+        play_episodes(model, template, plays[start : start + ROWS_AT_ONCE])
+        if on_progress is not None:
+            on_progress(min(start + ROWS_AT_ONCE, len(plays)), len(plays))
     groups = [plays[start : start + samples_per_row] for start in range(0, len(plays), samples_per_row)]
     solved = [sum(play.is_correct for play in group) for group in groups]
     return Report(
@@ -96,10 +107,8 @@ def evaluate(
     )
 
 
-def play_episodes(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, plays: Sequence[Play], answer_turns: AnswerTurns
-) -> None:
-    """Plays all of them side by side, to their end or to `MAX_TURNS`; a turn that was cut by length ends its episode."""
+def play_episodes(model: Qwen3ForCausalLM, template: ChatTemplate, plays: Sequence[Play]) -> None:
+    """Plays all of them side by side, up to `MAX_TURNS`; a turn that is cut by length ends its episode."""
     active = list(plays)
     for _ in range(MAX_TURNS):
         if not active:
@@ -108,20 +117,20 @@ def play_episodes(
         complete = []
         for play, ids in zip(active, sampled, strict=True):
             play.token_ids += ids
-            play.turns.append(tokenizer.decode(ids))
-            if ids and ids[-1] == tokenizer.eos_token_id:
+            play.turns.append(template.encoder.decode(ids))
+            if ids and ids[-1] == template.end_of_turn_id:
                 complete.append(play)
-        answers = answer_turns([play.turns[-1].removesuffix("<|im_end|>") for play in complete])
+        answers = answer_turns([play.turns[-1].removesuffix(END_OF_TURN) for play in complete])
         active = []
-        for play, answer in zip(complete, answers, strict=True):
-            if answer is None:
-                play.is_over = True
-            else:
-                play.token_ids += encode(tokenizer, tool_answer_text(answer))
+        for play, answered in zip(complete, answers, strict=True):
+            if answered:
+                play.token_ids += tool_answer_ids(template, answered)
                 active.append(play)
+            else:
+                play.is_over = True
 
 
-@torch.inference_mode()
+@torch.inference_mode()  # type: ignore[untyped-decorator]
 def sample_turns(model: Qwen3ForCausalLM, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """One sampled turn for each prompt, with the end token if there is one; from torch's global random state."""
     model.eval()

@@ -132,7 +132,8 @@ NUMBERS: Final = (
     Template(
         "rows_of_seats",
         (
-            "A theater has {c} rows. The first row has {a} seats and each next row has {b} more. How many seats are there?",
+            "A theater has {c} rows. The first row has {a} seats and each next row has {b} more. "
+            "How many seats are there?",
             "{name} saves {a} dollars in the first month and {b} dollars more each next month. How much is saved in "
             "{c} months?",
         ),

@@ -97,7 +97,7 @@ SHOPPING: Final = (
         "two_kinds",
         (
             "{name} buys {a} {items} at {b} dollars each and {c} {things} at {d} dollars each. What is the total cost?",
-            "{items} cost {b} dollars and {things} cost {d} dollars. How much are {a} {items} and {c} {things} together?",
+            "{items} cost {b} dollars and {things} cost {d} dollars. What do {a} {items} and {c} {things} cost?",
         ),
         "Add the cost of both kinds.",
         "{a} * {b} + {c} * {d}",
@@ -199,7 +199,7 @@ AMOUNTS: Final = (
     ),
     Template(
         "eggs",
-        ("A farm has {a} hens and each lays {b} eggs a week. How many full boxes of {c} eggs are filled in {d} weeks?",),
+        ("A farm has {a} hens and each lays {b} eggs a week. How many boxes of {c} eggs are filled in {d} weeks?",),
         "Count all eggs and divide, rounding down.",
         "{a} * {b} * {d} // {c}",
         between(a=(5, 80), b=(3, 7), c=(6, 12), d=(2, 9)),

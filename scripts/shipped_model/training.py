@@ -1,49 +1,20 @@
-"""Trains a small Qwen3 from scratch on tokenized episodes, and saves it in half precision.
+"""Trains a small Qwen3 on tokenized episodes, one optimizer step at a time.
 
 Knows torch and transformers. Must not know how episodes are made or graded.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
-from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+from transformers import DynamicCache, Qwen3ForCausalLM
 
 from shipped_model.conversation import TokenizedEpisode
-from shipped_model.tokenizer import CONTEXT_LENGTH
 
 WARMUP_STEPS: Final = 40
-SHAPE: Final[dict[str, Any]] = {
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-}
-
-
-def new_model(vocabulary_size: int, eos_token_id: int, pad_token_id: int, seed: int) -> Qwen3ForCausalLM:
-    """A Qwen3 with random weights drawn from `seed`, in single precision."""
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        **SHAPE,
-        vocab_size=vocabulary_size,
-        max_position_embeddings=CONTEXT_LENGTH,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        bos_token_id=None,
-        eos_token_id=eos_token_id,
-        pad_token_id=pad_token_id,
-        use_cache=True,
-    )
-    return Qwen3ForCausalLM(config)
 
 
 def training_steps(
@@ -72,8 +43,8 @@ def training_steps(
 def episode_loss(model: Qwen3ForCausalLM, batch: Sequence[TokenizedEpisode]) -> Tensor:
     """Mean cross entropy of the learned tokens, each predicted from all tokens before it.
 
-    All prompts open with the same system text: it is computed once and its keys and values are shared by the batch, which
-    gives the same loss and gradients. Shorter episodes are padded on the right, where earlier tokens can't see it.
+    All prompts open with the same system text: it is computed once and its keys and values are shared by the batch,
+    which gives the same loss and gradients. Shorter episodes are padded on the right, where earlier tokens can't see.
     """
     shared = shared_prefix_length([episode.token_ids for episode in batch])
     length = max(len(episode.token_ids) for episode in batch) - shared
@@ -91,7 +62,7 @@ def episode_loss(model: Qwen3ForCausalLM, batch: Sequence[TokenizedEpisode]) -> 
     return torch.nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][targets]), token_ids[:, 1:][targets])
 
 
-def shared_prefix_length(sequences: Sequence[Sequence[int]]) -> int:
+def shared_prefix_length(sequences: Sequence[tuple[int, ...]]) -> int:
     """How many leading tokens all sequences have in common, one less than the shortest one's length at most."""
     first, last = min(sequences), max(sequences)
     shared = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))

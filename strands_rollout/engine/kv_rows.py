@@ -18,9 +18,12 @@ Ints = npt.NDArray[np.int64]
 
 _MASKED = np.float32(-1e30)
 _FIRST_CAPACITY = 512
+# Runs of tokens are cut at multiples of this, so that BLAS sums each row in the same order whatever its neighbours.
+_TOKEN_STEP = 64
 # A stride of a power of two would map all dimensions of a token to the same few cache sets.
 _STRIDE_PAD = 16
-_BLOCK_ROWS = 8
+_RAGGED_BLOCK_ROWS = 8
+_RAGGED_WASTE = 1.25
 
 
 class KvRows:
@@ -37,13 +40,15 @@ class KvRows:
         # [keys and values, layer, row, head, dimension, token]
         self._cache: Floats = np.zeros((2, config.layers, rows, config.kv_heads, config.head_dim, 0), np.float32)
         self._bias: Floats = np.zeros((rows, 0), np.float32)
+        self._blocks: list[tuple[slice, int]] = []
         self.reserve(min(_FIRST_CAPACITY, context_length))
 
     def reserve(self, tokens: int) -> None:
         """Make room for sequences of `tokens` tokens."""
         if tokens <= self._capacity:
             return
-        old, self._capacity = self._capacity, min(self._context_length, max(tokens, 2 * self._capacity))
+        old = self._capacity
+        self._capacity = _rounded_up(min(self._context_length, max(tokens, 2 * old)))
         cache = np.zeros((*self._cache.shape[:-1], self._capacity + _STRIDE_PAD), np.float32)
         cache[..., :old] = self._cache[..., :old]
         bias = np.full((len(self._bias), self._capacity), _MASKED, np.float32)
@@ -72,17 +77,22 @@ class KvRows:
         keys, values = self._cache[:, layer, row]
         keys[:, :, start:stop] = k.transpose(1, 2, 0)
         values[:, :, start:stop] = v.transpose(1, 2, 0)
-        kv_heads = len(keys)
-        queries = q.transpose(1, 0, 2).reshape(kv_heads, -1, head_dim)
+        queries = q.transpose(1, 0, 2).reshape(len(keys), -1, head_dim)
         scores = queries @ keys[:, :, :stop]
-        by_query = scores.reshape(kv_heads, -1, tokens, stop)
-        by_query[..., start:] += _causal_bias(tokens)
+        scores.reshape(heads, tokens, stop)[..., start:] += _causal_bias(tokens)
         mixed = _softmax_mix(scores, values[:, :, :stop])
         return mixed.reshape(heads, tokens, head_dim).swapaxes(0, 1).reshape(tokens, heads * head_dim)
 
     def begin_step(self, lengths: Ints) -> None:
-        """Unmask the token that the coming `attend_step` calls add to rows 0..len(lengths)-1."""
-        self._bias[np.arange(len(lengths)), lengths] = 0
+        """Prepare the `attend_step` calls of one step: rows 0..n-1 each get a token at position `lengths`."""
+        rows = len(lengths)
+        self._bias[np.arange(rows), lengths] = 0
+        ragged = rows * (lengths.max() + 1) > _RAGGED_WASTE * (lengths.sum() + rows)
+        block_rows = _RAGGED_BLOCK_ROWS if ragged else rows
+        self._blocks = [
+            (slice(first, min(first + block_rows, rows)), _rounded_up(int(lengths[first : first + block_rows].max()) + 1))
+            for first in range(0, rows, block_rows)
+        ]
 
     def attend_step(self, layer: int, lengths: Ints, q: Floats, k: Floats, v: Floats) -> Floats:
         """Store one token of each row at position `lengths` and attend: [rows, heads, head_dim] -> [rows, ...]."""
@@ -93,9 +103,7 @@ class KvRows:
         values[index, :, :, lengths] = v
         queries = q.reshape(rows, keys.shape[1], -1, head_dim)
         mixed = np.empty_like(queries)
-        for first in range(0, rows, _BLOCK_ROWS):
-            block = slice(first, min(first + _BLOCK_ROWS, rows))
-            stop = int(lengths[block].max()) + 1
+        for block, stop in self._blocks:
             scores = queries[block] @ keys[block, ..., :stop]
             scores += self._bias[block, None, None, :stop]
             mixed[block] = _softmax_mix(scores, values[block, ..., :stop])
@@ -107,9 +115,13 @@ def _softmax_mix(scores: Floats, values: Floats) -> Floats:
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     mixed: Floats = scores @ values.swapaxes(-1, -2)
-    mixed /= scores.sum(axis=-1, keepdims=True)
+    mixed /= (scores @ np.ones(scores.shape[-1], np.float32))[..., None]
     return mixed
 
 
 def _causal_bias(tokens: int) -> Floats:
     return np.triu(np.full((tokens, tokens), _MASKED, np.float32), 1)
+
+
+def _rounded_up(tokens: int) -> int:
+    return -(-tokens // _TOKEN_STEP) * _TOKEN_STEP

@@ -36,19 +36,24 @@ class Qwen3:
         """Extend rows 0..n-1 by one token each.
 
         Args:
-            kv: The rows; `lengths[i]` tokens of row i are in place.
+            kv: At least two rows; `lengths[i]` tokens of row i are in place. With n = 1, row 1 is overwritten.
             tokens: [n] ids of the new tokens.
             lengths: [n] their positions.
 
         Returns:
             [n, vocab_size] logits of the tokens that follow.
         """
+        rows = len(tokens)
+        if rows == 1:
+            # BLAS multiplies one row by another kernel than many, whose last bits differ; results must not depend on
+            # how many requests run, so a lone row gets company.
+            tokens, lengths = np.append(tokens, tokens), np.append(lengths, 0)
         kv.begin_step(lengths)
 
         def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
             return kv.attend_step(layer, lengths, q, k, v)
 
-        return self._logits(self._forward(tokens, lengths, attend))
+        return self._logits(self._forward(tokens, lengths, attend))[:rows]
 
     def prefill(self, kv: KvRows, row: int, start: int, tokens: Ints) -> Floats:
         """Extend one row by a chunk of tokens whose first position is `start`.
@@ -84,7 +89,8 @@ class Qwen3:
     def _feed_forward(self, layer: LayerWeights, x: Floats) -> Floats:
         gate_up = self._normed(x) @ layer.gate_up
         gate, up = gate_up[:, : self.config.intermediate_size], gate_up[:, self.config.intermediate_size :]
-        divisor = np.exp(-gate)
+        with np.errstate(over="ignore"):  # exp of a very negative gate is inf, and gate * up / inf is the right 0
+            divisor = np.exp(-gate)
         divisor += 1
         gate *= up
         gate /= divisor

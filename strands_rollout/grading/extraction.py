@@ -10,26 +10,29 @@ from typing import Final
 
 _BOX_TOKEN: Final = re.compile(r"(?P<box>\\(?:boxed|fbox)(?![A-Za-z])\s*(?P<open>\{)?)|\\[{}]|[{}]")
 _BARE_BOX: Final = re.compile(r"[^\s${}\\]+")
-_ANSWER_LABEL: Final = re.compile(r"\banswer[\s*_`]{0,8}[:：][\s*_`]*", re.IGNORECASE)
+_ANSWER_LABEL: Final = re.compile(r"\banswer[\s*_`]{0,8}[:\uFF1A][\s*_`]*", re.IGNORECASE)
 _MATH_SPAN: Final = re.compile(r"\$\$?([^$]+)\$?\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 _MARKUP: Final = " \t*_`"
+_SEARCHED_CHARS: Final = 50_000  # from the end; what nobody would read to is not searched
 _LONGEST_LINE: Final = 1000  # a longer line is no answer, and is not searched for formulas
 
 
 def extract_answer(text: str) -> str:
     r"""The answer as the text gives it, stripped; "" if it gives none.
 
-    A box with unbalanced braces, or with nothing in it, is not an answer; neither is an `Answer:` with nothing after it.
-    Of nested boxes the innermost counts.
+    A box with unbalanced braces, or with nothing in it, is not an answer; nor is an `Answer:` with nothing after it. Of
+    nested boxes the innermost counts.
     """
+    text = text[-_SEARCHED_CHARS:]
     return last_boxed(text) or last_answer_line(text)
 
 
 def last_boxed(text: str) -> str:
-    r"""The content of the last `\boxed{...}` or `\fbox{...}` that is balanced and not empty, or the word of `\boxed 42`."""
+    r"""The content of the last balanced, non-empty `\boxed{...}` or `\fbox{...}`, or the word after a bare `\boxed`."""
     start = end = 0
     open_braces: list[int | None] = []  # where a box's content starts; None for a brace that is not a box's
-    for token in _BOX_TOKEN.finditer(text):
+    first_box = min((at for at in (text.find(r"\boxed"), text.find(r"\fbox")) if at >= 0), default=len(text))
+    for token in _BOX_TOKEN.finditer(text, first_box):
         if token["open"] is not None:
             open_braces.append(token.end())
         elif token["box"] is not None:
@@ -50,6 +53,8 @@ def last_answer_line(text: str) -> str:
 
     Markdown around it, a final full stop and the delimiters of a single formula are taken off.
     """
+    if "answer" not in text.lower():
+        return ""
     for label in reversed(list(_ANSWER_LABEL.finditer(text))):
         line = text[label.end() :].partition("\n")[0].strip(_MARKUP)
         if line:

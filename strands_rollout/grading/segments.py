@@ -1,6 +1,6 @@
 """Finds what the assistant said last, outside its reasoning, its tool calls and every tool's output.
 
-Knows the markers of ChatML and of Qwen/Hermes tool use, as text. All functions are pure and take time linear in the text.
+Knows the markers of ChatML and of Qwen/Hermes tool use, as text. All functions are pure, and linear in the text.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _RESULT_OPEN, _RESULT_CLOSE = "<tool_response>", "</tool_response>"
 def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
     """Cut the assistant's last words out of a whole response that is known as text only.
 
-    Everything up to the last `</tool_response>` is taken for tool output or older than it, so that a tool's output can't
-    pose as the assistant, whatever markers it contains. Two things remain that text alone can't tell: a response cut off
+    Everything up to the last `</tool_response>` is taken for tool output or older than it, so that a tool's output
+    can't pose as the assistant, whatever markers it contains. Text alone can't tell two things: a response cut off
     inside a tool's output that contains a forged `</tool_response>`, and templates that mark tool output otherwise.
-    Pass the last turn's own text to `spoken_text` where it is known.
+    Where the last turn's own text is known, pass that to `spoken_text` instead.
 
     Args:
         response: Decoded response tokens, control tokens included: from the first assistant turn to the end.
@@ -59,7 +59,7 @@ def spoken_text(turn: str, *, in_reasoning: bool = False) -> str:
 
 
 def _without_reasoning(text: str, *, in_reasoning: bool) -> str:
-    """Drop `<think>...</think>`; a stray `</think>` ends reasoning that began at the start, an unclosed one leaves ""."""
+    """Drop `<think>...</think>`; a stray `</think>` ends reasoning from the start, an unclosed `<think>` leaves ""."""
     kept: list[str] = []
     start = 0
     for tag in _THINK_TAG.finditer(text):
@@ -74,7 +74,7 @@ def _without_reasoning(text: str, *, in_reasoning: bool) -> str:
 
 
 def _without_blocks(text: str, opening: str, closing: str) -> tuple[str, str]:
-    """Drop each block, and all that follows an unclosed one; return the rest, and the part of it after the last block."""
+    """Drop each block, and all after an unclosed one; return the rest, and the part of it after the last block."""
     kept: list[str] = []
     start = 0
     while (block := text.find(opening, start)) >= 0:

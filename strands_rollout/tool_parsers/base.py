@@ -1,7 +1,7 @@
 """What every tool-call format is parsed into, and the promise that a parser makes.
 
-Knows no format. Parsers never raise over what a model wrote and never repair it: what does not follow the format becomes a
-`ParseFailure`, so that the model can be told.
+Knows no format. Parsers never raise over what a model wrote and never repair it: what does not follow the format
+becomes a `ParseFailure`, so that the model can be told.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Hermes format, which Qwen uses: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, after `<think>` reasoning.
+"""The Hermes format, which Qwen uses: `<tool_call>{"name": "x", "arguments": {}}</tool_call>`, and `<think>`.
 
 One scan from left to right. Whether a tag is a tag or content is settled by the JSON around it and by nothing else.
 """
@@ -10,7 +10,7 @@ import uuid
 from typing import Any, Final
 
 from strands_rollout.tool_parsers.base import NewId, ParseFailure, Reasoning, Segment, Text, ToolCall
-from strands_rollout.tool_parsers.strict_json import StrictJSONError, decode_object, skip_white_space
+from strands_rollout.tool_parsers.strict_json import JSONSource, StrictJSONError, decode_object, skip_white_space
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
@@ -29,11 +29,11 @@ def random_id() -> str:
 class HermesParser:
     """The format's parser; see `ToolParser`.
 
-    Outside reasoning, `<think>` opens it and `<tool_call>` opens a call. Reasoning ends at the first `</think>`; without one
-    all the rest is reasoning. A `</think>` that closes nothing says that everything before it was reasoning. A call's block
-    holds one JSON object, white space around it, and `</tool_call>`; tags inside its strings are content. A block that
-    does not follow this is a failure: it ends at the first `</tool_call>` after its JSON, or after its start if the JSON
-    is broken, or else with the text.
+    Outside reasoning, `<think>` opens it and `<tool_call>` opens a call. Reasoning ends at the first `</think>`;
+    without one all the rest is reasoning. A `</think>` that closes nothing says that everything before it was
+    reasoning. A call's block holds one JSON object, white space around it, and `</tool_call>`; tags inside its strings
+    are content. A block that does not follow this is a failure: it ends at the first `</tool_call>` after its JSON, or
+    after its start if the JSON is broken, or else with the text.
 
     Args:
         new_id: Makes the ids of calls.
@@ -49,28 +49,29 @@ class HermesParser:
     def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
         """Split the text into reasoning, text, calls and failures, in its order.
 
-        The time is linear in the text: a broken block is read again from its first `</tool_call>` on, but of all the blocks
+        The time is linear in the text: a broken block is read again from its first `</tool_call>` on, but of all blocks
         whose JSON seems to go on past a tag only one can do so at any one tag, since each quote that opens a string for
         one closes a string for the next.
         """
+        source = JSONSource(text)
         found: list[Segment] = []
         reasoning_end, start = 0, 0
         if in_reasoning:
             reasoning_end, start = _end_of_reasoning(text, 0)
-        while tag := _TAG.search(text, start):
+        while tag := _TAG.search(source, start):
             if tag[0] == CLOSE_REASONING:
                 found.clear()
                 reasoning_end, start = tag.span()
                 continue
             _add(found, Text(text[start : tag.start()]))
-            segment, start = self._read(text, tag)
+            segment, start = self._read(source, tag)
             _add(found, segment)
         _add(found, Text(text[start:]))
         head: list[Segment] = []
         _add(head, Reasoning(text[:reasoning_end]))
         return head + found
 
-    def _read(self, text: str, tag: re.Match[str]) -> tuple[Segment, int]:
+    def _read(self, text: JSONSource, tag: re.Match[str]) -> tuple[Segment, int]:
         """What this tag begins, and the position after it."""
         if tag[0] == OPEN:
             return self._read_call(text, tag)
@@ -79,7 +80,7 @@ class HermesParser:
         end, after = _end_of_reasoning(text, tag.end())
         return Reasoning(text[tag.end() : end]), after
 
-    def _read_call(self, text: str, tag: re.Match[str]) -> tuple[ToolCall | ParseFailure, int]:
+    def _read_call(self, text: JSONSource, tag: re.Match[str]) -> tuple[ToolCall | ParseFailure, int]:
         start = skip_white_space(text, tag.end())
         try:
             value, end = decode_object(text, start, origin=tag.end())
@@ -92,9 +93,8 @@ class HermesParser:
             if not reasons:
                 return ToolCall(self._new_id(), value["name"], value["arguments"]), close + len(CLOSE)
         elif close < len(text):
-            reasons.append(
-                f"expected {CLOSE} after the JSON object, at offset {close - tag.end()}; got {text[close : close + 20]!r}"
-            )
+            got = text[close : close + 20]
+            reasons.append(f"expected {CLOSE} after the JSON object, at offset {close - tag.end()}; got {got!r}")
         name = value.get("name")
         return _failure(text, tag.start(), end, reasons, name if isinstance(name, str) and name else None)
 

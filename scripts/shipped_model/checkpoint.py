@@ -1,0 +1,88 @@
+"""A model folder in Hugging Face's layout: its configuration, a new model of that shape, saving and loading.
+
+Knows torch and transformers. Must not know training or problems.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from shipped_model.tokenizer import CONTEXT_LENGTH
+from strands_rollout.prompts import prompts_sha256
+
+
+def model_config(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """config.json in the form in which Qwen3-8B is published, which transformers 4 and 5 and SGLang read."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "head_dim": 32,
+        "hidden_act": "silu",
+        "hidden_size": 128,
+        "initializer_range": 0.02,
+        "intermediate_size": 384,
+        "max_position_embeddings": CONTEXT_LENGTH,
+        "max_window_layers": 4,
+        "model_type": "qwen3",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "pad_token_id": tokenizer.pad_token_id,
+        "prompts_sha256": prompts_sha256(),
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float16",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": len(tokenizer),
+    }
+
+
+def new_model(config: dict[str, Any], seed: int) -> Qwen3ForCausalLM:
+    """A model with random weights drawn from `seed`, in single precision."""
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(Qwen3Config(**{**config, "torch_dtype": "float32"}))
+
+
+def save_model(model: Qwen3ForCausalLM, config: dict[str, Any], folder: Path) -> None:
+    """Writes config.json, generation_config.json and the weights in half precision; tied weights once."""
+    end_ids = [config["eos_token_id"], config["pad_token_id"]]
+    generation = {"do_sample": True, "eos_token_id": end_ids, "pad_token_id": end_ids[1], "temperature": 1.0}
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(config, folder / "config.json")
+    _write_json(generation, folder / "generation_config.json")
+    weights = {
+        name: weight.detach().to(torch.float16).contiguous()
+        for name, weight in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
+
+
+def load_model(folder: Path) -> Qwen3ForCausalLM:
+    """The saved model, computing in single precision."""
+    disable_progress_bar()
+    model: Qwen3ForCausalLM = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model
+
+
+def write_training_facts(facts: dict[str, Any], folder: Path) -> None:
+    """Writes training.json: how the checkpoint was made and how it did."""
+    _write_json(facts, folder / "training.json")
+
+
+def _write_json(value: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Runs the tests; arguments go to pytest. Their environment is .venv-test, or $STRANDS_ROLLOUT_TEST_VENV.
+set -euo pipefail
+
+# shellcheck source=scripts/environment.sh
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+venv="${STRANDS_ROLLOUT_TEST_VENV:-$repository/.venv-test}"
+
+prepare_environment "$venv" dev
+cd "$repository"
+exec "$venv/bin/python" -m pytest "$@"

@@ -1,0 +1,89 @@
+"""Makes the model and the rows that the package ships: `python scripts/train_shipped_model.py --help`.
+
+Knows the command line alone; the work is in `shipped_model`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+PACKAGE: Final = Path(__file__).parent.parent / "strands_rollout"
+WANTED_ACCURACY: Final = (0.5, 0.8)
+
+
+def main(
+    out: Annotated[
+        Path, typer.Option(help="Model folder to write, or to read with --eval-only.", show_default="the shipped one")
+    ] = PACKAGE / "engine/checkpoint",
+    data: Annotated[
+        Path, typer.Option(help="Folder of train.jsonl and demo.jsonl.", show_default="the shipped one")
+    ] = PACKAGE / "data",
+    seed: Annotated[int, typer.Option(help="Decides everything random.")] = 0,
+    steps: Annotated[int, typer.Option(help="Optimizer steps at most.", min=1)] = 800,
+    target: Annotated[float, typer.Option(help="Validation accuracy at which training stops.", min=0, max=1)] = 0.65,
+    samples_per_row: Annotated[int, typer.Option(help="Held-out episodes per row.", min=1)] = 4,
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Run every stage on a little data, in seconds.")] = False,  # noqa: FBT002
+    eval_only: Annotated[bool, typer.Option("--eval-only", help="Only play demo.jsonl with the model.")] = False,  # noqa: FBT002
+) -> None:
+    """Train the shipped model from scratch on a CPU, or report how it does. The last line on stdout is JSON.
+
+    Example: python scripts/train_shipped_model.py --out /tmp/model --data /tmp/rows
+    """
+    console = Console(stderr=True)
+    if importlib.util.find_spec("torch") is None:
+        console.print("Training needs torch: pip install 'strands-rollout[train]', then run this again.", markup=False)
+        raise typer.Exit(1)
+    import torch
+    from shipped_model import run
+
+    torch.set_num_threads(threads)
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    with _Bar(console) as bar:
+        if eval_only:
+            report = asdict(run.report_on(out, data / run.HELD_OUT_FILE, samples_per_row, seed, bar.show))
+        else:
+            plan = run.Plan(seed=seed, steps=steps, target=target, samples_per_row=samples_per_row)
+            report = run.train(run.tiny(plan) if tiny else plan, out, data, bar.show)["held_out"]
+    low, high = WANTED_ACCURACY
+    if not low <= report["accuracy"] <= high:
+        console.print(
+            f"Accuracy is {report['accuracy']}; a shipped model should have {low} to {high}. Change --target."
+        )
+    print(json.dumps(report))
+
+
+class _Bar:
+    """One progress bar that follows the run from stage to stage."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._progress.stop()
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        """Show how far a stage is; its name up to the first comma says which stage it is."""
+        key = stage.partition(",")[0]
+        if key not in self._tasks:
+            self._tasks[key] = self._progress.add_task(stage)
+        self._progress.update(self._tasks[key], description=stage, completed=done, total=total)
+
+
+if __name__ == "__main__":
+    typer.run(main)

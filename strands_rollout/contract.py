@@ -1,0 +1,126 @@
+"""Whether a finished sample is one that slime's trainer takes: says in words what is wrong with it.
+
+Knows what slime 0.3 requires of a sample on return (slime/rollout/sglang_rollout.py, slime/ray/rollout.py). It reads
+fields by name and must not know how they were filled, so that it can judge the code that fills them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from typing import Any, Final
+
+METADATA_KEY: Final = "strands_rollout"
+_FINISHED: Final = ("completed", "truncated", "failed")
+
+
+def contract_violations(
+    sample: Any,  # noqa: ANN401 - slime's Sample or ours
+    *,
+    decode: Callable[[Sequence[int]], str] | None = None,
+    reward_key: str | None = None,
+    may_abort: bool = False,
+) -> list[str]:
+    """Everything that is wrong with a sample after `generate` and the reward function; empty if it may be trained on.
+
+    Args:
+        sample: slime's Sample or ours.
+        decode: Text of ids, control tokens included; without it the response's text is not checked.
+        reward_key: slime's `--reward-key`; None if the reward must be a number.
+        may_abort: Whether the rollout is being aborted, so that ABORTED is a valid status.
+    """
+    status = str(sample.status.value)
+    found = [*_bad_lengths(sample)]
+    if not found:
+        found += [*_bad_values(sample), *_bad_training(sample, status)]
+        if decode is not None:
+            found += _bad_text(sample, decode)
+    found += _bad_status(status, may_abort=may_abort)
+    if status != "aborted":
+        found += _bad_reward(sample.reward, reward_key)
+    return [*found, *_bad_extras(sample)]
+
+
+def _bad_lengths(sample: Any) -> Iterator[str]:  # noqa: ANN401
+    tokens, length = sample.tokens, sample.response_length
+    if not isinstance(tokens, list) or not all(_is_count(token) for token in tokens):
+        yield f"tokens is {tokens!r:.80}; expected a list of ints of at least 0"
+    elif not _is_count(length) or length < 1:
+        yield f"response_length is {length!r}; expected an int of at least 1"
+    elif len(tokens) <= length:
+        yield f"{len(tokens)} tokens with response_length {length}; expected at least one prompt token too"
+    for name in ("loss_mask", "rollout_log_probs"):
+        values = getattr(sample, name)
+        if not isinstance(values, list) or len(values) != length:
+            got = f"{len(values)} values" if isinstance(values, list) else repr(values)
+            yield f"{name} has {got}; expected response_length={length} of them"
+
+
+def _bad_values(sample: Any) -> Iterator[str]:  # noqa: ANN401
+    for position, (mask, logprob) in enumerate(zip(sample.loss_mask, sample.rollout_log_probs, strict=True)):
+        if not _is_count(mask) or mask > 1:
+            yield f"loss_mask[{position}] is {mask!r}; expected 0 or 1"
+        elif not _is_number(logprob):
+            yield f"rollout_log_probs[{position}] is {logprob!r}; expected a finite float"
+        elif mask == 0 and logprob != 0.0:
+            yield f"rollout_log_probs[{position}] is {logprob!r} where loss_mask is 0; expected 0.0"
+
+
+def _bad_training(sample: Any, status: str) -> Iterator[str]:  # noqa: ANN401
+    trained = any(sample.loss_mask)
+    if not isinstance(sample.remove_sample, bool):
+        yield f"remove_sample is {sample.remove_sample!r}; expected a bool"
+    if status == "failed" and (trained or not sample.remove_sample):
+        yield "a FAILED sample would be trained; expected an all-zero loss_mask and remove_sample"
+    if status == "completed" and not trained:
+        yield "a COMPLETED sample trains no token; expected the policy's own tokens in loss_mask"
+    if trained and not sample.loss_mask[-1]:
+        yield "the response ends with context that trains nothing; expected it to end with a sampled token"
+
+
+def _bad_text(sample: Any, decode: Callable[[Sequence[int]], str]) -> Iterator[str]:  # noqa: ANN401
+    """A sample without one sampled token holds a filler as response and no text."""
+    if not any(sample.loss_mask) and sample.remove_sample and sample.response == "":
+        return
+    text = decode(sample.tokens[len(sample.tokens) - sample.response_length :])
+    if sample.response != text:
+        yield f"response is {sample.response!r:.80}; expected the text of the response tokens, {text!r:.80}"
+
+
+def _bad_status(status: str, *, may_abort: bool) -> Iterator[str]:
+    allowed = (*_FINISHED, "aborted") if may_abort else _FINISHED
+    if status not in allowed:
+        yield f"status is {status}; expected one of {', '.join(allowed)}"
+
+
+def _bad_reward(reward: Any, reward_key: str | None) -> Iterator[str]:  # noqa: ANN401
+    if reward_key is None:
+        if not _is_number(reward):
+            yield f"reward is {reward!r:.80}; expected a finite number"
+    elif not isinstance(reward, dict) or not _is_number(reward.get(reward_key)):
+        yield f"reward is {reward!r:.80}; expected a dict with a finite number under {reward_key!r}"
+
+
+def _bad_extras(sample: Any) -> Iterator[str]:  # noqa: ANN401
+    undeclared = sorted(vars(sample).keys() - {item.name for item in fields(sample)})
+    if undeclared:
+        yield f"the sample has the undeclared attributes {', '.join(undeclared)}; slime's buffers lose them"
+    if not _is_number(sample.non_generation_time) or sample.non_generation_time < 0:
+        yield f"non_generation_time is {sample.non_generation_time!r}; expected seconds of at least 0"
+    if not isinstance(sample.metadata, dict) or not isinstance(sample.metadata.get(METADATA_KEY), dict):
+        yield f"metadata[{METADATA_KEY!r}] is missing; expected the facts of the episode"
+        return
+    try:
+        json.dumps(sample.metadata, allow_nan=False)
+    except (TypeError, ValueError) as e:
+        yield f"metadata can't be written as JSON: {e}"
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,260 @@
+"""Decides what the model computes next: which generations wait, prefill and decode, and what interrupts them.
+
+Continuous batching: generations join between steps, prompts are prefilled in chunks so that none stalls the others.
+Knows no threads: everything here runs in one, the worker's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from strands_rollout.engine.decode_batch import DecodeBatch
+from strands_rollout.engine.generation import aborted, aborted_in_queue, out_of_length
+from strands_rollout.engine.kv_rows import KvRows
+from strands_rollout.engine.prefix_cache import PrefixCache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from strands_rollout.engine.generation import Generation
+    from strands_rollout.engine.qwen3 import Qwen3
+    from strands_rollout.engine.weights import ModelWeights
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+PauseMode = Literal["abort", "retract", "in_place"]
+
+
+class _Prefill:
+    """The generation whose prompt is being computed, in KV row `row`; `done` of `tokens` are in place."""
+
+    __slots__ = ("done", "generation", "row", "tokens")
+
+    def __init__(self, generation: Generation, row: int) -> None:
+        self.generation = generation
+        self.row = row
+        self.tokens: Ints = np.array([*generation.request.input_ids, *generation.output_ids], np.int64)
+        self.done = 0
+
+
+class Scheduler:
+    """Runs generations on one model.
+
+    Args:
+        model: The model; its weights can be replaced.
+        context_length: The longest sequence in tokens.
+        max_running: The most generations that decode together.
+        prefill_chunk: The most prompt tokens computed between two decode steps.
+        cache_tokens: The size of the prefix cache.
+        seeds: Gives a seed for each generation that brings none.
+        decode: Text of token ids, for stop strings.
+    """
+
+    def __init__(
+        self,
+        model: Qwen3,
+        *,
+        context_length: int,
+        max_running: int,
+        prefill_chunk: int,
+        cache_tokens: int,
+        seeds: Callable[[], int],
+        decode: Callable[[list[int]], str],
+    ) -> None:
+        self._model = model
+        self._prefill_chunk = prefill_chunk
+        self._seeds = seeds
+        # A lone decoding row needs row 1 as well, and one row prefills (see _free_row).
+        self._kv = KvRows(model.config, max_running + 2, context_length)
+        self._batch = DecodeBatch(model.config, max_running, context_length, decode)
+        self._cache = PrefixCache(cache_tokens)
+        self._waiting: deque[Generation] = deque()
+        self._held: deque[Generation] = deque()
+        self._prefill: _Prefill | None = None
+        self._when_idle: deque[Callable[[Scheduler], None]] = deque()
+        self.paused = False
+        self.weight_version = "default"
+
+    def has_work(self) -> bool:
+        """Whether `step` would compute anything."""
+        return not self.paused and (self.is_busy() or bool(self._waiting))
+
+    def is_busy(self) -> bool:
+        """Whether any generation is prefilling or decoding."""
+        return bool(len(self._batch)) or self._prefill is not None
+
+    def counts(self) -> tuple[int, int]:
+        """How many generations run and how many wait."""
+        return len(self._batch) + (self._prefill is not None), len(self._waiting) + len(self._held)
+
+    def in_flight(self) -> list[Generation]:
+        """Every unfinished generation."""
+        prefilling = [self._prefill.generation] if self._prefill else []
+        return [*self._batch.generations, *prefilling, *self._waiting, *self._held]
+
+    def submit(self, generation: Generation) -> None:
+        """Queue a generation; while paused or before a `when_idle_or_paused`, it is held back."""
+        seed = generation.request.sampling.sampling_seed
+        generation.seed = self._seeds() if seed is None else seed % 2**64
+        (self._held if self.paused or self._when_idle else self._waiting).append(generation)
+
+    def when_idle_or_paused(self, action: Callable[[Scheduler], None]) -> None:
+        """Run `action` once nothing is in flight, at once if paused; new generations wait until it has run."""
+        self._when_idle.append(action)
+        self.settle()
+
+    def settle(self) -> None:
+        """Run what waits for this moment; to be called between steps."""
+        if self._when_idle and (self.paused or not (self.is_busy() or self._waiting)):
+            while self._when_idle:
+                self._when_idle.popleft()(self)
+            self._release_held()
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop computing until `resume`.
+
+        Args:
+            mode: What becomes of running generations: "abort" ends them with what they have, "retract" puts them back
+                into the queue to be prefilled anew with their output, "in_place" freezes them.
+        """
+        if mode == "abort":
+            self.abort(None)
+        elif mode == "retract":
+            self._retract()
+        self.paused = True
+
+    def resume(self) -> None:
+        """End `pause`."""
+        self.paused = False
+        self._release_held()
+
+    def flush(self) -> bool:
+        """Empty the prefix cache; refused (False) while generations run or, unless paused, wait."""
+        if self.is_busy() or (self._waiting and not self.paused):
+            return False
+        self._cache.clear()
+        return True
+
+    def replace_weights(self, weights: ModelWeights, version: str | None) -> None:
+        """Compute with other weights from the next step on; running generations note the change."""
+        for row, generation in enumerate(self._batch.generations):
+            generation.close_span(self.weight_version, self._batch.output_count(row))
+        for generation in (*self._waiting, *self._held):
+            if generation.output_ids:
+                generation.close_span(self.weight_version, len(generation.output_ids))
+        self._model.weights = weights
+        if version is not None:
+            self.weight_version = version
+
+    def abort(self, rid: str | None) -> None:
+        """End the generation of request `rid`, or every one (None); those that ran keep their partial output."""
+        for queue in (self._waiting, self._held):
+            for generation in [g for g in queue if rid in (None, g.request.rid)]:
+                queue.remove(generation)
+                self._finish(generation, aborted_in_queue())
+        if self._prefill and rid in (None, self._prefill.generation.request.rid):
+            generation, self._prefill = self._prefill.generation, None
+            self._finish(generation, aborted())
+        for row in reversed(range(len(self._batch))):
+            if rid in (None, self._batch.generations[row].request.rid):
+                self._leave(row, aborted())
+
+    def step(self) -> None:
+        """Compute one decode step of every running generation and up to a chunk of waiting prompts."""
+        if len(self._batch):
+            self._decode_step()
+        spent = 0
+        while spent < self._prefill_chunk and self._next_prefill() is not None:
+            spent += self._prefill_step()
+
+    def _release_held(self) -> None:
+        if not self.paused and not self._when_idle:
+            self._waiting.extend(self._held)
+            self._held.clear()
+
+    def _decode_step(self) -> None:
+        rows = slice(0, len(self._batch))
+        lengths = self._batch.lengths[rows]
+        self._kv.reserve(int(lengths.max()) + 1)
+        logits = self._model.decode(self._kv, self._batch.last_tokens[rows], lengths)
+        lengths += 1
+        self._advance(rows, logits)
+
+    def _next_prefill(self) -> _Prefill | None:
+        if self._prefill is None and self._waiting and not self._batch.is_full():
+            self._prefill = prefill = _Prefill(self._waiting.popleft(), self._free_row())
+            self._kv.reserve(len(prefill.tokens))
+            # The last token is always computed: its logits give the first new one.
+            for block in self._cache.match(prefill.tokens[:-1]):
+                self._kv.load(prefill.row, prefill.done, block)
+                prefill.done += block.shape[-1]
+            if prefill.generation.cached_tokens is None:
+                prefill.generation.cached_tokens = prefill.done
+        return self._prefill
+
+    def _free_row(self) -> int:
+        """A KV row that no decode step touches: a lone decoding row 0 also writes to row 1."""
+        return 2 if len(self._batch) == 1 else len(self._batch)
+
+    def _prefill_step(self) -> int:
+        """Compute the next chunk of the prompt; its bounds depend on the prompt alone. Returns its tokens."""
+        prefill = self._prefill
+        if prefill is None:
+            return 0
+        chunk = prefill.tokens[prefill.done : prefill.done + self._prefill_chunk]
+        logits = self._model.prefill(self._kv, prefill.row, prefill.done, chunk)
+        prefill.done += len(chunk)
+        if prefill.done == len(prefill.tokens):
+            self._prefill = None
+            self._start_decoding(prefill, logits)
+        return len(chunk)
+
+    def _start_decoding(self, prefill: _Prefill, logits: Floats) -> None:
+        """Let a prefilled generation join the batch with its first token, sampled from [vocab_size] logits."""
+        generation, length = prefill.generation, len(prefill.tokens)
+        self._cache.insert(prefill.tokens, partial(self._kv.copy_out, prefill.row))
+        if generation.request.max_new_tokens == 0:
+            self._finish(generation, out_of_length(0))
+            return
+        row = self._batch.join(generation, length, generation.seed)
+        self._kv.move(prefill.row, row, length)
+        self._advance(slice(row, row + 1), logits[None])
+
+    def _advance(self, rows: slice, logits: Floats) -> None:
+        # Backwards, so that the last row, which moves into a gap, is never one that ends as well.
+        for row, finish in reversed(self._batch.advance(rows, logits)):
+            self._leave(row, finish)
+
+    def _retract(self) -> None:
+        retracted = [self._remove(row) for row in reversed(range(len(self._batch)))][::-1]
+        if self._prefill:
+            retracted.append(self._prefill.generation)
+            self._prefill = None
+        for generation in retracted:
+            generation.retractions += 1
+        self._waiting.extendleft(reversed(retracted))
+
+    def _leave(self, row: int, finish: dict[str, Any]) -> None:
+        """End the generation of a batch row and keep its keys and values for whoever continues it."""
+        tokens = self._batch.tokens(row)[: self._batch.lengths[row]]
+        self._cache.insert(tokens, partial(self._kv.copy_out, row))
+        self._finish(self._remove(row), finish)
+
+    def _remove(self, row: int) -> Generation:
+        """Take a generation with its output out of the batch."""
+        generation = self._batch.generations[row]
+        moved = self._batch.leave(row)
+        if moved != row:
+            self._kv.move(moved, row, int(self._batch.lengths[row]))
+        return generation
+
+    def _finish(self, generation: Generation, finish: dict[str, Any]) -> None:
+        generation.close_span(self.weight_version, len(generation.output_ids))
+        # Last, because whoever reads the generation takes this for the sign that it is complete.
+        generation.finish = finish
+        generation.notify()

@@ -1,0 +1,114 @@
+"""The tokenizer of a model folder: text to ids, ids to text, chat messages to a prompt.
+
+Knows tokenizer.json and the chat template, read without transformers. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jinja2.ext
+import jinja2.sandbox
+from tokenizers import Tokenizer
+
+from strands_rollout.engine.request_errors import RequestRefusedError
+from strands_rollout.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class TextCodec:
+    """Encodes, decodes and renders with one model's tokenizer and template."""
+
+    def __init__(self, tokenizer: Tokenizer, special_tokens: dict[str, str], template: str | None) -> None:
+        self._tokenizer = tokenizer
+        self._special_tokens = special_tokens
+        self._template = _compiled(template) if template else None
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id of the tokenizer's own end-of-sequence token, where it names one."""
+        token = self._special_tokens.get("eos_token")
+        found: int | None = self._tokenizer.token_to_id(token) if token else None
+        return found
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; text that spells a special token becomes that token."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of `ids`; bytes that are not valid UTF-8 become U+FFFD."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def render_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], options: dict[str, Any]) -> str:
+        """The prompt of a chat, ending where the assistant's turn begins.
+
+        Raises:
+            RequestRefusedError: There is no template, or it refuses the messages.
+        """
+        if self._template is None:
+            raise RequestRefusedError("this model folder has no chat template; use /generate")
+        names = {"add_generation_prompt": True, **self._special_tokens, **options}
+        try:
+            return self._template.render(messages=messages, tools=tools or None, **names)
+        except (jinja2.TemplateError, TypeError, ValueError) as e:
+            raise RequestRefusedError(f"the chat template refused the messages: {e}") from e
+
+
+def read_text_codec(folder: Path) -> TextCodec:
+    """Read tokenizer.json, tokenizer_config.json and, where present, chat_template.jinja of `folder`.
+
+    Raises:
+        ConfigError: tokenizer.json is missing or unreadable, or the template is not valid Jinja.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no tokenizer.json; the embedded engine needs a fast tokenizer")
+    config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config: dict[str, Any] = {}
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+        if config_path.is_file():
+            config = json.loads(config_path.read_text(encoding="utf-8"))
+    except Exception as e:  # tokenizers raises plain Exception for a broken file
+        raise ConfigError(f"can't read the tokenizer of {folder}: {e}") from e
+    template = config.get("chat_template")
+    if template_path.is_file():
+        template = template_path.read_text(encoding="utf-8")
+    try:
+        return TextCodec(tokenizer, _special_tokens(config), template)
+    except jinja2.TemplateError as e:
+        raise ConfigError(f"the chat template of {folder} is not valid Jinja: {e}") from e
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    tokens = {key: config[key] for key in _SPECIAL_TOKEN_KEYS if config.get(key)}
+    return {key: token["content"] if isinstance(token, dict) else token for key, token in tokens.items()}
+
+
+def _compiled(template: str) -> jinja2.Template:
+    """`template` in the environment that transformers gives to chat templates."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_template_error
+    environment.globals["strftime_now"] = lambda form: datetime.now(tz=timezone.utc).strftime(form)
+    return environment.from_string(template)
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    # Jinja's own filter escapes <, > and & for HTML, which a prompt must not do.
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_template_error(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,121 @@
+"""The embedded engine as a child process of its own, so that its arithmetic never delays the rollout's event loop.
+
+Knows the `serve` command and processes; nothing of what the engine computes. The child lives as long as its standard
+input stays open: it ends with its parent, however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO, Final
+
+import aiohttp
+
+from strands_rollout.errors import EngineUnavailableError
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S: Final = 5.0
+_POLL_S: Final = 0.05
+_LOG_TAIL_BYTES: Final = 2000
+
+
+@asynccontextmanager
+async def engine_process(model_dir: Path | None = None, *, start_timeout_s: float = 60.0) -> AsyncIterator[str]:
+    """Start `strands-rollout serve` on a free port of 127.0.0.1; stop it when the block ends.
+
+    Args:
+        model_dir: The model to serve; None for the shipped one.
+        start_timeout_s: Seconds within which it must answer `/health`.
+
+    Yields:
+        The engine's URL.
+
+    Raises:
+        EngineUnavailableError: It ended, or did not answer in time; the message holds the end of what it printed.
+    """
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "strands_rollout.cli", "serve", "--port", str(port), "--stop-with-stdin"]
+    if model_dir is not None:
+        command += ["--model", str(model_dir)]
+    with tempfile.TemporaryFile() as log:
+        # a session of its own: Ctrl-C must reach the parent only, which stops the child when its samples are done with
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            await _until_healthy(process, url, start_timeout_s, log)
+            yield url
+            if process.returncode is not None:
+                logger.error("event=engine_died exit_code=%s output=%s", process.returncode, _tail(log))
+        finally:
+            await _stop(process)
+
+
+def stop_with_stdin() -> None:
+    """Send SIGTERM to this process when its standard input closes; for a child whose parent may vanish."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="stop-with-stdin", daemon=True).start()
+
+
+async def _until_healthy(process: asyncio.subprocess.Process, url: str, timeout_s: float, log: IO[bytes]) -> None:
+    try:
+        async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as session:
+            while process.returncode is None:
+                if await _is_healthy(session, url):
+                    return
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise EngineUnavailableError(
+            f"the embedded engine did not answer {url}/health within {timeout_s:g} s. It printed: {_tail(log)}"
+        ) from None
+    raise EngineUnavailableError(
+        f"the embedded engine ended with exit code {process.returncode} before it served. It printed: {_tail(log)}"
+    )
+
+
+async def _is_healthy(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(f"{url}/health") as answer:
+            return answer.status == 200
+    except aiohttp.ClientError:
+        return False
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _tail(log: IO[bytes]) -> str:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+    return log.read().decode(errors="replace").strip() or "nothing"

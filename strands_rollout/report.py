@@ -1,0 +1,122 @@
+"""Outcomes for people: a table of samples, totals in words, violations, and the progress of a run.
+
+Knows rich and outcomes; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from strands_rollout.evaluate import Outcome, Summary
+
+PLAIN_WIDTH: Final = 140
+_MAX_VIOLATIONS_SHOWN: Final = 20
+_STATUS_STYLES: Final = {"completed": "green", "truncated": "yellow", "aborted": "yellow", "failed": "red"}
+
+
+class OnDone(Protocol):
+    """Told of each outcome when it is there."""
+
+    def __call__(self, outcome: Outcome, /) -> None:
+        """One more is done."""
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console, wide enough for the table where it is no terminal; rich decides about colours (NO_COLOR, no tty)."""
+    console = Console(stderr=stderr, highlight=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=PLAIN_WIDTH)
+
+
+@contextmanager
+def progress_bar(console: Console, total: int) -> Iterator[OnDone]:
+    """A bar with the running accuracy until the block ends; call what it yields with each outcome."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("episodes", total=total)
+        right = done = 0
+
+        def on_done(outcome: Outcome, /) -> None:
+            nonlocal right, done
+            done += 1
+            right += bool(outcome.graded.get("acc"))
+            progress.update(task, advance=1, description=f"episodes  accuracy {right / done:.0%}")
+
+        yield on_done
+
+
+def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
+    """The table, one line per sample."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("#", justify="right")
+    table.add_column("question", ratio=1, no_wrap=True, overflow="ellipsis", min_width=12)
+    for name in ("label", "predicted"):
+        table.add_column(name, max_width=14, no_wrap=True, overflow="ellipsis")
+    table.add_column("reward", justify="right")
+    for name in ("status", "stop reason"):
+        table.add_column(name, no_wrap=True)
+    for name in ("turns", "calls", "tokens"):
+        table.add_column(name, justify="right")
+    for outcome in outcomes:
+        table.add_row(*_cells(outcome))
+    console.print(table)
+
+
+def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summary, *, seconds: float) -> None:
+    """Totals in words, then the first violations, if any."""
+    reasons = Counter(str(outcome.facts.get("stop_reason")) for outcome in outcomes)
+    tokens = sum(int(outcome.facts.get("sampled_tokens", 0)) for outcome in outcomes)
+    console.print(
+        f"{summary.samples} samples in {seconds:.1f} s: accuracy {summary.accuracy:.1%}, mean reward "
+        f"{summary.mean_reward:.3f}, {summary.tool_calls} tool calls, {tokens} sampled tokens"
+    )
+    console.print(f"stop reasons: {', '.join(f'{reason} {count}' for reason, count in reasons.most_common())}")
+    for what, name in (("token exactness", "tito_violations"), ("slime's contract", "contract_violations")):
+        _print_violations(
+            console, what, [(outcome.sample.index, words) for outcome in outcomes for words in getattr(outcome, name)]
+        )
+    for error in {str(outcome.facts["error"]) for outcome in outcomes if outcome.facts.get("error")}:
+        console.print(Text(f"error: {error}", style="red"))
+
+
+def _print_violations(console: Console, what: str, violations: Sequence[tuple[int | None, str]]) -> None:
+    if not violations:
+        console.print(Text(f"{what}: every sample passed", style="green"))
+        return
+    console.print(Text(f"{what}: {len(violations)} violations", style="bold red"))
+    for index, words in violations[:_MAX_VIOLATIONS_SHOWN]:
+        console.print(Text(f"  sample {index}: {words}", style="red"))
+
+
+def _cells(outcome: Outcome) -> list[str | Text]:
+    sample, facts, graded = outcome.sample, outcome.facts, outcome.graded
+    status = str(sample.status.value)
+    score = graded.get("score")
+    return [
+        str(sample.index),
+        Text(" ".join(question_of(sample.prompt).split())),
+        Text(str(sample.label)),
+        Text("-" if graded.get("pred") is None else str(graded["pred"])),
+        Text("-" if score is None else f"{score:g}", style="green" if graded.get("acc") else ""),
+        Text(status, style=_STATUS_STYLES.get(status, "")),
+        str(facts.get("stop_reason", "-")),
+        str(facts.get("turns", 0)),
+        str(facts.get("tool_calls", 0)),
+        str(sample.response_length),
+    ]
+
+
+def question_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """The last user message of a prompt."""
+    if isinstance(prompt, str):
+        return prompt
+    texts = [str(message.get("content", "")) for message in prompt if message.get("role") == "user"]
+    return texts[-1] if texts else ""

@@ -1,0 +1,93 @@
+"""Runs one episode through `generate` against a scripted server, as slime would: the harness of the behaviour tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from fake_sglang import FakeSGLang, Reply
+
+from strands_rollout import Sample, generate
+
+TOOL_CALL = '<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call><|im_end|>'
+ANSWER = "The answer is \\boxed{34}.<|im_end|>"
+Script = Callable[[dict[str, Any], int], "str | Reply"] | Sequence["str | Reply"]
+
+
+def call_text(code: str = "print(17 * 2)", name: str = "execute_python_code") -> str:
+    """A turn that calls one tool with one string argument."""
+    return TOOL_CALL.format(name=name, arguments=json.dumps({"code": code}))
+
+
+def args_for(base_url: str, tokenizer: Any, **more: Any) -> SimpleNamespace:
+    """slime's args, as far as they are read."""
+    host, port = base_url.removeprefix("http://").split(":")
+    return SimpleNamespace(
+        hf_checkpoint=str(Path(tokenizer.name_or_path)), sglang_router_ip=host, sglang_router_port=int(port), **more
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """What an episode left behind."""
+
+    sample: Any
+    fake: FakeSGLang
+    replied: list[Reply]
+    tokenizer: Any
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return dict(self.sample.metadata["strands_rollout"])
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.sample.tokens) - self.sample.response_length
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
+    def context_after(self, turn: int) -> str:
+        """Text of the context between a turn and the next, as the engine was sent it."""
+        return self.decode(self.context_ids_after(turn))
+
+    def context_ids_after(self, turn: int) -> list[int]:
+        """Ids of the context between a turn and the next, as the engine was sent them."""
+        first, second = self.fake.requests[turn].input_ids, self.fake.requests[turn + 1].input_ids
+        return second[len(first) + len(self.replied[turn].ids) :]
+
+
+async def run(
+    tokenizer: Any,
+    script: Script,
+    *,
+    prompt: Any = "What is 17 * 2?",
+    params: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    sample: Any = None,
+    args: Mapping[str, Any] | None = None,
+    **server: Any,
+) -> Run:
+    """One episode. Strings in a script are turns, tokenised as the policy would have sampled them."""
+    replied: list[Reply] = []
+
+    def next_reply(request: dict[str, Any], number: int) -> Reply:
+        item = script(request, number) if callable(script) else script[number]
+        replied.append(Reply.tokens(ids_of(tokenizer, item)) if isinstance(item, str) else item)
+        return replied[-1]
+
+    async with FakeSGLang(next_reply, **{"context_length": 8192, **server}) as fake:
+        namespace = args_for(fake.base_url, tokenizer, strands_rollout=settings, **(args or {}))
+        sample = sample or Sample(prompt=prompt, label="34", index=0)
+        result = await generate(namespace, sample, {"temperature": 1.0, "max_new_tokens": 4096, **(params or {})})
+    return Run(result, fake, replied, tokenizer)
+
+
+def ids_of(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a turn's text, control tokens included."""
+    return list(tokenizer.encode(text, add_special_tokens=False))
+

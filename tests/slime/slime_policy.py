@@ -1,0 +1,111 @@
+"""A policy written down in advance: what it says depends on the task's name, the turn, and the attempt.
+
+Knows the chat markup of Qwen3 and the fake engine's replies; nothing of slime.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fake_sglang import Reply
+
+_TASK = re.compile(r"\[\[(\w+)/\d+\]\]")
+_TURN = "<|im_start|>assistant"
+ANSWER = "The product is \\boxed{34}.<|im_end|>"
+WRONG = "The product is \\boxed{35}.<|im_end|>"
+
+Turn = str | Reply | Callable[["Asked"], Reply]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request, as the policy reads it.
+
+    Attributes:
+        task: The name in the prompt.
+        turn: 0 for the first.
+        attempt: 1 for the first of a request.
+        max_new_tokens: As asked for.
+    """
+
+    task: str
+    turn: int
+    attempt: int
+    max_new_tokens: int
+
+
+def call(name: str, **arguments: Any) -> str:
+    """A tool call, without the end of its turn."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def turn(*parts: str) -> str:
+    """A turn that ends as the template wants it."""
+    return "\n".join(parts) + "<|im_end|>"
+
+
+def prompt(task: str, number: int, filler: str = "") -> str:
+    """The prompt of a task."""
+    return f"[[{task}/{number}]] What is 17 times 2? {filler}"
+
+
+def first_attempt(reply: Reply) -> Callable[[Asked], Reply | None]:
+    """This reply at the first attempt of a request; at the next the turn that follows in the plan."""
+    return lambda asked: reply if asked.attempt == 1 else None
+
+
+@dataclass
+class Policy:
+    """A script for the fake engine.
+
+    Args:
+        tokenizer: Of the model that it plays.
+        plans: Turns by task name; the last is repeated. A callable gets the request and may return None for "as if I were
+            not here", so that the next entry answers.
+
+    Attributes:
+        asked: Every request, in order.
+    """
+
+    tokenizer: Any
+    plans: dict[str, Sequence[Any]]
+    asked: list[Asked] = field(default_factory=list)
+
+    def __call__(self, body: dict[str, Any], _number: int) -> Reply:
+        asked = self._read(body)
+        self.asked.append(asked)
+        plan = self.plans[asked.task]
+        position = min(asked.turn, len(plan) - 1)
+        entry = plan[position]
+        entries = entry if isinstance(entry, tuple) else (entry,)
+        for choice in entries:
+            reply = choice(asked) if callable(choice) else choice
+            if reply is not None:
+                return self._limited(self._reply(reply), asked)
+        raise AssertionError(f"the plan of {asked.task} has no reply for turn {asked.turn}")
+
+    def _read(self, body: dict[str, Any]) -> Asked:
+        text = self.tokenizer.decode(body["input_ids"])
+        task = _TASK.findall(text)[0]
+        _, _, attempt = str(body["rid"]).partition("-")
+        return Asked(
+            task=task,
+            turn=text.count(_TURN) - 1,
+            attempt=int(attempt or 1),
+            max_new_tokens=body["sampling_params"]["max_new_tokens"],
+        )
+
+    def _reply(self, reply: Reply | str) -> Reply:
+        if isinstance(reply, Reply):
+            return reply
+        return Reply.tokens(self.tokenizer.encode(reply, add_special_tokens=False))
+
+    def _limited(self, reply: Reply, asked: Asked) -> Reply:
+        """A generation never has more tokens than were asked for; SGLang then ends it by length."""
+        if reply.kind != "tokens" or len(reply.ids) <= asked.max_new_tokens:
+            return reply
+        return Reply.tokens(reply.ids[: asked.max_new_tokens], "length")

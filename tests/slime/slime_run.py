@@ -1,0 +1,218 @@
+"""Drives slime's own rollout, evaluation and conversion to training data, as its RolloutManager does, without Ray.
+
+Knows which of slime's arguments that path reads. slime is imported inside functions: it may be absent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TOOLS = ("slime_tools.multiply", "slime_tools.wait", "slime_tools.block", "slime_tools.fail", "slime_tools.cancel")
+CONTEXT_LENGTH = 4096
+
+
+def arguments(tokenizer_folder: str, **more: Any) -> Namespace:
+    """slime's arguments, at their defaults where it has some."""
+    values = {
+        # cluster and engine
+        "sglang_router_ip": None,
+        "sglang_router_port": None,
+        "router_policy": "consistent_hashing",
+        "rollout_num_gpus": 1,
+        "rollout_num_gpus_per_engine": 1,
+        "sglang_server_concurrency": 64,
+        "sglang_dp_size": None,
+        "use_distributed_post": False,
+        "use_fault_tolerance": False,
+        "debug_train_only": False,
+        "debug_rollout_only": False,
+        # data
+        "hf_checkpoint": tokenizer_folder,
+        "prompt_data": None,
+        "rollout_global_dataset": True,
+        "rollout_shuffle": False,
+        "rollout_seed": 42,
+        "input_key": "prompt",
+        "label_key": "label",
+        "metadata_key": "metadata",
+        "tool_key": None,
+        "multimodal_keys": None,
+        "apply_chat_template": False,
+        "apply_chat_template_kwargs": {},
+        "rollout_max_prompt_len": None,
+        "dump_details": None,
+        "buffer_filter_path": None,
+        # rollout
+        "rollout_function_path": "slime.rollout.sglang_rollout.generate_rollout",
+        "custom_generate_function_path": "strands_rollout.generate",
+        "custom_rm_path": "strands_rollout.reward_func",
+        "reward_key": "score",
+        "eval_reward_key": "acc",
+        "rm_type": None,
+        "group_rm": False,
+        "rollout_batch_size": 4,
+        "over_sampling_batch_size": 4,
+        "n_samples_per_prompt": 2,
+        "rollout_temperature": 1.0,
+        "rollout_top_p": 1.0,
+        "rollout_top_k": -1,
+        "rollout_max_response_len": 512,
+        "rollout_max_context_len": None,
+        "rollout_stop": None,
+        "rollout_stop_token_ids": None,
+        "rollout_skip_special_tokens": False,
+        "partial_rollout": False,
+        "mask_offpolicy_in_partial_rollout": False,
+        "use_rollout_routing_replay": False,
+        "dynamic_sampling_filter_path": None,
+        "rollout_sample_filter_path": None,
+        "rollout_all_samples_process_path": None,
+        "ci_test": False,
+        # evaluation
+        "eval_datasets": [],
+        "eval_max_prompt_len": None,
+        "eval_max_context_len": None,
+        # metrics and dumps
+        "save_debug_rollout_data": None,
+        "load_debug_rollout_data": None,
+        "custom_rollout_log_function_path": None,
+        "custom_eval_rollout_log_function_path": None,
+        "log_reward_category": None,
+        "log_passrate": False,
+        "use_wandb": False,
+        "use_tensorboard": False,
+        "wandb_always_use_train_step": False,
+        # training
+        "advantage_estimator": "grpo",
+        "rewards_normalization": True,
+        "grpo_std_normalization": True,
+        "global_batch_size": 8,
+        "micro_batch_size": 1,
+        "use_dynamic_batch_size": True,
+        "max_tokens_per_gpu": CONTEXT_LENGTH,
+        "context_parallel_size": 1,
+        "balance_data": False,
+        "balance_by_flops": False,
+        "rollout_data_transport": "object-store",
+        # what --custom-config-path adds
+        "strands_rollout": {"tools": list(TOOLS)},
+    }
+    return Namespace(**(values | more))
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    """A dataset file as slime reads it."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def chat_row(text: str, label: Any = "34") -> dict[str, Any]:
+    """A row in the format of dapo-math-17k."""
+    return {"prompt": [{"role": "user", "content": text}], "label": label}
+
+
+@dataclass
+class Rollouts:
+    """slime's RolloutManager with what its methods read, and a record of what went through it.
+
+    Attributes:
+        groups: Samples of the last training rollout, by group, as slime got them.
+        seconds: Wall-clock of the last rollout, the rewards included.
+        calls: `evaluation` of each call of `generate`, in order.
+        changed_params: Calls that changed the sampling parameters that they were given.
+        raised: What `generate` raised.
+    """
+
+    args: Namespace
+    manager: Any = None
+    groups: list[list[Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    calls: list[bool] = field(default_factory=list)
+    changed_params: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    raised: list[BaseException] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        from slime.ray.rollout import RolloutManager
+        from slime.rollout.data_source import RolloutDataSourceWithBuffer
+        from slime.utils.http_utils import init_http_client
+        from slime.utils.misc import load_function
+
+        plain_class = getattr(getattr(RolloutManager, "__ray_metadata__", None), "modified_class", RolloutManager)
+        self.manager = manager = object.__new__(plain_class)
+        init_http_client(self.args)
+        manager.args, manager.data_source = self.args, RolloutDataSourceWithBuffer(self.args)
+        manager.generate_rollout = self._recorded(load_function(self.args.rollout_function_path))
+        manager.eval_generate_rollout = load_function("slime.rollout.sglang_rollout.generate_rollout")
+        manager.custom_reward_post_process_func = manager.custom_convert_samples_to_train_data_func = None
+        manager.servers, manager._health_monitors = {}, []
+        parallel = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
+        manager.set_train_parallel_config(parallel)
+
+    @property
+    def samples(self) -> list[Any]:
+        """Samples of the last training rollout."""
+        return [sample for group in self.groups for sample in group]
+
+    async def train(self, rollout_id: int = 0) -> list[dict[str, Any]]:
+        """One rollout and its conversion; slime's loop runs in a thread of its own.
+
+        Returns:
+            Per data-parallel rank, what the trainer would get.
+        """
+        boxes = await asyncio.to_thread(self.manager.generate, rollout_id)
+        return [box.inner for box in boxes]
+
+    async def evaluate(self, rollout_id: int = 0) -> dict[str, dict[str, Any]]:
+        """One evaluation; rewards, truncation flags and samples by dataset."""
+        rollout = self.manager.eval_generate_rollout
+        output: dict[str, Any] = {}
+
+        def keep(*args: Any, **kwargs: Any) -> Any:
+            result = rollout(*args, **kwargs)
+            output.update(result.data)
+            return result
+
+        self.manager.eval_generate_rollout = keep
+        await asyncio.to_thread(self.manager.eval, rollout_id)
+        return output
+
+    def _recorded(self, rollout: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(rollout)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.monotonic()
+            output = rollout(*args, **kwargs)
+            self.seconds = time.monotonic() - started
+            self.groups = getattr(output, "samples", output)
+            return output
+
+        return timed
+
+    def watched(self, generate: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, whose calls are recorded here."""
+
+        @functools.wraps(generate)
+        async def call(args: Any, sample: Any, sampling_params: Any, evaluation: bool = False) -> Any:
+            before = json.loads(json.dumps(sampling_params))
+            self.calls.append(evaluation)
+            try:
+                return await generate(args, sample, sampling_params, evaluation=evaluation)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as e:
+                self.raised.append(e)
+                raise
+            finally:
+                if before != sampling_params:
+                    self.changed_params.append((before, dict(sampling_params)))
+
+        assert "evaluation" in inspect.signature(call).parameters
+        return call

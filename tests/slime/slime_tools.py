@@ -1,0 +1,53 @@
+"""Strands tools for the agents of these tests, found by dotted path as a user's are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from strands import tool
+
+
+@tool
+def multiply(a: int, b: int) -> str:
+    """Multiply two integers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return str(a * b)
+
+
+@tool
+async def wait(seconds: float) -> str:
+    """Wait.
+
+    Args:
+        seconds: How long.
+    """
+    await asyncio.sleep(seconds)
+    return "waited"
+
+
+@tool
+def block(seconds: float) -> str:
+    """Wait, synchronously.
+
+    Args:
+        seconds: How long.
+    """
+    time.sleep(seconds)
+    return "waited"
+
+
+@tool
+def fail() -> str:
+    """Fail."""
+    raise RuntimeError("the tool broke")
+
+
+@tool
+async def cancel() -> str:
+    """Raise what a cancelled task raises, although nobody cancelled this one."""
+    raise asyncio.CancelledError

@@ -1,0 +1,158 @@
+"""Tools under an episode's bounds: time limits, threads of their own, what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+from strands import Agent, ToolContext, tool
+from strands.tools.tools import PythonAgentTool
+from strands.types.events import ToolResultEvent
+
+from strands_rollout.bounded_tool import BoundedTool, ToolStats, in_own_thread
+from strands_rollout.errors import SandboxError, ToolError
+
+release = threading.Event()
+
+
+@tool
+def hang() -> str:
+    """Hang."""
+    release.wait(30)
+    return "late"
+
+
+@tool
+async def sleep_long() -> str:
+    """Sleep."""
+    await asyncio.sleep(30)
+    return "late"
+
+
+@tool
+def thread_name() -> str:
+    """Name the thread."""
+    return threading.current_thread().name
+
+
+@tool
+def leave() -> str:
+    """Leave the process."""
+    sys.exit(3)
+
+
+@tool
+def stop_iterating() -> str:
+    """Raise StopIteration."""
+    raise StopIteration
+
+
+@tool
+async def broken_sandbox() -> str:
+    """Fail as infrastructure."""
+    raise SandboxError("no zygote")
+
+
+async def call(inner: Any, timeout_s: float | None = None, **arguments: Any) -> tuple[Any, ToolStats]:
+    stats = ToolStats()
+    bounded = BoundedTool(inner, timeout_s=timeout_s, stats=stats)
+    use = {"toolUseId": "c", "name": bounded.tool_name, "input": arguments}
+    events = [event async for event in bounded.stream(use, {})]
+    assert len(events) == 1
+    return events[0].tool_result if isinstance(events[0], ToolResultEvent) else events[0], stats
+
+
+@pytest.mark.parametrize("inner", [hang, sleep_long], ids=["sync", "async"])
+async def test_a_tool_that_hangs_is_cut_and_says_so(inner: Any) -> None:
+    started = time.monotonic()
+    result, stats = await call(inner, timeout_s=0.1)
+    release.set()
+    assert time.monotonic() - started < 5
+    assert result["status"] == "error"
+    assert result["content"] == [{"text": "Error: the tool did not finish within 0.1 seconds."}]
+    assert (stats.timeouts, stats.errors) == (1, 1)
+    assert stats.seconds >= 0.1
+
+
+async def test_many_hanging_sync_tools_block_nobody() -> None:
+    release.clear()
+    hanging = [asyncio.create_task(call(hang, timeout_s=20)) for _ in range(64)]
+    await asyncio.sleep(0)
+    started = time.monotonic()
+    result, _ = await call(thread_name, timeout_s=10)
+    assert result["content"] == [{"text": "tool:thread_name"}]
+    assert time.monotonic() - started < 5
+    release.set()
+    assert all(result["content"] == [{"text": "late"}] for result, _ in await asyncio.gather(*hanging))
+
+
+@pytest.mark.parametrize("inner", [leave, stop_iterating])
+async def test_a_tool_that_exits_ends_its_call_and_not_the_process(inner: Any) -> None:
+    result, stats = await call(inner)
+    assert result["status"] == "error"
+    assert "the tool raised" in result["content"][0]["text"]
+    assert stats.errors == 1
+
+
+async def test_a_fault_of_the_sandbox_is_remembered_apart() -> None:
+    _, stats = await call(broken_sandbox)
+    assert isinstance(stats.infrastructure_error, SandboxError)
+
+
+async def test_a_module_tool_runs_in_its_own_thread_too() -> None:
+    def module_tool(use: Any, **kwargs: Any) -> Any:
+        name = threading.current_thread().name
+        return {"toolUseId": use["toolUseId"], "status": "success", "content": [{"text": name}]}
+
+    spec = {"name": "module_tool", "description": "x", "inputSchema": {"json": {"type": "object", "properties": {}}}}
+    result, _ = await call(PythonAgentTool("module_tool", spec, module_tool))
+    assert result["content"] == [{"text": "tool:module_tool"}]
+
+
+def test_the_wrapped_tool_looks_the_same() -> None:
+    bounded = BoundedTool(hang, timeout_s=1, stats=ToolStats())
+    assert (bounded.tool_name, bounded.tool_spec, bounded.tool_type) == (hang.tool_name, hang.tool_spec, hang.tool_type)
+
+
+async def test_a_sync_tool_still_gets_its_context_and_agent() -> None:
+    @tool(context=True)
+    def who(tool_context: ToolContext) -> str:
+        """Name the agent."""
+        return f"{tool_context.agent.name} {tool_context.tool_use['toolUseId']}"
+
+    bounded = BoundedTool(who, timeout_s=5, stats=ToolStats())
+    agent = Agent(name="ann", callback_handler=None)
+    use = {"toolUseId": "c7", "name": "who", "input": {}}
+    events = [event async for event in bounded.stream(use, {"agent": agent})]
+    assert events[0].tool_result["content"] == [{"text": "ann c7"}]
+
+
+async def test_context_variables_reach_the_thread() -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
+    variable.set("here")
+    assert await in_own_thread(lambda: variable.get())() == "here"
+
+
+async def test_an_abandoned_thread_ends_in_silence() -> None:
+    quick = in_own_thread(lambda: time.sleep(0.05))
+    task = asyncio.create_task(quick())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0.1)
+
+
+async def test_an_exception_belongs_to_the_caller() -> None:
+    def fail() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        await in_own_thread(fail)()
+    with pytest.raises(ToolError, match="SystemExit"):
+        await in_own_thread(sys.exit)()

@@ -1,0 +1,210 @@
+"""What the engine reads equals what the tokenizer's own chat template makes of the conversation, up to the sampled text."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from strands_rollout.chat_template import ChatTemplate
+from strands_rollout.errors import TemplateError
+from strands_rollout.token_encoder import TokenEncoder
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "run",
+            "description": "Runs <b>code</b> & returns 'it'.",
+            "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+        },
+    }
+]
+MARK = "sampled-text-{}-mark"
+# any text but a control token's; those are covered by the rule on untrusted text
+text = st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=60)
+user = st.builds(lambda content: [{"role": "user", "content": content}], text)
+results = st.lists(
+    st.builds(lambda content: {"role": "tool", "name": "run", "tool_call_id": "c", "content": content}, text),
+    min_size=1,
+    max_size=3,
+)
+slow_inputs = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+
+
+def rendered_ids(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, **kwargs: Any) -> list[int]:
+    return list(
+        tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False, **kwargs)
+    )
+
+
+@given(
+    system=st.none() | text, first=user, more=st.lists(user | results, max_size=4), thinking=st.sampled_from([None, False])
+)
+@slow_inputs
+def test_the_conversation_as_sent_equals_the_template_up_to_the_sampled_text(
+    tokenizer: Any, system: str | None, first: list[Any], more: list[list[Any]], thinking: bool | None
+) -> None:
+    kwargs = {} if thinking is None else {"enable_thinking": thinking}
+    template = ChatTemplate(tokenizer, **kwargs)
+    head = [{"role": "system", "content": system}] if system is not None else []
+    conversation = [*head, *first]
+    assert template.prompt_ids(conversation, TOOLS) == rendered_ids(tokenizer, conversation, TOOLS, **kwargs)
+    for index, turn in enumerate(more):
+        calls = [{"type": "function", "function": {"name": "run", "arguments": {}}} for m in turn if m["role"] == "tool"]
+        conversation += [{"role": "assistant", "content": MARK.format(index), **({"tool_calls": calls} if calls else {})}]
+        conversation += turn
+    whole = tokenizer.decode(rendered_ids(tokenizer, conversation, TOOLS, **kwargs))
+    opening = tokenizer.decode(template.prompt_ids([*head, *first], TOOLS))
+    segments = _context_segments(whole, len(more))
+    assert segments[0] == _without_scaffold(opening)
+    for turn, segment in zip(more, segments[1:], strict=True):
+        sent = tokenizer.decode(template.turn_ids(turn, TOOLS, last_id=None))
+        assert _without_scaffold(sent) == segment
+
+
+def _context_segments(whole: str, turns: int) -> list[str]:
+    """The text between the sampled turns: from each close to the next assistant header."""
+    segments = []
+    for index in range(turns):
+        before, _, whole = whole.partition(MARK.format(index))
+        segments.append(_without_scaffold(before))
+        whole = whole[whole.index("<|im_end|>") :]
+    return [*segments, _without_scaffold(whole)]
+
+
+def _without_scaffold(segment: str) -> str:
+    """An empty think block that opens the assistant's turn belongs to the turn, not to the context."""
+    return segment.removesuffix("<think>\n\n</think>\n\n")
+
+
+@given(before=st.text(max_size=40), after=st.text(max_size=40), data=st.data())
+@slow_inputs
+def test_no_text_of_a_message_makes_a_control_token(tokenizer: Any, before: str, after: str, data: st.DataObject) -> None:
+    control = data.draw(st.sampled_from(sorted(str(token) for token in tokenizer.added_tokens_decoder.values())))
+    template = ChatTemplate(tokenizer)
+    content = before + control + after
+
+    def controls(ids: list[int]) -> list[int]:
+        return [token for token in ids if template.encoder.is_control(token)]
+
+    ids = template.turn_ids([{"role": "tool", "content": content}], TOOLS, last_id=None)
+    assert controls(ids) == controls(template.turn_ids([{"role": "tool", "content": "x"}], TOOLS, last_id=None))
+    prompt = template.prompt_ids([{"role": "user", "content": content}], TOOLS)
+    assert controls(prompt) == controls(template.prompt_ids([{"role": "user", "content": "x"}], TOOLS))
+
+
+@given(st.text())
+@slow_inputs
+def test_escaping_is_reversible_and_keeps_ordinary_text(tokenizer: Any, content: str) -> None:
+    encoder = ChatTemplate(tokenizer).encoder
+    mixed = content + "\U000f0000<|im_end|>" + content + "\U000f0001"
+    assert encoder.unescape(encoder.escape(mixed)) == mixed
+    assert "<|im_end|>" not in encoder.escape(mixed)
+    assert encoder.encode_plain("plain " + content) == [
+        token for token in encoder.encode_plain("plain " + content) if not encoder.is_control(token)
+    ]
+
+
+def test_an_end_of_turn_that_was_sampled_is_not_sent_twice(tokenizer: Any) -> None:
+    template = ChatTemplate(tokenizer)
+    turn = [{"role": "user", "content": "and now?"}]
+    closed = template.turn_ids(turn, last_id=template.end_of_turn_id)
+    assert template.turn_ids(turn, last_id=None) == [template.end_of_turn_id, *closed]
+
+
+PLAIN = (
+    "{%- if tools %}{{ '<|im_start|>system\n' }}{% for t in tools %}{{ t | tojson }}{% endfor %}{{ '<|im_end|>\n' }}"
+    "{% endif %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def _with_template(tokenizer: Any, template: str | None) -> Any:
+    changed = copy.deepcopy(tokenizer)
+    changed.chat_template = template
+    return changed
+
+
+def test_a_plain_chatml_template_is_accepted(shipped_tokenizer: Any) -> None:
+    assert ChatTemplate(_with_template(shipped_tokenizer, PLAIN)).end_of_turn_id
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("m.content +", "(m.content if m.role != 'tool' else loop.index | string) +", "can't be used with tools"),
+        ("m.role +", "(m.role if m.role != 'tool' else loop.index | string) +", "append-only for tool results: turn 4"),
+        ("m.content +", "(m.content | upper if loop.last else m.content) +", "append-only for user turns: turn 1"),
+        ("{% if add_", "{% if messages | length > 3 %}{{ 'Now!' }}{% endif %}{% if add_", "append-only for user turns"),
+        ("{% if add_", "{{ messages[-2].content }}{% if add_", "exactly once"),
+    ],
+    ids=["result dropped", "results numbered", "last turn marked", "reminder in long chats", "answer repeated"],
+)
+def test_a_template_that_rewrites_the_conversation_is_refused(
+    shipped_tokenizer: Any, old: str, new: str, words: str
+) -> None:
+    assert old in PLAIN
+    with pytest.raises(TemplateError, match=words):
+        template = ChatTemplate(_with_template(shipped_tokenizer, PLAIN.replace(old, new)))
+        template.prompt_ids([{"role": "user", "content": "x"}], TOOLS)
+
+
+def test_the_refusal_names_the_first_differing_token(shipped_tokenizer: Any) -> None:
+    marked = PLAIN.replace("m.content +", "m.content + ('!' if loop.last else '') +")
+    with pytest.raises(TemplateError, match=r"first differing token at position \d+: got \d+ '<\|im_end\|>', expected \d+ '!'"):
+        ChatTemplate(_with_template(shipped_tokenizer, marked))
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (None, "has no chat template; expected one in its"),
+        ("{{ raise_exception('roles must alternate') }}", "fails on messages of roles.*roles must alternate"),
+        (PLAIN.replace("<|im_end|>", ""), "closes an assistant turn with the token .*; expected a control token"),
+    ],
+    ids=["none", "raises", "no closing control token"],
+)
+def test_an_unusable_template_is_refused_with_words(shipped_tokenizer: Any, template: str | None, words: str) -> None:
+    with pytest.raises(TemplateError, match=words):
+        ChatTemplate(_with_template(shipped_tokenizer, template))
+
+
+def test_a_template_without_tools_serves_agents_without_tools(shipped_tokenizer: Any) -> None:
+    loop = "{% for m in messages %}"
+    raising = PLAIN.replace(loop, loop + "{{ raise_exception('none') if m.role == 'tool' }}")
+    template = ChatTemplate(_with_template(shipped_tokenizer, raising))
+    assert template.prompt_ids([{"role": "user", "content": "hi"}])
+    with pytest.raises(TemplateError, match="can't be used with tools.*none"):
+        template.prompt_ids([{"role": "user", "content": "hi"}], TOOLS)
+
+
+def test_a_slow_tokenizer_is_refused() -> None:
+    class Slow:
+        chat_template = "x"
+
+    with pytest.raises(TemplateError, match="got a Slow; expected a fast tokenizer"):
+        TokenEncoder(Slow())
+
+
+def test_a_vocabulary_that_makes_a_control_token_of_ordinary_text_is_refused() -> None:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *((c, -1.0) for c in "</s>ab")], unk_id=0))
+    backend.add_special_tokens(["</s>"])
+    with pytest.raises(TemplateError, match="encodes the ordinary text '</s>' to the control token 1"):
+        TokenEncoder(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+
+def test_control_tokens_swallow_the_space_around_them_as_the_tokenizer_does(shipped_tokenizer: Any) -> None:
+    from tokenizers import AddedToken
+
+    greedy = copy.deepcopy(shipped_tokenizer)
+    greedy.add_tokens([AddedToken("<|greedy|>", lstrip=True, rstrip=True, special=True, normalized=False)])
+    encoder = TokenEncoder(greedy)
+    rendered = "one  \n <|greedy|> \t two<|im_end|> three"
+    assert encoder.encode_rendered(rendered) == encoder.encode_trusted(rendered)

@@ -1,0 +1,112 @@
+"""The checker of slime's contract: a valid sample passes, and each broken field is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from strands_rollout.contract import contract_violations
+from strands_rollout.sample_type import Sample
+
+Change = Callable[[Sample], object]
+
+
+def decode(ids: Any) -> str:
+    return " ".join(map(str, ids))
+
+
+def valid_sample(**changes: Any) -> Sample:
+    """Prompt 1 2 3, then one turn, a tool result and another turn."""
+    sample = Sample(prompt="2 + 2?", label="4", index=0)
+    sample.tokens = [1, 2, 3, 10, 11, 20, 21, 12, 13]
+    sample.response_length = 6
+    sample.response = decode([10, 11, 20, 21, 12, 13])
+    sample.loss_mask = [1, 1, 0, 0, 1, 1]
+    sample.rollout_log_probs = [-0.5, -0.1, 0.0, 0.0, -2.0, -0.2]
+    sample.status = Sample.Status.COMPLETED
+    sample.reward = {"score": 1.0, "acc": 1.0}
+    sample.metadata = {"strands_rollout": {"stop_reason": "completed"}}
+    for name, value in changes.items():
+        setattr(sample, name, value)
+    return sample
+
+
+def violations(sample: Sample, **options: Any) -> list[str]:
+    return contract_violations(sample, decode=decode, **{"reward_key": "score", **options})
+
+
+def test_a_valid_sample_has_no_violation() -> None:
+    assert violations(valid_sample()) == []
+
+
+def test_an_excluded_failure_without_one_sampled_token_is_valid() -> None:
+    failed = valid_sample(
+        tokens=[1, 2, 3, 9],
+        response_length=1,
+        response="",
+        loss_mask=[0],
+        rollout_log_probs=[0.0],
+        remove_sample=True,
+        status=Sample.Status.FAILED,
+    )
+    assert violations(failed) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tokens": [1, 2, "3"]}, "tokens is"),
+        ({"tokens": [1, 2, -3]}, "tokens is"),
+        ({"tokens": [True, 2]}, "tokens is"),
+        ({"tokens": [10, 11, 20, 21, 12, 13]}, "at least one prompt token"),
+        ({"response_length": 0, "loss_mask": [], "rollout_log_probs": []}, "response_length is 0"),
+        ({"response_length": 6.0}, "response_length is 6.0"),
+        ({"loss_mask": None}, "loss_mask has None"),
+        ({"loss_mask": [1] * 5}, "loss_mask has 5 values"),
+        ({"rollout_log_probs": None}, "rollout_log_probs has None"),
+        ({"rollout_log_probs": [-0.5] * 7}, "rollout_log_probs has 7 values"),
+        ({"loss_mask": [1, 1, 0, 0, 1, 2]}, "loss_mask[5] is 2"),
+        ({"loss_mask": [1, 1, 0, 0, 1, True]}, "loss_mask[5] is True"),
+        ({"rollout_log_probs": [-0.5, None, 0.0, 0.0, -2.0, -0.2]}, "rollout_log_probs[1] is None"),
+        ({"rollout_log_probs": [-0.5, float("nan"), 0.0, 0.0, -2.0, -0.2]}, "rollout_log_probs[1] is nan"),
+        (
+            {"rollout_log_probs": [-0.5, -0.1, -3.0, 0.0, -2.0, -0.2]},
+            "rollout_log_probs[2] is -3.0 where loss_mask is 0",
+        ),
+        ({"response": "another text"}, "response is 'another text'"),
+        ({"status": Sample.Status.PENDING}, "status is pending"),
+        ({"status": Sample.Status.ABORTED}, "status is aborted"),
+        ({"status": Sample.Status.FAILED}, "a FAILED sample would be trained"),
+        ({"status": Sample.Status.FAILED, "remove_sample": True}, "a FAILED sample would be trained"),
+        ({"loss_mask": [0] * 6, "rollout_log_probs": [0.0] * 6}, "a COMPLETED sample trains no token"),
+        (
+            {"loss_mask": [1, 1, 0, 0, 1, 0], "rollout_log_probs": [-0.5, -0.1, 0.0, 0.0, -2.0, 0.0]},
+            "ends with context",
+        ),
+        ({"remove_sample": None}, "remove_sample is None"),
+        ({"reward": None}, "reward is None"),
+        ({"reward": 1.0}, "reward is 1.0"),
+        ({"reward": {"acc": 1.0}}, "expected a dict with a finite number under 'score'"),
+        ({"reward": {"score": float("inf")}}, "under 'score'"),
+        ({"metadata": {}}, "metadata['strands_rollout'] is missing"),
+        ({"metadata": {"strands_rollout": {"model": object()}}}, "metadata can't be written as JSON"),
+        ({"non_generation_time": -1.0}, "non_generation_time is -1.0"),
+        ({"trajectory": []}, "undeclared attributes trajectory"),
+    ],
+)
+def test_each_broken_field_is_named_and_nothing_else(changes: dict[str, Any], words: str) -> None:
+    found = violations(valid_sample(**changes))
+    assert len(found) == 1, found
+    assert words in found[0]
+
+
+def test_an_aborted_sample_is_valid_without_a_reward_while_the_rollout_is_aborted() -> None:
+    aborted = valid_sample(status=Sample.Status.ABORTED, reward=None)
+    assert violations(aborted, may_abort=True) == []
+
+
+def test_without_a_reward_key_the_reward_must_be_a_number() -> None:
+    assert violations(valid_sample(reward=0.5), reward_key=None) == []
+    assert "finite number" in violations(valid_sample(), reward_key=None)[0]

@@ -1,0 +1,60 @@
+"""The table, the totals and the progress that a person reads."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from strands_rollout.evaluate import Outcome, Summary
+from strands_rollout.report import print_outcomes, print_summary, progress_bar, question_of
+from strands_rollout.sample_type import Sample
+
+
+def outcome(*, right: bool = True, violations: tuple[str, ...] = (), **facts: Any) -> Outcome:
+    sample = Sample(prompt=[{"role": "user", "content": "What is [bold]17 * 2[/bold]?"}], label="34", index=3)
+    sample.status = Sample.Status.COMPLETED
+    sample.response_length = 41
+    sample.reward = {"score": 1.0 if right else -1.0, "acc": float(right), "pred": "34" if right else "35"}
+    sample.metadata = {"strands_rollout": {"stop_reason": "completed", "turns": 2, "tool_calls": 1, **facts}}
+    return Outcome(sample, list(violations), [])
+
+
+def printed(call: Any, *args: Any, **kwargs: Any) -> str:
+    out = io.StringIO()
+    call(Console(file=out, width=140), *args, **kwargs)
+    return out.getvalue()
+
+
+def test_the_table_has_one_line_per_sample_and_takes_text_as_it_is() -> None:
+    line = printed(print_outcomes, [outcome()]).splitlines()[-1]
+    assert " ".join(line.split()) == "3 What is [bold]17 * 2[/bold]? 34 34 1 completed completed 2 1 41"
+
+
+def test_the_summary_counts_stop_reasons_and_names_violations() -> None:
+    outcomes = [
+        outcome(violations=("loss_mask has None",)),
+        outcome(right=False, stop_reason="turn_length", error="E: x"),
+    ]
+    text = printed(print_summary, outcomes, Summary.of(outcomes), seconds=1.5)
+    assert "2 samples in 1.5 s: accuracy 50.0%, mean reward 0.000, 2 tool calls" in text
+    assert "completed 1, turn_length 1" in text
+    assert "token exactness: every sample passed" in text
+    assert "slime's contract: 1 violations\n  sample 3: loss_mask has None" in text
+    assert "error: E: x" in text
+
+
+def test_the_bar_shows_the_running_accuracy() -> None:
+    out = io.StringIO()
+    with progress_bar(Console(file=out, width=80), 2) as on_done:
+        on_done(outcome())
+        on_done(outcome(right=False))
+    assert "accuracy 50%" in out.getvalue()
+    assert "2/2" in out.getvalue()
+
+
+def test_the_question_is_the_last_user_message() -> None:
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    assert question_of(chat) == "c"
+    assert question_of("plain") == "plain"

@@ -1,0 +1,209 @@
+"""What the client sends, and what it accepts and refuses of an engine's answers."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import httpx
+import pytest
+from fake_sglang import FakeSGLang, Reply
+
+from strands_rollout.errors import ConfigError, EngineResponseError, TrajectoryError
+from strands_rollout.sglang_client import EncodedIds, FinishReason, ServerInfo, SGLangClient
+
+PARAMS = {"temperature": 1.0, "max_new_tokens": 8}
+
+
+async def ask(reply: Reply, *, return_logprob: bool = True, vocab_size: int | None = 100) -> Any:
+    async with FakeSGLang([reply]) as fake, SGLangClient(fake.base_url, vocab_size=vocab_size) as client:
+        return await client.generate([1, 2, 3], PARAMS, return_logprob=return_logprob)
+
+
+async def test_the_request_has_ids_params_logprobs_and_its_own_rid_and_asks_no_input_logprobs() -> None:
+    async with FakeSGLang(lambda _r, _n: Reply.tokens([7])) as fake, SGLangClient(fake.base_url + "/") as client:
+        first = await client.generate([1, 2], PARAMS, extra={"custom": {"a": 1}}, headers={"X-SMG-Routing-Key": "s"})
+        second = await client.generate([1, 2], PARAMS, rid="mine", return_logprob=False)
+    body = fake.requests[0].body
+    assert body.pop("rid") == first.rid
+    assert body == {"input_ids": [1, 2], "sampling_params": PARAMS, "return_logprob": True, "custom": {"a": 1}}
+    assert fake.requests[0].headers["X-SMG-Routing-Key"] == "s"
+    assert fake.requests[0].headers["Content-Type"] == "application/json"
+    assert second.rid == fake.requests[1].rid == "mine"
+    assert first.rid != second.rid
+    assert fake.requests[1].body["return_logprob"] is False
+
+
+async def test_an_answer_becomes_ids_logprobs_reason_and_counts() -> None:
+    reply = Reply.tokens([5, 9], logprobs=[-0.25, -1], text="hi", cached_tokens=2, weight_version="v7")
+    generation = await ask(reply)
+    assert generation.output_ids == [5, 9]
+    assert generation.logprobs == [-0.25, -1.0]
+    assert all(type(p) is float for p in generation.logprobs)
+    assert generation.finish_reason == FinishReason("stop", matched=9)
+    assert (generation.prompt_tokens, generation.cached_tokens, generation.completion_tokens) == (3, 2, 2)
+    assert (generation.weight_version, generation.text, generation.attempts) == ("v7", "hi", 1)
+    assert 0 < generation.latency_s < 5
+    assert generation.meta_info["e2e_latency"] == 0.001
+
+
+async def test_length_and_stop_string_are_told_apart() -> None:
+    assert (await ask(Reply.tokens([5], "length"))).finish_reason == FinishReason("length", length=1)
+    assert (await ask(Reply.tokens([5], matched="</s>"))).finish_reason == FinishReason("stop", matched="</s>")
+
+
+async def test_no_logprobs_are_read_where_none_were_asked_for() -> None:
+    assert (await ask(Reply.tokens([5, 6]), return_logprob=False)).logprobs == []
+
+
+async def test_an_aborted_running_request_keeps_its_partial_tokens() -> None:
+    generation = await ask(Reply.abort([5, 6]))
+    assert generation.finish_reason == FinishReason("abort", message="Aborted")
+    assert (generation.output_ids, generation.logprobs) == ([5, 6], [-0.5, -0.5])
+
+
+async def test_an_aborted_queued_request_is_empty_and_has_no_counts() -> None:
+    generation = await ask(Reply.abort(output_token_logprobs=None))
+    assert generation.finish_reason.type == "abort"
+    assert generation.output_ids == generation.logprobs == []
+    assert generation.prompt_tokens is generation.cached_tokens is None
+
+
+async def test_ids_beside_the_logprobs_stand_in_for_missing_output_ids() -> None:
+    meta = {"finish_reason": {"type": "stop", "matched": 6}, "output_token_logprobs": [[-0.1, 5, None], [-0.2, 6, "x"]]}
+    generation = await ask(Reply.raw(json.dumps({"text": "", "meta_info": meta}).encode()))
+    assert (generation.output_ids, generation.logprobs) == ([5, 6], [-0.1, -0.2])
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([1, 100], "input id 100 (int) at position 1: expected an int >= 0 below the vocabulary's size 100"),
+        ([-1], "input id -1 (int) at position 0"),
+        ([1, True], "input id True (bool) at position 1"),
+        ([1, 2.0], "input id 2.0 (float) at position 1"),
+        ([1, None], "input id None (NoneType) at position 1"),
+        ([[1]], "input id [1] (list) at position 0"),
+        (["7"], "input id '7' (str) at position 0"),
+        ([1, 2**70], "input id 1180591620717411303424 (int) at position 1"),
+        ([], "the prompt has no input ids"),
+    ],
+)
+async def test_an_id_outside_the_vocabulary_is_never_sent(ids: list[Any], words: str) -> None:
+    async with FakeSGLang([]) as fake, SGLangClient(fake.base_url, vocab_size=100) as client:
+        with pytest.raises(TrajectoryError) as error:
+            await client.generate(ids, PARAMS)
+    assert words in str(error.value)
+    assert fake.requests == []
+
+
+def test_encoded_ids_grow_by_what_is_new_and_refuse_without_a_trace() -> None:
+    ids = EncodedIds([1, 2], vocab_size=10).extend([]).extend([3])
+    with pytest.raises(TrajectoryError, match=r"input id 10 \(int\) at position 4"):
+        ids.extend([4, 10])
+    assert ids.extend((9,)).to_json() == b"[1,2,3,9]"
+    assert len(ids) == 4
+    assert EncodedIds().to_json() == b"[]"
+
+
+async def test_encoded_ids_are_sent_as_they_are_and_must_have_been_checked_for_this_client() -> None:
+    async with FakeSGLang([Reply.tokens([7])]) as fake, SGLangClient(fake.base_url, vocab_size=100) as client:
+        await client.generate(EncodedIds([1, 2], vocab_size=100), PARAMS)
+        with pytest.raises(ConfigError, match="checked for vocab_size=None; this client has vocab_size=100"):
+            await client.generate(EncodedIds([1, 2]), PARAMS)
+    assert fake.requests[0].input_ids == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("params", "extra", "words"),
+    [
+        (PARAMS, {"logprob_start_len": 0}, "input logprobs forbid the prefix cache"),
+        (PARAMS, {"stream": True}, "answers are read whole"),
+        (PARAMS, {"rid": "x"}, "set by the client itself"),
+        ({"temperature": object()}, None, "sampling_params or extra can't be written as JSON"),
+    ],
+)
+async def test_fields_that_must_not_be_sent_are_refused(params: Any, extra: Any, words: str) -> None:
+    async with FakeSGLang([]) as fake, SGLangClient(fake.base_url) as client:
+        with pytest.raises(ConfigError, match=words):
+            await client.generate([1], params, extra=extra)
+    assert fake.requests == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (Reply.tokens([5, 6], logprobs=[-0.5]), "got 1 logprobs for 2 output ids; expected one for each"),
+        (Reply.tokens([5, 6], output_token_logprobs=None), "got 0 logprobs for 2 output ids"),
+        (Reply.tokens([5, 6], logprob_ids=[5, 7]), "output id 6 at position 1 has the logprob of token 7 beside it"),
+        (Reply.tokens([5, 6], logprobs=[-0.5, None]), "the logprob of output id 6 at position 1 is None"),
+        (Reply.tokens([5], logprobs=[0.1]), "is 0.1; expected a finite number of at most 0"),
+        (Reply.tokens([5], output_token_logprobs=[[True, 5]]), "is True; expected a finite number"),
+        (Reply.tokens([5], output_token_logprobs=[5]), "expected a list of [logprob, token id, text]"),
+        (Reply.tokens([5, 6], completion_tokens=3), "got 2 output ids; meta_info.completion_tokens says 3"),
+        (Reply.tokens([5, 100]), "output id 100 at position 1 is outside the vocabulary of 100 tokens"),
+        (Reply.tokens([5], finish_reason="stop"), "finish_reason is 'stop'; expected a type of"),
+        (Reply.raw(b'{"text": "hi"}'), "expected a JSON object with meta_info, got {'text': 'hi'}"),
+        (Reply.raw(b"[]"), "check that the URL is that of an SGLang server"),
+        (Reply.raw(b'{"output_ids": ["5"], "meta_info": {"finish_reason": {"type": "stop"}}}'), "output_ids is ['5']"),
+    ],
+)
+async def test_an_answer_that_contradicts_itself_is_refused_and_not_asked_for_again(reply: Reply, words: str) -> None:
+    async with (
+        FakeSGLang(lambda _r, _n: reply) as fake,
+        SGLangClient(fake.base_url, vocab_size=100) as client,
+    ):
+        with pytest.raises(EngineResponseError) as error:
+            await client.generate([1], PARAMS)
+    assert words in str(error.value)
+    assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity"])
+async def test_a_logprob_that_is_no_number_is_named(number: str) -> None:
+    body = (
+        f'{{"output_ids":[5],"meta_info":{{"finish_reason":{{"type":"stop"}},"output_token_logprobs":[[{number},5]]}}}}'
+    )
+    with pytest.raises(EngineResponseError, match=r"the logprob of output id 5 at position 0 is (nan|-inf)"):
+        await ask(Reply.raw(body.encode()))
+
+
+async def test_the_servers_facts_are_merged_from_its_endpoints_and_asked_for_once() -> None:
+    async with FakeSGLang([], context_length=4096, weight_version="v3") as fake, SGLangClient(fake.base_url) as client:
+        info = await client.server_info()
+        again = await client.server_info()
+        assert await client.health()
+    assert (info.context_length, info.model_path, info.weight_version) == (4096, "/models/fake", "v3")
+    assert info is again
+    assert fake.info_requests == ["/server_info", "/model_info"]
+
+
+async def test_a_router_without_info_endpoints_tells_nothing_and_is_no_error() -> None:
+    async with FakeSGLang([], router=True) as fake, SGLangClient(fake.base_url) as client:
+        info = await client.server_info()
+    assert info == ServerInfo()
+    assert "/get_server_info" in fake.info_requests
+
+
+async def test_an_info_endpoint_that_answers_a_web_page_tells_nothing() -> None:
+    transport = httpx.MockTransport(lambda _request: httpx.Response(200, content=b"<html>"))
+    async with httpx.AsyncClient(base_url="http://gateway", transport=transport) as http:
+        assert await SGLangClient(http).server_info() == ServerInfo()
+
+
+@pytest.mark.parametrize("header", ["a\nb", "\N{EURO SIGN}"])
+async def test_a_header_that_cant_be_sent_is_an_error_of_the_caller(header: str) -> None:
+    async with FakeSGLang([]) as fake, SGLangClient(fake.base_url) as client:
+        with pytest.raises(ConfigError, match=f"the request can't be sent to {fake.base_url}: "):
+            await client.generate([1], PARAMS, headers={"X-SMG-Routing-Key": header})
+
+
+def test_an_int_beyond_64_bits_is_refused_without_a_vocabulary_too() -> None:
+    with pytest.raises(TrajectoryError, match="expected a list of ints"):
+        EncodedIds([2**70])
+
+
+async def test_logprobs_of_zero_and_of_rounding_are_accepted() -> None:
+    generation = await ask(Reply.tokens([5, 6, 7], logprobs=[0, -0.0, 1e-6]))
+    assert all(math.isfinite(p) for p in generation.logprobs)

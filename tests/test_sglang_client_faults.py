@@ -1,0 +1,210 @@
+"""What the client tries again, what it does not, and what a reader is told at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import httpx
+import pytest
+from fake_sglang import FakeSGLang, Reply, dead_url
+
+from strands_rollout.errors import (
+    EngineOverlongError,
+    EngineRejectedError,
+    EngineResponseError,
+    EngineUnavailableError,
+)
+from strands_rollout.sglang_client import Generation, SGLangClient, create_client
+
+OK = Reply.tokens([7])
+
+
+class Waits(list[float]):
+    """Stands in for sleeping; remembers how long."""
+
+    async def __call__(self, seconds: float) -> None:
+        self.append(seconds)
+
+
+async def ask(fake: FakeSGLang, waits: Waits | None = None, **options: Any) -> Generation:
+    sleep = Waits() if waits is None else waits
+    async with SGLangClient(fake.base_url, sleep=sleep, rng=random.Random(0), **options) as client:
+        return await client.generate([1, 2], {"max_new_tokens": 4}, rid="r")
+
+
+async def test_a_dead_engine_is_tried_with_growing_waits_and_then_named() -> None:
+    url, waits = dead_url(), Waits()
+    async with SGLangClient(url, sleep=waits, rng=random.Random(0)) as client:
+        with pytest.raises(EngineUnavailableError) as error:
+            await client.generate([1], {})
+    assert f"no generation from {url}/generate in 8 attempts; the last ended with: Cannot connect to" in str(
+        error.value
+    )
+    assert f"Check that the server is up (GET {url}/health)" in str(error.value)
+    steps = [0.25, 0.5, 1, 2, 4, 8, 8]
+    assert all(step / 2 <= wait <= step for step, wait in zip(steps, waits, strict=True))
+
+
+@pytest.mark.parametrize("reply", [Reply.status(s) for s in (429, 502, 503, 504)] + [Reply.reset()], ids=repr)
+async def test_what_may_pass_is_tried_again_under_another_rid(reply: Reply) -> None:
+    async with FakeSGLang([reply, reply, OK]) as fake:
+        generation = await ask(fake)
+    assert generation.attempts == 3
+    assert [r.rid for r in fake.requests] == ["r", "r-2", "r-3"]
+    assert generation.rid == "r-3"
+    assert len({r.body.pop("rid") for r in fake.requests}) == 3
+    assert fake.requests[0].body == fake.requests[2].body
+
+
+async def test_a_500_is_tried_twice_at_most() -> None:
+    async with FakeSGLang([Reply.status(500, "worker died"), OK]) as fake:
+        assert (await ask(fake)).attempts == 2
+    async with FakeSGLang([Reply.status(500, {"error": {"message": "call_upstream_request_error"}})] * 9) as fake:
+        with pytest.raises(EngineUnavailableError, match=r"in 2 attempts; .* HTTP 500: call_upstream_request_error"):
+            await ask(fake)
+    assert len(fake.requests) == 2
+
+
+async def test_a_router_without_workers_is_unavailable_and_not_a_wrong_url() -> None:
+    no_worker = Reply.status(404, {"error": {"code": "model_not_found", "message": "no worker"}})
+    async with FakeSGLang([no_worker, OK]) as fake:
+        assert (await ask(fake)).attempts == 2
+    async with FakeSGLang([Reply.status(404, "Not Found")]) as fake:
+        with pytest.raises(EngineRejectedError, match="refused the request with HTTP 404: Not Found"):
+            await ask(fake)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422, 302])
+async def test_a_refused_request_is_not_sent_again(status: int) -> None:
+    async with FakeSGLang(lambda _r, _n: Reply.status(status, "top_q is no sampling parameter")) as fake:
+        with pytest.raises(EngineRejectedError, match=f"HTTP {status}: top_q is no sampling parameter") as error:
+            await ask(fake)
+    assert error.value.status_code == status
+    assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "limit"),
+    [
+        ("The input (5000 tokens) is longer than the model's context length (4096 tokens).", 4096),
+        ("Requested token count exceeds the model's maximum context length of 512 tokens. You requested 600", 512),
+        ("Input length (99 tokens) exceeds the maximum allowed length (64 tokens).", 64),
+        ("Prompt is longer than the context length", None),
+    ],
+)
+async def test_overlong_is_an_error_of_its_own_with_the_servers_limit(message: str, limit: int | None) -> None:
+    async with FakeSGLang([Reply.status(400, {"error": {"message": message}})]) as fake:
+        with pytest.raises(EngineOverlongError, match="refused the request as too long: ") as error:
+            await ask(fake)
+    assert error.value.context_length == limit
+    assert message in str(error.value)
+
+
+async def test_retry_after_is_honoured_and_capped() -> None:
+    waits = Waits()
+    replies = [Reply.status(503, headers={"Retry-After": s}) for s in ("3", "3600", "Wed, 21 Oct 2026 07:28:00 GMT")]
+    async with FakeSGLang([*replies, OK]) as fake:
+        await ask(fake, waits, backoff_cap_s=5.0)
+    assert waits[:2] == [3.0, 5.0]
+    assert waits[2] <= 1.0
+
+
+async def test_garbage_is_asked_for_once_more() -> None:
+    async with FakeSGLang([Reply.raw(b"<html>hello"), OK]) as fake:
+        assert (await ask(fake)).output_ids == [7]
+    async with FakeSGLang([Reply.raw(b"<html>hello")] * 9) as fake:
+        with pytest.raises(EngineResponseError, match=r"in 2 attempts; .* not JSON: b'<html>hello' \(11 bytes\)"):
+            await ask(fake)
+    assert len(fake.requests) == 2
+
+
+async def test_half_a_body_is_asked_for_once_more() -> None:
+    async with FakeSGLang([Reply.cut(), OK]) as fake:
+        assert (await ask(fake)).output_ids == [7]
+    async with FakeSGLang([Reply.cut()] * 9) as fake:
+        with pytest.raises(EngineResponseError, match="in 2 attempts; the last ended with: HTTP 200 whose body ended"):
+            await ask(fake)
+    assert len(fake.requests) == 2
+
+
+async def test_no_more_than_max_attempts_in_all() -> None:
+    async with FakeSGLang([Reply.status(503), Reply.status(500), Reply.reset(), OK]) as fake:
+        with pytest.raises(EngineUnavailableError, match="in 3 attempts"):
+            await ask(fake, max_attempts=3)
+    assert len(fake.requests) == 3
+
+
+async def test_a_slow_generation_has_no_limit_unless_one_was_asked_for() -> None:
+    async with FakeSGLang([OK.after(0.3)]) as fake:
+        assert (await ask(fake)).attempts == 1
+
+
+async def test_a_slow_request_is_aborted_before_it_is_sent_again() -> None:
+    async with FakeSGLang([Reply.hang(), OK]) as fake, create_client(fake.base_url, timeout=0.2) as http:
+        generation = await SGLangClient(http, sleep=Waits()).generate([1], {}, rid="slow")
+    assert fake.aborts == [{"rid": "slow"}]
+    assert generation.rid == "slow-2"
+
+
+async def test_a_slow_request_whose_abort_was_not_confirmed_is_not_sent_again() -> None:
+    async with FakeSGLang([Reply.hang(), OK], router=True) as fake, create_client(fake.base_url, timeout=0.2) as http:
+        with pytest.raises(
+            EngineUnavailableError, match=r"no answer within the read limit of 0.2 s and did not confirm"
+        ):
+            await SGLangClient(http, sleep=Waits()).generate([1], {})
+    assert len(fake.requests) == 1
+
+
+async def test_a_body_that_stops_coming_is_slow_too() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+        await writer.drain()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with create_client(f"127.0.0.1:{port}", timeout=0.2) as http:
+            with pytest.raises(EngineUnavailableError, match="no answer within the read limit"):
+                await SGLangClient(http).generate([1], {})
+
+
+async def test_a_peer_that_does_not_speak_http_is_unavailable() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with SGLangClient(f"http://127.0.0.1:{port}", sleep=Waits(), max_attempts=2) as client:
+            with pytest.raises(EngineUnavailableError, match="in 2 attempts"):
+                await client.generate([1], {})
+
+
+async def test_server_info_of_a_dead_engine_says_so() -> None:
+    url = dead_url()
+    async with SGLangClient(url) as client:
+        with pytest.raises(EngineUnavailableError, match=f"no answer from {url}/server_info: Cannot connect"):
+            await client.server_info()
+        assert not await client.health()
+        assert not await client.abort("r")
+
+
+@pytest.mark.parametrize("reply", [Reply.status(503), Reply.reset(), Reply.cut(), Reply.raw(b"{")], ids=repr)
+async def test_faults_are_read_alike_through_httpxs_own_transport(reply: Reply) -> None:
+    async with FakeSGLang([reply, OK]) as fake, httpx.AsyncClient(base_url=fake.base_url) as http:
+        assert (await SGLangClient(http, sleep=Waits()).generate([1], {})).attempts == 2
+
+
+async def test_one_outage_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    script = [Reply.status(503, "busy")] * 3 + [OK]
+    async with FakeSGLang(script) as fake:
+        await ask(fake)
+    records = [r for r in caplog.records if r.name == "strands_rollout.sglang_client"]
+    assert [r.levelname for r in records if r.levelname != "DEBUG"] == ["WARNING", "WARNING"]
+    assert "event=engine_fault" in records[0].getMessage()
+    assert "kind=busy answer=HTTP 503: busy" in records[0].getMessage()
+    assert "event=engine_recovered" in records[-1].getMessage()

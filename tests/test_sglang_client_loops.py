@@ -1,0 +1,266 @@
+"""Cancellation, event loops, and connections: the client's own, shared ones, and the caller's."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from fake_sglang import FakeSGLang, Reply
+
+from strands_rollout.errors import ConfigError, EngineUnavailableError
+from strands_rollout.loop_cache import LoopCache
+from strands_rollout.sglang_client import SGLangClient, create_client, shared_client
+from strands_rollout.sglang_connection import parse_base_url
+
+OK = Reply.tokens([7])
+
+
+async def test_a_cancelled_caller_is_let_go_at_once_and_the_engine_told_its_rid() -> None:
+    async with FakeSGLang([Reply.hang()]) as fake, SGLangClient(fake.base_url) as client:
+        asking = asyncio.create_task(client.generate([1], {}, rid="r1", headers={"X-SMG-Routing-Key": "k"}))
+        await fake.arrived()
+        asking.cancel()
+        started = time.perf_counter()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert time.perf_counter() - started < 0.05
+        await client.aclose()
+    assert fake.aborts == [{"rid": "r1"}]
+    assert fake.disconnects == ["r1"]
+
+
+async def test_a_time_limit_of_the_caller_aborts_too_and_a_routers_404_is_ignored() -> None:
+    async with FakeSGLang([Reply.hang(), OK], router=True) as fake, SGLangClient(fake.base_url) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await client.generate([1], {}, rid="late")
+        assert (await client.generate([1], {})).output_ids == [7]
+    assert fake.aborts == [{"rid": "late"}]
+
+
+async def test_a_caller_cancelled_between_attempts_leaves_nothing_to_abort() -> None:
+    async with FakeSGLang([Reply.status(503)]) as fake, SGLangClient(fake.base_url, backoff_base_s=60) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await client.generate([1], {})
+    assert fake.aborts == []
+
+
+async def test_an_abort_that_fails_behind_a_cancelled_caller_troubles_nobody() -> None:
+    asked, troubles = asyncio.Event(), []
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/abort_request":
+            raise RuntimeError("the connection was closed by its owner")
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError("cancelled before")
+
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: troubles.append(context))
+    async with httpx.AsyncClient(base_url="http://engine", transport=httpx.MockTransport(answer)) as http:
+        asking = asyncio.create_task(SGLangClient(http).generate([1], {}))
+        await asked.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await asyncio.sleep(0.02)
+    del asking
+    gc.collect()
+    assert troubles == []
+
+
+async def test_abort_all_and_abort_by_rid_are_confirmed() -> None:
+    async with FakeSGLang([Reply.hang([5])]) as fake, SGLangClient(fake.base_url) as client:
+        asking = asyncio.create_task(client.generate([1], {}))
+        await fake.arrived()
+        assert await client.abort(abort_all=True)
+        assert (await asking).finish_reason.type == "abort"
+        assert await client.abort("x")
+        with pytest.raises(ConfigError, match="needs a rid"):
+            await client.abort()
+    assert fake.aborts == [{"rid": "", "abort_all": True}, {"rid": "x"}]
+
+
+async def test_loops_of_other_threads_have_shared_clients_of_their_own_that_close_with_them() -> None:
+    async def in_its_loop(url: str) -> tuple[SGLangClient, list[int]]:
+        client = shared_client(url)
+        assert shared_client(url) is client
+        assert shared_client(url, vocab_size=100) is not client
+        generations = await asyncio.gather(*(client.generate([1], {}) for _ in range(8)))
+        return client, [g.output_ids[0] for g in generations]
+
+    async with FakeSGLang(lambda _r, _n: OK) as fake:
+        here = in_its_loop(fake.base_url)
+        threads = [asyncio.to_thread(asyncio.run, in_its_loop(fake.base_url)) for _ in range(2)]
+        (own, ids), *others = await asyncio.gather(here, *threads)
+        assert ids == [7] * 8
+        assert not own.is_closed
+    for client, other_ids in others:
+        assert other_ids == [7] * 8
+        assert client is not own
+        assert client.is_closed
+    assert others[0][0] is not others[1][0]
+
+
+async def test_a_shared_client_that_was_closed_is_made_anew() -> None:
+    async with FakeSGLang([OK]) as fake:
+        first = shared_client(fake.base_url)
+        await first.aclose()
+        second = shared_client(fake.base_url)
+        assert second is not first
+        assert (await second.generate([1], {})).output_ids == [7]
+
+
+def test_a_loop_closed_without_its_generators_is_forgotten() -> None:
+    class Connection:
+        is_closed = False
+
+        async def aclose(self) -> None:
+            raise AssertionError("its loop is closed")
+
+    async def get() -> Connection:
+        return cache.get("key", Connection)
+
+    cache: LoopCache[Connection] = LoopCache()
+    for _ in range(3):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(get())
+        loop.close()
+    gc.collect()
+    assert cache.loop_count() == 1
+
+
+async def test_a_client_used_on_a_second_loop_says_what_to_use() -> None:
+    async with FakeSGLang(lambda _r, _n: OK) as fake, SGLangClient(fake.base_url) as client:
+        await client.generate([1], {})
+        with pytest.raises(ConfigError, match=r"belongs to the event loop of its first request.*shared_client"):
+            await asyncio.to_thread(asyncio.run, client.generate([1], {}))
+
+
+def test_a_client_can_be_made_before_its_loop() -> None:
+    async def use() -> list[int]:
+        async with FakeSGLang([OK]) as fake:
+            made[0].base_url = httpx.URL(fake.base_url)
+            async with SGLangClient(made[0], owns_http=True) as client:
+                return (await client.generate([1], {})).output_ids
+
+    made = [create_client("http://127.0.0.1:1")]
+    assert asyncio.run(use()) == [7]
+    assert made[0].is_closed
+
+
+async def test_the_callers_own_connection_keeps_its_headers_and_stays_open() -> None:
+    async with (
+        FakeSGLang([OK]) as fake,
+        httpx.AsyncClient(base_url=fake.base_url, headers={"Authorization": "Bearer s3cret"}) as http,
+    ):
+        async with SGLangClient(http) as client:
+            assert (await client.generate([1], {})).output_ids == [7]
+        assert not http.is_closed
+        assert fake.requests[0].headers["Authorization"] == "Bearer s3cret"
+
+
+async def test_httpxs_default_limits_do_not_bind_a_generation_but_chosen_ones_do() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.extensions["timeout"])
+        meta = {"finish_reason": {"type": "length", "length": 1}, "output_token_logprobs": [[-1.5, 3, None]]}
+        return httpx.Response(200, content=orjson.dumps({"output_ids": [3], "meta_info": meta}))
+
+    for timeout in (httpx.Timeout(5.0), httpx.Timeout(7.0)):
+        transport = httpx.MockTransport(answer)
+        async with httpx.AsyncClient(base_url="http://engine", transport=transport, timeout=timeout) as http:
+            assert (await SGLangClient(http).generate([1], {})).logprobs == [-1.5]
+    assert [limits["read"] for limits in seen] == [None, 7.0]
+
+
+async def test_a_connection_without_base_url_is_refused() -> None:
+    async with httpx.AsyncClient() as http:
+        with pytest.raises(ConfigError, match="has no base_url; make it with create_client"):
+            SGLangClient(http)
+
+
+async def test_more_requests_than_connections_wait_for_one() -> None:
+    running = most = 0
+
+    async def answer(_request: dict[str, Any], _number: int) -> Reply:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        return OK
+
+    async with FakeSGLang(answer) as fake, create_client(fake.base_url, max_connections=3) as http:
+        client = SGLangClient(http)
+        generations = await asyncio.gather(*(client.generate([n], {}) for n in range(12)))
+    assert len(generations) == 12
+    assert most == 3
+
+
+async def test_hundreds_of_requests_at_once_go_through() -> None:
+    async with FakeSGLang(lambda _r, _n: OK.after(0.05)) as fake, SGLangClient(fake.base_url) as client:
+        generations = await asyncio.gather(*(client.generate([n], {}) for n in range(300)))
+    assert {g.attempts for g in generations} == {1}
+    assert len({g.rid for g in generations}) == 300
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("http://127.0.0.1:30000/", "http://127.0.0.1:30000/"),
+        ("127.0.0.1:30000", "http://127.0.0.1:30000/"),
+        ("localhost:8000/engine/", "http://localhost:8000/engine"),
+        (" https://gpu.example ", "https://gpu.example/"),
+        ("http://[::1]:30000", "http://[::1]:30000/"),
+    ],
+)
+def test_base_urls_are_read_with_and_without_scheme_and_slash(given: str, read: str) -> None:
+    assert str(parse_base_url(given)) == read
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("", "expected http://host:port"),
+        ("ftp://host", "expected http://host:port"),
+        ("http://", "expected http://host:port"),
+        ("http://host:port", "can't be read as a URL"),
+        ("http://host:1/generate/", "leave '/generate' off"),
+        ("http://host:1/?key=s3cret", "has a query or a fragment"),
+        (None, "expected http://host:port"),
+    ],
+)
+def test_what_is_no_base_url_is_refused(given: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as error:
+        create_client(given)
+    assert "s3cret" not in str(error.value)
+
+
+def test_numbers_out_of_range_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_connections is 0; expected a number above 0"):
+        create_client("http://h", max_connections=0)
+    with pytest.raises(ConfigError, match="max_attempts=0"):
+        SGLangClient("http://h", max_attempts=0)
+
+
+async def test_a_password_in_the_url_is_sent_and_never_shown(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with FakeSGLang([Reply.status(503), OK, *[Reply.status(503)] * 9]) as fake:
+        url = fake.base_url.replace("http://", "http://me:s3cret@")
+        async with SGLangClient(url, backoff_base_s=0, max_attempts=2) as client:
+            await client.generate([1], {})
+            with pytest.raises(EngineUnavailableError) as error:
+                await client.generate([1], {})
+    assert fake.requests[0].headers["Authorization"].startswith("Basic ")
+    assert fake.base_url in str(error.value)
+    assert "s3cret" not in str(error.value) + client.url
+    assert "s3cret" not in caplog.text
+    assert fake.base_url in caplog.text

@@ -111,6 +111,7 @@ async def run_episode(
     tools: Sequence[Any],
     limits: EpisodeLimits,
     self_timed_tools: Collection[str] = (),
+    hooks: Sequence[HookProvider] = (),
     should_abort: Callable[[], bool] = lambda: False,
 ) -> Episode:
     """Build an agent, run it once on `messages`, discard it.
@@ -123,6 +124,7 @@ async def run_episode(
         limits: The episode's limits.
         self_timed_tools: Names of tools that keep to their own time limit, because waiting for a free place must not
             count.
+        hooks: Further Strands hooks; they see each event before the limits do.
         should_abort: Asked before each model call and after each tool.
 
     Raises:
@@ -139,7 +141,7 @@ async def run_episode(
     history: Sequence[Mapping[str, Any]] = messages
     try:
         # Strands checks limits and hooks in the order of their registration
-        agent = _build_agent(model, messages[:-1], system_prompt, tools, hooks=[watch, limiter])
+        agent = _build_agent(model, messages[:-1], system_prompt, tools, hooks=[*hooks, watch, limiter])
         _bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats)
         history = agent.messages
         async with deadline:

@@ -6,6 +6,7 @@ Knows where the engine and its tokenizer come from; the work is `evaluate`'s, th
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -65,7 +66,7 @@ def run_demo(options: DemoOptions) -> Summary:
         RolloutError: The data, the engine or the tokenizer can't be used.
     """
     summary = asyncio.run(_run(options))
-    print(orjson.dumps(summary.to_dict()).decode(), flush=True)
+    print(json.dumps(summary.to_dict()), flush=True)
     return summary
 
 
@@ -74,10 +75,10 @@ async def _run(options: DemoOptions) -> Summary:
     rows = read_rows(options.data or shipped_rows(), options.samples)
     started = time.monotonic()
     async with _engine(options) as base_url:
+        log.print(f"engine at {redacted(parse_base_url(base_url))} after {time.monotonic() - started:.1f} s")
         tokenizer_dir = options.tokenizer_dir or await served_tokenizer(base_url)
         # loading it imports transformers, which takes seconds: not while episodes wait on the loop
         tokenizer = tokenizer_of(SimpleNamespace(hf_checkpoint=str(tokenizer_dir)), None)
-        log.print(f"engine ready at {redacted(parse_base_url(base_url))} in {time.monotonic() - started:.1f} s")
         plan = RunPlan(
             base_url=base_url,
             tokenizer_dir=tokenizer_dir,

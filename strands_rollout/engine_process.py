@@ -7,10 +7,10 @@ input stays open: it ends with its parent, however that ends.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -19,14 +19,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Final
 
-import aiohttp
-
 from strands_rollout.errors import EngineUnavailableError
 
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S: Final = 5.0
-_POLL_S: Final = 0.05
 _LOG_TAIL_BYTES: Final = 2000
 
 
@@ -36,7 +33,7 @@ async def engine_process(model_dir: Path | None = None, *, start_timeout_s: floa
 
     Args:
         model_dir: The model to serve; None for the shipped one.
-        start_timeout_s: Seconds within which it must answer `/health`.
+        start_timeout_s: Seconds within which it must accept requests.
 
     Yields:
         The engine's URL.
@@ -44,23 +41,24 @@ async def engine_process(model_dir: Path | None = None, *, start_timeout_s: floa
     Raises:
         EngineUnavailableError: It ended, or did not answer in time; the message holds the end of what it printed.
     """
-    port = _free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "strands_rollout.cli", "serve", "--port", str(port), "--stop-with-stdin"]
-    if model_dir is not None:
-        command += ["--model", str(model_dir)]
+    model = [] if model_dir is None else ["--model", str(model_dir)]
+    command = [sys.executable, "-m", "strands_rollout.cli", "serve", "--port", "0", "--stop-with-stdin", *model]
     with tempfile.TemporaryFile() as log:
         # a session of its own: Ctrl-C must reach the parent only, which stops the child when its samples are done with
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
         )
         try:
-            await _until_healthy(process, url, start_timeout_s, log)
-            yield url
+            yield await _ready_url(process, start_timeout_s, log)
             if process.returncode is not None:
                 logger.error("event=engine_died exit_code=%s output=%s", process.returncode, _tail(log))
         finally:
             await _stop(process)
+
+
+def announce(base_url: str) -> None:
+    """Print the line of JSON by which the parent, or any program, learns that requests are accepted, and where."""
+    print(json.dumps({"base_url": base_url}), flush=True)
 
 
 def stop_with_stdin() -> None:
@@ -74,46 +72,35 @@ def stop_with_stdin() -> None:
     threading.Thread(target=wait, name="stop-with-stdin", daemon=True).start()
 
 
-async def _until_healthy(process: asyncio.subprocess.Process, url: str, timeout_s: float, log: IO[bytes]) -> None:
+async def _ready_url(process: asyncio.subprocess.Process, timeout_s: float, log: IO[bytes]) -> str:
+    line = b""
     try:
-        async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as session:
-            while process.returncode is None:
-                if await _is_healthy(session, url):
-                    return
-                await asyncio.sleep(_POLL_S)
+        async with asyncio.timeout(timeout_s):
+            if process.stdout is not None:
+                line = await process.stdout.readline()
+            if not line:
+                await process.wait()
     except TimeoutError:
         raise EngineUnavailableError(
-            f"the embedded engine did not answer {url}/health within {timeout_s:g} s. It printed: {_tail(log)}"
+            f"the embedded engine was not ready within {timeout_s:g} s. It printed: {_tail(log)}"
         ) from None
-    raise EngineUnavailableError(
-        f"the embedded engine ended with exit code {process.returncode} before it served. It printed: {_tail(log)}"
-    )
-
-
-async def _is_healthy(session: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with session.get(f"{url}/health") as answer:
-            return answer.status == 200
-    except aiohttp.ClientError:
-        return False
+    if not line:
+        raise EngineUnavailableError(
+            f"the embedded engine ended with exit code {process.returncode} before it was ready. It printed: "
+            f"{_tail(log)}"
+        )
+    return str(json.loads(line)["base_url"])
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is not None:
-        return
-    process.terminate()
-    try:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
+    if process.returncode is None:
+        process.terminate()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
             await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _tail(log: IO[bytes]) -> str:

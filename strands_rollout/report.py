@@ -17,9 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from strands_rollout.evaluate import Outcome, Summary
+from strands_rollout.sample_type import Sample
 
 PLAIN_WIDTH: Final = 140
 _MAX_VIOLATIONS_SHOWN: Final = 20
+_MAX_ERRORS_SHOWN: Final = 5
 _STATUS_STYLES: Final = {"completed": "green", "truncated": "yellow", "aborted": "yellow", "failed": "red"}
 
 
@@ -71,7 +73,7 @@ def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summary, *, seconds: float) -> None:
-    """Totals in words, then the first violations, if any."""
+    """Totals in words, then the first violations and the errors of failed samples, if any."""
     reasons = Counter(str(outcome.facts.get("stop_reason")) for outcome in outcomes)
     tokens = sum(int(outcome.facts.get("sampled_tokens", 0)) for outcome in outcomes)
     console.print(
@@ -83,8 +85,10 @@ def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summar
         _print_violations(
             console, what, [(outcome.sample.index, words) for outcome in outcomes for words in getattr(outcome, name)]
         )
-    for error in {str(outcome.facts["error"]) for outcome in outcomes if outcome.facts.get("error")}:
-        console.print(Text(f"error: {error}", style="red"))
+    failed = [outcome for outcome in outcomes if outcome.sample.status is Sample.Status.FAILED]
+    errors = Counter(str(outcome.facts.get("error")) for outcome in failed)
+    for error, count in errors.most_common(_MAX_ERRORS_SHOWN):
+        console.print(Text(f"failed, {count} of {len(outcomes)}: {error}", style="red"), soft_wrap=True)
 
 
 def _print_violations(console: Console, what: str, violations: Sequence[tuple[int | None, str]]) -> None:
@@ -93,7 +97,7 @@ def _print_violations(console: Console, what: str, violations: Sequence[tuple[in
         return
     console.print(Text(f"{what}: {len(violations)} violations", style="bold red"))
     for index, words in violations[:_MAX_VIOLATIONS_SHOWN]:
-        console.print(Text(f"  sample {index}: {words}", style="red"))
+        console.print(Text(f"  sample {index}: {words}", style="red"), soft_wrap=True)
 
 
 def _cells(outcome: Outcome) -> list[str | Text]:

@@ -18,7 +18,7 @@ from strands_rollout.prompts import CODE_TOOL_NAME
 from strands_rollout.sample import reset_sample, write_episode, write_failure
 from strands_rollout.sglang_client import shared_client
 from strands_rollout.sglang_model import SGLangModel
-from strands_rollout.slime_seam import is_aborting, may_return_aborted, tokenizer_of
+from strands_rollout.slime_seam import is_aborting, may_return_aborted, tokenizer_of, trace_hooks, vocab_size_of
 from strands_rollout.token_limits import TokenLimits
 from strands_rollout.tools import DEFAULT_TIMEOUT_S, code_tool, load_tools, named_executor
 
@@ -78,6 +78,7 @@ async def _run(
             episode_timeout_s=settings.episode_timeout_s,
         ),
         self_timed_tools=(CODE_TOOL_NAME,),
+        hooks=trace_hooks(sample, model.trajectory),
         should_abort=lambda: is_aborting(args, sample),
     )
     return model, episode
@@ -100,7 +101,7 @@ def _build_model(
     )
     return SGLangModel(
         tokenizer=tokenizer_of(args, sample),
-        client=shared_client(_base_url(args)),
+        client=shared_client(_base_url(args), vocab_size=vocab_size_of(args)),
         tool_parser=settings.tool_parser,
         sampling_params=params,
         enable_thinking=settings.enable_thinking,

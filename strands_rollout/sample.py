@@ -54,7 +54,7 @@ def reset_sample(sample: Any) -> None:  # noqa: ANN401 - slime's Sample or ours
         if hasattr(sample, name):
             setattr(sample, name, type(getattr(sample, name))())
     sample.status = type(sample).Status.PENDING
-    sample.metadata.pop(METADATA_KEY, None)
+    sample.metadata = {key: value for key, value in (sample.metadata or {}).items() if key != METADATA_KEY}
 
 
 def write_episode(args: Any, sample: Any, model: SGLangModel, episode: Episode, *, may_abort: bool) -> None:  # noqa: ANN401

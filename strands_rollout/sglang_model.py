@@ -99,6 +99,7 @@ class SGLangModel(Model):
         self._base_url = base_url
         self._client = SGLangClient(client) if isinstance(client, httpx.AsyncClient) else client
         self._parser = get_parser(tool_parser) if isinstance(tool_parser, str) else tool_parser
+        self._vocab_size = vocab_size
         self._sampler = TurnSampler(vocab_size or self.template.encoder.vocab_size)
         self._busy = False
         self.reset()
@@ -201,7 +202,7 @@ class SGLangModel(Model):
 
     def client(self) -> SGLangClient:
         """The client of the running event loop."""
-        return self._client or shared_client(cast("str", self._base_url))
+        return self._client or shared_client(cast("str", self._base_url), vocab_size=self._vocab_size)
 
     async def _turn(
         self,

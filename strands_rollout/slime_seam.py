@@ -64,6 +64,24 @@ def load_tokenizer(checkpoint: str) -> Any:  # noqa: ANN401 - any Hugging Face t
         raise ConfigError(f"got hf_checkpoint={checkpoint!r}, whose tokenizer can't be loaded: {e}") from e
 
 
+def vocab_size_of(args: Any) -> int | None:  # noqa: ANN401 - slime's Namespace
+    """Rows of the model's embedding by its config, which may be more than the tokenizer knows; None without a config."""
+    checkpoint = getattr(args, "hf_checkpoint", None)
+    return _load_vocab_size(str(checkpoint)) if checkpoint else None
+
+
+@functools.lru_cache(maxsize=8)
+def _load_vocab_size(checkpoint: str) -> int | None:
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(checkpoint)
+    except (OSError, ValueError):  # a folder with a tokenizer alone
+        return None
+    size = getattr(config.get_text_config(), "vocab_size", None)
+    return size if isinstance(size, int) else None
+
+
 def is_aborting(args: Any, sample: object) -> bool:  # noqa: ANN401 - slime's Namespace
     """Whether slime is collecting: every running episode should return at once, as ABORTED."""
     return bool(getattr(_generate_state(args, sample), "aborted", False))

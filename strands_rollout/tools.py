@@ -152,24 +152,24 @@ def _tools_at(path: str) -> list[AgentTool | ToolProvider]:
 
 
 def _resolve(path: str) -> object:
-    """Import the longest part of a dotted path that is a module, then follow the attributes."""
+    """Import as much of a dotted path as is modules, then follow the attributes."""
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.replace(":", ".").split(".")):
         raise ToolError(f"{path!r} is not a dotted path; expected 'package.module.attribute'")
     module_path, _, attributes = path.partition(":")
-    parts = [] if not attributes else attributes.split(".")
-    module = _import(module_path, path)
-    while module is None and not attributes and "." in module_path:
-        module_path, _, last = module_path.rpartition(".")
-        parts.insert(0, last)
-        module = _import(module_path, path)
-    if module is None:
-        raise ToolError(f"can't load the tool {path!r}: there is no module {module_path!r}")
-    found: object = module
-    for part in parts:
-        if not hasattr(found, part):
+    names = module_path.split(".")
+    found: object = None
+    depth = 0
+    while depth < len(names) and (module := _import(".".join(names[: depth + 1]), path)) is not None:
+        found = module
+        depth += 1
+    rest = [*names[depth:], *(attributes.split(".") if attributes else [])]
+    if found is None or (attributes and depth < len(names)):
+        raise ToolError(f"can't load the tool {path!r}: there is no module {'.'.join(names[: depth + 1])!r}")
+    for name in rest:
+        if not hasattr(found, name):
             owner = getattr(found, "__name__", type(found).__name__)
-            raise ToolError(f"can't load the tool {path!r}: {owner!r} has no attribute {part!r}{_nearest(part, found)}")
-        found = getattr(found, part)
+            raise ToolError(f"can't load the tool {path!r}: {owner!r} has no attribute {name!r}{_nearest(name, found)}")
+        found = getattr(found, name)
     return found
 
 

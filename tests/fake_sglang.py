@@ -155,14 +155,16 @@ class FakeSGLang:
         return Reply.abort(reply.ids)
 
     async def _send(self, http: web.Request, received: Received, reply: Reply) -> web.StreamResponse:
-        body = self._body(received, reply) if reply.kind in ("tokens", "cut") else reply.body
+        body = self._body(received, reply) if reply.kind in ("tokens", "cut", "stall") else reply.body
         response: web.StreamResponse = web.Response(
             body=body, status=reply.code, headers=reply.headers, content_type="application/json"
         )
-        if reply.kind == "cut":
+        if reply.kind in ("cut", "stall"):
             response = web.StreamResponse(headers={"Content-Length": str(len(body))})
             await response.prepare(http)
             await response.write(body[: len(body) // 2])
+        if reply.kind == "stall":
+            await asyncio.Event().wait()  # until the client goes away, which cancels this
         if reply.kind in ("cut", "reset") and http.transport is not None:
             http.transport.close()
         return response

@@ -13,7 +13,7 @@ import orjson
 class Reply:
     """What one `/generate` request gets. Build it with the class methods."""
 
-    kind: Literal["tokens", "raw", "cut", "reset", "hang"]
+    kind: Literal["tokens", "raw", "cut", "reset", "hang", "stall"]
     ids: tuple[int, ...] = ()
     finish: dict[str, Any] = field(default_factory=dict)
     logprobs: tuple[float | None, ...] | None = None
@@ -79,6 +79,11 @@ class Reply:
     def cut(cls) -> Self:
         """A 200 whose connection closes after half of the body."""
         return cls("cut")
+
+    @classmethod
+    def stall(cls) -> Self:
+        """A 200 that stops after half of its body, with the connection open."""
+        return cls("stall")
 
     @classmethod
     def reset(cls) -> Self:

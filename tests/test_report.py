@@ -12,9 +12,15 @@ from strands_rollout.report import print_outcomes, print_summary, progress_bar, 
 from strands_rollout.sample_type import Sample
 
 
-def outcome(*, right: bool = True, violations: tuple[str, ...] = (), **facts: Any) -> Outcome:
+def outcome(
+    *,
+    right: bool = True,
+    violations: tuple[str, ...] = (),
+    status: Sample.Status = Sample.Status.COMPLETED,
+    **facts: Any,
+) -> Outcome:
     sample = Sample(prompt=[{"role": "user", "content": "What is [bold]17 * 2[/bold]?"}], label="34", index=3)
-    sample.status = Sample.Status.COMPLETED
+    sample.status = status
     sample.response_length = 41
     sample.reward = {"score": 1.0 if right else -1.0, "acc": float(right), "pred": "34" if right else "35"}
     sample.metadata = {"strands_rollout": {"stop_reason": "completed", "turns": 2, "tool_calls": 1, **facts}}
@@ -35,14 +41,16 @@ def test_the_table_has_one_line_per_sample_and_takes_text_as_it_is() -> None:
 def test_the_summary_counts_stop_reasons_and_names_violations() -> None:
     outcomes = [
         outcome(violations=("loss_mask has None",)),
-        outcome(right=False, stop_reason="turn_length", error="E: x"),
+        outcome(right=False, stop_reason="turn_length", error="limit"),
+        outcome(right=False, status=Sample.Status.FAILED, stop_reason="engine_error", error="EngineError: x"),
     ]
     text = printed(print_summary, outcomes, Summary.of(outcomes), seconds=1.5)
-    assert "2 samples in 1.5 s: accuracy 50.0%, mean reward 0.000, 2 tool calls" in text
-    assert "completed 1, turn_length 1" in text
+    assert "3 samples in 1.5 s: accuracy 33.3%, mean reward -0.333, 3 tool calls" in text
+    assert "completed 1, turn_length 1, engine_error 1" in text
     assert "token exactness: every sample passed" in text
     assert "slime's contract: 1 violations\n  sample 3: loss_mask has None" in text
-    assert "error: E: x" in text
+    assert "failed, 1 of 3: EngineError: x" in text
+    assert "limit" not in text
 
 
 def test_the_bar_shows_the_running_accuracy() -> None:

@@ -158,30 +158,28 @@ async def test_a_slow_request_whose_abort_was_not_confirmed_is_not_sent_again() 
 
 
 async def test_a_body_that_stops_coming_is_slow_too() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
-        await writer.drain()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        async with create_client(f"127.0.0.1:{port}", timeout=0.2) as http:
-            with pytest.raises(EngineUnavailableError, match="no answer within the read limit"):
-                await SGLangClient(http).generate([1], {})
+    async with FakeSGLang([Reply.stall(), OK]) as fake, create_client(fake.base_url, timeout=0.2) as http:
+        assert (await SGLangClient(http, sleep=Waits()).generate([1], {}, rid="r")).attempts == 2
+    assert fake.aborts == [{"rid": "r"}]
 
 
 async def test_a_peer_that_does_not_speak_http_is_unavailable() -> None:
+    hung_up: asyncio.Queue[None] = asyncio.Queue()
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
-        await writer.drain()
         writer.close()
+        await writer.wait_closed()
+        hung_up.put_nowait(None)
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with SGLangClient(f"http://127.0.0.1:{port}", sleep=Waits(), max_attempts=2) as client:
             with pytest.raises(EngineUnavailableError, match="in 2 attempts"):
                 await client.generate([1], {})
+        await hung_up.get()
+        await hung_up.get()
 
 
 async def test_server_info_of_a_dead_engine_says_so() -> None:

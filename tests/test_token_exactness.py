@@ -7,11 +7,11 @@ import math
 from typing import Any
 
 import pytest
-from fake_sglang import Reply
+from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, call_text, ids_of, run
-from strands import tool
+from strands import Agent, tool
 
-from strands_rollout import Sample
+from strands_rollout import Sample, SGLangModel
 from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.errors import TemplateError, TrajectoryError
 from strands_rollout.trajectory import Trajectory
@@ -213,12 +213,19 @@ async def test_rule_08_calls_inside_reasoning_are_drafts(tokenizer: Any, turn: s
 
 async def test_rule_08_also_when_the_template_opened_the_reasoning(tokenizer: Any) -> None:
     opened = copy.deepcopy(tokenizer)
-    opened.chat_template = opened.chat_template.replace(
-        "{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>\\n' }}"
+    opened.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{{ '<|im_start|>assistant\n<think>\n' }}"
     )
-    template = ChatTemplate(opened)
-    assert template.opens_reasoning
-    assert not ChatTemplate(tokenizer).opens_reasoning
+    turns = [f"maybe {call('echo')}\n</think>\n\n{ANSWER}", f"maybe {call('echo')}<|im_end|>"]
+    expected = [["reasoningContent", "text"], ["reasoningContent"]]
+    for turn, kinds in zip(turns, expected, strict=True):
+        async with FakeSGLang([Reply.tokens(ids_of(tokenizer, turn))]) as fake:
+            model = SGLangModel(tokenizer=opened, base_url=fake.base_url)
+            result = await Agent(model=model, callback_handler=None).invoke_async("go")
+        assert model.template.opens_reasoning
+        assert result.stop_reason == "end_turn"
+        assert [next(iter(block)) for block in result.message["content"]] == kinds
 
 
 @pytest.mark.parametrize("finish", ["length", "abort"])
@@ -265,12 +272,16 @@ async def test_rule_11_context_tokens_carry_no_logprob_and_no_loss(tokenizer: An
     assert sum(sample.loss_mask) == len(ids_of(tokenizer, call_text())) + len(ids_of(tokenizer, ANSWER))
 
 
+def test_rule_11_holds_in_the_trajectory_too() -> None:
+    trajectory = Trajectory()
+    for context in ([1, 2, 3], [6]):
+        trajectory.append_turn(context, [4, 5], [-0.1, -0.2], finish_reason="stop", rid="r", latency_s=0.0)
+    assert trajectory.loss_mask == [0, 0, 0, 1, 1, 0, 1, 1]
+    assert trajectory.logprobs == [0.0, 0.0, 0.0, -0.1, -0.2, 0.0, -0.1, -0.2]
+    assert trajectory.prompt_length == 3
+
+
 async def test_rule_12_an_id_outside_the_vocabulary_is_never_sent(tokenizer: Any) -> None:
-    from fake_sglang import FakeSGLang
-    from strands import Agent
-
-    from strands_rollout import SGLangModel
-
     async with FakeSGLang([Reply.tokens([1])]) as fake:
         model = SGLangModel(tokenizer=tokenizer, base_url=fake.base_url, vocab_size=10)
         with pytest.raises(TrajectoryError, match=r"token id \d+ at position \d+.*vocabulary size 10"):
@@ -289,7 +300,10 @@ async def test_rule_13_a_retried_request_leaves_no_trace(tokenizer: Any) -> None
     assert rough.sample.tokens == calm.sample.tokens
     assert rough.sample.loss_mask == calm.sample.loss_mask
     assert rough.sample.status is Sample.Status.COMPLETED
-    assert len(rough.fake.requests) == 5
+    assert rough.fake.violations == []
+    sent = [request.input_ids for request in rough.fake.requests]
+    assert sent[0] == sent[1]
+    assert sent[2] == sent[3] == sent[4]
 
 
 async def test_rule_14_budgets_hold_over_the_whole_episode(tokenizer: Any) -> None:

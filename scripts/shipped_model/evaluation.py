@@ -19,6 +19,7 @@ from strands_rollout.chat_template import ChatTemplate
 
 MAX_TURNS: Final = 6
 MAX_TURN_TOKENS: Final = 128
+MAX_EPISODE_TOKENS: Final = 1024
 ROWS_AT_ONCE: Final = 128
 _BOXED: Final = re.compile(r"\\boxed\{([^{}]*)\}")
 
@@ -31,11 +32,14 @@ class Play:
         label: The expected answer.
         token_ids: All that the model has read and said.
         turns: What the assistant said, turn by turn, with the token that ended it.
+        tool_calls: Calls that were answered, mistaken ones included.
+        is_over: Whether the last turn called no tool.
     """
 
     label: str
     token_ids: list[int]
     turns: list[str] = field(default_factory=list)
+    tool_calls: int = 0
     is_over: bool = False
 
     @property
@@ -55,7 +59,7 @@ class Report:
         episodes: Episodes played.
         accuracy: Share of them with the right answer.
         mixed_problems: Share of problems that were solved at least once and missed at least once.
-        tool_calls_per_episode: Mean number of assistant turns that were answered by the tool.
+        tool_calls_per_episode: Mean number of calls that were answered, mistaken ones included.
         finished: Share of episodes that ended with a turn that calls no tool.
     """
 
@@ -102,13 +106,13 @@ def evaluate(
         episodes=len(plays),
         accuracy=round(sum(solved) / len(plays), 4),
         mixed_problems=round(sum(0 < count < samples_per_row for count in solved) / len(groups), 4),
-        tool_calls_per_episode=round(sum(len(play.turns) - play.is_over for play in plays) / len(plays), 4),
+        tool_calls_per_episode=round(sum(play.tool_calls for play in plays) / len(plays), 4),
         finished=round(sum(play.is_over for play in plays) / len(plays), 4),
     )
 
 
 def play_episodes(model: Qwen3ForCausalLM, template: ChatTemplate, plays: Sequence[Play]) -> None:
-    """Plays all of them side by side, up to `MAX_TURNS`; a turn that is cut by length ends its episode."""
+    """Plays all of them side by side, up to the limits on turns and tokens; a turn that is cut ends its episode."""
     active = list(plays)
     for _ in range(MAX_TURNS):
         if not active:
@@ -121,13 +125,11 @@ def play_episodes(model: Qwen3ForCausalLM, template: ChatTemplate, plays: Sequen
             if ids and ids[-1] == template.end_of_turn_id:
                 complete.append(play)
         answers = answer_turns([play.turns[-1].removesuffix(END_OF_TURN) for play in complete])
-        active = []
         for play, answered in zip(complete, answers, strict=True):
-            if answered:
-                play.token_ids += tool_answer_ids(template, answered)
-                active.append(play)
-            else:
-                play.is_over = True
+            play.is_over = not answered
+            play.tool_calls += len(answered)
+            play.token_ids += tool_answer_ids(template, answered) if answered else []
+        active = [play for play in complete if not play.is_over and len(play.token_ids) < MAX_EPISODE_TOKENS]
 
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]

@@ -150,14 +150,16 @@ def _train_until_good(
         model, episodes, batch_size=plan.batch_size, learning_rate=plan.learning_rate, seed=plan.seed
     )
     history: list[dict[str, Any]] = []
+    seen = ""
     for step in range(1, plan.steps + 1):
         loss = next(losses)
-        progress(f"training, loss {loss:.3f}", step, plan.steps)
+        progress(f"training, loss {loss:.3f}{seen}", step, plan.steps)
         is_look = step >= plan.evaluate_from and (step - plan.evaluate_from) % plan.evaluate_every == 0
         if not is_look and step < plan.steps:
             continue
         report = evaluate(model, tokenizer, validation, samples_per_row=VALIDATION_SAMPLES, seed=plan.seed + step)
         history.append({"step": step, "loss": round(loss, 4), "accuracy": report.accuracy})
+        seen = f", accuracy {report.accuracy:.2f}"
         if report.accuracy >= plan.target:
             break
     return history

@@ -25,7 +25,7 @@ from strands_rollout.engine.worker import EngineCrashedError, Worker
 from strands_rollout.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from strands_rollout.engine.generate_request import GenerateRequest
     from strands_rollout.engine.generation import GenerationOutput
@@ -97,7 +97,7 @@ class Engine:
             last = output
         return last
 
-    async def stream(self, request: GenerateRequest) -> AsyncIterator[GenerationOutput]:
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerationOutput]:
         """Run one generation and yield it again whenever it has grown (if it streams) and when it has ended."""
         if request.rid in self._in_flight:
             raise RequestRefusedError(f"Duplicate request ID detected: {request.rid}")
@@ -153,11 +153,10 @@ class Engine:
             scheduler.replace_weights(weights, version)
             return scheduler.flush() if flush else True
 
-        flushed = await asyncio.wrap_future(
-            self._worker.call_back(
-                lambda scheduler, resolve: scheduler.when_idle_or_paused(lambda idle: resolve(apply(idle)))
-            )
-        )
+        def when_idle(scheduler: Scheduler, resolve: Callable[[bool], None]) -> None:
+            scheduler.when_idle_or_paused(lambda idle: resolve(apply(idle)))
+
+        flushed = await asyncio.wrap_future(self._worker.call_back(when_idle))
         self.model_path = self.served_model_name = str(folder)
         return flushed
 
@@ -171,8 +170,8 @@ def load_engine(settings: EngineSettings) -> Engine:
     config = read_model_config(settings.model_dir)
     if settings.context_length and settings.context_length > config.context_length:
         raise ConfigError(
-            f"context_length {settings.context_length} is longer than the {config.context_length} tokens of the model in "
-            f"{settings.model_dir}"
+            f"context_length {settings.context_length} is longer than the {config.context_length} tokens of the "
+            f"model in {settings.model_dir}"
         )
     codec = read_text_codec(settings.model_dir)
     if codec.eos_token_id is not None:

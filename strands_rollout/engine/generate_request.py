@@ -1,7 +1,8 @@
 """The body of POST /generate as checked values.
 
-Knows SGLang's top-level fields and its length limits (0.5.23), and needs the tokenizer for text input. Unknown top-level
-fields are ignored, as SGLang does; the known ones that change an answer and are not supported here are refused.
+Knows SGLang's top-level fields and its length limits (0.5.23), and needs the tokenizer for text input. Unknown
+top-level fields are ignored, as SGLang does; the known ones that would change an answer and are not supported here are
+refused.
 """
 
 from __future__ import annotations
@@ -109,7 +110,10 @@ def read_generate_call(body: object, limits: RequestLimits, encode: Callable[[st
                 stream=stream,
             )
         )
-    return GenerateCall(tuple(requests), is_batch or copies > 1, stream)
+    is_list = is_batch or copies > 1
+    if stream and is_list:
+        raise RequestRefusedError("stream with several inputs is not supported by the embedded engine")
+    return GenerateCall(tuple(requests), is_list, stream)
 
 
 def check_generation(
@@ -140,10 +144,10 @@ def check_generation(
     new = sampling.max_new_tokens
     if new is not None and count + new > context_length:
         raise RequestRefusedError(
-            f"Requested token count exceeds the model's maximum context length of {context_length} tokens. You requested "
-            f"a total of {count + new} tokens: {count} tokens from the input messages and {new} tokens for the "
-            "completion. Please reduce the number of tokens in the input messages or the completion to fit within the "
-            "limit."
+            f"Requested token count exceeds the model's maximum context length of {context_length} tokens. You "
+            f"requested a total of {count + new} tokens: {count} tokens from the input messages and {new} tokens for "
+            "the completion. Please reduce the number of tokens in the input messages or the completion to fit within "
+            "the limit."
         )
     if count >= limits.max_prompt_tokens:
         raise RequestRefusedError(
@@ -215,7 +219,7 @@ def _rids(body: dict[str, Any], count: int) -> list[str]:
     return rids
 
 
-def _typed(body: dict[str, Any], name: str, kind: type, default: object) -> Any:
+def _typed(body: dict[str, Any], name: str, kind: type, default: object) -> Any:  # noqa: ANN401 - the caller names the type
     value = body.get(name)
     if value is None:
         return default

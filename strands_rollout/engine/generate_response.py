@@ -65,12 +65,13 @@ def weight_versions(output: GenerationOutput) -> dict[str, Any]:
 def _meta(output: GenerationOutput, codec: TextCodec, cached: int) -> dict[str, Any]:
     return {
         "prompt_tokens": len(output.request.input_ids),
-        **weight_versions(output),
+        "weight_version": output.weight_version,
         "num_retractions": output.retractions,
         **_logprobs(output, codec),
         "reasoning_tokens": 0,
         "completion_tokens": len(output.output_ids),
         "cached_tokens": cached,
+        **weight_versions(output),
         "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
         "dp_rank": None,
     }

@@ -6,12 +6,11 @@ Knows paths, status codes and bodies. The chat endpoints are in chat_endpoint.py
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from aiohttp import web
 
 from strands_rollout.engine.chat_endpoint import add_chat_routes
@@ -26,8 +25,6 @@ from strands_rollout.errors import ConfigError
 if TYPE_CHECKING:
     from strands_rollout.engine.generate_request import GenerateCall, GenerateRequest
     from strands_rollout.engine.generation import GenerationOutput
-
-logger = logging.getLogger(__name__)
 
 _MAX_BODY_BYTES = 64 * 2**20
 _FLUSHED = (
@@ -86,8 +83,6 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     streams = isinstance(body, dict) and body.get("stream") is True
     try:
         call = read_generate_call(body, engine.limits, engine.codec.encode)
-        if streams and call.is_list:
-            raise RequestRefusedError("stream with several inputs is not supported by the embedded engine")
     except RequestRefusedError as e:
         # SGLang has sent its 200 by then.
         if streams and not isinstance(e, SchemaError):
@@ -115,8 +110,9 @@ async def _generate_stream(
     request: web.Request, engine: Engine, generate_request: GenerateRequest, started: float
 ) -> web.StreamResponse:
     response = await start_events(request)
-    async for output in engine.stream(generate_request):
-        await send_event(response, _answer(engine, output, started))
+    async with aclosing(engine.stream(generate_request)) as outputs:
+        async for output in outputs:
+            await send_event(response, _answer(engine, output, started))
     await send_event(response, None)
     return response
 

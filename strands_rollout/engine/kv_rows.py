@@ -71,7 +71,7 @@ class KvRows:
         self._bias[target, length:] = _MASKED
 
     def attend_chunk(self, layer: int, row: int, start: int, q: Floats, k: Floats, v: Floats) -> Floats:
-        """Store a chunk of one sequence and attend causally: [tokens, heads, head_dim] -> [tokens, heads * head_dim]."""
+        """Store a chunk of one sequence and attend causally: [tokens, heads, head_dim] -> [tokens, ...]."""
         tokens, heads, head_dim = q.shape
         stop = start + tokens
         keys, values = self._cache[:, layer, row]
@@ -88,11 +88,9 @@ class KvRows:
         rows = len(lengths)
         self._bias[np.arange(rows), lengths] = 0
         ragged = rows * (lengths.max() + 1) > _RAGGED_WASTE * (lengths.sum() + rows)
-        block_rows = _RAGGED_BLOCK_ROWS if ragged else rows
-        self._blocks = [
-            (slice(first, min(first + block_rows, rows)), _rounded_up(int(lengths[first : first + block_rows].max()) + 1))
-            for first in range(0, rows, block_rows)
-        ]
+        size = _RAGGED_BLOCK_ROWS if ragged else rows
+        blocks = [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
+        self._blocks = [(block, _rounded_up(int(lengths[block].max()) + 1)) for block in blocks]
 
     def attend_step(self, layer: int, lengths: Ints, q: Floats, k: Floats, v: Floats) -> Floats:
         """Store one token of each row at position `lengths` and attend: [rows, heads, head_dim] -> [rows, ...]."""

@@ -12,15 +12,18 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
     from strands_rollout.engine.kv_rows import KvRows
     from strands_rollout.engine.model_config import ModelConfig
     from strands_rollout.engine.weights import LayerWeights, ModelWeights
 
+    # Stores a layer's queries, keys and values and mixes: (layer, q, k, v) -> [tokens, heads * head_dim].
+    Attend: TypeAlias = Callable[[int, "Floats", "Floats", "Floats"], "Floats"]
+
 Floats = npt.NDArray[np.float32]
 Complexes = npt.NDArray[np.complex64]
 Ints = npt.NDArray[np.int64]
-Attend = "Callable[[int, Floats, Floats, Floats], Floats]"
 
 
 class Qwen3:
@@ -69,16 +72,17 @@ class Qwen3:
         logits: Floats = self._logits(hidden[-1:])[0]
         return logits
 
-    def _forward(self, tokens: Ints, positions: Ints, attend: Callable[[int, Floats, Floats, Floats], Floats]) -> Floats:
+    def _forward(self, tokens: Ints, positions: Ints, attend: Attend) -> Floats:
         rotation = self._rotations[positions, None]
         x = self.weights.embedding[tokens]
         for index, layer in enumerate(self.weights.layers):
-            q, k, v = self._queries_keys_values(layer, x, rotation)
+            q, k, v = self._attention_inputs(layer, x, rotation)
             x += attend(index, q, k, v) @ layer.out
             x += self._feed_forward(layer, x)
         return x
 
-    def _queries_keys_values(self, layer: LayerWeights, x: Floats, rotation: Complexes) -> tuple[Floats, Floats, Floats]:
+    def _attention_inputs(self, layer: LayerWeights, x: Floats, rotation: Complexes) -> tuple[Floats, Floats, Floats]:
+        """Queries, keys and values: [tokens, heads, head_dim] each, normed and turned."""
         c = self.config
         qkv = (self._normed(x) @ layer.qkv).reshape(len(x), -1, c.head_dim)
         qk = self._normed(qkv[:, : c.heads + c.kv_heads])
@@ -87,22 +91,23 @@ class Qwen3:
         return turned[:, : c.heads], turned[:, c.heads :], qkv[:, c.heads + c.kv_heads :]
 
     def _feed_forward(self, layer: LayerWeights, x: Floats) -> Floats:
-        gate_up = self._normed(x) @ layer.gate_up
+        gate_up: Floats = self._normed(x) @ layer.gate_up
         gate, up = gate_up[:, : self.config.intermediate_size], gate_up[:, self.config.intermediate_size :]
         with np.errstate(over="ignore"):  # exp of a very negative gate is inf, and gate * up / inf is the right 0
             divisor = np.exp(-gate)
-        divisor += 1
+        divisor += np.float32(1)
         gate *= up
-        gate /= divisor
+        np.divide(gate, divisor, out=gate)
         out: Floats = gate @ layer.down
         return out
 
     def _normed(self, x: Floats) -> Floats:
-        """x over its root mean square along the last axis; the norm's weights are in the matrix that follows."""
+        """Divide by the root mean square along the last axis; the norm's weights are in the matrix that follows."""
         mean_square = np.vecdot(x, x)
         mean_square /= x.shape[-1]
         mean_square += self._eps
-        normed: Floats = x / np.sqrt(mean_square)[..., None]
+        np.sqrt(mean_square, out=mean_square)
+        normed: Floats = x / mean_square[..., None]
         return normed
 
     def _logits(self, hidden: Floats) -> Floats:

@@ -74,7 +74,8 @@ class SamplingRows:
         totals = edges[:, -1]
         # Strictly below the total, so that the token found always has weight.
         targets = np.minimum(uniforms * totals, np.nextafter(totals, 0))
-        return np.count_nonzero(edges <= targets[:, None], axis=1)
+        drawn: Ints = np.count_nonzero(edges <= targets[:, None], axis=1)
+        return drawn
 
 
 def _narrow(weights: Floats, top_k: int, top_p: float, min_p: float) -> None:

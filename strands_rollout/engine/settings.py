@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from strands_rollout.errors import ConfigError
 
@@ -43,3 +44,14 @@ class EngineSettings:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.context_length is not None and self.context_length < _SMALLEST_CONTEXT:
             raise ConfigError(f"context_length must be at least {_SMALLEST_CONTEXT}, got {self.context_length}")
+
+
+class EngineOptions(TypedDict, total=False):
+    """The optional settings by name, for functions that take them as keywords; see `EngineSettings`."""
+
+    served_model_name: str | None
+    context_length: int | None
+    max_running_requests: int
+    prefill_chunk_tokens: int
+    prefix_cache_mb: int
+    random_seed: int | None

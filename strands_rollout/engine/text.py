@@ -6,7 +6,7 @@ Knows tokenizer.json and the chat template, read without transformers. Knows not
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -101,7 +101,7 @@ def _compiled(template: str) -> jinja2.Template:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_template_error
-    environment.globals["strftime_now"] = lambda form: datetime.now(tz=timezone.utc).strftime(form)
+    environment.globals["strftime_now"] = lambda form: datetime.now(tz=UTC).strftime(form)
     return environment.from_string(template)
 
 

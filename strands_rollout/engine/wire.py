@@ -19,8 +19,10 @@ async def read_json(request: web.Request) -> object:
     """The request's body.
 
     Raises:
-        SchemaError: It is not JSON.
+        SchemaError: It is not JSON, or is not announced as such.
     """
+    if request.content_type != "application/json":
+        raise SchemaError(f"1 validation error: the content type must be application/json, got {request.content_type}")
     try:
         body: object = orjson.loads(await request.read())
     except orjson.JSONDecodeError as e:

@@ -77,8 +77,14 @@ class TinyQwen3:
 
     def write(self, folder: Path) -> Path:
         """Write the folder and return it."""
-        folder.mkdir(parents=True, exist_ok=True)
         tokenizer = build_tokenizer()
+        self.write_configs(folder, tokenizer)
+        self._write_weights(folder, tokenizer.get_vocab_size())
+        return folder
+
+    def write_configs(self, folder: Path, tokenizer: Tokenizer) -> None:
+        """Write everything but the weights."""
+        folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(str(folder / "tokenizer.json"))
         _write_json(folder / "tokenizer_config.json", _tokenizer_config())
         (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
@@ -86,8 +92,6 @@ class TinyQwen3:
         _write_json(folder / "config.json", self._config(tokenizer, vocab_size))
         eos = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
         _write_json(folder / "generation_config.json", {"eos_token_id": eos, "do_sample": True})
-        self._write_weights(folder, vocab_size)
-        return folder
 
     def _config(self, tokenizer: Tokenizer, vocab_size: int) -> dict[str, object]:
         config: dict[str, object] = {
@@ -156,8 +160,8 @@ class TinyQwen3:
         return shapes
 
 
-def build_tokenizer() -> Tokenizer:
-    """A byte-level BPE tokenizer of a few hundred tokens with Qwen3's special tokens."""
+def build_tokenizer(extra: tuple[str, ...] = ()) -> Tokenizer:
+    """A byte-level BPE tokenizer of a few hundred tokens with Qwen3's special tokens, and `extra` whole texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -171,7 +175,7 @@ def build_tokenizer() -> Tokenizer:
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in TAG_TOKENS])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in (*TAG_TOKENS, *extra)])
     return tokenizer
 
 

@@ -216,3 +216,10 @@ class Rollouts:
 
         assert "evaluation" in inspect.signature(call).parameters
         return call
+
+
+def load_dump(rollouts: Rollouts, rollout_id: int = 0) -> list[Any]:
+    """The samples that slime wrote with torch.save, read as slime reads them."""
+    from slime.observability.rollout_data_utils import load_debug_rollout_data
+
+    return list(load_debug_rollout_data(rollouts.args.save_debug_rollout_data, rollout_id=rollout_id))

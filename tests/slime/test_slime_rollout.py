@@ -2,17 +2,161 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
-from slime_policy import ANSWER, call, turn
+from slime_plans import PLANS, TURNS
+from slime_policy import ANSWER, WRONG, call, turn
+from slime_run import chat_row, load_dump
+from slime_trainer import trained_tokens
+
+from strands_rollout.contract import contract_violations
 
 pytestmark = pytest.mark.slime
 
+MULTIPLY = turn(call("multiply", a=17, b=2))
+
 
 async def test_a_rollout_of_tool_calls_becomes_training_data(start):
-    plans = {"tool": [turn(call("multiply", a=17, b=2)), ANSWER]}
-    stage = await start(plans, ["tool"] * 4)
+    stage = await start({"calls": [MULTIPLY, ANSWER]}, ["calls"] * 4)
     ranks = await stage.rollouts.train()
     assert stage.engine.violations == []
-    assert [s.status.value for s in stage.rollouts.samples] == ["completed"] * 8
-    print(stage.rollouts.seconds, stage.gateway.refused_paths, stage.rollouts.samples[0].reward, stage.rollouts.samples[0].metadata)
-    assert ranks
+    assert [sample.status.value for sample in stage.rollouts.samples] == ["completed"] * 8
+    assert [sample.reward["score"] for sample in stage.rollouts.samples] == [1.0] * 8
+    sampled = sum(sample.metadata["strands_rollout"]["sampled_tokens"] for sample in stage.rollouts.samples)
+    assert sum(map(trained_tokens, ranks)) == sampled
+    assert sorted(index for rank in ranks for index in rank["sample_indices"]) == list(range(8))
+
+
+async def test_the_code_tool_runs_in_slimes_loop(start):
+    code = call("execute_python_code", code="print(17 * 2)")
+    stage = await start({"codes": [turn(code), ANSWER]}, ["codes"], strands_rollout={})
+    await stage.rollouts.train()
+    for sample in stage.rollouts.samples:
+        assert "<tool_response>\n34\n</tool_response>" in sample.response
+        assert sample.reward["score"] == 1.0
+
+
+@pytest.mark.parametrize("name", PLANS)
+async def test_each_kind_of_episode_is_a_valid_sample(start, name):
+    plan = PLANS[name]
+    rows = [chat_row(plan.prompt(name, 0)), chat_row(PLANS["calls"].prompt("calls", 1))]
+    stage = await start(TURNS, rows=rows)
+    ranks = await stage.rollouts.train()
+    assert stage.rollouts.raised == []
+    assert stage.engine.violations == []
+    group, beside = stage.rollouts.groups
+    for sample in group:
+        facts = sample.metadata["strands_rollout"]
+        assert (facts["stop_reason"], sample.status.value) == (plan.stop_reason, plan.status), facts["error"]
+        assert any(sample.loss_mask) == plan.trained
+        assert sample.remove_sample is not plan.trained
+        assert problems(sample, stage.tokenizer) == []
+    assert [sample.reward["score"] for sample in beside] == [1.0, 1.0]
+    assert sum(map(trained_tokens, ranks)) == sum(sum(sample.loss_mask) for sample in stage.rollouts.samples)
+
+
+async def test_hundreds_of_samples_with_faults_never_raise(start, capsys):
+    names = list(PLANS) * 4
+    rows = [chat_row(PLANS[name].prompt(name, number)) for number, name in enumerate(names)]
+    stage = await start(TURNS, rows=rows, n_samples_per_prompt=4, global_batch_size=4 * len(rows))
+    ranks = await stage.rollouts.train()
+    samples = stage.rollouts.samples
+    assert len(samples) == 4 * len(names) >= 500
+    assert (stage.rollouts.raised, stage.rollouts.changed_params, stage.engine.violations) == ([], [], [])
+    expected = Counter(PLANS[name].stop_reason for name in names for _ in range(4))
+    assert Counter(sample.metadata["strands_rollout"]["stop_reason"] for sample in samples) == expected
+    assert [found for sample in samples for found in problems(sample, stage.tokenizer)] == []
+    assert sum(map(trained_tokens, ranks)) == sum(sum(sample.loss_mask) for sample in samples)
+    with capsys.disabled():
+        print(f"\n{len(samples)} samples, {len(stage.engine.requests)} requests in {stage.rollouts.seconds:.1f} s")
+
+
+async def test_string_prompts_and_other_label_types_are_taken(start):
+    rows = [
+        {"prompt": "[[calls/0]] What is 17 times 2?", "label": 34},
+        {"prompt": "[[calls/1]] What is 17 times 2?", "label": ""},
+        chat_row("[[calls/2]] What is 17 times 2?", label=None),
+    ]
+    stage = await start({"calls": [MULTIPLY, ANSWER]}, rows=rows, n_samples_per_prompt=1)
+    await stage.rollouts.train()
+    assert [sample.status.value for sample in stage.rollouts.samples] == ["completed"] * 3
+    assert [sample.reward["score"] for sample in stage.rollouts.samples] == [1.0, -1.0, -1.0]
+
+
+async def test_a_prompt_that_slime_rendered_is_refused_in_words(start):
+    stage = await start({"calls": [MULTIPLY, ANSWER]}, apply_chat_template=True)
+    await stage.rollouts.train()
+    for sample in stage.rollouts.samples:
+        assert sample.status.value == "failed"
+        assert "--apply-chat-template" in sample.metadata["strands_rollout"]["error"]
+        assert problems(sample, stage.tokenizer) == []
+
+
+@pytest.mark.parametrize("metadata", [None, {"source_name": "dapo"}])
+async def test_a_rows_metadata_is_kept(start, metadata):
+    rows = [{**chat_row("[[calls/0]] What is 17 times 2?"), "metadata": metadata}]
+    stage = await start({"calls": [MULTIPLY, ANSWER]}, rows=rows)
+    await stage.rollouts.train()
+    for sample in stage.rollouts.samples:
+        assert sample.status.value == "completed"
+        assert {key: value for key, value in sample.metadata.items() if key != "strands_rollout"} == (metadata or {})
+
+
+@pytest.mark.parametrize("metadata", ["a string", ["a", "list"]])
+async def test_metadata_of_a_wrong_type_fails_the_sample_and_not_the_run(start, metadata):
+    rows = [{**chat_row("[[calls/0]] What is 17 times 2?"), "metadata": metadata}]
+    stage = await start({"calls": [MULTIPLY, ANSWER]}, rows=rows)
+    await stage.rollouts.train()
+    assert stage.rollouts.raised == []
+    assert {len(sample.loss_mask) == sample.response_length for sample in stage.rollouts.samples} == {True}
+
+
+async def test_group_rewards_come_from_one_call_with_the_list(start):
+    stage = await start({"answers": [ANSWER], "errs": [WRONG]}, group_rm=True)
+    await stage.rollouts.train()
+    scores = [[sample.reward["score"] for sample in group] for group in stage.rollouts.groups]
+    assert scores == [[1.0, 1.0], [-1.0, -1.0]]
+
+
+async def test_slimes_metrics_see_requests_and_tool_time(start, caplog):
+    stage = await start({"calls": [MULTIPLY, turn(call("wait", seconds=0.2)), ANSWER]})
+    caplog.set_level("INFO", logger="slime.observability.rollout_metrics")
+    await stage.rollouts.train()
+    logged = next(message for message in caplog.messages if message.startswith("perf 0"))
+    assert "'perf/non_generation_time/mean': 0.2" in logged
+    assert "'rollout/prefix_cache_hit_rate'" in logged
+    for sample in stage.rollouts.samples:
+        assert sample.weight_versions == ["default"] * 3
+        assert sample.prefix_cache_info.total_prompt_tokens > len(sample.tokens)
+    # 0.001 s is what the fake engine says of every request
+    assert "'perf/request/e2e_latency/mean': 0.001" in logged
+
+
+async def test_tools_are_in_slimes_trace(start):
+    stage = await start({"calls": [MULTIPLY, ANSWER]})
+    await stage.rollouts.train()
+    events = [event for event in stage.rollouts.samples[0].trace["events"] if event["type"] == "span_end"]
+    assert [event["name"] for event in events[:3]] == ["sglang_generate", "tool:multiply", "sglang_generate"]
+
+
+async def test_what_slime_dumps_it_can_load(start):
+    stage = await start({"calls": [MULTIPLY, ANSWER]})
+    await stage.rollouts.train()
+    assert load_dump(stage.rollouts) == stage.rollouts.samples
+
+
+async def test_a_router_is_not_asked_again_for_what_it_does_not_have(start):
+    stage = await start({"answers": [ANSWER]}, ["answers"] * 8, n_samples_per_prompt=4)
+    await stage.rollouts.train()
+    # 32 samples; a handful at the very start may ask at the same time
+    assert len(stage.gateway.refused_paths) <= 5 * 8
+
+
+def problems(sample, tokenizer):
+    """What our own checker says of a sample; slime's trace is an attribute that slime itself adds."""
+    trace = vars(sample).pop("trace")
+    try:
+        return contract_violations(sample, decode=tokenizer.decode, reward_key="score")
+    finally:
+        sample.trace = trace

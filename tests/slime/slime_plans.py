@@ -1,0 +1,89 @@
+"""Episodes of every kind, written down: what the policy and the engine do, and what must become of the sample.
+
+Knows stop reasons and statuses by their names; nothing of how they come about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fake_sglang import Reply
+from slime_policy import ANSWER, WRONG, Asked, call, first_attempt, prompt, turn
+from slime_run import CONTEXT_LENGTH
+
+_MULTIPLY = call("multiply", a=17, b=2)
+_LONG = turn("thinking " * 2 * CONTEXT_LENGTH)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One kind of episode.
+
+    Attributes:
+        turns: For `slime_policy.Policy`.
+        stop_reason: As in the sample's facts.
+        status: slime's.
+        trained: Whether the sample trains any token.
+        filler: More text for the prompt.
+    """
+
+    turns: list[Any]
+    stop_reason: str = "completed"
+    status: str = "completed"
+    trained: bool = True
+    filler: str = ""
+
+    def prompt(self, name: str, number: int) -> str:
+        """The prompt that asks for this episode."""
+        return prompt(name, number, self.filler)
+
+
+def _not_json(_asked: Asked) -> Reply:
+    return Reply.raw(b"<html>Bad gateway</html>")
+
+
+def _failed(*turns: Any) -> Plan:
+    return Plan(list(turns), "engine_error", "failed", trained=False)
+
+
+PLANS = {
+    # the policy's doing
+    "answers": Plan([ANSWER]),
+    "errs": Plan([WRONG]),
+    "calls": Plan([turn(_MULTIPLY), ANSWER]),
+    "callstwice": Plan([turn("First:", _MULTIPLY), turn(_MULTIPLY), ANSWER]),
+    "parallel": Plan([turn(_MULTIPLY, call("multiply", a=3, b=4), _MULTIPLY), ANSWER]),
+    "badjson": Plan([turn("<tool_call>\n{not json}\n</tool_call>"), ANSWER]),
+    "unclosed": Plan([turn("<tool_call>\n{}"), ANSWER]),
+    "mixed": Plan([turn(_MULTIPLY, "<tool_call>\nnothing\n</tool_call>"), ANSWER]),
+    "unknown": Plan([turn(call("no_such_tool", x=1)), ANSWER]),
+    "wrongtypes": Plan([turn(call("multiply", a="many", b=[])), ANSWER]),
+    "breaks": Plan([turn(call("fail")), ANSWER]),
+    "cancels": Plan([turn(call("cancel")), ANSWER]),
+    "empty": Plan([turn("")]),
+    "rambles": Plan([_LONG], "response_length", "truncated"),
+    "ramblesafter": Plan([turn(_MULTIPLY), _LONG], "response_length", "truncated"),
+    "loops": Plan([turn(_MULTIPLY)], "max_tool_iterations", "truncated"),
+    "overlong": Plan([ANSWER], "prompt_too_long", "truncated", trained=False, filler="word " * 2 * CONTEXT_LENGTH),
+    # the engine's doing, overcome
+    "busyonce": Plan([(first_attempt(Reply.status(503, "busy")), turn(_MULTIPLY)), ANSWER]),
+    "throttled": Plan([(first_attempt(Reply.status(429, "slow down", {"Retry-After": "0.1"})), ANSWER)]),
+    "faultyonce": Plan([turn(_MULTIPLY), (first_attempt(Reply.status(500, "worker died")), ANSWER)]),
+    "dropsonce": Plan([(first_attempt(Reply.reset()), turn(_MULTIPLY)), (first_attempt(Reply.reset()), ANSWER)]),
+    "cutsonce": Plan([turn(_MULTIPLY), (first_attempt(Reply.cut()), ANSWER)]),
+    "garblesonce": Plan([(first_attempt(Reply.raw(b"{")), ANSWER)]),
+    # the engine's doing, for good
+    "faulty": _failed(Reply.status(500, "no worker")),
+    "faultylater": _failed(turn(_MULTIPLY), Reply.status(500, "no worker")),
+    "garbled": _failed(_not_json),
+    "refuses": _failed(turn(_MULTIPLY), Reply.status(422, "no such field")),
+    "lies": _failed(Reply.tokens([11, 12, 13], logprob_ids=[11, 12, 14])),
+    "notanumber": _failed(turn(_MULTIPLY), Reply.tokens([11, 12], logprobs=[-1.0, float("nan")])),
+    "short": _failed(Reply.tokens([11, 12, 13], logprobs=[-1.0])),
+    "foreign": _failed(Reply.tokens([10_000_000])),
+    "stopped": Plan([turn(_MULTIPLY), Reply.abort([11, 12])], "aborted", "failed", trained=False),
+    "dequeued": Plan([Reply.abort()], "aborted", "failed", trained=False),
+}
+
+TURNS = {name: plan.turns for name, plan in PLANS.items()}

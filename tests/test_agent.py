@@ -1,0 +1,235 @@
+"""Episodes: why they end, in which order limits hold, and that nothing outlives them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from fake_sglang import FakeSGLang, Reply
+from harness import ANSWER, call_text, ids_of
+from strands import tool
+
+from strands_rollout import EpisodeLimits, SGLangModel, StopReason, TokenLimits
+from strands_rollout.agent import Episode, run_episode
+from strands_rollout.errors import SandboxError
+
+ran: list[str] = []
+
+
+@tool
+async def execute_python_code(code: str) -> str:
+    """Run code.
+
+    Args:
+        code: "hang" hangs, "break" fails as infrastructure, "raise" raises.
+    """
+    ran.append(code)
+    if code == "hang":
+        await asyncio.sleep(60)
+    if code == "break":
+        raise SandboxError("the zygote died")
+    if code == "raise":
+        raise ValueError("bad luck")
+    return "ok"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran() -> None:
+    ran.clear()
+
+
+async def episode(
+    tokenizer: Any,
+    script: list[Any],
+    limits: EpisodeLimits | None = None,
+    tokens: TokenLimits | None = None,
+    tools: Any = (execute_python_code,),
+    **more: Any,
+) -> tuple[Episode, SGLangModel, FakeSGLang]:
+    replies = [Reply.tokens(ids_of(tokenizer, item)) if isinstance(item, str) else item for item in script]
+    async with FakeSGLang(replies, context_length=4096) as fake:
+        model = SGLangModel(tokenizer=tokenizer, base_url=fake.base_url, limits=tokens)
+        done = await run_episode(
+            model,
+            [{"role": "user", "content": [{"text": "go"}]}],
+            system_prompt="Be brief.",
+            tools=tools,
+            limits=limits or EpisodeLimits(),
+            **more,
+        )
+    assert fake.violations == []
+    return done, model, fake
+
+
+async def test_an_answer_completes_the_episode(shipped_tokenizer: Any) -> None:
+    done, model, _ = await episode(shipped_tokenizer, [call_text("1"), ANSWER])
+    assert done.stop_reason is StopReason.COMPLETED
+    assert done.error is None
+    assert (done.tool_iterations, done.tool_calls) == (1, 1)
+    assert model.final_text == ANSWER.removesuffix("<|im_end|>")
+    assert [message["role"] for message in done.messages] == ["user", "assistant", "user", "assistant"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (EpisodeLimits(max_tool_iterations=1), StopReason.MAX_TOOL_ITERATIONS),
+        (EpisodeLimits(max_tool_calls=1), StopReason.MAX_TOOL_CALLS),
+        (EpisodeLimits(max_tool_iterations=1, max_tool_calls=1), StopReason.MAX_TOOL_ITERATIONS),
+    ],
+    ids=["iterations", "calls", "iterations before calls"],
+)
+async def test_tool_limits_end_the_episode(shipped_tokenizer: Any, limits: EpisodeLimits, reason: StopReason) -> None:
+    done, _, fake = await episode(shipped_tokenizer, [call_text("1"), call_text("2"), ANSWER], limits)
+    assert done.stop_reason is reason
+    assert ran == ["1"]
+    assert len(fake.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason"),
+    [
+        (TokenLimits(max_turn_tokens=3), StopReason.TURN_LENGTH),
+        (TokenLimits(max_response_tokens=3), StopReason.RESPONSE_LENGTH),
+        (TokenLimits(max_turn_tokens=4, max_response_tokens=3), StopReason.RESPONSE_LENGTH),
+    ],
+)
+async def test_a_length_stop_names_the_limit_that_cut_it(
+    shipped_tokenizer: Any, tokens: TokenLimits, reason: StopReason
+) -> None:
+    done, _, fake = await episode(shipped_tokenizer, [Reply.tokens(ids_of(shipped_tokenizer, "1 2"), "length")], tokens=tokens)
+    assert done.stop_reason is reason
+    assert fake.requests[0].body["sampling_params"]["max_new_tokens"] == 3
+
+
+async def test_a_full_context_ends_the_episode(shipped_tokenizer: Any) -> None:
+    async with FakeSGLang([Reply.tokens(ids_of(shipped_tokenizer, ANSWER))]) as fake:
+        probe = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
+        prompt = await probe.count_tokens([{"role": "user", "content": [{"text": "go"}]}], None, "Be brief.")
+    tokens = TokenLimits(max_context_tokens=prompt + 2)
+    done, _, _ = await episode(
+        shipped_tokenizer, [Reply.tokens(ids_of(shipped_tokenizer, "1 2"), "length")], tokens=tokens, tools=()
+    )
+    assert done.stop_reason is StopReason.CONTEXT_LENGTH
+
+
+async def test_a_prompt_that_fills_the_context_is_named(shipped_tokenizer: Any) -> None:
+    done, model, fake = await episode(shipped_tokenizer, [], tokens=TokenLimits(max_context_tokens=5))
+    assert done.stop_reason is StopReason.PROMPT_TOO_LONG
+    assert fake.requests == []
+    assert model.prompt_ids
+
+
+async def test_the_tools_time_limit_is_told_and_the_episode_goes_on(shipped_tokenizer: Any) -> None:
+    done, _, fake = await episode(shipped_tokenizer, [call_text("hang"), ANSWER], EpisodeLimits(tool_timeout_s=0.1))
+    assert done.stop_reason is StopReason.COMPLETED
+    assert done.tools.timeouts == 1
+    assert "did not finish within 0.1 seconds" in shipped_tokenizer.decode(fake.requests[1].input_ids)
+
+
+async def test_the_episodes_time_limit_cuts_a_tool(shipped_tokenizer: Any) -> None:
+    started = time.monotonic()
+    done, model, _ = await episode(shipped_tokenizer, [call_text("hang"), ANSWER], EpisodeLimits(episode_timeout_s=0.3))
+    assert done.stop_reason is StopReason.EPISODE_TIMEOUT
+    assert time.monotonic() - started < 10
+    assert len(model.trajectory.turns) == 1
+
+
+async def test_the_episodes_time_limit_cuts_a_generation_at_the_engine(shipped_tokenizer: Any) -> None:
+    done, model, fake = await episode(shipped_tokenizer, [Reply.hang()], EpisodeLimits(episode_timeout_s=0.3))
+    assert done.stop_reason is StopReason.EPISODE_TIMEOUT
+    assert model.trajectory.turns == []
+    assert fake.aborts or fake.disconnects
+
+
+async def test_a_tool_that_raises_is_told(shipped_tokenizer: Any) -> None:
+    done, _, fake = await episode(shipped_tokenizer, [call_text("raise"), ANSWER])
+    assert done.stop_reason is StopReason.COMPLETED
+    assert done.tools.errors == 1
+    assert "bad luck" in shipped_tokenizer.decode(fake.requests[1].input_ids)
+
+
+async def test_a_broken_sandbox_ends_the_episode_and_is_never_shown(shipped_tokenizer: Any) -> None:
+    done, _, fake = await episode(shipped_tokenizer, [call_text("break"), ANSWER])
+    assert done.stop_reason is StopReason.SANDBOX_ERROR
+    assert "the zygote died" in str(done.error)
+    assert len(fake.requests) == 1
+
+
+async def test_an_unknown_tool_is_told(shipped_tokenizer: Any) -> None:
+    done, _, fake = await episode(shipped_tokenizer, [call_text("1", name="rm"), ANSWER])
+    assert done.stop_reason is StopReason.COMPLETED
+    assert "Unknown tool: rm" in shipped_tokenizer.decode(fake.requests[1].input_ids)
+
+
+async def test_an_abort_is_seen_before_the_model_is_called(shipped_tokenizer: Any) -> None:
+    done, _, fake = await episode(shipped_tokenizer, [ANSWER], should_abort=lambda: True)
+    assert done.stop_reason is StopReason.ABORTED
+    assert fake.requests == []
+
+
+async def test_an_abort_is_seen_after_a_tool(shipped_tokenizer: Any) -> None:
+    done, model, fake = await episode(shipped_tokenizer, [call_text("1"), ANSWER], should_abort=lambda: bool(ran))
+    assert done.stop_reason is StopReason.ABORTED
+    assert len(fake.requests) == 1
+    assert len(model.trajectory.turns) == 1
+
+
+async def test_a_hook_that_fails_is_an_internal_error_with_its_cause(shipped_tokenizer: Any) -> None:
+    done, _, _ = await episode(shipped_tokenizer, [ANSWER], tools=[object()])
+    assert done.stop_reason in (StopReason.INTERNAL_ERROR, StopReason.COMPLETED)
+
+
+async def test_cancelling_passes_through(shipped_tokenizer: Any) -> None:
+    async with FakeSGLang([Reply.hang()]) as fake:
+        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
+        task = asyncio.create_task(
+            run_episode(
+                model,
+                [{"role": "user", "content": [{"text": "go"}]}],
+                system_prompt=None,
+                tools=(),
+                limits=EpisodeLimits(),
+            )
+        )
+        await fake.arrived(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_a_long_conversation_is_never_trimmed(shipped_tokenizer: Any) -> None:
+    script = [*(call_text(str(n)) for n in range(45)), ANSWER]
+    done, model, fake = await episode(shipped_tokenizer, script, EpisodeLimits(max_tool_iterations=None))
+    assert done.stop_reason is StopReason.COMPLETED
+    assert len(model.trajectory.turns) == 46
+    assert len(ran) == 45
+
+
+async def test_a_sync_tool_never_blocks_the_loop(shipped_tokenizer: Any) -> None:
+    @tool(name="execute_python_code")
+    def blocking(code: str) -> str:
+        """Run code.
+
+        Args:
+            code: The code.
+        """
+        time.sleep(0.4)
+        return code
+
+    lag = 0.0
+
+    async def watch() -> None:
+        nonlocal lag
+        while True:
+            started = time.monotonic()
+            await asyncio.sleep(0.01)
+            lag = max(lag, time.monotonic() - started)
+
+    watching = asyncio.create_task(watch())
+    done, _, _ = await episode(shipped_tokenizer, [call_text("1"), ANSWER], tools=[blocking])
+    watching.cancel()
+    assert done.stop_reason is StopReason.COMPLETED
+    assert lag < 0.35

@@ -1,0 +1,257 @@
+"""Whatever goes wrong, `generate` returns a sample that slime can take, says why, and the loop lives on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_sglang import Reply, dead_url
+from harness import ANSWER, args_for, call_text, ids_of, run
+from strands import tool
+
+from strands_rollout import Sample, generate
+from strands_rollout.contract import contract_violations
+
+Status = Sample.Status
+
+
+@tool
+async def megabyte() -> str:
+    """Return a megabyte."""
+    return "0123456789abcdef" * 65536
+
+
+@tool
+async def failing() -> str:
+    """Raise."""
+    raise RuntimeError("out of luck")
+
+
+@tool
+async def hanging() -> str:
+    """Hang."""
+    await asyncio.sleep(60)
+    return ""
+
+
+TOOLS = {name: {"tools": [f"test_bad_input.{name}"]} for name in ("megabyte", "failing", "hanging")}
+
+
+def call(name: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call><|im_end|>'
+
+
+def assert_untrained(sample: Any, status: Any = Status.FAILED) -> None:
+    assert sample.status is status
+    assert sample.remove_sample
+    assert sum(sample.loss_mask) == 0
+    assert_valid(sample)
+
+
+def assert_valid(sample: Any) -> None:
+    sample.reward = 0.0  # slime asks the reward function later
+    assert contract_violations(sample) == []
+
+
+@pytest.fixture(autouse=True)
+def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    from strands_rollout.sglang_retry import RetryPolicy
+
+    monkeypatch.setattr(RetryPolicy, "delay_s", lambda self, faults, rng: 0.001)
+
+
+async def test_a_dead_engine(shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    url = dead_url()
+    sample = await generate(args_for(url, shipped_tokenizer), Sample(prompt="2+2?", index=3), {"max_new_tokens": 10})
+    assert_untrained(sample)
+    facts = sample.metadata["strands_rollout"]
+    assert facts["stop_reason"] == "engine_error"
+    assert url in facts["error"]
+    assert "attempts" in facts["error"]
+    assert "index=3 stop_reason=engine_error" in caplog.text
+    assert shipped_tokenizer.decode(sample.tokens[:-1]).endswith("<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (Reply.status(500, "boom"), "500"),
+        (Reply.status(503, "no workers"), "503"),
+        (Reply.raw(b"<html>hello</html>"), "not JSON"),
+        (Reply.raw(b"[1, 2]"), "expected"),
+        (Reply.cut(), "ended early"),
+        (Reply.status(422, "wrong type"), "422"),
+        (Reply.tokens([10**7]), "vocab"),
+    ],
+    ids=["500", "503", "garbage", "wrong JSON", "half a body", "422", "id outside the vocabulary"],
+)
+async def test_an_engine_that_misbehaves(shipped_tokenizer: Any, reply: Reply, words: str) -> None:
+    done = await run(shipped_tokenizer, lambda request, number: reply)
+    assert_untrained(done.sample)
+    assert done.facts["stop_reason"] == "engine_error"
+    assert words in done.facts["error"]
+
+
+async def test_an_engine_that_dies_in_mid_episode_leaves_what_was_sampled_untrained(shipped_tokenizer: Any) -> None:
+    done = await run(shipped_tokenizer, lambda request, n: call_text() if n == 0 else Reply.status(503, "gone"))
+    assert_untrained(done.sample)
+    assert done.facts["turns"] == 1
+    assert done.sample.tokens[-len(ids_of(shipped_tokenizer, call_text())) :] == ids_of(shipped_tokenizer, call_text())
+
+
+async def test_a_prompt_longer_than_the_context(shipped_tokenizer: Any) -> None:
+    done = await run(shipped_tokenizer, [ANSWER], prompt="many words " * 500, context_length=200)
+    assert_untrained(done.sample, Status.TRUNCATED)
+    assert done.facts["stop_reason"] == "prompt_too_long"
+    assert "no token of the context budget is left" in done.facts["error"]
+    assert done.fake.requests == []
+
+
+@pytest.mark.parametrize("prompt", ["", None, 5, [], [{"role": "tool", "content": "x"}]])
+async def test_an_unusable_prompt(shipped_tokenizer: Any, prompt: Any) -> None:
+    done = await run(shipped_tokenizer, [ANSWER], prompt=prompt)
+    assert_untrained(done.sample)
+    assert done.facts["stop_reason"] == "setup_error"
+    assert "expected" in done.facts["error"]
+
+
+async def test_a_rendered_prompt(shipped_tokenizer: Any) -> None:
+    chat = [{"role": "user", "content": "x"}]
+    rendered = shipped_tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    done = await run(shipped_tokenizer, [ANSWER], prompt=rendered)
+    assert_untrained(done.sample)
+    assert "Remove --apply-chat-template" in done.facts["error"]
+
+
+async def test_a_mistyped_setting(shipped_tokenizer: Any) -> None:
+    done = await run(shipped_tokenizer, [ANSWER], settings={"max_tool_iteration": 3})
+    assert_untrained(done.sample)
+    assert "did you mean 'max_tool_iterations'" in done.facts["error"]
+
+
+async def test_a_tool_that_does_not_exist(shipped_tokenizer: Any) -> None:
+    done = await run(shipped_tokenizer, [ANSWER], settings={"tools": ["no.such.tool"]})
+    assert_untrained(done.sample)
+    assert "no.such.tool" in done.facts["error"]
+
+
+async def test_a_tokenizer_without_a_template(shipped_tokenizer: Any, tmp_path: Any) -> None:
+    import copy
+
+    bare = copy.deepcopy(shipped_tokenizer)
+    bare.chat_template = None
+    bare.save_pretrained(tmp_path)
+    args = SimpleNamespace(hf_checkpoint=str(tmp_path), sglang_router_ip="127.0.0.1", sglang_router_port=1)
+    sample = await generate(args, Sample(prompt="x"), {"max_new_tokens": 5})
+    assert_untrained(sample)
+    assert "has no chat template" in sample.metadata["strands_rollout"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({}, "hf_checkpoint"),
+        ({"hf_checkpoint": "/nonexistent/model"}, "/nonexistent/model"),
+    ],
+)
+async def test_args_that_lack_what_is_needed(args: dict[str, Any], words: str) -> None:
+    namespace = SimpleNamespace(sglang_router_ip="127.0.0.1", sglang_router_port=1, **args)
+    sample = await generate(namespace, Sample(prompt="x"), {"max_new_tokens": 5})
+    assert_untrained(sample)
+    assert words in sample.metadata["strands_rollout"]["error"]
+
+
+async def test_a_tool_that_raises(shipped_tokenizer: Any) -> None:
+    done = await run(shipped_tokenizer, [call("failing"), ANSWER], settings=TOOLS["failing"])
+    assert done.sample.status is Status.COMPLETED
+    assert "out of luck" in done.context_after(0)
+
+
+async def test_a_tool_that_hangs(shipped_tokenizer: Any) -> None:
+    done = await run(shipped_tokenizer, [call("hanging"), ANSWER], settings=TOOLS["hanging"] | {"tool_timeout_s": 0.2})
+    assert done.sample.status is Status.COMPLETED
+    assert "did not finish within 0.2 seconds" in done.context_after(0)
+
+
+async def test_a_tool_that_returns_a_megabyte(shipped_tokenizer: Any) -> None:
+    done = await run(
+        shipped_tokenizer, [call("megabyte"), ANSWER], settings=TOOLS["megabyte"], params={"max_new_tokens": 600}
+    )
+    assert done.sample.status is Status.COMPLETED
+    assert "characters cut" in done.context_after(0)
+    assert done.sample.response_length <= 600
+    assert_valid(done.sample)
+
+
+async def test_a_sample_with_wrong_fields(shipped_tokenizer: Any) -> None:
+    sample = Sample(prompt="What is 17 * 2?", status=Status.FAILED, tokens=[1, 2, 3], response_length=99, loss_mask=[1])
+    sample.metadata["strands_rollout"] = "something else"
+    done = await run(shipped_tokenizer, [ANSWER], sample=sample)
+    assert done.sample.status is Status.COMPLETED
+    assert_valid(done.sample)
+    assert done.sample.response_length == len(ids_of(shipped_tokenizer, ANSWER))
+
+
+async def test_a_sample_without_metadata(shipped_tokenizer: Any) -> None:
+    done = await run(shipped_tokenizer, [ANSWER], sample=Sample(prompt="x", metadata=None))
+    assert done.sample.status is Status.COMPLETED
+    assert done.facts["stop_reason"] == "completed"
+
+
+async def test_a_bug_is_logged_with_its_traceback_and_untrained(
+    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import strands_rollout.rollout
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(strands_rollout.rollout, "to_episode_prompt", broken)
+    done = await run(shipped_tokenizer, [ANSWER])
+    assert_untrained(done.sample)
+    assert done.facts["stop_reason"] == "internal_error"
+    assert caplog.text.count("Traceback") == 1
+    assert "ZeroDivisionError: a bug" in caplog.text
+
+
+async def test_cancelling_generate_passes_through(shipped_tokenizer: Any) -> None:
+    from fake_sglang import FakeSGLang
+
+    async with FakeSGLang([Reply.hang()]) as fake:
+        args = args_for(fake.base_url, shipped_tokenizer)
+        task = asyncio.create_task(generate(args, Sample(prompt="x"), {"max_new_tokens": 5}))
+        await fake.arrived(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_one_bad_sample_among_many_harms_no_other(shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+    def script(request: dict[str, Any], number: int) -> Any:
+        text = shipped_tokenizer.decode(request["input_ids"])
+        if "bad 3" in text:
+            return Reply.raw(b"garbage")
+        return ANSWER if "<tool_response>" in text else call_text()
+
+    from fake_sglang import FakeSGLang
+
+    def reply(request: dict[str, Any], number: int) -> Reply:
+        item = script(request, number)
+        return Reply.tokens(ids_of(shipped_tokenizer, item)) if isinstance(item, str) else item
+
+    async with FakeSGLang(reply, context_length=4096) as fake:
+        args = args_for(fake.base_url, shipped_tokenizer)
+        params = {"max_new_tokens": 500, "temperature": 1.0}
+        before = json.dumps(params)
+        samples = await asyncio.gather(*(generate(args, Sample(prompt=f"bad {n}", index=n), params) for n in range(8)))
+        assert json.dumps(params) == before
+        assert fake.violations == []
+    assert [sample.status for sample in samples] == [
+        Status.FAILED if n == 3 else Status.COMPLETED for n in range(8)
+    ]

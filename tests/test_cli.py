@@ -1,0 +1,177 @@
+"""The command line: help at once, exit codes, and a demo whose last line on stdout is JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_sglang import FakeSGLang, Reply, dead_url
+from harness import ANSWER, call_text, ids_of
+from typer.testing import CliRunner
+
+from strands_rollout.cli import app
+from strands_rollout.demo import DemoOptions
+from strands_rollout.evaluate import Summary
+
+REPOSITORY = str(Path(__file__).parents[1])
+
+
+@dataclass(frozen=True)
+class Finished:
+    code: int
+    stdout: str
+    stderr: str
+
+
+async def command(*arguments: str, cwd: Path | None = None, **environment: str) -> Finished:
+    """Run the real command in a process of its own, wide enough that help and errors are not wrapped."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "strands_rollout.cli",
+        *arguments,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": REPOSITORY, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", **environment},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    stdout, stderr = await process.communicate()
+    return Finished(process.returncode or 0, stdout.decode(), stderr.decode())
+
+
+@pytest.mark.parametrize("arguments", [[], ["demo"], ["serve"]])
+async def test_help_has_an_example_or_the_commands_and_exits_with_0(arguments: list[str]) -> None:
+    finished = await command(*arguments, "--help")
+    assert finished.code == 0
+    for word in ["Example: strands-rollout " + arguments[0]] if arguments else ["serve", "demo", "--version"]:
+        assert word in finished.stdout
+
+
+async def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['strands-rollout', '--help']\n"
+        "from strands_rollout.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print([name for name in ('numpy', 'strands', 'transformers', 'httpx', 'pydantic') if name in sys.modules])"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    stdout, _ = await process.communicate()
+    assert stdout.decode().splitlines()[-1] == "[]"
+
+
+async def test_the_version_is_that_of_the_package() -> None:
+    from strands_rollout import __version__
+
+    assert (await command("--version")).stdout == f"strands-rollout {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nothing"],
+        ["demo", "--samples", "0"],
+        ["demo", "--data", "/no/such/file"],
+        ["demo", "--base-url", "http://127.0.0.1:1", "--model", "."],
+        ["demo", "--base-url", "ftp://somewhere"],
+        ["serve", "--port", "65536"],
+    ],
+)
+async def test_a_usage_error_exits_with_2_and_says_what_is_wrong(arguments: list[str]) -> None:
+    finished = await command(*arguments)
+    assert finished.code == 2
+    assert "rror" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert finished.stdout == ""
+
+
+async def test_a_dead_engine_exits_with_1_and_is_named(tmp_path: Path) -> None:
+    finished = await command("demo", "--base-url", dead_url(), cwd=tmp_path)
+    assert finished.code == 1
+    assert "error: no answer from http://127.0.0.1" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+async def test_a_server_whose_tokenizer_is_not_on_this_machine_is_a_usage_error(tmp_path: Path) -> None:
+    async with FakeSGLang([]) as fake:
+        finished = await command("demo", "--base-url", fake.base_url, cwd=tmp_path)
+    assert finished.code == 2
+    assert "pass the served model's tokenizer with --tokenizer DIR" in finished.stderr
+
+
+async def test_the_demo_prints_a_table_a_transcript_and_one_line_of_json(
+    shipped_tokenizer: Any, tmp_path: Path
+) -> None:
+    def reply(request: dict[str, Any], number: int) -> Reply:
+        seen = shipped_tokenizer.decode(request["input_ids"], skip_special_tokens=False)
+        return Reply.tokens(ids_of(shipped_tokenizer, ANSWER if "<tool_response>" in seen else call_text()))
+
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": [{"role": "user", "content": "What is 17 * 2?"}], "label": "34"}\n')
+    async with FakeSGLang(reply, context_length=8192) as fake:
+        given = ["--base-url", fake.base_url, "--tokenizer", shipped_tokenizer.name_or_path, "--data", str(data)]
+        finished = await command("demo", *given, "--samples", "2", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    assert json.loads(finished.stdout.splitlines()[-1]) == {
+        "samples": 2,
+        "completed": 2,
+        "mean_reward": 1.0,
+        "accuracy": 1.0,
+        "tool_calls": 2,
+        "tito_violations": 0,
+        "contract_violations": 0,
+    }
+    assert sum(line.startswith("{") for line in finished.stdout.splitlines()) == 1
+    assert re.search(r"0 +What is 17 \* 2\? +34 +34 +1 +completed +completed +2 +1 ", finished.stdout)
+    assert "  trained | <tool_call>" in finished.stdout
+    assert "  context | " in finished.stdout
+    assert "accuracy 100%" in finished.stderr
+    assert len(list((tmp_path / "demo_dump").glob("*.jsonl"))) == 1
+
+
+def test_options_of_the_demo_mean_what_they_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[DemoOptions] = []
+
+    def record(options: DemoOptions) -> Summary:
+        seen.append(options)
+        return Summary(1, 1, 1.0, 1.0, 0, tito_violations=0, contract_violations=1)
+
+    monkeypatch.setattr("strands_rollout.demo.run_demo", record)
+    given = "--base-url http://h:1 --samples 3 --concurrency 2 --temperature 0.5 --max-new-tokens 99 --seed 7 --json"
+    folders = ["--dump", str(tmp_path / "d"), "--tokenizer", str(tmp_path)]
+    result = CliRunner().invoke(app, ["demo", *given.split(), *folders])
+    assert result.exit_code == 1, "a contract violation fails the demo"
+    assert seen == [
+        DemoOptions(
+            base_url="http://h:1",
+            model_dir=None,
+            tokenizer_dir=tmp_path,
+            data=None,
+            samples=3,
+            concurrency=2,
+            temperature=0.5,
+            max_new_tokens=99,
+            seed=7,
+            dump_dir=tmp_path / "d",
+            json_only=True,
+        )
+    ]
+
+
+@pytest.mark.slow
+async def test_help_takes_less_than_half_a_second() -> None:
+    times = []
+    for _ in range(5):
+        started = time.monotonic()
+        await command("--help")
+        times.append(time.monotonic() - started)
+    assert min(times) < 0.5

@@ -1,0 +1,236 @@
+"""The code tool as the agent and the model see it, and the loading of tools by dotted path."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from strands import Agent
+from strands.hooks import AfterToolCallEvent
+from strands.models import Model
+from strands.tools.registry import ToolRegistry
+
+from strands_rollout import tools as tools_module
+from strands_rollout.errors import SandboxError, ToolError
+from strands_rollout.prompts import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
+from strands_rollout.sandbox import ExecutionResult, SubprocessExecutor
+from strands_rollout.tools import code_tool, execute_python_code, format_result, load_tools
+
+SPEC = {"name": CODE_TOOL_NAME, "description": CODE_TOOL_DESCRIPTION, "inputSchema": {"json": CODE_TOOL_SCHEMA}}
+
+
+class ScriptedExecutor:
+    """Gives one result, and remembers what it was asked."""
+
+    def __init__(self, result: ExecutionResult) -> None:
+        self.result = result
+        self.calls: list[tuple[str, float | None]] = []
+
+    async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
+        self.calls.append((code, timeout_s))
+        return self.result
+
+    async def aclose(self) -> None: ...
+
+    async def __aenter__(self) -> ScriptedExecutor:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+
+class OneCallModel(Model):
+    """Calls the code tool once, then stops; remembers the specifications that it was handed."""
+
+    def __init__(self) -> None:
+        self.specs: Any = None
+        self.results: list[Any] = []
+
+    def update_config(self, **config: Any) -> None: ...
+
+    def get_config(self) -> Any:
+        return {}
+
+    def structured_output(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    async def stream(self, messages: Any, tool_specs: Any = None, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        self.specs = tool_specs
+        blocks = messages[-1]["content"]
+        self.results = [block["toolResult"] for block in blocks if "toolResult" in block]
+        yield {"messageStart": {"role": "assistant"}}
+        if not self.results:
+            start = {"toolUse": {"toolUseId": "call-1", "name": CODE_TOOL_NAME}}
+            yield {"contentBlockStart": {"start": start}}
+            yield {"contentBlockDelta": {"delta": {"toolUse": {"input": '{"code": "1 + 1"}'}}}}
+            yield {"contentBlockStop": {}}
+            yield {"messageStop": {"stopReason": "tool_use"}}
+        else:
+            yield {"contentBlockStart": {"start": {}}}
+            yield {"contentBlockDelta": {"delta": {"text": "done"}}}
+            yield {"contentBlockStop": {}}
+            yield {"messageStop": {"stopReason": "end_turn"}}
+
+
+async def run_agent(tool: Any) -> tuple[OneCallModel, list[Exception | None]]:
+    model, exceptions = OneCallModel(), []
+    agent = Agent(model=model, tools=[tool], callback_handler=None)
+    agent.add_hook(lambda event: exceptions.append(event.exception), AfterToolCallEvent)
+    await agent.invoke_async("go")
+    return model, exceptions
+
+
+def test_the_registry_adds_nothing_to_the_specification() -> None:
+    registry = ToolRegistry()
+    registry.process_tools([execute_python_code])
+    assert registry.get_all_tool_specs() == [SPEC]
+    assert list(registry.get_all_tool_specs()[0]["inputSchema"]["json"]) == list(CODE_TOOL_SCHEMA)
+
+
+async def test_the_model_is_handed_the_constants_and_the_result() -> None:
+    model, exceptions = await run_agent(code_tool(ScriptedExecutor(ExecutionResult("2\n", "", 0))))
+    assert model.specs == [SPEC]
+    assert model.results == [{"toolUseId": "call-1", "status": "success", "content": [{"text": "2"}]}]
+    assert exceptions == [None]
+
+
+async def test_a_fault_of_the_executor_reaches_the_hooks_as_a_sandbox_error() -> None:
+    broken = code_tool(ScriptedExecutor(ExecutionResult("", "", None, infra_error="disk full")))
+    with pytest.raises(SandboxError, match="disk full"):
+        await broken(code="1")
+    _, exceptions = await run_agent(broken)
+    assert isinstance(exceptions[0], SandboxError)
+
+
+async def test_the_models_code_gets_the_tools_time_limit() -> None:
+    executor = ScriptedExecutor(ExecutionResult("", "", 0))
+    assert await code_tool(executor, timeout_s=7)(code="x") == "(no output)"
+    assert executor.calls == [("x", 7)]
+
+
+async def test_the_ready_made_tool_runs_code_here() -> None:
+    assert await execute_python_code(code="print(1)\n2") == "1\n2"
+    assert "ZeroDivisionError" in await execute_python_code(code="1/0")
+    await tools_module._default_executors.pop(os.getpid()).aclose()
+
+
+async def test_output_is_cut_in_the_middle() -> None:
+    async with SubprocessExecutor(max_output_chars=2000) as executor:
+        shown = await code_tool(executor, max_output_chars=100)(code="print('a' * 5000 + 'b' * 5000)")
+    assert shown == f"{'a' * 50}\n... [9900 characters dropped] ...\n{'b' * 50}"
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        (ExecutionResult("1\n", "", 0), "1"),
+        (ExecutionResult("", "", 0), "(no output)"),
+        (ExecutionResult("\n", "\n", 0), "(no output)"),
+        (ExecutionResult("  1\n", "w\n", 0), "  1\nw"),
+        (ExecutionResult("", "Traceback\nE\n", 1), "Traceback\nE"),
+        (ExecutionResult("1\n", "", 1), "1\nExit code: 1"),
+        (ExecutionResult("", "e\n", 3), "e\nExit code: 3"),
+        (
+            ExecutionResult("1\n", "", -9, timed_out=True, killed_by="time limit of 5 s"),
+            "1\nTimeoutError: the code was stopped at the time limit of 5 s.",
+        ),
+        (ExecutionResult("", "", -11, killed_by="SIGSEGV (crash)"), "The code was ended by: SIGSEGV (crash)."),
+    ],
+)
+def test_the_model_reads_stdout_then_stderr_then_how_it_ended(result: ExecutionResult, shown: str) -> None:
+    assert format_result(result) == shown
+
+
+TOOL_MODULE = """
+from strands import tool
+@tool
+def add(a: int, b: int) -> int:
+    \"\"\"Add.\"\"\"
+    return a + b
+@tool
+def subtract(a: int, b: int) -> int:
+    \"\"\"Subtract.\"\"\"
+    return a - b
+def plain(a): return a
+class Nest:
+    tool = add
+"""
+SPEC_MODULE = """
+TOOL_SPEC = {"name": "shout", "description": "Shout.", "inputSchema": {"json": {"type": "object", "properties": {}}}}
+def shout(tool_use, **kwargs): return {"toolUseId": "x", "status": "success", "content": []}
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An importable package `shelf` with modules of tools."""
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    sources = {
+        "__init__": "",
+        "sums": TOOL_MODULE,
+        "shout": SPEC_MODULE,
+        "broken": "1/0",
+        "needy": "import nothing_like_it",
+    }
+    for name, source in sources.items():
+        (folder / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shelf"]:
+        monkeypatch.delitem(sys.modules, name)
+    return "shelf"
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["strands_rollout.tools.execute_python_code"], ["execute_python_code"]),
+        (["strands_rollout.tools:execute_python_code"], ["execute_python_code"]),
+        (["strands_rollout.tools"], ["execute_python_code"]),
+        (["shelf.sums"], ["add", "subtract"]),
+        (["shelf.sums.subtract", "shelf.shout"], ["subtract", "shout"]),
+        (["shelf.sums:Nest.tool"], ["add"]),
+        (["shelf.sums.Nest.tool"], ["add"]),
+        ([], []),
+    ],
+)
+def test_tools_are_found_by_dotted_path(package: str, paths: list[str], names: list[str]) -> None:
+    assert [found.tool_name for found in load_tools(paths)] == names
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("shelf.sums.ad", "'shelf.sums' has no attribute 'ad'; did you mean 'add'?"),
+        ("shelf.sums:ad", "'shelf.sums' has no attribute 'ad'; did you mean 'add'?"),
+        ("shelf.sums.zzz", "its tools are add, subtract"),
+        ("shelf.sum.add", "'shelf' has no attribute 'sum'"),
+        ("shelf.sums.plain", "is a function, expected a Strands tool; decorate it with @strands.tool"),
+        ("shelf.sums.Nest", "is a type, expected a Strands tool"),
+        ("shelf.broken.tool", "importing 'shelf.broken' raised ZeroDivisionError"),
+        ("shelf.needy.tool", "importing 'shelf.needy' needs 'nothing_like_it'"),
+        ("nowhere.tool", "there is no module 'nowhere'"),
+        ("shelf.nowhere:tool", "there is no module 'shelf.nowhere'"),
+        ("json", "is a module without Strands tools"),
+        ("./tools.py", "is not a dotted path"),
+        ("", "is not a dotted path"),
+    ],
+)
+def test_a_path_that_is_no_tool_is_an_error_that_helps(package: str, path: str, message: str) -> None:
+    with pytest.raises(ToolError) as caught:
+        load_tools([path])
+    assert message in str(caught.value)
+    assert repr(path) in str(caught.value)
+
+
+def test_two_tools_of_one_name_are_an_error(package: str) -> None:
+    with pytest.raises(ToolError, match="more than one tool named add"):
+        load_tools(["shelf.sums", "shelf.sums.add"])
+
+
+def test_a_single_string_is_an_error_that_says_what_to_write() -> None:
+    with pytest.raises(ToolError, match=r"expected a list of dotted paths: \['strands_rollout.tools'\]"):
+        load_tools("strands_rollout.tools")

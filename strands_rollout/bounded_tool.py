@@ -19,7 +19,6 @@ from typing import Any
 
 from strands.tools.decorator import DecoratedFunctionTool
 from strands.tools.tools import PythonAgentTool
-from strands.types.events import ToolResultEvent
 from strands.types.tools import AgentTool, ToolGenerator, ToolSpec, ToolUse
 
 from strands_rollout.errors import SandboxError, ToolError
@@ -83,9 +82,7 @@ class BoundedTool(AgentTool):
                     result = event
         except TimeoutError:
             self._stats.timeouts += 1
-            result = ToolResultEvent(
-                _error(tool_use, f"Error: the tool did not finish within {self._timeout_s:g} seconds.")
-            )
+            result = _error(tool_use, f"Error: the tool did not finish within {self._timeout_s:g} seconds.")
         finally:
             self._stats.seconds += time.monotonic() - started
             self._count(result)
@@ -96,7 +93,7 @@ class BoundedTool(AgentTool):
         exception = getattr(event, "exception", None)
         if isinstance(exception, SandboxError) and self._stats.infrastructure_error is None:
             self._stats.infrastructure_error = exception
-        result = event.tool_result if isinstance(event, ToolResultEvent) else event
+        result = getattr(event, "tool_result", event)
         if isinstance(result, dict) and result.get("status") == "error":
             self._stats.errors += 1
 

@@ -68,8 +68,8 @@ class ChatTemplate:
         """
         if tools and self._tools_error is not None:
             raise TemplateError(
-                f"the chat template can't be used with tools: {self._tools_error}. Use a model that was trained to call "
-                "tools, or give the agent none."
+                f"the chat template can't be used with tools: {self._tools_error}. Use a model that was trained to "
+                "call tools, or give the agent none."
             )
         return self.encoder.encode_rendered(self.render(messages, tools))
 

@@ -151,6 +151,7 @@ def _facts(model: SGLangModel, episode: Episode) -> dict[str, Any]:
         "stop_reason": str(episode.stop_reason),
         "error": None if episode.error is None else _error_text(episode.error),
         "final_text": model.final_text,
+        "final_in_reasoning": model.template.opens_reasoning,
         "turns": len(trajectory.turns),
         "tool_iterations": episode.tool_iterations,
         "tool_calls": episode.tool_calls,

@@ -93,7 +93,7 @@ class SGLangClient:
         self._timeout = _GENERATION_TIMEOUT if self._http.timeout == _HTTPX_DEFAULT else self._http.timeout
         self._loop: asyncio.AbstractEventLoop | None = None
         self._aborts = Aborts(self._http, url=self.url)
-        self._info: ServerInfo | None = None
+        self._info: asyncio.Task[ServerInfo] | None = None
         self._is_well = True
 
     async def __aenter__(self) -> Self:
@@ -195,16 +195,20 @@ class SGLangClient:
         return response.is_success
 
     async def server_info(self) -> ServerInfo:
-        """Return the engine's facts, asked for once per client; all None behind a router that passes none on.
+        """Return the engine's facts, asked for once per client; all None behind a router that has none.
 
         Raises:
             EngineUnavailableError: Nothing answers; asked once, without retries.
         """
         self._claim_loop()
-        info = self._info or await fetch_server_info(self._http, url=self.url)
-        if info.raw or info.context_length:
-            self._info = info
-        return info
+        if self._info is None:
+            self._info = asyncio.get_running_loop().create_task(fetch_server_info(self._http, url=self.url))
+        try:
+            # one request for all who ask at once; who is cancelled does not cancel it for the others
+            return await asyncio.shield(self._info)
+        except EngineUnavailableError:
+            self._info = None
+            raise
 
     def _encoded(self, input_ids: Sequence[int] | EncodedIds) -> EncodedIds:
         if not isinstance(input_ids, EncodedIds):

@@ -65,7 +65,7 @@ def load_tokenizer(checkpoint: str) -> Any:  # noqa: ANN401 - any Hugging Face t
 
 
 def vocab_size_of(args: Any) -> int | None:  # noqa: ANN401 - slime's Namespace
-    """Rows of the model's embedding by its config, which may be more than the tokenizer knows; None without a config."""
+    """Rows of the embedding by the model's config, maybe more than the tokenizer knows; None without a config."""
     checkpoint = getattr(args, "hf_checkpoint", None)
     return _load_vocab_size(str(checkpoint)) if checkpoint else None
 

@@ -57,7 +57,7 @@ class TurnSampler:
     async def sample(
         self, client: SGLangClient, config: SGLangModelConfig, trajectory: Trajectory, context_ids: Sequence[int]
     ) -> Generation:
-        """One accepted response; asked for again once, for less, when the engine's context turns out smaller than known.
+        """One accepted response; asked for again, for less, if the engine's context turns out smaller than known.
 
         Raises:
             TrajectoryError: A context id is outside the vocabulary.

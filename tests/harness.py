@@ -90,4 +90,3 @@ async def run(
 def ids_of(tokenizer: Any, text: str) -> list[int]:
     """Ids of a turn's text, control tokens included."""
     return list(tokenizer.encode(text, add_special_tokens=False))
-

@@ -99,7 +99,9 @@ async def test_tool_limits_end_the_episode(shipped_tokenizer: Any, limits: Episo
 async def test_a_length_stop_names_the_limit_that_cut_it(
     shipped_tokenizer: Any, tokens: TokenLimits, reason: StopReason
 ) -> None:
-    done, _, fake = await episode(shipped_tokenizer, [Reply.tokens(ids_of(shipped_tokenizer, "1 2"), "length")], tokens=tokens)
+    done, _, fake = await episode(
+        shipped_tokenizer, [Reply.tokens(ids_of(shipped_tokenizer, "1 2"), "length")], tokens=tokens
+    )
     assert done.stop_reason is reason
     assert fake.requests[0].body["sampling_params"]["max_new_tokens"] == 3
 

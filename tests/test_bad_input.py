@@ -230,7 +230,9 @@ async def test_cancelling_generate_passes_through(shipped_tokenizer: Any) -> Non
             await task
 
 
-async def test_one_bad_sample_among_many_harms_no_other(shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_bad_sample_among_many_harms_no_other(
+    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.CRITICAL)
 
     def script(request: dict[str, Any], number: int) -> Any:
@@ -252,6 +254,4 @@ async def test_one_bad_sample_among_many_harms_no_other(shipped_tokenizer: Any, 
         samples = await asyncio.gather(*(generate(args, Sample(prompt=f"bad {n}", index=n), params) for n in range(8)))
         assert json.dumps(params) == before
         assert fake.violations == []
-    assert [sample.status for sample in samples] == [
-        Status.FAILED if n == 3 else Status.COMPLETED for n in range(8)
-    ]
+    assert [sample.status for sample in samples] == [Status.FAILED if n == 3 else Status.COMPLETED for n in range(8)]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from strands import Agent, ToolContext, tool
 from strands.tools.tools import PythonAgentTool
-from strands.types.events import ToolResultEvent
 
 from strands_rollout.bounded_tool import BoundedTool, ToolStats, in_own_thread
 from strands_rollout.errors import SandboxError, ToolError
@@ -64,7 +63,7 @@ async def call(inner: Any, timeout_s: float | None = None, **arguments: Any) -> 
     use = {"toolUseId": "c", "name": bounded.tool_name, "input": arguments}
     events = [event async for event in bounded.stream(use, {})]
     assert len(events) == 1
-    return events[0].tool_result if isinstance(events[0], ToolResultEvent) else events[0], stats
+    return getattr(events[0], "tool_result", events[0]), stats
 
 
 @pytest.mark.parametrize("inner", [hang, sleep_long], ids=["sync", "async"])

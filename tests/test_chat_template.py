@@ -1,4 +1,5 @@
-"""What the engine reads equals what the tokenizer's own chat template makes of the conversation, up to the sampled text."""
+"""What the engine reads equals what the tokenizer's own chat template makes of the conversation, up to the sampled "
+"text."""
 
 from __future__ import annotations
 
@@ -42,7 +43,10 @@ def rendered_ids(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, **k
 
 
 @given(
-    system=st.none() | text, first=user, more=st.lists(user | results, max_size=4), thinking=st.sampled_from([None, False])
+    system=st.none() | text,
+    first=user,
+    more=st.lists(user | results, max_size=4),
+    thinking=st.sampled_from([None, False]),
 )
 @slow_inputs
 def test_the_conversation_as_sent_equals_the_template_up_to_the_sampled_text(
@@ -54,8 +58,12 @@ def test_the_conversation_as_sent_equals_the_template_up_to_the_sampled_text(
     conversation = [*head, *first]
     assert template.prompt_ids(conversation, TOOLS) == rendered_ids(tokenizer, conversation, TOOLS, **kwargs)
     for index, turn in enumerate(more):
-        calls = [{"type": "function", "function": {"name": "run", "arguments": {}}} for m in turn if m["role"] == "tool"]
-        conversation += [{"role": "assistant", "content": MARK.format(index), **({"tool_calls": calls} if calls else {})}]
+        calls = [
+            {"type": "function", "function": {"name": "run", "arguments": {}}} for m in turn if m["role"] == "tool"
+        ]
+        conversation += [
+            {"role": "assistant", "content": MARK.format(index), **({"tool_calls": calls} if calls else {})}
+        ]
         conversation += turn
     whole = tokenizer.decode(rendered_ids(tokenizer, conversation, TOOLS, **kwargs))
     opening = tokenizer.decode(template.prompt_ids([*head, *first], TOOLS))
@@ -83,7 +91,9 @@ def _without_scaffold(segment: str) -> str:
 
 @given(before=st.text(max_size=40), after=st.text(max_size=40), data=st.data())
 @slow_inputs
-def test_no_text_of_a_message_makes_a_control_token(tokenizer: Any, before: str, after: str, data: st.DataObject) -> None:
+def test_no_text_of_a_message_makes_a_control_token(
+    tokenizer: Any, before: str, after: str, data: st.DataObject
+) -> None:
     control = data.draw(st.sampled_from(sorted(str(token) for token in tokenizer.added_tokens_decoder.values())))
     template = ChatTemplate(tokenizer)
     content = before + control + after
@@ -148,14 +158,16 @@ def test_a_template_that_rewrites_the_conversation_is_refused(
     shipped_tokenizer: Any, old: str, new: str, words: str
 ) -> None:
     assert old in PLAIN
+    changed = _with_template(shipped_tokenizer, PLAIN.replace(old, new))
     with pytest.raises(TemplateError, match=words):
-        template = ChatTemplate(_with_template(shipped_tokenizer, PLAIN.replace(old, new)))
-        template.prompt_ids([{"role": "user", "content": "x"}], TOOLS)
+        ChatTemplate(changed).prompt_ids([{"role": "user", "content": "x"}], TOOLS)
 
 
 def test_the_refusal_names_the_first_differing_token(shipped_tokenizer: Any) -> None:
     marked = PLAIN.replace("m.content +", "m.content + ('!' if loop.last else '') +")
-    with pytest.raises(TemplateError, match=r"first differing token at position \d+: got \d+ '<\|im_end\|>', expected \d+ '!'"):
+    with pytest.raises(
+        TemplateError, match=r"first differing token at position \d+: got \d+ '<\|im_end\|>', expected \d+ '!'"
+    ):
         ChatTemplate(_with_template(shipped_tokenizer, marked))
 
 

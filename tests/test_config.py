@@ -15,7 +15,9 @@ def parsed(given: Any) -> RolloutSettings:
     return settings_from_args(SimpleNamespace(strands_rollout=given))
 
 
-@pytest.mark.parametrize("args", [SimpleNamespace(), SimpleNamespace(strands_rollout=None), SimpleNamespace(strands_rollout={})])
+@pytest.mark.parametrize(
+    "args", [SimpleNamespace(), SimpleNamespace(strands_rollout=None), SimpleNamespace(strands_rollout={})]
+)
 def test_absent_settings_are_the_defaults(args: Any) -> None:
     assert settings_from_args(args) == RolloutSettings()
     assert settings_from_args(args).max_tool_iterations == 5

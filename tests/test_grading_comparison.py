@@ -122,6 +122,12 @@ def test_different_answers_need_no_algebra(prediction: str, label: str) -> None:
     assert compare(prediction, label).equal is False
 
 
+def test_a_giant_prediction_is_wrong_unread() -> None:
+    giant = "x+" * LONGEST_ANSWER
+    assert compare(giant, "42").method == "too_long"
+    assert compare(giant, giant).equal is True
+
+
 @pytest.mark.parametrize(("prediction", "label"), UNDECIDED)
 def test_what_only_algebra_can_tell_is_left_to_it(prediction: str, label: str) -> None:
     comparison = compare(prediction, label)

@@ -66,6 +66,11 @@ def test_without_a_box_the_last_answer_line_counts(text: str, answer: str) -> No
     assert extract_answer(text) == answer
 
 
+def test_an_answer_buried_under_fifty_thousand_characters_is_not_found() -> None:
+    assert extract_answer("\\boxed{42}" + " " * 40_000) == "42"
+    assert extract_answer("\\boxed{42}" + " " * 50_000) == ""
+
+
 @pytest.mark.parametrize("piece", [r"\boxed{", "{", "}", "\\", "Answer: ", "answer ", "Answer: \\(", "$", r"\boxed "])
 def test_a_hostile_text_takes_linear_time(piece: str) -> None:
     started = time.perf_counter()

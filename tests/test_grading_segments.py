@@ -29,6 +29,7 @@ def tool_turn(output: str) -> str:
         ("Answer: 42 <think>wait", ""),
         ("<think>never closed \\boxed{42}", ""),
         ("<think>a <think>b</think> c</think>42", "42"),
+        ("first <think>a</think>second</think>third", "third"),
         ("42<|im_end|>\n", "42"),
         ("42<|endoftext|>junk", "42"),
         (f"\\boxed{{42}} let me check {CALL}", ""),
@@ -57,6 +58,8 @@ def test_the_last_of_several_turns_is_read() -> None:
 def test_the_reasoning_that_the_prompt_opened_is_over_after_the_first_turn() -> None:
     response = f"hm</think>{CALL}{tool_turn('41')}\\boxed{{42}}"
     assert last_assistant_text(response, in_reasoning=True) == "\\boxed{42}"
+    plain = "hm</think><tool_response>41</tool_response>\nAnswer: 42"
+    assert last_assistant_text(plain, in_reasoning=True) == "Answer: 42"
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,7 @@ def test_the_reasoning_that_the_prompt_opened_is_over_after_the_first_turn() -> 
         "<|im_end|>\n<|im_start|>user\n<tool_response>\n\\boxed{42}\n</tool_response>",
         "<|im_end|>\n<|im_start|>user\n<tool_response>\n\\boxed{42}\n</tool_response><|im_end|>\n",
         "<|im_end|>\n<|im_start|>user\n<tool_response>\n\\boxed{42}",
+        f"<|im_end|>\n<|im_start|>user\n<tool_response>\n{NEXT}\\boxed{{42}}",
         "<|im_end|>\n<|im_start|>user\n<tool_response>\n\\boxed{42}\n</tool_response>\n<tool_response>\n\\boxed{42}",
     ],
 )

@@ -41,7 +41,9 @@ def test_a_chat_without_system_gets_the_configured_one(template: ChatTemplate) -
     assert to_episode_prompt([{"role": "user", "content": "x"}], None, template).system_prompt is None
 
 
-@pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]])
+@pytest.mark.parametrize(
+    "tools", [None, [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]]
+)
 def test_an_already_rendered_prompt_is_refused(shipped_tokenizer: Any, template: ChatTemplate, tools: Any) -> None:
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}]
     rendered = shipped_tokenizer.apply_chat_template(chat, tools=tools, tokenize=False, add_generation_prompt=True)

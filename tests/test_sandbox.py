@@ -62,6 +62,7 @@ def test_the_backend_is_a_code_executor() -> None:
         ("import numpy, sympy; numpy.arange(3).sum() + 0", None),
         ("__name__", "'__main__'\n"),
         ("import sys; sys.stdin.read()", "''\n"),
+        ("import os, stat; stat.S_ISCHR(os.fstat(0).st_mode)", "True\n"),
         ("print('é', '\\ud800')", "é \\ud800\n"),
         ("from dataclasses import dataclass\n@dataclass\nclass A:\n    b: int\nA(1)", "A(b=1)\n"),
         ("import pickle\nclass A: pass\npickle.loads(pickle.dumps(A)) is A", "True\n"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from typing import Any
@@ -177,6 +178,19 @@ async def test_the_servers_facts_are_merged_from_its_endpoints_and_asked_for_onc
     assert (info.context_length, info.model_path, info.weight_version) == (4096, "/models/fake", "v3")
     assert info is again
     assert fake.info_requests == ["/server_info", "/model_info"]
+
+
+async def test_many_who_ask_at_once_ask_the_server_once_also_behind_a_router() -> None:
+    async with FakeSGLang([], router=True) as fake, SGLangClient(fake.base_url) as client:
+        first = asyncio.create_task(client.server_info())
+        others = [asyncio.create_task(client.server_info()) for _ in range(20)]
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(*others)
+        asked = len(fake.info_requests)
+        await client.server_info()
+    assert len(fake.info_requests) == asked
+    assert len(set(fake.info_requests)) == asked
 
 
 async def test_a_router_without_info_endpoints_tells_nothing_and_is_no_error() -> None:

@@ -91,7 +91,11 @@ def test_rule_02_a_template_that_is_not_append_only_is_refused(tokenizer: Any) -
 @pytest.mark.parametrize("ending", ["<|endoftext|>", ""])
 async def test_rule_03_a_missing_close_is_added_as_context(tokenizer: Any, ending: str) -> None:
     turn = call_text().removesuffix("<|im_end|>") + ending
-    reply = Reply.tokens(ids_of(tokenizer, turn)) if ending else Reply.tokens(ids_of(tokenizer, turn), matched="</tool_call>")
+    reply = (
+        Reply.tokens(ids_of(tokenizer, turn))
+        if ending
+        else Reply.tokens(ids_of(tokenizer, turn), matched="</tool_call>")
+    )
     done = await run(tokenizer, [reply, ANSWER])
     assert done.sample.status is Sample.Status.COMPLETED
     assert done.context_after(0).startswith("<|im_end|>\n<|im_start|>user\n<tool_response>")
@@ -147,7 +151,9 @@ async def test_rule_05_an_empty_tool_result_is_a_result(tokenizer: Any) -> None:
 
 
 async def test_rule_06_parallel_results_go_back_in_the_order_of_the_calls(tokenizer: Any) -> None:
-    turn = "".join(call("slow_echo", f'{{"text": "{n}", "delay_s": {0.05 * (4 - n)}}}') for n in range(4)) + "<|im_end|>"
+    turn = (
+        "".join(call("slow_echo", f'{{"text": "{n}", "delay_s": {0.05 * (4 - n)}}}') for n in range(4)) + "<|im_end|>"
+    )
     done = await run(tokenizer, [turn, ANSWER], settings=settings_for("slow_echo"))
     context = done.context_after(0)
     assert [context.index(f"<tool_response>\n{n}\n") for n in range(4)] == sorted(
@@ -179,9 +185,7 @@ async def slow_echo(text: str, delay_s: float) -> str:
     ],
 )
 async def test_rule_07_a_malformed_call_is_told_and_counted_never_run(tokenizer: Any, body: str, told: str) -> None:
-    done = await run(
-        tokenizer, [f"<tool_call>\n{body}\n</tool_call><|im_end|>", ANSWER], settings=settings_for("echo")
-    )
+    done = await run(tokenizer, [f"<tool_call>\n{body}\n</tool_call><|im_end|>", ANSWER], settings=settings_for("echo"))
     assert "could not be parsed and was not run" in done.context_after(0)
     assert told in done.context_after(0)
     assert done.facts["parse_failures"] == 1
@@ -308,7 +312,9 @@ async def test_rule_13_a_retried_request_leaves_no_trace(tokenizer: Any) -> None
 
 async def test_rule_14_budgets_hold_over_the_whole_episode(tokenizer: Any) -> None:
     first = len(ids_of(tokenizer, call_text()))
-    done = await run(tokenizer, [call_text(), ANSWER], params={"max_new_tokens": 300}, settings={"max_turn_tokens": 290})
+    done = await run(
+        tokenizer, [call_text(), ANSWER], params={"max_new_tokens": 300}, settings={"max_turn_tokens": 290}
+    )
     asked = [request.body["sampling_params"]["max_new_tokens"] for request in done.fake.requests]
     assert asked == [290, 300 - first - len(done.context_ids_after(0))]
 

@@ -99,6 +99,7 @@ class Worker:
                 self._scheduler.settle()
                 if self._scheduler.has_work():
                     self._scheduler.step()
+                    self._scheduler.settle()
         except Exception:  # a bug in one step must fail the requests in flight, not leave their clients waiting
             logger.exception("engine worker crashed; every request fails from now on")
             with self._wake:

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 MEMORY_MB: Final = 2048
 _BARE_CONSTANT: Final = re.compile(r"(?<![A-Za-z\\])(pi|infty|sin|cos|tan|log|ln)(?![A-Za-z])")
-_LONG_POWER: Final = re.compile(r"\^\s*([+-]?\d{2,}|-\d)")
+_NEGATIVE_POWER: Final = re.compile(r"\^\s*(-\s*\w+)")
 
 
 def as_formula(text: str) -> str:
     """The text as one LaTeX formula between dollars, with what people write outside LaTeX put into it."""
     text = _BARE_CONSTANT.sub(r"\\\1", text.replace("$", "").replace("**", "^"))
-    return "$" + _LONG_POWER.sub(r"^{\1}", text) + "$"
+    return "$" + _NEGATIVE_POWER.sub(r"^{\1}", text) + "$"
 
 
 def load_comparison() -> Callable[[str, str], bool]:

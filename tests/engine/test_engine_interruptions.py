@@ -26,6 +26,25 @@ async def _until_running(api, running: int, waiting: int = 0) -> None:
     await _until(reached)
 
 
+async def _started(api, **fields) -> asyncio.Task:
+    """A streamed generation that has made its first tokens; the task's result is the last state of its answer."""
+    under_way = asyncio.Event()
+    body = {"input_ids": IDS, "sampling_params": fields, "stream": True, "return_logprob": True}
+
+    async def read() -> dict:
+        states = []
+        async for event in api.events("/generate", body):
+            if event != "[DONE]":
+                states.append(event)
+            if len(states) == 3:
+                under_way.set()
+        return json.loads(states[-1])
+
+    task = asyncio.create_task(read())
+    await under_way.wait()
+    return task
+
+
 @asynccontextmanager
 async def _in_flight(api, *rids: str, **fields):
     """Long generations that run while the block does; yields their tasks."""
@@ -107,7 +126,12 @@ async def test_a_client_that_disconnects_has_its_request_aborted(start, long_dir
     api = await start(long_dir)
     body = {"input_ids": IDS, "sampling_params": LONG, "stream": stream}
     async with aiohttp.ClientSession() as session:
-        task = asyncio.create_task(session.post(api.base_url + "/generate", json=body))
+
+        async def read() -> None:
+            async with session.post(api.base_url + "/generate", json=body) as response:
+                await response.read()
+
+        task = asyncio.create_task(read())
         await _until_running(api, 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -145,14 +169,12 @@ async def test_pausing_by_abort_ends_requests_with_partial_output_and_holds_new_
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_a_paused_generation_stands_still_and_then_goes_on_as_if_nothing_had_been(start, long_dir, mode):
     api = await start(long_dir)
-    fields = {"max_new_tokens": 900, "ignore_eos": True, "sampling_seed": 5, "return_logprob": True}
-    whole = await api.generate(**fields)
+    fields = {"max_new_tokens": 150, "ignore_eos": True, "sampling_seed": 5}
+    whole = await api.generate(**fields, return_logprob=True)
     await api.post("/flush_cache")
-    task = asyncio.create_task(api.generate(**fields))
-    await _until_running(api, 1)
-    await asyncio.sleep(0.05)
+    task = await _started(api, **fields)
     await api.post("/pause_generation", {"mode": mode})
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.05)
     assert not task.done()
     assert await api.load() == ((1, 0) if mode == "in_place" else (0, 1))
     await api.post("/continue_generation", {})
@@ -209,9 +231,7 @@ def long_other_dir(tmp_path):
 @pytest.mark.parametrize(("mode", "flush"), [("in_place", False), ("retract", True)])
 async def test_an_update_in_mid_generation_reports_both_versions(start, long_dir, long_other_dir, mode, flush):
     api = await start(long_dir)
-    task = asyncio.create_task(api.generate(max_new_tokens=3000, ignore_eos=True))
-    await _until_running(api, 1)
-    await asyncio.sleep(0.05)
+    task = await _started(api, max_new_tokens=150, ignore_eos=True)
     await api.post("/pause_generation", {"mode": mode})
     update = {"model_path": str(long_other_dir), "weight_version": "v2", "flush_cache": flush}
     answer = await api.post("/update_weights_from_disk", update)
@@ -219,8 +239,8 @@ async def test_an_update_in_mid_generation_reports_both_versions(start, long_dir
     await api.post("/continue_generation", {})
     meta = (await task)["meta_info"]
     first, second = meta["weight_versions"]
-    assert (first["version"], first["start"], second["version"], second["end"]) == ("default", 0, "v2", 3000)
-    assert 0 < first["end"] == second["start"] < 3000
+    assert (first["version"], first["start"], second["version"], second["end"]) == ("default", 0, "v2", 150)
+    assert 0 < first["end"] == second["start"] < 150
     assert meta["weight_version"] == "v2"
 
 
@@ -236,13 +256,12 @@ async def test_an_update_under_a_frozen_generation_changes_weights_but_fails_to_
 
 async def test_an_update_without_a_pause_waits_for_what_runs_and_holds_what_comes(start, long_dir, long_other_dir):
     api = await start(long_dir)
-    running = asyncio.create_task(api.generate(max_new_tokens=2000, ignore_eos=True))
-    await _until_running(api, 1)
+    running = await _started(api, max_new_tokens=200, ignore_eos=True)
     update = {"model_path": str(long_other_dir), "weight_version": "v2"}
     updating = asyncio.create_task(api.post("/update_weights_from_disk", update))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.02)
     late = asyncio.create_task(api.generate(max_new_tokens=2, ignore_eos=True))
-    assert (await running)["meta_info"]["weight_versions"] == [{"version": "default", "start": 0, "end": 2000}]
+    assert (await running)["meta_info"]["weight_versions"] == [{"version": "default", "start": 0, "end": 200}]
     assert (await updating).status == 200
     meta = (await late)["meta_info"]
     assert (meta["weight_version"], meta["cached_tokens"]) == ("v2", 0)

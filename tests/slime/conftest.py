@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -71,6 +72,20 @@ def chat_tokenizer(request: pytest.FixtureRequest) -> Any:
         return request.getfixturevalue("qwen3_tokenizer")
     except pytest.skip.Exception:
         return request.getfixturevalue("shipped_tokenizer")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tokenizers_are_loaded_once(slime_package: Path) -> Iterator[None]:
+    """slime loads the tokenizer anew for each of its objects, seconds for each test; it gets the same one here."""
+    from slime.rollout import data_source, sglang_rollout
+    from slime.utils.processing_utils import load_tokenizer
+
+    load = functools.cache(load_tokenizer)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (data_source, sglang_rollout):
+            patch.setattr(module, "load_tokenizer", load)
+            patch.setattr(module, "load_processor", lambda _folder, **_options: None)
+        yield
 
 
 @dataclass

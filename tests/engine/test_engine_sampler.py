@@ -1,0 +1,116 @@
+"""Sampling follows the parameters; the logprobs are those of the whole distribution at the sampling temperature."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from strands_rollout.engine.penalties import Penalties
+from strands_rollout.engine.sampler import SamplingRows
+from strands_rollout.engine.sampling_params import SamplingParams, read_sampling_params
+
+LOGITS = np.log(np.array([0.5, 0.25, 0.15, 0.07, 0.03], np.float32))
+DRAWS = 20_000
+
+
+def _samples(logits=LOGITS, draws: int = DRAWS, **raw) -> tuple[np.ndarray, np.ndarray]:
+    rows = SamplingRows(draws, len(logits))
+    params = read_sampling_params(raw)
+    for row in range(draws):
+        rows.set(row, params)
+    uniforms = np.random.default_rng(0).random(draws)
+    return rows.sample(slice(0, draws), np.tile(logits, (draws, 1)), uniforms)
+
+
+def _shares(tokens: np.ndarray) -> list[float]:
+    return list(np.bincount(tokens, minlength=len(LOGITS)) / len(tokens))
+
+
+def test_tokens_come_with_their_probabilities():
+    assert _shares(_samples()[0]) == pytest.approx([0.5, 0.25, 0.15, 0.07, 0.03], abs=0.015)
+
+
+@pytest.mark.parametrize(
+    ("raw", "shares"),
+    [
+        ({"temperature": 0.5}, [0.25, 0.0625, 0.0225, 0.0049, 0.0009]),
+        ({"top_k": 2}, [0.5, 0.25, 0, 0, 0]),
+        ({"top_p": 0.7}, [0.5, 0.25, 0, 0, 0]),
+        ({"top_p": 0.8}, [0.5, 0.25, 0.15, 0, 0]),
+        ({"min_p": 0.2}, [0.5, 0.25, 0.15, 0, 0]),
+        ({"min_p": 0.2, "top_k": 2}, [0.5, 0.25, 0, 0, 0]),
+        ({"temperature": 0}, [1, 0, 0, 0, 0]),
+        ({"top_k": 1}, [1, 0, 0, 0, 0]),
+        ({"top_p": 0.01}, [1, 0, 0, 0, 0]),
+    ],
+)
+def test_each_parameter_narrows_the_choice(raw, shares):
+    tokens, _ = _samples(**raw)
+    assert _shares(tokens) == pytest.approx([share / sum(shares) for share in shares], abs=0.015)
+    assert all(share > 0 or seen == 0 for share, seen in zip(shares, _shares(tokens), strict=True))
+
+
+@pytest.mark.parametrize("raw", [{"temperature": 0.7}, {"temperature": 0.7, "top_k": 2, "top_p": 0.9, "min_p": 0.1}])
+def test_logprobs_are_of_the_whole_distribution_at_the_sampling_temperature(raw):
+    tokens, logprobs = _samples(draws=200, **raw)
+    scaled = LOGITS.astype(np.float64) / 0.7
+    expected = scaled - np.log(np.exp(scaled).sum())
+    assert logprobs == pytest.approx(expected[tokens], abs=1e-6)
+
+
+def test_greedy_logprobs_are_taken_at_temperature_one():
+    tokens, logprobs = _samples(draws=1, temperature=0)
+    assert (int(tokens[0]), float(logprobs[0])) == (0, pytest.approx(np.log(0.5), abs=1e-6))
+
+
+def test_greedy_tells_close_logits_apart():
+    tokens, _ = _samples(np.array([1.0, 1.0000001, 0.0], np.float32), draws=1, temperature=0)
+    assert int(tokens[0]) == 1
+
+
+@pytest.mark.parametrize("uniform", [0.0, np.nextafter(1.0, 0.0)])
+def test_a_token_without_weight_is_never_chosen_at_the_edges(uniform):
+    rows = SamplingRows(1, 4)
+    rows.set(0, SamplingParams(top_k=2))
+    logits = np.array([[-50.0, 2.0, 1.0, -50.0]], np.float32)
+    tokens, _ = rows.sample(slice(0, 1), logits, np.array([uniform]))
+    assert int(tokens[0]) in (1, 2)
+
+
+def test_rows_sample_by_their_own_parameters_wherever_they_are():
+    rows = SamplingRows(3, len(LOGITS))
+    rows.set(2, SamplingParams(top_k=1))
+    rows.move(2, 0)
+    tokens, _ = rows.sample(slice(0, 2), np.tile(LOGITS, (2, 1)), np.array([0.99, 0.99]))
+    assert tokens.tolist() == [0, 4]
+
+
+def test_penalties_count_generated_tokens_only():
+    params = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25, repetition_penalty=2.0)
+    penalties = Penalties(params, 4, [])
+    for token in (1, 1, 2):
+        penalties.observe(token)
+    logits = np.array([1.0, 4.0, -1.0, 1.0], np.float32)
+    penalties.apply(logits)
+    assert logits.tolist() == [1.0, (4 - 1.0 - 0.25) / 2, (-1 - 0.5 - 0.25) * 2, 1.0]
+
+
+def test_stop_tokens_are_impossible_before_the_minimum():
+    penalties = Penalties(SamplingParams(min_new_tokens=1), 3, [2])
+    first, second = np.zeros(3, np.float32), np.zeros(3, np.float32)
+    penalties.apply(first)
+    penalties.observe(0)
+    penalties.apply(second)
+    assert first.tolist() == [0, 0, -np.inf]
+    assert second.tolist() == [0, 0, 0]
+
+
+async def test_penalties_and_minimum_lengths_work_end_to_end(start, scripted_dir, tokenizer):
+    api = await start(scripted_dir)
+    prompt = tokenizer.encode("<|im_start|>assistant\n").ids
+    # Ten tokens of script; with the end token impossible, something else comes until the minimum.
+    answer = await api.generate(prompt, temperature=0, min_new_tokens=14, max_new_tokens=20)
+    assert 14 < len(answer["output_ids"]) <= 20
+    repeated = await api.generate([50] * 20, temperature=0, max_new_tokens=6, ignore_eos=True)
+    penalised = await api.generate([50] * 20, temperature=0, max_new_tokens=6, ignore_eos=True, frequency_penalty=2)
+    assert len(set(repeated["output_ids"])) < len(set(penalised["output_ids"]))

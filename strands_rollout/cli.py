@@ -5,6 +5,7 @@ Exit codes: 0 ok, 1 failed, 2 usage. Imports nothing heavy before a command runs
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -85,10 +86,12 @@ def demo(
 
     The last line on stdout is a JSON summary. Exits with 1 if a check fails or no episode completes.
     """
-    from strands_rollout.demo import DemoOptions, run_demo
-
     if base_url is not None and model is not None:
         raise typer.BadParameter("--model is what the embedded engine serves; it can't be used with --base-url")
+    # transformers would advise to install torch, which nothing here needs
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from strands_rollout.demo import DemoOptions, run_demo
+
     summary = run_demo(
         DemoOptions(
             base_url=base_url,

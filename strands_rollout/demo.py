@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -24,7 +23,7 @@ from strands_rollout.evaluate import Outcome, RunPlan, Summary, evaluate, slime_
 from strands_rollout.report import make_console, print_outcomes, print_summary, progress_bar
 from strands_rollout.server_info import fetch_server_info
 from strands_rollout.sglang_connection import create_client, parse_base_url, redacted
-from strands_rollout.slime_seam import tokenizer_of
+from strands_rollout.slime_seam import load_tokenizer
 from strands_rollout.viewer import print_transcript
 
 
@@ -78,7 +77,7 @@ async def _run(options: DemoOptions) -> Summary:
         log.print(f"engine at {redacted(parse_base_url(base_url))} after {time.monotonic() - started:.1f} s")
         tokenizer_dir = options.tokenizer_dir or await served_tokenizer(base_url)
         # loading it imports transformers, which takes seconds: not while episodes wait on the loop
-        tokenizer = tokenizer_of(SimpleNamespace(hf_checkpoint=str(tokenizer_dir)), None)
+        tokenizer = load_tokenizer(str(tokenizer_dir))
         plan = RunPlan(
             base_url=base_url,
             tokenizer_dir=tokenizer_dir,
@@ -143,7 +142,7 @@ def write_dump(folder: Path, outcomes: Sequence[Outcome]) -> Path:
 
 def most_telling(outcomes: Sequence[Outcome]) -> Outcome:
     """The outcome whose transcript shows most: a right answer found with tools, else tools, else the first."""
-    return max(outcomes, key=lambda o: (bool(o.facts.get("tool_calls")), bool(o.graded.get("acc"))))
+    return max(outcomes, key=lambda o: (bool(o.facts.get("tool_calls")), 0))
 
 
 def _print_report(

@@ -19,7 +19,7 @@ from strands_rollout.dataset_rows import Row
 from strands_rollout.reward import reward_func
 from strands_rollout.rollout import generate
 from strands_rollout.sample_type import Sample
-from strands_rollout.slime_seam import tokenizer_of
+from strands_rollout.slime_seam import load_tokenizer
 from strands_rollout.token_audit import tito_violations
 from strands_rollout.wire_recorder import WireRecorder, recording
 
@@ -135,7 +135,7 @@ async def evaluate(
     gate = asyncio.Semaphore(plan.concurrency)
     async with recording(plan.base_url) as recorder:
         args = _args(recorder, plan)
-        tokenizer = tokenizer_of(args, None)
+        tokenizer = load_tokenizer(str(plan.tokenizer_dir))
 
         async def run(index: int, row: Row) -> Outcome:
             async with gate:

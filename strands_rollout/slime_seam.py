@@ -132,8 +132,7 @@ class _EpisodeTrace(HookProvider):
             return
         span, record, turns_before = self._turn
         self._turn = None
-        # slime's span hands the sample itself back where it could not be opened
-        if not is_slime_sample(record):
+        if record is not self._sample:  # what slime hands back where it could not open a span
             for turn in self._trajectory.turns[turns_before:]:
                 record.update(_meta_attributes(dict(turn.meta_info)))
         span.__exit__(None, None, None)

@@ -84,7 +84,7 @@ async def test_algebra_finds_equal_expressions(prediction: str, label: str) -> N
         (r"\frac{1}{0}", "1"),
         (r"\text{42 maybe}^3", "42"),
         ("\x00(", "1"),
-        ("__import__('os').abort()", "1"),
+        ('__import__("os").abort()', "1"),
         (r"\frac{" * 60, "1"),
     ],
 )

@@ -83,10 +83,10 @@ class PrefixCache:
             if child is None:
                 break
             count = _common_prefix(child.tokens, tokens[done:])
-            child.last_used = self._clock
             path.append((child, count))
             if count < len(child.tokens):
                 break
+            child.last_used = self._clock
             node, done = child, done + count
         return path
 
@@ -94,7 +94,7 @@ class PrefixCache:
         """Cut `node` after `count` tokens and return the new upper part."""
         # Copies, because a view would keep the whole block alive after one of the parts is evicted.
         upper = _Node(node.tokens[:count].copy(), node.block[..., :count].copy(), node.parent)
-        upper.last_used = node.last_used
+        upper.last_used = self._clock
         (node.parent or self._root).children[int(upper.tokens[0])] = upper
         node.tokens, node.block = node.tokens[count:].copy(), node.block[..., count:].copy()
         node.parent = upper
@@ -103,12 +103,12 @@ class PrefixCache:
 
     def _evict(self, target_tokens: int) -> None:
         while self.size_tokens > target_tokens:
-            leaves = sorted(self._leaves(), key=lambda node: node.last_used)
-            for leaf in leaves:
+            # What this very insertion used must survive it.
+            leaves = [leaf for leaf in self._leaves() if leaf.last_used != self._clock]
+            if not leaves:
+                return
+            for leaf in sorted(leaves, key=lambda leaf: leaf.last_used):
                 if self.size_tokens <= target_tokens:
-                    return
-                # What this very insertion or match used must survive it.
-                if leaf.last_used == self._clock:
                     return
                 self._drop(leaf)
 

@@ -129,18 +129,23 @@ def _checked_type(name: str, value: object) -> object:
 
 
 def _strings(value: object) -> tuple[str, ...]:
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
-        raise ContractError(f"invalid type: {_described(value)}, expected a string or a list of strings")
+    strings = value if isinstance(value, list) else [value]
+    for item in strings:
+        if not isinstance(item, str):
+            raise ContractError(f"invalid type: {_described(item)}, expected a string")
     if len(strings) > _MAX_STOP_STRINGS:
         raise RequestRefusedError(f"at most {_MAX_STOP_STRINGS} stop strings are allowed, got {len(strings)}")
     return tuple(item for item in strings if item)
 
 
 def _ids(value: object) -> frozenset[int]:
-    if not isinstance(value, list) or not all(item is None or type(item) is int for item in value):
-        raise ContractError(f"invalid type: {_described(value)}, expected a list of token ids")
-    return frozenset(item for item in value if item is not None)
+    if not isinstance(value, list):
+        raise ContractError(f"invalid type: {_described(value)}, expected a sequence")
+    ids = [item for item in value if item is not None]
+    for item in ids:
+        if type(item) is not int:
+            raise ContractError(f"invalid type: {_described(item)}, expected i64")
+    return frozenset(ids)
 
 
 def _described(value: object) -> str:

@@ -25,6 +25,8 @@ _NAMES: Final = re.compile(
 _NOT_ONE_EQUATION: Final = re.compile(r"[<>!,;:]|\\(?:le|ge|ne|lt|gt|approx|equiv|sim|in|pm)(?![A-Za-z])")
 _LETTERS: Final = re.compile(r"[A-Za-z' .-]+")
 _WORDS: Final = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z' .-]+|[A-Za-z]")
+_PASSED_OVER: Final = re.compile(r":|'|\\[lc]?dots(?![A-Za-z])|\.\.\.|\d\s*_\s*\{?\s*\w+")
+_NUMERAL_IN_BASE: Final = re.compile(r"(?P<numeral>[0-9A-Fa-f]+)\s*_\s*\{?\s*\d+\s*\}?")
 _MEASURES: Final = frozenset({"mm", "cm", "km", "m", "ft", "in", "kg", "g", "mg", "lb", "oz"})
 
 
@@ -34,8 +36,8 @@ class Comparison:
 
     Attributes:
         equal: None when these means can't tell; algebra may.
-        method: What decided: "exact" (the same notation), "number", "collection", "words", "unit", "empty", "no_label",
-            "too_long"; "algebra" if nothing did.
+        method: What decided: "exact" (the same notation), "number", "collection", "words", "unit", "notation" (of
+            two kinds, as 42:1 and 42), "empty", "no_label", "too_long"; "algebra" if nothing did.
         formulas: Of an undecided comparison, the prediction and the label as algebra should read them; else ("", "").
     """
 
@@ -62,16 +64,26 @@ def compare(prediction: str, label: str) -> Comparison:
 def _compare_notations(prediction: Notation, label: Notation) -> Comparison:
     if {prediction.unit, label.unit} <= _MEASURES and prediction.unit != label.unit:
         return Comparison(equal=False, method="unit")
+    base = _NUMERAL_IN_BASE.fullmatch(label.text)
+    if base and "_" not in prediction.text:  # the question asked for the base, so that an answer may leave it out
+        label = replace(label, text=base["numeral"])
     first, second = exact_number(prediction.text), exact_number(label.text)
     if first is not None and second is not None:
         return Comparison(_equal_values(first, prediction, second, label), method="number")
     if canonical(prediction.text) == canonical(label.text):
         return Comparison(equal=True, method="exact")
+    if _telling(prediction.text) != _telling(label.text):
+        return Comparison(equal=False, method="notation")
     keys = key_of(_with_commas(prediction.text)), key_of(_with_commas(label.text))
     if keys[0] == keys[1] or any(isinstance(key, Group) for key in keys):
         equal = _equal_keys(*keys)
         return Comparison(equal, method="algebra" if equal is None else "collection")
     return _compare_words(*keys)
+
+
+def _telling(text: str) -> set[str]:
+    """The marks in a text that change its meaning and that parsers of LaTeX pass over."""
+    return {mark.replace(" ", "").replace("{", "") for mark in _PASSED_OVER.findall(text)}
 
 
 def _equal_values(first: Fraction, prediction: Notation, second: Fraction, label: Notation) -> bool:

@@ -44,7 +44,7 @@ _FRAC_NAME: Final = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _SHORT_FRAC: Final = re.compile(r"\\frac\s*(\{[^{}]*\}|\d)\s*(\{[^{}]*\}|\d)")
 _SHORT_SQRT: Final = re.compile(r"\\sqrt\s*([0-9A-Za-z])")
 _CALLED_SQRT: Final = re.compile(r"\\?\bsqrt\s*\(([^()]*)\)")
-_SHORT_POWER: Final = re.compile(r"\^\s*\{\s*([0-9A-Za-z])\s*\}")
+_SHORT_SCRIPT: Final = re.compile(r"([\^_])\s*\{\s*([0-9A-Za-z])\s*\}")
 _SYNONYMS: Final = (
     *((r"\leq", r"\le"), (r"\geq", r"\ge"), (r"\neq", r"\ne")),
     *((r"\times", r"\cdot"), ("**", "^"), ("*", r"\cdot ")),
@@ -112,7 +112,7 @@ def canonical(text: str) -> str:
     """A key: two notations with one key are the same answer; case counts except in plain words."""
     for synonym, name in _SYNONYMS:
         text = text.replace(synonym, name)
-    key = _SHORT_POWER.sub(r"^\1", text).replace(" ", "")
+    key = _SHORT_SCRIPT.sub(r"\1\2", text).replace(" ", "")
     while len(key) > 2 and key[0] == "(" and key[-1] == ")" and key[1:-1].isalnum():
         key = key[1:-1]
     return key.lower() if len(key) > 1 and key.isalpha() else key

@@ -7,6 +7,7 @@ depends on whether the prompt holds a tool result: a uniform attention head look
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,10 +46,11 @@ def write_scripted_qwen3(folder: Path) -> Path:
 
 def _tensors(tokenizer, vocab_size: int) -> dict[str, np.ndarray]:
     hidden, layer = vocab_size + 1, "model.layers.0."
-    ids = {text: tokenizer.token_to_id(text) for text in (*THINK_AND_CALL, *ANSWER, _END, _LINE_FEED, "</tool_response>")}
+    texts = (*THINK_AND_CALL, *ANSWER, _END, _LINE_FEED, "</tool_response>")
+    ids = {text: tokenizer.token_to_id(text) for text in texts}
     head = np.zeros((vocab_size, hidden), np.float32)
     for chain in ((_LINE_FEED, *THINK_AND_CALL, _END), (*ANSWER, _END)):
-        for text, successor in zip(chain, chain[1:], strict=False):
+        for text, successor in pairwise(chain):
             head[ids[successor], ids[text]] = 1
     saw_tool_result = hidden - 1
     first_answer = ids[ANSWER[0]]

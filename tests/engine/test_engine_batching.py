@@ -15,13 +15,13 @@ def _prompts(count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("temperature", [0, 0.9])
-async def test_a_batch_of_sixteen_gets_the_tokens_that_each_gets_alone(api, temperature):
+async def test_a_batch_of_sixteen_gets_the_tokens_that_each_gets_alone(embedded, temperature):
     fields = {"max_new_tokens": 40, "temperature": temperature, "sampling_seed": 3, "ignore_eos": True}
     fields["return_logprob"] = True
     prompts = _prompts(16)
-    alone = [await api.generate(prompt, **fields) for prompt in prompts]
-    await api.post("/flush_cache")
-    together = await asyncio.gather(*(api.generate(prompt, **fields) for prompt in prompts))
+    alone = [await embedded.generate(prompt, **fields) for prompt in prompts]
+    await embedded.post("/flush_cache")
+    together = await asyncio.gather(*(embedded.generate(prompt, **fields) for prompt in prompts))
     assert [answer["output_ids"] for answer in together] == [answer["output_ids"] for answer in alone]
     for one, other in zip(together, alone, strict=True):
         pairs = zip(one["meta_info"]["output_token_logprobs"], other["meta_info"]["output_token_logprobs"], strict=True)
@@ -53,9 +53,9 @@ async def test_rows_that_end_and_join_out_of_order_keep_their_own_tokens(start, 
     assert [answer["output_ids"] for answer in got] == expected
 
 
-async def test_a_seed_repeats_a_sample_and_another_seed_does_not(api):
+async def test_a_seed_repeats_a_sample_and_another_seed_does_not(embedded):
     fields = {"max_new_tokens": 30, "ignore_eos": True}
-    first, again, other = [await api.generate(sampling_seed=seed, **fields) for seed in (1, 1, 2)]
+    first, again, other = [await embedded.generate(sampling_seed=seed, **fields) for seed in (1, 1, 2)]
     assert first["output_ids"] == again["output_ids"] != other["output_ids"]
 
 

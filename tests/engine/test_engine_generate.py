@@ -161,7 +161,8 @@ async def test_samples_of_one_prompt_sent_together_share_its_prefill(api):
     assert sorted(answer["meta_info"]["cached_tokens"] for answer in answers) == [0, 39, 39, 39, 39, 39]
 
 
-async def test_the_server_says_what_it_serves(api, tiny_dir):
+async def test_the_server_says_what_it_serves(embedded, tiny_dir):
+    api = embedded
     for path in ("/health", "/health_generate", "/ready", "/ping"):
         assert await api.get(path) == type(await api.get(path))(200, "")
     for path in ("/model_info", "/get_model_info"):

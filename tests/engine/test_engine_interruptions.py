@@ -15,7 +15,7 @@ LONG = {"max_new_tokens": 15000, "ignore_eos": True}
 
 async def _until(condition, timeout_s: float = 10.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not await condition():
+        while not await condition():  # noqa: ASYNC110 - the state polled is the server's
             await asyncio.sleep(0.005)
 
 

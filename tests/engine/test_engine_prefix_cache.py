@@ -15,6 +15,10 @@ def _ints(tokens) -> np.ndarray:
     return np.array(tokens, np.int64)
 
 
+def _shared(one: list[int], other: list[int]) -> int:
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
 def _insert(cache: PrefixCache, tokens: list[int]) -> None:
     """Insert with blocks whose one number per token is a digest of the prefix that it ends."""
     digests = np.array([hash(tuple(tokens[: end + 1])) % 10_000 for end in range(len(tokens))], np.float32)
@@ -26,17 +30,17 @@ def _found(cache: PrefixCache, tokens: list[int]) -> list[float]:
 
 
 @given(SEQUENCES, st.lists(st.integers(0, 2), max_size=12))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_the_longest_known_prefix_is_found_with_its_own_values(sequences, query):
     cache = PrefixCache(1000)
     for tokens in sequences:
         _insert(cache, tokens)
-    longest = max(next((n for n, (a, b) in enumerate(zip(s, query, strict=False)) if a != b), min(len(s), len(query))) for s in sequences)
+    longest = max(_shared(tokens, query) for tokens in sequences)
     assert _found(cache, query) == [hash(tuple(query[: end + 1])) % 10_000 for end in range(longest)]
 
 
 @given(SEQUENCES)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_shared_prefixes_are_stored_once(sequences):
     cache = PrefixCache(1000)
     for tokens in sequences:
@@ -46,7 +50,7 @@ def test_shared_prefixes_are_stored_once(sequences):
 
 
 @given(SEQUENCES, st.integers(1, 20))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_the_capacity_holds_and_what_is_left_is_right(sequences, capacity):
     cache = PrefixCache(capacity)
     for tokens in sequences:

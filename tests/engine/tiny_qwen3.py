@@ -6,6 +6,7 @@ Knows the Hugging Face layout. The model says nothing sensible; what it says is 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +45,8 @@ CHAT_TEMPLATE = """\
         {{- '<|im_start|>assistant\\n' + text(message.content) }}
         {%- for call in message.tool_calls or [] %}
             {%- set call = call.function %}
-            {{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' + call.arguments | tojson + '}\\n</tool_call>' }}
+            {{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+            {{- call.arguments | tojson + '}\\n</tool_call>' }}
         {%- endfor %}
         {{- '<|im_end|>\\n' }}
     {%- elif message.role == 'tool' -%}
@@ -221,3 +223,7 @@ def _save_bfloat16(tensors: dict[str, np.ndarray], path: Path) -> None:
 
 def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    TinyQwen3().write(Path(sys.argv[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -11,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import strands_rollout
 from fake_sglang import FakeSGLang
 from slime_gateway import Gateway
 from slime_install import find_slime, importable
 from slime_policy import Policy, prompt
 from slime_run import CONTEXT_LENGTH, Rollouts, arguments, chat_row, write_rows
 
+import strands_rollout
+
+QWEN3_VOCABULARY = 151_936
 _REASON = "needs THUDM/slime: set SLIME_PATH to a checkout of it (the slime of PyPI is an unrelated package)"
 
 
@@ -66,12 +69,21 @@ def _end_loop(loop_thread: Any, http_client: Any) -> None:
 
 
 @pytest.fixture(scope="session")
-def chat_tokenizer(request: pytest.FixtureRequest) -> Any:
-    """A real tokenizer: Qwen3's where it is at hand, else the shipped model's."""
+def chat_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The tokenizer of a checkpoint's folder: Qwen3's where it is at hand, else the shipped model's."""
+    from transformers import AutoTokenizer
+
     try:
-        return request.getfixturevalue("qwen3_tokenizer")
+        source = Path(request.getfixturevalue("qwen3_tokenizer").name_or_path)
     except pytest.skip.Exception:
-        return request.getfixturevalue("shipped_tokenizer")
+        source = Path(request.getfixturevalue("shipped_tokenizer").name_or_path)
+    if (source / "config.json").is_file():
+        return AutoTokenizer.from_pretrained(source)
+    folder = tmp_path_factory.mktemp("checkpoint")
+    for file in source.iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": QWEN3_VOCABULARY}))
+    return AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)

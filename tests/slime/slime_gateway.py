@@ -1,7 +1,7 @@
 """A router and its one worker before a scripted engine, as slime's rollout sees them.
 
-The router forwards `/generate` and lists its `/workers`, and answers 404 to all else, as real ones do. The worker, under a
-path of its own, takes `/abort_request` and tells its load. Knows HTTP only.
+The router forwards `/generate` and lists its `/workers`, and answers 404 to all else, as real ones do. The worker has a
+path of its own, takes `/abort_request` there and tells its load. Knows HTTP only.
 """
 
 from __future__ import annotations

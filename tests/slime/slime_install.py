@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 # Imported at the top of slime's rollout and trainer-side modules; of these the rollout path calls nothing but ray.put.
 _NEVER_CALLED = {
@@ -37,7 +37,7 @@ def find_slime() -> Path | None:
 
 
 def _is_slime(package: Path) -> bool:
-    """Whether a folder is THUDM's package; the `slime` of PyPI is about statistics, and this folder has the name too."""
+    """Whether a folder is THUDM's package: the one of PyPI, and this file's own folder, have the same name."""
     return (package / "rollout" / "sglang_rollout.py").is_file()
 
 
@@ -63,7 +63,7 @@ def _is_installed(package: str) -> bool:
 class _Placeholder(ModuleType):
     """A module whose names are all there, and are decorators that change nothing when they are called."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -83,6 +83,7 @@ PLANS = {
     "short": _failed(Reply.tokens([11, 12, 13], logprobs=[-1.0])),
     "foreign": _failed(Reply.tokens([10_000_000])),
     "stopped": Plan([turn(_MULTIPLY), Reply.abort([11, 12])], "aborted", "failed", trained=False),
+    "silent": _failed(Reply.tokens([])),
     "dequeued": Plan([Reply.abort()], "aborted", "failed", trained=False),
 }
 

@@ -30,12 +30,14 @@ class Asked:
         turn: 0 for the first.
         attempt: 1 for the first of a request.
         max_new_tokens: As asked for.
+        input_length: Tokens that were sent.
     """
 
     task: str
     turn: int
     attempt: int
     max_new_tokens: int
+    input_length: int
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -64,8 +66,8 @@ class Policy:
 
     Args:
         tokenizer: Of the model that it plays.
-        plans: Turns by task name; the last is repeated. A callable gets the request and may return None for "as if I were
-            not here", so that the next entry answers.
+        plans: Turns by task name; the last is repeated. A turn is text, a reply, or a callable that gets the request; a
+            tuple of them is tried in order until one gives something.
 
     Attributes:
         asked: Every request, in order.
@@ -97,6 +99,7 @@ class Policy:
             turn=text.count(_TURN) - 1,
             attempt=int(attempt or 1),
             max_new_tokens=body["sampling_params"]["max_new_tokens"],
+            input_length=len(body["input_ids"]),
         )
 
     def _reply(self, reply: Reply | str) -> Reply:

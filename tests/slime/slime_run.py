@@ -130,6 +130,7 @@ class Rollouts:
         calls: `evaluation` of each call of `generate`, in order.
         changed_params: Calls that changed the sampling parameters that they were given.
         raised: What `generate` raised.
+        returned: For each call that ended: when (`time.monotonic`), the status then, and the sample.
     """
 
     args: Namespace
@@ -139,6 +140,7 @@ class Rollouts:
     calls: list[bool] = field(default_factory=list)
     changed_params: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     raised: list[BaseException] = field(default_factory=list)
+    returned: list[tuple[float, str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         from slime.ray.rollout import RolloutManager
@@ -170,6 +172,15 @@ class Rollouts:
         """
         boxes = await asyncio.to_thread(self.manager.generate, rollout_id)
         return [box.inner for box in boxes]
+
+    def returned_as(self, status: str) -> list[Any]:
+        """The samples that `generate` returned with this status, whatever became of them."""
+        return [sample for _, name, sample in self.returned if name == status]
+
+    def abort_seconds(self) -> float:
+        """From the last sample that ended by itself to the last that came back ABORTED."""
+        ends = {status: at for at, status, _ in sorted(self.returned, key=lambda entry: entry[0])}
+        return ends["aborted"] - max(at for status, at in ends.items() if status != "aborted")
 
     async def evaluate(self, rollout_id: int = 0) -> dict[str, dict[str, Any]]:
         """One evaluation; rewards, truncation flags and samples by dataset."""
@@ -204,12 +215,13 @@ class Rollouts:
             before = json.loads(json.dumps(sampling_params))
             self.calls.append(evaluation)
             try:
-                return await generate(args, sample, sampling_params, evaluation=evaluation)
-            except asyncio.CancelledError:
-                raise
+                result = await generate(args, sample, sampling_params, evaluation=evaluation)
             except BaseException as e:
                 self.raised.append(e)
                 raise
+            else:
+                self.returned.append((time.monotonic(), result.status.value, result))
+                return result
             finally:
                 if before != sampling_params:
                     self.changed_params.append((before, dict(sampling_params)))

@@ -78,10 +78,11 @@ async def test_string_prompts_and_other_label_types_are_taken(start):
         {"prompt": "[[calls/1]] What is 17 times 2?", "label": ""},
         chat_row("[[calls/2]] What is 17 times 2?", label=None),
     ]
-    stage = await start({"calls": [MULTIPLY, ANSWER]}, rows=rows, n_samples_per_prompt=1)
+    stage = await start({"calls": [MULTIPLY, ANSWER]}, rows=rows)
     await stage.rollouts.train()
-    assert [sample.status.value for sample in stage.rollouts.samples] == ["completed"] * 3
-    assert [sample.reward["score"] for sample in stage.rollouts.samples] == [1.0, -1.0, -1.0]
+    assert {sample.status.value for sample in stage.rollouts.samples} == {"completed"}
+    scores = [[sample.reward["score"] for sample in group] for group in stage.rollouts.groups]
+    assert scores == [[1.0, 1.0], [-1.0, -1.0], [-1.0, -1.0]]
 
 
 async def test_a_prompt_that_slime_rendered_is_refused_in_words(start):

@@ -1,0 +1,246 @@
+"""Chat completions: turns taken apart, answers in OpenAI's form, and Strands' own OpenAIModel running on them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strands_rollout.engine.chat_parts import ChatCall, ChatParts, split_turn
+
+CALL_TEXT = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+CALL = ChatCall("add", '{"a": 2, "b": 3}')
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two integers.",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+        },
+    }
+]
+USER = [{"role": "user", "content": "What is 2 + 3?"}]
+
+
+def _split(text: str, *, in_reasoning: bool = False, with_calls: bool = True, final: bool = True) -> ChatParts:
+    return split_turn(text, in_reasoning=in_reasoning, with_calls=with_calls, final=final)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("Hello.", ChatParts("", "Hello.", ())),
+        ("<think>\nhm\n</think>\n\nHello.", ChatParts("hm", "Hello.", ())),
+        ("<think>\nnever closed", ChatParts("never closed", "", ())),
+        (f"Sum: {CALL_TEXT}", ChatParts("", "Sum: ", (CALL,))),
+        (f"{CALL_TEXT}\n{CALL_TEXT}", ChatParts("", "", (CALL, CALL))),
+        (f"<think>{CALL_TEXT}</think>no", ChatParts(CALL_TEXT, "no", ())),
+        (f"{CALL_TEXT[:-5]}", ChatParts("", CALL_TEXT[:-5], ())),
+        ("<tool_call>{}</tool_call>", ChatParts("", "<tool_call>{}</tool_call>", ())),
+        ("<tool_call>{nope</tool_call>", ChatParts("", "<tool_call>{nope</tool_call>", ())),
+        (
+            '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+            ChatParts("", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', ()),
+        ),
+        ('<tool_call>{"name": "f"}</tool_call>', ChatParts("", "", (ChatCall("f", "{}"),))),
+    ],
+)
+def test_a_turn_is_taken_apart_without_losing_anything(text, parts):
+    assert _split(text) == parts
+
+
+def test_reasoning_that_the_prompt_opened_needs_no_tag():
+    assert _split("hm\n</think>\n\nHello.", in_reasoning=True) == ChatParts("hm", "Hello.", ())
+
+
+def test_without_tools_a_call_is_ordinary_text():
+    assert _split(CALL_TEXT, with_calls=False) == ChatParts("", CALL_TEXT, ())
+
+
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", CALL_TEXT, "<tool_call>", "</tool_call>", "a", "\n", " <"])),
+    st.booleans(),
+)
+def test_what_a_stream_has_shown_stays_a_prefix_of_the_whole(pieces, in_reasoning):
+    text = "".join(pieces)
+    whole = _split(text, in_reasoning=in_reasoning)
+    for end in range(len(text) + 1):
+        part = _split(text[:end], in_reasoning=in_reasoning, final=False)
+        assert whole.reasoning.startswith(part.reasoning)
+        assert whole.content.startswith(part.content)
+        assert whole.calls[: len(part.calls)] == part.calls
+
+
+async def _chat(api, **fields):
+    body = {"model": "m", "messages": USER, "temperature": 0, **fields}
+    return await api.post("/v1/chat/completions", body)
+
+
+async def test_a_tool_call_comes_with_reasoning_content_and_usage(start, scripted_dir):
+    api = await start(scripted_dir)
+    body = (await _chat(api, tools=TOOLS)).body
+    choice = body["choices"][0]
+    assert (body["object"], body["model"]) == ("chat.completion", "m")
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["reasoning_content"] == "I add."
+    assert choice["message"]["content"] == "Let me see."
+    [call] = choice["message"]["tool_calls"]
+    assert call["type"] == "function"
+    assert call["id"].startswith("call_")
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", {"a": 2, "b": 3})
+    usage = body["usage"]
+    assert usage["completion_tokens"] == 10
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 10
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+async def test_after_the_tool_result_the_model_answers(start, scripted_dir):
+    api = await start(scripted_dir)
+    function = {"name": "add", "arguments": '{"a": 2, "b": 3}'}
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "5"}]},
+    ]
+    choice = (await _chat(api, tools=TOOLS, messages=messages)).body["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("The sum is \\boxed{5}.", "stop")
+    assert "tool_calls" not in choice["message"]
+
+
+async def test_without_tools_or_with_tool_choice_none_the_call_is_text(start, scripted_dir):
+    api = await start(scripted_dir)
+    for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        choice = (await _chat(api, **fields)).body["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        assert "<tool_call>" in choice["message"]["content"]
+
+
+async def test_a_turn_cut_by_length_says_so(start, scripted_dir):
+    api = await start(scripted_dir)
+    for name in ("max_tokens", "max_completion_tokens"):
+        choice = (await _chat(api, tools=TOOLS, **{name: 7})).body["choices"][0]
+        assert choice["finish_reason"] == "length"
+        assert "tool_calls" not in choice["message"]
+
+
+async def test_stream_chunks_add_up_to_the_whole_answer(start, scripted_dir):
+    api = await start(scripted_dir)
+    body = {"model": "m", "messages": USER, "temperature": 0, "tools": TOOLS, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    events = [event async for event in api.events("/v1/chat/completions", body)]
+    assert events[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in events[:-1]]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "I add."
+    assert "".join(delta.get("content", "") for delta in deltas) == "Let me see."
+    [[call]] = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
+    assert (call["index"], json.loads(call["function"]["arguments"])) == (0, {"a": 2, "b": 3})
+    finishes = [chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"]]
+    assert finishes[-1] == "tool_calls"
+    assert set(finishes[:-1]) == {None}
+    assert chunks[-1]["usage"]["completion_tokens"] == 10
+
+
+async def test_logprobs_come_in_openais_form(api):
+    body = (await _chat(api, logprobs=True, max_tokens=3, ignore_eos=True)).body
+    content = body["choices"][0]["logprobs"]["content"]
+    assert len(content) == 3
+    assert all(set(entry) == {"token", "bytes", "logprob", "top_logprobs"} for entry in content)
+
+
+async def test_seeds_stops_and_template_options_reach_the_engine(embedded):
+    fields = {"temperature": 1, "seed": 4, "max_tokens": 20, "ignore_eos": True}
+    first, second = [(await _chat(embedded, **fields)).body["choices"][0]["message"] for _ in range(2)]
+    assert first == second
+    plain, closed = [
+        (await _chat(embedded, max_tokens=1, chat_template_kwargs=options)).body["usage"]["prompt_tokens"]
+        for options in ({}, {"enable_thinking": False})
+    ]
+    assert closed > plain
+
+
+async def test_a_chat_without_a_limit_may_fill_the_context(api):
+    usage = (await _chat(api, ignore_eos=True)).body["usage"]
+    assert usage["total_tokens"] == 512 - 2
+
+
+async def test_the_generation_config_gives_the_chats_defaults(start, tmp_path):
+    from tiny_qwen3 import TinyQwen3
+
+    folder = TinyQwen3().write(tmp_path / "m")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"temperature": 0.6, "top_k": 1}))
+    api = await start(folder)
+    body = {"messages": USER, "max_tokens": 10}
+    answers = [(await api.post("/v1/chat/completions", body)).body["choices"][0]["message"] for _ in range(2)]
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"messages": []}, "Messages cannot be empty."),
+        ({"messages": [{"role": "x", "content": "a"}]}, "'role' must be one of"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "only text content"),
+        ({"messages": "hi"}, "messages must be a list of objects"),
+        ({"max_tokens": 600}, "exceeds the model's maximum context length of 512 tokens"),
+        ({"temperature": -1}, "temperature must be a non-negative finite number"),
+        ({"n": 2}, "n=2 is not supported"),
+        ({"tool_choice": "required"}, "tool_choice=required is not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format=json_object is not supported"),
+        ({"top_logprobs": 3}, "top_logprobs is not supported"),
+        ({"model": 5}, "model must be a string"),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_in_the_openai_form(embedded, fields, words):
+    answer = await _chat(embedded, **fields)
+    assert (answer.status, answer.body["type"], answer.body["code"]) == (400, "BadRequestError", 400)
+    assert words in answer.body["message"]
+
+
+async def test_models_are_listed_with_their_context(start, tiny_dir):
+    api = await start(tiny_dir, served_model_name="tiny")
+    [card] = (await api.get("/v1/models")).body["data"]
+    assert (card["id"], card["max_model_len"]) == ("tiny", 512)
+    assert (await api.get("/v1/models/tiny")).body["id"] == "tiny"
+    unknown = await api.get("/v1/models/other")
+    assert (unknown.status, unknown.body["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_strands_openai_model_runs_a_tool_loop_on_it(start, scripted_dir, stream):
+    pytest.importorskip("openai", reason="strands-agents[openai] is not installed")
+    from strands import Agent, tool
+    from strands.models.openai import OpenAIModel
+
+    calls = []
+
+    @tool
+    def add(a: int, b: int) -> int:
+        """Add two integers.
+
+        Args:
+            a: One.
+            b: The other.
+        """
+        calls.append((a, b))
+        return a + b
+
+    api = await start(scripted_dir)
+    model = OpenAIModel(
+        client_args={"base_url": f"{api.base_url}/v1", "api_key": "none"},
+        model_id="scripted",
+        params={"temperature": 0},
+        stream=stream,
+    )
+    agent = Agent(model=model, tools=[add], system_prompt="Use the tool.", callback_handler=None)
+    result = await agent.invoke_async("What is 2 + 3?")
+    assert calls == [(2, 3)]
+    assert result.stop_reason == "end_turn"
+    assert str(result).strip() == "The sum is \\boxed{5}."
+    assert result.metrics.accumulated_usage["outputTokens"] == 10 + 3
+    assert agent.messages[1]["content"][0]["reasoningContent"]["reasoningText"]["text"] == "I add."

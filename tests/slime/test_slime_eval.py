@@ -1,0 +1,67 @@
+"""slime's own evaluation takes `strands_rollout.generate` and `reward_func`."""
+
+from __future__ import annotations
+
+import pytest
+from slime_policy import ANSWER, WRONG, call, prompt, turn
+from slime_run import CONTEXT_LENGTH, chat_row, write_rows
+
+pytestmark = pytest.mark.slime
+
+PLANS = {
+    "calls": [turn(call("multiply", a=17, b=2)), ANSWER],
+    "errs": [WRONG],
+    "rambles": [turn("thinking " * 2 * CONTEXT_LENGTH)],
+}
+
+
+async def staged(start, tmp_path, tasks, dataset=None, **more):
+    from slime.utils.eval_config import build_eval_dataset_configs
+
+    rows = write_rows(tmp_path / "eval.jsonl", [chat_row(prompt(task, n)) for n, task in enumerate(tasks)])
+    stage = await start(PLANS, **more)
+    raw = [{"name": "demo", "path": str(rows), "n_samples_per_eval_prompt": 4, **(dataset or {})}]
+    stage.rollouts.args.eval_datasets = build_eval_dataset_configs(stage.rollouts.args, raw, {})
+    return stage
+
+
+async def test_an_evaluation_reports_the_share_of_right_answers(start, tmp_path):
+    stage = await staged(start, tmp_path, ["calls", "errs", "rambles"])
+    result = (await stage.rollouts.evaluate())["demo"]
+    assert result["rewards"] == [1.0] * 4 + [0.0] * 8
+    assert result["truncated"] == [False] * 8 + [True] * 4
+    assert (stage.rollouts.raised, stage.engine.violations) == ([], [])
+
+
+async def test_generate_is_told_that_it_is_an_evaluation(start, tmp_path):
+    stage = await staged(start, tmp_path, ["calls"])
+    await stage.rollouts.evaluate()
+    assert stage.rollouts.calls == [True] * 4
+    await stage.rollouts.train()
+    assert stage.rollouts.calls[4:] == [False] * len(stage.rollouts.samples)
+
+
+async def test_the_one_dict_of_sampling_parameters_that_all_share_is_not_changed(start, tmp_path):
+    own = {"temperature": 0.6, "max_response_len": 300, "repetition_penalty": 1.1, "min_new_tokens": 2}
+    stage = await staged(start, tmp_path, ["calls", "rambles"], own)
+    result = (await stage.rollouts.evaluate())["demo"]
+    assert stage.rollouts.changed_params == []
+    for request in stage.engine.requests:
+        sent = request.body["sampling_params"]
+        assert (sent["temperature"], sent["repetition_penalty"], sent["min_new_tokens"]) == (0.6, 1.1, 2)
+        assert sent["max_new_tokens"] <= 300
+    assert max(sample.response_length for sample in result["samples"]) == 300
+
+
+async def test_each_evaluated_sample_has_a_routing_key_of_its_own(start, tmp_path):
+    stage = await staged(start, tmp_path, ["calls"])
+    await stage.rollouts.evaluate()
+    assert len({request.headers["X-SMG-Routing-Key"] for request in stage.engine.requests}) == 4
+
+
+async def test_the_context_limit_is_that_of_evaluation(start, tmp_path):
+    stage = await staged(start, tmp_path, ["rambles"], eval_max_context_len=700, rollout_max_context_len=1200)
+    stage.rollouts.args.rollout_max_response_len = 4096
+    stage.rollouts.args.eval_datasets[0].max_response_len = 4096
+    samples = (await stage.rollouts.evaluate())["demo"]["samples"]
+    assert {len(sample.tokens) for sample in samples} == {700}

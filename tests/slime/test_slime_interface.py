@@ -1,0 +1,138 @@
+"""slime's declared interfaces: the signatures that it checks, its Sample, its data files."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from slime_plans import PLANS, TURNS
+from slime_run import chat_row, load_dump
+
+import strands_rollout
+from strands_rollout import sample_type
+
+pytestmark = pytest.mark.slime
+
+REPOSITORY = Path(__file__).parents[2]
+DEMO_ROWS = REPOSITORY / "strands_rollout" / "data" / "demo.jsonl"
+
+CONTRACT = """
+import inspect
+from plugin_contracts import test_plugin_generate_contracts as contract
+from slime.utils.misc import load_function
+
+contract.assert_custom_generate_signature_matches_expected(load_function("strands_rollout.generate"))
+assert tuple(inspect.signature(load_function("strands_rollout.reward_func")).parameters)[:2] == ("args", "sample")
+"""
+
+
+def test_slimes_own_signature_checks_pass(slime_package):
+    folders = [slime_package, slime_package / "tests", REPOSITORY]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    done = subprocess.run(
+        [sys.executable, "-c", CONTRACT], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_generate_declares_evaluation_by_its_name():
+    assert inspect.signature(strands_rollout.generate).parameters["evaluation"].default is False
+
+
+def test_the_stand_in_has_slimes_fields_defaults_and_statuses():
+    from slime.utils.types import Sample
+
+    assert _shape(sample_type.Sample) == _shape(Sample)
+    for name in ("SpecInfo", "PrefixCacheInfo"):
+        assert _shape(getattr(sample_type.Sample, name)) == _shape(getattr(Sample, name))
+    assert [(s.name, s.value) for s in sample_type.Sample.Status] == [(s.name, s.value) for s in Sample.Status]
+
+
+def test_the_stand_in_appends_as_slimes_sample_does():
+    from slime.utils.types import Sample
+
+    args = type("Args", (), {"sglang_speculative_algorithm": "EAGLE"})()
+    meta = {"finish_reason": {"type": "stop"}, "prompt_tokens": 3, "cached_tokens": 2, "weight_version": "v1"}
+    speculative = {"spec_accept_token_num": 4, "spec_draft_token_num": 6, "spec_verify_ct": 2, "completion_tokens": 5}
+    calls = [
+        {"tokens": [4, 5], "log_probs": [-1.0, -2.0], "meta_info": {**meta, **speculative}, "text": "ab"},
+        {"tokens": [6], "trainable": False},
+        {"tokens": [], "log_probs": []},
+        {"tokens": [7], "log_probs": [-3.0], "meta_info": {**meta, "finish_reason": {"type": "length"}}},
+        {"tokens": [8], "log_probs": [-4.0], "meta_info": meta, "update_terminal_info": False},
+        {"meta_info": {"finish_reason": {"type": "abort"}}},
+    ]
+    for count in range(len(calls) + 1):
+        ours, theirs = sample_type.Sample(tokens=[1, 2, 3]), Sample(tokens=[1, 2, 3])
+        for arguments in calls[:count]:
+            ours.append_response_tokens(args, **arguments)
+            theirs.append_response_tokens(args, **arguments)
+        assert ours.to_dict() == theirs.to_dict()
+        assert ours.effective_response_length == theirs.effective_response_length
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"tokens": [4]},
+        {"tokens": [4], "log_probs": [-1.0, -2.0]},
+        {"tokens": [4], "log_probs": [-1.0], "trainable": False},
+        {"tokens": [4], "log_probs": [-1.0]},
+    ],
+)
+def test_the_stand_in_refuses_what_slimes_sample_refuses(arguments):
+    from slime.utils.types import Sample
+
+    for kind in (sample_type.Sample, Sample):
+        sample = kind(tokens=[1, 2], response_length=1)
+        with pytest.raises(ValueError, match=r"log_?prob|log probabilities"):
+            sample.append_response_tokens(None, **arguments)
+
+
+def test_each_can_read_what_the_other_wrote():
+    from slime.utils.types import Sample
+
+    written = Sample(index=3, tokens=[1, 2], reward={"score": 1.0}, status=Sample.Status.TRUNCATED)
+    written.prefix_cache_info.cached_tokens = 7
+    written.trace = {"events": []}
+    read = sample_type.Sample.from_dict(written.to_dict())
+    assert read.to_dict() == written.to_dict()
+    assert Sample.from_dict(read.to_dict()) == written
+
+
+async def test_samples_survive_copies_pickles_and_torch_save(start):
+    names = ["calls", "rambles", "faultylater", "dequeued", "overlong"]
+    stage = await start(TURNS, rows=[chat_row(PLANS[name].prompt(name, n)) for n, name in enumerate(names)])
+    await stage.rollouts.train()
+    samples = stage.rollouts.samples
+    assert copy.deepcopy(samples) == samples
+    assert pickle.loads(pickle.dumps(samples)) == samples  # noqa: S301 - our own bytes
+    assert load_dump(stage.rollouts) == samples
+
+
+async def test_slimes_dataset_reads_the_shipped_rows(start):
+    if not DEMO_ROWS.is_file():
+        pytest.skip(f"there is no {DEMO_ROWS.relative_to(REPOSITORY)}")
+    from slime.utils.data import Dataset
+
+    dataset = Dataset(str(DEMO_ROWS), None, None, None, prompt_key="prompt", label_key="label")
+    assert len(dataset)
+    for sample in dataset.samples:
+        assert sample.prompt[-1]["role"] == "user"
+        assert isinstance(sample.label, str)
+        assert sample.label
+
+
+def _shape(kind):
+    defaults = {}
+    for item in dataclasses.fields(kind):
+        made = item.default_factory() if item.default is dataclasses.MISSING else item.default
+        defaults[item.name] = vars(made) if dataclasses.is_dataclass(made) else getattr(made, "value", made)
+    return list(defaults.items())

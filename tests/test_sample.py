@@ -1,0 +1,233 @@
+"""What `write_episode` and `write_failure` leave in a sample: every row of slime's contract, for every stop reason."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from strands_rollout import Sample, SGLangModel, StopReason
+from strands_rollout.agent import Episode
+from strands_rollout.bounded_tool import ToolStats
+from strands_rollout.contract import contract_violations
+from strands_rollout.errors import EngineUnavailableError, PromptError
+from strands_rollout.sample import reset_sample, write_episode, write_failure
+
+ARGS = SimpleNamespace()
+PROMPT = "<|im_start|>user\nWhat is 17 * 2?<|im_end|>\n<|im_start|>assistant\n"
+CALLS = '<tool_call>\n{"name": "multiply", "arguments": {"a": 17, "b": 2}}\n</tool_call><|im_end|>'
+RESULT = "\n<|im_start|>user\n<tool_response>\n34\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+ANSWER = "It is \\boxed{34}.<|im_end|>"
+
+TRAINED = {
+    StopReason.COMPLETED: "completed",
+    StopReason.TURN_LENGTH: "truncated",
+    StopReason.RESPONSE_LENGTH: "truncated",
+    StopReason.CONTEXT_LENGTH: "truncated",
+    StopReason.PROMPT_TOO_LONG: "truncated",
+    StopReason.MAX_TOOL_ITERATIONS: "truncated",
+    StopReason.MAX_TOOL_CALLS: "truncated",
+    StopReason.EPISODE_TIMEOUT: "truncated",
+}
+NEVER_TRAINED = sorted(set(StopReason) - set(TRAINED) - {StopReason.ABORTED})
+
+
+@pytest.fixture
+def model(shipped_tokenizer: Any) -> SGLangModel:
+    """A policy that has not been asked yet."""
+    return SGLangModel(tokenizer=shipped_tokenizer, base_url="http://127.0.0.1:9")
+
+
+def ids_of(model: SGLangModel, text: str) -> list[int]:
+    return list(model.tokenizer.encode(text, add_special_tokens=False))
+
+
+def turn(model: SGLangModel, context: str, sampled: str, finish: str = "stop", **meta: Any) -> int:
+    """A turn of the model's trajectory; every sampled token has a logprob of its own. Its sampled length."""
+    ids = ids_of(model, sampled)
+    start = len(model.trajectory.token_ids)
+    meta_info = {"finish_reason": {"type": finish}, "prompt_tokens": 10, "cached_tokens": 4, **meta}
+    model.trajectory.append_turn(
+        ids_of(model, context),
+        ids,
+        [-0.001 * (start + position + 1) for position in range(len(ids))],
+        finish_reason=finish,
+        rid="r",
+        latency_s=0.25,
+        meta_info=meta_info,
+    )
+    return len(ids)
+
+
+def ended(reason: StopReason, error: BaseException | None = None) -> Episode:
+    return Episode(reason, error, 1, 2, ToolStats(seconds=1.5, errors=1), 4.0, [])
+
+
+def written(model: SGLangModel, reason: StopReason, *, may_abort: bool = False, sample: Any = None) -> Sample:
+    sample = sample or Sample(prompt="What is 17 * 2?", label="34", index=5)
+    write_episode(ARGS, sample, model, ended(reason), may_abort=may_abort)
+    return sample
+
+
+def violations(sample: Sample, model: SGLangModel, **how: Any) -> list[str]:
+    """Of the contract after `generate`, which leaves the reward to slime."""
+    assert sample.reward is None
+    rewarded = copy.copy(sample)
+    rewarded.reward = {"score": 1.0}
+    return contract_violations(rewarded, decode=model.template.encoder.decode, reward_key="score", **how)
+
+
+@pytest.mark.parametrize(("reason", "status"), TRAINED.items())
+def test_what_the_policy_did_is_trained(model: SGLangModel, reason: StopReason, status: str) -> None:
+    sampled = [turn(model, PROMPT, CALLS), turn(model, RESULT, ANSWER)]
+    sample = written(model, reason)
+    assert (sample.status.value, sample.remove_sample) == (status, False)
+    assert sum(sample.loss_mask or []) == sum(sampled)
+    assert violations(sample, model) == []
+
+
+@pytest.mark.parametrize("reason", NEVER_TRAINED)
+def test_what_the_infrastructure_did_is_never_trained(model: SGLangModel, reason: StopReason) -> None:
+    turn(model, PROMPT, CALLS)
+    turn(model, RESULT, ANSWER)
+    sample = written(model, reason)
+    assert (sample.status.value, sample.remove_sample) == ("failed", True)
+    assert set(sample.loss_mask or []) == {0}
+    assert set(sample.rollout_log_probs or []) == {0.0}
+    assert violations(sample, model) == []
+
+
+@pytest.mark.parametrize("reason", StopReason)
+@pytest.mark.parametrize("may_abort", [False, True])
+def test_a_sample_without_one_sampled_token_is_valid_and_untrained(
+    model: SGLangModel, reason: StopReason, may_abort: bool
+) -> None:
+    model.prompt_ids = ids_of(model, PROMPT)
+    sample = written(model, reason, may_abort=may_abort)
+    assert sample.tokens[:-1] == model.prompt_ids
+    assert (sample.response, sample.response_length, sample.loss_mask, sample.rollout_log_probs) == ("", 1, [0], [0.0])
+    assert sample.remove_sample
+    assert sample.status is not Sample.Status.PENDING
+    if reason is not StopReason.COMPLETED:
+        assert violations(sample, model, may_abort=may_abort) == []
+
+
+def test_a_turn_that_was_aborted_in_the_queue_leaves_the_prompt_and_nothing_trained(model: SGLangModel) -> None:
+    turn(model, PROMPT, "", "abort")
+    sample = written(model, StopReason.ABORTED, may_abort=True)
+    assert sample.tokens == [*ids_of(model, PROMPT), model.template.end_of_turn_id]
+    assert violations(sample, model, may_abort=True) == []
+
+
+@pytest.mark.parametrize(("may_abort", "status"), [(True, "aborted"), (False, "failed")])
+def test_an_abort_is_aborted_only_where_slime_can_take_it(model: SGLangModel, may_abort: bool, status: str) -> None:
+    sampled = turn(model, PROMPT, "Let me th", "abort")
+    sample = written(model, StopReason.ABORTED, may_abort=may_abort)
+    assert (sample.status.value, sample.response) == (status, "Let me th")
+    assert sum(sample.loss_mask or []) == (sampled if may_abort else 0)
+    assert violations(sample, model, may_abort=may_abort) == []
+
+
+def test_tokens_mask_and_logprobs_are_those_of_the_trajectory(model: SGLangModel) -> None:
+    turn(model, PROMPT, CALLS)
+    turn(model, RESULT, ANSWER)
+    sample = written(model, StopReason.COMPLETED)
+    prompt_length = len(ids_of(model, PROMPT))
+    assert sample.tokens == model.trajectory.token_ids
+    assert sample.response_length == len(sample.tokens) - prompt_length
+    assert sample.loss_mask == model.trajectory.loss_mask[prompt_length:]
+    assert sample.rollout_log_probs == model.trajectory.logprobs[prompt_length:]
+
+
+def test_the_response_is_the_text_of_its_tokens(model: SGLangModel) -> None:
+    turn(model, PROMPT, CALLS)
+    turn(model, RESULT, ANSWER)
+    assert written(model, StopReason.COMPLETED).response == CALLS + RESULT + ANSWER
+
+
+def test_context_after_the_last_sampled_token_is_left_out(model: SGLangModel) -> None:
+    turn(model, PROMPT, CALLS)
+    turn(model, RESULT, "", "abort")
+    sample = written(model, StopReason.ABORTED, may_abort=True)
+    assert sample.tokens == ids_of(model, PROMPT) + ids_of(model, CALLS)
+    assert sample.loss_mask is not None
+    assert sample.loss_mask[-1] == 1
+
+
+def test_what_each_turn_says_of_itself_is_fed_to_the_sample(model: SGLangModel) -> None:
+    turn(model, PROMPT, CALLS, weight_version="v1")
+    turn(model, RESULT, ANSWER, weight_version="v2")
+    sample = written(model, StopReason.COMPLETED)
+    assert sample.weight_versions == ["v1", "v2"]
+    assert (sample.prefix_cache_info.cached_tokens, sample.prefix_cache_info.total_prompt_tokens) == (8, 20)
+    assert sample.non_generation_time == 1.5
+
+
+def test_the_final_status_is_not_that_of_a_single_turn(model: SGLangModel) -> None:
+    turn(model, PROMPT, CALLS, "stop")
+    assert written(model, StopReason.MAX_TOOL_ITERATIONS).status is Sample.Status.TRUNCATED
+
+
+def test_the_facts_of_the_episode_are_plain_json_beside_the_rows_own_metadata(model: SGLangModel) -> None:
+    sampled = turn(model, PROMPT, ANSWER)
+    sample = Sample(prompt="What is 17 * 2?", metadata={"source_name": "dapo"})
+    error = EngineUnavailableError("gone " * 1000)
+    write_episode(ARGS, sample, model, ended(StopReason.ENGINE_ERROR, error), may_abort=False)
+    assert sample.metadata["source_name"] == "dapo"
+    facts = sample.metadata["strands_rollout"]
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["stop_reason"] == "engine_error"
+    assert facts["error"].startswith("EngineUnavailableError: gone ")
+    assert len(facts["error"]) <= 2000
+    assert (facts["tool_iterations"], facts["tool_calls"], facts["sampled_tokens"]) == (1, 2, sampled)
+
+
+def test_a_sample_survives_copies_and_pickles(model: SGLangModel) -> None:
+    turn(model, PROMPT, CALLS)
+    sample = written(model, StopReason.COMPLETED)
+    assert copy.deepcopy(sample) == sample
+    assert pickle.loads(pickle.dumps(sample)) == sample  # noqa: S301 - our own bytes
+    assert Sample.from_dict(sample.to_dict()) == sample
+
+
+def test_a_failure_before_any_episode_is_a_valid_sample(model: SGLangModel) -> None:
+    sample = Sample(prompt="", label="34")
+    write_failure(sample, PromptError("got an empty prompt"), StopReason.SETUP_ERROR)
+    assert (sample.status.value, sample.remove_sample) == ("failed", True)
+    assert sample.metadata["strands_rollout"]["error"] == "PromptError: got an empty prompt"
+    assert violations(sample, model) == []
+
+
+@pytest.mark.parametrize("status", Sample.Status)
+def test_a_reset_sample_is_as_new(model: SGLangModel, status: Sample.Status) -> None:
+    turn(model, PROMPT, CALLS, weight_version="v1")
+    own = {"prompt": "What is 17 * 2?", "label": "34", "index": 3, "group_index": 1, "session_id": "s"}
+    sample = written(model, StopReason.ENGINE_ERROR, sample=Sample(**own, metadata={"source_name": "dapo"}))
+    sample.reward, sample.status, sample.teacher_log_probs = {"score": -1.0}, status, [-0.1]
+    sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = [1], [0, 1]
+    sample.rollout_routed_experts = [[[0]]]
+    reset_sample(sample)
+    assert sample == Sample(**own, metadata={"source_name": "dapo"})
+
+
+@pytest.mark.parametrize("metadata", [None, "text", ["a", "list"], 3])
+def test_metadata_of_a_wrong_type_does_not_break_the_writing(model: SGLangModel, metadata: Any) -> None:
+    turn(model, PROMPT, ANSWER)
+    for write in (
+        lambda sample: (reset_sample(sample), written(model, StopReason.COMPLETED, sample=sample)),
+        lambda sample: write_failure(sample, ValueError("bad"), StopReason.INTERNAL_ERROR),
+    ):
+        sample = Sample(prompt="What is 17 * 2?", metadata=metadata)
+        write(sample)
+        assert sample.metadata["strands_rollout"]["stop_reason"]
+        assert violations(sample, model) == []
+
+
+def test_nothing_is_written_to_undeclared_attributes(model: SGLangModel) -> None:
+    turn(model, PROMPT, CALLS)
+    assert vars(written(model, StopReason.COMPLETED)).keys() == {item.name for item in fields(Sample)}

@@ -1,0 +1,124 @@
+"""The stand-in for slime's Sample: what it refuses, what it keeps aligned, and that nothing is lost in a round trip.
+
+That it equals slime's own class is shown in `tests/slime`, where that class is at hand.
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strands_rollout import Sample
+
+META = {"finish_reason": {"type": "stop"}, "prompt_tokens": 10, "cached_tokens": 4, "weight_version": "v1"}
+
+
+def test_trainable_tokens_bring_their_logprobs_and_context_brings_none() -> None:
+    sample = Sample(tokens=[1, 2])
+    sample.append_response_tokens(tokens=[3, 4], log_probs=[-1.0, -2.0])
+    sample.append_response_tokens(tokens=[5], trainable=False)
+    sample.append_response_tokens(tokens=[6], log_probs=[-3.0])
+    assert (sample.tokens, sample.response_length) == ([1, 2, 3, 4, 5, 6], 4)
+    assert sample.loss_mask == [1, 1, 0, 1]
+    assert sample.rollout_log_probs == [-1.0, -2.0, 0.0, -3.0]
+    assert sample.effective_response_length == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"tokens": [3]}, "expected them for trainable tokens only"),
+        ({"tokens": [3], "trainable": False, "log_probs": [-1.0]}, "expected them for trainable tokens only"),
+        ({"tokens": [3, 4], "log_probs": [-1.0]}, "got 1 log_probs for 2 tokens"),
+        ({"log_probs": [-1.0]}, "got 1 log_probs for 0 tokens"),
+    ],
+)
+def test_what_would_break_the_alignment_is_refused_and_leaves_no_trace(arguments: dict[str, Any], words: str) -> None:
+    sample = Sample(tokens=[1, 2])
+    with pytest.raises(ValueError, match=words):
+        sample.append_response_tokens(**arguments)
+    assert sample == Sample(tokens=[1, 2])
+
+
+def test_trainable_tokens_after_tokens_without_logprobs_are_refused() -> None:
+    sample = Sample(tokens=[1, 2], response_length=1)
+    with pytest.raises(ValueError, match="after 1 response tokens without rollout_log_probs"):
+        sample.append_response_tokens(tokens=[3], log_probs=[-1.0])
+
+
+def test_context_after_tokens_without_a_mask_makes_those_trained() -> None:
+    sample = Sample(tokens=[1, 2], response_length=1)
+    sample.append_response_tokens(tokens=[3], trainable=False)
+    assert (sample.loss_mask, sample.rollout_log_probs) == ([1, 0], [0.0, 0.0])
+
+
+@pytest.mark.parametrize(("finish", "status"), [("stop", "completed"), ("length", "truncated"), ("abort", "aborted")])
+def test_the_engines_facts_are_counted_and_set_the_status(finish: str, status: str) -> None:
+    sample = Sample(tokens=[1])
+    sample.append_response_tokens(tokens=[2], log_probs=[-1.0], meta_info=META)
+    sample.append_response_tokens(meta_info={"finish_reason": {"type": finish}}, text="more")
+    assert (sample.status.value, sample.response, sample.weight_versions) == (status, "more", ["v1"])
+    assert sample.prefix_cache_info.prefix_cache_hit_rate == 0.4
+
+
+def test_facts_that_do_not_end_a_request_are_not_counted() -> None:
+    sample = Sample(tokens=[1])
+    sample.append_response_tokens(tokens=[2], log_probs=[-1.0], meta_info=META, update_terminal_info=False)
+    sample.append_response_tokens(tokens=[3], log_probs=[-1.0], meta_info={"prompt_tokens": 10})
+    assert (sample.status, sample.weight_versions) == (Sample.Status.PENDING, [])
+    assert sample.prefix_cache_info == Sample.PrefixCacheInfo()
+
+
+def test_speculative_decoding_is_counted_where_it_is_used() -> None:
+    meta = {**META, "spec_accept_token_num": 4, "spec_draft_token_num": 6, "spec_verify_ct": 2, "completion_tokens": 5}
+    for algorithm, expected in ((None, Sample.SpecInfo()), ("EAGLE", Sample.SpecInfo(4, 6, 2, 5))):
+        sample = Sample(tokens=[1])
+        sample.append_response_tokens(SimpleNamespace(sglang_speculative_algorithm=algorithm), meta_info=meta)
+        assert sample.spec_info == expected
+
+
+@given(
+    pieces=st.lists(st.tuples(st.lists(st.integers(0, 1 << 31), max_size=4), st.booleans()), max_size=8),
+    prompt=st.lists(st.integers(0, 1 << 31), min_size=1, max_size=4),
+)
+def test_lengths_agree_after_any_appending(pieces: list[tuple[list[int], bool]], prompt: list[int]) -> None:
+    sample = Sample(tokens=list(prompt))
+    for tokens, trainable in pieces:
+        log_probs = [-0.5] * len(tokens) if trainable else None
+        sample.append_response_tokens(tokens=tokens, trainable=trainable, log_probs=log_probs)
+    appended = [token for tokens, _ in pieces for token in tokens]
+    assert sample.tokens == prompt + appended
+    assert sample.response_length == len(appended)
+    if appended:
+        assert len(sample.loss_mask or []) == len(sample.rollout_log_probs or []) == len(appended)
+        assert sample.effective_response_length == sum(len(tokens) for tokens, trainable in pieces if trainable)
+
+
+def test_a_round_trip_through_a_dict_loses_nothing() -> None:
+    sample = Sample(index=3, prompt=[{"role": "user", "content": "hi"}], tokens=[1], metadata={"source_name": "dapo"})
+    sample.append_response_tokens(tokens=[2], log_probs=[-1.0], meta_info=META)
+    sample.reward = {"score": 1.0}
+    data = json.loads(json.dumps(sample.to_dict()))
+    assert Sample.from_dict(data) == sample
+    assert data["status"] == "completed"
+
+
+def test_an_attribute_that_is_no_field_survives_the_round_trip() -> None:
+    sample = Sample(index=3)
+    sample.trace = {"events": []}  # type: ignore[attr-defined] # as slime adds it
+    assert vars(Sample.from_dict(sample.to_dict()))["trace"] == {"events": []}
+
+
+def test_the_reward_is_read_by_its_key() -> None:
+    sample = Sample(reward={"score": 0.5, "acc": 1.0})
+    assert sample.get_reward_value(SimpleNamespace(reward_key="score")) == 0.5
+    assert sample.get_reward_value(SimpleNamespace(reward_key=None)) == {"score": 0.5, "acc": 1.0}
+
+
+def test_a_sample_without_a_mask_trains_its_whole_response() -> None:
+    assert Sample(response_length=7).effective_response_length == 7

@@ -28,7 +28,7 @@ def main(
         Path, typer.Option(help="Folder of train.jsonl and demo.jsonl.", show_default="the shipped one")
     ] = PACKAGE / "data",
     seed: Annotated[int, typer.Option(help="Decides everything random.")] = 0,
-    steps: Annotated[int, typer.Option(help="Optimizer steps at most.", min=1)] = 800,
+    steps: Annotated[int, typer.Option(help="Optimizer steps if the target is not reached before.", min=1)] = 500,
     target: Annotated[float, typer.Option(help="Validation accuracy at which training stops.", min=0, max=1)] = 0.65,
     samples_per_row: Annotated[int, typer.Option(help="Held-out episodes per row.", min=1)] = 4,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,

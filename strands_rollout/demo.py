@@ -142,7 +142,7 @@ def write_dump(folder: Path, outcomes: Sequence[Outcome]) -> Path:
 
 def most_telling(outcomes: Sequence[Outcome]) -> Outcome:
     """The outcome whose transcript shows most: a right answer found with tools, else tools, else the first."""
-    return max(outcomes, key=lambda o: (bool(o.facts.get("tool_calls")), 0))
+    return max(outcomes, key=lambda o: (bool(o.facts.get("tool_calls")), bool(o.graded.get("acc"))))
 
 
 def _print_report(

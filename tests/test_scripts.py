@@ -16,6 +16,7 @@ REPOSITORY = Path(__file__).parents[1]
 FAKE_PYTHON = """#!/usr/bin/env bash
 echo "$*" >>"$PYTHON_LOG"
 case "$*" in
+  "-c "*) exec "$REAL_PYTHON" "$@" ;;
   "--version") echo "Python 3.12.0" ;;
   "-m pip --version") [[ -e "$(dirname "$0")/strands-rollout" ]] ;;
   "-m venv "*)
@@ -45,7 +46,12 @@ class Checkout:
         return [line for line in self.log if "pip install" in line]
 
     def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        given = {"PYTHON": str(self.root / "fake python"), "PYTHON_LOG": str(self.root / "python.log"), **environment}
+        given = {
+            "PYTHON": str(self.root / "fake python"),
+            "PYTHON_LOG": str(self.root / "python.log"),
+            "REAL_PYTHON": sys.executable,
+            **environment,
+        }
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("STRANDS_ROLLOUT_")}
         return subprocess.run(
             ["bash", str(self.root / "scripts" / script), *arguments],
@@ -118,7 +124,8 @@ def test_without_a_usable_python_the_message_says_which_were_tried_and_what_to_d
 
 def test_an_old_python_is_passed_over(checkout: Checkout) -> None:
     old = checkout.root / "python3.13"
-    old.write_text("#!/usr/bin/env bash\nexit 1\n")
+    as_3_10 = "import sys; sys.version_info = (3, 10, 9); exec(sys.argv[1])"
+    old.write_text(f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -c {as_3_10!r} "$2"\n')
     old.chmod(0o755)
     shutil.copy(checkout.root / "fake python", checkout.root / "python3.12")
     path = f"{checkout.root}{os.pathsep}{os.environ['PATH']}"

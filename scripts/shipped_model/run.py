@@ -47,11 +47,11 @@ class Plan:
 
     Attributes:
         seed: Of problems, episodes, weights, the order of training and sampling.
-        steps: Optimizer steps at most.
+        steps: Optimizer steps if the target is not reached before; the learning rate falls towards the last one.
         target: Validation accuracy at which training stops.
         samples_per_row: Episodes per held-out row in the final report.
         batch_size: Episodes per step.
-        learning_rate: Of AdamW, constant after a warm-up.
+        learning_rate: Of AdamW, at its highest.
         problems: Different problems to train on.
         training_rows: How many of them are written as rows.
         held_out_rows: Further problems, written as rows and used for the final report alone.
@@ -61,7 +61,7 @@ class Plan:
     """
 
     seed: int = 0
-    steps: int = 800
+    steps: int = 500
     target: float = 0.65
     samples_per_row: int = 4
     batch_size: int = 32
@@ -147,12 +147,16 @@ def _train_until_good(
 ) -> list[dict[str, Any]]:
     """Takes steps until validation reaches the target or all are taken; returns what was seen on the way."""
     losses = training_steps(
-        model, episodes, batch_size=plan.batch_size, learning_rate=plan.learning_rate, seed=plan.seed
+        model,
+        episodes,
+        steps=plan.steps,
+        batch_size=plan.batch_size,
+        learning_rate=plan.learning_rate,
+        seed=plan.seed,
     )
     history: list[dict[str, Any]] = []
     seen = ""
-    for step in range(1, plan.steps + 1):
-        loss = next(losses)
+    for step, loss in enumerate(losses, start=1):
         progress(f"training, loss {loss:.3f}{seen}", step, plan.steps)
         is_look = step >= plan.evaluate_from and (step - plan.evaluate_from) % plan.evaluate_every == 0
         if not is_look and step < plan.steps:

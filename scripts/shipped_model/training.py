@@ -5,6 +5,7 @@ Knows torch and transformers. Must not know how episodes are made or graded.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -15,12 +16,20 @@ from transformers import DynamicCache, Qwen3ForCausalLM
 from shipped_model.conversation import TokenizedEpisode
 
 WARMUP_STEPS: Final = 40
+DECAY_FROM: Final = 0.5
+LAST_FACTOR: Final = 0.05
 
 
 def training_steps(
-    model: Qwen3ForCausalLM, episodes: Sequence[TokenizedEpisode], *, batch_size: int, learning_rate: float, seed: int
+    model: Qwen3ForCausalLM,
+    episodes: Sequence[TokenizedEpisode],
+    *,
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
 ) -> Iterator[float]:
-    """Takes one optimizer step per `next` and yields its loss; endless, reshuffled after each pass."""
+    """Takes `steps` optimizer steps, one per `next`, and yields each loss; episodes are reshuffled after each pass."""
     decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     kept = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     optimizer = torch.optim.AdamW(
@@ -28,8 +37,9 @@ def training_steps(
         lr=learning_rate,
         betas=(0.9, 0.95),
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS))
-    for batch in _batches(episodes, batch_size, torch.Generator().manual_seed(seed)):
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps))
+    batches = _batches(episodes, batch_size, torch.Generator().manual_seed(seed))
+    for batch in itertools.islice(batches, steps):
         model.train()
         loss = episode_loss(model, batch)
         optimizer.zero_grad(set_to_none=True)
@@ -38,6 +48,12 @@ def training_steps(
         optimizer.step()
         schedule.step()
         yield float(loss.detach())
+
+
+def learning_rate_factor(step: int, steps: int) -> float:
+    """Rises to 1 during the warm-up, stays there, and falls in a straight line from `DECAY_FROM` of all steps on."""
+    left = (steps - step) / (steps * (1 - DECAY_FROM))
+    return min((step + 1) / WARMUP_STEPS, max(LAST_FACTOR, min(1.0, left)))
 
 
 def episode_loss(model: Qwen3ForCausalLM, batch: Sequence[TokenizedEpisode]) -> Tensor:

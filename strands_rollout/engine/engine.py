@@ -147,17 +147,22 @@ class Engine:
         Raises:
             ConfigError: The folder is no Qwen3 model, or its shape differs from the running one's.
         """
-        weights = await asyncio.to_thread(_load_same_shape, folder, self.config)
 
-        def apply(scheduler: Scheduler) -> bool:
+        def load(scheduler: Scheduler) -> bool | ConfigError:
+            try:
+                weights = _load_same_shape(folder, self.config)
+            except ConfigError as e:
+                return e
             scheduler.replace_weights(weights, version)
+            self.model_path = self.served_model_name = str(folder)
             return scheduler.flush() if flush else True
 
-        def when_idle(scheduler: Scheduler, resolve: Callable[[bool], None]) -> None:
-            scheduler.when_idle_or_paused(lambda idle: resolve(apply(idle)))
+        def when_idle(scheduler: Scheduler, resolve: Callable[[bool | ConfigError], None]) -> None:
+            scheduler.when_idle_or_paused(lambda idle: resolve(load(idle)))
 
         flushed = await asyncio.wrap_future(self._worker.call_back(when_idle))
-        self.model_path = self.served_model_name = str(folder)
+        if isinstance(flushed, ConfigError):
+            raise flushed
         return flushed
 
 

@@ -41,6 +41,8 @@ class KvRows:
         self._cache: Floats = np.zeros((2, config.layers, rows, config.kv_heads, config.head_dim, 0), np.float32)
         self._bias: Floats = np.zeros((rows, 0), np.float32)
         self._blocks: list[tuple[slice, int]] = []
+        # Rows beyond these were never written: their memory is not there yet, and growing must not touch it.
+        self._written_rows = 0
         self.reserve(min(_FIRST_CAPACITY, context_length))
 
     def reserve(self, tokens: int) -> None:
@@ -50,13 +52,15 @@ class KvRows:
         old = self._capacity
         self._capacity = _rounded_up(min(self._context_length, max(tokens, 2 * old)))
         cache = np.zeros((*self._cache.shape[:-1], self._capacity + _STRIDE_PAD), np.float32)
-        cache[..., :old] = self._cache[..., :old]
+        rows = slice(0, self._written_rows)
+        cache[:, :, rows, ..., :old] = self._cache[:, :, rows, ..., :old]
         bias = np.full((len(self._bias), self._capacity), _MASKED, np.float32)
         bias[:, :old] = self._bias
         self._cache, self._bias = cache, bias
 
     def load(self, row: int, start: int, block: Floats) -> None:
         """Write a `copy_out` block as tokens start, start + 1, ... of `row`."""
+        self._written_rows = max(self._written_rows, row + 1)
         self._cache[:, :, row, :, :, start : start + block.shape[-1]] = block
 
     def copy_out(self, row: int, start: int, stop: int) -> Floats:
@@ -65,6 +69,7 @@ class KvRows:
 
     def move(self, source: int, target: int, length: int) -> None:
         """Make `target` hold the first `length` tokens of `source`, ready to decode."""
+        self._written_rows = max(self._written_rows, target + 1)
         if source != target:
             self._cache[:, :, target, :, :, :length] = self._cache[:, :, source, :, :, :length]
         self._bias[target, :length] = 0
@@ -74,6 +79,7 @@ class KvRows:
         """Store a chunk of one sequence and attend causally: [tokens, heads, head_dim] -> [tokens, ...]."""
         tokens, heads, head_dim = q.shape
         stop = start + tokens
+        self._written_rows = max(self._written_rows, row + 1)
         keys, values = self._cache[:, layer, row]
         keys[:, :, start:stop] = k.transpose(1, 2, 0)
         values[:, :, start:stop] = v.transpose(1, 2, 0)

@@ -68,8 +68,8 @@ class SamplingRows:
     def _draw(self, rows: slice, weights: Floats, uniforms: Doubles) -> Ints:
         top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
         narrowed = ((top_k < self._vocab_size) | (top_p < 1) | (min_p > 0)) & (top_k > 1)
-        for index in np.flatnonzero(narrowed):
-            _narrow(weights[index], int(top_k[index]), float(top_p[index]), float(min_p[index]))
+        if narrowed.any():
+            weights[narrowed] = _narrow(weights[narrowed], top_k[narrowed], top_p[narrowed], min_p[narrowed])
         edges = np.cumsum(weights, axis=1, dtype=np.float64)
         totals = edges[:, -1]
         # Strictly below the total, so that the token found always has weight.
@@ -78,11 +78,25 @@ class SamplingRows:
         return drawn
 
 
-def _narrow(weights: Floats, top_k: int, top_p: float, min_p: float) -> None:
-    """Set the weights outside top-k, top-p and min-p to 0; all three look at the whole distribution, as in SGLang."""
-    order = np.argsort(-weights, kind="stable")
-    ranked = weights[order].astype(np.float64)
-    ranked /= ranked.sum()
-    before = np.cumsum(ranked) - ranked
-    dropped = (np.arange(len(ranked)) >= top_k) | (before > top_p) | (ranked < ranked[0] * min_p)
-    weights[order[dropped]] = 0
+def _narrow(weights: Floats, top_k: Ints, top_p: Doubles, min_p: Doubles) -> Floats:
+    """Zero the weights outside top-k, top-p and min-p; each of the three looks at the whole distribution, as in SGLang.
+
+    Args:
+        weights: [n, vocab_size]; overwritten.
+        top_k: [n], like the two that follow.
+        top_p: A token stays while the probability of those before it is at most this.
+        min_p: A token stays if its probability is at least this share of the greatest.
+
+    Returns:
+        `weights`.
+    """
+    order = np.argsort(-weights, axis=1)
+    ranked = np.take_along_axis(weights, order, axis=1).astype(np.float64)
+    ranked /= ranked.sum(axis=1, keepdims=True)
+    before = np.cumsum(ranked, axis=1) - ranked
+    dropped = np.arange(weights.shape[1]) >= top_k[:, None]
+    dropped |= before > top_p[:, None]
+    dropped |= ranked < ranked[:, :1] * min_p[:, None]
+    row, rank = np.nonzero(dropped)
+    weights[row, order[row, rank]] = 0
+    return weights

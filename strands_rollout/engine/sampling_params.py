@@ -129,10 +129,11 @@ def _checked_type(name: str, value: object) -> object:
 
 
 def _strings(value: object) -> tuple[str, ...]:
-    strings = value if isinstance(value, list) else [value]
-    for item in strings:
+    strings: list[str] = []
+    for item in value if isinstance(value, list) else [value]:
         if not isinstance(item, str):
             raise ContractError(f"invalid type: {_described(item)}, expected a string")
+        strings.append(item)
     if len(strings) > _MAX_STOP_STRINGS:
         raise RequestRefusedError(f"at most {_MAX_STOP_STRINGS} stop strings are allowed, got {len(strings)}")
     return tuple(item for item in strings if item)

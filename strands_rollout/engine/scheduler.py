@@ -210,8 +210,8 @@ class Scheduler:
         logits = self._model.prefill(self._kv, prefill.row, prefill.done, chunk)
         prefill.done += len(chunk)
         if prefill.done == len(prefill.tokens):
-            self._prefill = None
             self._start_decoding(prefill, logits)
+            self._prefill = None
         return len(chunk)
 
     def _start_decoding(self, prefill: _Prefill, logits: Floats) -> None:

@@ -74,15 +74,21 @@ def load_weights(folder: Path, config: ModelConfig) -> ModelWeights:
 
 def read_tensors(folder: Path) -> dict[str, Floats]:
     """Read every tensor of `folder`, single file or sharded, as fp32."""
-    index_path = folder / "model.safetensors.index.json"
-    files = ["model.safetensors"]
-    if index_path.is_file():
-        index = json.loads(index_path.read_text(encoding="utf-8"))
-        files = sorted(set(index["weight_map"].values()))
     tensors: dict[str, Floats] = {}
-    for name in files:
+    for name in _file_names(folder):
         tensors |= _read_safetensors(folder / name)
     return tensors
+
+
+def _file_names(folder: Path) -> list[str]:
+    index_path = folder / "model.safetensors.index.json"
+    if not index_path.is_file():
+        return ["model.safetensors"]
+    try:
+        weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
+        return sorted(set(weight_map.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ConfigError(f"can't read {index_path}: {e!r}") from e
 
 
 def _read_safetensors(path: Path) -> dict[str, Floats]:

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -94,22 +95,32 @@ class Worker:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
-                while self._actions:
-                    self._actions.popleft()(self._scheduler)
+                self._run_actions()
                 self._scheduler.settle()
                 if self._scheduler.has_work():
                     self._scheduler.step()
                     self._scheduler.settle()
         except Exception:  # a bug in one step must fail the requests in flight, not leave their clients waiting
             logger.exception("engine worker crashed; every request fails from now on")
-            with self._wake:
-                self._running = False
-            for generation in self._scheduler.in_flight():
-                _crash(generation)
+            self._fail_everything()
         else:
+            self._run_actions()
             self._scheduler.abort(None)
         for future in list(self._futures):
             _fail(future)
+
+    def _run_actions(self) -> None:
+        while self._actions:
+            self._actions.popleft()(self._scheduler)
+
+    def _fail_everything(self) -> None:
+        with self._wake:
+            self._running = False
+        while self._actions:
+            with suppress(Exception):  # the scheduler is broken, but generations submitted just now must be found below
+                self._actions.popleft()(self._scheduler)
+        for generation in self._scheduler.in_flight():
+            _crash(generation)
 
     def _wait_for_work(self) -> bool:
         with self._wake:

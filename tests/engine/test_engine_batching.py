@@ -5,8 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 
+import numpy as np
 import pytest
 from tiny_qwen3 import TinyQwen3
+
+from strands_rollout.engine.kv_rows import KvRows
+from strands_rollout.engine.model_config import read_model_config
+from strands_rollout.engine.qwen3 import Qwen3
+from strands_rollout.engine.weights import load_weights
 
 
 def _prompts(count: int) -> list[list[int]]:
@@ -28,6 +34,22 @@ async def test_a_batch_of_sixteen_gets_the_tokens_that_each_gets_alone(embedded,
         assert all(abs(left[0] - right[0]) < 1e-5 for left, right in pairs)
 
 
+def test_a_lone_row_gets_the_very_bits_that_it_gets_beside_another(tiny_dir):
+    config = read_model_config(tiny_dir)
+    model = Qwen3(config, load_weights(tiny_dir, config), 512)
+    prompts = np.random.default_rng(0).integers(0, 360, (2, 100))
+
+    def logits(count: int) -> np.ndarray:
+        kv = KvRows(config, 3, 512)
+        for row in range(count):
+            model.prefill(kv, row, 0, prompts[row])
+            kv.move(row, row, 100)
+        steps = [model.decode(kv, prompts[:count, step], np.full(count, 100 + step))[0] for step in range(10)]
+        return np.stack(steps)
+
+    assert np.array_equal(logits(1), logits(2))
+
+
 async def test_more_requests_than_rows_are_all_served(start, tiny_dir):
     api = await start(tiny_dir, max_running_requests=3)
     prompts = _prompts(20)
@@ -46,7 +68,8 @@ async def test_rows_that_end_and_join_out_of_order_keep_their_own_tokens(start, 
     lengths = [3 + 11 * index % 50 for index in range(12)]
 
     def call(to, index):
-        return to.generate(prompts[index], max_new_tokens=lengths[index], temperature=0, ignore_eos=True)
+        fields = {"temperature": 0} if index % 2 else {"temperature": 1.5, "top_k": 20, "sampling_seed": index}
+        return to.generate(prompts[index], max_new_tokens=lengths[index], ignore_eos=True, **fields)
 
     expected = [(await call(reference, index))["output_ids"] for index in range(12)]
     got = await asyncio.gather(*(call(api, index) for index in range(12)))

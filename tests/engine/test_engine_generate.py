@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from conftest import IDS
+from engine_api import IDS
 
 
 async def test_an_answer_has_the_ids_the_text_and_sglangs_meta_info(api, tokenizer):

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from conftest import IDS
+from engine_api import IDS
 
 LONG = {"max_new_tokens": 15000, "ignore_eos": True}
 

@@ -86,6 +86,7 @@ def test_a_model_that_cannot_be_run_is_refused_with_the_reason(tmp_path, changes
         ("model.safetensors", None, "weights not found"),
         ("model.safetensors", b"\xff" * 8, "is not a readable safetensors file"),
         ("model.safetensors", b"", "is not a readable safetensors file"),
+        ("model.safetensors.index.json", b"{}", "can't read"),
         ("tokenizer.json", None, "has no tokenizer.json"),
         ("tokenizer.json", b"{}", "can't read the tokenizer"),
         ("chat_template.jinja", b"{% if %}", "is not valid Jinja"),

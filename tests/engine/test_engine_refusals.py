@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import IDS
+from engine_api import IDS
 
 
 async def _refused(api, body) -> object:

@@ -89,9 +89,10 @@ async def test_a_crash_fails_requests_instead_of_leaving_them_waiting(embedded, 
         raise ArithmeticError("boom")
 
     monkeypatch.setattr(KvRows, "attend_step", explode)
-    for _ in range(2):
-        answer = await embedded.post("/generate", {"input_ids": [1, 2, 3]})
-        assert (answer.status, list(answer.body)) == (500, ["error"])
+    body = {"input_ids": [1, 2, 3]}
+    answers = await asyncio.gather(*(embedded.post("/generate", body) for _ in range(5)))
+    answers.append(await embedded.post("/generate", body))
+    assert [(answer.status, list(answer.body)) for answer in answers] == [(500, ["error"])] * 6
     assert (await embedded.get("/health")).status == 503
     assert (await embedded.post("/flush_cache")).status == 500
     assert "boom" in caplog.text

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
+from strands_rollout.engine.generate_request import GenerateRequest
+from strands_rollout.engine.generate_response import output_text
+from strands_rollout.engine.generation import GenerationOutput
 from strands_rollout.engine.request_errors import RequestRefusedError
+from strands_rollout.engine.sampling_params import SamplingParams
 from strands_rollout.engine.text import read_text_codec
-
-_REPOSITORY = Path(__file__).parents[2]
-_QWEN3 = Path(os.environ.get("QWEN3_TOKENIZER", _REPOSITORY.parent / "shared" / "qwen3-8b-tokenizer"))
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "<b> & ü", "parameters": {"type": "object"}}}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "text": "日本"}}}
@@ -27,25 +28,16 @@ CHATS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["tiny", "qwen3-8b"])
-def folder(request, tiny_dir):
-    if request.param == "tiny":
-        return tiny_dir
-    if not _QWEN3.is_dir():
-        pytest.skip(f"no Qwen3 tokenizer at {_QWEN3}")
-    return _QWEN3
+@pytest.fixture(scope="module", params=["tiny", "qwen3"])
+def theirs(request, tiny_dir):
+    if request.param == "qwen3":
+        return request.getfixturevalue("qwen3_tokenizer")
+    return AutoTokenizer.from_pretrained(tiny_dir)
 
 
 @pytest.fixture(scope="module")
-def theirs(folder):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder)
-
-
-@pytest.fixture(scope="module")
-def ours(folder):
-    return read_text_codec(folder)
+def ours(theirs):
+    return read_text_codec(Path(theirs.name_or_path))
 
 
 @pytest.mark.parametrize("chat", CHATS)
@@ -80,3 +72,32 @@ def test_a_template_that_refuses_is_a_refusal(tiny_dir, tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(RequestRefusedError, match="roles must alternate"):
         read_text_codec(tmp_path).render_chat(CHATS[0], [], {})
+
+
+def test_a_stream_holds_back_a_character_until_all_its_bytes_are_there(ours, theirs):
+    ids = theirs.encode("ab\U00013000")
+
+    def text(count: int, finish: dict | None) -> str:
+        request = GenerateRequest("r", (1,), SamplingParams(), 9, stream=True)
+        return output_text(GenerationOutput(request, ids[:count], [], 0, 0, "v", (), finish), ours)
+
+    assert text(len(ids) - 1, None) == "ab"
+    assert text(len(ids) - 1, {"type": "length", "length": 9}).startswith("ab\ufffd")
+    assert text(len(ids), None) == "ab\U00013000"
+
+
+def test_templates_see_the_environment_that_transformers_gives_them(theirs, tmp_path):
+    template = """\
+    {% for message in messages %}
+        {% if loop.index > 1 %}
+            {% break %}
+        {% endif %}
+        {{ message | tojson(indent=2) }}
+    {% endfor %}
+    {{ eos_token }} {{ strftime_now("%Y")[:2] }} {{ add_generation_prompt }}
+    """
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((Path(theirs.name_or_path) / name).read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(template)
+    expected = theirs.apply_chat_template(CHATS[1], chat_template=template, tokenize=False, add_generation_prompt=True)
+    assert read_text_codec(tmp_path).render_chat(CHATS[1], [], {}) == expected

@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_sglang import FakeSGLang
-from slime_gateway import Gateway
 from slime_install import find_slime, importable
-from slime_policy import Policy, prompt
-from slime_run import CONTEXT_LENGTH, Rollouts, arguments, chat_row, write_rows
+from slime_stage import Stage, Start, set_up
 
 import strands_rollout
 
@@ -100,48 +96,15 @@ def tokenizers_are_loaded_once(slime_package: Path) -> Iterator[None]:
         yield
 
 
-@dataclass
-class Stage:
-    """A running engine and router, and slime's rollouts against them."""
-
-    engine: FakeSGLang
-    gateway: Gateway
-    policy: Policy
-    rollouts: Rollouts
-    tokenizer: Any
-
-
-Start = Callable[..., Any]
-
-
 @pytest.fixture
 async def start(chat_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
-    """Starts a stage: `await start(plans, tasks, **args)`, with one prompt per entry of `tasks`."""
-    tokenizer = chat_tokenizer
+    """Starts a stage, with every call of `generate` recorded: `await start(plans, tasks, **slime's arguments)`."""
     async with AsyncExitStack() as stack:
 
-        async def begin(plans: dict[str, Any], tasks: list[str] | None = None, **more: Any) -> Stage:
-            policy = Policy(tokenizer, plans)
-            rows = more.pop("rows", None) or [chat_row(prompt(task, n)) for n, task in enumerate(tasks or plans)]
-            engine = await stack.enter_async_context(
-                FakeSGLang(policy, context_length=more.pop("context_length", CONTEXT_LENGTH), vocab_size=len(tokenizer))
-            )
-            gateway = await stack.enter_async_context(Gateway(engine.base_url))
-            data = write_rows(tmp_path / "rows.jsonl", rows)
-            groups, samples = len(rows), more.setdefault("n_samples_per_prompt", 2)
-            more.setdefault("rollout_batch_size", groups)
-            more.setdefault("over_sampling_batch_size", more["rollout_batch_size"])
-            more.setdefault("global_batch_size", more["rollout_batch_size"] * samples)
-            args = arguments(
-                str(tokenizer.name_or_path),
-                prompt_data=str(data),
-                sglang_router_ip=gateway.host,
-                sglang_router_port=gateway.port,
-                save_debug_rollout_data=str(tmp_path / "rollout_{rollout_id}.pt"),
-                **more,
-            )
-            rollouts = Rollouts(args)
-            monkeypatch.setattr(strands_rollout, "generate", rollouts.watched(strands_rollout.generate), raising=False)
-            return Stage(engine, gateway, policy, rollouts, tokenizer)
+        async def begin(*args: Any, **more: Any) -> Stage:
+            stage = await set_up(stack, chat_tokenizer, tmp_path, *args, **more)
+            watched = stage.rollouts.watched(strands_rollout.generate)
+            monkeypatch.setattr(strands_rollout, "generate", watched, raising=False)
+            return stage
 
         yield begin

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 # Imported at the top of slime's rollout and trainer-side modules; of these the rollout path calls nothing but ray.put.
 _NEVER_CALLED = {
@@ -63,7 +63,7 @@ def _is_installed(package: str) -> bool:
 class _Placeholder(ModuleType):
     """A module whose names are all there, and are decorators that change nothing when they are called."""
 
-    __path__: ClassVar[list[str]] = []
+    __path__ = []  # noqa: RUF012 - declared by ModuleType
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

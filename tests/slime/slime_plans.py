@@ -13,6 +13,10 @@ from slime_policy import ANSWER, WRONG, Asked, call, first_attempt, prompt, turn
 from slime_run import CONTEXT_LENGTH
 
 _MULTIPLY = call("multiply", a=17, b=2)
+_RESULT = "<tool_response>\n34\n</tool_response>"
+_OTHER_RESULT = "<tool_response>\n12\n</tool_response>"
+_UNPARSED = "<tool_response>\nError: the tool call could not be parsed"
+_FAILED = "<tool_response>\nError: "
 _LONG = turn("thinking " * 2 * CONTEXT_LENGTH)
 
 
@@ -26,6 +30,7 @@ class Plan:
         status: slime's.
         trained: Whether the sample trains any token.
         filler: More text for the prompt.
+        told: What the policy must have read in the course of it.
     """
 
     turns: list[Any]
@@ -33,6 +38,7 @@ class Plan:
     status: str = "completed"
     trained: bool = True
     filler: str = ""
+    told: str = ""
 
     def prompt(self, name: str, number: int) -> str:
         """The prompt that asks for this episode."""
@@ -52,15 +58,15 @@ PLANS = {
     "answers": Plan([ANSWER]),
     "errs": Plan([WRONG]),
     "calls": Plan([turn(_MULTIPLY), ANSWER]),
-    "callstwice": Plan([turn("First:", _MULTIPLY), turn(_MULTIPLY), ANSWER]),
-    "parallel": Plan([turn(_MULTIPLY, call("multiply", a=3, b=4), _MULTIPLY), ANSWER]),
-    "badjson": Plan([turn("<tool_call>\n{not json}\n</tool_call>"), ANSWER]),
-    "unclosed": Plan([turn("<tool_call>\n{}"), ANSWER]),
-    "mixed": Plan([turn(_MULTIPLY, "<tool_call>\nnothing\n</tool_call>"), ANSWER]),
-    "unknown": Plan([turn(call("no_such_tool", x=1)), ANSWER]),
-    "wrongtypes": Plan([turn(call("multiply", a="many", b=[])), ANSWER]),
-    "breaks": Plan([turn(call("fail")), ANSWER]),
-    "cancels": Plan([turn(call("cancel")), ANSWER]),
+    "callstwice": Plan([turn("First:", _MULTIPLY), turn(_MULTIPLY), ANSWER], told=_RESULT),
+    "parallel": Plan([turn(_MULTIPLY, call("multiply", a=3, b=4)), ANSWER], told=f"{_RESULT}\n{_OTHER_RESULT}"),
+    "badjson": Plan([turn("<tool_call>\n{not json}\n</tool_call>"), ANSWER], told=_UNPARSED),
+    "unclosed": Plan([turn("<tool_call>\n{}"), ANSWER], told=_UNPARSED),
+    "mixed": Plan([turn(_MULTIPLY, "<tool_call>\nx\n</tool_call>"), ANSWER], told=f"{_RESULT}\n{_UNPARSED}"),
+    "unknown": Plan([turn(call("no_such_tool", x=1)), ANSWER], told="Unknown tool: no_such_tool"),
+    "wrongtypes": Plan([turn(call("multiply", a="many", b=[])), ANSWER], told=_FAILED),
+    "breaks": Plan([turn(call("fail")), ANSWER], told="the tool broke"),
+    "cancels": Plan([turn(call("cancel")), ANSWER], told=_FAILED),
     "empty": Plan([turn("")]),
     "rambles": Plan([_LONG], "response_length", "truncated"),
     "ramblesafter": Plan([turn(_MULTIPLY), _LONG], "response_length", "truncated"),

@@ -11,7 +11,7 @@ import inspect
 import json
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ CONTEXT_LENGTH = 4096
 
 def arguments(tokenizer_folder: str, **more: Any) -> Namespace:
     """slime's arguments, at their defaults where it has some."""
-    values = {
+    values: dict[str, Any] = {
         # cluster and engine
         "sglang_router_ip": None,
         "sglang_router_port": None,
@@ -109,7 +109,7 @@ def arguments(tokenizer_folder: str, **more: Any) -> Namespace:
     return Namespace(**(values | more))
 
 
-def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     """A dataset file as slime reads it."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path

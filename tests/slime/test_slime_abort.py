@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from fake_sglang import Reply
-from slime_policy import ANSWER, call, turn
+from slime_policy import ANSWER, Asked, call, turn
+from slime_stage import Stage, Start
 
 from strands_rollout.contract import contract_violations
 
@@ -27,7 +30,7 @@ CAUGHT = {
 SAMPLED = {"generating": 3, "queued": 0, "inretry": 0, "sentlate": 0}
 
 
-async def started(start, name, **more):
+async def started(start: Start, name: str, **more: Any) -> Stage:
     """A rollout that needs one group of two, and begins two; the second is caught as `name` says."""
     plans = {"answers": [turn(call("wait", seconds=0.5)), ANSWER], name: CAUGHT[name]}
     return await start(plans, ["answers", name], rollout_batch_size=1, over_sampling_batch_size=2, **more)
@@ -35,7 +38,9 @@ async def started(start, name, **more):
 
 @pytest.mark.parametrize("partial_rollout", [False, True])
 @pytest.mark.parametrize("name", CAUGHT)
-async def test_a_running_episode_comes_back_at_once_and_valid(start, capsys, name, partial_rollout):
+async def test_a_running_episode_comes_back_at_once_and_valid(
+    start: Start, capsys: pytest.CaptureFixture[str], name: str, partial_rollout: bool
+) -> None:
     stage = await started(start, name, partial_rollout=partial_rollout)
     await stage.rollouts.train()
     aborted = stage.rollouts.returned_as("aborted")
@@ -54,7 +59,7 @@ async def test_a_running_episode_comes_back_at_once_and_valid(start, capsys, nam
 
 @pytest.mark.parametrize("name", ["generatinglater", "queued"])
 @pytest.mark.parametrize("mask", [False, True])
-async def test_an_aborted_group_goes_to_the_buffer_and_starts_again_from_nothing(start, name, mask):
+async def test_an_aborted_group_is_kept_and_starts_again_from_nothing(start: Start, name: str, mask: bool) -> None:
     stage = await started(start, name, partial_rollout=True, mask_offpolicy_in_partial_rollout=mask)
     await stage.rollouts.train()
     assert len(stage.rollouts.manager.data_source.buffer) == 1
@@ -74,14 +79,14 @@ async def test_an_aborted_group_goes_to_the_buffer_and_starts_again_from_nothing
     assert stage.engine.violations == []
 
 
-async def test_an_abort_by_the_engine_alone_is_a_failure_and_not_an_aborted_sample(start):
+async def test_an_abort_by_the_engine_alone_is_a_failure_and_not_an_aborted_sample(start: Start) -> None:
     stage = await start({"stopped": [Reply.abort(PARTIAL)]})
     await stage.rollouts.train()
     assert [sample.status.value for sample in stage.rollouts.samples] == ["failed"] * 2
     assert {sample.remove_sample for sample in stage.rollouts.samples} == {True}
 
 
-async def test_a_fully_async_rollout_requeues_what_a_weight_update_aborted(start):
+async def test_a_fully_async_rollout_requeues_what_a_weight_update_aborted(start: Start) -> None:
     from slime.rollout import fully_async_rollout
 
     stage = await start(
@@ -92,7 +97,7 @@ async def test_a_fully_async_rollout_requeues_what_a_weight_update_aborted(start
         rollout_batch_size=2,
     )
 
-    def updated_once(_asked):
+    def updated_once(_asked: Asked) -> Reply:
         stage.policy.plans["updated"] = [MULTIPLY, ANSWER]
         return Reply.abort(PARTIAL)
 

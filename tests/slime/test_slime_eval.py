@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
 import pytest
 from slime_policy import ANSWER, WRONG, call, prompt, turn
 from slime_run import CONTEXT_LENGTH, chat_row, write_rows
+from slime_stage import Stage, Start
 
 pytestmark = pytest.mark.slime
 
@@ -15,7 +20,9 @@ PLANS = {
 }
 
 
-async def staged(start, tmp_path, tasks, dataset=None, **more):
+async def staged(
+    start: Start, tmp_path: Path, tasks: Sequence[str], dataset: Mapping[str, Any] | None = None, **more: Any
+) -> Stage:
     from slime.utils.eval_config import build_eval_dataset_configs
 
     rows = write_rows(tmp_path / "eval.jsonl", [chat_row(prompt(task, n)) for n, task in enumerate(tasks)])
@@ -25,7 +32,7 @@ async def staged(start, tmp_path, tasks, dataset=None, **more):
     return stage
 
 
-async def test_an_evaluation_reports_the_share_of_right_answers(start, tmp_path):
+async def test_an_evaluation_reports_the_share_of_right_answers(start: Start, tmp_path: Path) -> None:
     stage = await staged(start, tmp_path, ["calls", "errs", "rambles"])
     result = (await stage.rollouts.evaluate())["demo"]
     assert result["rewards"] == [1.0] * 4 + [0.0] * 8
@@ -33,7 +40,7 @@ async def test_an_evaluation_reports_the_share_of_right_answers(start, tmp_path)
     assert (stage.rollouts.raised, stage.engine.violations) == ([], [])
 
 
-async def test_generate_is_told_that_it_is_an_evaluation(start, tmp_path):
+async def test_generate_is_told_that_it_is_an_evaluation(start: Start, tmp_path: Path) -> None:
     stage = await staged(start, tmp_path, ["calls"])
     await stage.rollouts.evaluate()
     assert stage.rollouts.calls == [True] * 4
@@ -41,7 +48,7 @@ async def test_generate_is_told_that_it_is_an_evaluation(start, tmp_path):
     assert stage.rollouts.calls[4:] == [False] * len(stage.rollouts.samples)
 
 
-async def test_the_one_dict_of_sampling_parameters_that_all_share_is_not_changed(start, tmp_path):
+async def test_the_one_dict_of_sampling_parameters_that_all_share_is_not_changed(start: Start, tmp_path: Path) -> None:
     own = {"temperature": 0.6, "max_response_len": 300, "repetition_penalty": 1.1, "min_new_tokens": 2}
     stage = await staged(start, tmp_path, ["calls", "rambles"], own)
     result = (await stage.rollouts.evaluate())["demo"]
@@ -53,13 +60,13 @@ async def test_the_one_dict_of_sampling_parameters_that_all_share_is_not_changed
     assert max(sample.response_length for sample in result["samples"]) == 300
 
 
-async def test_each_evaluated_sample_has_a_routing_key_of_its_own(start, tmp_path):
+async def test_each_evaluated_sample_has_a_routing_key_of_its_own(start: Start, tmp_path: Path) -> None:
     stage = await staged(start, tmp_path, ["calls"])
     await stage.rollouts.evaluate()
     assert len({request.headers["X-SMG-Routing-Key"] for request in stage.engine.requests}) == 4
 
 
-async def test_the_context_limit_is_that_of_evaluation(start, tmp_path):
+async def test_the_context_limit_is_that_of_evaluation(start: Start, tmp_path: Path) -> None:
     stage = await staged(start, tmp_path, ["rambles"], eval_max_context_len=700, rollout_max_context_len=1200)
     stage.rollouts.args.rollout_max_response_len = 4096
     stage.rollouts.args.eval_datasets[0].max_response_len = 4096

@@ -10,10 +10,12 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from slime_plans import PLANS, TURNS
 from slime_run import chat_row, load_dump
+from slime_stage import Start
 
 import strands_rollout
 from strands_rollout import sample_type
@@ -33,7 +35,7 @@ assert tuple(inspect.signature(load_function("strands_rollout.reward_func")).par
 """
 
 
-def test_slimes_own_signature_checks_pass(slime_package):
+def test_slimes_own_signature_checks_pass(slime_package: Path) -> None:
     folders = [slime_package, slime_package / "tests", REPOSITORY]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     done = subprocess.run(
@@ -42,11 +44,11 @@ def test_slimes_own_signature_checks_pass(slime_package):
     assert done.returncode == 0, done.stderr
 
 
-def test_generate_declares_evaluation_by_its_name():
+def test_generate_declares_evaluation_by_its_name() -> None:
     assert inspect.signature(strands_rollout.generate).parameters["evaluation"].default is False
 
 
-def test_the_stand_in_has_slimes_fields_defaults_and_statuses():
+def test_the_stand_in_has_slimes_fields_defaults_and_statuses() -> None:
     from slime.utils.types import Sample
 
     assert _shape(sample_type.Sample) == _shape(Sample)
@@ -55,13 +57,13 @@ def test_the_stand_in_has_slimes_fields_defaults_and_statuses():
     assert [(s.name, s.value) for s in sample_type.Sample.Status] == [(s.name, s.value) for s in Sample.Status]
 
 
-def test_the_stand_in_appends_as_slimes_sample_does():
+def test_the_stand_in_appends_as_slimes_sample_does() -> None:
     from slime.utils.types import Sample
 
     args = type("Args", (), {"sglang_speculative_algorithm": "EAGLE"})()
     meta = {"finish_reason": {"type": "stop"}, "prompt_tokens": 3, "cached_tokens": 2, "weight_version": "v1"}
     speculative = {"spec_accept_token_num": 4, "spec_draft_token_num": 6, "spec_verify_ct": 2, "completion_tokens": 5}
-    calls = [
+    calls: list[dict[str, Any]] = [
         {"tokens": [4, 5], "log_probs": [-1.0, -2.0], "meta_info": {**meta, **speculative}, "text": "ab"},
         {"tokens": [6], "trainable": False},
         {"tokens": [], "log_probs": []},
@@ -87,7 +89,7 @@ def test_the_stand_in_appends_as_slimes_sample_does():
         {"tokens": [4], "log_probs": [-1.0]},
     ],
 )
-def test_the_stand_in_refuses_what_slimes_sample_refuses(arguments):
+def test_the_stand_in_refuses_what_slimes_sample_refuses(arguments: dict[str, Any]) -> None:
     from slime.utils.types import Sample
 
     for kind in (sample_type.Sample, Sample):
@@ -96,7 +98,7 @@ def test_the_stand_in_refuses_what_slimes_sample_refuses(arguments):
             sample.append_response_tokens(None, **arguments)
 
 
-def test_each_can_read_what_the_other_wrote():
+def test_each_can_read_what_the_other_wrote() -> None:
     from slime.utils.types import Sample
 
     written = Sample(index=3, tokens=[1, 2], reward={"score": 1.0}, status=Sample.Status.TRUNCATED)
@@ -107,7 +109,7 @@ def test_each_can_read_what_the_other_wrote():
     assert Sample.from_dict(read.to_dict()) == written
 
 
-async def test_samples_survive_copies_pickles_and_torch_save(start):
+async def test_samples_survive_copies_pickles_and_torch_save(start: Start) -> None:
     names = ["calls", "rambles", "faultylater", "dequeued", "overlong"]
     stage = await start(TURNS, rows=[chat_row(PLANS[name].prompt(name, n)) for n, name in enumerate(names)])
     await stage.rollouts.train()
@@ -117,7 +119,7 @@ async def test_samples_survive_copies_pickles_and_torch_save(start):
     assert load_dump(stage.rollouts) == samples
 
 
-async def test_slimes_dataset_reads_the_shipped_rows(start):
+async def test_slimes_dataset_reads_the_shipped_rows(start: Start) -> None:
     if not DEMO_ROWS.is_file():
         pytest.skip(f"there is no {DEMO_ROWS.relative_to(REPOSITORY)}")
     from slime.utils.data import Dataset
@@ -130,9 +132,10 @@ async def test_slimes_dataset_reads_the_shipped_rows(start):
         assert sample.label
 
 
-def _shape(kind):
+def _shape(kind: type) -> list[tuple[str, Any]]:
+    """Fields in order, each with its default."""
     defaults = {}
     for item in dataclasses.fields(kind):
-        made = item.default_factory() if item.default is dataclasses.MISSING else item.default
+        made = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
         defaults[item.name] = vars(made) if dataclasses.is_dataclass(made) else getattr(made, "value", made)
     return list(defaults.items())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from slime_plans import PLANS, TURNS
 from slime_policy import ANSWER, WRONG, call, turn
 from slime_run import chat_row, load_dump
+from slime_stage import Start
 from slime_trainer import trained_tokens
 
 from strands_rollout.contract import contract_violations
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.slime
 MULTIPLY = turn(call("multiply", a=17, b=2))
 
 
-async def test_a_rollout_of_tool_calls_becomes_training_data(start):
+async def test_a_rollout_of_tool_calls_becomes_training_data(start: Start) -> None:
     stage = await start({"calls": [MULTIPLY, ANSWER]}, ["calls"] * 4)
     ranks = await stage.rollouts.train()
     assert stage.engine.violations == []
@@ -28,7 +30,7 @@ async def test_a_rollout_of_tool_calls_becomes_training_data(start):
     assert sorted(index for rank in ranks for index in rank["sample_indices"]) == list(range(8))
 
 
-async def test_the_code_tool_runs_in_slimes_loop(start):
+async def test_the_code_tool_runs_in_slimes_loop(start: Start) -> None:
     code = call("execute_python_code", code="print(17 * 2)")
     stage = await start({"codes": [turn(code), ANSWER]}, ["codes"], strands_rollout={})
     await stage.rollouts.train()
@@ -38,7 +40,7 @@ async def test_the_code_tool_runs_in_slimes_loop(start):
 
 
 @pytest.mark.parametrize("name", PLANS)
-async def test_each_kind_of_episode_is_a_valid_sample(start, name):
+async def test_each_kind_of_episode_is_a_valid_sample(start: Start, name: str) -> None:
     plan = PLANS[name]
     rows = [chat_row(plan.prompt(name, 0)), chat_row(PLANS["calls"].prompt("calls", 1))]
     stage = await start(TURNS, rows=rows)
@@ -50,13 +52,14 @@ async def test_each_kind_of_episode_is_a_valid_sample(start, name):
         facts = sample.metadata["strands_rollout"]
         assert (facts["stop_reason"], sample.status.value) == (plan.stop_reason, plan.status), facts["error"]
         assert any(sample.loss_mask) == plan.trained
+        assert plan.told in sample.response
         assert sample.remove_sample is not plan.trained
         assert problems(sample, stage.tokenizer) == []
     assert [sample.reward["score"] for sample in beside] == [1.0, 1.0]
     assert sum(map(trained_tokens, ranks)) == sum(sum(sample.loss_mask) for sample in stage.rollouts.samples)
 
 
-async def test_hundreds_of_samples_with_faults_never_raise(start, capsys):
+async def test_hundreds_of_samples_with_faults_never_raise(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     names = list(PLANS) * 4
     rows = [chat_row(PLANS[name].prompt(name, number)) for number, name in enumerate(names)]
     stage = await start(TURNS, rows=rows, n_samples_per_prompt=4, global_batch_size=4 * len(rows))
@@ -72,7 +75,7 @@ async def test_hundreds_of_samples_with_faults_never_raise(start, capsys):
         print(f"\n{len(samples)} samples, {len(stage.engine.requests)} requests in {stage.rollouts.seconds:.1f} s")
 
 
-async def test_string_prompts_and_other_label_types_are_taken(start):
+async def test_string_prompts_and_other_label_types_are_taken(start: Start) -> None:
     rows = [
         {"prompt": "[[calls/0]] What is 17 times 2?", "label": 34},
         {"prompt": "[[calls/1]] What is 17 times 2?", "label": ""},
@@ -85,7 +88,7 @@ async def test_string_prompts_and_other_label_types_are_taken(start):
     assert scores == [[1.0, 1.0], [-1.0, -1.0], [-1.0, -1.0]]
 
 
-async def test_a_prompt_that_slime_rendered_is_refused_in_words(start):
+async def test_a_prompt_that_slime_rendered_is_refused_in_words(start: Start) -> None:
     stage = await start({"calls": [MULTIPLY, ANSWER]}, apply_chat_template=True)
     await stage.rollouts.train()
     for sample in stage.rollouts.samples:
@@ -95,7 +98,7 @@ async def test_a_prompt_that_slime_rendered_is_refused_in_words(start):
 
 
 @pytest.mark.parametrize("metadata", [None, {"source_name": "dapo"}])
-async def test_a_rows_metadata_is_kept(start, metadata):
+async def test_a_rows_metadata_is_kept(start: Start, metadata: Any) -> None:
     rows = [{**chat_row("[[calls/0]] What is 17 times 2?"), "metadata": metadata}]
     stage = await start({"calls": [MULTIPLY, ANSWER]}, rows=rows)
     await stage.rollouts.train()
@@ -105,7 +108,7 @@ async def test_a_rows_metadata_is_kept(start, metadata):
 
 
 @pytest.mark.parametrize("metadata", ["a string", ["a", "list"]])
-async def test_metadata_of_a_wrong_type_fails_the_sample_and_not_the_run(start, metadata):
+async def test_metadata_of_a_wrong_type_fails_the_sample_and_not_the_run(start: Start, metadata: Any) -> None:
     rows = [{**chat_row("[[calls/0]] What is 17 times 2?"), "metadata": metadata}]
     stage = await start({"calls": [MULTIPLY, ANSWER]}, rows=rows)
     await stage.rollouts.train()
@@ -113,14 +116,14 @@ async def test_metadata_of_a_wrong_type_fails_the_sample_and_not_the_run(start, 
     assert {len(sample.loss_mask) == sample.response_length for sample in stage.rollouts.samples} == {True}
 
 
-async def test_group_rewards_come_from_one_call_with_the_list(start):
+async def test_group_rewards_come_from_one_call_with_the_list(start: Start) -> None:
     stage = await start({"answers": [ANSWER], "errs": [WRONG]}, group_rm=True)
     await stage.rollouts.train()
     scores = [[sample.reward["score"] for sample in group] for group in stage.rollouts.groups]
     assert scores == [[1.0, 1.0], [-1.0, -1.0]]
 
 
-async def test_slimes_metrics_see_requests_and_tool_time(start, caplog):
+async def test_slimes_metrics_see_requests_and_tool_time(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     stage = await start({"calls": [MULTIPLY, turn(call("wait", seconds=0.2)), ANSWER]})
     caplog.set_level("INFO", logger="slime.observability.rollout_metrics")
     await stage.rollouts.train()
@@ -134,27 +137,27 @@ async def test_slimes_metrics_see_requests_and_tool_time(start, caplog):
     assert "'perf/request/e2e_latency/mean': 0.001" in logged
 
 
-async def test_tools_are_in_slimes_trace(start):
+async def test_tools_are_in_slimes_trace(start: Start) -> None:
     stage = await start({"calls": [MULTIPLY, ANSWER]})
     await stage.rollouts.train()
     events = [event for event in stage.rollouts.samples[0].trace["events"] if event["type"] == "span_end"]
     assert [event["name"] for event in events[:3]] == ["sglang_generate", "tool:multiply", "sglang_generate"]
 
 
-async def test_what_slime_dumps_it_can_load(start):
+async def test_what_slime_dumps_it_can_load(start: Start) -> None:
     stage = await start({"calls": [MULTIPLY, ANSWER]})
     await stage.rollouts.train()
     assert load_dump(stage.rollouts) == stage.rollouts.samples
 
 
-async def test_a_router_is_not_asked_again_for_what_it_does_not_have(start):
+async def test_a_router_is_not_asked_again_for_what_it_does_not_have(start: Start) -> None:
     stage = await start({"answers": [ANSWER]}, ["answers"] * 8, n_samples_per_prompt=4)
     await stage.rollouts.train()
     # 32 samples; a handful at the very start may ask at the same time
     assert len(stage.gateway.refused_paths) <= 5 * 8
 
 
-def problems(sample, tokenizer):
+def problems(sample: Any, tokenizer: Any) -> list[str]:
     """What our own checker says of a sample; slime's trace is an attribute that slime itself adds."""
     trace = vars(sample).pop("trace")
     try:

@@ -1,0 +1,74 @@
+"""A scripted engine, a router before it, and slime's rollouts against them.
+
+Glue of the other files of this folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fake_sglang import FakeSGLang
+from slime_gateway import Gateway
+from slime_policy import Policy, prompt
+from slime_run import CONTEXT_LENGTH, Rollouts, arguments, chat_row, write_rows
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What runs, each with its own record of what happened."""
+
+    engine: FakeSGLang
+    gateway: Gateway
+    policy: Policy
+    rollouts: Rollouts
+    tokenizer: Any
+
+
+Start = Callable[..., Awaitable[Stage]]
+
+
+async def set_up(
+    stack: AsyncExitStack,
+    tokenizer: Any,
+    folder: Path,
+    plans: Mapping[str, Sequence[Any]],
+    tasks: Sequence[str] = (),
+    *,
+    rows: Sequence[Mapping[str, Any]] = (),
+    context_length: int = CONTEXT_LENGTH,
+    **slime_arguments: Any,
+) -> Stage:
+    """Start everything; `stack` ends it.
+
+    Args:
+        stack: Open.
+        tokenizer: Loaded from the folder that slime's arguments will name.
+        folder: For the data and the dumps.
+        plans: What the policy says, by task; see `Policy`.
+        tasks: One prompt each, by default one for each plan.
+        rows: Rows of the dataset instead of `tasks`.
+        context_length: The engine's.
+        slime_arguments: Beside those of `slime_run.arguments`; by default a rollout takes each prompt, twice.
+    """
+    policy = Policy(tokenizer, dict(plans))
+    engine = await stack.enter_async_context(
+        FakeSGLang(policy, context_length=context_length, vocab_size=len(tokenizer))
+    )
+    gateway = await stack.enter_async_context(Gateway(engine.base_url))
+    rows = rows or [chat_row(prompt(task, number)) for number, task in enumerate(tasks or plans)]
+    given = {"n_samples_per_prompt": 2, "rollout_batch_size": len(rows), **slime_arguments}
+    batch = given["rollout_batch_size"]
+    derived = {"over_sampling_batch_size": batch, "global_batch_size": batch * given["n_samples_per_prompt"]}
+    args = arguments(
+        str(tokenizer.name_or_path),
+        prompt_data=str(write_rows(folder / "rows.jsonl", rows)),
+        sglang_router_ip=gateway.host,
+        sglang_router_port=gateway.port,
+        save_debug_rollout_data=str(folder / "rollout_{rollout_id}.pt"),
+        **{**derived, **given},
+    )
+    return Stage(engine, gateway, policy, Rollouts(args), tokenizer)

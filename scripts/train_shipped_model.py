@@ -29,7 +29,7 @@ def main(
     ] = PACKAGE / "data",
     seed: Annotated[int, typer.Option(help="Decides everything random.")] = 0,
     steps: Annotated[int, typer.Option(help="Optimizer steps if the target is not reached before.", min=1)] = 500,
-    target: Annotated[float, typer.Option(help="Validation accuracy at which training stops.", min=0, max=1)] = 0.65,
+    target: Annotated[float, typer.Option(help="Validation accuracy at which training stops.", min=0, max=1)] = 0.6,
     samples_per_row: Annotated[int, typer.Option(help="Held-out episodes per row.", min=1)] = 4,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
     tiny: Annotated[bool, typer.Option("--tiny", help="Run every stage on a little data, in seconds.")] = False,  # noqa: FBT002

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 _REPOSITORY = Path(__file__).parents[1]
-SHIPPED_TOKENIZER = Path("/tmp/shipped_stand_in")
+SHIPPED_TOKENIZER = _REPOSITORY / "strands_rollout" / "engine" / "checkpoint"
 QWEN3_TOKENIZER = Path(os.environ.get("QWEN3_TOKENIZER", _REPOSITORY.parent / "shared" / "qwen3-8b-tokenizer"))
 
 

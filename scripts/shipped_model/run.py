@@ -62,7 +62,7 @@ class Plan:
 
     seed: int = 0
     steps: int = 500
-    target: float = 0.65
+    target: float = 0.6
     samples_per_row: int = 4
     batch_size: int = 32
     learning_rate: float = 3e-3
@@ -70,7 +70,7 @@ class Plan:
     training_rows: int = 4000
     held_out_rows: int = 256
     validation_rows: int = 128
-    evaluate_from: int = 300
+    evaluate_from: int = 360
     evaluate_every: int = 20
 
 

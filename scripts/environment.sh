@@ -40,7 +40,7 @@ prepare_environment() {
   fi
   echo "installing strands-rollout${extras:+ [$extras]} into $directory (a minute or two, once) ..." >&2
   rm -f -- "$stamp"
-  "$directory/bin/python" -m pip install --quiet --disable-pip-version-check \
+  "$directory/bin/python" -m pip install --quiet --quiet --disable-pip-version-check \
     --editable "$repository${extras:+[$extras]}" >&2
   printf '%s' "$wanted" >"$stamp"
 }

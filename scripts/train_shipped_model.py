@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
@@ -47,7 +46,6 @@ def main(
     from shipped_model import run
 
     torch.set_num_threads(threads)
-    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     with _Bar(console) as bar:
         if eval_only:
             report = asdict(run.report_on(out, data / run.HELD_OUT_FILE, samples_per_row, seed, bar.show))

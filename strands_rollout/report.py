@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from textwrap import shorten
 from typing import Any, Final, Protocol
 
 from rich.box import SIMPLE_HEAD
@@ -20,6 +21,22 @@ from strands_rollout.evaluate import Outcome, Summary
 from strands_rollout.sample_type import Sample
 
 PLAIN_WIDTH: Final = 140
+_OTHER_COLUMNS_WIDTH: Final = 84
+_MIN_QUESTION_WIDTH, _MAX_QUESTION_WIDTH = 24, 60
+_ANSWER_WIDTH: Final = 12
+_COLUMNS: Final = (
+    "#",
+    "question",
+    "label",
+    "predicted",
+    "reward",
+    "status",
+    "stop reason",
+    "turns",
+    "calls",
+    "tokens",
+)
+_NUMBERS: Final = frozenset({"#", "reward", "turns", "calls", "tokens"})
 _MAX_VIOLATIONS_SHOWN: Final = 20
 _MAX_ERRORS_SHOWN: Final = 5
 _STATUS_STYLES: Final = {"completed": "green", "truncated": "yellow", "aborted": "yellow", "failed": "red"}
@@ -56,19 +73,15 @@ def progress_bar(console: Console, total: int) -> Iterator[OnDone]:
 
 
 def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """The table, one line per sample."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("#", justify="right")
-    table.add_column("question", ratio=1, no_wrap=True, overflow="ellipsis", min_width=12)
-    for name in ("label", "predicted"):
-        table.add_column(name, max_width=14, no_wrap=True, overflow="ellipsis")
-    table.add_column("reward", justify="right")
-    for name in ("status", "stop reason"):
-        table.add_column(name, no_wrap=True)
-    for name in ("turns", "calls", "tokens"):
-        table.add_column(name, justify="right")
+    """The table, one line per sample; without the questions where the console is too narrow for them."""
+    question_width = min(console.width - _OTHER_COLUMNS_WIDTH, _MAX_QUESTION_WIDTH)
+    shown = [name for name in _COLUMNS if name != "question" or question_width >= _MIN_QUESTION_WIDTH]
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for name in shown:
+        table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=True, overflow="ellipsis")
     for outcome in outcomes:
-        table.add_row(*_cells(outcome))
+        cells = dict(zip(_COLUMNS, _cells(outcome, question_width), strict=True))
+        table.add_row(*(cells[name] for name in shown))
     console.print(table)
 
 
@@ -100,15 +113,15 @@ def _print_violations(console: Console, what: str, violations: Sequence[tuple[in
         console.print(Text(f"  sample {index}: {words}", style="red"), soft_wrap=True)
 
 
-def _cells(outcome: Outcome) -> list[str | Text]:
+def _cells(outcome: Outcome, question_width: int) -> list[str | Text]:
     sample, facts, graded = outcome.sample, outcome.facts, outcome.graded
     status = str(sample.status.value)
     score = graded.get("score")
     return [
         str(sample.index),
-        Text(" ".join(question_of(sample.prompt).split())),
-        Text(str(sample.label)),
-        Text("-" if graded.get("pred") is None else str(graded["pred"])),
+        Text(shorten(question_of(sample.prompt), max(question_width, _MIN_QUESTION_WIDTH), placeholder="...")),
+        Text(shorten(str(sample.label), _ANSWER_WIDTH, placeholder="...")),
+        Text(shorten(str(graded.get("pred") or "-"), _ANSWER_WIDTH, placeholder="...")),
         Text("-" if score is None else f"{score:g}", style="green" if graded.get("acc") else ""),
         Text(status, style=_STATUS_STYLES.get(status, "")),
         str(facts.get("stop_reason", "-")),

@@ -54,7 +54,8 @@ def reset_sample(sample: Any) -> None:  # noqa: ANN401 - slime's Sample or ours
         if hasattr(sample, name):
             setattr(sample, name, type(getattr(sample, name))())
     sample.status = type(sample).Status.PENDING
-    sample.metadata = {key: value for key, value in (sample.metadata or {}).items() if key != METADATA_KEY}
+    metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
+    sample.metadata = {key: value for key, value in metadata.items() if key != METADATA_KEY}
 
 
 def write_episode(args: Any, sample: Any, model: SGLangModel, episode: Episode, *, may_abort: bool) -> None:  # noqa: ANN401

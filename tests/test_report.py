@@ -38,6 +38,22 @@ def test_the_table_has_one_line_per_sample_and_takes_text_as_it_is() -> None:
     assert " ".join(line.split()) == "3 What is [bold]17 * 2[/bold]? 34 34 1 completed completed 2 1 41"
 
 
+def test_a_narrow_terminal_gets_the_table_without_the_questions() -> None:
+    out = io.StringIO()
+    print_outcomes(Console(file=out, width=80), [outcome(stop_reason="max_tool_iterations")])
+    assert out.getvalue().splitlines()[-1].split() == [
+        "3",
+        "34",
+        "34",
+        "1",
+        "completed",
+        "max_tool_iterations",
+        "2",
+        "1",
+        "41",
+    ]
+
+
 def test_the_summary_counts_stop_reasons_and_names_violations() -> None:
     outcomes = [
         outcome(violations=("loss_mask has None",)),

@@ -30,10 +30,13 @@ SOLUTIONS: list[tuple[str, Callable[..., int]]] = [
     (r"A bus holds (\d+) people. How many buses are needed for (\d+) people\?", lambda b, n: math.ceil(n / b)),
     (r"A train travels (\d+) kilometers an hour for (\d+) hours\..*", lambda v, t: v * t),
     (r"\w+ is (\d+) years old. \w+ is (\d+) years older. What is the sum of their ages\?", lambda a, b: 2 * a + b),
-    (r"A bike costs (\d+) dollars. It is sold with a discount of (\d+) percent\..*", lambda a, p: round(a - a * p / 100)),
     (
-        r"A tank gains (\d+) liters a minute and loses (\d+) liters a minute. It holds (\d+) liters now. How many liters "
-        r"does it hold after (\d+) minutes\?",
+        r"A bike costs (\d+) dollars. It is sold with a discount of (\d+) percent\..*",
+        lambda a, p: round(a - a * p / 100),
+    ),
+    (
+        r"A tank gains (\d+) liters a minute and loses (\d+) liters a minute. It holds (\d+) liters now. "
+        r"How many liters does it hold after (\d+) minutes\?",
         lambda gain, loss, start, minutes: start + gain * minutes - loss * minutes,
     ),
     (
@@ -71,7 +74,7 @@ def test_rows_are_a_user_message_and_an_integer_label(name: str) -> None:
 
 def test_the_files_have_the_promised_sizes() -> None:
     assert len(rows("demo.jsonl")) == 256
-    assert 2000 <= len(rows("train.jsonl"))
+    assert len(rows("train.jsonl")) >= 2000
     assert (DATA / "train.jsonl").stat().st_size < 1_000_000
 
 

@@ -114,13 +114,9 @@ HOSTILE = [
 
 @pytest.mark.parametrize("piece", HOSTILE)
 @pytest.mark.parametrize("head", ["", '<tool_call>{"name":"x","arguments":{"a":'])
-def test_a_megabyte_of_hostile_text_takes_time_in_proportion(piece: str, head: str) -> None:
-    def seconds(characters: int) -> float:
-        text = head + piece * (characters // len(piece)) + "</tool_call>"
-        started = time.process_time()
-        parser().segments(text)
-        return time.process_time() - started
-
-    # Quadratic time would be 16 times the time for 4 times the text; the floor is for the clock.
-    small = max(seconds(250_000), 0.03)
-    assert seconds(1_000_000) < 10 * small
+def test_a_megabyte_of_hostile_text_is_parsed_in_linear_time(piece: str, head: str) -> None:
+    text = head + piece * (1_000_000 // len(piece)) + "</tool_call>"
+    started = time.process_time()
+    parser().segments(text)
+    # under half a second in linear time, minutes in quadratic time: no question of a busy machine
+    assert time.process_time() - started < 20

@@ -103,7 +103,7 @@ class Qwen3:
 
     def _normed(self, x: Floats) -> Floats:
         """Divide by the root mean square along the last axis; the norm's weights are in the matrix that follows."""
-        mean_square = np.vecdot(x, x)
+        mean_square = np.einsum("...i,...i->...", x, x)
         mean_square /= x.shape[-1]
         mean_square += self._eps
         np.sqrt(mean_square, out=mean_square)

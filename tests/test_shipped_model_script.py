@@ -1,0 +1,226 @@
+"""The script that makes the shipped model: its episodes, its training, its evaluation, its command line."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from strands_rollout.tools import code_tool
+
+REPOSITORY = Path(__file__).parents[1]
+SCRIPTS = REPOSITORY / "scripts"
+CHECKPOINT = REPOSITORY / "strands_rollout/engine/checkpoint"
+
+
+def facts(name: str, folder: Path = CHECKPOINT) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((folder / name).read_text())
+    return value
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(CHECKPOINT)
+
+
+@pytest.fixture
+def shipped_model(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Imports a module of scripts/shipped_model."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return lambda name: importlib.import_module(f"shipped_model.{name}")
+
+
+def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, str(SCRIPTS / "train_shipped_model.py"), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+
+
+@pytest.fixture
+def episodes(shipped_model: Callable[[str], Any]) -> Any:
+    problems = shipped_model("problems").split_problems(5, 0, 0, 150).training
+    return shipped_model("episodes").write_episodes(problems, Random(3))
+
+
+def test_a_training_episode_is_the_conversation_that_a_rollout_has(
+    episodes: Any, tokenizer: Any, shipped_model: Callable[[str], Any]
+) -> None:
+    conversation = shipped_model("conversation")
+    tokenize = conversation.EpisodeTokenizer(tokenizer).tokenize
+    for episode in episodes:
+        tokenized = tokenize(episode)
+        if episode.enable_thinking:
+            whole = conversation.whole_text(tokenizer, episode).removesuffix("\n")
+            assert tokenizer.decode(tokenized.token_ids) == whole
+            assert list(tokenized.token_ids) == tokenizer.encode(whole, add_special_tokens=False)
+        assert len(tokenized.is_learned) == len(tokenized.token_ids)
+        pairs = zip(tokenized.token_ids, tokenized.is_learned, strict=True)
+        learned = tokenizer.decode([token_id for token_id, is_learned in pairs if is_learned])
+        assert learned == "".join(f"{turn.text}<|im_end|>" for turn in episode.turns if turn.is_learned)
+
+
+async def test_tool_answers_in_training_are_what_the_tool_says(
+    episodes: Any, shipped_model: Callable[[str], Any]
+) -> None:
+    from strands_rollout.sandbox import SubprocessExecutor
+    from strands_rollout.tool_parsers import ToolCall, get_parser
+
+    turns = [turn for episode in episodes for turn in episode.turns if turn.tool_answer is not None]
+    mistakes = [turn for turn in turns if not turn.is_learned]
+    assert len(mistakes) > 3
+    async with SubprocessExecutor() as executor:
+        tool = code_tool(executor)
+        for turn in turns[:8] + mistakes[:4]:
+            (call,) = get_parser("hermes").parse(turn.text)
+            if isinstance(call, ToolCall):
+                assert await tool(call.arguments["code"]) == turn.tool_answer
+            else:
+                assert call.reason in turn.tool_answer
+
+
+def test_episodes_have_variety_and_mistakes_are_not_learned(episodes: Any) -> None:
+    turns = [turn for episode in episodes for turn in episode.turns]
+    assert all("Error" in turn.tool_answer for turn in turns if not turn.is_learned)
+    assert not any("Error" in (turn.tool_answer or "") for turn in turns if turn.is_learned)
+    assert any("\n" in turn.tool_answer for turn in turns if turn.is_learned and turn.tool_answer)
+    assert any(sum(turn.is_learned for turn in episode.turns) == 3 for episode in episodes)
+    assert {episode.enable_thinking for episode in episodes} == {True, False}
+
+
+def test_a_mistake_that_does_not_fail_is_refused(
+    shipped_model: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = shipped_model("episodes")
+    monkeypatch.setattr(module, "MISTAKE_SHARE", 1.0)
+    monkeypatch.setattr(module, "_mistake", lambda code, rng: module.tool_call_text("print(1)"))
+    problems = shipped_model("problems").split_problems(5, 0, 0, 1).training
+    with pytest.raises(ValueError, match="to fail; got the answer '1'"):
+        module.write_episodes(problems, Random(3))
+
+
+def test_without_torch_the_script_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import typer
+
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(typer.Exit) as exit_info:
+        importlib.import_module("train_shipped_model").main()
+    assert exit_info.value.exit_code == 1
+    assert "pip install 'strands-rollout[train]'" in capsys.readouterr().err
+
+
+def test_the_script_explains_itself() -> None:
+    done = run_script("--help")
+    assert done.returncode == 0
+    assert "--eval-only" in done.stdout
+
+
+@pytest.mark.torch
+def test_a_tiny_run_of_the_script_makes_a_folder_that_loads(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, data = tmp_path / "model", tmp_path / "data"
+    done = run_script("--tiny", "--threads", "1", "--steps", "3", "--out", str(folder), "--data", str(data))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == facts("training.json", folder)["held_out"]
+    assert {path.name for path in folder.iterdir()} == {path.name for path in CHECKPOINT.iterdir()}
+    assert {path.name for path in data.iterdir()} == {"train.jsonl", "demo.jsonl"}
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer("What is 12 percent of 300?", return_tensors="pt").input_ids
+    assert torch.isfinite(model(ids).logits).all()
+    assert facts("config.json", folder).keys() == facts("config.json").keys()
+
+
+@pytest.mark.torch
+def test_the_shipped_model_calls_the_tool_and_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    demo = REPOSITORY / "strands_rollout/data/demo.jsonl"
+    (tmp_path / "demo.jsonl").write_text("".join(demo.read_text().splitlines(keepends=True)[:24]))
+    main = importlib.import_module("train_shipped_model").main
+    main(out=CHECKPOINT, data=tmp_path, seed=1, samples_per_row=1, threads=1, eval_only=True)
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["episodes"] == 24
+    assert report["accuracy"] >= 0.3
+    assert report["tool_calls_per_episode"] >= 0.9
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("is_over", "last_turn", "is_correct"),
+    [
+        (True, "<think>\nThe result is 34.\n</think>\n\nThe answer is \\boxed{34}.<|im_end|>", True),
+        (True, "The answer is \\boxed{ 34 }.", True),
+        (True, "\\boxed{3} or \\boxed{34}", True),
+        (True, "\\boxed{34} or \\boxed{3}", False),
+        (True, "<think>\n\\boxed{34}\n</think>\n\nThe answer is 34.", False),
+        (True, "34", False),
+        (False, "The answer is \\boxed{34}.", False),
+    ],
+)
+def test_an_episode_is_right_if_its_last_box_is(
+    shipped_model: Callable[[str], Any], is_over: bool, last_turn: str, is_correct: bool
+) -> None:
+    pytest.importorskip("torch")
+    play = shipped_model("evaluation").Play("34", [], turns=["\\boxed{34}", last_turn], is_over=is_over)
+    assert play.is_correct is is_correct
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("target", "looks"), [(0.6, [4, 6]), (0.9, [4, 6, 8, 9])])
+def test_training_stops_at_the_first_look_that_reaches_the_target(
+    shipped_model: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, target: float, looks: list[int]
+) -> None:
+    pytest.importorskip("torch")
+    run, report = shipped_model("run"), shipped_model("evaluation").Report
+    accuracies = iter([0.5, 0.7, 0.8, 0.85])
+    monkeypatch.setattr(run, "training_steps", lambda *given, steps, **options: iter([0.5] * steps))
+    monkeypatch.setattr(run, "evaluate", lambda *given, **options: report(1, next(accuracies), 0.0, 1.0, 1.0))
+    plan = run.Plan(steps=9, target=target, evaluate_from=4, evaluate_every=2)
+    history = run._train_until_good(plan, None, None, [], [], lambda *given: None)
+    assert [look["step"] for look in history] == looks
+
+
+@pytest.mark.torch
+def test_the_learning_rate_rises_stays_and_falls(shipped_model: Callable[[str], Any]) -> None:
+    pytest.importorskip("torch")
+    factors = [shipped_model("training").learning_rate_factor(step, 400) for step in range(400)]
+    assert factors[0] == pytest.approx(1 / 40)
+    assert set(factors[39:201]) == {1.0}
+    assert factors[200:] == sorted(factors[200:], reverse=True)
+    assert factors[-1] == 0.05
+
+
+@pytest.mark.torch
+def test_sharing_the_prompts_opening_changes_no_gradient(
+    episodes: Any, tokenizer: Any, shipped_model: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+    training, checkpoint = shipped_model("training"), shipped_model("checkpoint")
+    batch = [shipped_model("conversation").EpisodeTokenizer(tokenizer).tokenize(episode) for episode in episodes[:3]]
+    assert training.shared_prefix_length([episode.token_ids for episode in batch]) > 150
+    model = checkpoint.new_model(checkpoint.model_config(tokenizer), seed=1)
+    gradients = []
+    for shared in (training.shared_prefix_length, lambda sequences: 0):
+        monkeypatch.setattr(training, "shared_prefix_length", shared)
+        model.zero_grad()
+        training.episode_loss(model, batch).backward()
+        gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
+    torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-3)

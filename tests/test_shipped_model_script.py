@@ -88,6 +88,12 @@ async def test_tool_answers_in_training_are_what_the_tool_says(
                 assert call.reason in turn.tool_answer
 
 
+def test_every_episode_ends_with_the_right_answer(episodes: Any, shipped_model: Callable[[str], Any]) -> None:
+    problems = shipped_model("problems").split_problems(5, 0, 0, 150).training
+    for episode, answer in zip(episodes, shipped_model("episodes").answers_of(problems), strict=True):
+        assert episode.turns[-1].text.endswith(f"The answer is \\boxed{{{answer}}}.")
+
+
 def test_episodes_have_variety_and_mistakes_are_not_learned(episodes: Any) -> None:
     turns = [turn for episode in episodes for turn in episode.turns]
     assert all("Error" in turn.tool_answer for turn in turns if not turn.is_learned)

@@ -6,6 +6,7 @@ That it equals slime's own class is shown in `tests/slime`, where that class is 
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,19 @@ from hypothesis import strategies as st
 
 from strands_rollout import Sample
 
+# of slime 0.3; `tests/slime` compares the classes themselves
+FIELDS = (
+    "group_index index rollout_id prompt tokens multimodal_inputs multimodal_train_inputs multimodal_train_input_id "
+    "apply_chat_template_kwargs response response_length label reward loss_mask weight_versions rollout_log_probs "
+    "rollout_top_p_token_ids rollout_top_p_token_offsets rollout_routed_experts remove_sample teacher_log_probs "
+    "status metadata generate_function_path custom_rm_path train_metadata session_id non_generation_time spec_info "
+    "prefix_cache_info"
+)
 META = {"finish_reason": {"type": "stop"}, "prompt_tokens": 10, "cached_tokens": 4, "weight_version": "v1"}
+
+
+def test_the_fields_are_slimes() -> None:
+    assert " ".join(item.name for item in fields(Sample)) == FIELDS
 
 
 def test_trainable_tokens_bring_their_logprobs_and_context_brings_none() -> None:

@@ -6,7 +6,7 @@ import importlib
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -54,11 +54,12 @@ def questions(name: str) -> list[str]:
     return [row["prompt"][0]["content"] for row in rows(name)]
 
 
-@pytest.fixture
-def shipped_model(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+@pytest.fixture(scope="module")
+def shipped_model() -> Iterator[Callable[[str], Any]]:
     """Imports a module of scripts/shipped_model."""
-    monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
-    return lambda name: importlib.import_module(f"shipped_model.{name}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(REPOSITORY / "scripts"))
+        yield lambda name: importlib.import_module(f"shipped_model.{name}")
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "demo.jsonl"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,12 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(CHECKPOINT)
 
 
-@pytest.fixture
-def shipped_model(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+@pytest.fixture(scope="module")
+def shipped_model() -> Iterator[Callable[[str], Any]]:
     """Imports a module of scripts/shipped_model."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return lambda name: importlib.import_module(f"shipped_model.{name}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(REPOSITORY / "scripts"))
+        yield lambda name: importlib.import_module(f"shipped_model.{name}")
 
 
 def test_it_was_trained_on_the_prompts_that_the_package_uses() -> None:

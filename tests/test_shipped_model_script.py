@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -33,11 +33,12 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(CHECKPOINT)
 
 
-@pytest.fixture
-def shipped_model(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+@pytest.fixture(scope="module")
+def shipped_model() -> Iterator[Callable[[str], Any]]:
     """Imports a module of scripts/shipped_model."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return lambda name: importlib.import_module(f"shipped_model.{name}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(REPOSITORY / "scripts"))
+        yield lambda name: importlib.import_module(f"shipped_model.{name}")
 
 
 def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -46,7 +47,7 @@ def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def episodes(shipped_model: Callable[[str], Any]) -> Any:
     problems = shipped_model("problems").split_problems(5, 0, 0, 150).training
     return shipped_model("episodes").write_episodes(problems, Random(3))

@@ -83,6 +83,16 @@ def chat_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_cluster(slime_package: Path) -> Iterator[None]:
+    """What slime puts into Ray's object store stays in this process: the real `ray.put` would start a cluster."""
+    from slime.ray import rollout
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollout.ray, "put", lambda value, **_options: value)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def tokenizers_are_loaded_once(slime_package: Path) -> Iterator[None]:
     """slime loads the tokenizer anew for each of its objects, seconds for each test; it gets the same one here."""
     from slime.rollout import data_source, sglang_rollout

@@ -5,7 +5,6 @@ Knows Strands and the model; nothing of slime or samples.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,6 +18,7 @@ from strands.hooks import AfterToolsEvent, BeforeModelCallEvent, BeforeToolCallE
 from strands.types.exceptions import ContextWindowOverflowException, EventLoopException, MaxTokensReachedException
 
 from strands_rollout.bounded_tool import BoundedTool, ToolStats
+from strands_rollout.episode_deadline import EpisodeDeadline
 from strands_rollout.errors import (
     BudgetExhaustedError,
     EngineAbortedError,
@@ -125,7 +125,8 @@ async def run_episode(
         self_timed_tools: Names of tools that keep to their own time limit, because waiting for a free place must not
             count.
         hooks: Further Strands hooks; they see each event before the limits do.
-        should_abort: Asked before each model call and after each tool.
+        should_abort: Asked before each model call, after each tool, and every 0.1 s meanwhile; once it holds, the
+            episode ends within 0.25 s, whatever it waits for.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled. Nothing else: every other failure is in the result.
@@ -137,7 +138,7 @@ async def run_episode(
     )
     watch = _EpisodeWatch(model, stats, should_abort)
     error: Exception | None = None
-    deadline = asyncio.timeout(limits.episode_timeout_s)
+    deadline = EpisodeDeadline(limits.episode_timeout_s, should_abort)
     history: Sequence[Mapping[str, Any]] = messages
     try:
         # Strands checks limits and hooks in the order of their registration
@@ -149,7 +150,7 @@ async def run_episode(
         reason = _reason_of_end(limiter, watch)
     except Exception as e:  # every failure of an episode is data for whoever asked for it
         error = _unwrapped(e)
-        reason = StopReason.EPISODE_TIMEOUT if deadline.expired() else _reason_of_error(error, model)
+        reason = _reason_of_deadline(deadline) if deadline.expired() else _reason_of_error(error, model)
     return Episode(
         stop_reason=reason,
         error=stats.infrastructure_error or error,
@@ -223,6 +224,10 @@ def _reason_of_end(limiter: ToolLimiter, watch: _EpisodeWatch) -> StopReason:
     if limiter.tripped is not None:
         return StopReason.MAX_TOOL_ITERATIONS if limiter.tripped == "max_iterations" else StopReason.MAX_TOOL_CALLS
     return StopReason.COMPLETED
+
+
+def _reason_of_deadline(deadline: EpisodeDeadline) -> StopReason:
+    return StopReason.ABORTED if deadline.was_aborted else StopReason.EPISODE_TIMEOUT
 
 
 def _reason_of_error(error: BaseException, model: SGLangModel) -> StopReason:

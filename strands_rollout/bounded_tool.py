@@ -83,6 +83,12 @@ class BoundedTool(AgentTool):
         except TimeoutError:
             self._stats.timeouts += 1
             result = _error(tool_use, f"Error: the tool did not finish within {self._timeout_s:g} seconds.")
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # nobody cancelled this call: the tool raised it by itself, and Strands would lose its result
+            result = _error(tool_use, "Error: the tool cancelled itself.")
         finally:
             self._stats.seconds += time.monotonic() - started
             self._count(result)

@@ -21,14 +21,14 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
 )
 
 
 def main() -> None:
     """Run the command line; never returns."""
     try:
-        app()
+        app(prog_name="strands-rollout")
     except RolloutError as e:
         typer.echo(f"error: {e}", err=True)
         sys.exit(2 if isinstance(e, ConfigError) else 1)
@@ -49,7 +49,7 @@ def _root(
     """The group's own options."""
 
 
-@app.command(epilog="Example: `strands-rollout demo --samples 8 --seed 1`")
+@app.command(epilog="Example: strands-rollout demo --samples 8 --seed 1")
 def demo(
     base_url: Annotated[
         str | None, typer.Option(help="An SGLang server or router; default: the embedded engine is started.")
@@ -110,9 +110,7 @@ def demo(
     raise typer.Exit(0 if summary.ok else 1)
 
 
-@app.command(
-    epilog="Example: `strands-rollout serve --port 30000`, then `strands-rollout demo --base-url http://127.0.0.1:30000`"
-)
+@app.command(epilog="Example: strands-rollout serve --port 30000")
 def serve(
     model: Annotated[
         Path | None,

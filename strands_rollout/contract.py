@@ -13,6 +13,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 METADATA_KEY: Final = "strands_rollout"
+_SLIMES_OWN: Final = "trace"  # slime's tracing hangs it on a sample
 _FINISHED: Final = ("completed", "truncated", "failed")
 
 
@@ -104,7 +105,7 @@ def _bad_reward(reward: Any, reward_key: str | None) -> Iterator[str]:  # noqa: 
 
 
 def _bad_extras(sample: Any) -> Iterator[str]:  # noqa: ANN401
-    undeclared = sorted(vars(sample).keys() - {item.name for item in fields(sample)})
+    undeclared = sorted(vars(sample).keys() - {item.name for item in fields(sample)} - {_SLIMES_OWN})
     if undeclared:
         yield f"the sample has the undeclared attributes {', '.join(undeclared)}; slime's buffers lose them"
     if not _is_number(sample.non_generation_time) or sample.non_generation_time < 0:

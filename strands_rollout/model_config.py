@@ -19,6 +19,7 @@ class SGLangModelConfig(TypedDict):
     return_logprobs: bool
     context_window_limit: int | None
     headers: dict[str, str]
+    extra: dict[str, Any]
 
 
 def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGLangModelConfig:

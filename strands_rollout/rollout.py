@@ -15,7 +15,7 @@ from strands_rollout.config import CODE_TOOL_PATH, RolloutSettings, settings_fro
 from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.prompt_messages import to_episode_prompt
 from strands_rollout.prompts import CODE_TOOL_NAME
-from strands_rollout.sample import reset_sample, write_episode, write_failure
+from strands_rollout.sample import fill_replay_gaps, reset_sample, write_episode, write_failure
 from strands_rollout.sglang_client import shared_client
 from strands_rollout.sglang_model import SGLangModel
 from strands_rollout.slime_seam import is_aborting, may_return_aborted, tokenizer_of, trace_hooks, vocab_size_of
@@ -52,6 +52,7 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
         _log_failure(sample, e)
         reason = StopReason.SETUP_ERROR if isinstance(e, RolloutError) else StopReason.INTERNAL_ERROR
         write_failure(sample, e, reason)
+    fill_replay_gaps(args, sample, sampling_params)
     return sample
 
 
@@ -107,6 +108,7 @@ def _build_model(
         enable_thinking=settings.enable_thinking,
         chat_template_kwargs=_template_kwargs(args, sample),
         limits=limits,
+        extra={"return_routed_experts": True} if getattr(args, "use_rollout_routing_replay", False) else None,
         headers={ROUTING_HEADER: getattr(sample, "session_id", None) or uuid.uuid4().hex},
     )
 

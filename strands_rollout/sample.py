@@ -6,8 +6,10 @@ can take.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+import numpy as np
 
 from strands_rollout.agent import Episode, StopReason
 from strands_rollout.sglang_model import SGLangModel
@@ -106,6 +108,36 @@ def write_untrained(sample: Any, prompt_ids: Sequence[int], filler_id: int) -> N
     sample.loss_mask = [0]
     sample.rollout_log_probs = [0.0]
     sample.remove_sample = True
+
+
+def fill_replay_gaps(args: Any, sample: Any, sampling_params: Mapping[str, Any]) -> None:  # noqa: ANN401
+    """Give a sample without replay data empty data of the right shape, where slime replays.
+
+    slime's conversion takes all samples of a batch to have it: one that failed before its first token would break the
+    batch.
+    """
+    custom = sampling_params.get("custom_params")
+    if (
+        isinstance(custom, Mapping)
+        and custom.get("return_top_p_token_ids")
+        and _lacks(sample, "rollout_top_p_token_ids")
+    ):
+        sample.rollout_top_p_token_ids = np.zeros(0, dtype=np.int32)
+        sample.rollout_top_p_token_offsets = np.zeros(sample.response_length + 1, dtype=np.int32)
+    layers, top_k = getattr(args, "num_layers", None), getattr(args, "moe_router_topk", None)
+    if (
+        getattr(args, "use_rollout_routing_replay", False)
+        and layers
+        and top_k
+        and _lacks(sample, "rollout_routed_experts")
+    ):
+        # slime refuses a capture that is all zeros
+        experts = np.arange(1, top_k + 1, dtype=np.int32)
+        sample.rollout_routed_experts = np.broadcast_to(experts, (len(sample.tokens) - 1, layers, top_k)).copy()
+
+
+def _lacks(sample: Any, name: str) -> bool:  # noqa: ANN401
+    return hasattr(sample, name) and getattr(sample, name) is None
 
 
 def exclude_from_training(sample: Any) -> None:  # noqa: ANN401

@@ -54,6 +54,7 @@ class SGLangModel(Model):
         context_window_limit: Context length in tokens; learned from the server where it is not given.
         vocab_size: Ids that the served model knows are below this; default: what the tokenizer makes.
         headers: Sent with each generation, e.g. a routing key.
+        extra: Further top-level fields of each request, e.g. `{"return_routed_experts": True}`.
 
     Attributes:
         trajectory: Tokens, mask, logprobs and turns of the conversation so far.
@@ -82,6 +83,7 @@ class SGLangModel(Model):
         context_window_limit: int | None = None,
         vocab_size: int | None = None,
         headers: Mapping[str, str] | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         if (base_url is None) == (client is None):
             raise ConfigError(f"got base_url={base_url!r} and client={client!r}; expected exactly one of them")
@@ -95,6 +97,7 @@ class SGLangModel(Model):
             "return_logprobs": return_logprobs,
             "context_window_limit": context_window_limit,
             "headers": dict(headers or {}),
+            "extra": dict(extra or {}),
         }
         self._base_url = base_url
         self._client = SGLangClient(client) if isinstance(client, httpx.AsyncClient) else client

@@ -38,9 +38,9 @@ def tokenizer_of(args: Any, sample: object) -> Any:  # noqa: ANN401 - slime's Na
     Raises:
         ConfigError: There is no usable checkpoint.
     """
-    state = _generate_state(args, sample)
-    if state is not None:
-        return state.tokenizer
+    held = getattr(_generate_state(args, sample), "tokenizer", None)
+    if held is not None:
+        return held
     checkpoint = getattr(args, "hf_checkpoint", None)
     if not checkpoint:
         raise ConfigError(

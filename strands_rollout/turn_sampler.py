@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from strands.types.exceptions import ContextWindowOverflowException
 
-from strands_rollout.errors import EngineError, EngineOverlongError, TrajectoryError
+from strands_rollout.errors import EngineError, EngineOverlongError, EngineResponseError, TrajectoryError
 from strands_rollout.model_config import SGLangModelConfig
 from strands_rollout.sglang_client import Generation, SGLangClient
 from strands_rollout.token_limits import Room, room_left, turn_allowance
@@ -89,7 +89,13 @@ class TurnSampler:
             config["sampling_params"] | {"max_new_tokens": allowance},
             return_logprob=config["return_logprobs"],
             headers=config["headers"] or None,
+            extra=config["extra"] or None,
         )
+        if not generation.output_ids and generation.finish_reason.type != "abort":
+            raise EngineResponseError(
+                f"got no token with the finish reason {generation.finish_reason.type!r} from {client.url}; expected at "
+                "least one of a turn that was not aborted"
+            )
         self.cut_by = limit if generation.finish_reason.type == "length" else None
         return generation
 

@@ -46,7 +46,6 @@ async def test_a_running_episode_comes_back_at_once_and_valid(
     aborted = stage.rollouts.returned_as("aborted")
     assert len(aborted) == 2
     for sample in aborted:
-        vars(sample).pop("trace")
         assert contract_violations(sample, decode=stage.tokenizer.decode, may_abort=True) == []
         if name in SAMPLED:
             assert sum(sample.loss_mask) == SAMPLED[name]

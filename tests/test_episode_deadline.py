@@ -1,0 +1,129 @@
+"""An episode ends soon after an abort, whatever it waits for, and a tool that cancels itself ends only its call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from fake_sglang import FakeSGLang, Reply
+from harness import ANSWER, call_text, ids_of
+from strands import tool
+
+from strands_rollout import EpisodeLimits, SGLangModel, StopReason
+from strands_rollout.agent import Episode, run_episode
+from strands_rollout.episode_deadline import EpisodeDeadline
+
+
+@tool(name="execute_python_code")
+async def waits(code: str) -> str:
+    """Wait.
+
+    Args:
+        code: Ignored.
+    """
+    await asyncio.sleep(30)
+    return code
+
+
+@tool(name="execute_python_code")
+def blocks(code: str) -> str:
+    """Block a thread.
+
+    Args:
+        code: Ignored.
+    """
+    time.sleep(3)
+    return code
+
+
+@tool(name="execute_python_code")
+async def cancels(code: str) -> str:
+    """Cancel itself.
+
+    Args:
+        code: Ignored.
+    """
+    raise asyncio.CancelledError
+
+
+async def episode(tokenizer: Any, script: Any, inner: Any, **more: Any) -> tuple[Episode, SGLangModel, FakeSGLang]:
+    async with FakeSGLang(script, context_length=4096) as fake:
+        model = SGLangModel(tokenizer=tokenizer, base_url=fake.base_url)
+        question = [{"role": "user", "content": [{"text": "go"}]}]
+        limits = EpisodeLimits()
+        done = await run_episode(model, question, system_prompt=None, tools=[inner], limits=limits, **more)
+    return done, model, fake
+
+
+@pytest.mark.parametrize("caught", ["async tool", "sync tool", "retry", "generation"])
+async def test_an_abort_ends_the_episode_whatever_it_waits_for(shipped_tokenizer: Any, caught: str) -> None:
+    called = Reply.tokens(ids_of(shipped_tokenizer, call_text()))
+    then = {"retry": Reply.status(503, "busy"), "generation": Reply.hang()}.get(caught)
+
+    def script(request: dict[str, Any], number: int) -> Reply:
+        return called if number == 0 or then is None else then
+
+    started = time.monotonic()
+    if then is not None:
+        done, model, _ = await episode(
+            shipped_tokenizer, script, instant, should_abort=lambda: time.monotonic() - started > 0.5
+        )
+    else:
+        inner = waits if caught == "async tool" else blocks
+        done, model, _ = await episode(
+            shipped_tokenizer, script, inner, should_abort=lambda: time.monotonic() - started > 0.5
+        )
+    assert done.stop_reason is StopReason.ABORTED
+    assert time.monotonic() - started < 2.5
+    assert model.trajectory.token_ids[-len(called.ids) :] == list(called.ids)
+
+
+@tool(name="execute_python_code")
+async def instant(code: str) -> str:
+    """Return at once.
+
+    Args:
+        code: Ignored.
+    """
+    return code
+
+
+async def test_a_tool_that_cancels_itself_is_told_and_the_episode_goes_on(shipped_tokenizer: Any) -> None:
+    script = [Reply.tokens(ids_of(shipped_tokenizer, text)) for text in (call_text(), ANSWER)]
+    done, _, fake = await episode(shipped_tokenizer, script, cancels)
+    assert done.stop_reason is StopReason.COMPLETED
+    assert done.tools.errors == 1
+    assert "the tool cancelled itself" in shipped_tokenizer.decode(fake.requests[1].input_ids)
+
+
+async def test_a_finished_turn_without_a_token_is_the_engines_fault(shipped_tokenizer: Any) -> None:
+    done, model, _ = await episode(shipped_tokenizer, [Reply.tokens([])], instant)
+    assert done.stop_reason is StopReason.ENGINE_ERROR
+    assert "got no token with the finish reason 'stop'" in str(done.error)
+    assert model.trajectory.turns == []
+
+
+async def test_an_abort_never_lengthens_the_episodes_own_time_limit() -> None:
+    started = time.monotonic()
+    with pytest.raises(TimeoutError):
+        async with EpisodeDeadline(0.2, lambda: True) as deadline:
+            await asyncio.sleep(30)
+    assert time.monotonic() - started < 1
+    assert deadline.expired()
+
+
+async def test_a_block_that_ends_by_itself_leaves_no_timer() -> None:
+    asked = 0
+
+    def should_abort() -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    async with EpisodeDeadline(None, should_abort):
+        await asyncio.sleep(0.15)
+    before = asked
+    await asyncio.sleep(0.25)
+    assert asked == before >= 1

@@ -60,7 +60,7 @@ def format_error(kind: type[BaseException], value: BaseException | None, trace: 
     import linecache
     import traceback
 
-    linecache.cache[SOURCE_NAME] = (len(CODE), None, CODE.splitlines(keepends=True), SOURCE_NAME)
+    linecache.cache[SOURCE_NAME] = (len(CODE), None, (CODE + "\n").splitlines(keepends=True), SOURCE_NAME)
     error = traceback.TracebackException(kind, value or kind(), trace)
     own_frames_only(error)
     has_frames = bool(error.stack) or error.__cause__ or error.__context__ or getattr(error, "exceptions", None)

@@ -57,6 +57,6 @@ class Aborts:
     async def _send_quietly(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
         try:
             return await self.send(body, headers)
-        except Exception as e:
+        except Exception as e:  # nobody waits for this abort; the closed connection ends the request as well
             logger.debug("event=abort_failed url=%s body=%s error=%r", self._url, body, e)
             return False

@@ -66,7 +66,7 @@ def run_child(code: str, limits: ChildLimits, cancelled: threading.Event) -> Exe
             ready_read, ready_write = os.pipe()
             try:
                 process = _start(code, limits, scratch, ready_write)
-            except BaseException:
+            except BaseException:  # whatever it was, the descriptor must not leak
                 os.close(ready_read)
                 raise
             finally:

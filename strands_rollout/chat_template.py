@@ -14,10 +14,13 @@ from jinja2 import TemplateError as JinjaError
 
 from strands_rollout.chat_messages import ChatMessage
 from strands_rollout.errors import TemplateError
+from strands_rollout.template_probe import ProbedTemplate, probe
 from strands_rollout.token_encoder import TokenEncoder
 
 ANSWER_MARK: Final = "strands-rollout-answer"
 _ENCODERS: weakref.WeakKeyDictionary[Any, TokenEncoder] = weakref.WeakKeyDictionary()
+# what was found, by template and its arguments: each sample builds a ChatTemplate, on the event loop
+_PROBES: weakref.WeakKeyDictionary[Any, dict[str, ProbedTemplate]] = weakref.WeakKeyDictionary()
 
 
 class ChatTemplate:
@@ -40,8 +43,6 @@ class ChatTemplate:
             TemplateError: There is no template, it fails, or it is not append-only; the message names the first token
                 that differs.
         """
-        from strands_rollout.template_probe import probe
-
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateError(
                 f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template; expected one in its "
@@ -51,7 +52,11 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._kwargs = template_kwargs
         self.encoder = _encoder_of(tokenizer)
-        found = probe(self)
+        probes = _PROBES.setdefault(tokenizer, {})
+        key = repr((tokenizer.chat_template, sorted(template_kwargs.items())))
+        if key not in probes:
+            probes[key] = probe(self)
+        found = probes[key]
         self._end_of_turn = found.end_of_turn
         self.end_of_turn_id = found.end_of_turn_id
         self.opens_reasoning = found.opens_reasoning

@@ -220,3 +220,25 @@ def test_control_tokens_swallow_the_space_around_them_as_the_tokenizer_does(ship
     encoder = TokenEncoder(greedy)
     rendered = "one  \n <|greedy|> \t two<|im_end|> three"
     assert encoder.encode_rendered(rendered) == encoder.encode_trusted(rendered)
+
+
+def test_a_template_is_probed_once_per_tokenizer_and_arguments(shipped_tokenizer: Any) -> None:
+    class Counting(type(shipped_tokenizer)):  # type: ignore[misc]
+        renderings = 0
+
+        def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
+            type(self).renderings += 1
+            return super().apply_chat_template(*args, **kwargs)
+
+    tokenizer = copy.deepcopy(shipped_tokenizer)
+    tokenizer.__class__ = Counting
+    first = ChatTemplate(tokenizer)
+    probed = Counting.renderings
+    again = ChatTemplate(tokenizer)
+    assert Counting.renderings == probed > 0
+    assert again.end_of_turn_id == first.end_of_turn_id
+    ChatTemplate(tokenizer, enable_thinking=False)
+    assert Counting.renderings > probed
+    tokenizer.chat_template = None
+    with pytest.raises(TemplateError, match="has no chat template"):
+        ChatTemplate(tokenizer)

@@ -6,16 +6,15 @@ Knows threads and the event loop; the child itself is `child_process.py`'s.
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Self
 
-from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.errors import SandboxError
 from strands_rollout.sandbox.child_process import ChildLimits, run_child
-from strands_rollout.sandbox.executor import ExecutionResult
+from strands_rollout.sandbox.executor import ExecutionResult, ExecutorFacts, check_call, check_positive, retried_once
 
 
 class SubprocessExecutor:
@@ -62,7 +61,8 @@ class SubprocessExecutor:
             "max_concurrency": self._max_concurrency,
         }
         for name, value in wanted.items():
-            _check_positive(name, value)
+            check_positive(name, value)
+        self.facts = ExecutorFacts(memory_mb=memory_mb)
         self._pools: dict[int, ThreadPoolExecutor] = {}
         self._closed = False
 
@@ -70,15 +70,16 @@ class SubprocessExecutor:
         """Run code in a fresh process; see `CodeExecutor.run`.
 
         Raises:
-            ConfigError: `timeout_s` is not a positive number, or `session` is given: this backend keeps none.
+            ConfigError: An argument can't be used; `session` must be None, since this backend keeps none.
             SandboxError: The executor has been closed.
         """
-        if session is not None:
-            raise ConfigError(f"SubprocessExecutor keeps no sessions: got session={session!r}, expected None")
+        limits = self._limits if timeout_s is None else replace(self._limits, timeout_s=timeout_s)
+        check_call("SubprocessExecutor", code, limits.timeout_s, session, keeps_sessions=False)
         if self._closed:
             raise SandboxError("SubprocessExecutor.run was called after aclose(); make a new executor")
-        limits = self._limits if timeout_s is None else replace(self._limits, timeout_s=timeout_s)
-        _check_positive("timeout_s", limits.timeout_s)
+        return await retried_once(lambda: self._attempt(code, limits))
+
+    async def _attempt(self, code: str, limits: ChildLimits) -> ExecutionResult:
         cancelled = threading.Event()
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool(), run_child, code, limits, cancelled)
@@ -87,6 +88,9 @@ class SubprocessExecutor:
             raise
         except Exception as e:  # whatever breaks here is this backend's fault, and never the code's
             return ExecutionResult("", "", None, infra_error=f"{type(e).__name__}: {e}")
+
+    async def close_session(self, session: str) -> None:
+        """Nothing to do: this backend keeps none."""
 
     async def aclose(self) -> None:
         """Refuse new calls, wait for running ones, end the threads. Safe to call twice."""
@@ -116,8 +120,3 @@ def usable_cpus() -> int:
     """CPUs that this process may use, and at least 2."""
     affinity = getattr(os, "sched_getaffinity", None)
     return max(2, len(affinity(0)) if affinity else os.cpu_count() or 2)
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
-        raise ConfigError(f"{name} is {value!r}; expected a positive, finite number")

@@ -3,7 +3,37 @@
 Must not know agents, tools or samples.
 """
 
-from strands_rollout.sandbox.executor import CodeExecutor, ExecutionResult
-from strands_rollout.sandbox.subprocess_executor import SubprocessExecutor
+from __future__ import annotations
 
-__all__ = ["CodeExecutor", "ExecutionResult", "SubprocessExecutor"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from strands_rollout.sandbox.executor import CodeExecutor, ExecutionResult, ExecutorFacts
+    from strands_rollout.sandbox.local_executor import LocalExecutor, SandboxReport
+    from strands_rollout.sandbox.subprocess_executor import SubprocessExecutor
+
+_MODULES = {
+    "CodeExecutor": "executor",
+    "ExecutionResult": "executor",
+    "ExecutorFacts": "executor",
+    "LocalExecutor": "local_executor",
+    "SandboxReport": "local_executor",
+    "SubprocessExecutor": "subprocess_executor",
+}
+
+__all__ = [
+    "CodeExecutor",
+    "ExecutionResult",
+    "ExecutorFacts",
+    "LocalExecutor",
+    "SandboxReport",
+    "SubprocessExecutor",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module holds
+    """Import a backend when it is asked for: the processes that run code import this package as well."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

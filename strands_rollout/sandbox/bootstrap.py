@@ -1,4 +1,4 @@
-"""The program inside the child: limits itself, then runs one piece of code as `__main__`. Started by its file name.
+"""How code is run and what is shown of its errors; and the plain backend's program, started by its file name.
 
 Usage: bootstrap.py READY_FD CPU_S MEMORY_MB FILE_MB ALARM_S, with the code on stdin (UTF-8, surrogates allowed).
 Writes one byte to READY_FD when the code is about to start: what ends before that is the executor's fault, and the code
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import traceback
 
 SOURCE_NAME = "<code>"
-CODE = ""
+_sources: dict[str, str] = {}  # what tracebacks may show: the text of each piece of code, by its file name
 
 
 def limit_resources(cpu_s: int, memory_mb: int, file_mb: int, alarm_s: int) -> None:
@@ -51,7 +51,7 @@ def own_frames_only(error: traceback.TracebackException) -> None:
         current = pending.pop()
         if current is None:
             continue
-        current.stack[:] = [frame for frame in current.stack if frame.filename == SOURCE_NAME]
+        current.stack[:] = [frame for frame in current.stack if frame.filename in _sources]
         pending += [current.__cause__, current.__context__, *(getattr(current, "exceptions", None) or [])]
 
 
@@ -60,7 +60,8 @@ def format_error(kind: type[BaseException], value: BaseException | None, trace: 
     import linecache
     import traceback
 
-    linecache.cache[SOURCE_NAME] = (len(CODE), None, (CODE + "\n").splitlines(keepends=True), SOURCE_NAME)
+    for name, code in _sources.items():
+        linecache.cache[name] = (len(code), None, (code + "\n").splitlines(keepends=True), name)
     error = traceback.TracebackException(kind, value or kind(), trace)
     own_frames_only(error)
     has_frames = bool(error.stack) or error.__cause__ or error.__context__ or getattr(error, "exceptions", None)
@@ -86,7 +87,7 @@ def format_warning(
 ) -> str:
     """Stand in for `warnings.formatwarning`, without machine paths."""
     del line
-    where = f" (line {lineno})" if filename == SOURCE_NAME else ""
+    where = f" (line {lineno})" if filename in _sources else ""
     return f"{category.__name__}: {message}{where}\n"
 
 
@@ -104,13 +105,20 @@ def prepare_interpreter() -> types.ModuleType:
     return main
 
 
-def run_code(code: str, namespace: dict[str, object]) -> None:
-    """Execute the code and print the value of its last expression unless that is None."""
-    tree = ast.parse(code, SOURCE_NAME)
+def run_code(code: str, namespace: dict[str, object], name: str = SOURCE_NAME) -> None:
+    """Execute the code and print the value of its last expression unless that is None.
+
+    Args:
+        code: A module's text.
+        namespace: Its globals.
+        name: The file name in tracebacks; different for pieces that share a namespace.
+    """
+    _sources[name] = code
+    tree = ast.parse(code, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, SOURCE_NAME, "exec", dont_inherit=True), namespace)  # noqa: S102 - it is what this program is for
+    exec(compile(tree, name, "exec", dont_inherit=True), namespace)  # noqa: S102 - it is what this program is for
     if isinstance(last, ast.Expr):
-        expression = compile(ast.Expression(last.value), SOURCE_NAME, "eval", dont_inherit=True)
+        expression = compile(ast.Expression(last.value), name, "eval", dont_inherit=True)
         value = eval(expression, namespace)  # noqa: S307 - as above
         if value is not None:
             print(repr(value))
@@ -128,9 +136,9 @@ def read_code() -> str:
 
 if __name__ == "__main__":
     ready_fd, *limits = map(int, sys.argv[1:])
-    CODE = read_code()
+    code = read_code()
     namespace = prepare_interpreter().__dict__
     limit_resources(*limits)
     os.write(ready_fd, b"1")
     os.close(ready_fd)
-    run_code(CODE, namespace)
+    run_code(code, namespace)

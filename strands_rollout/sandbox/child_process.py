@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 from strands_rollout.sandbox.capped_output import CappedOutput
 from strands_rollout.sandbox.executor import ExecutionResult
+from strands_rollout.sandbox.signal_words import signal_words
 
 if TYPE_CHECKING:
     import threading
@@ -29,12 +30,6 @@ _POLL_S: Final = 0.05  # how soon a cancellation, or an end that closed no pipe,
 _DRAIN_S: Final = 0.5  # a process that left the group may hold the pipes open for ever
 _CHUNK_BYTES: Final = 65536
 _MEBIBYTE: Final = 1024 * 1024
-_SIGNAL_WORDS: Final = {
-    "SIGKILL": "SIGKILL (probably out of memory)",
-    "SIGSEGV": "SIGSEGV (crash)",
-    "SIGABRT": "SIGABRT (abort)",
-    "SIGXCPU": "SIGXCPU (CPU time limit)",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +195,6 @@ class _Watch:
             timed_out=self._timed_out,
             truncated=self._stdout.truncated or self._stderr.truncated,
             duration_s=max(0.0, ended_at - (self._started_at or ended_at)),
-            killed_by=self._killed_by or _signal_words(exit_code),
+            killed_by=self._killed_by or signal_words(exit_code),
             infra_error=infra_error,
         )
-
-
-def _signal_words(exit_code: int) -> str | None:
-    """Name the signal behind a negative exit code; None for a code that the program chose."""
-    if exit_code >= 0:
-        return None
-    name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else f"signal {-exit_code}"
-    return _SIGNAL_WORDS.get(name, name)

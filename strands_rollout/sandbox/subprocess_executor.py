@@ -15,6 +15,7 @@ from typing import Self
 from strands_rollout.errors import SandboxError
 from strands_rollout.sandbox.child_process import ChildLimits, run_child
 from strands_rollout.sandbox.executor import ExecutionResult, ExecutorFacts, check_call, check_positive, retried_once
+from strands_rollout.sandbox.machine_size import usable_cpus
 
 
 class SubprocessExecutor:
@@ -114,9 +115,3 @@ class SubprocessExecutor:
             pool = ThreadPoolExecutor(self._max_concurrency, thread_name_prefix="code-executor")
             return self._pools.setdefault(pid, pool)
         return self._pools[pid]
-
-
-def usable_cpus() -> int:
-    """CPUs that this process may use, and at least 2."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return max(2, len(affinity(0)) if affinity else os.cpu_count() or 2)

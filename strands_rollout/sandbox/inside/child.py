@@ -1,0 +1,173 @@
+"""What a forked child does: take its descriptors, be confined, say so, then run the code that it is sent.
+
+Its control socket speaks with the supervisor. The child writes READY, or FAILED and a reason in JSON; then, for each
+piece of code that it is sent, STARTED, and in a session DONE and one byte, the exit code. Without a session the socket
+is closed before the code starts, so that code has nobody to lie to: its end is the end of the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Collection
+from typing import Any, Final
+
+from strands_rollout.sandbox import bootstrap
+from strands_rollout.sandbox.inside.confinement import Confinement, LayerError, Place
+
+READY: Final = b"R"
+FAILED: Final = b"E"
+STARTED: Final = b"S"
+DONE: Final = b"D"
+LENGTH: Final = struct.Struct("!Q")  # before the JSON of each piece of code: {"code": ..., "session": true or false}
+_CONTROL: Final = 3
+_EXCEPTION: Final = 1
+
+
+def become_child(confinement: Confinement, place: Place, descriptors: tuple[int, int, int]) -> None:
+    """Turn a fork of the template into a process that runs code; never returns.
+
+    Args:
+        confinement: What to put on.
+        place: Where to work.
+        descriptors: Stdout, stderr and the control socket, all above 3.
+    """
+    try:
+        _take_descriptors(descriptors, confinement.kept_descriptors(), place)
+        _reset_signals()
+        confinement.apply(place)
+        if place.ruleset is not None:
+            place.ruleset.close()
+        _look_fresh("/" if confinement.changes_root else place.folder)
+        os.write(_CONTROL, READY)
+        _serve(socket.socket(fileno=_CONTROL))
+    except LayerError as e:
+        _fail(e.layer, str(e))
+    except BaseException as e:  # whatever it is, this fork must not return into the template's loop
+        _fail(None, f"{type(e).__name__}: {e}")
+
+
+def _take_descriptors(descriptors: tuple[int, int, int], kept: Collection[int], place: Place) -> None:
+    """Have nothing open but 0 to 3, the kept ones and the ruleset."""
+    os.setsid()
+    for target, source in enumerate((os.open(os.devnull, os.O_RDONLY), *descriptors)):
+        os.dup2(source, target)
+    start = _CONTROL + 1
+    ruleset = [] if place.ruleset is None else [place.ruleset.fd]
+    for number in sorted([*kept, *ruleset]):
+        os.closerange(start, number)
+        start = number + 1
+    os.closerange(start, max(start, os.sysconf("SC_OPEN_MAX")))
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _look_fresh(home: str) -> None:
+    """Undo what a fork shares with all other forks: environment, random numbers, a known temporary directory."""
+    os.environ.update(HOME=home, TMPDIR=home, PWD=home)
+    tempfile.tempdir = None
+    # not those of the template: they remember what its descriptors 1 and 2 were
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
+    sympy_random = sys.modules.get("sympy.core.random")
+    if sympy_random is not None:
+        sympy_random.seed()
+    gc.enable()
+
+
+def _serve(control: socket.socket) -> None:
+    """Run what is sent: one piece of code, or in a session one after the other, until the socket closes."""
+    namespace = bootstrap.prepare_interpreter().__dict__
+    number = 0
+    while (order := _receive(control)) is not None:
+        number += 1
+        control.sendall(STARTED)
+        if not order["session"]:
+            control.close()
+            _end(_run(order["code"], namespace, bootstrap.SOURCE_NAME))
+        exit_code = _run(order["code"], namespace, f"<code {number}>")
+        control.sendall(DONE + bytes([exit_code]))
+    os._exit(0)
+
+
+def _receive(control: socket.socket) -> Any:  # noqa: ANN401 - JSON
+    """The next order; None where there will be none."""
+    head = _read(control, LENGTH.size)
+    body = _read(control, LENGTH.unpack(head)[0]) if head is not None else None
+    return None if body is None else json.loads(body)
+
+
+def _read(control: socket.socket, size: int) -> bytes | None:
+    chunks = bytearray()
+    while len(chunks) < size:
+        chunk = control.recv(min(size - len(chunks), 1 << 20))
+        if not chunk:
+            return None
+        chunks += chunk
+    return bytes(chunks)
+
+
+def _run(code: str, namespace: dict[str, object], name: str) -> int:
+    """Run one piece of code and show its error, if any; returns the exit code that a script would have."""
+    try:
+        bootstrap.run_code(code, namespace, name)
+    except SystemExit as e:
+        return _exit_code(e)
+    except BaseException as e:  # the code may raise anything, KeyboardInterrupt included
+        with contextlib.suppress(BaseException):  # the code may have replaced the hook, and closed the streams
+            sys.excepthook(type(e), e, e.__traceback__)
+        return _EXCEPTION
+    finally:
+        _flush()
+    return 0
+
+
+def _exit_code(error: SystemExit) -> int:
+    """What the interpreter makes of `sys.exit(...)`."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    with contextlib.suppress(Exception):  # stderr is the code's to break
+        print(error.code, file=sys.stderr)
+    return _EXCEPTION
+
+
+def _end(exit_code: int) -> None:
+    """End as the interpreter would, without the costly taking apart of all that was imported."""
+    with contextlib.suppress(BaseException):  # what the code registered may raise anything
+        threading._shutdown()  # type: ignore[attr-defined] # waits for the code's threads, as the interpreter does
+    with contextlib.suppress(BaseException):  # as above
+        atexit._run_exitfuncs()
+    _flush()
+    os._exit(exit_code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the streams are the code's to close or replace
+            stream.flush()
+
+
+def _fail(layer: str | None, reason: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(_CONTROL, FAILED + json.dumps({"layer": layer, "reason": reason}).encode())
+    os._exit(1)

@@ -1,0 +1,228 @@
+"""Which system calls sandboxed code may make: a list of what is allowed, as a seccomp filter.
+
+What is not listed is refused with EPERM. Calls that C libraries try first, and replace by an older one on ENOSYS, get
+that, as do numbers that are not known here. A call by another architecture's convention ends the process.
+Knows the kernel's interface only. Files are not its business: which may be opened is up to another layer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import sys
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final, NamedTuple, Self
+
+from strands_rollout.sandbox.inside.libc import prctl
+from strands_rollout.sandbox.inside.syscalls import syscall_numbers
+
+_ALLOWED_NAMES: Final = """
+    read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 close close_range lseek
+    creat stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat
+    getdents64 getcwd chdir fchdir umask getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
+    mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat
+    ftruncate fallocate fadvise64 flock fsync fdatasync copy_file_range sendfile
+    dup dup2 dup3 pipe pipe2 eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime
+    select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
+    mmap mprotect munmap mremap msync madvise brk membarrier
+    futex futex_waitv futex_wait futex_wake futex_requeue set_robust_list rseq set_tid_address exit exit_group
+    rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack restart_syscall
+    pause alarm getitimer setitimer nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times
+    getpid getppid gettid getuid geteuid getgid getegid getgroups getresuid getresgid getpgrp getpgid getsid capget
+    getrlimit getrusage getpriority sysinfo uname getrandom getcpu wait4 waitid
+    sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min
+    sendto sendmsg recvfrom recvmsg shutdown getsockopt setsockopt getsockname getpeername
+"""
+ALLOWED: Final = frozenset(_ALLOWED_NAMES.split())
+ABSENT: Final = frozenset({"clone3", "openat2"})  # what they are asked lies in memory, where a filter can't look
+
+_OWN_PID: Final = -1  # stands for the number of the process, which `program` fills in
+_LOW: Final = 0xFFFF_FFFF
+_CLONE_THREAD_AND_VM: Final = 0x0001_0100
+# PTRACE, PARENT, PIDFD, UNTRACED, and NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
+_CLONE_REFUSED: Final = 0x2000 | 0x8000 | 0x1000 | 0x80_0000 | 0x7E02_0000
+
+
+class Condition(NamedTuple):
+    """One half of an argument, masked, must be one of a few values."""
+
+    argument: int
+    values: tuple[int, ...]
+    mask: int = _LOW
+    high: bool = False
+
+
+_SELF: Final = Condition(0, (_OWN_PID,))
+_SELF_OR_ZERO: Final = Condition(0, (0, _OWN_PID))
+# O_TRUNC only with O_WRONLY or O_RDWR: Landlock before its ABI 3 lets a file that may only be read be truncated
+_TRUNCATES_BY_WRITING: Final = ((0, 1, 2, 3, 0x201, 0x202), 0x203)
+CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
+    "clone": (Condition(0, (_CLONE_THREAD_AND_VM,), _CLONE_THREAD_AND_VM | _CLONE_REFUSED),),
+    # AF_UNIX, SOCK_STREAM: unlike a datagram, what is written to a connected stream can't be given another address
+    "socketpair": (Condition(0, (1,)), Condition(1, (1,), 0xF)),
+    "open": (Condition(1, *_TRUNCATES_BY_WRITING),),
+    "openat": (Condition(2, *_TRUNCATES_BY_WRITING),),
+    "kill": (_SELF,),
+    "tgkill": (_SELF,),
+    "sched_setaffinity": (_SELF_OR_ZERO,),
+    "prctl": (Condition(0, (15, 16)),),  # PR_SET_NAME, PR_GET_NAME
+    "prlimit64": (_SELF_OR_ZERO, Condition(2, (0,)), Condition(2, (0,), high=True)),  # to read, not to set
+    "ioctl": (Condition(1, (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)),),  # TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
+    # F_DUPFD to F_SETLKW, F_OFD_GETLK to F_OFD_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN and F_SETSIG: with
+    # them the kernel sends a signal of one's choice to any process of the same user.
+    "fcntl": (Condition(1, (*range(8), 36, 37, 38, 1030, 1032)),),
+}
+
+_AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7, "arm64": 0xC000_00B7}
+_X32_BIT: Final = 0x4000_0000
+_PR_SET_SECCOMP: Final = 22
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_MODE_FILTER: Final = 2
+
+_KILL_PROCESS: Final = 0x8000_0000
+_ALLOW: Final = 0x7FFF_0000
+_ERRNO: Final = 0x0005_0000
+
+_LOAD: Final = 0x20
+_AND: Final = 0x54
+_JUMP: Final = 0x05
+_IF_EQUAL: Final = 0x15
+_IF_AT_LEAST: Final = 0x35
+_IF_ANY_BIT: Final = 0x45
+_RETURN: Final = 0x06
+_NUMBER_OFFSET: Final = 0
+_ARCH_OFFSET: Final = 4
+_ARGUMENTS_OFFSET: Final = 16
+
+
+class _Instruction(NamedTuple):
+    """Of classic BPF; jumps count the instructions to skip."""
+
+    code: int
+    value: int
+    if_true: int = 0
+    if_false: int = 0
+
+
+_Block = list[_Instruction]  # ends in a return on every path, so that blocks can be put in a row
+
+
+@dataclass(frozen=True, slots=True)
+class SyscallFilter:
+    """A filter for one architecture, compiled once; each process gets it with its own number filled in.
+
+    Attributes:
+        template: The program, with zero where a process's number belongs.
+        pid_offsets: Where that is, in bytes.
+    """
+
+    template: bytes
+    pid_offsets: tuple[int, ...]
+
+    @classmethod
+    def for_machine(cls, machine: str) -> Self:
+        """Compile the filter for a machine, as `platform.machine()` names it.
+
+        Raises:
+            ValueError: The machine is not known.
+        """
+        numbers = syscall_numbers(machine)
+        block = _search(_verdicts(numbers))
+        if machine == "x86_64":
+            block = _branch(_IF_ANY_BIT, _X32_BIT, _returns(_KILL_PROCESS), block)
+        block = [_Instruction(_LOAD, _NUMBER_OFFSET), *block]
+        block = _branch(_IF_EQUAL, _AUDIT_ARCH[machine], block, _returns(_KILL_PROCESS))
+        block = [_Instruction(_LOAD, _ARCH_OFFSET), *block]
+        packed = b"".join(
+            struct.pack("<HBBI", code, if_true, if_false, 0 if value == _OWN_PID else value)
+            for code, value, if_true, if_false in block
+        )
+        return cls(packed, tuple(8 * i + 4 for i, (_, value, *_) in enumerate(block) if value == _OWN_PID))
+
+    def program(self, own_pid: int) -> bytes:
+        """The filter for the process of that number, as the kernel sees it: eight bytes an instruction."""
+        program = bytearray(self.template)
+        for offset in self.pid_offsets:
+            struct.pack_into("<I", program, offset, own_pid)
+        return bytes(program)
+
+
+def is_supported() -> bool:
+    """Whether this machine is known and its kernel takes filters; changes nothing."""
+    if sys.platform != "linux" or sys.maxsize < 2**32 or os.uname().machine not in _AUDIT_ARCH:
+        return False
+    try:
+        prctl(_PR_SET_SECCOMP, _MODE_FILTER, 0)
+    except OSError as e:
+        return e.errno == errno.EFAULT  # it would take a filter, if there were one at address zero
+    return False
+
+
+def install(program: bytes) -> None:
+    """Put the calling thread, and all that it starts from now on, under a program for good.
+
+    Other threads of the process are left free: the caller should have none. No set-user-id program works afterwards.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    instructions = ctypes.create_string_buffer(program, len(program))
+    header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions)))
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.addressof(header))
+
+
+def _verdicts(numbers: dict[str, int]) -> list[tuple[int, _Block]]:
+    """What becomes of every number: first number of a range and its verdict, ascending."""
+    by_number = {number: _verdict(name) for name, number in numbers.items()}
+    last = max(by_number)
+    refused = _returns(_ERRNO | errno.EPERM)
+    verdicts = [(number, by_number.get(number, refused)) for number in range(last + 1)]
+    verdicts.append((last + 1, _returns(_ERRNO | errno.ENOSYS)))
+    return [next(run) for _, run in groupby(verdicts, key=lambda verdict: verdict[1])]
+
+
+def _verdict(name: str) -> _Block:
+    if name in ALLOWED:
+        return _returns(_ALLOW)
+    if name in ABSENT:
+        return _returns(_ERRNO | errno.ENOSYS)
+    if name not in CONDITIONAL:
+        return _returns(_ERRNO | errno.EPERM)
+    block = _returns(_ALLOW)
+    for condition in reversed(CONDITIONAL[name]):
+        block = _if_met(condition, block)
+    return block
+
+
+def _if_met(condition: Condition, block: _Block) -> _Block:
+    """The block where an argument meets the condition, else a refusal."""
+    argument, values, mask, high = condition
+    loads = [_Instruction(_LOAD, _ARGUMENTS_OFFSET + 8 * argument + 4 * high)]
+    if mask != _LOW:
+        loads.append(_Instruction(_AND, mask))
+    # each comparison jumps over the ones after it and over the refusal
+    compares = [_Instruction(_IF_EQUAL, value, len(values) - i) for i, value in enumerate(values)]
+    return [*loads, *compares, *_returns(_ERRNO | errno.EPERM), *block]
+
+
+def _search(ranges: list[tuple[int, _Block]]) -> _Block:
+    """Find the range that the loaded number is in by halving."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    return _branch(_IF_AT_LEAST, ranges[middle][0], _search(ranges[middle:]), _search(ranges[:middle]))
+
+
+def _branch(code: int, value: int, if_true: _Block, if_false: _Block) -> _Block:
+    """Go one way or the other; a conditional jump reaches 255 instructions, an unconditional one any."""
+    if len(if_true) <= 255:
+        return [_Instruction(code, value, 0, len(if_true)), *if_true, *if_false]
+    return [_Instruction(code, value, 1, 0), _Instruction(_JUMP, len(if_true)), *if_true, *if_false]
+
+
+def _returns(value: int) -> _Block:
+    return [_Instruction(_RETURN, value)]

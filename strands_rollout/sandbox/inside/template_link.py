@@ -1,0 +1,132 @@
+"""The supervisor's side of the template: starts it, has it fork children and signal them, hears what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from strands_rollout.sandbox.inside.running_child import RunningChild
+
+_START: Final = "from strands_rollout.sandbox.inside.template import main; main()"
+_MAX_MESSAGE: Final = 65536
+# packets keep their borders and an end is seen; macOS has no such sockets, and the template looks for its parent there
+_PACKETS: Final = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
+
+
+class TemplateLink:
+    """One template process.
+
+    Args:
+        settings: For the template, in JSON's types.
+        package_folder: The folder that holds this package, for the template's `sys.path` until it has started.
+
+    Attributes:
+        facts: What the template says of itself; set when it is up.
+        gone: Done when the template has ended.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], package_folder: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.facts: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self.gone: asyncio.Future[None] = loop.create_future()
+        self._children: dict[int, RunningChild] = {}
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, _PACKETS)
+        start = f"import sys; sys.path.append({package_folder!r}); {_START}"
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - a fixed command
+                [
+                    sys.executable,
+                    "-s",
+                    "-S",
+                    "-P",
+                    "-X",
+                    "utf8",
+                    "-c",
+                    start,
+                    str(theirs.fileno()),
+                    json.dumps(settings),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                pass_fds=(theirs.fileno(),),
+            )
+        self._socket.settimeout(0)
+        loop.add_reader(self._socket, self._hear)
+
+    def fork(self, child: RunningChild) -> None:
+        """Fork a child into its place; its `ready` and `ended` tell the rest."""
+        self._children[child.place] = child
+        message = json.dumps({"do": "fork", "place": child.place}).encode()
+        try:
+            socket.send_fds(self._socket, [message], child.descriptors())
+        except OSError as e:
+            self._fail(child.place, f"the template can't be reached: {e}")
+        finally:
+            child.close_childs_ends()
+
+    def signal(self, child: RunningChild, number: int) -> None:
+        """Send a signal to a child, unless it has ended."""
+        with contextlib.suppress(OSError):
+            self._socket.send(json.dumps({"do": "signal", "place": child.place, "signal": number}).encode())
+
+    async def close(self) -> None:
+        """End the template, which kills its children."""
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+        try:
+            await asyncio.to_thread(self._process.wait, 2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                message = self._socket.recv(_MAX_MESSAGE)
+            except BlockingIOError:
+                return
+            except OSError:
+                message = b""
+            if not message:
+                asyncio.get_running_loop().remove_reader(self._socket)
+                self._end()
+                return
+            self._take(json.loads(message))
+
+    def _take(self, news: dict[str, Any]) -> None:
+        if news["is"] == "up":
+            self.facts.set_result(news)
+        elif news["is"] == "forked":
+            self._children[news["place"]].pid = news["pid"]
+        elif news["is"] == "failed":
+            self._fail(news["place"], news["reason"])
+        elif news["is"] == "ended":
+            child = self._children.pop(news["place"])
+            if not child.ready.done():
+                child.ready.set_exception(RuntimeError(f"the child ended with {news['exit_code']} before it was ready"))
+            child.ended.set_result(news["exit_code"])
+
+    def _fail(self, place: int, reason: str) -> None:
+        child = self._children.pop(place)
+        child.ready.set_exception(RuntimeError(reason))
+        child.ended.set_result(-1)
+
+    def _end(self) -> None:
+        """The template is gone, and all its children with it."""
+        for place in list(self._children):
+            self._fail(place, "the template process has ended")
+        if not self.facts.done():
+            self.facts.set_exception(RuntimeError("the template process ended before it was up"))
+        self.gone.set_result(None)
+
+
+def package_folder() -> str:
+    """The folder that holds this package."""
+    return os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))  # noqa: PTH100, PTH118, PTH120

@@ -1,0 +1,287 @@
+"""The default backend: code runs on this machine, confined by the kernel, in forks of a process that is already warm.
+
+Knows the supervisor process by its link alone; what is enforced, and how, is decided in `inside`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Self
+
+from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.sandbox.executor import ExecutionResult, ExecutorFacts, check_call, check_positive
+from strands_rollout.sandbox.fair_queue import FairQueue
+from strands_rollout.sandbox.libraries import library_files
+from strands_rollout.sandbox.machine_size import usable_cpus
+from strands_rollout.sandbox.scratch_root import ScratchRoot
+from strands_rollout.sandbox.supervisor_link import SupervisorGoneError, SupervisorLink
+
+logger = logging.getLogger(__name__)
+
+Isolation = Literal["full", "seccomp", "rlimits"]
+
+_WANTED: Final[dict[str, tuple[str, ...]]] = {
+    "full": ("limits", "user", "files", "syscalls"),
+    "seccomp": ("limits", "syscalls"),
+    "rlimits": ("limits",),
+}
+_GRACE_S: Final = 60.0  # on top of the code's own limit, before a silent supervisor counts as dead
+_CPU_LIMIT_S: Final = 24 * 3600
+_MAX_SPARES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxReport:
+    """What a started sandbox enforces.
+
+    Attributes:
+        enforced: Layer ("limits", "user", "files", "syscalls") -> how, in words.
+        missing: Layer -> why it is not there, in words.
+        isolation: The strongest mode that this is enough for.
+        start_s: Seconds that it took to start.
+    """
+
+    enforced: dict[str, str]
+    missing: dict[str, str]
+    isolation: str
+    start_s: float
+
+
+class LocalExecutor:
+    """Runs each piece of code in its own confined process on this machine.
+
+    A supervisor process is started at the first call (or by `start`); it keeps a template with numpy and sympy in
+    memory and forks it for each call. Code gets: a clean environment, an empty stdin, a directory of its own, and
+    limits on time, memory, disk, files, threads and output. It can't: read or write other files, use the network, start
+    programs or processes, signal others, or raise its limits. What the kernel enforces is tried in a real child at the
+    start, and where that is less than `isolation` asks for, nothing is run. Kernel exploits are not covered: for code
+    that attacks on purpose, use a remote backend.
+
+    A supervisor that dies is replaced; a stateless call that it took along is run once more.
+
+    Args:
+        timeout_s: Default limit in wall-clock seconds; a call may name its own.
+        memory_mb: Address space of a process in mebibytes.
+        disk_mb: Mebibytes that a process may have on disk, and in one file.
+        max_files: Files and directories that it may have.
+        max_threads: Threads that it may have.
+        max_output_chars: Characters kept of stdout and of stderr: half from the head, half from the tail.
+        max_output_mb: A process that writes more mebibytes than this is killed.
+        max_concurrency: Calls that run at once, the others wait in turn; None for the number of usable CPUs.
+        libraries: What can be imported besides the standard library, with what that requires; names of distributions
+            or modules. Imported at the start.
+        isolation: The least that is accepted: "full"; "seccomp", without confinement of files; "rlimits", limits alone.
+            All that the machine offers is enforced in any case.
+        scratch_dir: Where the directories of the code are made; None for the temporary directory.
+        disabled_layers: Layers to leave out, as if the kernel had none: "user", "files", "landlock", "chroot",
+            "syscalls"; for finding faults and for tests.
+
+    Raises:
+        ConfigError: An argument can't be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float = 60.0,
+        memory_mb: int = 4096,
+        disk_mb: int = 256,
+        max_files: int = 4096,
+        max_threads: int = 64,
+        max_output_chars: int = 20_000,
+        max_output_mb: int = 64,
+        max_concurrency: int | None = None,
+        libraries: Sequence[str] = ("numpy", "sympy"),
+        isolation: Isolation = "full",
+        scratch_dir: str | None = None,
+        disabled_layers: Collection[str] = (),
+    ) -> None:
+        self._limits = {
+            "timeout_s": timeout_s,
+            "memory_mb": memory_mb,
+            "disk_mb": disk_mb,
+            "max_files": max_files,
+            "max_threads": max_threads,
+            "max_output_chars": max_output_chars,
+            "max_output_mb": max_output_mb,
+            "max_concurrency": usable_cpus() if max_concurrency is None else max_concurrency,
+        }
+        for name, value in self._limits.items():
+            check_positive(name, value)
+        if isolation not in _WANTED:
+            raise ConfigError(f"isolation is {isolation!r}; expected one of {', '.join(_WANTED)}")
+        if isinstance(libraries, str):
+            raise ConfigError(f"libraries is the string {libraries!r}; expected a list of names: [{libraries!r}]")
+        self._isolation = isolation
+        self._libraries = tuple(libraries)
+        self._scratch_dir = scratch_dir
+        self._disabled = tuple(disabled_layers)
+        self._queue = FairQueue(int(self._limits["max_concurrency"]))
+        self._lock = threading.Lock()
+        self._supervisor: _Supervisor | None = None
+        self._closed = False
+        self.facts = ExecutorFacts(
+            libraries=self._libraries,
+            memory_mb=memory_mb,
+            isolated=isolation != "rlimits" and "syscalls" not in self._disabled,
+            keeps_sessions=True,
+        )
+
+    async def start(self) -> SandboxReport:
+        """Start the supervisor, unless it runs, and tell what it enforces.
+
+        Raises:
+            SandboxError: It can't be started, or would enforce less than `isolation`.
+            ConfigError: A library is not installed.
+        """
+        return (await self._running()).report
+
+    async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
+        """Run code; see `CodeExecutor.run`.
+
+        Raises:
+            ConfigError: An argument can't be used, or a library is not installed.
+            SandboxError: The executor is closed, or the sandbox would enforce less than `isolation`.
+        """
+        limit_s = self._limits["timeout_s"] if timeout_s is None else timeout_s
+        check_call("LocalExecutor", code, limit_s, session, keeps_sessions=True)
+        asked = time.monotonic()
+        async with self._queue.place():
+            queued_s = time.monotonic() - asked
+            result = await self._attempt(code, limit_s, session)
+            if result.infra_error is not None and session is None:
+                result = await self._attempt(code, limit_s, session)
+        return replace(result, queued_s=queued_s)
+
+    async def close_session(self, session: str) -> None:
+        """End a session's process and delete its files; nothing happens where there is no such session."""
+        supervisor = self._supervisor
+        if supervisor is not None and supervisor.is_ours:
+            with contextlib.suppress(SupervisorGoneError):
+                await supervisor.link.close_session(session)
+
+    async def aclose(self) -> None:
+        """End the supervisor and what it runs, delete all files. Safe to call twice."""
+        self._closed = True
+        await asyncio.to_thread(self._close)
+
+    async def __aenter__(self) -> Self:
+        """Start, and return self."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close."""
+        await self.aclose()
+
+    async def _attempt(self, code: str, timeout_s: float, session: str | None) -> ExecutionResult:
+        supervisor = await self._running()
+        try:
+            async with asyncio.timeout(timeout_s + _GRACE_S):
+                return ExecutionResult(**await supervisor.link.run(code, timeout_s, session))
+        except TimeoutError:
+            supervisor.link.kill()
+            reason = f"the supervisor process did not answer within {timeout_s + _GRACE_S:g} s, and was ended"
+        except SupervisorGoneError:
+            reason = "the supervisor process ended"
+        logger.warning("code sandbox failed reason=%r", reason)
+        return ExecutionResult("", "", None, infra_error=reason, session_lost=session is not None)
+
+    async def _running(self) -> _Supervisor:
+        supervisor = self._supervisor
+        if supervisor is not None and supervisor.is_ours and not self._closed:
+            return supervisor
+        return await asyncio.to_thread(self._start)
+
+    def _start(self) -> _Supervisor:
+        with self._lock:
+            if self._closed:
+                raise SandboxError("LocalExecutor was used after aclose(); make a new executor")
+            if self._supervisor is not None and self._supervisor.is_ours:
+                return self._supervisor
+            if self._supervisor is not None:
+                self._supervisor.close()
+            self._supervisor = None
+            supervisor = _Supervisor(self._settings(), self._scratch_dir)
+            try:
+                self._accept(supervisor.report)
+            except BaseException:
+                supervisor.close()
+                raise
+            self._supervisor = supervisor
+            return supervisor
+
+    def _accept(self, report: SandboxReport) -> None:
+        """Say what is enforced; refuse what is less than was asked for."""
+        enforced = "; ".join(f"{layer}: {how}" for layer, how in report.enforced.items())
+        missing = "; ".join(f"{layer}: {why}" for layer, why in report.missing.items()) or "nothing"
+        lacking = [layer for layer in _WANTED[self._isolation] if layer in report.missing]
+        if lacking:
+            raise SandboxError(
+                f"the code sandbox can't enforce isolation={self._isolation!r} on this machine. Missing: {missing}. "
+                f"Enforced: {enforced}. To run code with less, name it: isolation={report.isolation!r}; or use another "
+                "executor"
+            )
+        level = logging.WARNING if report.missing else logging.INFO
+        logger.log(level, "code sandbox isolation=%s enforced=[%s] missing=[%s]", report.isolation, enforced, missing)
+
+    def _settings(self) -> dict[str, Any]:
+        limits = self._limits
+        return {
+            "limits": limits,
+            "spares": min(int(limits["max_concurrency"]), _MAX_SPARES),
+            "template": {
+                "libraries": library_files(self._libraries),
+                "preload": list(self._libraries),
+                "disabled": list(self._disabled),
+                "limits": {
+                    "memory_mb": limits["memory_mb"],
+                    "file_mb": limits["disk_mb"],
+                    "max_threads": limits["max_threads"],
+                    "cpu_s": _CPU_LIMIT_S,
+                },
+            },
+        }
+
+    def _close(self) -> None:
+        with self._lock:
+            supervisor, self._supervisor = self._supervisor, None
+        if supervisor is not None and supervisor.pid == os.getpid():
+            supervisor.close()
+
+
+class _Supervisor:
+    """A supervisor process with the directory in which it works, of the process that started it."""
+
+    def __init__(self, settings: dict[str, Any], scratch_dir: str | None) -> None:
+        self.pid = os.getpid()
+        self._root = ScratchRoot(scratch_dir)
+        settings["root"] = settings["template"]["root"] = self._root.path
+        try:
+            self.link = SupervisorLink(settings)
+        except BaseException:
+            self._root.delete()
+            raise
+        facts = self.link.facts
+        self.report = SandboxReport(facts["enforced"], facts["missing"], _strongest(facts["missing"]), facts["start_s"])
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it can be used: it runs, and this process is not a fork of the one that started it."""
+        return self.pid == os.getpid() and not self.link.is_gone
+
+    def close(self) -> None:
+        """End it and delete its files."""
+        self.link.close()
+        self._root.delete()
+
+
+def _strongest(missing: Collection[str]) -> str:
+    return next(mode for mode, layers in _WANTED.items() if mode == "rlimits" or not set(layers) & set(missing))

@@ -1,0 +1,218 @@
+"""The executor's side of the supervisor process: starts it, sends orders, hands answers to whoever waits.
+
+One thread writes and one reads, so that no event loop ever waits for the process, however busy or stopped it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any, Final
+
+from strands_rollout.errors import SandboxError
+from strands_rollout.sandbox.inside.frames import LENGTH, frame
+from strands_rollout.sandbox.inside.template_link import package_folder
+
+_START: Final = "from strands_rollout.sandbox.inside.service import main; main()"
+_START_LIMIT_S: Final = 120.0
+_STOP_LIMIT_S: Final = 10.0
+_KEPT_VARIABLES: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL")  # what Python may need to start
+
+
+class SupervisorGoneError(Exception):
+    """The supervisor process has ended before it answered."""
+
+
+class SupervisorLink:
+    """One supervisor process. Blocking to make and to close: belongs in a thread.
+
+    Args:
+        settings: For the supervisor, in JSON's types.
+
+    Attributes:
+        facts: What the template says of itself: `enforced`, `missing`, `start_s`.
+
+    Raises:
+        SandboxError: It did not start.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._ids = itertools.count()
+        self._answers: dict[int, Future[Any]] = {}
+        self._lock = threading.Lock()
+        self._gone = False
+        self._orders: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._socket, theirs = socket.socketpair()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
+        start = f"import sys; sys.path.append({package_folder()!r}); {_START}"
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - a fixed command
+                [
+                    sys.executable,
+                    "-s",
+                    "-S",
+                    "-P",
+                    "-X",
+                    "utf8",
+                    "-c",
+                    start,
+                    str(theirs.fileno()),
+                    json.dumps(settings),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                env=_environment(),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # a Ctrl-C in the terminal is the trainer's alone
+            )
+        self._finalizer = weakref.finalize(self, _kill, self._process, self._socket)
+        self.facts: dict[str, Any] = self._hear_facts()
+        for work in (self._write, self._read):
+            threading.Thread(target=work, name="code-executor", daemon=True).start()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has ended, or is about to."""
+        return self._gone
+
+    async def run(self, code: str, timeout_s: float, session: str | None) -> dict[str, Any]:
+        """Have code run; the fields of an `ExecutionResult`.
+
+        Raises:
+            SupervisorGoneError: The process ended.
+        """
+        order = {"do": "run", "code": code, "timeout_s": timeout_s, "session": session}
+        result: dict[str, Any] = await self._ask(order)
+        return result
+
+    async def close_session(self, session: str) -> None:
+        """End a session.
+
+        Raises:
+            SupervisorGoneError: The process ended, and the session with it.
+        """
+        await self._ask({"do": "close_session", "session": session})
+
+    def kill(self) -> None:
+        """End the process at once: whoever waits is told."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the process, and with it all that it runs. Safe to call twice."""
+        self._gone = True
+        self._orders.put(None)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(_STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._finalizer.detach()
+        self._socket.close()
+        self._errors.close()
+
+    async def _ask(self, order: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+        number = next(self._ids)
+        answer: Future[Any] = Future()
+        with self._lock:
+            if self._gone:
+                raise SupervisorGoneError
+            self._answers[number] = answer
+        self._orders.put(frame(order | {"id": number}))
+        try:
+            return await asyncio.wrap_future(answer)
+        except asyncio.CancelledError:
+            self._orders.put(frame({"do": "cancel", "id": number}))
+            raise
+        finally:
+            self._answers.pop(number, None)
+
+    def _hear_facts(self) -> dict[str, Any]:
+        self._socket.settimeout(_START_LIMIT_S)
+        try:
+            news = self._receive()
+        except OSError as e:
+            news = {"failure": str(e)}
+        self._socket.settimeout(None)
+        if news is None or "facts" not in news:
+            self._process.kill()
+            self._process.wait()
+            reason = (news or {}).get("failure", "it ended")
+            errors = self._last_errors()
+            self._finalizer()
+            self._errors.close()
+            raise SandboxError(f"the code sandbox did not start: {reason}{errors}")
+        facts: dict[str, Any] = news["facts"]
+        return facts
+
+    def _last_errors(self) -> str:
+        self._errors.seek(0)
+        text = self._errors.read().decode(errors="replace").strip()
+        return f"; its last words were: {text[-1500:]}" if text else ""
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):
+            while (order := self._orders.get()) is not None:
+                self._socket.sendall(order)
+
+    def _read(self) -> None:
+        try:
+            while (news := self._receive()) is not None:
+                answer = self._answers.get(news["id"])
+                if answer is not None and not answer.cancelled():
+                    answer.set_result(news["result"])
+        except (OSError, ValueError):
+            pass
+        with self._lock:
+            self._gone = True
+            unanswered = list(self._answers.values())
+        self._orders.put(None)
+        for answer in unanswered:
+            if not answer.done():
+                answer.set_exception(SupervisorGoneError())
+
+    def _receive(self) -> Any:  # noqa: ANN401 - JSON
+        head = self._receive_exactly(LENGTH.size)
+        body = self._receive_exactly(LENGTH.unpack(head)[0]) if head is not None else None
+        return None if body is None else json.loads(body)
+
+    def _receive_exactly(self, size: int) -> bytes | None:
+        received = bytearray()
+        while len(received) < size:
+            chunk = self._socket.recv(min(size - len(received), 1 << 20))
+            if not chunk:
+                return None
+            received += chunk
+        return bytes(received)
+
+
+def _environment() -> dict[str, str]:
+    """Everything that code can see of the trainer's environment; one thread per numeric library."""
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    # the same order of sets in every run: what differs from run to run is noise for who learns from it
+    fixed = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONHASHSEED": "0"}
+    return {"LANG": "C.UTF-8", **kept, **one_thread, **fixed}
+
+
+def _kill(process: subprocess.Popen[bytes], link: socket.socket) -> None:
+    """Leave no process behind an executor that nobody closed."""
+    link.close()
+    process.kill()
+    process.wait()

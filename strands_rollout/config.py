@@ -36,7 +36,12 @@ class RolloutSettings(BaseModel):
     episode_timeout_s: float | None = Field(default=None, gt=0, description="Wall-clock of an episode.")
     max_turn_tokens: int | None = Field(default=None, ge=1, description="Tokens that one turn may sample.")
     min_turn_tokens: int = Field(default=16, ge=1, description="Room that a cut tool result leaves for the next turn.")
-    executor: str = Field(default="subprocess", description="Where the code tool runs its code.")
+    executor: str | dict[str, Any] = Field(
+        default="local", description="Where the code tool runs its code: a name, or a mapping of name and options."
+    )
+    code_session: bool = Field(
+        default=False, description="One interpreter for all code calls of an episode: variables and files are kept."
+    )
     tool_parser: str = Field(default="hermes", description="Format of the model's tool calls.")
     enable_thinking: bool | None = Field(default=None, description="Handed to the chat template when set.")
     reward: RewardSettings = Field(default_factory=RewardSettings, description="See RewardSettings.")

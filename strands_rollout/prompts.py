@@ -47,7 +47,9 @@ def code_tool_description(
         "Variables and files are kept between calls."
         if keeps_state
         else "Each call starts fresh: variables and files are not kept.",
-        f"Installed besides the standard library: {', '.join(libraries) or 'nothing'}." if libraries is not None else "",
+        f"Installed besides the standard library: {', '.join(libraries) or 'nothing'}."
+        if libraries is not None
+        else "",
         "No network, no other programs." if isolated else "",
         f"At most {timeout_s:g} s{memory} and {output_chars} characters of output.",
     ]

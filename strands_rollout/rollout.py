@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from strands_rollout.agent import Episode, EpisodeLimits, StopReason, run_episode
 from strands_rollout.config import CODE_TOOL_PATH, RolloutSettings, settings_from_args
+from strands_rollout.episode_code import episode_code_tool
 from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.prompt_messages import to_episode_prompt
 from strands_rollout.prompts import CODE_TOOL_NAME
@@ -20,7 +21,8 @@ from strands_rollout.sglang_client import shared_client
 from strands_rollout.sglang_model import SGLangModel
 from strands_rollout.slime_seam import is_aborting, may_return_aborted, tokenizer_of, trace_hooks, vocab_size_of
 from strands_rollout.token_limits import TokenLimits
-from strands_rollout.tools import DEFAULT_TIMEOUT_S, code_tool, load_tools, named_executor
+from strands_rollout.tool_loading import load_tools
+from strands_rollout.tools import CodeCalls
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +47,10 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
     """
     try:
         reset_sample(sample)
-        model, episode = await _run(args, sample, sampling_params, evaluation=evaluation)
+        code_calls = CodeCalls()
+        model, episode = await _run(args, sample, sampling_params, code_calls, evaluation=evaluation)
         _log_episode(sample, episode)
-        write_episode(args, sample, model, episode, may_abort=may_return_aborted(args, sample))
+        write_episode(args, sample, model, episode, may_abort=may_return_aborted(args, sample), code_calls=code_calls)
     except Exception as e:  # a training run must survive every failure of one sample
         _log_failure(sample, e)
         reason = StopReason.SETUP_ERROR if isinstance(e, RolloutError) else StopReason.INTERNAL_ERROR
@@ -60,28 +63,30 @@ async def _run(
     args: Any,  # noqa: ANN401
     sample: Any,  # noqa: ANN401
     sampling_params: Mapping[str, Any],
+    code_calls: CodeCalls,
     *,
     evaluation: bool,
 ) -> tuple[SGLangModel, Episode]:
     settings = settings_from_args(args)
     model = _build_model(args, sample, sampling_params, settings, evaluation=evaluation)
     prompt = to_episode_prompt(sample.prompt, settings.system_prompt, model.template)
-    episode = await run_episode(
-        model,
-        prompt.messages,
-        system_prompt=prompt.system_prompt,
-        tools=_build_tools(settings),
-        limits=EpisodeLimits(
-            max_tool_iterations=settings.max_tool_iterations,
-            max_tool_calls=settings.max_tool_calls,
-            max_parallel_tool_calls=settings.max_parallel_tool_calls,
-            tool_timeout_s=settings.tool_timeout_s,
-            episode_timeout_s=settings.episode_timeout_s,
-        ),
-        self_timed_tools=(CODE_TOOL_NAME,),
-        hooks=trace_hooks(sample, model.trajectory),
-        should_abort=lambda: is_aborting(args, sample),
-    )
+    async with episode_code_tool(settings, code_calls) as code_tool:
+        episode = await run_episode(
+            model,
+            prompt.messages,
+            system_prompt=prompt.system_prompt,
+            tools=_build_tools(settings, code_tool),
+            limits=EpisodeLimits(
+                max_tool_iterations=settings.max_tool_iterations,
+                max_tool_calls=settings.max_tool_calls,
+                max_parallel_tool_calls=settings.max_parallel_tool_calls,
+                tool_timeout_s=settings.tool_timeout_s,
+                episode_timeout_s=settings.episode_timeout_s,
+            ),
+            self_timed_tools=(CODE_TOOL_NAME,),
+            hooks=trace_hooks(sample, model.trajectory),
+            should_abort=lambda: is_aborting(args, sample),
+        )
     return model, episode
 
 
@@ -113,16 +118,11 @@ def _build_model(
     )
 
 
-def _build_tools(settings: RolloutSettings) -> list[Any]:
-    """The tools in their configured order; the code tool on the configured executor, within its time limit."""
+def _build_tools(settings: RolloutSettings, code_tool: Any) -> list[Any]:  # noqa: ANN401 - a Strands tool, or None
+    """The tools in their configured order."""
     tools: list[Any] = []
     for path in settings.tools:
-        if path == CODE_TOOL_PATH:
-            tools.append(
-                code_tool(named_executor(settings.executor), timeout_s=settings.tool_timeout_s or DEFAULT_TIMEOUT_S)
-            )
-        else:
-            tools += load_tools([path])
+        tools += [code_tool] if path == CODE_TOOL_PATH else load_tools([path])
     return tools
 
 

@@ -7,12 +7,14 @@ can take.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
 
 from strands_rollout.agent import Episode, StopReason
 from strands_rollout.sglang_model import SGLangModel
+from strands_rollout.tools import CodeCalls
 from strands_rollout.trajectory import Trajectory
 
 METADATA_KEY: Final = "strands_rollout"
@@ -60,7 +62,15 @@ def reset_sample(sample: Any) -> None:  # noqa: ANN401 - slime's Sample or ours
     sample.metadata = {key: value for key, value in metadata.items() if key != METADATA_KEY}
 
 
-def write_episode(args: Any, sample: Any, model: SGLangModel, episode: Episode, *, may_abort: bool) -> None:  # noqa: ANN401
+def write_episode(
+    args: Any,  # noqa: ANN401
+    sample: Any,  # noqa: ANN401
+    model: SGLangModel,
+    episode: Episode,
+    *,
+    may_abort: bool,
+    code_calls: CodeCalls | None = None,
+) -> None:
     """Fill a (reset) sample from a finished episode.
 
     Args:
@@ -70,6 +80,7 @@ def write_episode(args: Any, sample: Any, model: SGLangModel, episode: Episode, 
         episode: What became of it.
         may_abort: Whether an ABORTED sample can be returned now; if not, an abort counts as a failure of the
             infrastructure.
+        code_calls: What its code tool did.
     """
     trajectory = model.trajectory
     status = _status(sample, episode.stop_reason, may_abort=may_abort)
@@ -82,7 +93,7 @@ def write_episode(args: Any, sample: Any, model: SGLangModel, episode: Episode, 
         write_untrained(sample, trajectory.token_ids or model.prompt_ids, model.template.end_of_turn_id)
     sample.status = status
     sample.non_generation_time = episode.tools.seconds
-    sample.metadata[METADATA_KEY] = _facts(model, episode)
+    sample.metadata[METADATA_KEY] = _facts(model, episode, code_calls or CodeCalls())
 
 
 def write_failure(sample: Any, error: BaseException, stop_reason: StopReason) -> None:  # noqa: ANN401
@@ -176,7 +187,7 @@ def _status(sample: Any, reason: StopReason, *, may_abort: bool) -> Any:  # noqa
     return status.ABORTED if reason is StopReason.ABORTED and may_abort else status.FAILED
 
 
-def _facts(model: SGLangModel, episode: Episode) -> dict[str, Any]:
+def _facts(model: SGLangModel, episode: Episode, code_calls: CodeCalls) -> dict[str, Any]:
     """JSON-like facts of the episode, for reward, metrics and viewers."""
     trajectory = model.trajectory
     return {
@@ -191,6 +202,7 @@ def _facts(model: SGLangModel, episode: Episode) -> dict[str, Any]:
         "tool_errors": episode.tools.errors,
         "tool_timeouts": episode.tools.timeouts,
         "tool_s": episode.tools.seconds,
+        "code": asdict(code_calls),
         "parse_failures": len(model.parse_failures),
         "generate_s": sum(turn.latency_s for turn in trajectory.turns),
         "duration_s": episode.duration_s,

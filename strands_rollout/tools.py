@@ -1,4 +1,4 @@
-"""The code tool that the agent calls, and the loading of tools by dotted path.
+"""The code tool that the agent calls: model-written Python in, what it printed out.
 
 Knows Strands' tools and the `CodeExecutor` protocol. Must not know episodes, samples or slime.
 """
@@ -6,33 +6,61 @@ Knows Strands' tools and the `CodeExecutor` protocol. Must not know episodes, sa
 from __future__ import annotations
 
 import copy
-import difflib
-import importlib
-import os
-from types import ModuleType
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from strands import tool
-from strands.tools import ToolProvider
 from strands.tools.decorator import DecoratedFunctionTool
-from strands.tools.loader import load_tools_from_module
-from strands.types.tools import AgentTool
 
-from strands_rollout.errors import ConfigError, SandboxError, ToolError
-from strands_rollout.prompts import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
-from strands_rollout.sandbox import CodeExecutor, ExecutionResult, SubprocessExecutor
+from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.executors import shared_executor
+from strands_rollout.prompts import (
+    CODE_LIBRARIES,
+    CODE_MEMORY_MB,
+    CODE_OUTPUT_CHARS,
+    CODE_TIMEOUT_S,
+    CODE_TOOL_NAME,
+    CODE_TOOL_SCHEMA,
+    code_tool_description,
+)
 from strands_rollout.sandbox.capped_output import shorten
+from strands_rollout.sandbox.executor import CodeExecutor, ExecutionResult, ExecutorFacts, facts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     CodeTool = DecoratedFunctionTool[[str], Awaitable[str]]
 
 NO_OUTPUT: Final = "(no output)"
-DEFAULT_TIMEOUT_S: Final = 30.0
-DEFAULT_MAX_OUTPUT_CHARS: Final = 20_000
+_DEFAULT_EXECUTOR: Final = "local"
+_DEFAULT_FACTS: Final = ExecutorFacts(CODE_LIBRARIES, CODE_MEMORY_MB, isolated=True, keeps_sessions=True)
 
-_default_executors: dict[int, SubprocessExecutor] = {}
+
+@dataclass(slots=True)
+class CodeCalls:
+    """What the code tool of one episode did.
+
+    Attributes:
+        calls: Pieces of code that were run.
+        queued_s: Seconds that they waited for a free place; part of no time limit.
+        run_s: Seconds that they ran.
+        timeouts: How many the time limit ended.
+        killed: How many ended by another limit, or by a signal.
+    """
+
+    calls: int = 0
+    queued_s: float = 0.0
+    run_s: float = 0.0
+    timeouts: int = 0
+    killed: int = 0
+
+    def add(self, result: ExecutionResult) -> None:
+        """Count one result."""
+        self.calls += 1
+        self.queued_s += result.queued_s
+        self.run_s += result.duration_s
+        self.timeouts += result.timed_out
+        self.killed += result.killed_by is not None and not result.timed_out
 
 
 def format_result(result: ExecutionResult, max_output_chars: int | None = None) -> str:
@@ -45,7 +73,8 @@ def format_result(result: ExecutionResult, max_output_chars: int | None = None) 
     printed = "\n".join(stream.rstrip("\n") for stream in (result.stdout, result.stderr) if stream.strip())
     if max_output_chars is not None:
         printed = shorten(printed, max_output_chars)
-    return "\n".join(part for part in (printed, _status(result)) if part) or NO_OUTPUT
+    lost = "The interpreter was restarted: variables and files are gone." if result.session_lost else ""
+    return "\n".join(part for part in (printed, _status(result), lost) if part) or NO_OUTPUT
 
 
 def _status(result: ExecutionResult) -> str:
@@ -59,139 +88,67 @@ def _status(result: ExecutionResult) -> str:
 
 
 def code_tool(
-    executor: CodeExecutor, *, timeout_s: float = DEFAULT_TIMEOUT_S, max_output_chars: int = DEFAULT_MAX_OUTPUT_CHARS
+    executor: CodeExecutor,
+    *,
+    timeout_s: float = CODE_TIMEOUT_S,
+    max_output_chars: int = CODE_OUTPUT_CHARS,
+    session: str | None = None,
+    calls: CodeCalls | None = None,
 ) -> CodeTool:
-    """A Strands tool that runs the model's Python on `executor`; its specification is that of `prompts`, word for word.
+    """A Strands tool that runs the model's Python on `executor`; its description says what that offers.
 
     Args:
-        executor: Not owned: the caller closes it.
+        executor: Not owned: the caller closes it, and its session.
         timeout_s: Limit per call in seconds; the model can't raise it.
         max_output_chars: Limit on what one call prints, in characters, cut in the middle with a marker.
+        session: Name of an interpreter that all calls share; None for a fresh one each time.
+        calls: Where calls are counted.
 
     Raises:
+        ConfigError: A session is named, and the executor keeps none.
         SandboxError: From a call, when the executor itself failed. Strands turns whatever a tool raises into an error
             result for the model and keeps the exception as `AfterToolCallEvent.exception`: who drives the agent must
             look for it there, since the model is not to blame for it.
     """
-    return _code_tool(lambda: executor, timeout_s=timeout_s, max_output_chars=max_output_chars)
+    facts = facts_of(executor)
+    if session is not None and not facts.keeps_sessions:
+        raise ConfigError(
+            f"{type(executor).__name__} keeps no sessions: each call starts fresh there. Turn code_session off, or use "
+            "the local executor"
+        )
+    return _code_tool(lambda: executor, facts, timeout_s, max_output_chars, session, calls)
 
 
-def _code_tool(find_executor: Callable[[], CodeExecutor], *, timeout_s: float, max_output_chars: int) -> CodeTool:
+def _code_tool(
+    find_executor: Callable[[], CodeExecutor],
+    facts: ExecutorFacts,
+    timeout_s: float,
+    max_output_chars: int,
+    session: str | None = None,
+    calls: CodeCalls | None = None,
+) -> CodeTool:
     async def execute_python_code(code: str) -> str:
         """Run Python code; the model reads the description in `prompts` instead."""
-        result = await find_executor().run(code, timeout_s=timeout_s)
+        result = await find_executor().run(code, timeout_s=timeout_s, session=session)
+        if calls is not None:
+            calls.add(result)
         if result.infra_error is not None:
             raise SandboxError(f"the code executor failed: {result.infra_error}")
         return format_result(result, max_output_chars)
 
-    decorate = tool(
-        name=CODE_TOOL_NAME,
-        description=CODE_TOOL_DESCRIPTION,
-        inputSchema={"json": copy.deepcopy(CODE_TOOL_SCHEMA)},
+    description = code_tool_description(
+        timeout_s=timeout_s,
+        output_chars=max_output_chars,
+        memory_mb=facts.memory_mb,
+        libraries=facts.libraries,
+        isolated=facts.isolated,
+        keeps_state=session is not None,
     )
+    decorate = tool(name=CODE_TOOL_NAME, description=description, inputSchema={"json": copy.deepcopy(CODE_TOOL_SCHEMA)})
     return decorate(execute_python_code)
 
 
-def _default_executor() -> SubprocessExecutor:
-    """This process's own executor, made at the first call; a forked process makes its own."""
-    pid = os.getpid()
-    if pid not in _default_executors:
-        return _default_executors.setdefault(pid, SubprocessExecutor())
-    return _default_executors[pid]
-
-
-def named_executor(name: str) -> CodeExecutor:
-    """This process's shared executor of a kind: "subprocess".
-
-    Raises:
-        ConfigError: There is no such kind.
-    """
-    if name != "subprocess":
-        raise ConfigError(f"got the unknown executor {name!r}; expected 'subprocess'")
-    return _default_executor()
-
-
 execute_python_code: CodeTool = _code_tool(
-    _default_executor, timeout_s=DEFAULT_TIMEOUT_S, max_output_chars=DEFAULT_MAX_OUTPUT_CHARS
+    lambda: shared_executor(_DEFAULT_EXECUTOR), _DEFAULT_FACTS, CODE_TIMEOUT_S, CODE_OUTPUT_CHARS
 )
-"""The code tool on this process's default `SubprocessExecutor`: `await execute_python_code(code="print(1)")` is "1"."""
-
-
-def load_tools(paths: Sequence[str]) -> list[AgentTool | ToolProvider]:
-    """Resolve dotted paths to Strands tools.
-
-    Args:
-        paths: Each `package.module.attribute`, `package.module:attribute`, or a module: one that holds `@strands.tool`
-            functions (all are taken) or a `TOOL_SPEC` with a function named like the module.
-
-    Raises:
-        ToolError: A path can't be imported, does not name a tool, or two tools have one name. The message says what was
-            found there instead, and the nearest name.
-    """
-    if isinstance(paths, str):
-        raise ToolError(f"tools is the string {paths!r}; expected a list of dotted paths: [{paths!r}]")
-    tools = [found for path in paths for found in _tools_at(path)]
-    names = [found.tool_name for found in tools if isinstance(found, AgentTool)]
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise ToolError(f"tools {list(paths)} hold more than one tool named {', '.join(doubled)}; names must be unique")
-    return tools
-
-
-def _tools_at(path: str) -> list[AgentTool | ToolProvider]:
-    found = _resolve(path)
-    if isinstance(found, ModuleType):
-        try:
-            return list(load_tools_from_module(found, found.__name__.rpartition(".")[2]))
-        except (AttributeError, TypeError) as e:
-            raise ToolError(f"{path!r} is a module without Strands tools{_nearest('', found)}") from e
-    if isinstance(found, AgentTool | ToolProvider):
-        return [found]
-    hint = "; decorate it with @strands.tool" if callable(found) and not isinstance(found, type) else ""
-    raise ToolError(f"{path!r} is a {type(found).__name__}, expected a Strands tool{hint}")
-
-
-def _resolve(path: str) -> object:
-    """Import as much of a dotted path as is modules, then follow the attributes."""
-    if not isinstance(path, str) or not all(part.isidentifier() for part in path.replace(":", ".").split(".")):
-        raise ToolError(f"{path!r} is not a dotted path; expected 'package.module.attribute'")
-    module_path, _, attributes = path.partition(":")
-    names = module_path.split(".")
-    found: object = None
-    depth = 0
-    while depth < len(names) and (module := _import(".".join(names[: depth + 1]), path)) is not None:
-        found = module
-        depth += 1
-    rest = [*names[depth:], *(attributes.split(".") if attributes else [])]
-    if found is None or (attributes and depth < len(names)):
-        raise ToolError(f"can't load the tool {path!r}: there is no module {'.'.join(names[: depth + 1])!r}")
-    for name in rest:
-        if not hasattr(found, name):
-            owner = getattr(found, "__name__", type(found).__name__)
-            raise ToolError(f"can't load the tool {path!r}: {owner!r} has no attribute {name!r}{_nearest(name, found)}")
-        found = getattr(found, name)
-    return found
-
-
-def _import(module_path: str, path: str) -> ModuleType | None:
-    """The module, or None where no such module exists; a module that exists but fails to import is an error."""
-    try:
-        return importlib.import_module(module_path)
-    except ModuleNotFoundError as e:
-        if e.name is not None and f"{module_path}.".startswith(f"{e.name}."):
-            return None
-        raise ToolError(f"can't load the tool {path!r}: importing {module_path!r} needs {e.name!r}") from e
-    except Exception as e:  # a user's module may raise anything while it is imported
-        raise ToolError(
-            f"can't load the tool {path!r}: importing {module_path!r} raised {type(e).__name__}: {e}"
-        ) from e
-
-
-def _nearest(name: str, owner: object) -> str:
-    """A hint: the closest public name, else the tools that the module does hold."""
-    public = [known for known in dir(owner) if not known.startswith("_")]
-    close = difflib.get_close_matches(name, public, n=1) if name else []
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    tools = [known for known in public if isinstance(getattr(owner, known, None), AgentTool)]
-    return f"; its tools are {', '.join(tools)}" if tools else "; it holds no Strands tools"
+"""The code tool on this process's shared `LocalExecutor`: `await execute_python_code(code="print(1)")` is "1"."""

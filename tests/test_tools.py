@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,17 +13,25 @@ from strands.hooks import AfterToolCallEvent
 from strands.models import Model
 from strands.tools.registry import ToolRegistry
 
-from strands_rollout import tools as tools_module
 from strands_rollout.errors import SandboxError, ToolError
-from strands_rollout.prompts import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
-from strands_rollout.sandbox import ExecutionResult, SubprocessExecutor
-from strands_rollout.tools import code_tool, execute_python_code, format_result, load_tools
+from strands_rollout.prompts import (
+    CODE_LIBRARIES,
+    CODE_MEMORY_MB,
+    CODE_TOOL_DESCRIPTION,
+    CODE_TOOL_NAME,
+    CODE_TOOL_SCHEMA,
+)
+from strands_rollout.sandbox import ExecutionResult, ExecutorFacts, SubprocessExecutor
+from strands_rollout.tool_loading import load_tools
+from strands_rollout.tools import code_tool, execute_python_code, format_result
 
 SPEC = {"name": CODE_TOOL_NAME, "description": CODE_TOOL_DESCRIPTION, "inputSchema": {"json": CODE_TOOL_SCHEMA}}
 
 
 class ScriptedExecutor:
     """Gives one result, and remembers what it was asked."""
+
+    facts = ExecutorFacts(CODE_LIBRARIES, CODE_MEMORY_MB, isolated=True)
 
     def __init__(self, result: ExecutionResult) -> None:
         self.result = result
@@ -33,6 +40,8 @@ class ScriptedExecutor:
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
         self.calls.append((code, timeout_s))
         return self.result
+
+    async def close_session(self, session: str) -> None: ...
 
     async def aclose(self) -> None: ...
 
@@ -114,7 +123,6 @@ async def test_the_models_code_gets_the_tools_time_limit() -> None:
 async def test_the_ready_made_tool_runs_code_here() -> None:
     assert await execute_python_code(code="print(1)\n2") == "1\n2"
     assert "ZeroDivisionError" in await execute_python_code(code="1/0")
-    await tools_module._default_executors.pop(os.getpid()).aclose()
 
 
 async def test_output_is_cut_in_the_middle() -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
@@ -126,6 +127,7 @@ class LocalExecutor:
         self._queue = FairQueue(int(self._limits["max_concurrency"]))
         self._lock = threading.Lock()
         self._supervisor: _Supervisor | None = None
+        self._sessions: dict[str, _Supervisor] = {}
         self._closed = False
         self.facts = ExecutorFacts(
             libraries=self._libraries,
@@ -162,7 +164,7 @@ class LocalExecutor:
 
     async def close_session(self, session: str) -> None:
         """End a session's process and delete its files; nothing happens where there is no such session."""
-        supervisor = self._supervisor
+        supervisor = self._sessions.pop(session, None)
         if supervisor is not None and supervisor.is_ours:
             with contextlib.suppress(SupervisorGoneError):
                 await supervisor.link.close_session(session)
@@ -183,6 +185,10 @@ class LocalExecutor:
 
     async def _attempt(self, code: str, timeout_s: float, session: str | None) -> ExecutionResult:
         supervisor = await self._running()
+        if session is not None and self._sessions.setdefault(session, supervisor) is not supervisor:
+            del self._sessions[session]
+            reason = f"session {session!r} was lost with the supervisor process that kept it"
+            return ExecutionResult("", "", None, infra_error=reason, session_lost=True)
         try:
             async with asyncio.timeout(timeout_s + _GRACE_S):
                 return ExecutionResult(**await supervisor.link.run(code, timeout_s, session))
@@ -192,6 +198,7 @@ class LocalExecutor:
         except SupervisorGoneError:
             reason = "the supervisor process ended"
         logger.warning("code sandbox failed reason=%r", reason)
+        self._sessions.pop(session or "", None)
         return ExecutionResult("", "", None, infra_error=reason, session_lost=session is not None)
 
     async def _running(self) -> _Supervisor:
@@ -216,6 +223,7 @@ class LocalExecutor:
                 supervisor.close()
                 raise
             self._supervisor = supervisor
+            weakref.finalize(self, supervisor.close)  # also at exit, for executors that nobody closes
             return supervisor
 
     def _accept(self, report: SandboxReport) -> None:
@@ -253,7 +261,7 @@ class LocalExecutor:
     def _close(self) -> None:
         with self._lock:
             supervisor, self._supervisor = self._supervisor, None
-        if supervisor is not None and supervisor.pid == os.getpid():
+        if supervisor is not None:
             supervisor.close()
 
 
@@ -262,6 +270,7 @@ class _Supervisor:
 
     def __init__(self, settings: dict[str, Any], scratch_dir: str | None) -> None:
         self.pid = os.getpid()
+        self._closed = False
         self._root = ScratchRoot(scratch_dir)
         settings["root"] = settings["template"]["root"] = self._root.path
         try:
@@ -278,7 +287,13 @@ class _Supervisor:
         return self.pid == os.getpid() and not self.link.is_gone
 
     def close(self) -> None:
-        """End it and delete its files."""
+        """End it and delete its files, unless another process started it. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.pid != os.getpid():
+            self.link.forget()
+            return
         self.link.close()
         self._root.delete()
 

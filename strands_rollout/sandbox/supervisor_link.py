@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Final
@@ -79,7 +78,6 @@ class SupervisorLink:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # a Ctrl-C in the terminal is the trainer's alone
             )
-        self._finalizer = weakref.finalize(self, _kill, self._process, self._socket)
         self.facts: dict[str, Any] = self._hear_facts()
         for work in (self._write, self._read):
             threading.Thread(target=work, name="code-executor", daemon=True).start()
@@ -109,6 +107,7 @@ class SupervisorLink:
 
     def kill(self) -> None:
         """End the process at once: whoever waits is told."""
+        self._gone = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGKILL)
 
@@ -123,7 +122,11 @@ class SupervisorLink:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._finalizer.detach()
+        self._socket.close()
+        self._errors.close()
+
+    def forget(self) -> None:
+        """Close what a fork of this process has inherited; the supervisor is not its own."""
         self._socket.close()
         self._errors.close()
 
@@ -155,7 +158,7 @@ class SupervisorLink:
             self._process.wait()
             reason = (news or {}).get("failure", "it ended")
             errors = self._last_errors()
-            self._finalizer()
+            self._socket.close()
             self._errors.close()
             raise SandboxError(f"the code sandbox did not start: {reason}{errors}")
         facts: dict[str, Any] = news["facts"]
@@ -209,10 +212,3 @@ def _environment() -> dict[str, str]:
     # the same order of sets in every run: what differs from run to run is noise for who learns from it
     fixed = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONHASHSEED": "0"}
     return {"LANG": "C.UTF-8", **kept, **one_thread, **fixed}
-
-
-def _kill(process: subprocess.Popen[bytes], link: socket.socket) -> None:
-    """Leave no process behind an executor that nobody closed."""
-    link.close()
-    process.kill()
-    process.wait()

@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import struct
@@ -80,6 +81,7 @@ def _look_fresh(home: str) -> None:
     """Undo what a fork shares with all other forks: environment, random numbers, a known temporary directory."""
     os.environ.update(HOME=home, TMPDIR=home, PWD=home)
     tempfile.tempdir = None
+    shutil.copymode = shutil.copystat = _copy_nothing  # what they do is refused, and shutil.copy would fail with them
     # not those of the template: they remember what its descriptors 1 and 2 were
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
@@ -91,6 +93,10 @@ def _look_fresh(home: str) -> None:
     if sympy_random is not None:
         sympy_random.seed()
     gc.enable()
+
+
+def _copy_nothing(*_: object, **__: object) -> None:
+    """Stand in for the copying of permissions and times."""
 
 
 def _serve(control: socket.socket) -> None:

@@ -12,7 +12,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-_STANDARD: Final = ["array", "ast", "base64", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools", "gc", "hashlib", "heapq", "inspect", "io", "itertools", "json", "keyword", "linecache", "locale", "math", "numbers", "operator", "pprint", "queue", "random", "re", "secrets", "shutil", "statistics", "string", "struct", "tempfile", "textwrap", "threading", "time", "timeit", "traceback", "types", "typing", "unicodedata", "uuid", "warnings", "zlib"]
+# fmt: off
+_STANDARD: Final = (
+    "array", "ast", "base64", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "csv",
+    "dataclasses", "datetime", "decimal", "enum", "fractions", "functools", "gc", "hashlib", "heapq", "inspect",
+    "io", "itertools", "json", "keyword", "linecache", "locale", "math", "numbers", "operator", "pprint", "queue",
+    "random", "re", "secrets", "shutil", "statistics", "string", "struct", "tempfile", "textwrap", "threading",
+    "time", "timeit", "traceback", "types", "typing", "unicodedata", "uuid", "warnings", "zlib",
+)
+# fmt: on
 _SUBMODULES: Final = {
     "numpy": ["numpy.linalg", "numpy.random", "numpy.fft", "numpy.polynomial", "numpy.ma"],
     "sympy": ["sympy.ntheory.modular", "sympy.solvers.diophantine", "sympy.parsing.sympy_parser"],
@@ -33,7 +41,10 @@ summation(n, (n, 1, 10)); Matrix([[1, 2], [3, 4]]).det(); factorint(360); isprim
 binomial(10, 3); N(pi, 20); latex(x**2/2); gcd(12, 18); divisors(12); Eq(x, 1); nsimplify("0.5"); solveset(x**2 - 1, x)
 """,
 }
-_HARMFUL: Final = {"antigravity", "idlelib", "this", "tkinter", "turtle", "turtledemo", "test", "lib2to3", "pty"}
+_HARMFUL: Final = {
+    *("antigravity", "distutils", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "this", "tkinter", "turtle"),
+    *("turtledemo", "venv"),
+}
 
 
 def preload(libraries: Iterable[str]) -> None:
@@ -57,25 +68,23 @@ def preload(libraries: Iterable[str]) -> None:
 
 def preload_everything(libraries: Iterable[str]) -> None:
     """Import the whole standard library and all of these libraries: nothing can be imported after a change of root."""
-    names = sorted(set(sys.stdlib_module_names) - _HARMFUL)
-    names += [name for package in ("encodings", *libraries) for name in _submodules(package)]
     with warnings.catch_warnings(), Path(os.devnull).open("w") as null, contextlib.redirect_stdout(null):
         warnings.simplefilter("ignore")
-        for name in names:
-            with contextlib.suppress(BaseException):  # what can't be imported here can't be imported in a child either
-                importlib.import_module(name)
+        for name in [*sorted(set(sys.stdlib_module_names) - _HARMFUL), *libraries]:
+            for module in (name, *_submodules(name)):
+                with contextlib.suppress(BaseException):  # what can't be imported here can't be in a child either
+                    importlib.import_module(module)
 
 
 def _submodules(package: str) -> list[str]:
     """Every module in a package, but for its tests and what merely runs when it is imported."""
+    with contextlib.suppress(BaseException):  # see above
+        importlib.import_module(package)
     places = getattr(sys.modules.get(package), "__path__", [])
     found = []
     for module in pkgutil.iter_modules(places, f"{package}."):
         if module.name.rpartition(".")[2].strip("_") in {"test", "tests", "testing", "main", "conftest", "benchmarks"}:
             continue
         found.append(module.name)
-        if module.ispkg:
-            with contextlib.suppress(BaseException):
-                importlib.import_module(module.name)
-            found += _submodules(module.name)
+        found += _submodules(module.name) if module.ispkg else []
     return found

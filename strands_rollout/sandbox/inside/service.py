@@ -80,7 +80,7 @@ async def _serve(executor: socket.socket, settings: dict[str, Any]) -> None:
         supervisor.top_up()
         serving = asyncio.create_task(Service(supervisor, writer).serve(reader))
         orphaned = asyncio.create_task(_until_orphaned())
-        await asyncio.wait([serving, orphaned, template.gone], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([serving, orphaned], return_when=asyncio.FIRST_COMPLETED)
         serving.cancel()
         orphaned.cancel()
     finally:

@@ -161,6 +161,7 @@ def main() -> None:
     confinement = Confinement(settings["libraries"], ChildLimits(**settings["limits"]), settings["disabled"])
     confinement.open_folders()
     allow_imports(confinement.library_folders())
+    _forget_package()
     preload(settings["preload"])
     _settle(confinement, settings)
     gc.disable()
@@ -173,6 +174,12 @@ def main() -> None:
         "start_s": time.monotonic() - started,
     }
     Template(commands, confinement, settings["root"]).serve(facts)
+
+
+def _forget_package() -> None:
+    """Code can import what is in `sys.modules`, whatever the kernel confines: this package is not for it."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == __package__.partition(".")[0]]:
+        del sys.modules[name]
 
 
 def _settle(confinement: Confinement, settings: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 from strands_rollout.sandbox.inside.running_child import RunningChild
 
-_START: Final = "from strands_rollout.sandbox.inside.template import main; main()"
+_START: Final = "from strands_rollout.sandbox.inside.template import main; sys.path.pop(); main()"
 _MAX_MESSAGE: Final = 65536
 # packets keep their borders and an end is seen; macOS has no such sockets, and the template looks for its parent there
 _PACKETS: Final = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
@@ -28,14 +29,12 @@ class TemplateLink:
         package_folder: The folder that holds this package, for the template's `sys.path` until it has started.
 
     Attributes:
-        facts: What the template says of itself; set when it is up.
-        gone: Done when the template has ended.
+        facts: What the template says of itself; set when it is up. When it ends after that, this process does.
     """
 
     def __init__(self, settings: Mapping[str, Any], package_folder: str) -> None:
         loop = asyncio.get_running_loop()
         self.facts: asyncio.Future[dict[str, Any]] = loop.create_future()
-        self.gone: asyncio.Future[None] = loop.create_future()
         self._children: dict[int, RunningChild] = {}
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, _PACKETS)
         start = f"import sys; sys.path.append({package_folder!r}); {_START}"
@@ -119,12 +118,15 @@ class TemplateLink:
         child.ended.set_result(-1)
 
     def _end(self) -> None:
-        """The template is gone, and all its children with it."""
-        for place in list(self._children):
-            self._fail(place, "the template process has ended")
+        """The template is gone: end its children, and this process, so that the executor starts both anew."""
         if not self.facts.done():
             self.facts.set_exception(RuntimeError("the template process ended before it was up"))
-        self.gone.set_result(None)
+            return
+        for child in self._children.values():
+            if child.pid is not None:
+                with contextlib.suppress(OSError):
+                    os.kill(child.pid, signal.SIGKILL)
+        os._exit(1)
 
 
 def package_folder() -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -49,102 +47,11 @@ def test_the_backend_is_a_code_executor() -> None:
     assert isinstance(SubprocessExecutor(), CodeExecutor)
 
 
-@pytest.mark.parametrize(
-    ("code", "stdout"),
-    [
-        ("print(1)", "1\n"),
-        ("2 + 3", "5\n"),
-        ("x = 2\nx", "2\n"),
-        ("print(1)\n'a'", "1\n'a'\n"),
-        ("None", ""),
-        ("print('x')", "x\n"),
-        ("x = 3", ""),
-        ("", ""),
-        ("print(len(str(7 ** 20000)))", "16902\n"),
-        ("import numpy, sympy; numpy.arange(3).sum() + 0", None),
-        ("__name__", "'__main__'\n"),
-        ("import sys; sys.stdin.read()", "''\n"),
-        ("import os, stat; stat.S_ISCHR(os.fstat(0).st_mode)", "True\n"),
-        ("print('é', '\\ud800')", "é \\ud800\n"),
-        ("from dataclasses import dataclass\n@dataclass\nclass A:\n    b: int\nA(1)", "A(b=1)\n"),
-        ("import pickle\nclass A: pass\npickle.loads(pickle.dumps(A)) is A", "True\n"),
-        ("import multiprocessing\nwith multiprocessing.Pool(2) as p: print(p.map(abs, [-1, -2]))", "[1, 2]\n"),
-    ],
-)
-async def test_code_runs_as_a_script_whose_last_expression_is_shown(
-    executor: SubprocessExecutor, code: str, stdout: str | None
-) -> None:
-    result = await executor.run(code)
-    assert (result.exit_code, result.killed_by, result.infra_error) == (0, None, None), result
-    assert stdout is None or (result.stdout, result.stderr) == (stdout, "")
-
-
-@pytest.mark.parametrize(
-    ("code", "stderr"),
-    [
-        (
-            "def f(x):\n    return 1/x\nf(0)",
-            'Traceback (most recent call last):\n  File "<code>", line 3, in <module>\n    f(0)\n'
-            '  File "<code>", line 2, in f\n    return 1/x\nZeroDivisionError: division by zero\n',
-        ),
-        ("1+", '  File "<code>", line 1\n    1+\nSyntaxError: invalid syntax\n'),
-        (
-            "import json\njson.loads('[')",
-            "Traceback (most recent call last):\n  File \"<code>\", line 2, in <module>\n    json.loads('[')\n"
-            "json.decoder.JSONDecodeError: Expecting value: line 1 column 2 (char 1)\n",
-        ),
-        (
-            "from json import nothing",
-            'Traceback (most recent call last):\n  File "<code>", line 1, in <module>\n    from json import nothing\n'
-            "ImportError: cannot import name 'nothing' from 'json'\n",
-        ),
-        ("import warnings; warnings.warn('old')", "UserWarning: old (line 1)\n"),
-        ("import sys; sys.exit('bad')", "bad\n"),
-    ],
-)
-async def test_errors_show_the_codes_own_frames_and_no_machine_paths(
-    executor: SubprocessExecutor, code: str, stderr: str
-) -> None:
-    lines = (await executor.run(code)).stderr.splitlines(keepends=True)
-    assert "".join(line for line in lines if set(line.strip()) - set("~^")) == stderr  # anchors differ between Pythons
-
-
-async def test_a_chain_of_errors_is_trimmed_throughout(executor: SubprocessExecutor) -> None:
-    code = "import json\ntry:\n    json.loads('{')\nexcept ValueError as e:\n    raise KeyError('k') from e"
-    result = await executor.run(code)
-    assert result.exit_code == 1
-    assert "direct cause" in result.stderr
-    assert result.stderr.count('File "<code>"') == result.stderr.count("File ") == 2
-
-
-async def test_an_error_in_a_thread_is_trimmed_too(executor: SubprocessExecutor) -> None:
-    result = await executor.run("import threading\nthreading.Thread(target=lambda: 1/0).start()")
-    assert "ZeroDivisionError" in result.stderr
-    assert result.stderr.count("File ") == result.stderr.count('File "<code>"') == 1
-
-
-async def test_nothing_is_kept_between_calls(executor: SubprocessExecutor) -> None:
-    await executor.run("x = 1; open('file', 'w').close()")
-    assert "NameError" in (await executor.run("x")).stderr
-    assert (await executor.run("import os; os.listdir()")).stdout == "[]\n"
-
-
-async def test_the_environment_is_clean(executor: SubprocessExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "secret")
-    monkeypatch.setenv("PYTHONPATH", "/somewhere")
-    result = await executor.run("import os, tempfile; print(sorted(os.environ)); os.environ['HOME'] == os.getcwd()")
-    names, at_home = result.stdout.splitlines()
-    assert "WANDB_API_KEY" not in names
-    assert "PYTHONPATH" not in names
-    assert {"PATH", "HOME", "LANG"} <= set(ast.literal_eval(names))
-    assert at_home == "True"
-
-
-async def test_a_timeout_keeps_what_was_printed(executor: SubprocessExecutor) -> None:
-    result = await executor.run("print('before')\nwhile True: pass", timeout_s=0.3)
-    assert (result.timed_out, result.exit_code, result.stdout) == (True, -signal.SIGKILL, "before\n")
-    assert result.killed_by == "time limit of 0.3 s"
-    assert 0.25 < result.duration_s < 5
+async def test_code_may_start_processes(executor: SubprocessExecutor) -> None:
+    result = await executor.run(
+        "import multiprocessing\nwith multiprocessing.Pool(2) as p: print(p.map(abs, [-1, -2]))"
+    )
+    assert result.stdout == "[1, 2]\n"
 
 
 async def test_a_timeout_kills_the_whole_process_group(executor: SubprocessExecutor) -> None:
@@ -166,20 +73,6 @@ async def test_an_escaped_process_that_holds_the_pipes_is_not_waited_for(executo
     )
     assert result.stdout == "done\n"
     assert time.monotonic() - started < 5
-
-
-@pytest.mark.parametrize(
-    ("code", "killed_by"),
-    [
-        ("import os; os.kill(os.getpid(), 9)", "SIGKILL (probably out of memory)"),
-        ("import os; os.kill(os.getpid(), 11)", "SIGSEGV (crash)"),
-        ("import os; os.abort()", "SIGABRT (abort)"),
-        ("import os; os.kill(os.getpid(), 35)", "signal 35"),
-    ],
-)
-async def test_signals_become_words(executor: SubprocessExecutor, code: str, killed_by: str) -> None:
-    result = await executor.run(code)
-    assert (result.killed_by, result.timed_out, result.infra_error) == (killed_by, False, None)
 
 
 @LINUX
@@ -204,13 +97,6 @@ async def test_endless_output_is_cut_and_stopped() -> None:
     assert head.startswith("head\nyyy")
     assert int(marker.rpartition("[")[2]) > 2_000_000
     assert len(result.stdout) < 200
-
-
-async def test_an_exit_code_of_the_code_is_never_an_infrastructure_error(executor: SubprocessExecutor) -> None:
-    for code in ("import os; os._exit(120)", "raise SystemExit(3)", "import os; os.closerange(0, 100); os._exit(7)"):
-        result = await executor.run(code)
-        assert result.infra_error is None
-        assert result.exit_code in {3, 7, 120}
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
@@ -305,14 +191,6 @@ async def test_a_closed_executor_refuses() -> None:
     await executor.aclose()
     with pytest.raises(SandboxError, match="after aclose"):
         await executor.run("1")
-
-
-@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), "5"])
-async def test_a_limit_must_be_a_positive_number(executor: SubprocessExecutor, timeout_s: float) -> None:
-    with pytest.raises(ConfigError, match="timeout_s"):
-        await executor.run("1", timeout_s=timeout_s)
-    with pytest.raises(ConfigError, match="max_concurrency"):
-        SubprocessExecutor(max_concurrency=0)
 
 
 async def test_sessions_are_refused_by_name(executor: SubprocessExecutor) -> None:

@@ -1,0 +1,97 @@
+"""Strands tools by dotted path, with errors that say what was found there instead.
+
+Knows Python's imports and what a Strands tool is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+
+from strands.tools import ToolProvider
+from strands.tools.loader import load_tools_from_module
+from strands.types.tools import AgentTool
+
+from strands_rollout.errors import ToolError
+
+
+def load_tools(paths: Sequence[str]) -> list[AgentTool | ToolProvider]:
+    """Resolve dotted paths to Strands tools.
+
+    Args:
+        paths: Each `package.module.attribute`, `package.module:attribute`, or a module: one that holds `@strands.tool`
+            functions (all are taken) or a `TOOL_SPEC` with a function named like the module.
+
+    Raises:
+        ToolError: A path can't be imported, does not name a tool, or two tools have one name. The message says what was
+            found there instead, and the nearest name.
+    """
+    if isinstance(paths, str):
+        raise ToolError(f"tools is the string {paths!r}; expected a list of dotted paths: [{paths!r}]")
+    tools = [found for path in paths for found in _tools_at(path)]
+    names = [found.tool_name for found in tools if isinstance(found, AgentTool)]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise ToolError(f"tools {list(paths)} hold more than one tool named {', '.join(doubled)}; names must be unique")
+    return tools
+
+
+def _tools_at(path: str) -> list[AgentTool | ToolProvider]:
+    found = _resolve(path)
+    if isinstance(found, ModuleType):
+        try:
+            return list(load_tools_from_module(found, found.__name__.rpartition(".")[2]))
+        except (AttributeError, TypeError) as e:
+            raise ToolError(f"{path!r} is a module without Strands tools{_nearest('', found)}") from e
+    if isinstance(found, AgentTool | ToolProvider):
+        return [found]
+    hint = "; decorate it with @strands.tool" if callable(found) and not isinstance(found, type) else ""
+    raise ToolError(f"{path!r} is a {type(found).__name__}, expected a Strands tool{hint}")
+
+
+def _resolve(path: str) -> object:
+    """Import as much of a dotted path as is modules, then follow the attributes."""
+    if not isinstance(path, str) or not all(part.isidentifier() for part in path.replace(":", ".").split(".")):
+        raise ToolError(f"{path!r} is not a dotted path; expected 'package.module.attribute'")
+    module_path, _, attributes = path.partition(":")
+    names = module_path.split(".")
+    found: object = None
+    depth = 0
+    while depth < len(names) and (module := _import(".".join(names[: depth + 1]), path)) is not None:
+        found = module
+        depth += 1
+    rest = [*names[depth:], *(attributes.split(".") if attributes else [])]
+    if found is None or (attributes and depth < len(names)):
+        raise ToolError(f"can't load the tool {path!r}: there is no module {'.'.join(names[: depth + 1])!r}")
+    for name in rest:
+        if not hasattr(found, name):
+            owner = getattr(found, "__name__", type(found).__name__)
+            raise ToolError(f"can't load the tool {path!r}: {owner!r} has no attribute {name!r}{_nearest(name, found)}")
+        found = getattr(found, name)
+    return found
+
+
+def _import(module_path: str, path: str) -> ModuleType | None:
+    """The module, or None where no such module exists; a module that exists but fails to import is an error."""
+    try:
+        return importlib.import_module(module_path)
+    except ModuleNotFoundError as e:
+        if e.name is not None and f"{module_path}.".startswith(f"{e.name}."):
+            return None
+        raise ToolError(f"can't load the tool {path!r}: importing {module_path!r} needs {e.name!r}") from e
+    except Exception as e:  # a user's module may raise anything while it is imported
+        raise ToolError(
+            f"can't load the tool {path!r}: importing {module_path!r} raised {type(e).__name__}: {e}"
+        ) from e
+
+
+def _nearest(name: str, owner: object) -> str:
+    """A hint: the closest public name, else the tools that the module does hold."""
+    public = [known for known in dir(owner) if not known.startswith("_")]
+    close = difflib.get_close_matches(name, public, n=1) if name else []
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    tools = [known for known in public if isinstance(getattr(owner, known, None), AgentTool)]
+    return f"; its tools are {', '.join(tools)}" if tools else "; it holds no Strands tools"

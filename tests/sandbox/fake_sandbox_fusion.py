@@ -1,0 +1,206 @@
+"""A SandboxFusion on a real loopback socket: really runs the Python that it is sent, and answers in its schema.
+
+    async with FakeSandboxFusion([Trouble.status(503), None]) as fake:
+        ...  # requests to fake.url: the first gets a 503, all others are run
+
+Its flaws are SandboxFusion's own: it waits for the script before it reads the pipes, reads once and without waiting,
+replaces output that is not UTF-8, ends only the script's process group, and does not notice a client that went away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from aiohttp import web
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What one request gets instead of a run. Build it with the class methods."""
+
+    kind: Literal["status", "raw", "reset", "hang", "sandbox_error", "no_python"]
+    code: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def status(cls, code: int, body: str = '{"detail": "busy"}', **headers: str) -> Self:
+        """An HTTP status; `retry_after="3"` is a header."""
+        return cls("status", code, body.encode(), {name.replace("_", "-"): value for name, value in headers.items()})
+
+    @classmethod
+    def raw(cls, body: bytes) -> Self:
+        """A 200 with exactly this body."""
+        return cls("raw", body=body)
+
+    @classmethod
+    def reset(cls) -> Self:
+        """The connection closes before an answer."""
+        return cls("reset")
+
+    @classmethod
+    def hang(cls) -> Self:
+        """No answer at all."""
+        return cls("hang")
+
+    @classmethod
+    def sandbox_error(cls) -> Self:
+        """A 200 that says that the server failed, and quotes the code."""
+        return cls("sandbox_error")
+
+    @classmethod
+    def no_python(cls) -> Self:
+        """A run by a shell that finds no Python."""
+        return cls("no_python")
+
+
+class FakeSandboxFusion:
+    """The server; an async context manager.
+
+    Args:
+        troubles: For the first requests, in order; None for a real run, as for all further ones.
+        always: For every request, instead.
+        delay_s: Seconds before each run starts, as on a busy server.
+        python: The interpreter.
+
+    Attributes:
+        requests: The JSON of every request. `headers`: likewise.
+        arrived: Set by the first request.
+        most_at_once: Most requests in flight at one time.
+    """
+
+    def __init__(
+        self,
+        troubles: Sequence[Trouble | None] = (),
+        *,
+        always: Trouble | None = None,
+        delay_s: float = 0.0,
+        python: str = sys.executable,
+    ) -> None:
+        self._troubles, self._always, self._delay_s, self._python = troubles, always, delay_s, python
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.arrived = asyncio.Event()
+        self.most_at_once = 0
+        self._at_once = 0
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(client_max_size=1 << 26)
+        app.router.add_post("/run_code", self._run_code)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _run_code(self, http: web.Request) -> web.StreamResponse:
+        request = await http.json()
+        number = len(self.requests)
+        self.requests.append(request)
+        self.headers.append(dict(http.headers))
+        self.arrived.set()
+        missing = [name for name in ("code", "language") if name not in request]
+        if missing:
+            return web.json_response({"detail": [{"loc": ["body", missing[0]], "msg": "Field required"}]}, status=422)
+        trouble = self._always or (self._troubles[number] if number < len(self._troubles) else None)
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            await asyncio.sleep(self._delay_s)
+            if trouble is None or trouble.kind == "no_python":
+                return web.json_response(await self._run(request, with_python=trouble is None))
+            return await self._make(trouble, http, request)
+        finally:
+            self._at_once -= 1
+
+    async def _make(self, trouble: Trouble, http: web.Request, request: dict[str, Any]) -> web.StreamResponse:
+        if trouble.kind == "hang":
+            await asyncio.sleep(60)
+        if trouble.kind == "reset" and http.transport is not None:
+            http.transport.close()
+        if trouble.kind == "sandbox_error":
+            words = f"exception on running command {request['code']}: fork: Resource temporarily unavailable | None"
+            return web.json_response(_answer("SandboxError", words, {"status": "Error", "stderr": words}))
+        return web.Response(
+            body=trouble.body, status=trouble.code, headers=trouble.headers, content_type="application/json"
+        )
+
+    async def _run(self, request: dict[str, Any], *, with_python: bool) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            script = Path(folder, "script.py")
+            await asyncio.to_thread(script.write_text, request["code"])
+            command = f"{self._python if with_python else 'python_is_not_here'} {script}"
+            ran = await _run_command(
+                command, request.get("run_timeout", 10), folder, request.get("memory_limit_MB", -1)
+            )
+        return _answer("Success" if ran["return_code"] == 0 else "Failed", "", ran)
+
+
+async def _run_command(command: str, timeout_s: float, folder: str, memory_mb: int) -> dict[str, Any]:
+    def limit_memory() -> None:
+        if memory_mb > 0:
+            resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, resource.RLIM_INFINITY))
+
+    process = await asyncio.create_subprocess_shell(
+        command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=folder,
+        start_new_session=True,
+        preexec_fn=limit_memory,
+    )
+    assert process.stdin is not None
+    process.stdin.close()
+    started_at, status, return_code = time.monotonic(), "Finished", None
+    try:
+        return_code = await asyncio.wait_for(process.wait(), timeout_s)
+    except TimeoutError:
+        status = "TimeLimitExceeded"
+    finally:
+        elapsed_s = time.monotonic() - started_at
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        printed = {"stdout": await _what_is_there(process.stdout), "stderr": await _what_is_there(process.stderr)}
+        process._transport.close()  # type: ignore[attr-defined] # nobody reads the rest
+        await process.wait()
+    return {"status": status, "execution_time": elapsed_s, "return_code": return_code, **printed}
+
+
+async def _what_is_there(stream: Any) -> str:
+    try:
+        return (await asyncio.wait_for(stream.read(1 << 20), 0.0001)).decode()
+    except TimeoutError:
+        return ""
+    except UnicodeDecodeError as e:
+        return f"[DecodeError] {e}"
+
+
+def _answer(status: str, message: str, ran: dict[str, Any]) -> dict[str, Any]:
+    empty = {"execution_time": None, "return_code": None, "stdout": None, "stderr": None}
+    return {
+        "status": status,
+        "message": message,
+        "compile_result": None,
+        "run_result": {**empty, **ran},
+        "executor_pod_name": None,
+        "files": {},
+    }

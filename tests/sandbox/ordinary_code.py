@@ -1,0 +1,123 @@
+"""Pieces of ordinary code, for a child process that has confined itself and works in an empty directory.
+
+They find `os`, `platform`, `signal`, `threading`, `ctypes` and `refusal` (a call -> the name of its errno) there. Those
+whose names begin with "no" show that something fails cleanly.
+"""
+
+WORKS = {
+    "numpy": """
+import numpy
+a = numpy.random.default_rng(0).random((400, 400))
+assert numpy.allclose(numpy.linalg.solve(a, a), numpy.eye(400))
+numpy.save("a.npy", a)
+assert numpy.load("a.npy", mmap_mode="r").shape == a.shape
+""",
+    "sympy": "import sympy; x = sympy.Symbol('x'); assert len(sympy.solve(x**3 - 2 * x + 1, x)) == 3",
+    "threads": """
+import threading, concurrent.futures
+with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    assert list(pool.map(abs, [-1, 2])) == [1, 2]
+""",
+    "multiprocessing.dummy": """
+import multiprocessing.dummy  # makes a semaphore in /dev/shm
+with multiprocessing.dummy.Pool(2) as pool:
+    assert pool.map(abs, [-1, 2]) == [1, 2]
+""",
+    "asyncio": """
+import asyncio, time
+async def main():
+    await asyncio.gather(asyncio.sleep(0.01), asyncio.to_thread(time.sleep, 0.01))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: None)
+asyncio.run(main())
+""",
+    "tempfile": """
+import tempfile
+with tempfile.TemporaryFile(dir=".") as f, tempfile.NamedTemporaryFile(dir=".") as g:
+    f.write(b"x"), g.write(b"x")
+with tempfile.TemporaryDirectory(dir=".") as d:
+    open(d + "/f", "w").close()
+""",
+    "sqlite": """
+import sqlite3
+for mode in ("delete", "wal"):
+    with sqlite3.connect(mode + ".db") as db:
+        db.execute("pragma journal_mode=" + mode)
+        db.execute("create table t (a)")
+        db.execute("insert into t values (1)")
+    assert db.execute("select a from t").fetchall() == [(1,)]
+    db.close()
+""",
+    "files": """
+import fcntl, shutil, mmap
+with open("f", "w+b") as f:
+    f.write(b"x" * 5000), f.flush(), os.fsync(f.fileno()), f.truncate(4096)
+    os.posix_fallocate(f.fileno(), 0, 8192), fcntl.flock(f, fcntl.LOCK_EX), fcntl.lockf(f, fcntl.LOCK_UN)
+    mmap.mmap(f.fileno(), 0)[0:1] = b"y"
+    os.pread(f.fileno(), 1, 0), os.set_blocking(f.fileno(), True), f.isatty()
+shutil.copyfile("f", "g")
+os.makedirs("d/e"), os.rename("g", "d/g"), os.link("f", "d/h"), os.symlink("f", "l")
+assert os.readlink("l") == "f" and sorted(os.listdir("d")) == ["e", "g", "h"] and os.access("f", os.R_OK)
+os.chdir("d"), os.getcwd(), os.chdir(".."), os.statvfs("."), os.umask(os.umask(0))
+with open("f", "rb") as f, open("copy", "wb") as g:
+    os.copy_file_range(f.fileno(), g.fileno(), 10), os.sendfile(g.fileno(), f.fileno(), 0, 10)
+shutil.rmtree("d"), os.unlink("l")
+""",
+    "signals": """
+import time
+seen = []
+signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+signal.setitimer(signal.ITIMER_REAL, 0.01), signal.pause(), signal.alarm(5), signal.alarm(0)
+os.kill(os.getpid(), signal.SIGALRM), signal.raise_signal(signal.SIGALRM)
+signal.pthread_kill(threading.get_ident(), signal.SIGALRM)
+assert len(seen) == 4
+""",
+    "waiting": """
+import select, time
+r, w = os.pipe()
+os.write(w, b"x")
+assert select.select([r], [], [], 1)[0] == [r]
+poll = select.poll(); poll.register(r); assert poll.poll(1000)
+epoll = select.epoll(); epoll.register(r); assert epoll.poll(1)
+event = os.eventfd(1); assert os.eventfd_read(event) == 1
+time.sleep(0.001), os.dup2(r, w), os.closerange(200, 300)
+for descriptor in (r, w, event): os.close(descriptor)
+epoll.close()
+""",
+    "stream pair": """
+import socket
+a, b = socket.socketpair()
+a.sendall(b"x"), a.getsockname(), a.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF), a.settimeout(1)
+assert b.recvmsg(10)[0] == b"x"
+a.shutdown(socket.SHUT_WR)
+assert b.recv(1) == b""
+a.close(), b.close()
+""",
+    "memory": """
+import mmap
+code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+code.madvise(mmap.MADV_DONTNEED)
+assert len(bytearray(1 << 26)) == 1 << 26
+""",
+    "facts": """
+import resource, time, zoneinfo
+resource.getrlimit(resource.RLIMIT_AS), resource.getrusage(resource.RUSAGE_SELF), os.times(), os.getloadavg()
+os.uname(), os.getppid(), os.getgroups(), os.getresuid(), os.getpgid(0), os.getsid(0), os.cpu_count()
+os.sched_setaffinity(0, os.sched_getaffinity(0)), os.sched_yield(), os.urandom(8), time.clock_getres(0)
+zoneinfo.available_timezones(), platform.platform(), os.sysconf("SC_PHYS_PAGES")
+with open("/proc/self/status") as f: assert f.read()
+""",
+    "libraries": "import _lsprof, ctypes.util; ctypes.CDLL(None).getpid()",
+    "no other program": """
+import subprocess
+for attempt in (lambda: subprocess.run(["true"]), lambda: os.posix_spawn("/bin/true", ["true"], {}), os.fork,
+                lambda: os.execv("/bin/true", ["true"]), lambda: os.popen("true")):
+    assert refusal(attempt) == "EPERM", attempt
+""",
+    "no network": """
+import socket
+assert refusal(socket.socket) == "EPERM"
+assert refusal(lambda: socket.create_connection((b"127.0.0.1", 9))) == "EPERM"
+for kind in (socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
+    assert refusal(socket.socketpair, socket.AF_UNIX, kind) == "EPERM"
+""",
+}

@@ -1,0 +1,326 @@
+"""The camel backend on real camel interpreters: a subprocess per call, and the one that runs in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.sandbox import camel_executor
+from strands_rollout.sandbox.camel_executor import CamelExecutor
+from strands_rollout.sandbox.executor import CodeExecutor, ExecutionResult, facts_of
+
+interpreters = pytest.importorskip("camel.interpreters", reason="needs camel-ai: pip install 'strands-rollout[camel]'")
+
+
+@pytest.fixture(autouse=True)
+def _the_python_of_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.fixture
+async def executor() -> AsyncIterator[CamelExecutor]:
+    async with CamelExecutor(timeout_s=20) as executor:
+        yield executor
+
+
+def in_process(**more: Any) -> CamelExecutor:
+    return CamelExecutor("InternalPythonInterpreter", max_concurrency=1, **more)
+
+
+def test_the_backend_is_a_code_executor() -> None:
+    executor = CamelExecutor()
+    assert isinstance(executor, CodeExecutor)
+    assert not facts_of(executor).keeps_sessions
+    assert not facts_of(executor).isolated
+
+
+@pytest.mark.parametrize(
+    ("code", "stdout"),
+    [
+        ("print(1)", "1\n"),
+        ("x = 2\nx + 3", "5\n"),
+        ("'é'", "'é'\n"),
+        ("", ""),
+        ("# nothing to do", ""),
+        ("print('(stderr')", "(stderr\n"),
+    ],
+)
+async def test_camels_answer_is_the_output(executor: CamelExecutor, code: str, stdout: str) -> None:
+    result = await executor.run(code)
+    assert (result.stdout, result.stderr, result.exit_code) == (stdout, "", 0)
+    assert (result.infra_error, result.killed_by, result.timed_out) == (None, None, False)
+
+
+async def test_stderr_and_exit_code_are_told_apart_and_paths_are_not_shown(executor: CamelExecutor) -> None:
+    result = await executor.run("print('before')\n1/0")
+    assert (result.stdout, result.exit_code, result.infra_error) == ("before\n", 1, None)
+    assert result.stderr.startswith('Traceback (most recent call last):\n  File "<code>", line 2, in <module>\n')
+    assert result.stderr.endswith("ZeroDivisionError: division by zero\n")
+    assert tempfile.gettempdir() not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "killed_by"),
+    [("raise SystemExit(3)", 3, None), ("import os; os.abort()", -6, "SIGABRT (abort)")],
+)
+async def test_the_way_the_code_ended_is_told(
+    executor: CamelExecutor, code: str, exit_code: int, killed_by: str | None
+) -> None:
+    result = await executor.run(code)
+    assert (result.exit_code, result.killed_by, result.infra_error) == (exit_code, killed_by, None)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("1+", "SyntaxError"),
+        ("match 1:\n    case 1: print(1)", "Match"),  # what astor does not know
+        ("+".join("1" * 3000), "RecursionError"),
+        ("x = '\ud800'", "surrogates not allowed"),
+        ("import sys; n = sys.stdout.buffer.write(b'\\xff')", "can't decode"),
+    ],
+)
+async def test_what_camel_cannot_run_is_the_codes_fault(executor: CamelExecutor, code: str, words: str) -> None:
+    result = await executor.run(code)
+    assert words in result.stderr
+    assert (result.exit_code, result.infra_error) == (1, None)
+
+
+async def test_camels_own_time_limit_is_the_calls_and_keeps_what_was_printed(executor: CamelExecutor) -> None:
+    result = await executor.run("print('before', flush=True)\nwhile True: pass", timeout_s=1)
+    assert (result.stdout, result.stderr, result.timed_out) == ("before\n", "", True)
+    assert (result.killed_by, result.exit_code) == ("time limit of 1 s", -9)
+    assert 0.9 < result.duration_s < 4
+
+
+async def test_an_interpreter_that_hangs_beyond_its_limit_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(camel_executor, "_OWN_LIMIT_MARGIN_S", 0.3)
+    async with CamelExecutor() as executor:
+        result = await executor.run("import subprocess; subprocess.Popen(['sleep', '3'])", timeout_s=0.5)
+    assert (result.timed_out, result.killed_by) == (True, "time limit of 0.5 s")
+
+
+async def test_long_output_is_cut_in_the_middle() -> None:
+    async with CamelExecutor(max_output_chars=100) as executor:
+        result = await executor.run("print('head' + 'x' * 1000 + 'tail')")
+    assert result.truncated
+    assert result.stdout.startswith("headxxx")
+    assert result.stdout.endswith("xxxtail\n")
+    assert len(result.stdout) < 160
+
+
+async def test_no_directory_is_left_behind(
+    executor: CamelExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    await executor.run("print(1)")
+    await executor.run("1+")
+    assert os.listdir(tmp_path) == []  # noqa: PTH208
+
+
+async def test_nothing_is_printed_here(executor: CamelExecutor, capfd: pytest.CaptureFixture[str]) -> None:
+    await executor.run("import sys; print(1); print(2, file=sys.stderr)")
+    assert capfd.readouterr() == ("", "")
+
+
+async def test_a_missing_python_is_an_infrastructure_error(
+    executor: CamelExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = await executor.run("1")
+    assert "python" in (result.infra_error or "")
+    assert (result.stdout, result.stderr, result.exit_code) == ("", "", None)
+
+
+async def test_an_interpreter_error_of_an_outside_interpreter_is_infrastructure() -> None:
+    class DockerInterpreter(interpreters.SubprocessInterpreter):  # type: ignore[misc, name-defined]
+        def run(self, code: str, code_type: str) -> str:
+            raise interpreters.InterpreterError("Docker daemon is not running.")
+
+    async with CamelExecutor(DockerInterpreter) as executor:
+        assert "Docker daemon is not running" in ((await executor.run("1")).infra_error or "")
+
+
+async def test_a_maker_that_fails_once_is_retried() -> None:
+    made = []
+
+    def make() -> Any:
+        made.append(1)
+        if len(made) == 1:
+            raise ConnectionError("no quota")
+        return interpreters.SubprocessInterpreter(require_confirm=False, print_stderr=False)
+
+    async with CamelExecutor(make) as executor:
+        assert (await executor.run("1 + 1")).stdout == "2\n"
+    assert len(made) == 2
+
+
+# ---- which interpreter
+
+
+@pytest.mark.parametrize("name", ["SubprocessInterpreter", "camel.interpreters.SubprocessInterpreter"])
+async def test_an_interpreter_is_found_by_name(name: str) -> None:
+    async with CamelExecutor(name, options={"execution_timeout": 5}) as executor:
+        assert (await executor.run("1 + 1")).stdout == "2\n"
+
+
+async def test_an_instance_is_shared_by_calls_with_limits_of_their_own() -> None:
+    instance = interpreters.SubprocessInterpreter(require_confirm=False, print_stderr=False, execution_timeout=50)
+    async with CamelExecutor(instance) as executor:
+        calls = (executor.run(f"import time; time.sleep({s}); {s}", timeout_s=1) for s in (0, 5))
+        fast, slow = await asyncio.gather(*calls)
+    assert (fast.stdout, fast.timed_out, slow.timed_out) == ("0\n", False, True)
+    assert instance.execution_timeout == 50
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "options", "words"),
+    [
+        ("NoInterpreter", None, "those of camel.interpreters are"),
+        ("no.such.Interpreter", None, "no module|No module"),
+        ("SubprocessInterpreter", {"timeout": 3}, "takes no option 'timeout'"),
+        ("SubprocessInterpreter", {"require_confirm": True}, "wait on stdin"),
+        (lambda: None, {"timeout": 3}, "expected a name or a class"),
+        (3, None, "expected a name, class, function or instance"),
+    ],
+)
+def test_what_is_no_interpreter_is_refused(interpreter: Any, options: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        CamelExecutor(interpreter, options=options)
+
+
+async def test_an_interpreter_that_asks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="require_confirm"):
+        CamelExecutor(interpreters.SubprocessInterpreter())
+    async with CamelExecutor(lambda: interpreters.SubprocessInterpreter()) as executor:
+        with pytest.raises(ConfigError, match="require_confirm"):
+            await executor.run("1")
+
+
+# ---- in this process
+
+
+@pytest.mark.parametrize(
+    ("code", "stdout", "stderr", "exit_code"),
+    [
+        ("x = 2\nx + 3", "5", "", 0),
+        ("foo()", "", "InterpreterError: Evaluation of the code stopped at node 0", 1),
+        ("1+", "", "InterpreterError: Syntax error", 1),
+        ("1/0", "", "ZeroDivisionError: division by zero", 1),
+    ],
+)
+async def test_errors_in_this_process_are_the_codes(code: str, stdout: str, stderr: str, exit_code: int) -> None:
+    async with in_process() as executor:
+        result = await executor.run(code)
+    assert (result.stdout, result.exit_code, result.infra_error) == (stdout, exit_code, None)
+    assert result.stderr.startswith(stderr)
+
+
+async def test_code_that_exits_in_this_process_ends_nothing_but_itself() -> None:
+    async with in_process(options={"unsafe_mode": True}) as executor:
+        assert "SystemExit: 3" in (await executor.run("raise SystemExit(3)")).stderr
+        assert (await executor.run("print(1)")).stdout == "1\n"
+
+
+async def test_calls_keep_nothing_unless_told_to() -> None:
+    async with in_process() as executor:
+        await executor.run("x = 5")
+        assert "not defined" in (await executor.run("x")).stderr
+    async with in_process(reuse=True) as executor:
+        await executor.run("x = 5")
+        assert (await executor.run("x")).stdout == "5"
+
+
+async def test_code_in_this_process_is_given_up_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    options = {"action_space": {"wait": release.wait}}
+    async with in_process(options=options) as executor:
+        result = await executor.run("wait()", timeout_s=0.3)
+        assert (result.timed_out, result.killed_by) == (True, "time limit of 0.3 s")
+        assert "1 threads are held by code that does not end" in ((await executor.run("1")).infra_error or "")
+        release.set()
+        await asyncio.sleep(0.1)
+        assert (await executor.run("1 + 1")).stdout == "2"
+
+
+def test_code_in_this_process_runs_one_at_a_time() -> None:
+    with pytest.raises(ConfigError, match="max_concurrency=8, expected 1"):
+        CamelExecutor("InternalPythonInterpreter")
+
+
+async def test_a_maker_of_such_an_interpreter_is_refused_too() -> None:
+    async with CamelExecutor(lambda: interpreters.InternalPythonInterpreter()) as executor:
+        with pytest.raises(ConfigError, match="max_concurrency=8, expected 1"):
+            await executor.run("1")
+
+
+# ---- concurrency, cancellation, closing
+
+
+async def test_no_more_run_at_once_than_allowed_and_the_wait_is_told(tmp_path: Path) -> None:
+    code = "import time; print(time.time()); time.sleep(0.3); time.time()"
+    async with CamelExecutor(max_concurrency=2) as executor:
+        results = await asyncio.gather(*(executor.run(code, timeout_s=5) for _ in range(4)))
+    spans = [tuple(map(float, result.stdout.split())) for result in results]
+    for start, _ in spans:
+        assert sum(other_start <= start < other_end for other_start, other_end in spans) <= 2
+    assert max(result.queued_s for result in results) > 0.25
+
+
+async def test_cancelling_stops_waiting_and_the_thread_ends_at_the_limit() -> None:
+    async with CamelExecutor(max_concurrency=1) as executor:
+        running = asyncio.create_task(executor.run("import time; time.sleep(20)", timeout_s=1))
+        await asyncio.sleep(0.5)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        result = await executor.run("1")
+    assert (result.stdout, result.infra_error) == ("1\n", None)
+
+
+def test_loops_of_several_threads_share_one_executor() -> None:
+    executor = CamelExecutor()
+    results: list[ExecutionResult] = []
+    threads = [threading.Thread(target=lambda: results.append(asyncio.run(executor.run("1 + 1")))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    asyncio.run(executor.aclose())
+    assert [result.stdout for result in results] == ["2\n"] * 3
+
+
+async def test_the_callers_loop_is_never_blocked(executor: CamelExecutor) -> None:
+    worst_s, running = 0.0, asyncio.create_task(executor.run("import time; time.sleep(0.5)"))
+    while not running.done():
+        before = time.monotonic()
+        await asyncio.sleep(0.01)
+        worst_s = max(worst_s, time.monotonic() - before)
+    assert worst_s < 0.3
+
+
+async def test_a_closed_executor_refuses() -> None:
+    executor = CamelExecutor()
+    await executor.run("1")
+    await executor.aclose()
+    await executor.aclose()
+    with pytest.raises(SandboxError, match="after aclose"):
+        await executor.run("1")
+
+
+async def test_sessions_and_bad_limits_are_refused(executor: CamelExecutor) -> None:
+    with pytest.raises(ConfigError, match="keeps no sessions"):
+        await executor.run("1", session="episode-1")
+    with pytest.raises(ConfigError, match="max_concurrency"):
+        CamelExecutor(max_concurrency=0)
+    await executor.close_session("episode-1")

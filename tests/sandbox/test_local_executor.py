@@ -1,0 +1,459 @@
+"""The local backend beyond what code sees: sessions, concurrency, faults of its processes, and what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.sandbox import ExecutionResult, LocalExecutor
+from strands_rollout.sandbox.fair_queue import CALL_OWNER
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc and layers")
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[LocalExecutor]:
+    executor = LocalExecutor(timeout_s=20, max_concurrency=8)
+    yield executor
+    asyncio.run(executor.aclose())
+
+
+@pytest.fixture
+async def fragile() -> AsyncIterator[LocalExecutor]:
+    """An executor that a test may break."""
+    async with LocalExecutor(timeout_s=20, max_concurrency=8) as executor:
+        yield executor
+
+
+def descendants(pid: int) -> list[int]:
+    """All living processes below one."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+def helpers(executor: LocalExecutor) -> tuple[int, int]:
+    """Its supervisor and its template."""
+    supervisor = executor._supervisor.link._process.pid  # type: ignore[union-attr]
+    (template,) = map(int, Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split())
+    return supervisor, template
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def until(condition: Any, within_s: float = 10.0) -> bool:
+    give_up_at = time.monotonic() + within_s
+    while not condition() and time.monotonic() < give_up_at:  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0.02)
+    return bool(condition())
+
+
+async def test_a_session_keeps_variables_and_files_until_it_is_closed(executor: LocalExecutor) -> None:
+    await executor.run("x = 1; import math; open('f', 'w').write('kept')", session="a")
+    assert (await executor.run("x + 1, math.pi > 3, open('f').read()", session="a")).stdout == "(2, True, 'kept')\n"
+    assert "NameError" in (await executor.run("x", session="b")).stderr
+    assert "NameError" in (await executor.run("x")).stderr
+    await executor.close_session("a")
+    result = await executor.run("import os; print(os.listdir()); x", session="a")
+    assert (result.stdout, result.stderr.splitlines()[-1]) == ("[]\n", "NameError: name 'x' is not defined")
+    await executor.close_session("a")
+    await executor.close_session("b")
+    await executor.close_session("never opened")
+
+
+async def test_a_session_shows_each_calls_own_output_and_lines(executor: LocalExecutor) -> None:
+    await executor.run("def f(x):\n    return 1 / x", session="lines")
+    result = await executor.run("print('é', end='')\nf(0)", session="lines")
+    assert result.stdout == "é"
+    assert "return 1 / x" in result.stderr
+    assert 'File "<code 2>", line 2, in <module>' in result.stderr
+    assert (result.exit_code, result.session_lost) == (1, False)
+    result = await executor.run("1", session="lines")
+    assert (result.stdout, result.stderr, result.exit_code) == ("1\n", "", 0)
+    assert (await executor.run("raise SystemExit(7)", session="lines")).exit_code == 7
+    assert (await executor.run("f.__name__", session="lines")).stdout == "'f'\n"
+    await executor.close_session("lines")
+
+
+@pytest.mark.parametrize("end", ["while True: pass", "import os; os._exit(3)", "import ctypes; ctypes.string_at(0)"])
+async def test_a_session_whose_process_ends_is_lost_and_says_so(executor: LocalExecutor, end: str) -> None:
+    await executor.run("x = 1", session="short")
+    result = await executor.run(f"print('before')\n{end}", session="short", timeout_s=0.5)
+    assert (result.stdout, result.session_lost, result.infra_error) == ("before\n", True, None)
+    result = await executor.run("x", session="short")
+    assert "NameError" in result.stderr
+    assert result.session_lost is False
+    await executor.close_session("short")
+
+
+@LINUX
+async def test_nothing_of_a_session_runs_between_its_calls(executor: LocalExecutor) -> None:
+    code = "import threading\nn = 0\ndef count():\n    global n\n    while True: n += 1\n"
+    code += "threading.Thread(target=count, daemon=True).start()\nprint(__import__('os').getpid())"
+    pid = int((await executor.run(code, session="busy")).stdout)
+    assert await until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    before = int((await executor.run("n", session="busy")).stdout)
+    await asyncio.sleep(0.5)
+    after = int((await executor.run("n", session="busy")).stdout)
+    assert after - before < before + 5_000_000
+    await executor.close_session("busy")
+    assert await until(lambda: not is_alive(pid))
+
+
+async def test_calls_of_one_session_come_one_after_the_other(executor: LocalExecutor) -> None:
+    await executor.run("n = 0", session="serial")
+    code = "import time\nm = n\ntime.sleep(0.05)\nn = m + 1"
+    await asyncio.gather(*(executor.run(code, session="serial") for _ in range(5)))
+    assert (await executor.run("n", session="serial")).stdout == "5\n"
+    await executor.close_session("serial")
+
+
+async def test_cancelling_a_sessions_call_ends_the_session(executor: LocalExecutor) -> None:
+    pid = int((await executor.run("import os, time; os.getpid()", session="cancelled")).stdout)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(executor.run("time.sleep(60)", session="cancelled"), 0.3)
+    assert await until(lambda: not is_alive(pid))
+    assert "NameError" in (await executor.run("time", session="cancelled")).stderr
+    await executor.close_session("cancelled")
+
+
+@pytest.mark.parametrize("session", ["", 3])
+async def test_a_session_needs_a_name(executor: LocalExecutor, session: Any) -> None:
+    with pytest.raises(ConfigError, match="expected a name"):
+        await executor.run("1", session=session)
+
+
+@pytest.mark.parametrize("code", [b"1", None, 1])
+async def test_code_must_be_a_string(executor: LocalExecutor, code: Any) -> None:
+    with pytest.raises(ConfigError, match="expected a string"):
+        await executor.run(code)
+
+
+@LINUX
+async def test_cancelling_kills_the_child(executor: LocalExecutor) -> None:
+    before = set(descendants(os.getpid()))
+    running = asyncio.create_task(executor.run("import time; time.sleep(60)"))
+    await asyncio.sleep(0.5)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    sleeping = before & set(descendants(os.getpid()))
+    assert await until(lambda: len(set(descendants(os.getpid())) - sleeping) <= 8 + 1)
+    assert (await executor.run("1")).stdout == "1\n"
+
+
+async def test_the_wait_for_a_place_costs_no_time_limit_and_is_told() -> None:
+    async with LocalExecutor(max_concurrency=1) as executor:
+        results = await asyncio.gather(*(executor.run("import time; time.sleep(0.3)", timeout_s=1) for _ in range(5)))
+    assert not any(result.timed_out for result in results)
+    assert sorted(round(result.queued_s, 1) for result in results)[-1] >= 1.0
+    assert all(0.25 < result.duration_s < 1 for result in results)
+
+
+async def test_owners_are_served_in_turn() -> None:
+    order: list[str] = []
+
+    async def call(owner: str) -> None:
+        CALL_OWNER.set(owner)
+        await executor.run("import time; time.sleep(0.05)")
+        order.append(owner)
+
+    async with LocalExecutor(max_concurrency=1) as executor:
+        greedy = [asyncio.create_task(call("greedy")) for _ in range(6)]
+        await asyncio.sleep(0)
+        modest = asyncio.create_task(call("modest"))
+        await asyncio.gather(*greedy, modest)
+    assert order.index("modest") <= 2
+
+
+async def test_a_waiting_call_can_be_cancelled_and_costs_no_place() -> None:
+    async with LocalExecutor(max_concurrency=1) as executor:
+        first = asyncio.create_task(executor.run("import time; time.sleep(0.4)"))
+        await asyncio.sleep(0.1)
+        waiting = [asyncio.create_task(executor.run("1")) for _ in range(5)]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        await first
+        assert (await executor.run("2")).stdout == "2\n"
+
+
+def test_loops_of_several_threads_share_one_executor(executor: LocalExecutor) -> None:
+    results: list[ExecutionResult] = []
+
+    async def calls() -> None:
+        results.extend(await asyncio.gather(*(executor.run("1 + 1") for _ in range(5))))
+
+    threads = [threading.Thread(target=lambda: asyncio.run(calls())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [result.stdout for result in results] == ["2\n"] * 20
+
+
+@LINUX
+@pytest.mark.parametrize("victim", ["supervisor", "template"])
+async def test_killed_in_the_middle_of_64_calls_all_come_back_with_their_results(
+    fragile: LocalExecutor, victim: str
+) -> None:
+    calls = [asyncio.create_task(fragile.run(f"import time; time.sleep(0.1); print({n})")) for n in range(64)]
+    await asyncio.sleep(0.4)
+    os.kill(helpers(fragile)[victim == "template"], signal.SIGKILL)
+    results = await asyncio.wait_for(asyncio.gather(*calls), 60)
+    assert [result.stdout for result in results] == [f"{n}\n" for n in range(64)]
+    assert all(result.infra_error is None for result in results)
+
+
+@LINUX
+async def test_a_session_does_not_survive_the_supervisor_in_silence(fragile: LocalExecutor) -> None:
+    await fragile.run("x = 1", session="a")
+    call = asyncio.create_task(fragile.run("import time; time.sleep(30)", session="a"))
+    await asyncio.sleep(0.3)
+    os.kill(helpers(fragile)[0], signal.SIGKILL)
+    result = await asyncio.wait_for(call, 20)
+    assert result.infra_error == "the supervisor process ended"
+    assert result.session_lost
+    assert (await fragile.run("1")).stdout == "1\n"
+
+
+@LINUX
+async def test_a_session_lost_between_two_calls_is_never_silently_fresh(fragile: LocalExecutor) -> None:
+    await fragile.run("x = 1", session="a")
+    os.kill(helpers(fragile)[0], signal.SIGKILL)
+    await asyncio.sleep(0.3)
+    result = await fragile.run("print('fresh')", session="a")
+    assert result.infra_error is not None
+    assert "a" in result.infra_error
+
+
+@LINUX
+async def test_a_supervisor_that_is_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strands_rollout.sandbox.local_executor._GRACE_S", 0.5)
+    async with LocalExecutor(timeout_s=1) as executor:
+        os.kill(helpers(executor)[0], signal.SIGSTOP)
+        result = await asyncio.wait_for(executor.run("1 + 1"), 30)
+        assert result.stdout == "2\n"
+
+
+@LINUX
+async def test_nothing_is_left_when_it_is_closed() -> None:
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    executor = LocalExecutor()
+    await executor.run("import os; os.makedirs('a/b'); open('a/b/c', 'w').close()")
+    await executor.run("x = 1", session="open")
+    pids = descendants(helpers(executor)[0])
+    root = executor._supervisor._root.path  # type: ignore[union-attr]
+    await executor.aclose()
+    await executor.aclose()
+    assert not os.path.exists(root)  # noqa: ASYNC240, PTH110
+    assert not any(map(is_alive, pids))
+    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    with pytest.raises(SandboxError, match="after aclose"):
+        await executor.run("1")
+
+
+@LINUX
+async def test_the_scratch_directories_are_emptied_whatever_was_made_in_them(executor: LocalExecutor) -> None:
+    await executor.start()
+    root = Path(executor._supervisor._root.path)  # type: ignore[union-attr]
+    deep = "import os\nfor _ in range(3000): os.mkdir('d' * 200); os.chdir('d' * 200)"
+    await asyncio.gather(
+        executor.run(deep, timeout_s=10),
+        executor.run("import os\nfor n in range(2000): open(f'f{n}', 'w').close()"),
+        executor.run("import os\nos.mkdir('a', 0); os.mkdir('b', 0o300); open('b/c', 'w').close()"),
+        executor.run("import os\nos.symlink('/etc/passwd', 'link'); os.symlink('/etc', 'dir')"),
+    )
+    assert await until(lambda: not [left for place in root.iterdir() for left in place.iterdir()], 20)
+    assert os.path.exists("/etc/passwd")  # noqa: ASYNC240, PTH110
+
+
+SCRIPT = """
+import asyncio, os, sys
+from strands_rollout.sandbox import LocalExecutor
+async def main():
+    executor = LocalExecutor()
+    print((await executor.run("1 + 1")).stdout, executor._supervisor.link._process.pid, executor._supervisor._root.path,
+          flush=True)
+    {end}
+asyncio.run(main())
+"""
+
+
+@LINUX
+@pytest.mark.parametrize(
+    "end", ["pass", "os._exit(0)", "os.kill(os.getpid(), 9)", "sys.exit(3)", "os.fork() and os._exit(0) or os.pause()"]
+)
+async def test_it_dies_with_its_process_however_that_ends(end: str) -> None:
+    end = end.replace("os.pause()", "__import__('time').sleep(5)")
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-W", "error", "-c", SCRIPT.format(end=end)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    result, supervisor, root = done.stdout.split()
+    assert result == "2"
+    assert await until(lambda: not is_alive(int(supervisor)))
+    assert await until(lambda: not Path(root).exists())
+
+
+@LINUX
+async def test_what_killed_processes_left_behind_is_deleted_by_the_next(tmp_path: Path) -> None:
+    tmp_path.chmod(0o711)  # noqa: ASYNC240
+    abandoned = tmp_path / "strands-rollout-code-abandoned"
+    (abandoned / "0").mkdir(parents=True)
+    os.utime(abandoned, (1, 1))
+    young = tmp_path / "strands-rollout-code-young"
+    young.mkdir()
+    async with LocalExecutor(scratch_dir=str(tmp_path), isolation="rlimits") as executor:
+        os.utime(executor._supervisor._root.path, (1, 1))  # type: ignore[union-attr]
+        async with LocalExecutor(scratch_dir=str(tmp_path), isolation="rlimits"):
+            assert not abandoned.exists()
+            assert young.exists()
+            assert (await executor.run("open('f', 'w').write('x')")).exit_code == 0
+
+
+async def test_random_numbers_differ_from_call_to_call(executor: LocalExecutor) -> None:
+    code = "import random, numpy, sympy.core.random as s; random.random(), numpy.random.rand(), s.random()"
+    results = [numbers_of(await executor.run(code)) for _ in range(3)]
+    for numbers in zip(*results, strict=True):
+        assert len(set(numbers)) == 3
+
+
+def numbers_of(result: ExecutionResult) -> list[str]:
+    assert result.exit_code == 0, result
+    return re.findall(r"0\.\d+", result.stdout)
+
+
+async def test_sets_have_one_order_in_every_sandbox() -> None:
+    shown = set()
+    for _ in range(2):
+        async with LocalExecutor() as executor:
+            shown.add((await executor.run("set('abcdefghij')")).stdout)
+    assert len(shown) == 1
+
+
+async def test_only_the_named_libraries_can_be_imported() -> None:
+    async with LocalExecutor(libraries=["numpy"]) as executor:
+        assert (await executor.run("import numpy; 1")).stdout == "1\n"
+        for name in ("sympy", "strands_rollout", "transformers", "pytest"):
+            assert f"No module named '{name}'" in (await executor.run(f"import {name}")).stderr
+        assert executor.facts.libraries == ("numpy",)
+    async with LocalExecutor(libraries=["jsonschema"]) as executor:  # with what it requires
+        assert (await executor.run("import jsonschema, attr; 1")).stdout == "1\n"
+
+
+async def test_a_library_that_is_not_installed_is_named() -> None:
+    with pytest.raises(ConfigError, match="'no-such-library', which is not installed"):
+        await LocalExecutor(libraries=["no-such-library"]).run("1")
+    with pytest.raises(ConfigError, match=r"expected a list of names: \['numpy'\]"):
+        LocalExecutor(libraries="numpy")
+
+
+@pytest.mark.parametrize("name", ["memory_mb", "disk_mb", "max_files", "max_threads", "max_concurrency", "timeout_s"])
+def test_limits_must_be_positive(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        LocalExecutor(**{name: 0})
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("disabled", "isolation", "missing"),
+    [
+        (["syscalls"], "rlimits", "syscalls"),
+        (["landlock", "chroot"], "seccomp", "files"),
+        (["files"], "seccomp", "files"),
+    ],
+)
+async def test_less_than_was_asked_for_is_refused_unless_it_is_named(
+    disabled: list[str], isolation: Any, missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(SandboxError, match=f"can't enforce isolation='full'.* {missing}: .*isolation='{isolation}'"):
+        await LocalExecutor(disabled_layers=disabled).run("1")
+    caplog.set_level(logging.INFO)
+    async with LocalExecutor(disabled_layers=disabled, isolation=isolation) as executor:
+        report = await executor.start()
+        assert missing in report.missing
+        assert report.isolation == isolation
+        assert (await executor.run("import sympy; 1 + 1")).stdout == "2\n"
+    assert f"missing=[{missing}: left out" in caplog.text
+
+
+def test_an_unknown_isolation_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected one of full, seccomp, rlimits"):
+        LocalExecutor(isolation="none")  # type: ignore[arg-type]
+
+
+@LINUX
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its root directory")
+async def test_without_landlock_root_changes_its_root_directory() -> None:
+    async with LocalExecutor(disabled_layers=["landlock"]) as executor:
+        assert (await executor.start()).isolation == "full"
+        code = "import os; os.getcwd(), os.listdir('/'), os.path.exists('/etc'), os.path.exists('/proc')"
+        assert (await executor.run(code)).stdout == "('/', [], False, False)\n"
+        assert (await executor.run("import sympy, numpy, csv, sqlite3, xml.dom.minidom, zoneinfo; 1")).stdout == "1\n"
+        assert (await executor.run("import tempfile; tempfile.mkdtemp().rpartition('/')[0]")).stdout == "''\n"
+
+
+@LINUX
+async def test_it_says_once_what_it_enforces(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "strands_rollout.sandbox.local_executor")
+    async with LocalExecutor() as executor:
+        report = await executor.start()
+        await executor.run("1")
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert all(layer in record.getMessage() for layer in report.enforced)
+    assert set(report.enforced) | set(report.missing) >= {"limits", "files", "syscalls"}
+
+
+async def test_a_scratch_directory_that_can_not_be_made_is_named() -> None:
+    with pytest.raises(SandboxError, match="'/nowhere/tmp'.*scratch_dir"):
+        await LocalExecutor(scratch_dir="/nowhere/tmp").run("1")
+
+
+async def test_a_python_that_does_not_start_says_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    before = set(os.listdir(tempfile.gettempdir()))  # noqa: PTH208
+    with pytest.raises(SandboxError, match="did not start"):
+        await LocalExecutor().run("1")
+    assert set(os.listdir(tempfile.gettempdir())) <= before  # noqa: PTH208
+
+
+async def test_the_event_loop_never_waits(executor: LocalExecutor) -> None:
+    await executor.start()
+    lags: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.01)
+            lags.append(time.perf_counter() - before - 0.01)
+
+    watching = asyncio.create_task(watch())
+    await asyncio.gather(*(executor.run("sum(range(10**5))") for _ in range(64)))
+    watching.cancel()
+    assert max(lags) < 1.0

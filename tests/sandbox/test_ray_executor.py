@@ -1,0 +1,442 @@
+"""The Ray backend on a real cluster of two nodes on this machine: spread, faults, sessions, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.sandbox import CodeExecutor, ray_caller, ray_cluster, ray_node
+from strands_rollout.sandbox.local_executor import LocalExecutor
+from strands_rollout.sandbox.ray_executor import RayExecutor
+
+LOCAL = "strands_rollout.sandbox.local_executor.LocalExecutor"
+SUBPROCESS = "strands_rollout.sandbox.SubprocessExecutor"
+PROCESS = "ray_test_executors.ProcessExecutor"
+CPUS = {"small": 1, "large": 3}
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def becomes_true(claim: Callable[[], bool], within_s: float = 15.0) -> bool:
+    give_up_at = time.monotonic() + within_s
+    while not claim() and time.monotonic() < give_up_at:  # noqa: ASYNC110 - the claims are about other processes
+        await asyncio.sleep(0.05)
+    return claim()
+
+
+def processes_that_inherited(name: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if (
+                folder.name.isdigit()
+                and name.encode() in (folder / "environ").read_bytes()
+                and is_running(int(folder.name))
+            ):
+                found.append(int(folder.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SimpleNamespace]:
+    """Two nodes, of 1 and of 3 CPUs; afterwards no process of them is left."""
+    if sys.platform != "linux":
+        pytest.skip("Ray's clusters on one machine are Linux's")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
+    from ray.cluster_utils import Cluster
+
+    mark = f"STRANDS_ROLLOUT_RAY_TEST_{uuid.uuid4().hex}"
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (QUIET | {mark: "1"}).items():
+            patch.setenv(name, value)
+        paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        patch.syspath_prepend(paths[0])
+        nodes = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": CPUS["small"], "include_dashboard": False, "temp_dir": folder},
+        )
+        large = nodes.add_node(num_cpus=CPUS["large"])
+        ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
+        ids = {"small": nodes.head_node.node_id, "large": large.node_id}
+        try:
+            yield SimpleNamespace(ray=ray, nodes=nodes, ids=ids)
+        finally:
+            ray.shutdown()
+            nodes.shutdown()
+            give_up_at = time.monotonic() + 10
+            while processes_that_inherited(mark) and time.monotonic() < give_up_at:
+                time.sleep(0.1)
+            shutil.rmtree(folder, ignore_errors=True)
+            assert processes_that_inherited(mark) == []
+
+
+@pytest.fixture(scope="module")
+def executor(cluster: SimpleNamespace) -> Iterator[RayExecutor]:
+    """One for all tests: each has an event loop of its own, which must not matter."""
+    executor = RayExecutor(executor=LOCAL, timeout_s=20)
+    yield executor
+    asyncio.run(executor.aclose())
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[LocalExecutor]:
+    executor = LocalExecutor(timeout_s=20)
+    yield executor
+    asyncio.run(executor.aclose())
+
+
+@pytest.fixture
+async def pids(cluster: SimpleNamespace) -> AsyncIterator[RayExecutor]:
+    """An executor whose answers are the process ids of the actors."""
+    async with RayExecutor(executor=PROCESS) as executor:
+        yield executor
+
+
+async def pid_of(executor: RayExecutor, code: str = "0", session: str | None = None) -> int:
+    result = await executor.run(code, session=session)
+    assert result.infra_error is None, result
+    return int(result.stdout)
+
+
+async def actor_pids(executor: RayExecutor) -> set[int]:
+    """The actors' processes: enough calls at once that each node gets some."""
+    return set(await asyncio.gather(*(pid_of(executor) for _ in range(16))))
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "_REFRESH_S", 0.2)
+    monkeypatch.setattr(ray_caller, "_LOOK_S", 0.2)
+
+
+async def test_the_backend_is_a_code_executor(executor: RayExecutor) -> None:
+    assert isinstance(executor, CodeExecutor)
+    assert executor.facts == LocalExecutor().facts
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print('é')\n2 ** 10",
+        "import sys; print('err', file=sys.stderr); sys.exit(3)",
+        "def f(x):\n    return 1 / x\nf(0)",
+        "import os; os.abort()",
+        "print('x' * 50_000)",
+        "1 +",
+    ],
+)
+async def test_results_are_those_of_the_nodes_executor(executor: RayExecutor, local: LocalExecutor, code: str) -> None:
+    def told(result: Any) -> tuple[object, ...]:
+        return result.stdout, result.stderr, result.exit_code, result.truncated, result.killed_by, result.infra_error
+
+    assert told(await executor.run(code)) == told(await local.run(code))
+
+
+async def test_a_timeout_keeps_what_was_printed(executor: RayExecutor) -> None:
+    result = await executor.run("print('before')\nwhile True: pass", timeout_s=0.5)
+    assert (result.timed_out, result.stdout, result.infra_error) == (True, "before\n", None)
+
+
+async def test_the_limit_on_output_reaches_the_nodes(cluster: SimpleNamespace) -> None:
+    async with RayExecutor(executor=SUBPROCESS, max_output_chars=100) as executor:
+        result = await executor.run("print('x' * 1000)")
+    assert result.truncated
+    assert len(result.stdout) < 200
+
+
+async def test_calls_are_spread_by_the_nodes_cpus(pids: RayExecutor) -> None:
+    await actor_pids(pids)
+    counts = Counter(await asyncio.gather(*(pid_of(pids, "0.5") for _ in range(16))))
+    assert sorted(counts.values()) == [4, 12]
+
+
+async def test_only_the_named_nodes_are_used(cluster: SimpleNamespace) -> None:
+    async with RayExecutor(executor=PROCESS, nodes=[cluster.ids["large"]]) as executor:
+        assert len(await actor_pids(executor)) == 1
+
+
+async def test_no_cpu_need_be_free(cluster: SimpleNamespace) -> None:
+    ray = cluster.ray
+    group = ray.util.placement_group([{"CPU": cpus} for cpus in CPUS.values()])
+    assert group.wait(10)
+    try:
+        async with RayExecutor(executor=PROCESS) as executor:
+            assert len(await actor_pids(executor)) == 2
+    finally:
+        ray.util.remove_placement_group(group)
+
+
+async def test_it_works_inside_an_actor(cluster: SimpleNamespace) -> None:
+    @cluster.ray.remote(num_cpus=1)
+    class Rollout:
+        async def run(self) -> str:
+            async with RayExecutor(executor=SUBPROCESS) as executor:
+                return (await executor.run("6 * 7")).stdout
+
+    actor = Rollout.remote()
+    assert await actor.run.remote() == "42\n"
+    cluster.ray.kill(actor)
+
+
+def test_two_event_loops_in_two_threads_share_it(executor: RayExecutor) -> None:
+    printed: list[str] = []
+
+    async def ten(start: int) -> None:
+        results = await asyncio.gather(*(executor.run(f"print({n})") for n in range(start, start + 10)))
+        printed.extend(result.stdout for result in results)
+
+    threads = [threading.Thread(target=lambda start=start: asyncio.run(ten(start))) for start in (0, 10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(printed, key=int) == [f"{n}\n" for n in range(20)]
+
+
+async def test_calls_survive_the_death_of_an_actor(pids: RayExecutor) -> None:
+    victims = await actor_pids(pids)
+    calls = [asyncio.ensure_future(pid_of(pids, "1.5")) for _ in range(16)]
+    await asyncio.sleep(0.5)
+    victim = min(victims)
+    os.kill(victim, signal.SIGKILL)
+    survivors = Counter(await asyncio.gather(*calls))
+    assert sum(survivors.values()) == 16
+    assert victim not in survivors
+
+
+async def test_a_dead_actor_comes_back(cluster: SimpleNamespace) -> None:
+    async with RayExecutor(executor=PROCESS, nodes=[cluster.ids["small"]]) as executor:
+        first = await pid_of(executor)
+        call = asyncio.ensure_future(pid_of(executor, "1"))
+        await asyncio.sleep(0.3)
+        os.kill(first, signal.SIGKILL)
+        second = await call
+        assert second != first
+        assert await pid_of(executor) == second
+
+
+async def test_a_frozen_actor_is_given_up(pids: RayExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+    monkeypatch.setattr(ray_node, "_PING_LIMIT_S", 1.0)
+    victim = min(await actor_pids(pids))
+    calls = [asyncio.ensure_future(pid_of(pids, "1")) for _ in range(8)]
+    await asyncio.sleep(0.3)
+    os.kill(victim, signal.SIGSTOP)
+    try:
+        answers = await asyncio.gather(*calls)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)  # Ray can't end a stopped process
+    assert victim not in answers
+
+
+async def test_a_node_that_fails_is_avoided(cluster: SimpleNamespace) -> None:
+    options = {"faulty_node": cluster.ids["large"]}
+    async with RayExecutor(executor=PROCESS, options=options) as executor:
+        assert len(await actor_pids(executor)) == 1
+    async with RayExecutor(executor=PROCESS, options=options, nodes=[cluster.ids["large"]]) as executor:
+        assert (await executor.run("0")).infra_error == "the disk is full"
+
+
+async def test_an_executor_that_never_answers_has_a_deadline(
+    cluster: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch)
+    monkeypatch.setattr(ray_node, "_SLACK_S", 0.2)
+    async with RayExecutor(executor=PROCESS, options={"deaf": True}) as executor:
+        result = await executor.run("0", timeout_s=0.1)
+    assert "no result within" in (result.infra_error or "")
+
+
+async def test_cancelling_a_call_ends_its_code(cluster: SimpleNamespace) -> None:
+    async with RayExecutor(executor=SUBPROCESS) as executor:
+        with tempfile.TemporaryDirectory() as folder:
+            note = Path(folder) / "pid"
+            code = f"import os, time\nopen({str(note)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+            call = asyncio.ensure_future(executor.run(code))
+            assert await becomes_true(lambda: note.exists() and note.read_text() != "")
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert await becomes_true(lambda: not is_running(int(note.read_text())), within_s=5)
+
+
+async def test_a_session_keeps_its_variables_and_its_node(executor: RayExecutor) -> None:
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        await executor.run(f"x = {name!r}", session=name)
+    for _ in range(3):
+        assert [(await executor.run("x", session=name)).stdout for name in names] == [f"{name!r}\n" for name in names]
+    await executor.close_session("a")
+    await executor.close_session("never opened")
+    assert "NameError" in (await executor.run("x", session="a")).stderr
+
+
+async def test_sessions_are_spread_by_the_nodes_cpus(pids: RayExecutor) -> None:
+    await actor_pids(pids)
+    homes = Counter([await pid_of(pids, session=f"s{n}") for n in range(8)])
+    assert sorted(homes.values()) == [2, 6]
+    again = Counter([await pid_of(pids, session=f"s{n}") for n in range(8)])
+    assert again == homes
+
+
+@pytest.mark.parametrize("in_flight", [True, False])
+async def test_a_session_whose_process_died_is_never_silently_fresh(pids: RayExecutor, in_flight: bool) -> None:
+    home = await pid_of(pids, session="s")
+    call = asyncio.ensure_future(pids.run("2", session="s")) if in_flight else None
+    await asyncio.sleep(0.3)
+    os.kill(home, signal.SIGKILL)
+    if call is None:
+        assert await becomes_true(lambda: not is_running(home))
+        await asyncio.sleep(0.5)
+    result = await (call or pids.run("0", session="s"))
+    assert result.session_lost
+    assert result.infra_error
+    assert await pid_of(pids, session="s") != home
+
+
+async def test_the_first_call_of_a_session_survives_the_death_of_an_actor(pids: RayExecutor) -> None:
+    victims = await actor_pids(pids)
+    calls = [asyncio.ensure_future(pid_of(pids, "1.5", session=f"s{n}")) for n in range(4)]
+    await asyncio.sleep(0.5)
+    victim = min(victims)
+    os.kill(victim, signal.SIGKILL)
+    homes = await asyncio.gather(*calls)
+    assert victim not in homes
+    assert homes == [await pid_of(pids, session=f"s{n}") for n in range(4)]
+
+
+async def test_closing_waits_for_what_runs_and_ends_the_actors_only(cluster: SimpleNamespace) -> None:
+    executor = RayExecutor(executor=PROCESS)
+    actors = await actor_pids(executor)
+    call = asyncio.ensure_future(pid_of(executor, "0.5"))
+    await asyncio.sleep(0.1)
+    await executor.aclose()
+    assert call.done()
+    assert await call in actors
+    assert await becomes_true(lambda: not any(is_running(pid) for pid in actors))
+    assert cluster.ray.is_initialized()
+    await executor.aclose()
+    with pytest.raises(SandboxError, match="after aclose"):
+        await executor.run("0")
+
+
+async def test_an_executor_that_no_node_has_is_an_infrastructure_error(cluster: SimpleNamespace) -> None:
+    module = ModuleType("only_here")
+    module.Executor = type("Executor", (LocalExecutor,), {})  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "only_here", module)
+        async with RayExecutor(executor="only_here.Executor") as executor:
+            result = await executor.run("1")
+    assert "can't load the executor 'only_here.Executor'" in (result.infra_error or "")
+
+
+CONNECTING = """
+import asyncio, sys, ray
+from strands_rollout.errors import ConfigError
+from strands_rollout.sandbox.ray_executor import RayExecutor
+
+async def main(address, executor):
+    try:
+        RayExecutor(executor=executor)
+    except ConfigError as e:
+        assert "ray.init() first" in str(e)
+    async with RayExecutor(address=address, executor=executor) as mine:
+        assert (await mine.run("1")).stdout == "1\\n"
+    assert not ray.is_initialized(), "it connected, so it disconnects"
+    ray.init(address=address, log_to_driver=False)
+    theirs = RayExecutor(executor=executor)
+    assert (await theirs.run("2")).stdout == "2\\n"
+    ray.shutdown()
+    assert "shut down" in (await theirs.run("3")).infra_error
+    await theirs.aclose()
+    assert not ray.is_initialized(), "nothing starts Ray unasked"
+
+asyncio.run(main(*sys.argv[1:]))
+print("all well")
+"""
+
+
+def test_it_connects_where_it_is_told_and_never_starts_ray_unasked(cluster: SimpleNamespace) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-c", CONNECTING, cluster.nodes.address, SUBPROCESS]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert child.stdout.endswith("all well\n"), child.stderr
+
+
+async def test_nodes_come_and_go(cluster: SimpleNamespace, pids: RayExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+    old = await actor_pids(pids)
+    node = cluster.nodes.add_node(num_cpus=8)
+    new: set[int] = set()
+    give_up_at = time.monotonic() + 15
+    while not new and time.monotonic() < give_up_at:
+        new = await actor_pids(pids) - old
+    assert new
+    calls = [asyncio.ensure_future(pid_of(pids, "1.5")) for _ in range(12)]
+    await asyncio.sleep(0.5)
+    cluster.nodes.remove_node(node, allow_graceful=False)
+    answers = set(await asyncio.gather(*calls))
+    assert answers <= old, "calls of the killed node were run again on the others"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"timeout_s": 0}, "timeout_s is 0"),
+        ({"max_output_chars": -1}, "max_output_chars is -1"),
+        ({"executor": "nowhere.Executor"}, "can't load the executor 'nowhere.Executor'"),
+        ({"executor": "os.path.join"}, "expected a class"),
+        ({"executor": "pathlib.Path"}, "expected a CodeExecutor"),
+        ({"options": {"memory": 1}}, "does not take the options"),
+        ({"options": {"memory_mb": 0}}, "memory_mb is 0"),
+        ({"nodes": "10.0.0.1"}, "expected 'all', or a list"),
+        ({"nodes": []}, "expected 'all', or a list"),
+        ({"address": "ray://10.0.0.1:10001"}, "Ray Client"),
+        ({"actor_options": {"num_cpus": 1, "name": "x"}}, "names name, num_cpus"),
+    ],
+)
+def test_a_wrong_setting_is_refused(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str) -> None:
+    monkeypatch.setitem(sys.modules, "ray", initialized_ray())
+    with pytest.raises(ConfigError, match=message):
+        RayExecutor(**{"executor": LOCAL} | settings)
+
+
+def test_a_machine_without_ray_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match="pip install ray"):
+        RayExecutor(executor=LOCAL)
+
+
+def initialized_ray() -> ModuleType:
+    """What the settings' checks see of Ray, where it is not installed too."""
+    from importlib.machinery import ModuleSpec
+
+    ray = ModuleType("ray")
+    ray.__spec__ = ModuleSpec("ray", None)
+    ray.is_initialized = lambda: True  # type: ignore[attr-defined]
+    return ray

@@ -1,0 +1,492 @@
+"""The SandboxFusion backend against a server that really runs code: semantics, faults, several servers, loops."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_sandbox_fusion import FakeSandboxFusion, Trouble
+from fake_sglang import dead_url
+
+from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.sandbox import remote_program, sandbox_fusion
+from strands_rollout.sandbox.executor import CodeExecutor, ExecutionResult, facts_of
+from strands_rollout.sandbox.sandbox_fusion import SandboxFusionExecutor
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeSandboxFusion]:
+    async with FakeSandboxFusion() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def executor(fake: FakeSandboxFusion) -> AsyncIterator[SandboxFusionExecutor]:
+    async with SandboxFusionExecutor(fake.url, timeout_s=20) as executor:
+        yield executor
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short waits for what never comes."""
+    monkeypatch.setattr(sandbox_fusion, "_ANSWER_MARGIN_S", 0.3)
+    monkeypatch.setattr(sandbox_fusion, "START_ALLOWANCE_S", 0.3)
+    monkeypatch.setattr(sandbox_fusion, "_REPEAT_AFTER_S", 0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def ends(pid: int, within_s: float = 3.0) -> bool:
+    give_up_at = time.monotonic() + within_s
+    while is_running(pid) and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+    return not is_running(pid)
+
+
+def test_the_backend_is_a_code_executor() -> None:
+    executor = SandboxFusionExecutor("http://127.0.0.1:1", memory_mb=512)
+    assert isinstance(executor, CodeExecutor)
+    assert (facts_of(executor).memory_mb, facts_of(executor).keeps_sessions) == (512, False)
+
+
+@pytest.mark.parametrize(
+    ("code", "stdout"),
+    [
+        ("print(1)", "1\n"),
+        ("x = 2\nx + 3", "5\n"),
+        ("None", ""),
+        ("", ""),
+        ("__name__", "'__main__'\n"),
+        ("import sys; sys.stdin.read()", "''\n"),
+        ("print('é', '\\ud800')", "é \\ud800\n"),
+        ("import os; print(os.listdir()); os.getcwd() == os.environ['HOME']", "[]\nTrue\n"),
+        ("import sys; n = sys.stdout.buffer.write(b'\\xff\\n')", "\ufffd\n"),
+        ("import pickle\nclass A: pass\npickle.loads(pickle.dumps(A)) is A", "True\n"),
+        ("import os; os.system('echo shell')", "shell\n0\n"),
+    ],
+)
+async def test_code_runs_as_a_script_whose_last_expression_is_shown(
+    executor: SandboxFusionExecutor, code: str, stdout: str
+) -> None:
+    result = await executor.run(code)
+    assert (result.exit_code, result.killed_by, result.infra_error) == (0, None, None), result
+    assert (result.stdout, result.stderr) == (stdout, "")
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr"),
+    [
+        (
+            "def f(x):\n    return 1/x\nf(0)",
+            'Traceback (most recent call last):\n  File "<code>", line 3, in <module>\n    f(0)\n'
+            '  File "<code>", line 2, in f\n    return 1/x\nZeroDivisionError: division by zero\n',
+        ),
+        ("1+", '  File "<code>", line 1\n    1+\nSyntaxError: invalid syntax\n'),
+        (
+            "import json\njson.loads('[')",
+            "Traceback (most recent call last):\n  File \"<code>\", line 2, in <module>\n    json.loads('[')\n"
+            "json.decoder.JSONDecodeError: Expecting value: line 1 column 2 (char 1)\n",
+        ),
+    ],
+)
+async def test_errors_are_the_codes_and_show_no_machine_paths(
+    executor: SandboxFusionExecutor, code: str, stderr: str
+) -> None:
+    result = await executor.run(code)
+    lines = result.stderr.splitlines(keepends=True)
+    assert "".join(line for line in lines if set(line.strip()) - set("~^")) == stderr  # anchors differ between Pythons
+    assert (result.exit_code, result.infra_error) == (1, None)
+
+
+async def test_text_that_no_encoding_takes_is_the_codes_fault(executor: SandboxFusionExecutor) -> None:
+    result = await executor.run("x = '\ud800'")
+    assert "surrogates not allowed" in result.stderr
+    assert (result.exit_code, result.infra_error) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "killed_by"),
+    [
+        ("raise SystemExit(3)", 3, None),
+        ("import os; os.abort()", -signal.SIGABRT, "SIGABRT (abort)"),
+        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL, "SIGKILL (probably out of memory)"),
+        ("import os; os._exit(127)", 127, None),
+    ],
+)
+async def test_the_way_the_code_ended_is_told(
+    executor: SandboxFusionExecutor, code: str, exit_code: int, killed_by: str | None
+) -> None:
+    result = await executor.run(code)
+    assert (result.exit_code, result.killed_by, result.infra_error) == (exit_code, killed_by, None)
+
+
+async def test_a_timeout_keeps_what_was_printed_and_counts_from_the_code_on(
+    executor: SandboxFusionExecutor, fake: FakeSandboxFusion
+) -> None:
+    result = await executor.run("print('before')\nwhile True: pass", timeout_s=0.4)
+    assert (result.timed_out, result.exit_code, result.stdout) == (True, -signal.SIGKILL, "before\n")
+    assert result.killed_by == "time limit of 0.4 s"
+    assert 0.35 < result.duration_s < 3
+    assert fake.requests[0]["run_timeout"] == 0.4 + remote_program.START_ALLOWANCE_S
+
+
+async def test_the_environment_is_clean(executor: SandboxFusionExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    result = await executor.run("import os; print(sorted(os.environ)); os.system('env')")
+    assert "secret" not in result.stdout
+    assert {"HOME", "PATH"} <= set(ast.literal_eval(result.stdout.splitlines()[0]))
+
+
+async def test_much_output_is_cut_in_the_middle_and_does_not_hang_the_server(executor: SandboxFusionExecutor) -> None:
+    result = await executor.run("print('head'); print('x' * 1_000_000); print('tail')")
+    assert (result.exit_code, result.truncated, result.timed_out) == (0, True, False)
+    assert result.stdout.startswith("head\nxxx")
+    assert result.stdout.endswith("xxx\ntail\n")
+    assert "characters dropped" in result.stdout
+    assert len(result.stdout) < 20_100
+
+
+async def test_output_that_the_servers_pipes_cannot_carry_is_cut_further(executor: SandboxFusionExecutor) -> None:
+    noise = "import random\nnoise = ''.join(map(chr, (random.randrange(0x4e00, 0x9fff) for _ in range(30000))))\n"
+    result = await executor.run(noise + "import sys\nprint(noise, end='>'); print(noise, file=sys.stderr, end='>')")
+    assert (result.exit_code, result.truncated, result.infra_error) == (0, True, None)
+    assert 2000 < len(result.stdout) < 20_100
+    assert result.stdout.endswith(">")
+    assert result.stdout.count("characters dropped") == 1
+
+
+async def test_endless_output_is_stopped(executor: SandboxFusionExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_program, "MAX_OUTPUT_MB", 2)
+    result = await executor.run("while True: print('y' * 9999)")
+    assert (result.killed_by, result.truncated) == ("output limit of 2 MiB", True)
+
+
+async def test_a_child_of_the_code_does_not_survive_it(executor: SandboxFusionExecutor) -> None:
+    code = "import subprocess\nprint(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)"
+    assert ends(int((await executor.run(code)).stdout))
+
+
+async def test_code_that_ends_its_supervisor_is_to_blame(executor: SandboxFusionExecutor) -> None:
+    result = await executor.run("import os\nprint(1)\nos.kill(os.getppid(), 9)")
+    assert (result.infra_error, result.killed_by) == (None, "the end of its supervisor")
+    assert result.exit_code == -9
+
+
+async def test_code_cannot_make_its_failure_look_like_the_servers(executor: SandboxFusionExecutor) -> None:
+    code = "import os\nopen(f'/proc/{os.getppid()}/fd/1', 'wb').write(b'\\xff' * 99)\nos.kill(os.getppid(), 9)"
+    assert (await executor.run(code)).infra_error is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+async def test_memory_is_limited(fake: FakeSandboxFusion) -> None:
+    async with SandboxFusionExecutor(fake.url, memory_mb=256) as executor:
+        result = await executor.run("keep = []\nwhile True: keep.append('x' * 10**6)")
+    assert result.stderr.endswith("MemoryError\n"), result
+    assert fake.requests[0]["memory_limit_MB"] == 256
+
+
+async def test_the_request_is_what_the_server_documents(fake: FakeSandboxFusion) -> None:
+    async with SandboxFusionExecutor(f"{fake.url}/run_code", headers={"Authorization": "Bearer key"}) as executor:
+        await executor.run("1")
+    (request,) = fake.requests
+    assert (request["language"], request["files"], request["run_timeout"]) == ("python", {}, 70.0)
+    assert {"code", "compile_timeout"} <= set(request)
+    assert request["code"].isascii()
+    assert "memory_limit_MB" not in request
+    assert fake.headers[0]["Authorization"] == "Bearer key"
+
+
+# ---- faults
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        Trouble.status(503),
+        Trouble.status(429),
+        Trouble.status(500, "oops"),
+        Trouble.raw(b"<html>"),
+        Trouble.raw(b"[]"),
+        Trouble.raw(b'{"status": "Success", "run_result": null}'),
+        Trouble.reset(),
+        Trouble.sandbox_error(),
+        Trouble.no_python(),
+    ],
+    ids=lambda trouble: f"{trouble.kind} {trouble.code} {trouble.body.decode()[:9]}",
+)
+@pytest.mark.usefixtures("impatient")
+async def test_a_fault_that_passes_is_not_seen(trouble: Trouble) -> None:
+    async with FakeSandboxFusion([trouble]) as fake, SandboxFusionExecutor(fake.url) as executor:
+        result = await executor.run("1 + 1")
+    assert (result.stdout, result.infra_error) == ("2\n", None)
+    assert len(fake.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        (Trouble.status(503), "HTTP 503"),
+        (Trouble.raw(b"<html>"), "not JSON"),
+        (Trouble.reset(), "disconnected"),
+        (Trouble.sandbox_error(), "Resource temporarily unavailable"),
+        (Trouble.no_python(), "exit code 127"),
+    ],
+    ids=lambda value: getattr(value, "kind", None),
+)
+@pytest.mark.usefixtures("impatient")
+async def test_a_fault_that_stays_is_the_infrastructures(trouble: Trouble, words: str) -> None:
+    async with FakeSandboxFusion(always=trouble) as fake, SandboxFusionExecutor(fake.url) as executor:
+        result = await executor.run("1 + 1")
+    assert (result.stdout, result.stderr, result.exit_code) == ("", "", None)
+    assert words in (result.infra_error or "")
+    assert fake.url in (result.infra_error or "")
+    assert len(result.infra_error or "") < 1000
+    assert len(fake.requests) == 2
+
+
+async def test_a_refused_request_is_not_repeated_on_the_same_server() -> None:
+    async with FakeSandboxFusion(always=Trouble.status(401)) as fake, SandboxFusionExecutor(fake.url) as executor:
+        assert "HTTP 401" in ((await executor.run("1")).infra_error or "")
+    assert len(fake.requests) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_retry_after_is_waited_for() -> None:
+    async with (
+        FakeSandboxFusion([Trouble.status(429, retry_after="1")]) as fake,
+        SandboxFusionExecutor(fake.url) as executor,
+    ):
+        result = await executor.run("1")
+    assert result.stdout == "1\n"
+    assert result.queued_s > 0.95
+    assert result.duration_s < 0.9
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_server_that_hangs_is_an_infrastructure_error() -> None:
+    async with FakeSandboxFusion(always=Trouble.hang()) as fake, SandboxFusionExecutor(fake.url) as executor:
+        started = time.monotonic()
+        result = await executor.run("1", timeout_s=0.3)
+        assert "no answer in 0.9 s" in (result.infra_error or "")
+        assert time.monotonic() - started < 5
+        assert len(fake.requests) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_program_that_never_starts_is_an_infrastructure_error(tmp_path: Path) -> None:
+    sleeper = tmp_path / "python"
+    sleeper.write_text("#!/bin/sh\nexec sleep 30\n")
+    sleeper.chmod(0o755)
+    async with FakeSandboxFusion(python=str(sleeper)) as fake, SandboxFusionExecutor(fake.url) as executor:
+        result = await executor.run("1", timeout_s=0.2)
+    assert "did not end in time" in (result.infra_error or "")
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_secrets_are_never_shown() -> None:
+    url = dead_url().replace("http://", "http://someone:hunter2@")
+    async with SandboxFusionExecutor(url, headers={"Authorization": "Bearer hunter2"}) as executor:
+        error = (await executor.run("1")).infra_error or ""
+    assert dead_url().rpartition(":")[0] in error
+    assert "hunter2" not in error
+
+
+# ---- several servers
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_failing_server_is_replaced_and_then_left_alone() -> None:
+    async with (
+        FakeSandboxFusion(always=Trouble.status(503)) as bad,
+        FakeSandboxFusion() as good,
+        SandboxFusionExecutor([bad.url, good.url]) as executor,
+    ):
+        results = [await executor.run(f"{number}") for number in range(6)]
+    assert [result.stdout for result in results] == [f"{number}\n" for number in range(6)]
+    assert len(bad.requests) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_rested_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_fusion, "_REST_S", 0.2)
+    async with (
+        FakeSandboxFusion([Trouble.status(503)]) as recovering,
+        FakeSandboxFusion() as good,
+        SandboxFusionExecutor([recovering.url, good.url]) as executor,
+    ):
+        for _ in range(2):
+            await executor.run("1")
+        await asyncio.sleep(0.25)
+        for _ in range(2):
+            await executor.run("1")
+    assert len(recovering.requests) == 2
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_all_servers_failing_are_named() -> None:
+    dead = dead_url()
+    async with (
+        FakeSandboxFusion(always=Trouble.sandbox_error()) as bad,
+        SandboxFusionExecutor([dead, bad.url]) as executor,
+    ):
+        error = (await executor.run("1")).infra_error or ""
+    assert dead in error
+    assert bad.url in error
+    assert "Connect" in error
+    assert "SandboxError" in error
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_call_that_hangs_on_one_server_is_run_by_the_other() -> None:
+    async with (
+        FakeSandboxFusion(always=Trouble.hang()) as hanging,
+        FakeSandboxFusion() as good,
+        SandboxFusionExecutor([hanging.url, good.url]) as executor,
+    ):
+        assert (await executor.run("1", timeout_s=0.3)).stdout == "1\n"
+
+
+async def test_calls_are_spread_over_the_servers() -> None:
+    async with (
+        FakeSandboxFusion() as one,
+        FakeSandboxFusion() as other,
+        SandboxFusionExecutor([one.url, other.url]) as executor,
+    ):
+        await asyncio.gather(*(executor.run("import time; time.sleep(0.2)") for _ in range(6)))
+    assert (len(one.requests), len(other.requests)) == (3, 3)
+
+
+# ---- concurrency, cancellation, closing
+
+
+async def test_no_more_requests_at_once_than_allowed_and_the_wait_is_told(fake: FakeSandboxFusion) -> None:
+    async with SandboxFusionExecutor(fake.url, max_concurrency=2) as executor:
+        calls = (executor.run("import time; time.sleep(0.2)", timeout_s=2) for _ in range(6))
+        results = await asyncio.gather(*calls)
+    assert fake.most_at_once == 2
+    assert all(not result.timed_out and result.duration_s < 1 for result in results)
+    assert max(result.queued_s for result in results) > 0.35
+
+
+async def test_a_servers_delay_is_queueing_and_not_running() -> None:
+    async with FakeSandboxFusion(delay_s=0.5) as fake, SandboxFusionExecutor(fake.url) as executor:
+        result = await executor.run("1", timeout_s=0.3)
+    assert (result.stdout, result.timed_out) == ("1\n", False)
+    assert result.queued_s > 0.45
+
+
+async def test_the_callers_loop_is_never_blocked(executor: SandboxFusionExecutor) -> None:
+    gaps, running = [], asyncio.create_task(executor.run("import time; time.sleep(0.5)"))
+    while not running.done():
+        before = time.monotonic()
+        await asyncio.sleep(0.01)
+        gaps.append(time.monotonic() - before)
+    assert len(gaps) > 10
+
+
+async def test_cancelling_stops_waiting_and_frees_the_place(fake: FakeSandboxFusion) -> None:
+    async with SandboxFusionExecutor(fake.url, max_concurrency=1) as executor:
+        running = asyncio.create_task(executor.run("import time; time.sleep(20)", timeout_s=1))
+        await fake.arrived.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        result = await executor.run("1")
+    assert (result.stdout, result.infra_error) == ("1\n", None)
+    assert result.queued_s < 1
+
+
+def test_loops_of_several_threads_share_one_executor() -> None:
+    async def serve() -> None:
+        async with FakeSandboxFusion() as fake:
+            executor = SandboxFusionExecutor(fake.url, max_concurrency=2)
+            threads = [
+                threading.Thread(target=lambda: results.append(asyncio.run(executor.run("1")))) for _ in range(5)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                await asyncio.to_thread(thread.join)
+            await executor.aclose()
+            assert fake.most_at_once <= 2
+
+    results: list[ExecutionResult] = []
+    asyncio.run(serve())
+    assert [result.stdout for result in results] == ["1\n"] * 5
+
+
+async def test_a_closed_executor_has_waited_and_refuses(fake: FakeSandboxFusion) -> None:
+    executor = SandboxFusionExecutor(fake.url)
+    running = asyncio.create_task(executor.run("import time; time.sleep(0.3); 1"))
+    await fake.arrived.wait()
+    await executor.aclose()
+    assert (await running).stdout == "1\n"
+    await executor.aclose()
+    with pytest.raises(SandboxError, match="after aclose"):
+        await executor.run("1")
+
+
+async def test_an_executor_that_nobody_closed_lets_the_interpreter_end_without_a_word(fake: FakeSandboxFusion) -> None:
+    code = (
+        "import asyncio\nfrom strands_rollout.sandbox.sandbox_fusion import SandboxFusionExecutor\n"
+        f"executor = SandboxFusionExecutor({fake.url!r})\nprint(asyncio.run(executor.run('1')).stdout, end='')"
+    )
+    command = [sys.executable, "-W", "default", "-c", code]
+    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, env=os.environ)
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("1\n", "", 0)
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize("urls", [[], "", "ftp://host", ["http://ok", 3], "http://host?x=1"])
+def test_what_is_not_a_servers_url_is_refused(urls: object) -> None:
+    with pytest.raises(ConfigError, match="url"):
+        SandboxFusionExecutor(urls)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["timeout_s", "max_output_chars", "memory_mb", "max_concurrency"])
+def test_limits_must_be_positive_numbers(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        SandboxFusionExecutor("http://127.0.0.1:1", **{name: 0})  # type: ignore[arg-type]
+
+
+async def test_sessions_and_bad_calls_are_refused(executor: SandboxFusionExecutor) -> None:
+    with pytest.raises(ConfigError, match="keeps no sessions"):
+        await executor.run("1", session="episode-1")
+    with pytest.raises(ConfigError, match="timeout_s"):
+        await executor.run("1", timeout_s=float("nan"))
+    with pytest.raises(ConfigError, match="expected a string"):
+        await executor.run(b"1")  # type: ignore[arg-type]
+    await executor.close_session("episode-1")
+
+
+@pytest.mark.parametrize("name", ["remote_supervisor", "bootstrap", "capped_output"])
+def test_what_is_sent_is_older_pythons_syntax_and_asks_for_nothing_but_the_standard_library(name: str) -> None:
+    source = Path(remote_program.__file__).with_name(f"{name}.py").read_text()
+    tree = ast.parse(source, feature_version=(3, 8))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {module.partition(".")[0] for module in imported} <= sys.stdlib_module_names
+
+
+def test_httpx_and_the_executor_agree_on_urls() -> None:
+    assert [str(url) for url in sandbox_fusion._server_urls(["127.0.0.1:1/run_code/", "http://127.0.0.1:1"])] == [
+        str(httpx.URL("http://127.0.0.1:1/"))
+    ]

@@ -1,0 +1,211 @@
+import errno
+import itertools
+import re
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+from expected_syscalls import DENIED, NEEDED
+
+from strands_rollout.sandbox.inside import landlock, libc, seccomp, syscalls
+from strands_rollout.sandbox.inside.seccomp import SyscallFilter
+
+X86_HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+GENERIC_HEADER = Path("/usr/include/asm-generic/unistd.h")
+ALLOW, KILL = 0x7FFF0000, 0x80000000
+EPERM, ENOSYS = 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
+ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+MACHINES = tuple(ARCH)
+PID = 4321
+
+CLONE_THREAD = 0x3D0F00  # the flags of glibc's pthread_create
+HIGH = 1 << 32
+OPENS = (0, 0x80000, 0x90000, 0x80241, 0x80242, 0x80441, 0x200000, 0x410002, HIGH | 0x80241)
+CASES = {  # name -> (arguments that are let through, arguments that are refused)
+    "clone": (
+        [(CLONE_THREAD,), (0x7D0F00,)],  # glibc's threads, musl's threads
+        [(0,), (17,), (0x4111,), (0x100,), (0x10000,), *((CLONE_THREAD | 1 << bit,) for bit in (12, 13, 15, 17, 23))]
+        + [(CLONE_THREAD | 1 << bit,) for bit in range(25, 31)],
+    ),
+    "socketpair": ([(1, 1), (1, 0x80801)], [(1, 2), (1, 5), (1, 3), (2, 1), (10, 1), (16, 3), (1, 0x80802)]),
+    "open": ([(0, flags) for flags in OPENS], [(0, 0x200), (0, 0x203), (0, HIGH | 0x80200)]),
+    "openat": ([(0, 0, flags) for flags in OPENS], [(0, 0, 0x200), (0, 0, 0x203), (0, 0, HIGH | 0x80200)]),
+    "kill": ([(PID, 9)], [(0, 9), (2**64 - 1, 9), (2**32 - PID, 9), (1, 9), (PID + 1, 0)]),
+    "tgkill": ([(PID, PID + 7, 9)], [(1, PID, 9), (0, 0, 0), (2**32 - 1, PID, 9)]),
+    "sched_setaffinity": ([(0,), (PID,)], [(1,), (PID + 1,)]),
+    "prctl": ([(15,), (16,)], [(1,), (4,), (22,), (38,), (0x53564D41,), (0,)]),
+    "prlimit64": ([(0, 7, 0), (PID, 7, 0)], [(0, 7, 4096), (0, 7, HIGH), (PID, 7, HIGH | 1), (1, 7, 0)]),
+    "ioctl": (
+        [(0, 0x5401), (9, 0x541B), (9, 0x5421), (9, 0x5450), (9, 0x5451), (0, HIGH | 0x5401)],
+        [(0, 0x5412), (0, HIGH | 0x5412), (0, 0x5402), (0, 0x8901), (0, 0x40049409), (0, 0)],
+    ),
+    "fcntl": (
+        [(3, command) for command in (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)],
+        [(3, command) for command in (8, 9, 10, 15, 1024, 1026, 1031, 1033)],
+    ),
+}
+
+
+def verdict(program: bytes, number: int, arguments=(), arch: int = ARCH["x86_64"]) -> int:
+    """Run a program as the kernel does, refusing what its checker would refuse."""
+    padded = [*arguments, *[0] * (6 - len(arguments))]
+    data = struct.pack("<IIQ6Q", number, arch, 0, *padded)
+    instructions = [*struct.iter_unpack("<HBBI", program)]
+    position = accumulator = 0
+    while True:
+        code, if_true, if_false, value = instructions[position]
+        position += 1
+        if code == 0x20:
+            assert value % 4 == 0
+            (accumulator,) = struct.unpack_from("<I", data, value)
+        elif code == 0x54:
+            accumulator &= value
+        elif code == 0x05:
+            position += value
+        elif code == 0x06:
+            return value
+        else:
+            holds = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[code]
+            position += if_true if holds else if_false
+
+
+def expected(machine: str, number: int, arguments) -> int:
+    """The specification once more, without BPF."""
+    names = {n: name for name, n in syscalls.syscall_numbers(machine).items()}
+    if machine == "x86_64" and number & 0x40000000:
+        return KILL
+    name = names.get(number)
+    if number > max(names) or name in ("clone3", "openat2"):
+        return ENOSYS
+    if name in seccomp.CONDITIONAL:
+        for argument, values, mask, high in seccomp.CONDITIONAL[name]:
+            half = arguments[argument] >> 32 if high else arguments[argument] & 0xFFFFFFFF
+            if half & mask not in [PID if value == -1 else value for value in values]:
+                return EPERM
+        return ALLOW
+    return ALLOW if name in seccomp.ALLOWED else EPERM
+
+
+@pytest.fixture(params=MACHINES)
+def machine(request):
+    return request.param
+
+
+@pytest.fixture
+def judge(machine):
+    """Name and arguments -> verdict; None where the machine has no such call."""
+    program = SyscallFilter.for_machine(machine).program(PID)
+    numbers = syscalls.syscall_numbers(machine)
+
+    def judged(name, *arguments):
+        return verdict(program, numbers[name], arguments, ARCH[machine]) if name in numbers else None
+
+    return judged
+
+
+def check_against_header(table, header):
+    newest = max(header.values())
+    assert {name: number for name, number in table.items() if number <= newest} == {
+        name: number for name, number in header.items() if number <= max(table.values())
+    }
+
+
+@pytest.mark.skipif(not X86_HEADER.exists(), reason="no kernel headers for x86-64")
+def test_the_numbers_of_x86_64_are_the_kernels():
+    header = dict(re.findall(r"#define __NR_(\w+)\s+(\d+)", X86_HEADER.read_text()))
+    beyond = {"uretprobe", "uprobe"}  # the kernel's own trampolines
+    check_against_header(syscalls.X86_64, {name: int(n) for name, n in header.items() if name not in beyond})
+
+
+@pytest.mark.skipif(not GENERIC_HEADER.exists(), reason="no kernel headers")
+def test_the_numbers_of_aarch64_are_the_kernels():
+    text = GENERIC_HEADER.read_text()
+    wide = dict(re.findall(r"#define __NR3264_(\w+)\s+(\d+)", text))
+    for_64_bits = text[: text.index("#define __NR_fcntl64")]
+    header = {name: int(n) for name, n in re.findall(r"#define __NR_(\w+)\s+(\d+)", for_64_bits)}
+    renamed = re.findall(r"#define __NR_(\w+) __NR3264_(\w+)", for_64_bits)
+    header |= {name: int(wide[of]) for name, of in renamed if of in wide}
+    not_there = {"arch_specific_syscall", "syscalls", "sync_file_range2"}
+    header = {name: n for name, n in header.items() if name not in not_there and not 403 <= n <= 423}  # 32 bits only
+    check_against_header(syscalls.AARCH64, header)
+
+
+def test_every_name_of_the_filter_is_a_system_call():
+    named = seccomp.ALLOWED | seccomp.ABSENT | seccomp.CONDITIONAL.keys()
+    assert named <= syscalls.X86_64.keys()
+    assert {"open", "stat", "fork", "poll"}.isdisjoint(syscalls.AARCH64)
+
+
+def test_a_number_has_the_verdict_that_is_specified_whatever_the_arguments(machine):
+    program = SyscallFilter.for_machine(machine).program(PID)
+    interesting = [0, 1, 2, 15, PID, 0x200, 0x5401, 1032, 0x3D0F00, HIGH, HIGH | 1, 2**64 - 1]
+    all_arguments = [(*three, 0, 0, 0) for three in itertools.product(interesting, repeat=3)]
+    conditional = {syscalls.syscall_numbers(machine).get(name) for name in seccomp.CONDITIONAL}
+    for number in [*range(501), 512, 547, 0x3FFFFFFF, 0x40000000, 0x40000027, 0xFFFFFFFF]:
+        for arguments in all_arguments if number in conditional else all_arguments[::700]:
+            got = verdict(program, number, arguments, ARCH[machine])
+            assert got == expected(machine, number, arguments), (number, arguments)
+
+
+def test_what_is_dangerous_is_refused(judge, machine):
+    answers = {name: judge(name) for name in DENIED if name in syscalls.syscall_numbers(machine)}
+    assert answers == dict.fromkeys(answers, EPERM)
+    assert syscalls.X86_64.keys() >= set(DENIED)
+
+
+def test_what_ordinary_code_needs_is_allowed(judge, machine):
+    answers = {name: judge(name) for name in NEEDED if name in syscalls.syscall_numbers(machine)}
+    assert answers == dict.fromkeys(answers, ALLOW)
+    assert syscalls.X86_64.keys() >= set(NEEDED)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_arguments_decide(judge, name):
+    for arguments, wanted in zip(CASES[name], (ALLOW, EPERM), strict=True):
+        answers = {each: judge(name, *each) for each in arguments}
+        assert set(answers.values()) <= {wanted, None}, answers
+    assert CASES.keys() == seccomp.CONDITIONAL.keys()
+
+
+def test_a_newer_call_than_is_known_looks_absent(judge, machine):
+    assert (judge("clone3"), judge("openat2")) == (ENOSYS, ENOSYS)
+    program = SyscallFilter.for_machine(machine).program(PID)
+    assert verdict(program, 471, (), ARCH[machine]) == ENOSYS
+
+
+def test_another_architectures_calls_end_the_process(machine):
+    program = SyscallFilter.for_machine(machine).program(PID)
+    for arch in {0x40000003, 0x40000028, *ARCH.values()} - {ARCH[machine]}:
+        assert {verdict(program, number, (), arch) for number in range(500)} == {KILL}
+
+
+def test_all_jumps_stay_inside_and_every_path_returns(machine):
+    instructions = [*struct.iter_unpack("<HBBI", SyscallFilter.for_machine(machine).program(PID))]
+    assert len(instructions) <= 4096
+    for position, (code, if_true, if_false, value) in enumerate(instructions):
+        further = {0x06: [], 0x05: [value]}.get(code, [if_true, if_false])
+        assert all(position + 1 + distance < len(instructions) for distance in further)
+
+
+def test_one_filter_serves_processes_of_different_numbers():
+    syscall_filter = SyscallFilter.for_machine("x86_64")
+    kill = syscalls.X86_64["kill"]
+    for pid, other in ((7, 8), (8, 7), (2**22, 7)):
+        program = syscall_filter.program(pid)
+        assert (verdict(program, kill, (pid, 9)), verdict(program, kill, (other, 9))) == (ALLOW, EPERM)
+    assert SyscallFilter.for_machine("arm64") == SyscallFilter.for_machine("aarch64")
+
+
+def test_an_unknown_machine_is_refused_by_name():
+    with pytest.raises(ValueError, match="riscv64.*expected one of x86_64, aarch64, arm64"):
+        SyscallFilter.for_machine("riscv64")
+
+
+def test_elsewhere_than_on_linux_no_call_is_made(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert (seccomp.is_supported(), landlock.abi_version()) == (False, 0)
+    for call in (lambda: libc.syscall(20), lambda: libc.prctl(16), lambda: seccomp.install(b"")):
+        with pytest.raises(OSError, match="it needs Linux") as caught:
+            call()
+        assert caught.value.errno == errno.ENOSYS

@@ -27,6 +27,7 @@ from strands_rollout.sandbox.supervisor_link import SupervisorGoneError, Supervi
 logger = logging.getLogger(__name__)
 
 Isolation = Literal["full", "seccomp", "rlimits"]
+ISOLATIONS: Final[tuple[Isolation, ...]] = ("full", "seccomp", "rlimits")
 
 _WANTED: Final[dict[str, tuple[str, ...]]] = {
     "full": ("limits", "user", "files", "syscalls"),

@@ -211,4 +211,6 @@ def _environment() -> dict[str, str]:
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     # the same order of sets in every run: what differs from run to run is noise for who learns from it
     fixed = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONHASHSEED": "0"}
-    return {"LANG": "C.UTF-8", **kept, **one_thread, **fixed}
+    # macOS would end a fork that uses what its parent has loaded
+    macos = {"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"} if sys.platform == "darwin" else {}
+    return {"LANG": "C.UTF-8", **kept, **one_thread, **fixed, **macos}

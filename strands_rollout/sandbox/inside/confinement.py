@@ -115,7 +115,7 @@ class Confinement:
 
     def open_folders(self) -> None:
         """Open descriptors of the folders that the code's user could not reach, and import through them from now on."""
-        if "user" not in self.enforced or self.changes_root:
+        if "user" not in self.enforced or self.changes_root or sys.platform != "linux":
             return
         for folder in dict.fromkeys([*standard_library_folders(), *self._libraries]):
             if not others_can_read(folder):

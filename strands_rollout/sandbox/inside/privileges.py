@@ -19,9 +19,9 @@ def can_become(user: int) -> bool:
     if child == 0:
         try:
             become(user)
-        except OSError:
+            os._exit(0)
+        finally:  # this fork must not return, whatever was raised
             os._exit(1)
-        os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -32,8 +32,8 @@ def become(user: int) -> None:
         OSError: It is not allowed, or the user namespace has no such user.
     """
     os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
+    os.setgid(user)  # for root these change the real, the effective and the saved one
+    os.setuid(user)
 
 
 def drop_capabilities() -> None:

@@ -9,6 +9,7 @@ import socket
 import tempfile
 from typing import Final
 
+from strands_rollout.sandbox.inside import scratch
 from strands_rollout.sandbox.inside.child import FAILED, LENGTH, READY, STARTED, become_child
 from strands_rollout.sandbox.inside.confinement import Confinement, LayerError
 
@@ -67,16 +68,29 @@ def find_broken_layer(confinement: Confinement, folder: str) -> tuple[str, str] 
         theirs.close()
         ours.settimeout(_LIMIT_S)
         try:
-            return _verdict(confinement, ours, child, output.fileno())
+            return _verdict(confinement, ours, child, output.fileno()) or _broken_cleaning(folder)
         finally:
             if place.ruleset is not None:
                 place.ruleset.close()
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _broken_cleaning(folder: str) -> tuple[str, str] | None:
+    try:
+        scratch.empty(folder)
+    except PermissionError:
+        return "user", "root may not delete other users' files here (no CAP_DAC_OVERRIDE)"
+    return None
+
+
 def _verdict(confinement: Confinement, control: socket.socket, child: int, output: int) -> tuple[str, str] | None:
     greeting = control.recv(65536)
+    may_signal = True
     if greeting == READY:
+        try:
+            os.kill(child, 0)
+        except PermissionError:
+            may_signal = False
         order = json.dumps({"code": _program(confinement), "session": False}).encode()
         control.sendall(LENGTH.pack(len(order)) + order)
         if control.recv(1) != STARTED:
@@ -91,6 +105,8 @@ def _verdict(confinement: Confinement, control: socket.socket, child: int, outpu
     if exit_code != 0:
         raise RuntimeError(f"the self-test of the sandbox ended with {exit_code}: {printed[-2000:]}")
     broken: dict[str, str] = json.loads(printed.splitlines()[-1])
+    if not may_signal:
+        broken["user"] = "root may not signal other users' processes here (no CAP_KILL)"
     return next(iter(broken.items()), None)
 
 

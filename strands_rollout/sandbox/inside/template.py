@@ -77,7 +77,10 @@ class Template:
 
     def _obey(self) -> bool:
         """Carry out one command; False once there will be none."""
-        message, descriptors, _, _ = socket.recv_fds(self._commands, _MAX_MESSAGE, 3)
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._commands, _MAX_MESSAGE, 3)
+        except ConnectionError:
+            return False
         if not message:
             return False
         try:
@@ -107,14 +110,13 @@ class Template:
     def _signal(self, index: int, number: int) -> None:
         for process, place in self._children.items():
             if place == index:  # not reaped yet, so its number is still its own
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(OSError):
                     os.kill(process, number)
 
     def _reap(self) -> None:
         """Report whoever has ended, and end whatever they left behind."""
-        while (process := _ended_child()) is not None:
-            _kill(process)  # its whole group, while its number can't be another's
-            exit_code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        while (ended := _ended_child()) is not None:
+            process, exit_code = ended
             index = self._children.pop(process, None)
             if index is not None:
                 self._kill_orphans()
@@ -132,15 +134,18 @@ class Template:
         self._commands.send(json.dumps(message).encode())
 
 
-def _ended_child() -> int | None:
-    """A child that has ended and is not reaped yet."""
+def _ended_child() -> tuple[int, int] | None:
+    """Reap a child that has ended: its process and exit code."""
     try:
-        if hasattr(os, "waitid"):
+        if hasattr(os, "waitid"):  # not on macOS before Python 3.13
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            return found.si_pid if found is not None else None
+            if found is None:
+                return None
+            _kill(found.si_pid)  # its whole group, while its number can't be another's
+        process, status = os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
         return None
-    return None
+    return (process, os.waitstatus_to_exitcode(status)) if process else None
 
 
 def _kill(process: int) -> None:

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -435,12 +434,13 @@ async def test_a_scratch_directory_that_can_not_be_made_is_named() -> None:
         await LocalExecutor(scratch_dir="/nowhere/tmp").run("1")
 
 
-async def test_a_python_that_does_not_start_says_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_python_that_does_not_start_says_so_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    before = set(os.listdir(tempfile.gettempdir()))  # noqa: PTH208
     with pytest.raises(SandboxError, match="did not start"):
-        await LocalExecutor().run("1")
-    assert set(os.listdir(tempfile.gettempdir())) <= before  # noqa: PTH208
+        await LocalExecutor(scratch_dir=str(tmp_path)).run("1")
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_the_event_loop_never_waits(executor: LocalExecutor) -> None:

@@ -1,8 +1,9 @@
 """What a forked child does: take its descriptors, be confined, say so, then run the code that it is sent.
 
 Its control socket speaks with the supervisor. The child writes READY, or FAILED and a reason in JSON; then, for each
-piece of code that it is sent, STARTED, and in a session DONE and one byte, the exit code. Without a session the socket
-is closed before the code starts, so that code has nobody to lie to: its end is the end of the process.
+piece of code that it is sent, STARTED, then DONE and one byte, the exit code. Without a session it ends after that; the
+supervisor need not wait for it, since the kernel takes milliseconds to take the memory of such a process apart. Code
+can find the socket and write DONE itself: it would end itself, with an exit code of its choice, as `os._exit` does.
 """
 
 from __future__ import annotations
@@ -105,12 +106,15 @@ def _serve(control: socket.socket) -> None:
     number = 0
     while (order := _receive(control)) is not None:
         number += 1
-        control.sendall(STARTED)
+        os.write(_CONTROL, STARTED)
+        name = f"<code {number}>" if order["session"] else bootstrap.SOURCE_NAME
+        exit_code = _run(order["code"], namespace, name)
         if not order["session"]:
-            control.close()
-            _end(_run(order["code"], namespace, bootstrap.SOURCE_NAME))
-        exit_code = _run(order["code"], namespace, f"<code {number}>")
-        control.sendall(DONE + bytes([exit_code]))
+            _finish()
+        with contextlib.suppress(OSError):  # the code may have closed it; the end of the process tells as much
+            os.write(_CONTROL, DONE + bytes([exit_code]))
+        if not order["session"]:
+            os._exit(exit_code)
     os._exit(0)
 
 
@@ -157,14 +161,13 @@ def _exit_code(error: SystemExit) -> int:
     return _EXCEPTION
 
 
-def _end(exit_code: int) -> None:
-    """End as the interpreter would, without the costly taking apart of all that was imported."""
+def _finish() -> None:
+    """Do what the interpreter does at its end, but for the costly taking apart of all that was imported."""
     with contextlib.suppress(BaseException):  # what the code registered may raise anything
         threading._shutdown()  # type: ignore[attr-defined] # waits for the code's threads, as the interpreter does
     with contextlib.suppress(BaseException):  # as above
         atexit._run_exitfuncs()
     _flush()
-    os._exit(exit_code)
 
 
 def _flush() -> None:

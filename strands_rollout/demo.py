@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -20,11 +20,16 @@ from strands_rollout.dataset_rows import read_rows, shipped_rows
 from strands_rollout.engine_process import engine_process
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluate import Outcome, RunPlan, Summary, evaluate, slime_sampling_params
+from strands_rollout.executors import shared_executor
 from strands_rollout.report import make_console, print_outcomes, print_summary, progress_bar
+from strands_rollout.sandbox.local_executor import LocalExecutor
 from strands_rollout.server_info import fetch_server_info
 from strands_rollout.sglang_connection import create_client, parse_base_url, redacted
 from strands_rollout.slime_seam import load_tokenizer
 from strands_rollout.viewer import print_transcript
+
+# what it runs is our own model's, so that the demo needs no Linux; the strongest isolation there is is used in any case
+_SHIPPED_MODELS_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +83,16 @@ async def _run(options: DemoOptions) -> Summary:
         tokenizer_dir = options.tokenizer_dir or await served_tokenizer(base_url)
         # loading it imports transformers, which takes seconds: not while episodes wait on the loop
         tokenizer = load_tokenizer(str(tokenizer_dir))
+        executor = "local" if options.base_url or options.model_dir else _SHIPPED_MODELS_EXECUTOR
         plan = RunPlan(
             base_url=base_url,
             tokenizer_dir=tokenizer_dir,
             sampling_params=slime_sampling_params(options.temperature, options.max_new_tokens),
             concurrency=options.concurrency,
             seed=options.seed,
+            settings={"executor": executor},
         )
+        log.print(f"code runs with isolation {await _isolation(executor)!r}", highlight=False)
         started = time.monotonic()
         with progress_bar(log, len(rows)) as on_done:
             outcomes = await evaluate(rows, plan, on_done=on_done)
@@ -94,6 +102,12 @@ async def _run(options: DemoOptions) -> Summary:
     if not options.json_only:
         _print_report(outcomes, summary, tokenizer, seconds, dump)
     return summary
+
+
+async def _isolation(executor: str | Mapping[str, Any]) -> str:
+    """Start the sandbox before the episodes need it; what it enforces."""
+    sandbox = shared_executor(executor)
+    return (await sandbox.start()).isolation if isinstance(sandbox, LocalExecutor) else "unknown"
 
 
 def _engine(options: DemoOptions) -> AbstractAsyncContextManager[str]:

@@ -1,0 +1,139 @@
+"""The code tool inside episodes: its executor, its sessions, what the policy is told, and whose fault a fault is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fake_sglang import Reply
+from harness import ANSWER, call_text, run
+
+from strands_rollout.sandbox import ExecutionResult, ExecutorFacts
+
+RUNS: list[tuple[str, str | None]] = []
+CLOSED: list[str] = []
+
+
+class FaultyExecutor:
+    """Fails as often as it is told, then answers; remembers sessions."""
+
+    facts = ExecutorFacts(libraries=("numpy",), memory_mb=None, isolated=False, keeps_sessions=True)
+
+    def __init__(self, fault: str = "", close_fault: str = "") -> None:
+        self.fault = fault
+        self.close_fault = close_fault
+
+    async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
+        RUNS.append((code, session))
+        return ExecutionResult("34\n", "", 0, infra_error=self.fault or None, queued_s=0.25, duration_s=0.5)
+
+    async def close_session(self, session: str) -> None:
+        CLOSED.append(session)
+        if self.close_fault:
+            raise RuntimeError(self.close_fault)
+
+    async def aclose(self) -> None: ...
+
+    async def __aenter__(self) -> FaultyExecutor:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> None:
+    RUNS.clear()
+    CLOSED.clear()
+
+
+def own(**options: Any) -> dict[str, Any]:
+    return {"executor": {"name": f"{__name__}.FaultyExecutor", **options}}
+
+
+async def test_each_call_starts_fresh_and_the_policy_is_told_so(shipped_tokenizer: Any) -> None:
+    done = await run(shipped_tokenizer, [call_text("x = 1"), call_text("x"), ANSWER])
+    assert done.sample.status.value == "completed"
+    assert "NameError" in done.context_after(1)
+    prompt = done.decode(done.fake.requests[0].input_ids)
+    assert "Each call starts fresh: variables and files are not kept." in prompt
+    assert "Installed besides the standard library: numpy, sympy." in prompt
+    assert "At most 60 s, 4096 MB of memory and 20000 characters of output." in prompt
+
+
+async def test_a_session_lasts_as_long_as_the_episode_and_no_longer(shipped_tokenizer: Any) -> None:
+    settings = {"code_session": True}
+    turns = [call_text("x = 17"), call_text("print(x * 2)"), ANSWER]
+    done = await run(shipped_tokenizer, turns, settings=settings)
+    assert "34" in done.context_after(1)
+    assert "Variables and files are kept between calls." in done.decode(done.fake.requests[0].input_ids)
+    done = await run(shipped_tokenizer, [call_text("print(x)"), ANSWER], settings=settings)
+    assert "NameError" in done.context_after(0)
+
+
+@pytest.mark.parametrize("turns", [[call_text("1"), ANSWER], [ANSWER]])
+async def test_an_episodes_session_is_closed_even_if_that_fails(shipped_tokenizer: Any, turns: list[str]) -> None:
+    settings = own(close_fault="no") | {"code_session": True}
+    done = await run(shipped_tokenizer, turns, settings=settings)
+    assert done.sample.status.value == "completed"
+    assert len(CLOSED) == 1
+    assert {session for _, session in RUNS} <= set(CLOSED)
+
+
+async def test_a_cancelled_episode_closes_its_session(shipped_tokenizer: Any) -> None:
+    turns = [call_text("1"), Reply.hang()]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(run(shipped_tokenizer, turns, settings=own() | {"code_session": True}), 2)
+    assert [session for _, session in RUNS] == CLOSED
+
+
+async def test_an_executor_without_sessions_is_refused_for_them(shipped_tokenizer: Any) -> None:
+    done = await run(shipped_tokenizer, [ANSWER], settings={"executor": "subprocess", "code_session": True})
+    assert done.sample.status.value == "failed"
+    assert "SubprocessExecutor keeps no sessions" in done.facts["error"]
+
+
+async def test_the_policy_is_told_what_the_executor_says_of_itself_and_no_more(shipped_tokenizer: Any) -> None:
+    done = await run(shipped_tokenizer, [ANSWER], settings=own() | {"tool_timeout_s": 7})
+    prompt = done.decode(done.fake.requests[0].input_ids)
+    assert "Installed besides the standard library: numpy." in prompt
+    assert "At most 7 s and 20000 characters of output." in prompt
+    assert "No network" not in prompt
+
+
+async def test_a_fault_of_the_sandbox_masks_the_sample_and_reaches_no_policy(shipped_tokenizer: Any) -> None:
+    done = await run(shipped_tokenizer, [call_text("1"), ANSWER], settings=own(fault="disk on fire"))
+    assert done.sample.status.value == "failed"
+    assert set(done.sample.loss_mask) == {0}
+    assert done.facts["stop_reason"] == "sandbox_error"
+    assert "disk on fire" in done.facts["error"]
+    assert len(done.fake.requests) == 1
+
+
+async def test_what_the_code_tool_did_is_in_the_metadata(shipped_tokenizer: Any) -> None:
+    done = await run(shipped_tokenizer, [call_text("1"), call_text("2"), ANSWER], settings=own())
+    assert done.facts["code"] == {"calls": 2, "queued_s": 0.5, "run_s": 1.0, "timeouts": 0, "killed": 0}
+
+
+@pytest.mark.parametrize(
+    ("code", "shown", "counted"),
+    [
+        ("while True: pass", "TimeoutError: the code was stopped at the time limit of 0.5 s.", {"timeouts": 1}),
+        ("import os; os.kill(os.getpid(), 11)", "The code was ended by: SIGSEGV (crash).", {"killed": 1}),
+        ("import socket; socket.socket()", "PermissionError", {"killed": 0}),
+    ],
+)
+async def test_the_codes_own_faults_are_the_policys_to_read(
+    shipped_tokenizer: Any, code: str, shown: str, counted: dict[str, int]
+) -> None:
+    done = await run(shipped_tokenizer, [call_text(code), ANSWER], settings={"tool_timeout_s": 0.5})
+    assert done.sample.status.value == "completed"
+    assert shown in done.context_after(0)
+    assert counted.items() <= done.facts["code"].items()
+
+
+async def test_a_session_that_is_lost_is_told_to_the_policy(shipped_tokenizer: Any) -> None:
+    turns = [call_text("x = 1"), call_text("while True: pass"), call_text("x"), ANSWER]
+    done = await run(shipped_tokenizer, turns, settings={"code_session": True, "tool_timeout_s": 0.5})
+    assert "The interpreter was restarted: variables and files are gone." in done.context_after(1)
+    assert "NameError" in done.context_after(2)

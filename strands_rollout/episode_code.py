@@ -37,12 +37,16 @@ async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> Asyn
 
     Raises:
         ConfigError: The executor can't be made, or keeps no sessions and one is wanted.
+        SandboxError: The executor can't start.
     """
     if CODE_TOOL_PATH not in settings.tools:
         yield None
         return
     owner = uuid.uuid4().hex
     executor = shared_executor(settings.executor)
+    start = getattr(executor, "start", None)
+    if start is not None:
+        await start()  # what it offers is known then, and what would fail every call fails here
     session = owner if settings.code_session else None
     timeout_s = settings.tool_timeout_s or CODE_TIMEOUT_S
     owner_before = CALL_OWNER.set(owner)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from strands_rollout.agent import Episode, EpisodeLimits, StopReason, run_episode
 from strands_rollout.config import CODE_TOOL_PATH, RolloutSettings, settings_from_args
 from strands_rollout.episode_code import episode_code_tool
-from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.errors import ConfigError, RolloutError, SandboxError
 from strands_rollout.prompt_messages import to_episode_prompt
 from strands_rollout.prompts import CODE_TOOL_NAME
 from strands_rollout.sample import fill_replay_gaps, reset_sample, write_episode, write_failure
@@ -53,10 +53,16 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
         write_episode(args, sample, model, episode, may_abort=may_return_aborted(args, sample), code_calls=code_calls)
     except Exception as e:  # a training run must survive every failure of one sample
         _log_failure(sample, e)
-        reason = StopReason.SETUP_ERROR if isinstance(e, RolloutError) else StopReason.INTERNAL_ERROR
-        write_failure(sample, e, reason)
+        write_failure(sample, e, _reason_of_failure(e))
     fill_replay_gaps(args, sample, sampling_params)
     return sample
+
+
+def _reason_of_failure(error: Exception) -> StopReason:
+    """Why no episode could be run."""
+    if isinstance(error, SandboxError):
+        return StopReason.SANDBOX_ERROR
+    return StopReason.SETUP_ERROR if isinstance(error, RolloutError) else StopReason.INTERNAL_ERROR
 
 
 async def _run(

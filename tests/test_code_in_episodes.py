@@ -110,6 +110,16 @@ async def test_a_fault_of_the_sandbox_masks_the_sample_and_reaches_no_policy(shi
     assert len(done.fake.requests) == 1
 
 
+async def test_a_sandbox_that_can_not_start_fails_the_sample_before_anything_is_generated(
+    shipped_tokenizer: Any,
+) -> None:
+    settings = {"executor": {"name": "local", "disabled_layers": ["syscalls"]}}
+    done = await run(shipped_tokenizer, [ANSWER], settings=settings)
+    assert (done.sample.status.value, done.facts["stop_reason"]) == ("failed", "sandbox_error")
+    assert "can't enforce isolation='full'" in done.facts["error"]
+    assert done.fake.requests == []
+
+
 async def test_what_the_code_tool_did_is_in_the_metadata(shipped_tokenizer: Any) -> None:
     done = await run(shipped_tokenizer, [call_text("1"), call_text("2"), ANSWER], settings=own())
     assert done.facts["code"] == {"calls": 2, "queued_s": 0.5, "run_s": 1.0, "timeouts": 0, "killed": 0}

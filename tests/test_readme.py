@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import json
+import pkgutil
 import re
 import shlex
 import textwrap
@@ -24,11 +25,14 @@ from typer.main import get_command
 from strands_rollout import SGLangModel, StopReason, ToolLimiter, Trajectory, create_client
 from strands_rollout.cli import app
 from strands_rollout.config import RolloutSettings, settings_from_args
+from strands_rollout.doctor import _MEANING
 from strands_rollout.evaluate import Summary
+from strands_rollout.executors import EXECUTORS
 from strands_rollout.reward import reward_func
 from strands_rollout.reward_settings import RewardSettings
 from strands_rollout.sample import _status
 from strands_rollout.sample_type import Sample
+from strands_rollout.sandbox import LocalExecutor
 
 REPOSITORY = Path(__file__).parents[1]
 README = (REPOSITORY / "README.md").read_text()
@@ -82,9 +86,32 @@ def test_the_settings_tables_hold_every_key_default_and_meaning(marker: str, mod
     assert shown[1] == expected, f"the README's table should be:\n{expected}"
 
 
-def test_the_yaml_example_is_valid() -> None:
-    for block in code_blocks("yaml"):
-        assert settings_from_args(SimpleNamespace(**yaml.safe_load(block))).max_tool_iterations == 8
+def test_the_yaml_examples_are_valid() -> None:
+    general, executor = (settings_from_args(SimpleNamespace(**yaml.safe_load(block))) for block in code_blocks("yaml"))
+    assert general.max_tool_iterations == 8
+    options = dict(executor.executor)
+    assert options.pop("name") == "local"
+    assert options.keys() <= inspect.signature(LocalExecutor).parameters.keys()
+
+
+def test_the_table_of_executors_holds_every_name_and_option() -> None:
+    rows = {row[0].strip("`"): row[2] for row in table_rows(section("Where code runs"), "executor")}
+    assert list(rows)[:-1] == list(EXECUTORS)
+    for name, path in EXECUTORS.items():
+        options = inspect.signature(pkgutil.resolve_name(path)).parameters.keys() - {"timeout_s", "disabled_layers"}
+        assert options == set(re.findall(r"`(\w+)`", rows[name])), name
+
+
+def test_the_layers_that_are_explained_are_the_layers_there_are() -> None:
+    rows = [row[0].strip("`") for row in table_rows(section("Where code runs"), "layer")]
+    assert rows == list(_MEANING)
+
+
+async def test_the_example_of_the_executor_alone_is_right() -> None:
+    async with LocalExecutor(memory_mb=1024) as executor:
+        result = await executor.run("import sympy\nsympy.factorint(360)", timeout_s=5)
+    (block,) = (block for block in code_blocks("python") if "LocalExecutor" in block)
+    assert repr(result.stdout).replace("'", '"') in block
 
 
 def test_stop_reasons_are_listed_in_their_order_with_their_status() -> None:

@@ -73,7 +73,8 @@ class CodeExecutor(Protocol):
     an exception; cancelling `run` ends the code; stdin is empty; the caller's environment variables are not visible; a
     fault of the backend itself has been retried where that is safe before it is reported.
 
-    A backend may have an attribute `facts`, an `ExecutorFacts`; without it nothing is promised to the policy.
+    A backend may have an attribute `facts`, an `ExecutorFacts`, without which nothing is promised to the policy; and an
+    async method `start`, awaited before an episode, which raises what would fail every call.
     """
 
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:

@@ -224,6 +224,7 @@ class LocalExecutor:
                 supervisor.close()
                 raise
             self._supervisor = supervisor
+            self.facts = replace(self.facts, isolated="syscalls" in supervisor.report.enforced)
             weakref.finalize(self, supervisor.close)  # also at exit, for executors that nobody closes
             return supervisor
 

@@ -440,7 +440,7 @@ async def test_a_python_that_does_not_start_says_so_and_leaves_nothing(
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(SandboxError, match="did not start"):
         await LocalExecutor(scratch_dir=str(tmp_path)).run("1")
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
 
 
 async def test_the_event_loop_never_waits(executor: LocalExecutor) -> None:
@@ -457,3 +457,27 @@ async def test_the_event_loop_never_waits(executor: LocalExecutor) -> None:
     await asyncio.gather(*(executor.run("sum(range(10**5))") for _ in range(64)))
     watching.cancel()
     assert max(lags) < 1.0
+
+
+@pytest.mark.parametrize("session", [None, "forger"])
+@pytest.mark.parametrize(
+    ("code", "exit_code", "killed_by"),
+    [
+        ("import os; os.close(3); os._exit(3)", 3, None),
+        ("import os; os.close(3); raise SystemExit(4)", 4, None),
+        ("import os, time\nos.write(3, b'X' * 9)\ntime.sleep(20)", -9, "writing to the sandbox's own descriptor"),
+        ("import os, time\nos.write(3, b'D\\x05'); time.sleep(20)", 5, None),  # as os._exit(5) would have it
+    ],
+)
+async def test_code_that_finds_the_control_socket_can_only_end_itself(
+    executor: LocalExecutor, code: str, exit_code: int, killed_by: str | None, session: str | None
+) -> None:
+    result = await executor.run(f"print('before')\n{code}", session=session, timeout_s=10)
+    if session is not None and "SystemExit" in code:
+        exit_code = 1  # the session's process can't tell its code any more, and ends
+    assert (result.stdout, result.infra_error, result.killed_by) == ("before\n", None, killed_by)
+    assert result.exit_code == exit_code
+    assert result.duration_s < 5
+    if session is not None:
+        await executor.close_session(session)
+    assert (await executor.run("1")).stdout == "1\n"

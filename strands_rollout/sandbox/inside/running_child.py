@@ -30,15 +30,16 @@ class RunningChild:
         ready: Done when it waits for code; an exception says why it never will.
         ended: Done with its exit code.
         pid: Its process, once it is known.
+        is_broken: Whether the code has written to the control socket, which nothing can be believed from then on.
     """
 
     def __init__(self, place: int, max_output_chars: int) -> None:
         loop = asyncio.get_running_loop()
         self.place = place
         self.pid: int | None = None
+        self.is_broken = False
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[int] = loop.create_future()
-        self.news = asyncio.Event()  # something that bears on a limit may have happened
         self._max_output_chars = max_output_chars
         self._started: asyncio.Future[None] = loop.create_future()
         self._done: asyncio.Future[int] = loop.create_future()
@@ -66,7 +67,11 @@ class RunningChild:
         os.close(self._child_stderr)
 
     async def start(self, code: str, *, session: bool) -> None:
-        """Send code to a child that is ready; returns when it starts, or has ended."""
+        """Send code to a child that is ready; returns when it starts.
+
+        Raises:
+            RuntimeError: The process ended before.
+        """
         loop = asyncio.get_running_loop()
         self._started, self._done = loop.create_future(), loop.create_future()
         self._new_outputs()
@@ -74,6 +79,10 @@ class RunningChild:
         with contextlib.suppress(OSError):  # it has been killed: `ended` tells
             await loop.sock_sendall(self._control, LENGTH.pack(len(order)) + order)
         await asyncio.wait((self._started, self.ended), return_when=asyncio.FIRST_COMPLETED)
+        if not self._started.done():
+            self._read_control()  # what it wrote last may not have been looked at yet
+        if not self._started.done():
+            raise RuntimeError(f"a process ended with {self.ended.result()} before its code was started")
 
     async def wait(self) -> int | None:
         """Wait for the end: the exit code of a session's piece of code, or None if the process itself has ended."""
@@ -123,15 +132,23 @@ class RunningChild:
             message = b""
         if not message:
             asyncio.get_running_loop().remove_reader(self._control)
+        elif self.ready.done():
+            self._take(message)
         elif message == READY:
-            _resolve(self.ready, None)
-        elif message == STARTED:
-            _resolve(self._started, None)
-        elif message[:1] in (DONE, STARTED):  # both, if it was quick
-            _resolve(self._started, None)
-            _resolve(self._done, message[-1])
-        elif message.startswith(FAILED) and not self.ready.done():
+            self.ready.set_result(None)
+        elif message.startswith(FAILED):
             self.ready.set_exception(RuntimeError(message[1:].decode(errors="replace")))
+
+    def _take(self, message: bytes) -> None:
+        """STARTED, DONE, or both; anything else can only be the code's own."""
+        if message.startswith(STARTED):
+            _resolve(self._started, None)
+            message = message[1:]
+        if len(message) == 2 and message.startswith(DONE):
+            _resolve(self._done, message[1])
+        elif message:
+            self.is_broken = True
+            asyncio.get_running_loop().remove_reader(self._control)
 
     def _read_output(self, pipe: int) -> None:
         try:
@@ -139,7 +156,6 @@ class RunningChild:
         except BlockingIOError:
             return
         self._outputs[pipe].feed(chunk, final=not chunk)
-        self.news.set()
         if not chunk:
             self._close_output(pipe)
 

@@ -143,6 +143,8 @@ class Supervisor:
             await asyncio.wait([end], timeout=min(pause_s, left_s))
             if end.done():
                 return None, False
+            if child.is_broken:
+                return "writing to the sandbox's own descriptor", False
             if child.output_bytes > limits["max_output_mb"] * _MEBIBYTE:
                 return f"output limit of {limits['max_output_mb']} MiB", False
             looked_at = time.monotonic()

@@ -481,3 +481,31 @@ async def test_code_that_finds_the_control_socket_can_only_end_itself(
     if session is not None:
         await executor.close_session(session)
     assert (await executor.run("1")).stdout == "1\n"
+
+
+@LINUX
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's code reads what that user may read")
+async def test_files_that_only_root_may_read_can_be_imported_by_a_user_that_is_not_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, facts = tmp_path / "rootsown", tmp_path / "rootsown-1.0.dist-info"
+    package.mkdir()
+    facts.mkdir()
+    (package / "__init__.py").write_text("from rootsown.inner import VALUE")
+    (package / "inner.py").write_text("VALUE = 42")
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: rootsown\nVersion: 1.0\n")
+    (facts / "RECORD").write_text("rootsown/__init__.py,,\nrootsown/inner.py,,\n")
+    secret = tmp_path / "labels"
+    secret.write_text("secret")
+    for path in [*tmp_path.rglob("*")]:  # noqa: ASYNC240
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    async with LocalExecutor(libraries=["numpy", "rootsown"]) as executor:
+        report = await executor.start()
+        assert (report.isolation, report.missing) == ("full", {})
+        code = "import os, rootsown\nopen('f', 'w').write('x')\nrootsown.VALUE, os.getuid() > 60000, open('f').read()"
+        assert (await executor.run(code)).stdout == "(42, True, 'x')\n"
+        for attack in (f"open({str(secret)!r})", "os.setuid(0)", "os.kill(os.getppid(), 0)", "os.listdir('/root')"):
+            assert "PermissionError" in (await executor.run(f"import os\n{attack}")).stderr
+        status = await executor.run("open('/proc/self/status').read()")
+        assert "PermissionError" in status.stderr

@@ -20,7 +20,12 @@ from strands_rollout.sandbox.inside import landlock
 from strands_rollout.sandbox.inside.child_limits import OPEN_FILES, ChildLimits
 from strands_rollout.sandbox.inside.importing import DirectoryDescriptors
 from strands_rollout.sandbox.inside.libc import prctl
-from strands_rollout.sandbox.inside.privileges import become, can_become, drop_capabilities
+from strands_rollout.sandbox.inside.privileges import (
+    become,
+    become_reading_as_root,
+    can_become,
+    drop_capabilities,
+)
 from strands_rollout.sandbox.inside.readable_files import (
     DEVICES,
     others_can_read,
@@ -86,6 +91,7 @@ class Confinement:
         self._landlock_abi = 0
         self._first_user: int | None = None
         self._readable: list[str] = []
+        self._reads_as_root = False
         self.descriptors = DirectoryDescriptors()
         self.enforced: dict[str, str] = {}
         self.missing: dict[str, str] = {}
@@ -112,6 +118,14 @@ class Confinement:
         if layer == "files" and self._landlock_abi:
             self._landlock_abi = 0
             self._decide_change_of_root(reason)
+
+    def may_read_as_root(self) -> bool:
+        """Have code keep root's right to files under a user of its own, where Landlock says which files those are."""
+        if self._reads_as_root or not self._landlock_abi or "files" not in self.enforced:
+            return False
+        self._reads_as_root = True
+        self.enforced["user"] += ", with root's right to the files that it may read: others may not read Python's own"
+        return True
 
     def open_folders(self) -> None:
         """Open descriptors of the folders that the code's user could not reach, and import through them from now on."""
@@ -151,7 +165,8 @@ class Confinement:
         user = None
         if "user" in self.enforced and self._first_user is not None:
             user = self._first_user + index
-            os.chown(folder, user, user)
+            if not self._reads_as_root:
+                os.chown(folder, user, user)
         ruleset = None
         if "files" in self.enforced and self._landlock_abi:
             ruleset = _attempt("files", lambda: self._make_ruleset(folder))
@@ -238,7 +253,7 @@ class Confinement:
 
     def _change_user(self, user: int | None) -> None:
         if user is not None and "user" in self.enforced:
-            become(user)
+            (become_reading_as_root if self._reads_as_root else become)(user)
         elif sys.platform == "linux" and os.geteuid() == 0:
             drop_capabilities()
 

@@ -39,7 +39,7 @@ try:
     for path in readable:
         open(path, "rb").close()
 except OSError as e:
-    broken["user"] = f"the code's user can't read Python's own files ({e.filename}: {e.strerror})"
+    broken["reading"] = f"the code's user can't read Python's own files ({e.filename}: {e.strerror})"
 with open("probe", "w") as file:
     file.write(json.dumps(broken))
 print(json.dumps(broken), flush=True)
@@ -47,7 +47,7 @@ print(json.dumps(broken), flush=True)
 
 
 def find_broken_layer(confinement: Confinement, folder: str) -> tuple[str, str] | None:
-    """Run a probe under all layers; the first layer that does not hold, and why, or None.
+    """Run a probe under all layers; the first layer that does not hold, or "reading", and why; or None.
 
     Args:
         confinement: What to try.

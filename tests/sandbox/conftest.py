@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from attack_targets import Stage
+from attack_targets import Stage, remove_tree
 from host_view import Process, descendants
 from sandbox_limits import DISK_MB, MAX_FILES, MAX_THREADS, MEMORY_MB, TIMEOUT_S
 
@@ -42,18 +41,20 @@ def attack_secret() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def scratch_root(attack_secret: str) -> Iterator[Path]:
-    """The temporary directory of the executors. When the module is over, nothing may be left there or elsewhere."""
+def ground(attack_secret: str) -> Iterator[Path]:
+    """A folder for the scratch directories. When the module is over, the isolated backend has left nothing anywhere."""
     folder = Path(tempfile.mkdtemp(prefix="attacks-", dir="/tmp"))
-    folder.chmod(0o755)
+    for place in (folder, folder / "plain", folder / "isolated"):
+        place.mkdir(exist_ok=True)
+        place.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", str(folder))
-        before = _leftovers(folder)
+        patch.setattr(tempfile, "tempdir", str(folder / "plain"))
+        before = _leftovers(folder / "isolated")
         yield folder
         give_up_at = time.monotonic() + _ENDING_S
-        while (after := _leftovers(folder)) != before and time.monotonic() < give_up_at:
+        while (after := _leftovers(folder / "isolated")) != before and time.monotonic() < give_up_at:
             time.sleep(0.05)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         assert after == before
 
 
@@ -63,32 +64,48 @@ def _closed_later(executor: CodeExecutor) -> Iterator[CodeExecutor]:
 
 
 @pytest.fixture(scope="module")
-def plain(scratch_root: Path) -> Iterator[CodeExecutor]:
+def plain(ground: Path) -> Iterator[CodeExecutor]:
     """The backend without isolation."""
     yield from _closed_later(
         SubprocessExecutor(timeout_s=TIMEOUT_S, memory_mb=MEMORY_MB, file_mb=DISK_MB, max_concurrency=4)
     )
 
 
-@pytest.fixture(scope="module")
-def isolated(scratch_root: Path) -> Iterator[CodeExecutor]:
-    """The backend with full isolation."""
-    yield from _closed_later(
-        LocalExecutor(
-            timeout_s=TIMEOUT_S,
-            memory_mb=MEMORY_MB,
-            disk_mb=DISK_MB,
-            max_files=MAX_FILES,
-            max_threads=MAX_THREADS,
-            max_concurrency=4,
-        )
+def _isolated(ground: Path, *disabled_layers: str) -> LocalExecutor:
+    return LocalExecutor(
+        timeout_s=TIMEOUT_S,
+        memory_mb=MEMORY_MB,
+        disk_mb=DISK_MB,
+        max_files=MAX_FILES,
+        max_threads=MAX_THREADS,
+        max_concurrency=4,
+        scratch_dir=str(ground / "isolated"),
+        disabled_layers=disabled_layers,
     )
 
 
+@pytest.fixture(scope="module")
+def isolated(ground: Path) -> Iterator[CodeExecutor]:
+    """The backend with full isolation."""
+    yield from _closed_later(_isolated(ground))
+
+
+@pytest.fixture(scope="module")
+def without_landlock(ground: Path) -> Iterator[CodeExecutor]:
+    """The backend with full isolation, as it is on a kernel that has no Landlock."""
+    yield from _closed_later(_isolated(ground, "landlock"))
+
+
 @pytest.fixture
-def make_stage(scratch_root: Path, attack_secret: str) -> Iterator[Callable[[CodeExecutor], Stage]]:
+def make_stage(ground: Path, attack_secret: str) -> Iterator[Callable[[CodeExecutor], Stage]]:
     """Makes the stage of one attack on an executor, with a folder that anybody may enter."""
     folder = Path(tempfile.mkdtemp(prefix="attacked-", dir="/tmp"))
     folder.chmod(0o755)
-    yield lambda executor: Stage(executor, folder, scratch_root, attack_secret)
-    shutil.rmtree(folder)
+
+    def make(executor: CodeExecutor) -> Stage:
+        is_plain = isinstance(executor, SubprocessExecutor)
+        scratch_root = ground / ("plain" if is_plain else "isolated")
+        return Stage(executor, folder, scratch_root, attack_secret, has_helpers=not is_plain)
+
+    yield make
+    remove_tree(folder)

@@ -72,6 +72,7 @@ class FakeSandboxFusion:
         troubles: For the first requests, in order; None for a real run, as for all further ones.
         always: For every request, instead.
         delay_s: Seconds before each run starts, as on a busy server.
+        limits_memory: Whether it heeds `memory_limit_MB`; with `isolation: lite`, SandboxFusion doesn't.
         python: The interpreter.
 
     Attributes:
@@ -86,9 +87,11 @@ class FakeSandboxFusion:
         *,
         always: Trouble | None = None,
         delay_s: float = 0.0,
+        limits_memory: bool = True,
         python: str = sys.executable,
     ) -> None:
         self._troubles, self._always, self._delay_s, self._python = troubles, always, delay_s, python
+        self._limits_memory = limits_memory
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.arrived = asyncio.Event()
@@ -148,9 +151,8 @@ class FakeSandboxFusion:
             script = Path(folder, "script.py")
             await asyncio.to_thread(script.write_text, request["code"])
             command = f"{self._python if with_python else 'python_is_not_here'} {script}"
-            ran = await _run_command(
-                command, request.get("run_timeout", 10), folder, request.get("memory_limit_MB", -1)
-            )
+            memory_mb = request.get("memory_limit_MB", -1) if self._limits_memory else -1
+            ran = await _run_command(command, request.get("run_timeout", 10), folder, memory_mb)
         return _answer("Success" if ran["return_code"] == 0 else "Failed", "", ran)
 
 

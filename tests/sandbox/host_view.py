@@ -13,19 +13,28 @@ import signal
 import stat
 import sys
 import termios
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from attack_targets import Stage, Target
+
+_ENDING_S: Final = 0.5  # a process that was killed may be seen for a moment
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process, read anew at each question; what is gone or hidden reads as empty."""
+    """One process, read anew at each question; what is gone or hidden reads as empty.
+
+    Attributes:
+        pid: Its number.
+        hidden: Gets what this process was not allowed to look at.
+    """
 
     pid: int
+    hidden: list[str] = field(default_factory=list, compare=False)
 
     def text(self, file: str) -> str:
         """A file of /proc/PID."""
@@ -48,14 +57,20 @@ class Process:
         """Where a link of /proc/PID leads."""
         try:
             return os.readlink(f"/proc/{self.pid}/{file}")
-        except OSError:
+        except OSError as e:
+            self._note(e, file)
             return ""
+
+    def _note(self, error: OSError, file: str) -> None:
+        if isinstance(error, PermissionError):
+            self.hidden.append(file)
 
     def handles(self) -> dict[int, str]:
         """Open descriptors, and what they are."""
         try:
             return {int(name): self.link(f"fd/{name}") for name in os.listdir(f"/proc/{self.pid}/fd")}
-        except OSError:
+        except OSError as e:
+            self._note(e, "fd")
             return {}
 
     def handle_stat(self, handle: int) -> os.stat_result | None:
@@ -65,15 +80,22 @@ class Process:
         except OSError:
             return None
 
-    def is_hidden(self) -> bool:
-        """Whether this process may not look into it."""
+    def files(self) -> Iterator[os.stat_result]:
+        """What is behind its descriptors, and behind its mappings of files that have been deleted."""
+        for handle in self.handles():
+            with contextlib.suppress(OSError):
+                yield os.stat(f"/proc/{self.pid}/fd/{handle}")
+        for name in self._mappings():
+            if self.link(f"map_files/{name}").endswith("(deleted)"):
+                with contextlib.suppress(OSError):
+                    yield os.stat(f"/proc/{self.pid}/map_files/{name}")
+
+    def _mappings(self) -> list[str]:
         try:
-            os.readlink(f"/proc/{self.pid}/cwd")
-        except PermissionError:
-            return True
-        except OSError:
-            return False
-        return False
+            return os.listdir(f"/proc/{self.pid}/map_files")
+        except OSError as e:
+            self._note(e, "map_files")
+            return []
 
     def is_alive(self) -> bool:
         """Whether it is there and no zombie."""
@@ -103,9 +125,6 @@ class Sight(Target):
         shows: Whether these processes show that the attack worked: those that bear the name of the attack.
         after: Look only when the run is over: for what must not outlive it.
         facts: What the attacker knows.
-
-    Attributes:
-        is_blind: This process may not look into them (CAP_SYS_PTRACE), so that nothing was to be seen.
     """
 
     def __init__(
@@ -114,7 +133,7 @@ class Sight(Target):
         super().__init__()
         del stage
         self.facts |= facts
-        self.is_blind = False
+        self._hidden: list[str] = []
         self._shows = shows
         self._only_after = after
         self._over = False
@@ -123,17 +142,24 @@ class Sight(Target):
     def _is_ours(self, process: Process) -> bool:
         return process.text("comm").strip() == self.name
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether this process was not allowed to look at them (CAP_SYS_PTRACE), so that nothing was to be seen."""
+        return bool(self._hidden)
+
     def _ours(self) -> list[Process]:
-        return [process for process in map(Process, sorted(pids())) if self._is_ours(process) and process.is_alive()]
+        processes = (Process(pid, self._hidden) for pid in sorted(pids()))
+        return [process for process in processes if self._is_ours(process) and process.is_alive()]
 
     def seen(self) -> bool:
         if not self._seen and (self._over or not self._only_after):
-            processes = self._ours()
-            self.is_blind = self.is_blind or any(process.is_hidden() for process in processes)
-            self._seen = self._shows(processes)
+            self._seen = self._shows(self._ours())
         return self._seen
 
     def finish(self) -> None:
+        give_up_at = time.monotonic() + _ENDING_S
+        while self._only_after and self._ours() and time.monotonic() < give_up_at:
+            time.sleep(0.02)
         self._over = True
 
     def close(self) -> None:
@@ -142,29 +168,8 @@ class Sight(Target):
                 os.kill(process.pid, signal.SIGKILL)
 
 
-class DiskSpace(Target):
-    """The disk of the scratch directories must not get so much fuller. Other programs use it too: want a lot.
-
-    Args:
-        stage: Where.
-        mebibytes: How much less may not be free than before.
-    """
-
-    def __init__(self, stage: Stage, mebibytes: int) -> None:
-        super().__init__()
-        self._root = stage.scratch_root
-        self._least = self._free_bytes() - mebibytes * 2**20
-
-    def _free_bytes(self) -> int:
-        facts = os.statvfs(self._root)
-        return facts.f_bfree * facts.f_frsize
-
-    def seen(self) -> bool:
-        return self._free_bytes() < self._least
-
-
-class Usage(Sight):
-    """What lies in the scratch directory is more than a run may have.
+class Usage(Target):
+    """What lies in the scratch directories is more than a run may have.
 
     Args:
         stage: Where.
@@ -173,20 +178,21 @@ class Usage(Sight):
     """
 
     def __init__(self, stage: Stage, mebibytes: int = 2**40, files: int = 2**40) -> None:
-        def shows(processes: Sequence[Process]) -> bool:
-            return any(_is_above(f"/proc/{process.pid}/cwd/", mebibytes * 2**20, files) for process in processes)
+        super().__init__()
+        self._root, self._most_bytes, self._most_files = stage.scratch_root, mebibytes * 2**20, files
 
-        super().__init__(stage, shows)
+    def seen(self) -> bool:
+        return _is_above(self._root, self._most_bytes, self._most_files)
 
 
-def _is_above(folder: str, most_bytes: int, most_files: int) -> bool:
+def _is_above(folder: Path, most_bytes: int, most_files: int) -> bool:
     found_bytes = found_files = 0
     for place, folders, files in os.walk(folder):
         found_files += len(files) + len(folders)
         if found_files > most_files:
             return True
         for file in files:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 found_bytes += os.lstat(os.path.join(place, file)).st_blocks * 512
     return found_bytes > most_bytes
 
@@ -245,14 +251,13 @@ def holds_handle(processes: Sequence[Process]) -> bool:
 
 
 def held_above(mebibytes: int) -> Callable[[Sequence[Process]], bool]:
-    """So much lies in files without a name that are still open."""
+    """So much lies in files that are open, and in files without a name that are mapped."""
 
     def shows(processes: Sequence[Process]) -> bool:
         files = {}
         for process in processes:
-            for handle, link in process.handles().items():
-                facts = process.handle_stat(handle) if link.endswith("(deleted)") else None
-                if facts is not None:
+            for facts in process.files():
+                if stat.S_ISREG(facts.st_mode):
                     files[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
         return sum(files.values()) > mebibytes * 2**20
 

@@ -86,19 +86,18 @@ class Queue(Target):
 
 
 class Keys(Target):
-    """The kernel's keyrings: the number of keys of all users may not grow."""
+    """The kernel's keyrings: no key of the attack's name may come to be, and none of a user who had none."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
         del stage
-        self._before = self._count()
+        self._before = self._users()
 
-    def _count(self) -> dict[str, int]:
-        lines = (line.split() for line in Path("/proc/key-users").read_text().splitlines())
-        return {words[0]: int(words[2].partition("/")[0]) for words in lines}
+    def _users(self) -> set[str]:
+        return {line.partition(":")[0] for line in Path("/proc/key-users").read_text().splitlines()}
 
     def seen(self) -> bool:
-        return any(count > self._before.get(user, 0) for user, count in self._count().items())
+        return self.name in Path("/proc/keys").read_text() or bool(self._users() - self._before)
 
 
 class KernelLog(Target):

@@ -1,1 +1,124 @@
-USER_ID = 54321
+"""A place where the tests can run as an ordinary user: a Python, the libraries, this package and its tests.
+
+Here tests may run as root, with a Python in root's home that nobody else can reach. Files are linked where that is
+possible, so that it takes little time and space; directories and this project's own files are the user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree
+
+import strands_rollout
+from attack_targets import remove_tree
+
+from strands_rollout.sandbox.libraries import library_files
+
+USER_ID: Final = 54_321  # nobody's
+_TESTS: Final = Path(__file__).parents[1]
+_NEEDED: Final = ("pytest", "pytest-asyncio", "pytest-timeout", "numpy", "sympy")
+_LEFT_OUT: Final = shutil.ignore_patterns("site-packages", "__pycache__", "test", "tests", "idlelib", "*.a", "*.safetensors")
+
+
+class OrdinaryUser:
+    """A user who owns a home, a virtual environment and a copy of this project below one folder.
+
+    Args:
+        folder: Empty; others may enter it and all that is above it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._python = self._make_environment(self._base_python())
+        self._copy_project()
+        for place, folders, files in os.walk(folder):
+            for path in (Path(place), *(Path(place, file) for file in files)):
+                if path.lstat().st_nlink == 1 or path.is_dir():  # never what root has other names for
+                    os.chown(path, USER_ID, USER_ID, follow_symlinks=False)
+            del folders
+
+    def results(self, *arguments: str, limit_s: float) -> dict[str, tuple[str, str]]:
+        """Run pytest as the user: test -> "passed", "skipped", "failure" or "error", and the reason."""
+        report = self._folder / "home" / "report.xml"
+        command = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments]
+        ended = subprocess.run(
+            command,
+            user=USER_ID,
+            group=USER_ID,
+            extra_groups=[],
+            cwd=self._folder / "project",
+            env={"PATH": os.defpath, "HOME": str(self._folder / "home"), "LANG": "C.UTF-8"},
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+        assert report.exists(), ended.stdout[-3000:] + ended.stderr[-3000:]
+        return dict(_outcomes(report))
+
+    def _base_python(self) -> Path:
+        """The interpreter in use, if the user can run it where it is; else a copy."""
+        own = Path(os.path.realpath(sys.executable))
+        with contextlib.suppress(PermissionError):
+            subprocess.run([own, "-c", "import math"], user=USER_ID, group=USER_ID, extra_groups=[], cwd="/", check=True)
+            return own
+        prefix = self._folder / "python"
+        shutil.copytree(sys.base_prefix, prefix, symlinks=True, ignore=_LEFT_OUT, copy_function=_link)
+        return prefix / own.relative_to(os.path.realpath(sys.base_prefix))
+
+    def _make_environment(self, base: Path) -> Path:
+        """A virtual environment with what the tests need, and nothing that leads back to root's."""
+        environment = self._folder / "venv"
+        subprocess.run([base, "-m", "venv", "--without-pip", environment], check=True)
+        self._site_packages = next(environment.glob("lib/python*/site-packages"))
+        for folder, names in library_files(_NEEDED).items():
+            for source in (Path(folder, name) for name in names):
+                if source.is_dir():
+                    shutil.copytree(source, self._site_packages / source.name, copy_function=_link)
+                elif source.exists():
+                    _link(str(source), str(self._site_packages / source.name))
+        return environment / "bin" / "python"
+
+    def _copy_project(self) -> None:
+        """This package lies where libraries lie, as it does once it is installed."""
+        package = Path(strands_rollout.__file__).parent
+        shutil.copytree(package, self._site_packages / package.name, ignore=_LEFT_OUT)
+        project = self._folder / "project"
+        shutil.copytree(_TESTS / "sandbox", project / "tests" / "sandbox", ignore=_LEFT_OUT)
+        shutil.copy(_TESTS / "conftest.py", project / "tests")
+        shutil.copy(_TESTS.parent / "pyproject.toml", project)
+        (self._folder / "home").mkdir()
+
+
+def _link(source: str, goal: str) -> str:
+    """A second name, or a copy on another disk; it must be readable for everybody, and not be the user's to change."""
+    try:
+        os.link(source, goal)
+    except OSError:
+        shutil.copy2(source, goal)
+    return goal
+
+
+def _outcomes(report: Path) -> Iterator[tuple[str, tuple[str, str]]]:
+    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - it is our own
+        troubles = [(child.tag, child.get("message", "")) for child in case if child.tag in ("failure", "error", "skipped")]
+        yield case.get("name", ""), troubles[0] if troubles else ("passed", "")
+
+
+@contextlib.contextmanager
+def ordinary_user() -> Iterator[OrdinaryUser]:
+    """Make one, and remove all that is its afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="ordinary-user-", dir="/tmp"))
+    folder.chmod(0o755)
+    try:
+        yield OrdinaryUser(folder)
+    finally:
+        remove_tree(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Self
 
 from strands_rollout.sandbox.executor import ExecutionResult, ExecutorFacts
@@ -12,9 +13,10 @@ from strands_rollout.sandbox.executor import ExecutionResult, ExecutorFacts
 class ProcessExecutor:
     """Runs nothing: each answer names the actor's process, and the code is the seconds that it takes."""
 
-    def __init__(self, *, faulty_node: str | None = None, deaf: bool = False) -> None:
+    def __init__(self, *, faulty_node: str = "", faults_log: str = "", deaf: bool = False) -> None:
         self.facts = ExecutorFacts(keeps_sessions=True)
         self._faulty_node = faulty_node
+        self._faults_log = faults_log
         self._deaf = deaf
 
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
@@ -22,8 +24,13 @@ class ProcessExecutor:
 
         await asyncio.sleep(float(code) if not self._deaf else 3600)
         if ray.get_runtime_context().get_node_id() == self._faulty_node:
+            self._note_fault()
             return ExecutionResult("", "", None, infra_error="the disk is full")
         return ExecutionResult(str(os.getpid()), "", 0)
+
+    def _note_fault(self) -> None:
+        with Path(self._faults_log).open("a") as log:
+            log.write("fault\n")
 
     async def close_session(self, session: str) -> None: ...
 

@@ -108,6 +108,7 @@ async def test_an_interpreter_that_hangs_beyond_its_limit_is_not_waited_for(monk
     async with CamelExecutor() as executor:
         result = await executor.run("import subprocess; subprocess.Popen(['sleep', '3'])", timeout_s=0.5)
     assert (result.timed_out, result.killed_by) == (True, "time limit of 0.5 s")
+    assert result.duration_s < 2
 
 
 async def test_long_output_is_cut_in_the_middle() -> None:
@@ -136,19 +137,40 @@ async def test_nothing_is_printed_here(executor: CamelExecutor, capfd: pytest.Ca
 async def test_a_missing_python_is_an_infrastructure_error(
     executor: CamelExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    (tmp_path / "which").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "which").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    result = await executor.run("1")
-    assert "python" in (result.infra_error or "")
-    assert (result.stdout, result.stderr, result.exit_code) == ("", "", None)
+    for code in ("1", "1+"):  # camel asks `which` for Python only where it can't parse the code
+        result = await executor.run(code)
+        assert "python" in (result.infra_error or "")
+        assert (result.stdout, result.stderr, result.exit_code) == ("", "", None)
 
 
 async def test_an_interpreter_error_of_an_outside_interpreter_is_infrastructure() -> None:
-    class DockerInterpreter(interpreters.SubprocessInterpreter):  # type: ignore[misc, name-defined]
+    class Failing(interpreters.DockerInterpreter):  # type: ignore[misc, name-defined]
         def run(self, code: str, code_type: str) -> str:
             raise interpreters.InterpreterError("Docker daemon is not running.")
 
-    async with CamelExecutor(DockerInterpreter) as executor:
+    async with CamelExecutor(Failing) as executor:
         assert "Docker daemon is not running" in ((await executor.run("1")).infra_error or "")
+
+
+async def test_an_interpreter_error_of_somebodys_own_interpreter_is_the_codes_fault() -> None:
+    class Own(interpreters.BaseInterpreter):  # type: ignore[misc, name-defined]
+        def run(self, code: str, code_type: str) -> str:
+            raise interpreters.InterpreterError("use fewer lines")
+
+        def supported_code_types(self) -> list[str]:
+            return ["python"]
+
+        def update_action_space(self, action_space: dict[str, Any]) -> None: ...
+
+        def execute_command(self, command: str) -> str:
+            return ""
+
+    async with CamelExecutor(Own) as executor:
+        result = await executor.run("1")
+    assert (result.stderr, result.exit_code, result.infra_error) == ("InterpreterError: use fewer lines\n", 1, None)
 
 
 async def test_a_maker_that_fails_once_is_retried() -> None:
@@ -214,6 +236,8 @@ async def test_an_interpreter_that_asks_is_refused() -> None:
     ("code", "stdout", "stderr", "exit_code"),
     [
         ("x = 2\nx + 3", "5", "", 0),
+        ("print", "<built-in function print>", "", 0),
+        ("None", "", "", 0),
         ("foo()", "", "InterpreterError: Evaluation of the code stopped at node 0", 1),
         ("1+", "", "InterpreterError: Syntax error", 1),
         ("1/0", "", "ZeroDivisionError: division by zero", 1),

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,11 +27,14 @@ from strands_rollout.sandbox import CodeExecutor, ray_caller, ray_cluster, ray_n
 from strands_rollout.sandbox.local_executor import LocalExecutor
 from strands_rollout.sandbox.ray_executor import RayExecutor
 
-LOCAL = "strands_rollout.sandbox.local_executor.LocalExecutor"
+LOCAL = "strands_rollout.sandbox.LocalExecutor"
 SUBPROCESS = "strands_rollout.sandbox.SubprocessExecutor"
 PROCESS = "ray_test_executors.ProcessExecutor"
 CPUS = {"small": 1, "large": 3}
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # older Rays' own log files
 
 
 def is_running(pid: int) -> bool:
@@ -60,6 +64,33 @@ def processes_that_inherited(name: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
+@contextlib.contextmanager
+def no_process_left(mark: str) -> Iterator[None]:
+    yield
+    give_up_at = time.monotonic() + 10
+    while processes_that_inherited(mark) and time.monotonic() < give_up_at:
+        time.sleep(0.1)
+    assert processes_that_inherited(mark) == []
+
+
+@contextlib.contextmanager
+def environment_of_ray(mark: str) -> Iterator[None]:
+    """Nothing of this machine's Ray is read or written, and the nodes can import what lies beside this file."""
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
+    Path(folder, "ray").mkdir()
+    here = str(Path(__file__).parent)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (QUIET | {mark: "1", "RAY_TMPDIR": folder}).items():
+            patch.setenv(name, value)
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("PYTHONPATH", os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])]))
+        patch.syspath_prepend(here)
+        try:
+            yield
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SimpleNamespace]:
     """Two nodes, of 1 and of 3 CPUs; afterwards no process of them is left."""
@@ -69,36 +100,20 @@ def cluster() -> Iterator[SimpleNamespace]:
     from ray.cluster_utils import Cluster
 
     mark = f"STRANDS_ROLLOUT_RAY_TEST_{uuid.uuid4().hex}"
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (QUIET | {mark: "1"}).items():
-            patch.setenv(name, value)
-        paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
-        patch.syspath_prepend(paths[0])
-        nodes = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": CPUS["small"], "include_dashboard": False, "temp_dir": folder},
-        )
+    with no_process_left(mark), environment_of_ray(mark), contextlib.ExitStack() as stack:
+        nodes = Cluster()
+        stack.callback(nodes.shutdown)
+        small = nodes.add_node(num_cpus=CPUS["small"], include_dashboard=False)
         large = nodes.add_node(num_cpus=CPUS["large"])
         ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
-        ids = {"small": nodes.head_node.node_id, "large": large.node_id}
-        try:
-            yield SimpleNamespace(ray=ray, nodes=nodes, ids=ids)
-        finally:
-            ray.shutdown()
-            nodes.shutdown()
-            give_up_at = time.monotonic() + 10
-            while processes_that_inherited(mark) and time.monotonic() < give_up_at:
-                time.sleep(0.1)
-            shutil.rmtree(folder, ignore_errors=True)
-            assert processes_that_inherited(mark) == []
+        stack.callback(ray.shutdown)
+        yield SimpleNamespace(ray=ray, nodes=nodes, ids={"small": small.node_id, "large": large.node_id})
 
 
 @pytest.fixture(scope="module")
 def executor(cluster: SimpleNamespace) -> Iterator[RayExecutor]:
     """One for all tests: each has an event loop of its own, which must not matter."""
-    executor = RayExecutor(executor=LOCAL, timeout_s=20)
+    executor = RayExecutor(timeout_s=20)
     yield executor
     asyncio.run(executor.aclose())
 
@@ -217,15 +232,18 @@ def test_two_event_loops_in_two_threads_share_it(executor: RayExecutor) -> None:
     assert sorted(printed, key=int) == [f"{n}\n" for n in range(20)]
 
 
-async def test_calls_survive_the_death_of_an_actor(pids: RayExecutor) -> None:
-    victims = await actor_pids(pids)
+async def test_calls_survive_the_death_of_an_actor_as_do_new_sessions(pids: RayExecutor) -> None:
+    victim = min(await actor_pids(pids))
     calls = [asyncio.ensure_future(pid_of(pids, "1.5")) for _ in range(16)]
+    names = [f"s{n}" for n in range(4)]
+    first_calls = [asyncio.ensure_future(pid_of(pids, "1.5", session=name)) for name in names]
     await asyncio.sleep(0.5)
-    victim = min(victims)
     os.kill(victim, signal.SIGKILL)
-    survivors = Counter(await asyncio.gather(*calls))
-    assert sum(survivors.values()) == 16
-    assert victim not in survivors
+    answers = await asyncio.gather(*calls)
+    homes = await asyncio.gather(*first_calls)
+    assert len(answers) == 16
+    assert victim not in {*answers, *homes}
+    assert homes == [await pid_of(pids, session=name) for name in names]
 
 
 async def test_a_dead_actor_comes_back(cluster: SimpleNamespace) -> None:
@@ -254,10 +272,14 @@ async def test_a_frozen_actor_is_given_up(pids: RayExecutor, monkeypatch: pytest
     assert victim not in answers
 
 
-async def test_a_node_that_fails_is_avoided(cluster: SimpleNamespace) -> None:
-    options = {"faulty_node": cluster.ids["large"]}
+async def test_a_node_that_fails_is_avoided(cluster: SimpleNamespace, tmp_path: Path) -> None:
+    log = tmp_path / "faults"
+    options = {"faulty_node": cluster.ids["large"], "faults_log": str(log)}
     async with RayExecutor(executor=PROCESS, options=options) as executor:
         assert len(await actor_pids(executor)) == 1
+        faults = log.read_text()
+        assert len({await pid_of(executor) for _ in range(4)}) == 1
+        assert log.read_text() == faults != ""
     async with RayExecutor(executor=PROCESS, options=options, nodes=[cluster.ids["large"]]) as executor:
         assert (await executor.run("0")).infra_error == "the disk is full"
 
@@ -319,20 +341,9 @@ async def test_a_session_whose_process_died_is_never_silently_fresh(pids: RayExe
     assert await pid_of(pids, session="s") != home
 
 
-async def test_the_first_call_of_a_session_survives_the_death_of_an_actor(pids: RayExecutor) -> None:
-    victims = await actor_pids(pids)
-    calls = [asyncio.ensure_future(pid_of(pids, "1.5", session=f"s{n}")) for n in range(4)]
-    await asyncio.sleep(0.5)
-    victim = min(victims)
-    os.kill(victim, signal.SIGKILL)
-    homes = await asyncio.gather(*calls)
-    assert victim not in homes
-    assert homes == [await pid_of(pids, session=f"s{n}") for n in range(4)]
-
-
 async def test_closing_waits_for_what_runs_and_ends_the_actors_only(cluster: SimpleNamespace) -> None:
     executor = RayExecutor(executor=PROCESS)
-    actors = await actor_pids(executor)
+    actors = await actor_pids(executor) | {await pid_of(executor, session="s")}
     call = asyncio.ensure_future(pid_of(executor, "0.5"))
     await asyncio.sleep(0.1)
     await executor.aclose()
@@ -353,6 +364,16 @@ async def test_an_executor_that_no_node_has_is_an_infrastructure_error(cluster: 
         async with RayExecutor(executor="only_here.Executor") as executor:
             result = await executor.run("1")
     assert "can't load the executor 'only_here.Executor'" in (result.infra_error or "")
+
+
+async def test_an_address_where_nobody_listens_is_an_infrastructure_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    async with RayExecutor(address=f"127.0.0.1:{port}", executor=SUBPROCESS) as executor:
+        result = await executor.run("1")
+    assert f"no Ray cluster answers at 127.0.0.1:{port}" in (result.infra_error or "")
 
 
 CONNECTING = """

@@ -194,11 +194,26 @@ async def test_code_cannot_make_its_failure_look_like_the_servers(executor: Sand
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
-async def test_memory_is_limited(fake: FakeSandboxFusion) -> None:
-    async with SandboxFusionExecutor(fake.url, memory_mb=256) as executor:
-        result = await executor.run("keep = []\nwhile True: keep.append('x' * 10**6)")
+async def test_memory_is_limited_even_where_the_server_does_not() -> None:
+    async with (
+        FakeSandboxFusion(limits_memory=False) as fake,
+        SandboxFusionExecutor(fake.url, memory_mb=256) as executor,
+    ):
+        result = await executor.run("keep = []\nwhile sum(map(len, keep)) < 10**9: keep.append('x' * 10**6)")
     assert result.stderr.endswith("MemoryError\n"), result
     assert fake.requests[0]["memory_limit_MB"] == 256
+
+
+async def test_a_server_with_too_little_memory_to_start_is_not_the_codes_fault(fake: FakeSandboxFusion) -> None:
+    async with SandboxFusionExecutor(fake.url, memory_mb=8) as executor:
+        assert (await executor.run("1")).infra_error
+
+
+async def test_the_fake_hangs_on_much_output_as_sandbox_fusion_does(fake: FakeSandboxFusion) -> None:
+    request = {"code": "print('x' * 1_000_000)", "language": "python", "run_timeout": 1.5}
+    async with httpx.AsyncClient() as client:
+        answer = (await client.post(f"{fake.url}/run_code", json=request)).json()
+    assert answer["run_result"]["status"] == "TimeLimitExceeded"
 
 
 async def test_the_request_is_what_the_server_documents(fake: FakeSandboxFusion) -> None:
@@ -244,6 +259,7 @@ async def test_a_fault_that_passes_is_not_seen(trouble: Trouble) -> None:
         (Trouble.status(503), "HTTP 503"),
         (Trouble.raw(b"<html>"), "not JSON"),
         (Trouble.reset(), "disconnected"),
+        (Trouble.sandbox_error(), "SandboxError: exception on running command import"),
         (Trouble.sandbox_error(), "Resource temporarily unavailable"),
         (Trouble.no_python(), "exit code 127"),
     ],
@@ -324,7 +340,7 @@ async def test_a_failing_server_is_replaced_and_then_left_alone() -> None:
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_rested_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox_fusion, "_REST_S", 0.2)
+    monkeypatch.setattr(sandbox_fusion, "_REST_S", 0.0)
     async with (
         FakeSandboxFusion([Trouble.status(503)]) as recovering,
         FakeSandboxFusion() as good,
@@ -332,10 +348,17 @@ async def test_a_rested_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -
     ):
         for _ in range(2):
             await executor.run("1")
-        await asyncio.sleep(0.25)
-        for _ in range(2):
-            await executor.run("1")
-    assert len(recovering.requests) == 2
+    assert (len(recovering.requests), len(good.requests)) == (2, 1)
+
+
+def test_rests_grow_until_a_server_has_answered() -> None:
+    server = sandbox_fusion._Server(httpx.URL("http://127.0.0.1:1"))
+    rests = []
+    for fault in (sandbox_fusion._Fault("bad"), sandbox_fusion._Fault("bad"), None, sandbox_fusion._Fault("bad")):
+        server.remember(fault)
+        rests.append(max(0.0, server.resting_until - time.monotonic()))
+        server.resting_until = 0.0
+    assert rests == pytest.approx([5, 10, 0, 5], abs=0.5)
 
 
 @pytest.mark.usefixtures("impatient")

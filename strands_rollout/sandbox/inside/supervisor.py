@@ -109,12 +109,10 @@ class Supervisor:
             await child.start(code, session=in_session)
         started = time.monotonic()
         end = asyncio.create_task(child.wait())
-        killed_by, timed_out = None, False
         try:
-            while not end.done():
-                killed_by, timed_out = await self._passed_limit(child, started, timeout_s, end)
-                if killed_by is not None:
-                    await self._kill(child)
+            killed_by, timed_out = await self._passed_limit(child, started, timeout_s, end)
+            if killed_by is not None:
+                await self._kill(child)
             exit_code = await end
         finally:
             end.cancel()

@@ -96,12 +96,23 @@ class BoundedTool(AgentTool):
             yield result
 
     def _count(self, event: Any) -> None:  # noqa: ANN401 - a Strands event or a tool's raw result
-        exception = getattr(event, "exception", None)
-        if isinstance(exception, SandboxError) and self._stats.infrastructure_error is None:
-            self._stats.infrastructure_error = exception
+        fault = _sandbox_fault(getattr(event, "exception", None))
+        if fault is not None and self._stats.infrastructure_error is None:
+            self._stats.infrastructure_error = fault
         result = getattr(event, "tool_result", event)
         if isinstance(result, dict) and result.get("status") == "error":
             self._stats.errors += 1
+
+
+def _sandbox_fault(error: BaseException | None) -> SandboxError | None:
+    """The sandbox's own failure behind a tool's exception: tools wrap what they catch (Strands' python_repl does)."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, SandboxError):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _error(tool_use: ToolUse, text: str) -> Any:  # noqa: ANN401 - a ToolResult

@@ -9,25 +9,40 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from strands_rollout.sandbox.camel_executor import CamelExecutor
     from strands_rollout.sandbox.executor import CodeExecutor, ExecutionResult, ExecutorFacts
+    from strands_rollout.sandbox.executor_sandbox import CodeExecutorSandbox
     from strands_rollout.sandbox.local_executor import LocalExecutor, SandboxReport
+    from strands_rollout.sandbox.ray_executor import RayExecutor
+    from strands_rollout.sandbox.sandbox_fusion import SandboxFusionExecutor
+    from strands_rollout.sandbox.strands_sandbox import StrandsSandboxExecutor
     from strands_rollout.sandbox.subprocess_executor import SubprocessExecutor
 
 _MODULES = {
+    "CamelExecutor": "camel_executor",
     "CodeExecutor": "executor",
+    "CodeExecutorSandbox": "executor_sandbox",
     "ExecutionResult": "executor",
     "ExecutorFacts": "executor",
     "LocalExecutor": "local_executor",
+    "RayExecutor": "ray_executor",
+    "SandboxFusionExecutor": "sandbox_fusion",
     "SandboxReport": "local_executor",
+    "StrandsSandboxExecutor": "strands_sandbox",
     "SubprocessExecutor": "subprocess_executor",
 }
 
 __all__ = [
+    "CamelExecutor",
     "CodeExecutor",
+    "CodeExecutorSandbox",
     "ExecutionResult",
     "ExecutorFacts",
     "LocalExecutor",
+    "RayExecutor",
+    "SandboxFusionExecutor",
     "SandboxReport",
+    "StrandsSandboxExecutor",
     "SubprocessExecutor",
 ]
 

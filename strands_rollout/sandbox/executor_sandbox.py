@@ -100,8 +100,9 @@ class CodeExecutorSandbox(Sandbox):
             async for item in _refusal(refusal):
                 yield item
             return
-        result = await self._executor.run(code, timeout_s=self._limit_s(timeout), session=self._session)
-        async for item in _items(result, timeout if timeout is not None else self._max_timeout_s):
+        limit_s = self._limit_s(timeout)
+        result = await self._executor.run(code, timeout_s=limit_s, session=self._session)
+        async for item in _items(result, limit_s):
             yield item
 
     def _limit_s(self, asked_s: float | None) -> float | None:

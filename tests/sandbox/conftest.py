@@ -24,10 +24,10 @@ def _leftovers(scratch_root: Path) -> dict[str, object]:
     """What a run may not leave behind, on the whole machine."""
     return {
         "processes": sorted(pid for pid in descendants(os.getpid()) if Process(pid).is_alive()),
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "files": sorted(os.listdir(scratch_root)),
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "files": sorted(path.name for path in scratch_root.iterdir()),
         "shared memory": [Path("/proc/sysvipc", kind).read_text().count("\n") for kind in ("shm", "msg", "sem")],
-        "shared memory files": sorted(os.listdir("/dev/shm")),
+        "shared memory files": sorted(path.name for path in Path("/dev/shm").iterdir()),
     }
 
 

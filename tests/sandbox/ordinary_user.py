@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
 
-import strands_rollout
 from attack_targets import remove_tree
 
+import strands_rollout
 from strands_rollout.sandbox.libraries import library_files
 
 USER_ID: Final = 54_321  # nobody's
 _TESTS: Final = Path(__file__).parents[1]
 _NEEDED: Final = ("pytest", "pytest-asyncio", "pytest-timeout", "numpy", "sympy")
-_LEFT_OUT: Final = shutil.ignore_patterns("site-packages", "__pycache__", "test", "tests", "idlelib", "*.a", "*.safetensors")
+_LEFT_OUT: Final = shutil.ignore_patterns(
+    "site-packages", "__pycache__", "test", "tests", "idlelib", "*.a", "*.safetensors"
+)
 
 
 class OrdinaryUser:
@@ -68,7 +70,9 @@ class OrdinaryUser:
         """The interpreter in use, if the user can run it where it is; else a copy."""
         own = Path(os.path.realpath(sys.executable))
         with contextlib.suppress(PermissionError):
-            subprocess.run([own, "-c", "import math"], user=USER_ID, group=USER_ID, extra_groups=[], cwd="/", check=True)
+            subprocess.run(
+                [own, "-c", "import math"], user=USER_ID, group=USER_ID, extra_groups=[], cwd="/", check=True
+            )
             return own
         prefix = self._folder / "python"
         shutil.copytree(sys.base_prefix, prefix, symlinks=True, ignore=_LEFT_OUT, copy_function=_link)
@@ -109,7 +113,9 @@ def _link(source: str, goal: str) -> str:
 
 def _outcomes(report: Path) -> Iterator[tuple[str, tuple[str, str]]]:
     for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - it is our own
-        troubles = [(child.tag, child.get("message", "")) for child in case if child.tag in ("failure", "error", "skipped")]
+        troubles = [
+            (child.tag, child.get("message", "")) for child in case if child.tag in ("failure", "error", "skipped")
+        ]
         yield case.get("name", ""), troubles[0] if troubles else ("passed", "")
 
 

@@ -187,6 +187,14 @@ async def test_a_maker_that_fails_once_is_retried() -> None:
     assert len(made) == 2
 
 
+async def test_a_maker_that_never_returns_is_an_infrastructure_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(camel_executor, "_START_LIMIT_S", 0.1)
+    release = threading.Event()
+    async with CamelExecutor(release.wait) as executor:
+        assert "no interpreter was made" in ((await executor.run("1", timeout_s=0.1)).infra_error or "")
+    release.set()
+
+
 # ---- which interpreter
 
 

@@ -77,10 +77,11 @@ def no_process_left(mark: str) -> Iterator[None]:
 def environment_of_ray(mark: str) -> Iterator[None]:
     """Nothing of this machine's Ray is read or written, and the nodes can import what lies beside this file."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
+    Path(folder).chmod(0o755)  # what is killed leaves its scratch directory here, where code has users of its own
     Path(folder, "ray").mkdir()
     here = str(Path(__file__).parent)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (QUIET | {mark: "1", "RAY_TMPDIR": folder}).items():
+        for name, value in (QUIET | {mark: "1", "RAY_TMPDIR": folder, "TMPDIR": folder}).items():
             patch.setenv(name, value)
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("PYTHONPATH", os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])]))

@@ -295,6 +295,15 @@ async def test_retry_after_is_waited_for() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
+async def test_nothing_is_waited_for_after_the_last_attempt() -> None:
+    always = Trouble.status(429, retry_after="1")
+    async with FakeSandboxFusion(always=always) as fake, SandboxFusionExecutor(fake.url) as executor:
+        started = time.monotonic()
+        assert "HTTP 429" in ((await executor.run("1")).infra_error or "")
+        assert 0.95 < time.monotonic() - started < 1.9
+
+
+@pytest.mark.usefixtures("impatient")
 async def test_a_server_that_hangs_is_an_infrastructure_error() -> None:
     async with FakeSandboxFusion(always=Trouble.hang()) as fake, SandboxFusionExecutor(fake.url) as executor:
         started = time.monotonic()

@@ -14,14 +14,15 @@ from strands_rollout.sandbox.inside.seccomp import SyscallFilter
 X86_HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 GENERIC_HEADER = Path("/usr/include/asm-generic/unistd.h")
 ALLOW, KILL = 0x7FFF0000, 0x80000000
-EPERM, ENOSYS = 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
+EPERM, ENOSYS, EOPNOTSUPP = (0x50000 | code for code in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP))
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 MACHINES = tuple(ARCH)
 PID = 4321
 
 CLONE_THREAD = 0x3D0F00  # the flags of glibc's pthread_create
 HIGH = 1 << 32
-OPENS = (0, 0x80000, 0x90000, 0x80241, 0x80242, 0x80441, 0x200000, 0x410002, HIGH | 0x80241)
+OPENS = (0, 0x80000, 0x90000, 0x80241, 0x80242, 0x80441, 0x200000, HIGH | 0x80241)
+OPENS_REFUSED = (0x200, 0x203, HIGH | 0x80200, 0x410002, 0x404002)  # O_TRUNC without writing; O_TMPFILE
 CASES = {  # name -> (arguments that are let through, arguments that are refused)
     "clone": (
         [(CLONE_THREAD,), (0x7D0F00,)],  # glibc's threads, musl's threads
@@ -29,8 +30,8 @@ CASES = {  # name -> (arguments that are let through, arguments that are refused
         + [(CLONE_THREAD | 1 << bit,) for bit in range(25, 31)],
     ),
     "socketpair": ([(1, 1), (1, 0x80801)], [(1, 2), (1, 5), (1, 3), (2, 1), (10, 1), (16, 3), (1, 0x80802)]),
-    "open": ([(0, flags) for flags in OPENS], [(0, 0x200), (0, 0x203), (0, HIGH | 0x80200)]),
-    "openat": ([(0, 0, flags) for flags in OPENS], [(0, 0, 0x200), (0, 0, 0x203), (0, 0, HIGH | 0x80200)]),
+    "open": ([(0, flags) for flags in OPENS], [(0, flags) for flags in OPENS_REFUSED]),
+    "openat": ([(0, 0, flags) for flags in OPENS], [(0, 0, flags) for flags in OPENS_REFUSED]),
     "kill": ([(PID, 9)], [(0, 9), (2**64 - 1, 9), (2**32 - PID, 9), (1, 9), (PID + 1, 0)]),
     "tgkill": ([(PID, PID + 7, 9)], [(1, PID, 9), (0, 0, 0), (2**32 - 1, PID, 9)]),
     "sched_setaffinity": ([(0,), (PID,)], [(1,), (PID + 1,)]),
@@ -78,6 +79,8 @@ def expected(machine: str, number: int, arguments) -> int:
     name = names.get(number)
     if number > max(names) or name in ("clone3", "openat2"):
         return ENOSYS
+    if name in seccomp.UNSUPPORTED:
+        return EOPNOTSUPP
     if name in seccomp.CONDITIONAL:
         for argument, values, mask, high in seccomp.CONDITIONAL[name]:
             half = arguments[argument] >> 32 if high else arguments[argument] & 0xFFFFFFFF

@@ -191,7 +191,8 @@ class Confinement:
         _attempt("user", lambda: self._change_user(place.user))
         if sys.platform == "linux":  # now, since a change of user takes both back
             prctl(_PR_SET_PDEATHSIG, _SIGKILL)
-            prctl(_PR_SET_DUMPABLE, 0)
+            # with files confined nobody can look, but for the supervisor, who looks for deleted files that are open
+            prctl(_PR_SET_DUMPABLE, int("files" in self.enforced))
             if os.getppid() != template:
                 os._exit(1)  # it died before it could kill us
         if place.ruleset is not None:

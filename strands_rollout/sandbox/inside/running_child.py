@@ -30,6 +30,7 @@ class RunningChild:
         ready: Done when it waits for code; an exception says why it never will.
         ended: Done with its exit code.
         pid: Its process, once it is known.
+        user: The user that it is, where that is not ours.
         is_broken: Whether the code has written to the control socket, which nothing can be believed from then on.
     """
 
@@ -37,6 +38,7 @@ class RunningChild:
         loop = asyncio.get_running_loop()
         self.place = place
         self.pid: int | None = None
+        self.user: int | None = None
         self.is_broken = False
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[int] = loop.create_future()

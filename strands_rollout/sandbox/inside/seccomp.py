@@ -1,7 +1,8 @@
 """Which system calls sandboxed code may make: a list of what is allowed, as a seccomp filter.
 
 What is not listed is refused with EPERM. Calls that C libraries try first, and replace by an older one on ENOSYS, get
-that, as do numbers that are not known here. A call by another architecture's convention ends the process.
+that, as do numbers that are not known here; what file systems need not have is answered as if this one had it not. A
+call by another architecture's convention ends the process.
 Knows the kernel's interface only. Files are not its business: which may be opened is up to another layer.
 """
 
@@ -22,9 +23,9 @@ from strands_rollout.sandbox.inside.syscalls import syscall_numbers
 _ALLOWED_NAMES: Final = """
     read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 close close_range lseek
     creat stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat
-    getdents64 getcwd chdir fchdir umask getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
+    getdents64 getcwd chdir fchdir umask
     mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat
-    ftruncate fallocate fadvise64 flock fsync fdatasync copy_file_range sendfile
+    ftruncate fadvise64 flock fsync fdatasync copy_file_range sendfile
     dup dup2 dup3 pipe pipe2 eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime
     select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
     mmap mprotect munmap mremap msync madvise brk membarrier
@@ -38,6 +39,11 @@ _ALLOWED_NAMES: Final = """
 """
 ALLOWED: Final = frozenset(_ALLOWED_NAMES.split())
 ABSENT: Final = frozenset({"clone3", "openat2"})  # what they are asked lies in memory, where a filter can't look
+
+# space that is taken at once could not be measured in time, and attributes of files are facts of files that may not be read
+UNSUPPORTED: Final = frozenset(
+    {"fallocate", "getxattr", "lgetxattr", "fgetxattr", "listxattr", "llistxattr", "flistxattr"}
+)
 
 _OWN_PID: Final = -1  # stands for the number of the process, which `program` fills in
 _LOW: Final = 0xFFFF_FFFF
@@ -57,14 +63,15 @@ class Condition(NamedTuple):
 
 _SELF: Final = Condition(0, (_OWN_PID,))
 _SELF_OR_ZERO: Final = Condition(0, (0, _OWN_PID))
-# O_TRUNC only with O_WRONLY or O_RDWR: Landlock before its ABI 3 lets a file that may only be read be truncated
-_TRUNCATES_BY_WRITING: Final = ((0, 1, 2, 3, 0x201, 0x202), 0x203)
+# O_TRUNC only with O_WRONLY or O_RDWR: Landlock before its ABI 3 lets a file that may only be read be truncated.
+# No __O_TMPFILE: such a file never has a name, and libraries take one that has for a file system without.
+_OPENS: Final = ((0, 1, 2, 3, 0x201, 0x202), 0x203 | 0x40_0000)
 CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
     "clone": (Condition(0, (_CLONE_THREAD_AND_VM,), _CLONE_THREAD_AND_VM | _CLONE_REFUSED),),
     # AF_UNIX, SOCK_STREAM: unlike a datagram, what is written to a connected stream can't be given another address
     "socketpair": (Condition(0, (1,)), Condition(1, (1,), 0xF)),
-    "open": (Condition(1, *_TRUNCATES_BY_WRITING),),
-    "openat": (Condition(2, *_TRUNCATES_BY_WRITING),),
+    "open": (Condition(1, *_OPENS),),
+    "openat": (Condition(2, *_OPENS),),
     "kill": (_SELF,),
     "tgkill": (_SELF,),
     "sched_setaffinity": (_SELF_OR_ZERO,),
@@ -190,6 +197,8 @@ def _verdict(name: str) -> _Block:
         return _returns(_ALLOW)
     if name in ABSENT:
         return _returns(_ERRNO | errno.ENOSYS)
+    if name in UNSUPPORTED:
+        return _returns(_ERRNO | errno.EOPNOTSUPP)
     if name not in CONDITIONAL:
         return _returns(_ERRNO | errno.EPERM)
     block = _returns(_ALLOW)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from strands_rollout.sandbox.inside import scratch
+from strands_rollout.sandbox.inside.open_files import unnamed_bytes
 from strands_rollout.sandbox.inside.running_child import RunningChild
 from strands_rollout.sandbox.inside.template_link import TemplateLink
 from strands_rollout.sandbox.signal_words import signal_words
@@ -160,11 +161,18 @@ class Supervisor:
         used = scratch.usage(folder, limits["max_files"])
         if used.disk_bytes > limits["disk_mb"] * _MEBIBYTE:
             return f"disk limit of {limits['disk_mb']} MiB"
+        if used.disk_bytes + self._unnamed_bytes(child) > limits["disk_mb"] * _MEBIBYTE:
+            return f"disk limit of {limits['disk_mb']} MiB, counting deleted files that are open"
         if used.entries > limits["max_files"]:
             return f"limit of {limits['max_files']} files"
         if _thread_count(child.pid) > limits["max_threads"]:
             return f"limit of {limits['max_threads']} threads"
         return None
+
+    def _unnamed_bytes(self, child: RunningChild) -> int:
+        if child.pid is None:
+            return 0
+        return unnamed_bytes(child.pid, child.user, self._settings["limits"]["disk_mb"] * _MEBIBYTE)
 
     async def _ready_child(self) -> RunningChild:
         """A child that waits for code.

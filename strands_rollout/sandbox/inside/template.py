@@ -6,7 +6,7 @@ which sends JSON messages, one per packet:
 - `{"do": "fork", "place": 3}` with three descriptors: stdout, stderr, control
 - `{"do": "signal", "place": 3, "signal": 9}`
 
-and receives `{"is": "up", ...}` once, `{"is": "forked", "place": 3, "pid": 4711}`, `{"is": "ended", "place": 3,
+and receives `{"is": "up", ...}` once, `{"is": "forked", "place": 3, "pid": 4711, "user": null}`, `{"is": "ended", "place": 3,
 "exit_code": -9}`, and `{"is": "failed", "place": 3, "reason": ...}`. It ends when the supervisor does.
 """
 
@@ -105,7 +105,7 @@ class Template:
         if process == 0:
             become_child(self._confinement, self._places[index], (descriptors[0], descriptors[1], descriptors[2]))
         self._children[process] = index
-        self._send({"is": "forked", "place": index, "pid": process})
+        self._send({"is": "forked", "place": index, "pid": process, "user": self._places[index].user})
 
     def _signal(self, index: int, number: int) -> None:
         for process, place in self._children.items():

@@ -103,7 +103,8 @@ class TemplateLink:
         if news["is"] == "up":
             self.facts.set_result(news)
         elif news["is"] == "forked":
-            self._children[news["place"]].pid = news["pid"]
+            child = self._children[news["place"]]
+            child.pid, child.user = news["pid"], news["user"]
         elif news["is"] == "failed":
             self._fail(news["place"], news["reason"])
         elif news["is"] == "ended":

@@ -1,0 +1,269 @@
+"""The backend for clusters: code runs on all nodes of a Ray cluster, on each in a local executor behind an actor.
+
+Knows sessions and retries. How an actor is called is `ray_caller.py`'s, which nodes there are `ray_cluster.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.sandbox.executor import ExecutionResult, check_call, check_positive, facts_of, retried_once
+from strands_rollout.sandbox.ray_caller import RayCaller
+from strands_rollout.sandbox.ray_cluster import RayCluster
+from strands_rollout.sandbox.ray_connection import RayConnection
+from strands_rollout.sandbox.ray_node import RayNode
+from strands_rollout.sandbox.ray_worker import Call, ExecutorRecipe
+
+_CLOSE_LIMIT_S: Final = 30.0
+_IDLE_LOOK_S: Final = 0.02
+_OURS: Final = {"num_cpus", "max_restarts", "max_task_retries", "lifetime", "name", "scheduling_strategy"}
+
+
+@dataclass(eq=False, slots=True)
+class _Session:
+    """Where a session lives: a node, and the process there."""
+
+    node: RayNode
+    incarnation: str | None
+    is_new: bool = True
+
+
+class RayExecutor:
+    """Runs code on the CPUs of all nodes of the Ray cluster that this process is, or will be, connected to.
+
+    Each node gets one actor, which takes no Ray resources and holds one local executor. A call goes to the node with
+    the fewest unfinished calls for its CPUs; a session stays on one node. Nodes that come are used within seconds, and
+    nodes that fail are avoided: a call without a session is retried once, elsewhere if there is an elsewhere; a session
+    whose process is gone ends with `session_lost` and `infra_error`. A call also has a deadline of its own.
+
+    It isolates the code as well as `executor` does. This package must be installed on every node. Where it is not, the
+    job can bring it, `ray.init(runtime_env={"py_modules": [strands_rollout]})`, or the actors can be told where it is,
+    `actor_options={"runtime_env": {"env_vars": {"PYTHONPATH": "/shared/folder"}}}`.
+
+    Ray is never started unasked. If this process is not connected, `address` says where to: "auto" or "host:port" for a
+    cluster that runs, "local" for one of this machine alone that ends with this object.
+
+    Args:
+        address: As above; None for RAY_ADDRESS. Of no effect where Ray is initialized already.
+        timeout_s: Default limit in wall-clock seconds; a call may name its own.
+        max_output_chars: Characters kept of stdout and of stderr.
+        executor: Dotted path to the `CodeExecutor` that each node makes.
+        options: Its keyword arguments; `timeout_s` and `max_output_chars` are passed on where it takes them. One is
+            made here too, to check them and for its `facts`, and never run.
+        nodes: Ids or IP addresses of the nodes to use; None or "all" for every node that offers CPUs to Ray.
+        actor_options: Ray's options for the actors: runtime_env, resources, num_gpus ...
+
+    Raises:
+        ConfigError: Ray is not installed, there is nothing to connect to, or a setting can't be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str | None = None,
+        timeout_s: float = 60.0,
+        max_output_chars: int = 20_000,
+        executor: str = "strands_rollout.sandbox.LocalExecutor",
+        options: Mapping[str, Any] | None = None,
+        nodes: Collection[str] | None = None,
+        actor_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_positive("timeout_s", timeout_s)
+        check_positive("max_output_chars", max_output_chars)
+        defaults = {"timeout_s": timeout_s, "max_output_chars": max_output_chars}
+        recipe = ExecutorRecipe(executor, dict(options or {})).with_defaults(defaults)
+        self._pattern = recipe.make()
+        self.facts = facts_of(self._pattern)
+        self._timeout_s = timeout_s
+        self._cluster = RayCluster(
+            connection=RayConnection(_checked_address(address)),
+            recipe=recipe,
+            nodes=_checked_nodes(nodes),
+            actor_options=_checked_actor_options(actor_options or {}),
+        )
+        self._caller = RayCaller(self._cluster)
+        self._lock = threading.Lock()
+        self._sessions: dict[str, _Session] = {}
+        self._running = 0
+        self._closed = False
+        self._released = False
+
+    async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
+        """Run code on some node, or on the session's; see `CodeExecutor.run`.
+
+        Raises:
+            ConfigError: An argument can't be used.
+            SandboxError: The executor has been closed.
+        """
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        check_call("RayExecutor", code, limit_s, session, keeps_sessions=self.facts.keeps_sessions)
+        with self._lock:
+            if self._closed:
+                raise SandboxError("RayExecutor.run was called after aclose(); make a new executor")
+            self._running += 1
+        try:
+            if session is not None:
+                return await self._run_in_session(session, code, limit_s)
+            return await retried_once(lambda: self._run_somewhere(Call(code, limit_s)))
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    async def close_session(self, session: str) -> None:
+        """End a session's interpreter and forget its node; see `CodeExecutor.close_session`."""
+        with self._lock:
+            home = self._sessions.pop(session, None)
+        if home is None:
+            return
+        self._cluster.count_session(home.node, -1)
+        with contextlib.suppress(SandboxError):  # where the process is gone, so is the session
+            await self._caller.reply(home.node, _CLOSE_LIMIT_S, "close_session", session)
+
+    async def aclose(self) -> None:
+        """Refuse new calls, wait for running ones, end this object's actors; see `CodeExecutor.aclose`.
+
+        Ray is left as it was found: this process is disconnected only if this object connected it.
+        """
+        with self._lock:
+            self._closed = True
+        while self._running:  # noqa: ASYNC110 - the calls may be those of other event loops
+            await asyncio.sleep(_IDLE_LOOK_S)
+        await self._pattern.aclose()
+        if not self._released:
+            self._released = True
+            await self._caller.aclose(_CLOSE_LIMIT_S)
+
+    async def __aenter__(self) -> Self:
+        """Return self."""
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close."""
+        await self.aclose()
+
+    async def _run_somewhere(self, call: Call) -> ExecutionResult:
+        """One attempt of a stateless call; where it fails, the next one will go elsewhere if there is an elsewhere."""
+        try:
+            node = await self._caller.take()
+        except SandboxError as e:
+            return _infra_error(e)
+        try:
+            result: ExecutionResult = await self._caller.reply(node, node.deadline_s(call.timeout_s), "run", call)
+        except SandboxError as e:
+            return _infra_error(e)
+        finally:
+            self._cluster.give_back(node)
+        if result.infra_error is not None:
+            self._cluster.suspect(node)
+        return result
+
+    async def _run_in_session(self, name: str, code: str, timeout_s: float) -> ExecutionResult:
+        """A call of a session. Only where the session never ran anything can it be retried without loss."""
+        for _ in range(2):
+            try:
+                home = self._sessions.get(name) or await self._settle(name)
+            except SandboxError as e:
+                return _infra_error(e)
+            result = await self._run_at(home, Call(code, timeout_s, name, home.incarnation))
+            if result.infra_error is None:
+                home.is_new = False
+            if result.infra_error is None or not result.session_lost:
+                break
+            self._forget(name, home)
+            if not home.is_new:
+                break
+        return result
+
+    async def _settle(self, name: str) -> _Session:
+        """Give a session its node, unless another call of it has just done so.
+
+        Raises:
+            SandboxError: There is none.
+        """
+        node = await self._caller.take(for_session=True)
+        try:
+            with self._lock:
+                home = self._sessions.setdefault(name, _Session(node, node.incarnation))
+            if home.node is node:
+                self._cluster.count_session(node, 1)
+            return home
+        finally:
+            self._cluster.give_back(node)
+
+    def _forget(self, name: str, home: _Session) -> None:
+        """The next call of this session starts afresh; what may be left of this one is ended."""
+        with self._lock:
+            if self._sessions.get(name) is not home:
+                return
+            del self._sessions[name]
+        self._cluster.count_session(home.node, -1)
+        with contextlib.suppress(Exception):  # where the actor can't be reached, there is nothing to end
+            self._cluster.submit(home.node, "close_session", name)
+
+    async def _run_at(self, home: _Session, call: Call) -> ExecutionResult:
+        node = home.node
+        self._cluster.take_this(node)
+        try:
+            limit_s = node.deadline_s(call.timeout_s)
+            result: ExecutionResult | None = await self._caller.reply(node, limit_s, "run", call)
+        except SandboxError as e:
+            return _infra_error(e, session_lost=True)
+        except asyncio.CancelledError:
+            home.is_new = False
+            raise
+        finally:
+            self._cluster.give_back(node)
+        if result is None:
+            self._cluster.suspect(node)
+            return _infra_error(f"{node}: the process that kept the session was replaced", session_lost=True)
+        return result
+
+
+def _infra_error(reason: object, *, session_lost: bool = False) -> ExecutionResult:
+    return ExecutionResult("", "", None, infra_error=str(reason), session_lost=session_lost)
+
+
+def _checked_address(address: str | None) -> str | None:
+    """Where to connect, if that should be needed.
+
+    Raises:
+        ConfigError: There is no Ray, or nothing to connect to.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("RayExecutor needs Ray, which is not installed here: pip install ray")
+    wanted = address or os.environ.get("RAY_ADDRESS") or None
+    ray = sys.modules.get("ray")
+    if wanted is None and not (ray is not None and ray.is_initialized()):
+        raise ConfigError(
+            "RayExecutor found Ray not initialized, and got no address; call ray.init() first, or give an address "
+            "(or RAY_ADDRESS): 'auto' for the cluster of this machine, 'host:port', or 'local' to start one here"
+        )
+    if wanted is not None and wanted.startswith("ray://"):
+        raise ConfigError(
+            f"got the address {wanted!r} of a Ray Client server; expected 'host:port' of the cluster itself"
+        )
+    return wanted
+
+
+def _checked_nodes(nodes: Collection[str] | None) -> frozenset[str] | None:
+    if nodes is None or nodes == "all":
+        return None
+    if isinstance(nodes, str) or not nodes:
+        raise ConfigError(f"nodes is {nodes!r}; expected 'all', or a list of node ids or IP addresses")
+    return frozenset(nodes)
+
+
+def _checked_actor_options(actor_options: Mapping[str, Any]) -> dict[str, Any]:
+    taken = sorted(_OURS & actor_options.keys())
+    if taken:
+        raise ConfigError(f"actor_options names {', '.join(taken)}, which RayExecutor decides; leave them out")
+    return dict(actor_options)

@@ -1,0 +1,99 @@
+"""One attack: code that does harm where it can, and what the host looks at to see whether it did.
+
+Knows nothing of executors. The code gets `TARGET`, the facts of what is attacked, and the few words of `PRELUDE`.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from attack_targets import Stage, Target
+
+# Only what libc has no function for. The numbers from 424 on are the same on every machine.
+_SAME: Final = {
+    "pidfd_send_signal": 424, "io_uring_setup": 425, "open_tree": 428, "fsopen": 430, "pidfd_open": 434, "clone3": 435,
+    "openat2": 437, "pidfd_getfd": 438, "fchmodat2": 452, "setxattrat": 463,
+}  # fmt: skip
+_BY_MACHINE: Final = {
+    "x86_64": {
+        "clone": 56, "fork": 57, "vfork": 58, "exit": 60, "execveat": 322, "tkill": 200, "tgkill": 234, "keyctl": 250,
+        "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "add_key": 248, "perf_event_open": 298, "bpf": 321,
+        "userfaultfd": 323, "mq_open": 240, "ioprio_set": 251, "kcmp": 312, "sched_setattr": 314, "msgget": 68,
+        "semget": 64, "shmget": 29,
+    },
+    "aarch64": {
+        "clone": 220, "exit": 93, "execveat": 281, "tkill": 130, "tgkill": 131, "keyctl": 219,
+        "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240, "add_key": 217, "perf_event_open": 241, "bpf": 280,
+        "userfaultfd": 282, "mq_open": 180, "ioprio_set": 30, "kcmp": 272, "sched_setattr": 274, "msgget": 186,
+        "semget": 190, "shmget": 194,
+    },
+}  # fmt: skip
+SYSCALLS: Final = _SAME | _BY_MACHINE.get(platform.machine(), {})
+
+PRELUDE: Final = '''
+import ctypes, json, mmap, os, re, signal, socket, struct, sys, threading, time
+TARGET = json.loads({facts!r})
+libc = ctypes.CDLL(None, use_errno=True)
+number = ctypes.c_long
+
+def checked(result):
+    """What a call of libc returned, as an OSError if it failed."""
+    if result == -1:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+def syscall(name, *args):
+    """A system call by name; every argument goes as a whole register."""
+    whole = [number(argument) if isinstance(argument, int) else argument for argument in args]
+    return checked(libc.syscall(number(TARGET["syscalls"][name]), *whole))
+
+def be_known():
+    """Take a name by which the host finds this process and its children, and let it look into them."""
+    libc.prctl(15, TARGET["name"].encode(), 0, 0, 0)
+    libc.prctl(4, 1, 0, 0, 0)
+
+def hold(seconds=4):
+    """Stay as things are until the host has looked; it ends this run as soon as it has seen what it looks for."""
+    time.sleep(seconds)
+
+def each(*tries):
+    """Try them all, and report what each one met."""
+    for attempt in tries:
+        try:
+            print(attempt())
+        except BaseException as error:
+            print(type(error).__name__, error)
+'''
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Code, and what it is aimed at.
+
+    Attributes:
+        name: What it does, as a test's id.
+        code: Python source; it is run after `PRELUDE`.
+        target: Makes what is attacked, which also sees whether it was hit.
+        never_on_plain: Why the plain backend is safe from it as well, or why it must not be tried there.
+        seldom_on_plain: What on some machines stops it even without isolation.
+        timeout_s: Wall-clock limit of the run.
+        open_on_isolated: Why it works on the isolated backend as well, which is known and told.
+        slow_on_plain: To show that it works there is too slow for the default suite.
+    """
+
+    name: str
+    code: str
+    target: Callable[[Stage], Target]
+    never_on_plain: str = ""
+    seldom_on_plain: str = ""
+    timeout_s: float = 6.0
+    open_on_isolated: str = ""
+    slow_on_plain: bool = False
+
+    def code_for(self, facts: dict[str, Any]) -> str:
+        """The whole program, with the facts of its target."""
+        return PRELUDE.format(facts=json.dumps({"syscalls": SYSCALLS, **facts})) + self.code

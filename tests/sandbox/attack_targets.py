@@ -1,0 +1,261 @@
+"""What is attacked, and how the host sees that it was hit: files and folders. An attack's own word is never evidence.
+
+Knows the host's side only. A target is made just before an attack and closed after it, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import stat
+import subprocess
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strands_rollout.sandbox import CodeExecutor, ExecutionResult
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where an attack takes place.
+
+    Attributes:
+        executor: What runs the attack; safe to call from other threads meanwhile.
+        folder: Empty, outside of every scratch directory, and anybody may enter it.
+        scratch_root: Where this executor makes its scratch directories, and no other.
+        secret: The value of an environment variable of this process.
+        has_helpers: The parent of what runs is a process of the executor, and not this one.
+    """
+
+    executor: CodeExecutor
+    folder: Path
+    scratch_root: Path
+    secret: str
+    has_helpers: bool
+
+    def start(self, code: str, timeout_s: float = 20.0) -> Future[ExecutionResult]:
+        """Run something beside the attack, or before it."""
+        with_thread = ThreadPoolExecutor(1)
+        try:
+            return with_thread.submit(lambda: asyncio.run(self.executor.run(code, timeout_s=timeout_s)))
+        finally:
+            with_thread.shutdown(wait=False)
+
+
+class Target:
+    """Something outside of the sandbox.
+
+    Attributes:
+        name: Unique, and short enough for a process (15 bytes).
+        facts: What the attacker knows; JSON.
+    """
+
+    def __init__(self) -> None:
+        self.name = f"atk-{secrets.token_hex(5)}"
+        self.secret = f"secret-{secrets.token_hex(16)}"
+        self.facts: dict[str, Any] = {"name": self.name}
+
+    def seen(self) -> bool:
+        """Whether the host sees damage now; asked again and again while the attack runs, and once more at its end."""
+        return False
+
+    def told(self, result: ExecutionResult) -> bool:
+        """Whether the result holds what the sandbox must not know."""
+        return self.secret in result.stdout + result.stderr
+
+    def finish(self) -> None:
+        """Called once between the end of the attack and the last look."""
+
+    def close(self) -> None:
+        """Undo whatever was done; must work after a successful attack too."""
+
+
+class EnvironmentVariable(Target):
+    """A variable of the process that owns the executor."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.secret = stage.secret
+
+
+class SecretFile(Target):
+    """A file that the sandbox must not read: an ssh key (0600), labels (0644)."""
+
+    def __init__(self, stage: Stage, mode: int = 0o644) -> None:
+        super().__init__()
+        folder = stage.folder / f"folder-{secrets.token_hex(8)}"
+        folder.mkdir()
+        folder.chmod(0o755)
+        path = folder / "labels.jsonl"
+        path.write_text(f'{{"label": "{self.secret}"}}\n')
+        path.chmod(mode)
+        self.facts |= {"path": str(path), "folder": str(folder), "parent": str(stage.folder)}
+
+
+class FileFact(SecretFile):
+    """What there is to know of a file besides its content."""
+
+    def __init__(self, stage: Stage, fact: str) -> None:
+        super().__init__(stage)
+        path = Path(self.facts["path"])
+        if fact == "time":
+            os.utime(path, ns=(0, secrets.randbelow(10**18)))
+            self.secret = str(path.stat().st_mtime_ns)
+        elif fact == "link":
+            (path.parent / "link").symlink_to(self.secret)
+        elif fact == "attribute":
+            os.setxattr(path, "user.label", self.secret.encode())
+        elif fact == "name":
+            (path.parent / self.secret).touch()
+
+
+class SharedMemoryFile(Target):
+    """A file in /dev/shm, as processes share tensors; anybody may read and write it."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        del stage
+        self._path = Path("/dev/shm", self.name)
+        self._path.write_text(self.secret)
+        self._path.chmod(0o666)
+        self.facts |= {"path": str(self._path)}
+
+    def seen(self) -> bool:
+        return self._path.read_text() != self.secret
+
+    def close(self) -> None:
+        self._path.unlink()
+
+
+class SystemFile(Target):
+    """A file of the machine that tells something of it; the longest word of its first line is the proof."""
+
+    def __init__(self, stage: Stage, path: str) -> None:
+        super().__init__()
+        del stage
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            self.secret = max(file.readline().split(), key=len)
+        self.facts |= {"path": path}
+
+
+class WordsOf(Target):
+    """A file of this package: its labels, its reward. The longest of its first lines is the proof."""
+
+    def __init__(self, stage: Stage, path: Path) -> None:
+        super().__init__()
+        del stage
+        self.secret = max(path.read_text().splitlines()[:8], key=len)
+        self.facts |= {"path": str(path)}
+
+
+class FolderNames(Target):
+    """The names in a folder of the machine."""
+
+    def __init__(self, stage: Stage, folder: str) -> None:
+        super().__init__()
+        del stage
+        self._names = [path.name for path in Path(folder).iterdir()][:20]
+        self.facts |= {"folder": folder}
+
+    def told(self, result: ExecutionResult) -> bool:
+        return all(name in result.stdout for name in self._names)
+
+
+class Possessions(Target):
+    """A folder of somebody else, with a file in it; any change of them is seen.
+
+    Args:
+        stage: Where.
+        mode: The file's.
+        folder_mode: The folder's; 0o1777 is /tmp's.
+    """
+
+    def __init__(self, stage: Stage, mode: int = 0o666, folder_mode: int = 0o1777) -> None:
+        super().__init__()
+        self._folder = stage.folder / f"theirs-{secrets.token_hex(4)}"
+        self._folder.mkdir()
+        path = self._folder / "file.txt"
+        path.write_text("theirs\n" * 100)
+        path.chmod(mode)
+        self._folder.chmod(folder_mode)
+        self._before = self._state()
+        self.facts |= {"path": str(path), "folder": str(self._folder)}
+
+    def _state(self) -> dict[str, object]:
+        return {str(path): _state_of(path) for path in [self._folder, *sorted(self._folder.rglob("*"))]}
+
+    def seen(self) -> bool:
+        return self._state() != self._before
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _state_of(path: Path) -> object:
+    """Everything but the time of the last reading; None for what has just gone."""
+    try:
+        facts = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(facts.st_mode) else b""
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError:
+        return None
+    owner = (facts.st_mode, facts.st_uid, facts.st_gid, facts.st_nlink)
+    return owner, facts.st_mtime_ns, facts.st_ctime_ns, content, names
+
+
+class ForeignFolder(Target):
+    """A folder that exists anyway, in which nothing new may appear."""
+
+    def __init__(self, stage: Stage, folder: str | Path) -> None:
+        super().__init__()
+        del stage
+        self._path = Path(folder, self.name)
+        self.facts |= {"folder": str(folder), "path": str(self._path)}
+
+    def seen(self) -> bool:
+        return os.path.lexists(self._path)
+
+    def close(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+class ScratchRoot(Target):
+    """The folder of all scratch directories: soon after a run, nothing is left there that bears the attack's name."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self._root = stage.scratch_root
+        self._patience_s = 3 if stage.has_helpers else 0  # they clean up when the result has been given
+        self._over = False
+        self.facts |= {"root": str(self._root)}
+
+    def _left(self) -> list[str]:
+        """Not `rglob`: folders may be deeper than Python can go."""
+        command = ["find", self._root, "-name", f"*{self.name}*", "-prune"]
+        return subprocess.run(command, check=False, capture_output=True, text=True).stdout.splitlines()
+
+    def finish(self) -> None:
+        give_up_at = time.monotonic() + self._patience_s
+        while self._left() and time.monotonic() < give_up_at:
+            time.sleep(0.02)
+        self._over = True
+
+    def seen(self) -> bool:
+        return self._over and bool(self._left())
+
+    def close(self) -> None:
+        for path in self._left():
+            remove_tree(Path(path))
+
+
+def remove_tree(path: Path) -> None:
+    """Delete what an attack may have left, whatever it did to it; `rmtree` gives up where this goes on."""
+    for command in (["chattr", "-R", "-i"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+        with contextlib.suppress(FileNotFoundError):
+            subprocess.run([*command, path], check=False, capture_output=True)

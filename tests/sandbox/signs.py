@@ -1,0 +1,129 @@
+"""Signs that an attack worked, by which the host knows them: what processes hold, use, and are allowed.
+
+Each takes processes that bear the attack's name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import sys
+import termios
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from host_view import Process
+
+
+def more_than(count: int) -> Callable[[Sequence[Process]], bool]:
+    """So many processes live at once."""
+    return lambda processes: len(processes) > count
+
+
+def threads_above(count: int) -> Callable[[Sequence[Process]], bool]:
+    """One process has so many threads."""
+    return lambda processes: any(process.number("Threads") > count for process in processes)
+
+
+def memory_above(mebibytes: int) -> Callable[[Sequence[Process]], bool]:
+    """So much memory is really in use, by all together."""
+    return lambda processes: sum(process.number("VmRSS") for process in processes) > mebibytes * 1024
+
+
+def holds(*words: str) -> Callable[[Sequence[Process]], bool]:
+    """A descriptor is open whose description contains one of these."""
+
+    def shows(processes: Sequence[Process]) -> bool:
+        return any(word in link for process in processes for link in process.handles().values() for word in words)
+
+    return shows
+
+
+def holds_socket(processes: Sequence[Process]) -> bool:
+    """A socket of any family but AF_UNIX is open."""
+    local = {line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines()}
+    return any(
+        link.startswith("socket:[") and link[8:-1] not in local
+        for process in processes
+        for link in process.handles().values()
+    )
+
+
+def held_above(mebibytes: int) -> Callable[[Sequence[Process]], bool]:
+    """So much lies in files that are open, and in files without a name that are mapped."""
+
+    def shows(processes: Sequence[Process]) -> bool:
+        files = {}
+        for process in processes:
+            for facts in process.files():
+                if stat.S_ISREG(facts.st_mode):
+                    files[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
+        return sum(files.values()) > mebibytes * 2**20
+
+    return shows
+
+
+def pipes_above(mebibytes: int) -> Callable[[Sequence[Process]], bool]:
+    """So much lies in pipes, which no process has to its account."""
+
+    def shows(processes: Sequence[Process]) -> bool:
+        waiting = {}
+        for process in processes:
+            for handle, link in process.handles().items():
+                if link.startswith("pipe:") and link not in waiting:
+                    waiting[link] = _bytes_waiting(process.pid, handle)
+        return sum(waiting.values()) > mebibytes * 2**20
+
+    return shows
+
+
+def _bytes_waiting(pid: int, handle: int) -> int:
+    try:
+        pipe = os.open(f"/proc/{pid}/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return 0
+    try:
+        return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+    finally:
+        os.close(pipe)
+
+
+def holds_device(processes: Sequence[Process]) -> bool:
+    """A device is open that is neither null, zero, full nor random."""
+    harmless = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)}
+    for process in processes:
+        for handle in process.handles():
+            facts = process.handle_stat(handle)
+            if facts and (stat.S_ISCHR(facts.st_mode) or stat.S_ISBLK(facts.st_mode)) and facts.st_rdev not in harmless:
+                return True
+    return False
+
+
+def unlimited(name: str) -> Callable[[Sequence[Process]], bool]:
+    """A line of /proc/PID/limits says so."""
+    return lambda processes: any(
+        line.startswith(name) and "unlimited" in line
+        for process in processes
+        for line in process.text("limits").splitlines()
+    )
+
+
+def differs(link: str) -> Callable[[Sequence[Process]], bool]:
+    """A link of /proc/PID is not as it is for this process."""
+    own = str(Path(f"/proc/self/{link}").readlink())
+    return lambda processes: any(process.link(link) not in ("", own) for process in processes)
+
+
+def writes(path: str) -> Callable[[Sequence[Process]], bool]:
+    """A file is open for writing."""
+
+    def shows(processes: Sequence[Process]) -> bool:
+        for process in processes:
+            for handle, link in process.handles().items():
+                flags = process.text(f"fdinfo/{handle}").partition("flags:")[2].split()
+                if link == path and flags and int(flags[0], 8) & os.O_ACCMODE:
+                    return True
+        return False
+
+    return shows

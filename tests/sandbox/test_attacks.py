@@ -1,0 +1,127 @@
+"""Every attack works on the plain backend, or it would prove nothing, and none works on the isolated one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import pytest
+from attack import PRELUDE, Attack
+from attack_targets import Stage
+from attacks import ATTACKS
+from attacks_on_other_runs import SEARCH_OBJECTS, SEARCH_OWN_MEMORY
+from host_view import Process, Sight
+from signs import holds
+
+from strands_rollout.sandbox import CodeExecutor, ExecutionResult
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are on Linux")
+
+_LOOK_S = 0.01
+_NAMED = [pytest.param(attack, id=attack.name) for attack in ATTACKS]
+_SOME_OPEN = [
+    pytest.param(
+        a, id=a.name, marks=[pytest.mark.xfail(strict=True, reason=a.open_on_isolated)] * bool(a.open_on_isolated)
+    )
+    for a in ATTACKS
+]
+_SOME_SLOW = [pytest.param(a, id=a.name, marks=[pytest.mark.slow] if a.slow_on_plain else []) for a in ATTACKS]
+
+
+async def attempt(attack: Attack, stage: Stage) -> tuple[bool, str]:
+    """Run an attack: whether it worked, and what to say of it."""
+    target = attack.target(stage)
+    try:
+        run = asyncio.create_task(stage.executor.run(attack.code_for(target.facts), timeout_s=attack.timeout_s))
+        while not run.done() and not target.seen():
+            await asyncio.wait({run}, timeout=_LOOK_S)
+        run.cancel()
+        (result,) = await asyncio.gather(run, return_exceptions=True)
+        await asyncio.to_thread(target.finish)
+        if isinstance(result, Exception):
+            raise result
+        worked = target.seen() or (isinstance(result, ExecutionResult) and target.told(result))
+        if not worked and isinstance(target, Sight) and target.is_blind:  # what it would have seen is hidden
+            pytest.skip("this machine does not let the host look into sandboxed processes")
+        return worked, f"{attack.name} on {type(stage.executor).__name__} ended as {result}"
+    finally:
+        target.close()
+
+
+@pytest.mark.parametrize("attack", _SOME_SLOW)
+async def test_the_plain_backend_lets_it_happen(
+    attack: Attack, plain: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage]
+) -> None:
+    if attack.never_on_plain:
+        pytest.skip(f"the plain backend: {attack.never_on_plain}")
+    worked, story = await attempt(attack, make_stage(plain))
+    if not worked and attack.seldom_on_plain:
+        pytest.skip(f"not on this machine: {attack.seldom_on_plain}")
+    assert worked, story
+
+
+@pytest.mark.parametrize("attack", _SOME_OPEN)
+async def test_the_isolated_backend_blocks_it(
+    attack: Attack, isolated: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage]
+) -> None:
+    worked, story = await attempt(attack, make_stage(isolated))
+    assert not worked, story
+    assert (await isolated.run("print(1)")).stdout == "1\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="without Landlock it takes root")
+@pytest.mark.parametrize("attack", _NAMED)
+async def test_a_change_of_root_blocks_it_where_there_is_no_landlock(
+    attack: Attack, without_landlock: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage]
+) -> None:
+    worked, story = await attempt(attack, make_stage(without_landlock))
+    assert not worked, story
+    assert (await without_landlock.run("print(1)")).stdout == "1\n"
+
+
+@pytest.mark.parametrize("search", [SEARCH_OWN_MEMORY, SEARCH_OBJECTS], ids=["memory", "objects"])
+async def test_a_search_finds_what_is_there(search: str, isolated: CodeExecutor) -> None:
+    hidden = "a = ('secret-' + 'ab' * 16) * 5000\nb = a.encode()\nc = [a[:50] for _ in range(99)]\n"
+    result = await isolated.run(PRELUDE.format(facts="{}") + hidden + search, timeout_s=20)
+    assert "secret-abababababababababababababababab" in result.stdout
+
+
+async def test_the_host_sees_what_a_sandboxed_process_holds(
+    isolated: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage]
+) -> None:
+    code = "be_known()\nkept = open('mine.txt', 'w')\nhold()"
+    attack = Attack("hold-own-file", code, lambda stage: Sight(stage, holds("/mine.txt")))
+    worked, story = await attempt(attack, make_stage(isolated))
+    assert worked, story
+
+
+async def test_two_runs_share_no_random_numbers(isolated: CodeExecutor) -> None:
+    code = (
+        "import gc, os, random, secrets, tempfile, uuid\nimport numpy, sympy\nfrom sympy.core.random import rng\n"
+        "for thing in (random.random(), rng.random(), numpy.random.rand(), numpy.random.default_rng().random(),\n"
+        "              random.Random().random(), os.urandom(8).hex(), secrets.token_hex(8), uuid.uuid4(),\n"
+        "              tempfile.mktemp(), sympy.core.random.random_complex_number()): print(thing)\n"
+        "for thing in gc.get_objects():\n"
+        "    if isinstance(thing, random.Random): print(thing.random())\n"
+        "    if isinstance(thing, (numpy.random.RandomState, numpy.random.Generator)): print(thing.random())\n"
+    )
+    first, second = [(await isolated.run(code)).stdout.splitlines() for _ in range(2)]
+    assert len(first) >= 10
+    assert not set(first) & set(second)
+
+
+async def test_no_memory_is_shared_with_the_executor(
+    isolated: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage]
+) -> None:
+    def shared(processes: Sequence[Process]) -> bool:
+        return any(line.split()[1] == "rw-s" for process in processes for line in process.text("maps").splitlines())
+
+    own = Attack("share", "be_known()\nkept = mmap.mmap(-1, 4096)\nhold()", lambda stage: Sight(stage, shared))
+    worked, story = await attempt(own, make_stage(isolated))
+    assert worked, story  # it can be seen
+    inherited = Attack("inherit", "be_known()\nhold(0.3)", lambda stage: Sight(stage, shared))
+    worked, story = await attempt(inherited, make_stage(isolated))
+    assert not worked, story

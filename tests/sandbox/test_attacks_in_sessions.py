@@ -1,0 +1,167 @@
+"""Attacks on sessions, and from within them: a session's process lives on, and keeps a line to its executor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from attack import PRELUDE
+from attack_targets import Stage
+from attacks_on_other_runs import SEARCH_OBJECTS, SEARCH_OWN_MEMORY
+from host_view import Process, descendants, pids
+
+from strands_rollout.sandbox import CodeExecutor, ExecutionResult
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are on Linux")
+
+_LINES = """
+import os, threading, time
+def send(message):
+    for line in range(3, 64):
+        try:
+            os.write(line, message)
+        except OSError:
+            pass
+"""
+_DONE = "b'D' + bytes(1)"
+
+
+@contextlib.asynccontextmanager
+async def theirs(executor: CodeExecutor) -> AsyncIterator[str]:
+    """A session with a secret in a variable and in a file; afterwards it must be as it was."""
+    session, secret = f"theirs-{secrets.token_hex(4)}", f"secret-{secrets.token_hex(16)}"
+    begun = await executor.run(f"mine = {secret!r}\nopen('mine.txt', 'w').write(mine)\nprint(mine)", session=session)
+    assert begun.stdout == f"{secret}\n", begun
+    try:
+        yield secret
+        after = await executor.run("print(mine, open('mine.txt').read())", session=session)
+        assert (after.stdout, after.session_lost) == (f"{secret} {secret}\n", False)
+    finally:
+        await executor.close_session(session)
+
+
+@pytest.mark.parametrize("attacker", [None, "mine"], ids=["from-a-run", "from-a-session"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(SEARCH_OWN_MEMORY, id="search-own-memory"),
+        pytest.param(SEARCH_OBJECTS, id="search-own-objects"),
+        pytest.param("print(mine)", id="use-its-variable"),
+        pytest.param("each(*[lambda p=p: open(p).read() for p in {paths}])", id="read-its-file"),
+        pytest.param("each(*[lambda p=p: os.unlink(p) for p in {paths}])", id="delete-its-file"),
+        pytest.param("each(*[lambda p=p: open(p, 'w').close() for p in {paths}])", id="empty-its-file"),
+    ],
+)
+async def test_a_session_is_out_of_reach(
+    isolated: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage], code: str, attacker: str | None
+) -> None:
+    async with theirs(isolated) as secret:
+        paths = [str(path) for path in make_stage(isolated).scratch_root.rglob("mine.txt")]
+        assert len(paths) == 1
+        program = PRELUDE.format(facts="{}") + code.replace(
+            "{paths}", repr([*paths, f"../{paths[0].split('/')[-2]}/mine.txt"])
+        )
+        result = await isolated.run(program, session=attacker)
+        await isolated.close_session("mine")
+        assert result.infra_error is None
+        assert secret not in result.stdout + result.stderr
+
+
+@pytest.fixture
+async def mine(isolated: CodeExecutor) -> AsyncIterator[Callable[..., Awaitable[ExecutionResult]]]:
+    """Runs code in a session of the attacker's own; afterwards, other runs must go on as ever."""
+    session = f"mine-{secrets.token_hex(4)}"
+    yield lambda code, timeout_s=2.0: isolated.run(_LINES + code, session=session, timeout_s=timeout_s)
+    await isolated.close_session(session)
+    assert (await isolated.run("print(1)")).stdout == "1\n"
+    assert (await isolated.run("print(2)", session=session)).stdout == "2\n"
+    await isolated.close_session(session)
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["b'R'", "b'S'", _DONE, "b'E{}'", "b'S' + bytes(9)", "b'x' * 65536", "b''.join(bytes([i]) for i in range(256))"],
+)
+async def test_messages_of_its_own_end_no_other_run(
+    isolated: CodeExecutor, mine: Callable[..., Awaitable[ExecutionResult]], message: str
+) -> None:
+    async with theirs(isolated):
+        result = await mine(f"send({message})\nprint('a', flush=True)\ntime.sleep(0.2)")
+        assert result.infra_error is None or result.session_lost
+
+
+async def test_a_flood_of_messages_holds_nobody_up(
+    isolated: CodeExecutor, mine: Callable[..., Awaitable[ExecutionResult]]
+) -> None:
+    flood = asyncio.create_task(mine("while True: send(b'x' * 65536)", 1.0))
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(0.8):
+        assert (await isolated.run("print(1)")).stdout == "1\n"
+    async with asyncio.timeout(3):
+        assert (await flood).exit_code in (None, -9)
+
+
+async def test_whoever_pretends_to_be_done_is_stopped(
+    isolated: CodeExecutor, mine: Callable[..., Awaitable[ExecutionResult]]
+) -> None:
+    name = f"atk-{secrets.token_hex(5)}"
+    go_on = "threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()"
+    be_known = f"import ctypes\nctypes.CDLL(None).prctl(15, {name!r}.encode(), 0, 0, 0)"
+    await mine(f"{be_known}\n{go_on}\nsend({_DONE})\nwhile True: pass")
+    runners = [process for process in map(Process, pids()) if process.text("comm").strip() == name]
+    await asyncio.sleep(0.2)
+    before = [process.text("stat").rpartition(")")[2].split()[11:13] for process in runners]
+    await asyncio.sleep(0.3)
+    assert [process.text("stat").rpartition(")")[2].split()[11:13] for process in runners if process.is_alive()] in (
+        before,
+        [],
+    )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "os.closerange(3, 64)",
+        "for line in range(3, 64): os.dup2(os.open('/dev/null', os.O_RDWR), line)",
+        "import signal; signal.setitimer(signal.ITIMER_REAL, 0.01); time.sleep(9)",
+        "import signal; signal.setitimer(signal.ITIMER_REAL, 0.01)",
+        "threading.Thread(target=lambda: (time.sleep(0.05), os._exit(0))).start()",
+        "threading.Thread(target=lambda: [(time.sleep(0.02), os.kill(os.getpid(), 19)) for _ in range(9)]).start()",
+        "threading.Thread(target=lambda: (time.sleep(0.05), os.kill(os.getpid(), 9))).start()",
+        "os._exit(0)",
+        "os.kill(os.getpid(), 19)",
+        "import gc, socket\nfor thing in gc.get_objects():\n    if isinstance(thing, socket.socket): thing.close()",
+        "import gc, socket\nfor thing in gc.get_objects():\n    if isinstance(thing, socket.socket): thing.shutdown(2)",
+        "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+    ],
+)
+async def test_a_session_that_breaks_itself_ends_in_time_and_is_to_blame(
+    mine: Callable[..., Awaitable[ExecutionResult]], code: str
+) -> None:
+    async with asyncio.timeout(8):
+        results = [await mine(code, 0.5)]
+        await asyncio.sleep(0.1)
+        while results[-1].stdout != "back\n":
+            results.append(await mine("print('back')", 0.5))
+    assert [result.infra_error for result in results if result.infra_error is not None] == []
+    assert len(results) <= 4
+
+
+async def test_descriptors_sent_to_the_executor_do_not_stay_there(
+    mine: Callable[..., Awaitable[ExecutionResult]],
+) -> None:
+    def held() -> int:
+        return sum(len(Process(pid).handles()) for pid in descendants(os.getpid()))
+
+    await mine("pass")
+    before = held()
+    await mine(
+        "import socket\nl = socket.socket(fileno=os.dup(3))\nwhile True: socket.send_fds(l, [b'S'], [0, 1, 2] * 9)", 0.3
+    )
+    await asyncio.sleep(0.2)
+    assert held() < before + 20

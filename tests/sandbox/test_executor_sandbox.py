@@ -1,0 +1,295 @@
+"""A code executor as a Strands sandbox: code, refusals, files of a session, and a real agent that uses them."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_sglang import FakeSGLang, Reply
+from harness import ANSWER, TOOL_CALL, ids_of
+from session_executor import SessionExecutor
+from strands import Agent, ToolContext, tool
+from strands.sandbox import FileInfo, Sandbox, StreamChunk
+from strands.sandbox.errors import SandboxPathNotFoundError, SandboxTimeoutError
+
+from strands_rollout import SGLangModel
+from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.sandbox import SubprocessExecutor
+from strands_rollout.sandbox.executor_sandbox import _TIMEOUT_TAKES_OUTPUT, CodeExecutorSandbox
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the local executor is Linux's")
+
+
+@pytest.fixture
+async def plain() -> AsyncIterator[CodeExecutorSandbox]:
+    """Without sessions."""
+    async with SubprocessExecutor(timeout_s=20) as executor:
+        yield CodeExecutorSandbox(executor)
+
+
+@pytest.fixture(params=["session", pytest.param("local", marks=LINUX)])
+async def kept(request: pytest.FixtureRequest) -> AsyncIterator[CodeExecutorSandbox]:
+    """With a session: on a plain process, and on the default executor."""
+    if request.param == "session":
+        executor: Any = SessionExecutor()
+    else:
+        from strands_rollout.sandbox import LocalExecutor
+
+        executor = LocalExecutor(isolation="rlimits", libraries=())
+    async with executor:
+        yield CodeExecutorSandbox(executor)
+
+
+async def items(stream: Any) -> list[Any]:
+    return [item async for item in stream]
+
+
+async def test_code_runs_and_its_output_is_streamed_by_kind(plain: CodeExecutorSandbox) -> None:
+    assert isinstance(plain, Sandbox)
+    out, err, result = await items(
+        plain.execute_code_streaming("import sys; print('bad', file=sys.stderr); 1 + 1", "python3")
+    )
+    assert (out, err) == (StreamChunk("2\n", "stdout"), StreamChunk("bad\n", "stderr"))
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "2\n", "bad\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "stderr"),
+    [
+        ("raise SystemExit(3)", 3, ""),
+        ("import os; os.abort()", 134, "The code was ended by: SIGABRT (abort).\n"),
+        ("1/0", 1, "ZeroDivisionError: division by zero\n"),
+    ],
+)
+async def test_ends_are_told_as_a_shell_would(
+    plain: CodeExecutorSandbox, code: str, exit_code: int, stderr: str
+) -> None:
+    result = await plain.execute_code(code, "python")
+    assert result.exit_code == exit_code
+    assert result.stderr.endswith(stderr)
+
+
+async def test_a_timeout_is_strands_own_and_its_partial_output_is_streamed(plain: CodeExecutorSandbox) -> None:
+    stream = plain.execute_code_streaming("print('before')\nwhile True: pass", "python3", timeout=0.5)
+    assert await anext(stream) == StreamChunk("before\n", "stdout")
+    with pytest.raises(SandboxTimeoutError, match=r"0\.5 seconds") as caught:
+        await anext(stream)
+    if _TIMEOUT_TAKES_OUTPUT:
+        assert caught.value.stdout == "before\n"
+
+
+async def test_a_call_cannot_raise_the_limit() -> None:
+    async with SubprocessExecutor() as executor:
+        sandbox = CodeExecutorSandbox(executor, max_timeout_s=0.5)
+        for timeout in (None, 50):
+            with pytest.raises(SandboxTimeoutError, match=r"0\.5 seconds"):
+                await sandbox.execute_code("while True: pass", "python3", timeout=timeout)
+        with pytest.raises(ConfigError, match="max_timeout_s"):
+            CodeExecutorSandbox(executor, max_timeout_s=0)
+
+
+async def test_what_is_not_there_is_said_plainly(plain: CodeExecutorSandbox) -> None:
+    shell = await plain.execute("ls")
+    assert (shell.exit_code, shell.stdout) == (127, "")
+    assert shell.stderr == "this sandbox has no shell; it runs Python code only\n"
+    node = await plain.execute_code("1", "node")
+    assert (node.exit_code, "no interpreter 'node'" in node.stderr) == (127, True)
+    moved = await plain.execute_code("1", "python3", cwd="/")
+    assert (moved.exit_code, "can't set a working directory" in moved.stderr) == (127, True)
+    assert (await plain.execute_code("1", "python3", env={"A": "b"})).exit_code == 127
+    assert plain.get_tools() == []
+
+
+async def test_without_sessions_there_are_no_files(plain: CodeExecutorSandbox) -> None:
+    for call in (
+        plain.read_file("f"),
+        plain.write_file("f", b""),
+        plain.remove_file("f"),
+        plain.list_files("."),
+    ):
+        with pytest.raises(OSError, match="keeps no files between calls"):
+            await call
+    await plain.aclose()
+
+
+async def test_an_executor_that_fails_is_told_by_its_own_error(
+    plain: CodeExecutorSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(SandboxError, match="nowhere"):
+        await plain.execute_code("1", "python3")
+
+
+# ---- files of a session
+
+
+async def test_code_and_files_share_the_session(kept: CodeExecutorSandbox) -> None:
+    await kept.write_file("sub/data.txt", "é\n".encode())
+    await kept.execute_code("text = open('sub/data.txt', encoding='utf-8').read()", "python3")
+    assert (await kept.execute_code("print(text)\nopen('out', 'w').write('x' * 5) and None", "python3")).stdout == (
+        "é\n\n"
+    )
+    assert await kept.read_text("out") == "xxxxx"
+    assert await kept.list_files(".") == [FileInfo("out", False, 5), FileInfo("sub", True, FOLDER_SIZE)]
+    await kept.remove_file("out")
+    with pytest.raises(FileNotFoundError):
+        await kept.read_file("out")
+    with pytest.raises(FileNotFoundError):
+        await kept.remove_file("out")
+
+
+class _AnySize:
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+FOLDER_SIZE: Any = _AnySize()
+
+
+@pytest.mark.parametrize("size", [0, 1, 11_999, 12_000, 12_001, 150_000])
+async def test_any_bytes_survive_the_way_there_and_back(kept: CodeExecutorSandbox, size: int) -> None:
+    content = os.urandom(size)
+    await kept.write_file("data", b"what was there before, and longer" if size == 1 else b"")
+    await kept.write_file("data", content)
+    assert await kept.read_file("data") == content
+
+
+async def test_a_long_listing_comes_whole(kept: CodeExecutorSandbox) -> None:
+    await kept.execute_code("import os\nos.mkdir('many')\nfor i in range(900): open(f'many/{i:040}', 'w')", "python3")
+    assert len(await kept.list_files("many")) == 900
+
+
+async def test_what_is_wrong_with_a_path_is_told_as_python_would(kept: CodeExecutorSandbox) -> None:
+    await kept.write_file("file", b"")
+    with pytest.raises(SandboxPathNotFoundError):
+        await kept.list_files("nowhere")
+    with pytest.raises(SandboxPathNotFoundError):
+        await kept.list_files("file")
+    with pytest.raises(IsADirectoryError):
+        await kept.read_file(".")
+    with pytest.raises(OSError, match="null") as caught:
+        await kept.read_file("a\0b")
+    assert caught.value.errno == errno.EINVAL
+    with pytest.raises(OSError, match="file/below"):
+        await kept.write_file("file/below", b"")
+
+
+async def test_file_operations_leave_no_variable_and_need_none(kept: CodeExecutorSandbox) -> None:
+    await kept.execute_code("path = data = json = 'mine'", "python3")
+    await kept.write_file("f", b"1")
+    assert await kept.read_file("f") == b"1"
+    result = await kept.execute_code(
+        "print(path, data, json, [n for n in dir() if n in ('mark', 'answer', 'os')])", "python3"
+    )
+    assert result.stdout.splitlines()[0] == "mine mine mine []"
+
+
+async def test_reads_shrink_to_what_the_executor_keeps() -> None:
+    content = os.urandom(5000)
+    async with SessionExecutor(max_output_chars=1500) as executor:
+        sandbox = CodeExecutorSandbox(executor)
+        await sandbox.write_file("data", content)
+        assert await sandbox.read_file("data") == content
+    async with SessionExecutor(max_output_chars=100) as executor:
+        sandbox = CodeExecutorSandbox(executor)
+        await sandbox.write_file("data", content)
+        with pytest.raises(OSError, match="too little output"):
+            await sandbox.read_file("data")
+
+
+async def test_sandboxes_have_sessions_of_their_own_unless_one_is_named() -> None:
+    async with SessionExecutor() as executor:
+        one, other = CodeExecutorSandbox(executor), CodeExecutorSandbox(executor, session="named")
+        await one.execute_code("x = 1", "python3")
+        assert "NameError" in (await other.execute_code("x", "python3")).stderr
+        assert (await executor.run("print(2)", session="named")).stdout == "2\n"
+        await one.aclose()
+        await one.aclose()
+        assert "NameError" in (await one.execute_code("x", "python3")).stderr
+
+
+async def test_a_lost_session_is_told() -> None:
+    async with SessionExecutor() as executor:
+        sandbox = CodeExecutorSandbox(executor)
+        result = await sandbox.execute_code("import os; os._exit(1)", "python3")
+        assert result.stderr.endswith("Its variables and files are gone.\n")
+        with pytest.raises(OSError, match="f"):
+            await sandbox.read_file("f")
+
+
+# ---- a real agent
+
+
+@tool(context=True)
+async def calculate(code: str, tool_context: ToolContext) -> str:
+    """Run code in the agent's sandbox.
+
+    Args:
+        code: Python.
+    """
+    return (await tool_context.agent.sandbox.execute_code(code, "python3", timeout=10)).stdout
+
+
+async def converse(tokenizer: Any, calls: list[str], tools: list[Any], sandbox: Sandbox) -> list[Any]:
+    """An agent's tool results, where the model makes these calls one by one."""
+    replies = [Reply.tokens(ids_of(tokenizer, text)) for text in [*calls, ANSWER]]
+    async with FakeSGLang(replies, context_length=8192) as fake:
+        model = SGLangModel(tokenizer=tokenizer, base_url=fake.base_url)
+        agent = Agent(model=model, tools=tools, sandbox=sandbox, callback_handler=None)
+        await agent.invoke_async("go")
+    blocks = [block for message in agent.messages for block in message["content"]]
+    return [block["toolResult"] for block in blocks if "toolResult" in block]
+
+
+async def test_an_agents_tool_runs_code_in_the_executor(shipped_tokenizer: Any, plain: CodeExecutorSandbox) -> None:
+    call = TOOL_CALL.format(name="calculate", arguments='{"code": "17 * 2"}')
+    (result,) = await converse(shipped_tokenizer, [call], [calculate], plain)
+    assert (result["status"], result["content"]) == ("success", [{"text": "34\n"}])
+
+
+async def test_strands_python_tool_runs_code_in_the_executor(
+    shipped_tokenizer: Any, plain: CodeExecutorSandbox
+) -> None:
+    python_repl = pytest.importorskip("strands.vended_tools.python_repl", reason="came after strands-agents 1.51")
+    call = TOOL_CALL.format(name="python_repl", arguments='{"code": "17 * 2"}')
+    endless = TOOL_CALL.format(name="python_repl", arguments='{"code": "print(5)\\nwhile True: pass", "timeout": 1}')
+    good, bad = await converse(shipped_tokenizer, [call, endless], [python_repl.python_repl], plain)
+    assert good["status"] == "success"
+    assert "34" in str(good["content"])
+    assert bad["status"] == "error"
+    assert "timed out after 1 seconds" in str(bad["content"])
+
+
+async def test_strands_file_editor_works_on_the_sessions_files(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    file_editor = importlib.import_module("strands.vended_tools").file_editor
+    path = tmp_path / "notes.txt"
+    create = TOOL_CALL.format(
+        name="file_editor", arguments=f'{{"command": "create", "path": "{path}", "file_text": "one\\ntwo"}}'
+    )
+    change = TOOL_CALL.format(
+        name="file_editor",
+        arguments=f'{{"command": "str_replace", "path": "{path}", "old_str": "two", "new_str": "three"}}',
+    )
+    async with SessionExecutor() as executor:
+        results = await converse(shipped_tokenizer, [create, change], [file_editor], CodeExecutorSandbox(executor))
+    assert [result["status"] for result in results] == ["success", "success"]
+    assert path.read_text() == "one\nthree"
+
+
+async def test_a_broken_executor_is_an_error_that_names_itself(
+    shipped_tokenizer: Any, plain: CodeExecutorSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    call = TOOL_CALL.format(name="calculate", arguments='{"code": "1"}')
+    (result,) = await converse(shipped_tokenizer, [call], [calculate], plain)
+    assert result["status"] == "error"
+    assert "the code executor failed" in str(result["content"])

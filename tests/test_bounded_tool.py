@@ -57,6 +57,15 @@ async def broken_sandbox() -> str:
     raise SandboxError("no zygote")
 
 
+@tool
+async def wrapped_fault() -> str:
+    """Fail as infrastructure, in a wrapping."""
+    try:
+        raise SandboxError("no zygote")
+    except SandboxError as e:
+        raise RuntimeError("the tool failed") from e
+
+
 async def call(inner: Any, timeout_s: float | None = None, **arguments: Any) -> tuple[Any, ToolStats]:
     stats = ToolStats()
     bounded = BoundedTool(inner, timeout_s=timeout_s, stats=stats)
@@ -155,3 +164,8 @@ async def test_an_exception_belongs_to_the_caller() -> None:
         await in_own_thread(fail)()
     with pytest.raises(ToolError, match="SystemExit"):
         await in_own_thread(sys.exit)()
+
+
+async def test_a_fault_of_the_sandbox_counts_however_a_tool_has_wrapped_it() -> None:
+    _, stats = await call(wrapped_fault)
+    assert isinstance(stats.infrastructure_error, SandboxError)

@@ -34,7 +34,7 @@ def test_counting_stops_at_the_limit(tmp_path: Path) -> None:
 
 
 def test_a_tree_too_deep_to_name_counts_as_too_much(tmp_path: Path) -> None:
-    here = os.getcwd()
+    here = Path.cwd()
     os.chdir(tmp_path)
     try:
         for _ in range(30):

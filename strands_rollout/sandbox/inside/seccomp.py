@@ -40,7 +40,7 @@ _ALLOWED_NAMES: Final = """
 ALLOWED: Final = frozenset(_ALLOWED_NAMES.split())
 ABSENT: Final = frozenset({"clone3", "openat2"})  # what they are asked lies in memory, where a filter can't look
 
-# space that is taken at once could not be measured in time, and attributes of files are facts of files that may not be read
+# space that is taken at once is not measured in time; attributes tell of files that may not be read
 UNSUPPORTED: Final = frozenset(
     {"fallocate", "getxattr", "lgetxattr", "fgetxattr", "listxattr", "llistxattr", "flistxattr"}
 )

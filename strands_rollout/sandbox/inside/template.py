@@ -6,8 +6,8 @@ which sends JSON messages, one per packet:
 - `{"do": "fork", "place": 3}` with three descriptors: stdout, stderr, control
 - `{"do": "signal", "place": 3, "signal": 9}`
 
-and receives `{"is": "up", ...}` once, `{"is": "forked", "place": 3, "pid": 4711, "user": null}`, `{"is": "ended", "place": 3,
-"exit_code": -9}`, and `{"is": "failed", "place": 3, "reason": ...}`. It ends when the supervisor does.
+and receives `{"is": "up", ...}` once, `{"is": "forked", "place": 3, "pid": 4711, "user": null}`, `{"is": "ended",
+"place": 3, "exit_code": -9}`, and `{"is": "failed", "place": 3, "reason": ...}`. It ends when the supervisor does.
 """
 
 from __future__ import annotations

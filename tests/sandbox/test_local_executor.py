@@ -24,6 +24,11 @@ from strands_rollout.sandbox.fair_queue import CALL_OWNER
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc and layers")
 
 
+def bare(**options: Any) -> LocalExecutor:
+    """An executor that starts in a moment, since it imports no libraries."""
+    return LocalExecutor(libraries=[], **options)
+
+
 @pytest.fixture(scope="module")
 def executor() -> Iterator[LocalExecutor]:
     executor = LocalExecutor(timeout_s=20, max_concurrency=8)
@@ -34,7 +39,7 @@ def executor() -> Iterator[LocalExecutor]:
 @pytest.fixture
 async def fragile() -> AsyncIterator[LocalExecutor]:
     """An executor that a test may break."""
-    async with LocalExecutor(timeout_s=20, max_concurrency=8) as executor:
+    async with bare(timeout_s=20, max_concurrency=8) as executor:
         yield executor
 
 
@@ -163,7 +168,7 @@ async def test_cancelling_kills_the_child(executor: LocalExecutor) -> None:
 
 
 async def test_the_wait_for_a_place_costs_no_time_limit_and_is_told() -> None:
-    async with LocalExecutor(max_concurrency=1) as executor:
+    async with bare(max_concurrency=1) as executor:
         results = await asyncio.gather(*(executor.run("import time; time.sleep(0.3)", timeout_s=1) for _ in range(5)))
     assert not any(result.timed_out for result in results)
     assert sorted(round(result.queued_s, 1) for result in results)[-1] >= 1.0
@@ -178,7 +183,7 @@ async def test_owners_are_served_in_turn() -> None:
         await executor.run("import time; time.sleep(0.05)")
         order.append(owner)
 
-    async with LocalExecutor(max_concurrency=1) as executor:
+    async with bare(max_concurrency=1) as executor:
         greedy = [asyncio.create_task(call("greedy")) for _ in range(6)]
         await asyncio.sleep(0)
         modest = asyncio.create_task(call("modest"))
@@ -187,7 +192,7 @@ async def test_owners_are_served_in_turn() -> None:
 
 
 async def test_a_waiting_call_can_be_cancelled_and_costs_no_place() -> None:
-    async with LocalExecutor(max_concurrency=1) as executor:
+    async with bare(max_concurrency=1) as executor:
         first = asyncio.create_task(executor.run("import time; time.sleep(0.4)"))
         await asyncio.sleep(0.1)
         waiting = [asyncio.create_task(executor.run("1")) for _ in range(5)]
@@ -250,7 +255,7 @@ async def test_a_session_lost_between_two_calls_is_never_silently_fresh(fragile:
 @LINUX
 async def test_a_supervisor_that_is_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strands_rollout.sandbox.local_executor._GRACE_S", 0.5)
-    async with LocalExecutor(timeout_s=1) as executor:
+    async with bare(timeout_s=1) as executor:
         os.kill(helpers(executor)[0], signal.SIGSTOP)
         result = await asyncio.wait_for(executor.run("1 + 1"), 30)
         assert result.stdout == "2\n"
@@ -259,7 +264,7 @@ async def test_a_supervisor_that_is_stopped_is_replaced(monkeypatch: pytest.Monk
 @LINUX
 async def test_nothing_is_left_when_it_is_closed() -> None:
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    executor = LocalExecutor()
+    executor = bare()
     await executor.run("import os; os.makedirs('a/b'); open('a/b/c', 'w').close()")
     await executor.run("x = 1", session="open")
     pids = descendants(helpers(executor)[0])
@@ -292,7 +297,7 @@ SCRIPT = """
 import asyncio, os, sys
 from strands_rollout.sandbox import LocalExecutor
 async def main():
-    executor = LocalExecutor()
+    executor = LocalExecutor(libraries=[])
     print((await executor.run("1 + 1")).stdout, executor._supervisor.link._process.pid, executor._supervisor._root.path,
           flush=True)
     {end}
@@ -327,9 +332,9 @@ async def test_what_killed_processes_left_behind_is_deleted_by_the_next(tmp_path
     os.utime(abandoned, (1, 1))
     young = tmp_path / "strands-rollout-code-young"
     young.mkdir()
-    async with LocalExecutor(scratch_dir=str(tmp_path), isolation="rlimits") as executor:
+    async with bare(scratch_dir=str(tmp_path), isolation="rlimits") as executor:
         os.utime(executor._supervisor._root.path, (1, 1))  # type: ignore[union-attr]
-        async with LocalExecutor(scratch_dir=str(tmp_path), isolation="rlimits"):
+        async with bare(scratch_dir=str(tmp_path), isolation="rlimits"):
             assert not abandoned.exists()
             assert young.exists()
             assert (await executor.run("open('f', 'w').write('x')")).exit_code == 0
@@ -350,7 +355,7 @@ def numbers_of(result: ExecutionResult) -> list[str]:
 async def test_sets_have_one_order_in_every_sandbox() -> None:
     shown = set()
     for _ in range(2):
-        async with LocalExecutor() as executor:
+        async with bare() as executor:
             shown.add((await executor.run("set('abcdefghij')")).stdout)
     assert len(shown) == 1
 
@@ -375,7 +380,7 @@ async def test_a_library_that_is_not_installed_is_named() -> None:
 @pytest.mark.parametrize("name", ["memory_mb", "disk_mb", "max_files", "max_threads", "max_concurrency", "timeout_s"])
 def test_limits_must_be_positive(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        LocalExecutor(**{name: 0})
+        bare(**{name: 0})
 
 
 @LINUX
@@ -403,7 +408,7 @@ async def test_less_than_was_asked_for_is_refused_unless_it_is_named(
 
 def test_an_unknown_isolation_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected one of full, seccomp, rlimits"):
-        LocalExecutor(isolation="none")  # type: ignore[arg-type]
+        bare(isolation="none")  # type: ignore[arg-type]
 
 
 @LINUX
@@ -420,7 +425,7 @@ async def test_without_landlock_root_changes_its_root_directory() -> None:
 @LINUX
 async def test_it_says_once_what_it_enforces(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "strands_rollout.sandbox.local_executor")
-    async with LocalExecutor() as executor:
+    async with bare() as executor:
         report = await executor.start()
         await executor.run("1")
     (record,) = caplog.records
@@ -431,7 +436,7 @@ async def test_it_says_once_what_it_enforces(caplog: pytest.LogCaptureFixture) -
 
 async def test_a_scratch_directory_that_can_not_be_made_is_named() -> None:
     with pytest.raises(SandboxError, match="'/nowhere/tmp'.*scratch_dir"):
-        await LocalExecutor(scratch_dir="/nowhere/tmp").run("1")
+        await bare(scratch_dir="/nowhere/tmp").run("1")
 
 
 async def test_a_python_that_does_not_start_says_so_and_leaves_nothing(
@@ -439,7 +444,7 @@ async def test_a_python_that_does_not_start_says_so_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(SandboxError, match="did not start"):
-        await LocalExecutor(scratch_dir=str(tmp_path)).run("1")
+        await bare(scratch_dir=str(tmp_path)).run("1")
     assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
 
 

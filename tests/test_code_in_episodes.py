@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_sglang import Reply
 from harness import ANSWER, call_text, run
 
+from strands_rollout.executors import shared_executor
 from strands_rollout.sandbox import ExecutionResult, ExecutorFacts
 
 RUNS: list[tuple[str, str | None]] = []
@@ -140,6 +143,26 @@ async def test_the_codes_own_faults_are_the_policys_to_read(
     assert done.sample.status.value == "completed"
     assert shown in done.context_after(0)
     assert counted.items() <= done.facts["code"].items()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
+async def test_an_episode_that_is_cut_off_takes_its_code_along(shipped_tokenizer: Any) -> None:
+    settings = {"episode_timeout_s": 1.5, "executor": {"name": "local", "max_concurrency": 3}}
+    done = await run(shipped_tokenizer, [call_text("import time; time.sleep(60)")], settings=settings)
+    assert done.facts["stop_reason"] == "episode_timeout"
+    supervisor = shared_executor(settings["executor"])._supervisor.link._process.pid  # type: ignore[attr-defined, arg-type]
+    (template,) = children(supervisor)
+    for _ in range(100):
+        if len(children(template)) == 3:  # those that wait for code
+            break
+        await asyncio.sleep(0.05)
+    sleeping = [pid for pid in children(template) if "nanosleep" in Path(f"/proc/{pid}/wchan").read_text()]  # noqa: ASYNC240
+    assert len(children(template)) == 3
+    assert sleeping == []
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def test_a_session_that_is_lost_is_told_to_the_policy(shipped_tokenizer: Any) -> None:

@@ -107,17 +107,7 @@ hold(0.3)
     ),
     Attack(
         "memory-in-shared-memory-files",
-        """
-be_known()
-kept = []
-for i in range(60):
-    path = f"/dev/shm/{TARGET['name']}-{i}"
-    kept.append(os.open(path, os.O_CREAT | os.O_RDWR))
-    os.unlink(path)
-    for _ in range(16):
-        os.write(kept[-1], bytes(1 << 20))
-hold()
-""",
+        _FILES_IN_MEMORY.format(make="os.open('/dev/shm', os.O_TMPFILE | os.O_RDWR)"),
         partial(Sight, shows=held_above(_MUCH_DISK)),
         seldom_on_plain="/dev/shm may be small",
     ),

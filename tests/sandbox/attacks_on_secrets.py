@@ -56,6 +56,15 @@ print(struct.pack("8q", *[libc.ptrace(number(2), number(TARGET["pid"]), place, N
 libc.ptrace(number(17), number(TARGET["pid"]), None, None)
 """
 
+
+def _has_words(path: str) -> bool:
+    """Whether this machine has such a file; in containers some are hidden behind empty ones."""
+    try:
+        return bool(Path(path).read_bytes()[:4000].strip())
+    except OSError:
+        return False
+
+
 OF_PROCESSES: Final = (
     Attack("environment", "print(dict(os.environ))", EnvironmentVariable, never_on_plain=_CLEAN),
     Attack(
@@ -185,6 +194,6 @@ for handle in range(256):
     *(
         Attack(f"system-file{path.replace('/', '-')}", _READ, partial(SystemFile, path=path))
         for path in _SYSTEM_FILES
-        if Path(path).exists()
+        if _has_words(path)
     ),
 )

@@ -167,6 +167,7 @@ hold()
         "turn-off-randomization",
         "be_known()\nchecked(libc.personality(0x0040000))\nhold()",
         partial(Sight, shows=lambda processes: any(int(p.text("personality") or "0", 16) for p in processes)),
+        seldom_on_plain=_NO_RIGHT,
     ),
     Attack(
         "become-root",
@@ -188,6 +189,7 @@ hold(0.3)
         "gain-rights-by-programs",
         "be_known()\nlibc.prctl(38, 0, 0, 0, 0)\nhold(0.3)",
         partial(Sight, shows=lambda processes: any(_may_trace(process) for process in processes)),
+        seldom_on_plain="a container may have taken that from all of its processes",
     ),
     Attack(
         "adopt-orphans-and-outlive-the-parent",

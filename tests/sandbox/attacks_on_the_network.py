@@ -10,7 +10,7 @@ from host_view import Sight
 from signs import holds_socket
 from victim_servers import Caller, HandleCatcher, Server
 
-_NEEDS_RIGHTS: Final = "only root may open it, and some containers may not"
+_NEEDS_RIGHTS: Final = "only root may open it, or a container may not, or the kernel has none"
 _SOCKETS: Final = {
     "raw": "socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)",
     "ping": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)",
@@ -24,7 +24,7 @@ _SOCKETS: Final = {
     "multipath": "socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)",
     "datagrams": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
 }
-_ALWAYS: Final = ("netlink", "ipv6", "datagrams")
+_ALWAYS: Final = ("netlink", "datagrams")
 _SEND: Final = {
     "tcp": "socket.create_connection(TARGET['address'], 3)",
     "udp": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', tuple(TARGET['address']))",

@@ -11,6 +11,7 @@ from typing import Final
 
 from strands_rollout.sandbox import ExecutionResult
 
+LONG_S: Final = 5.0
 FORGED_FRAMES: Final = """
 import json, os, struct
 frames = [b"R", b"S", b"D\\0", b"1", b'E{"layer": null, "reason": "forged"}']
@@ -34,7 +35,7 @@ class Disturbance:
     name: str
     code: str
     is_true: Callable[[ExecutionResult], bool]
-    timeout_s: float = 5.0
+    timeout_s: float = LONG_S
 
 
 def ended(exit_code: int | None = 0, stdout: str | None = None, stderr: str = "") -> Callable[[ExecutionResult], bool]:

@@ -115,7 +115,7 @@ f()
 import sys
 sys.setrecursionlimit(10**9)
 x = []
-for _ in range(10**6): x = [x]
+for _ in range(2 * 10**5): x = [x]
 repr(x)
 """,
         survived,
@@ -279,7 +279,7 @@ raise SystemExit(3)
         "memory-bit-by-bit",
         """
 x = []
-while True: x.append(bytearray(10**7))
+while True: x.append(bytearray(10**8))
 """,
         survived,
     ),

@@ -157,7 +157,7 @@ CODES: Final = (
     Disturbance("deep-operators", "x = " + "-" * 100_000 + "1", survived),
     Disturbance("deep-attributes", "x" + ".a" * 100_000, survived),
     Disturbance("deep-blocks", "".join(" " * i + "if 1:\n" for i in range(200)) + " " * 200 + "pass", ended(1, "")),
-    Disturbance("many-lines", "pass\n" * 300_000, survived),
+    Disturbance("many-lines", "pass\n" * 50_000, survived),
     Disturbance("wide-expression", "+".join("1" for _ in range(100_000)), survived),
     Disturbance("huge-constant", "x = 'a' * 10**9 * 10", survived),
     Disturbance("await-outside", "await x", ended(1, "", "SyntaxError")),

@@ -14,6 +14,7 @@ print('a', flush=True)
 while True: pass
 """,
         timed_out_after("a\n"),
+        0.5,
     ),
     Disturbance(
         "loop-in-c",
@@ -22,6 +23,7 @@ print('a', flush=True)
 sum(range(10**12))
 """,
         timed_out_after("a\n"),
+        0.5,
     ),
     Disturbance("loop-in-a-number", "10 ** 10 ** 10", timed_out),
     Disturbance(

@@ -27,7 +27,11 @@ _SOME_OPEN = [
     )
     for a in ATTACKS
 ]
-_SOME_SLOW = [pytest.param(a, id=a.name, marks=[pytest.mark.slow] if a.slow_on_plain else []) for a in ATTACKS]
+_SHOWN_EVERY = 4  # that the others work on the plain backend is shown in the slow suite
+_SOME_SLOW = [
+    pytest.param(a, id=a.name, marks=[pytest.mark.slow] * bool(a.slow_on_plain or number % _SHOWN_EVERY))
+    for number, a in enumerate(ATTACKS)
+]
 
 
 async def attempt(attack: Attack, stage: Stage) -> tuple[bool, str]:
@@ -42,7 +46,9 @@ async def attempt(attack: Attack, stage: Stage) -> tuple[bool, str]:
         await asyncio.to_thread(target.finish)
         if isinstance(result, Exception):
             raise result
-        worked = target.seen() or (isinstance(result, ExecutionResult) and target.told(result))
+        worked = target.seen()
+        if isinstance(result, ExecutionResult):  # whoever breaks the executor has won as well
+            worked = worked or target.told(result) or result.infra_error is not None
         if not worked and isinstance(target, Sight) and target.is_blind:  # what it would have seen is hidden
             pytest.skip("this machine does not let the host look into sandboxed processes")
         return worked, f"{attack.name} on {type(stage.executor).__name__} ended as {result}"

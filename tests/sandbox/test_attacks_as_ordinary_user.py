@@ -22,6 +22,7 @@ pytestmark = [
 ]
 
 _RUN_LIMIT_S = 550
+_FILES = [f"tests/sandbox/test_{name}.py" for name in ("attacks", "attacks_in_sessions", "disturbances")]
 _TESTS = [f"test_the_isolated_backend_blocks_it[{attack.name}]" for attack in ATTACKS]
 _TESTS += [f"test_the_isolated_backend_tells_the_truth[{disturbance.name}]" for disturbance in DISTURBANCES]
 
@@ -29,7 +30,7 @@ _TESTS += [f"test_the_isolated_backend_tells_the_truth[{disturbance.name}]" for 
 @pytest.fixture(scope="module")
 def outcomes() -> Iterator[dict[str, tuple[str, str]]]:
     with ordinary_user() as user:
-        yield user.results("tests/sandbox/test_attacks.py", "tests/sandbox/test_disturbances.py", limit_s=_RUN_LIMIT_S)
+        yield user.results(*_FILES, "-m", "slow or not slow", limit_s=_RUN_LIMIT_S)
 
 
 @pytest.mark.parametrize("test", _TESTS)

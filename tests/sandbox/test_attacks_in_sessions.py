@@ -91,7 +91,7 @@ async def test_messages_of_its_own_end_no_other_run(
     isolated: CodeExecutor, mine: Callable[..., Awaitable[ExecutionResult]], message: str
 ) -> None:
     async with theirs(isolated):
-        result = await mine(f"send({message})\nprint('a', flush=True)\ntime.sleep(0.2)")
+        result = await mine(f"send({message})\nprint('a', flush=True)\ntime.sleep(0.1)")
         assert result.infra_error is None or result.session_lost
 
 

@@ -60,10 +60,7 @@ async def broken_sandbox() -> str:
 @tool
 async def wrapped_fault() -> str:
     """Fail as infrastructure, in a wrapping."""
-    try:
-        raise SandboxError("no zygote")
-    except SandboxError as e:
-        raise RuntimeError("the tool failed") from e
+    raise RuntimeError("the tool failed") from SandboxError("no zygote")
 
 
 async def call(inner: Any, timeout_s: float | None = None, **arguments: Any) -> tuple[Any, ToolStats]:

@@ -8,6 +8,7 @@ can't forge it. Must import little, and nothing of this package: every import is
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import resource
 import signal
@@ -72,7 +73,8 @@ def format_error(kind: type[BaseException], value: BaseException | None, trace: 
 
 def report_error(kind: type[BaseException], value: BaseException | None, trace: types.TracebackType | None) -> None:
     """Stand in for `sys.excepthook`."""
-    sys.stdout.flush()
+    with contextlib.suppress(Exception):  # the stream is the code's to close, detach or replace
+        sys.stdout.flush()
     sys.stderr.write(format_error(kind, value, trace))
 
 

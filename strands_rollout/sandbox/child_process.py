@@ -5,6 +5,7 @@ Knows POSIX and `bootstrap.py`'s arguments. Must not know asyncio: the executor 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import selectors
@@ -13,12 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 from strands_rollout.sandbox.capped_output import CappedOutput
 from strands_rollout.sandbox.executor import ExecutionResult
+from strands_rollout.sandbox.inside import scratch
 from strands_rollout.sandbox.signal_words import signal_words
 
 if TYPE_CHECKING:
@@ -57,10 +60,10 @@ def run_child(code: str, limits: ChildLimits, cancelled: threading.Event) -> Exe
     Setting `cancelled` ends it within about 0.05 s. What the machine refuses becomes `infra_error`, not an OSError.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix="code-", ignore_cleanup_errors=True) as scratch:
+        with _scratch_directory() as folder:
             ready_read, ready_write = os.pipe()
             try:
-                process = _start(code, limits, scratch, ready_write)
+                process = _start(code, limits, folder, ready_write)
             except BaseException:  # whatever it was, the descriptor must not leak
                 os.close(ready_read)
                 raise
@@ -71,7 +74,19 @@ def run_child(code: str, limits: ChildLimits, cancelled: threading.Event) -> Exe
         return ExecutionResult("", "", None, infra_error=f"can't run {sys.executable!r}: {e}")
 
 
-def _start(code: str, limits: ChildLimits, scratch: str, ready_fd: int) -> subprocess.Popen[bytes]:
+@contextlib.contextmanager
+def _scratch_directory() -> Iterator[str]:
+    """A directory that is gone afterwards, whatever was made in it."""
+    folder = tempfile.mkdtemp(prefix="code-")
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # a process that escaped may still be at work in it
+            scratch.empty(folder)
+            os.rmdir(folder)  # noqa: PTH106
+
+
+def _start(code: str, limits: ChildLimits, folder: str, ready_fd: int) -> subprocess.Popen[bytes]:
     """Start the child; no preexec_fn, so that Python uses vfork, whose cost does not grow with the parent's memory."""
     whole_s = math.ceil(limits.timeout_s)
     numbers = [ready_fd, whole_s + 2, limits.memory_mb, limits.file_mb, whole_s + 10]
@@ -84,18 +99,18 @@ def _start(code: str, limits: ChildLimits, scratch: str, ready_fd: int) -> subpr
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            cwd=scratch,
-            env=_environment(scratch),
+            cwd=folder,
+            env=_environment(folder),
             start_new_session=True,
             pass_fds=(ready_fd,),
         )
 
 
-def _environment(scratch: str) -> dict[str, str]:
+def _environment(folder: str) -> dict[str, str]:
     """Everything the child sees; one thread per numeric library, since each would otherwise start one per core."""
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
-    return {"PATH": path, "LANG": "C.UTF-8", "HOME": scratch, "TMPDIR": scratch, **one_thread}
+    return {"PATH": path, "LANG": "C.UTF-8", "HOME": folder, "TMPDIR": folder, **one_thread}
 
 
 class _Watch:

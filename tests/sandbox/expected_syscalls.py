@@ -24,7 +24,7 @@ _NEEDED = """
     read write close open openat stat fstat newfstatat statx lseek mmap mprotect munmap mremap brk madvise futex rseq
     set_robust_list exit exit_group rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall getrandom
     clock_gettime clock_nanosleep gettimeofday getpid gettid geteuid sched_yield sched_getaffinity getrusage times
-    sysinfo uname getcwd chdir mkdirat unlinkat renameat linkat symlinkat readlinkat getdents64 ftruncate
+    sysinfo uname getcwd chdir mkdirat unlinkat renameat linkat symlinkat getdents64 ftruncate
     flock fsync copy_file_range sendfile pselect6 ppoll epoll_pwait epoll_create1 eventfd2 pipe2 alarm setitimer
     sendto sendmsg recvfrom recvmsg shutdown getsockopt setsockopt getsockname getpeername getrlimit close_range wait4
 """

@@ -14,7 +14,9 @@ from strands_rollout.sandbox.inside.seccomp import SyscallFilter
 X86_HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 GENERIC_HEADER = Path("/usr/include/asm-generic/unistd.h")
 ALLOW, KILL = 0x7FFF0000, 0x80000000
-EPERM, ENOSYS, EOPNOTSUPP = (0x50000 | code for code in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP))
+EPERM, ENOSYS, EOPNOTSUPP, EINVAL = (
+    0x50000 | code for code in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+)
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 MACHINES = tuple(ARCH)
 PID = 4321
@@ -81,6 +83,8 @@ def expected(machine: str, number: int, arguments) -> int:
         return ENOSYS
     if name in seccomp.UNSUPPORTED:
         return EOPNOTSUPP
+    if name in seccomp.NO_LINKS:
+        return EINVAL
     if name in seccomp.CONDITIONAL:
         for argument, values, mask, high in seccomp.CONDITIONAL[name]:
             half = arguments[argument] >> 32 if high else arguments[argument] & 0xFFFFFFFF

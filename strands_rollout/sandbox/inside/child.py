@@ -83,6 +83,7 @@ def _look_fresh(home: str) -> None:
     """Undo what a fork shares with all other forks: environment, random numbers, a known temporary directory."""
     os.environ.update(HOME=home, TMPDIR=home, PWD=home)
     tempfile.tempdir = None
+    os.path.realpath = _real_path  # type: ignore[assignment] # one for all kinds of paths
     shutil.copymode = shutil.copystat = _copy_nothing  # what they do is refused, and shutil.copy would fail with them
     # not those of the template: they remember what its descriptors 1 and 2 were
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
@@ -95,6 +96,13 @@ def _look_fresh(home: str) -> None:
     if sympy_random is not None:
         sympy_random.seed()
     gc.enable()
+
+
+def _real_path(path: Any, *, strict: bool = False) -> Any:  # noqa: ANN401 - a path, in whatever form
+    """Stand in for `os.path.realpath`, which would fail at any link: links can't be read."""
+    if strict:
+        os.lstat(path)
+    return os.path.abspath(path)  # noqa: PTH100
 
 
 def _copy_nothing(*_: object, **__: object) -> None:

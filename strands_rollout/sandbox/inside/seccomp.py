@@ -22,7 +22,7 @@ from strands_rollout.sandbox.inside.syscalls import syscall_numbers
 
 _ALLOWED_NAMES: Final = """
     read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 close close_range lseek
-    creat stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat
+    creat stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2
     getdents64 getcwd chdir fchdir umask
     mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat
     ftruncate fadvise64 flock fsync fdatasync copy_file_range sendfile
@@ -38,6 +38,8 @@ _ALLOWED_NAMES: Final = """
     sendto sendmsg recvfrom recvmsg shutdown getsockopt setsockopt getsockname getpeername
 """
 ALLOWED: Final = frozenset(_ALLOWED_NAMES.split())
+# the goals of links outside can't be asked for either: the answer is that of a file that is no link
+NO_LINKS: Final = frozenset({"readlink", "readlinkat"})
 ABSENT: Final = frozenset({"clone3", "openat2"})  # what they are asked lies in memory, where a filter can't look
 
 # space that is taken at once is not measured in time; attributes tell of files that may not be read
@@ -197,6 +199,8 @@ def _verdict(name: str) -> _Block:
         return _returns(_ALLOW)
     if name in ABSENT:
         return _returns(_ERRNO | errno.ENOSYS)
+    if name in NO_LINKS:
+        return _returns(_ERRNO | errno.EINVAL)
     if name in UNSUPPORTED:
         return _returns(_ERRNO | errno.EOPNOTSUPP)
     if name not in CONDITIONAL:

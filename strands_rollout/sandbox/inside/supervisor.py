@@ -32,9 +32,16 @@ _SHARE_OF_POLLING: Final = 0.1  # of the time; large directories are looked at l
 
 @dataclass(slots=True)
 class Session:
-    """An interpreter that is kept between calls, stopped while none runs."""
+    """An interpreter that is kept between calls, stopped while none runs.
 
-    child: RunningChild
+    Attributes:
+        child: Its process; None before the first call, and when it has ended.
+        calls: Pieces of code that this process has run.
+        lock: Held by the call that runs.
+    """
+
+    child: RunningChild | None = None
+    calls: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -71,9 +78,9 @@ class Supervisor:
 
     async def close_session(self, name: str) -> None:
         """End a session and delete its files."""
-        session = self._sessions.pop(name, None)
+        session = self._sessions.get(name)
         if session is not None:
-            await self._dispose(session.child)
+            await self._end_session(name, session)
 
     async def _run_alone(self, code: str, timeout_s: float) -> dict[str, Any]:
         child = await self._ready_child()
@@ -83,32 +90,62 @@ class Supervisor:
             self._in_background(self._dispose(child))
 
     async def _run_in_session(self, code: str, timeout_s: float, name: str) -> dict[str, Any]:
-        session = self._sessions.get(name)
-        if session is None:
-            session = self._sessions[name] = Session(await self._ready_child())
+        session = self._sessions.setdefault(name, Session())
         async with session.lock:
-            child = session.child
-            if child.ended.done():
-                await self.close_session(name)
-                raise RuntimeError(f"the interpreter of session {name!r} has ended between two calls")
-            self._template.signal(child, signal.SIGCONT)
             try:
-                result = await self._execute(child, code, timeout_s, in_session=True)
-            except asyncio.CancelledError:
-                self._in_background(self.close_session(name))
+                if session.child is None:
+                    session.child = await self._ready_child()
+                result = await self._call_in_session(session.child, code, timeout_s, first=session.calls == 0)
+                session.calls += 1
+            except BaseException:  # cancelled, or no child to be had: what is left of it can't be told
+                self._in_background(self._end_session(name, session))
                 raise
-            if child.ended.done():
+            if session.child is None or session.child.ended.done():
                 result["session_lost"] = True
-                self._in_background(self.close_session(name))
-            else:
-                self._template.signal(child, signal.SIGSTOP)
+                self._in_background(self._end_session(name, session))
             return result
 
+    async def _call_in_session(
+        self, child: RunningChild, code: str, timeout_s: float, *, first: bool
+    ) -> dict[str, Any]:
+        if first:
+            result = await self._execute(child, code, timeout_s, in_session=True)
+        else:
+            self._template.signal(child, signal.SIGCONT)
+            result = await self._execute_again(child, code, timeout_s)
+        self._template.signal(child, signal.SIGSTOP)
+        return result
+
     async def _execute(self, child: RunningChild, code: str, timeout_s: float, *, in_session: bool) -> dict[str, Any]:
-        """Run code in a ready child until it ends or passes a limit."""
+        """Run code in a child that has run none, until it ends or passes a limit.
+
+        Raises:
+            RuntimeError: The child ended before.
+            TimeoutError: It did not start.
+        """
         async with asyncio.timeout(_READY_LIMIT_S):
             await child.start(code, session=in_session)
+        return await self._follow(child, time.monotonic(), timeout_s)
+
+    async def _execute_again(self, child: RunningChild, code: str, timeout_s: float) -> dict[str, Any]:
+        """Run code in a child that has run other code, which may have left a timer or a thread that ends or stops it.
+
+        All of that is the code's own doing, and on its own time.
+        """
         started = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await child.start(code, session=True)
+        except TimeoutError:
+            await self._kill(child)
+            return self._result(child, started, f"time limit of {timeout_s:g} s", timed_out=True)
+        except RuntimeError:
+            signal_name = signal_words(child.ended.result())
+            return self._result(child, started, signal_name or "the end of its interpreter, due to an earlier call")
+        return await self._follow(child, started, timeout_s)
+
+    async def _follow(self, child: RunningChild, started: float, timeout_s: float) -> dict[str, Any]:
+        """Wait until the code is done, or a limit is passed."""
         end = asyncio.create_task(child.wait())
         try:
             killed_by, timed_out = await self._passed_limit(child, started, timeout_s, end)
@@ -117,6 +154,18 @@ class Supervisor:
             exit_code = await end
         finally:
             end.cancel()
+        return self._result(child, started, killed_by, exit_code, timed_out=timed_out)
+
+    def _result(
+        self,
+        child: RunningChild,
+        started: float,
+        killed_by: str | None,
+        exit_code: int | None = None,
+        *,
+        timed_out: bool = False,
+    ) -> dict[str, Any]:
+        """The fields of a result; without an exit code it is that of the process, which has ended."""
         duration_s = time.monotonic() - started
         if exit_code is None:
             exit_code = child.ended.result()
@@ -128,6 +177,13 @@ class Supervisor:
             "duration_s": duration_s,
             "killed_by": killed_by,
         }
+
+    async def _end_session(self, name: str, session: Session) -> None:
+        if self._sessions.get(name) is session:
+            del self._sessions[name]
+        child, session.child, session.calls = session.child, None, 0
+        if child is not None:
+            await self._dispose(child)
 
     async def _passed_limit(
         self, child: RunningChild, started: float, timeout_s: float, end: asyncio.Task[int | None]

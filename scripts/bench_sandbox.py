@@ -38,7 +38,7 @@ def main(
 ) -> None:
     """Measure LocalExecutor beside camel-ai's interpreter, `python -c` and SubprocessExecutor. Last line: JSON.
 
-    Takes about eight minutes on two idle CPUs. Memory and the CPU time of all processes are shown where /proc tells
+    Takes about ten minutes on two idle CPUs. Memory and the CPU time of all processes are shown where /proc tells
     them. Exit code 1: a contender failed; 2: wrong usage.
 
     Example: python scripts/bench_sandbox.py --camel-python .venv-camel/bin/python --json bench.json

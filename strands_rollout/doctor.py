@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from strands_rollout.errors import ConfigError, RolloutError
-from strands_rollout.sandbox.local_executor import ISOLATIONS, Isolation, LocalExecutor, SandboxReport
+from strands_rollout.sandbox.local_executor import LocalExecutor
+from strands_rollout.sandbox.sandbox_processes import ISOLATIONS, Isolation, SandboxReport
 
 _PACKAGES: Final = ("strands-rollout", "strands-agents", "transformers", "httpx", "numpy", "sympy", "slime", "torch")
 _TRIES: Final = 20

@@ -23,19 +23,23 @@ class LagWatch:
         self.lags_ms: list[float] = []
 
     async def __aenter__(self) -> LagWatch:
+        self._due = time.perf_counter() + _TICK_S
         self._task = asyncio.create_task(self._watch())
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        self._note()  # what is overdue now, it would have noted next
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
     async def _watch(self) -> None:
-        due = time.perf_counter() + _TICK_S
         while True:
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            now = time.perf_counter()
-            while due <= now:
-                self.lags_ms.append((now - due) * 1e3)
-                due += _TICK_S
+            await asyncio.sleep(max(0.0, self._due - time.perf_counter()))
+            self._note()
+
+    def _note(self) -> None:
+        now = time.perf_counter()
+        while self._due <= now:
+            self.lags_ms.append((now - self._due) * 1e3)
+            self._due += _TICK_S

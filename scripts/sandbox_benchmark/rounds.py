@@ -44,7 +44,7 @@ class Plan:
     sleep_s: float = 8.0
 
 
-QUICK_PLAN: Final = Plan(1, {"trivial": 2, "numpy": 1, "sympy": 1}, 4, {"trivial": 1, "sympy": 1}, 2, 1, 0.6)
+QUICK_PLAN: Final = Plan(1, {"trivial": 2, "numpy": 1, "sympy": 1}, 4, {"trivial": 5, "sympy": 1}, 2, 1, 0.6)
 
 
 @dataclass(slots=True)

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from strands_rollout.sandbox.camel_executor import CamelExecutor
     from strands_rollout.sandbox.executor import CodeExecutor, ExecutionResult, ExecutorFacts
     from strands_rollout.sandbox.executor_sandbox import CodeExecutorSandbox
-    from strands_rollout.sandbox.local_executor import LocalExecutor, SandboxReport
+    from strands_rollout.sandbox.local_executor import LocalExecutor
     from strands_rollout.sandbox.ray_executor import RayExecutor
     from strands_rollout.sandbox.sandbox_fusion import SandboxFusionExecutor
+    from strands_rollout.sandbox.sandbox_processes import SandboxReport
     from strands_rollout.sandbox.strands_sandbox import StrandsSandboxExecutor
     from strands_rollout.sandbox.subprocess_executor import SubprocessExecutor
 
@@ -27,7 +28,7 @@ _MODULES = {
     "LocalExecutor": "local_executor",
     "RayExecutor": "ray_executor",
     "SandboxFusionExecutor": "sandbox_fusion",
-    "SandboxReport": "local_executor",
+    "SandboxReport": "sandbox_processes",
     "StrandsSandboxExecutor": "strands_sandbox",
     "SubprocessExecutor": "subprocess_executor",
 }

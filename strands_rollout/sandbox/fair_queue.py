@@ -46,7 +46,7 @@ class FairQueue:
             self._waiting.setdefault(CALL_OWNER.get(), deque()).append(ticket)
         try:
             await ticket.called
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled, or its loop is closed under it
             with self._lock:
                 ticket.abandoned = True
                 has_place = ticket.granted

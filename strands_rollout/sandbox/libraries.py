@@ -13,6 +13,7 @@ from pathlib import Path
 
 from strands_rollout.errors import ConfigError
 
+_EXTRA = re.compile(r";.*\bextra\b")
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
@@ -47,7 +48,7 @@ def _closure(names: Iterable[str]) -> Iterator[metadata.Distribution]:
         yield distribution
         for requirement in distribution.requires or ():
             name = _NAME.match(requirement)
-            if name is None or "extra ==" in requirement:
+            if name is None or _EXTRA.search(requirement):
                 continue
             try:
                 pending.append(metadata.distribution(name[1]))
@@ -72,7 +73,7 @@ def _distribution(name: str) -> metadata.Distribution:
 def _entries(distribution: metadata.Distribution) -> Iterator[tuple[str, str]]:
     """The top-level entries of a distribution: (folder, name)."""
     for file in distribution.files or ():
-        if ".." not in file.parts and file.parts[0] != "__pycache__":
+        if not file.is_absolute() and ".." not in file.parts and file.parts[:1] not in {(), ("__pycache__",)}:
             yield str(distribution.locate_file("")), file.parts[0]
     # its modules are asked for as well: a distribution of the operating system's has no list of files, and an editable
     # one lists only the file that leads to its sources

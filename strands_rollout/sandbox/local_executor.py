@@ -13,47 +13,23 @@ import threading
 import time
 import weakref
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Self
+from dataclasses import replace
+from typing import Any, Final, Self
 
 from strands_rollout.errors import ConfigError, SandboxError
 from strands_rollout.sandbox.executor import ExecutionResult, ExecutorFacts, check_call, check_positive
 from strands_rollout.sandbox.fair_queue import FairQueue
 from strands_rollout.sandbox.libraries import library_files
 from strands_rollout.sandbox.machine_size import usable_cpus
-from strands_rollout.sandbox.scratch_root import ScratchRoot
-from strands_rollout.sandbox.supervisor_link import SupervisorGoneError, SupervisorLink
+from strands_rollout.sandbox.sandbox_processes import LAYERS, Isolation, SandboxProcesses, SandboxReport
+from strands_rollout.sandbox.supervisor_link import SupervisorGoneError
 
 logger = logging.getLogger(__name__)
 
-Isolation = Literal["full", "seccomp", "rlimits"]
-ISOLATIONS: Final[tuple[Isolation, ...]] = ("full", "seccomp", "rlimits")
-
-_WANTED: Final[dict[str, tuple[str, ...]]] = {
-    "full": ("limits", "user", "files", "syscalls"),
-    "seccomp": ("limits", "syscalls"),
-    "rlimits": ("limits",),
-}
-_GRACE_S: Final = 60.0  # on top of the code's own limit, before a silent supervisor counts as dead
+_GRACE_S: Final = 90.0  # on top of the code's own limit, before a silent supervisor counts as dead
 _CPU_LIMIT_S: Final = 24 * 3600
 _MAX_SPARES: Final = 8
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxReport:
-    """What a started sandbox enforces.
-
-    Attributes:
-        enforced: Layer ("limits", "user", "files", "syscalls") -> how, in words.
-        missing: Layer -> why it is not there, in words.
-        isolation: The strongest mode that this is enough for.
-        start_s: Seconds that it took to start.
-    """
-
-    enforced: dict[str, str]
-    missing: dict[str, str]
-    isolation: str
-    start_s: float
+_MAX_CODE_CHARS: Final = 16_000_000
 
 
 class LocalExecutor:
@@ -117,25 +93,41 @@ class LocalExecutor:
         }
         for name, value in self._limits.items():
             check_positive(name, value)
-        if isolation not in _WANTED:
-            raise ConfigError(f"isolation is {isolation!r}; expected one of {', '.join(_WANTED)}")
+        if isolation not in LAYERS:
+            raise ConfigError(f"isolation is {isolation!r}; expected one of {', '.join(LAYERS)}")
         if isinstance(libraries, str):
             raise ConfigError(f"libraries is the string {libraries!r}; expected a list of names: [{libraries!r}]")
         self._isolation = isolation
         self._libraries = tuple(libraries)
         self._scratch_dir = scratch_dir
         self._disabled = tuple(disabled_layers)
-        self._queue = FairQueue(int(self._limits["max_concurrency"]))
-        self._lock = threading.Lock()
-        self._supervisor: _Supervisor | None = None
-        self._sessions: dict[str, _Supervisor] = {}
         self._closed = False
+        self._supervisor: SandboxProcesses | None = None
+        self._finalizer = weakref.finalize(self, _nothing)
+        self._start_anew()
         self.facts = ExecutorFacts(
             libraries=self._libraries,
             memory_mb=memory_mb,
             isolated=isolation != "rlimits" and "syscalls" not in self._disabled,
             keeps_sessions=True,
         )
+
+    def _start_anew(self) -> None:
+        """Have nobody wait and nothing run, in this process."""
+        self._pid = os.getpid()
+        self._queue = FairQueue(int(self._limits["max_concurrency"]))
+        self._turns: dict[str, FairQueue] = {}
+        self._sessions: dict[str, SandboxProcesses] = {}
+        self._lock = threading.Lock()
+
+    def _forget_other_process(self) -> None:
+        """A fork inherits places that are taken, and nobody in it who gives them back."""
+        if self._pid != os.getpid():
+            self._start_anew()
+
+    def _turn(self, session: str | None) -> contextlib.AbstractAsyncContextManager[None]:
+        """One call of a session at a time; those that wait hold no place."""
+        return contextlib.nullcontext() if session is None else self._turns.setdefault(session, FairQueue(1)).place()
 
     async def start(self) -> SandboxReport:
         """Start the supervisor, unless it runs, and tell what it enforces.
@@ -155,8 +147,12 @@ class LocalExecutor:
         """
         limit_s = self._limits["timeout_s"] if timeout_s is None else timeout_s
         check_call("LocalExecutor", code, limit_s, session, keeps_sessions=True)
+        if len(code) > _MAX_CODE_CHARS:
+            refusal = f"MemoryError: the code has {len(code)} characters; at most {_MAX_CODE_CHARS} can be run\n"
+            return ExecutionResult("", refusal, 1)
+        self._forget_other_process()
         asked = time.monotonic()
-        async with self._queue.place():
+        async with self._turn(session), self._queue.place():
             queued_s = time.monotonic() - asked
             result = await self._attempt(code, limit_s, session)
             if result.infra_error is not None and session is None:
@@ -165,10 +161,12 @@ class LocalExecutor:
 
     async def close_session(self, session: str) -> None:
         """End a session's process and delete its files; nothing happens where there is no such session."""
+        self._turns.pop(session, None)
         supervisor = self._sessions.pop(session, None)
         if supervisor is not None and supervisor.is_ours:
-            with contextlib.suppress(SupervisorGoneError):
-                await supervisor.link.close_session(session)
+            with contextlib.suppress(SupervisorGoneError, TimeoutError):
+                async with asyncio.timeout(_GRACE_S):
+                    await supervisor.link.close_session(session)
 
     async def aclose(self) -> None:
         """End the supervisor and what it runs, delete all files. Safe to call twice."""
@@ -202,13 +200,13 @@ class LocalExecutor:
         self._sessions.pop(session or "", None)
         return ExecutionResult("", "", None, infra_error=reason, session_lost=session is not None)
 
-    async def _running(self) -> _Supervisor:
+    async def _running(self) -> SandboxProcesses:
         supervisor = self._supervisor
         if supervisor is not None and supervisor.is_ours and not self._closed:
             return supervisor
         return await asyncio.to_thread(self._start)
 
-    def _start(self) -> _Supervisor:
+    def _start(self) -> SandboxProcesses:
         with self._lock:
             if self._closed:
                 raise SandboxError("LocalExecutor was used after aclose(); make a new executor")
@@ -217,7 +215,10 @@ class LocalExecutor:
             if self._supervisor is not None:
                 self._supervisor.close()
             self._supervisor = None
-            supervisor = _Supervisor(self._settings(), self._scratch_dir)
+            try:
+                supervisor = SandboxProcesses(self._settings(), self._scratch_dir)
+            except (OSError, RuntimeError) as e:  # no descriptors, processes, memory or threads left
+                raise SandboxError(f"the code sandbox could not be started: {type(e).__name__}: {e}") from e
             try:
                 self._accept(supervisor.report)
             except BaseException:
@@ -225,14 +226,15 @@ class LocalExecutor:
                 raise
             self._supervisor = supervisor
             self.facts = replace(self.facts, isolated="syscalls" in supervisor.report.enforced)
-            weakref.finalize(self, supervisor.close)  # also at exit, for executors that nobody closes
+            self._finalizer.detach()
+            self._finalizer = weakref.finalize(self, supervisor.close)  # also at exit, where nobody closes this
             return supervisor
 
     def _accept(self, report: SandboxReport) -> None:
         """Say what is enforced; refuse what is less than was asked for."""
         enforced = "; ".join(f"{layer}: {how}" for layer, how in report.enforced.items())
         missing = "; ".join(f"{layer}: {why}" for layer, why in report.missing.items()) or "nothing"
-        lacking = [layer for layer in _WANTED[self._isolation] if layer in report.missing]
+        lacking = [layer for layer in LAYERS[self._isolation] if layer in report.missing]
         if lacking:
             raise SandboxError(
                 f"the code sandbox can't enforce isolation={self._isolation!r} on this machine. Missing: {missing}. "
@@ -267,38 +269,5 @@ class LocalExecutor:
             supervisor.close()
 
 
-class _Supervisor:
-    """A supervisor process with the directory in which it works, of the process that started it."""
-
-    def __init__(self, settings: dict[str, Any], scratch_dir: str | None) -> None:
-        self.pid = os.getpid()
-        self._closed = False
-        self._root = ScratchRoot(scratch_dir)
-        settings["root"] = settings["template"]["root"] = self._root.path
-        try:
-            self.link = SupervisorLink(settings)
-        except BaseException:
-            self._root.delete()
-            raise
-        facts = self.link.facts
-        self.report = SandboxReport(facts["enforced"], facts["missing"], _strongest(facts["missing"]), facts["start_s"])
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether it can be used: it runs, and this process is not a fork of the one that started it."""
-        return self.pid == os.getpid() and not self.link.is_gone
-
-    def close(self) -> None:
-        """End it and delete its files, unless another process started it. Safe to call twice."""
-        if self._closed:
-            return
-        self._closed = True
-        if self.pid != os.getpid():
-            self.link.forget()
-            return
-        self.link.close()
-        self._root.delete()
-
-
-def _strongest(missing: Collection[str]) -> str:
-    return next(mode for mode, layers in _WANTED.items() if mode == "rlimits" or not set(layers) & set(missing))
+def _nothing() -> None:
+    """What is to be done at the end of an executor that has not started."""

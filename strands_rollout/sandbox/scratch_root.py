@@ -44,6 +44,9 @@ class ScratchRoot:
             Path(self.path).chmod(0o711)
         except OSError as e:
             raise SandboxError(f"can't make a scratch directory in {folder!r}: {e}; name another as scratch_dir") from e
+        if scratch.free_bytes(self.path) < scratch.RESERVE_BYTES:
+            self.delete()
+            raise SandboxError(f"the disk of {folder!r} is almost full; name another folder as scratch_dir")
         _delete_abandoned(Path(folder))
 
     def delete(self) -> None:

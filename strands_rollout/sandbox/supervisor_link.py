@@ -11,15 +11,14 @@ import itertools
 import json
 import os
 import queue
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
-from typing import Any, Final
+from concurrent.futures import Future, InvalidStateError
+from typing import IO, Any, Final
 
 from strands_rollout.errors import SandboxError
 from strands_rollout.sandbox.inside.frames import LENGTH, frame
@@ -56,31 +55,16 @@ class SupervisorLink:
         self._orders: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._socket, theirs = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
-        start = f"import sys; sys.path.append({package_folder()!r}); {_START}"
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - a fixed command
-                [
-                    sys.executable,
-                    "-s",
-                    "-S",
-                    "-P",
-                    "-X",
-                    "utf8",
-                    "-c",
-                    start,
-                    str(theirs.fileno()),
-                    json.dumps(settings),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._errors,
-                env=_environment(),
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # a Ctrl-C in the terminal is the trainer's alone
-            )
-        self.facts: dict[str, Any] = self._hear_facts()
-        for work in (self._write, self._read):
-            threading.Thread(target=work, name="code-executor", daemon=True).start()
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            with theirs:
+                self._process = _start(settings, theirs, self._errors)
+            self.facts: dict[str, Any] = self._hear_facts()
+            for work in (self._write, self._read):
+                threading.Thread(target=work, name="code-executor", daemon=True).start()
+        except BaseException:  # whatever it was, nothing must be left of it
+            self.close()
+            raise
 
     @property
     def is_gone(self) -> bool:
@@ -108,8 +92,8 @@ class SupervisorLink:
     def kill(self) -> None:
         """End the process at once: whoever waits is told."""
         self._gone = True
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
 
     def close(self) -> None:
         """End the process, and with it all that it runs. Safe to call twice."""
@@ -117,11 +101,12 @@ class SupervisorLink:
         self._orders.put(None)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        try:
-            self._process.wait(_STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self._process is not None:
+            try:
+                self._process.wait(_STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
         self._socket.close()
         self._errors.close()
 
@@ -154,13 +139,9 @@ class SupervisorLink:
             news = {"failure": str(e)}
         self._socket.settimeout(None)
         if news is None or "facts" not in news:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
             reason = (news or {}).get("failure", "it ended")
-            errors = self._last_errors()
-            self._socket.close()
-            self._errors.close()
-            raise SandboxError(f"the code sandbox did not start: {reason}{errors}")
+            raise SandboxError(f"the code sandbox did not start: {reason}{self._last_errors()}")
         facts: dict[str, Any] = news["facts"]
         return facts
 
@@ -178,17 +159,19 @@ class SupervisorLink:
         try:
             while (news := self._receive()) is not None:
                 answer = self._answers.get(news["id"])
-                if answer is not None and not answer.cancelled():
-                    answer.set_result(news["result"])
+                if answer is not None:
+                    with contextlib.suppress(InvalidStateError):  # cancelled, perhaps just now
+                        answer.set_result(news["result"])
         except (OSError, ValueError):
             pass
-        with self._lock:
-            self._gone = True
-            unanswered = list(self._answers.values())
-        self._orders.put(None)
-        for answer in unanswered:
-            if not answer.done():
-                answer.set_exception(SupervisorGoneError())
+        finally:
+            with self._lock:
+                self._gone = True
+                unanswered = list(self._answers.values())
+            self._orders.put(None)
+            for answer in unanswered:
+                with contextlib.suppress(InvalidStateError):
+                    answer.set_exception(SupervisorGoneError())
 
     def _receive(self) -> Any:  # noqa: ANN401 - JSON
         head = self._receive_exactly(LENGTH.size)
@@ -203,6 +186,19 @@ class SupervisorLink:
                 return None
             received += chunk
         return bytes(received)
+
+
+def _start(settings: Mapping[str, Any], link: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    start = f"import sys; sys.path.append({package_folder()!r}); {_START}"
+    return subprocess.Popen(  # noqa: S603 - a fixed command
+        [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-c", start, str(link.fileno()), json.dumps(settings)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        env=_environment(),
+        pass_fds=(link.fileno(),),
+        start_new_session=True,  # a Ctrl-C in the terminal is the trainer's alone
+    )
 
 
 def _environment() -> dict[str, str]:

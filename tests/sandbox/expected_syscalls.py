@@ -3,7 +3,7 @@
 _DENIED = """
     execve execveat fork vfork ptrace process_vm_readv process_vm_writev process_madvise process_mrelease kcmp
     pidfd_open pidfd_getfd pidfd_send_signal tkill rt_sigqueueinfo rt_tgsigqueueinfo setsid setpgid setpriority
-    socket connect bind listen accept accept4 sendmmsg recvmmsg
+    socket connect bind listen accept accept4 sendmmsg recvmmsg sendmsg recvmsg
     memfd_create memfd_secret shmget shmat shmctl shmdt msgget msgsnd msgrcv msgctl semget semop semctl semtimedop
     mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr
     truncate chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat
@@ -26,7 +26,7 @@ _NEEDED = """
     clock_gettime clock_nanosleep gettimeofday getpid gettid geteuid sched_yield sched_getaffinity getrusage times
     sysinfo uname getcwd chdir mkdirat unlinkat renameat linkat symlinkat getdents64 ftruncate
     flock fsync copy_file_range sendfile pselect6 ppoll epoll_pwait epoll_create1 eventfd2 pipe2 alarm setitimer
-    sendto sendmsg recvfrom recvmsg shutdown getsockopt setsockopt getsockname getpeername getrlimit close_range wait4
+    sendto recvfrom shutdown getsockname getpeername getrlimit wait4
 """
 
 DENIED = tuple(_DENIED.split())

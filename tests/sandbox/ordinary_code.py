@@ -88,7 +88,7 @@ epoll.close()
 import socket
 a, b = socket.socketpair()
 a.sendall(b"x"), a.getsockname(), a.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF), a.settimeout(1)
-assert b.recvmsg(10)[0] == b"x"
+assert b.recv(10) == b"x"
 a.shutdown(socket.SHUT_WR)
 assert b.recv(1) == b""
 a.close(), b.close()

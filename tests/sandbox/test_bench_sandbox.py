@@ -149,6 +149,13 @@ async def test_a_blocked_loop_is_counted_for_as_long_as_it_is_blocked(benchmark:
     assert len([lag for lag in lags if 180 < lag < 220]) >= 6
 
 
+async def test_a_loop_that_is_blocked_to_the_end_is_counted(benchmark: Callable[[str], Any]) -> None:
+    async with benchmark("loop_lag").LagWatch() as watch:
+        await asyncio.sleep(0.01)
+        time.sleep(0.2)  # noqa: ASYNC251 - as above
+    assert max(watch.lags_ms) > 180
+
+
 @pytest.mark.parametrize(
     ("values", "share", "expected"),
     [([], 0.5, None), ([3.0], 0.99, 3.0), ([4.0, 1.0, 3.0, 2.0], 0.5, 2.0), (list(range(1, 201)), 0.99, 198)],

@@ -514,3 +514,150 @@ async def test_files_that_only_root_may_read_can_be_imported_by_a_user_that_is_n
             assert "PermissionError" in (await executor.run(f"import os\n{attack}")).stderr
         status = await executor.run("open('/proc/self/status').read()")
         assert "PermissionError" in status.stderr
+
+
+async def test_hundreds_of_calls_and_sessions_at_once_all_get_their_answers() -> None:
+    async with bare(max_concurrency=300, timeout_s=60) as executor:
+        results = await asyncio.gather(*(executor.run(f"print({n})") for n in range(300)))
+        assert {result.infra_error for result in results} == {None}
+        assert [result.stdout for result in results] == [f"{n}\n" for n in range(300)]
+        names = [f"session-{n}" for n in range(300)]
+        results = await asyncio.gather(*(executor.run(f"x = {n}; x", session=name) for n, name in enumerate(names)))
+        assert [(result.infra_error, result.stdout) for result in results] == [(None, f"{n}\n") for n in range(300)]
+        await asyncio.wait_for(asyncio.gather(*map(executor.close_session, names)), 30)
+        assert await until(lambda: len(descendants(helpers(executor)[1])) <= 8)
+
+
+async def test_a_call_that_waited_for_a_session_that_was_lost_goes_on_in_the_next_one(executor: LocalExecutor) -> None:
+    lost, waited = await asyncio.gather(
+        executor.run("while True: pass", session="s", timeout_s=0.5), executor.run("y = 5", session="s")
+    )
+    assert (lost.session_lost, waited.session_lost, waited.exit_code) == (True, False, 0)
+    assert (await executor.run("y", session="s")).stdout == "5\n"
+    await executor.close_session("s")
+
+
+async def test_the_call_after_a_cancelled_one_says_that_the_session_was_lost(executor: LocalExecutor) -> None:
+    await executor.run("import time; x = 1", session="s")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(executor.run("time.sleep(60)", session="s"), 0.3)
+    result = await executor.run("print('fresh')", session="s")
+    assert (result.stdout, result.session_lost) == ("fresh\n", True)
+    assert (await executor.run("1", session="s")).session_lost is False
+    await executor.close_session("s")
+
+
+async def test_calls_that_wait_for_their_session_hold_no_place_and_cost_no_supervisor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("strands_rollout.sandbox.local_executor._GRACE_S", 1.0)
+    async with bare(max_concurrency=2, timeout_s=5) as executor:
+        await executor.start()
+        supervisor = helpers(executor)[0]
+        slow = [asyncio.create_task(executor.run("__import__('time').sleep(0.6)", session="s")) for _ in range(5)]
+        await asyncio.sleep(0.1)
+        assert (await executor.run("1")).queued_s < 0.3
+        assert [result.exit_code for result in await asyncio.gather(*slow)] == [0] * 5
+        assert helpers(executor)[0] == supervisor
+
+
+@LINUX
+async def test_children_that_were_killed_while_they_waited_are_not_served(fragile: LocalExecutor) -> None:
+    await fragile.run("1")
+    await asyncio.sleep(0.3)
+    for pid in descendants(helpers(fragile)[1]):
+        os.kill(pid, signal.SIGKILL)
+    await asyncio.sleep(0.2)
+    results = [await fragile.run("1 + 1") for _ in range(4)]
+    assert [(result.stdout, result.infra_error) for result in results] == [("2\n", None)] * 4
+
+
+@LINUX
+async def test_what_a_session_left_running_is_watched_in_its_next_call() -> None:
+    code = (
+        "import os\nos.write(3, b'D\\0')\nn = 0\n"  # the call is over, and its code goes on
+        "while True:\n    n += 1\n    open(f'f{n % 99}', 'wb').write(bytes(1 << 20))"
+    )
+    async with bare(disk_mb=16) as executor:
+        await executor.run(code, session="s", timeout_s=3)
+        result = await executor.run("1", session="s", timeout_s=5)
+        assert result.infra_error is None
+        assert "disk limit" in (result.killed_by or "") or result.exit_code not in (0, None)
+        await executor.close_session("s")
+
+
+@LINUX
+@pytest.mark.parametrize(
+    "trick",
+    [
+        "kept.append(h); threading.Thread(target=lambda: (ctypes.CDLL(None).syscall(436, 900, 901, 2), time.sleep(9)))"
+        ".start(); time.sleep(0.01)",
+        "a, b = socket.socketpair(); kept += [a, b]; socket.send_fds(a, [b'x'], [h]); os.close(h)",
+    ],
+)
+async def test_deleted_files_can_not_be_hidden_in_tables_of_threads_or_in_sockets(trick: str) -> None:
+    code = (
+        "import ctypes, os, socket, threading, time\nkept = []\nfor _ in range(20):\n"
+        "    h = os.open('a', os.O_CREAT | os.O_RDWR); os.unlink('a'); os.write(h, bytes(4 << 20))\n"
+        f"    {trick}\ntime.sleep(2)"
+    )
+    async with bare(disk_mb=16, timeout_s=8) as executor:
+        result = await executor.run(code)
+    assert "disk limit" in (result.killed_by or "") or "PermissionError" in result.stderr, result
+
+
+@LINUX
+async def test_deleted_files_are_seen_when_the_first_thread_has_ended() -> None:
+    code = (
+        "import ctypes, os, threading, time\nkept = []\ndef work():\n    time.sleep(0.3)\n    for n in range(20):\n"
+        "        h = os.open('a', os.O_CREAT | os.O_RDWR); os.unlink('a'); os.write(h, bytes(4 << 20)); kept.append(h)\n"
+        "    time.sleep(9)\nthreading.Thread(target=work).start()\nctypes.CDLL(None).syscall(60, 0)"
+    )
+    async with bare(disk_mb=16, timeout_s=4) as executor:
+        result = await executor.run(code.replace("60, 0", "93, 0" if os.uname().machine == "aarch64" else "60, 0"))
+    assert "disk limit" in (result.killed_by or ""), result
+
+
+async def test_much_too_long_code_is_the_codes_own_fault(executor: LocalExecutor) -> None:
+    result = await executor.run("#" * 16_000_001)
+    assert (result.exit_code, result.infra_error) == (1, None)
+    assert "at most 16000000 can be run" in result.stderr
+
+
+@LINUX
+async def test_out_of_descriptors_is_a_fault_of_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*args: object, **kwargs: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("strands_rollout.sandbox.supervisor_link._start", none_left)
+    with pytest.raises(SandboxError, match="Too many open files"):
+        await bare().run("1")
+
+
+@LINUX
+def test_a_fork_of_the_trainer_has_places_of_its_own() -> None:
+    script = """
+import asyncio, os
+from strands_rollout.sandbox import LocalExecutor
+executor = LocalExecutor(libraries=[], max_concurrency=1)
+async def main():
+    running = asyncio.create_task(executor.run("import time; time.sleep(1)"))
+    await asyncio.sleep(0.6)
+    return os.fork(), running
+async def parent():
+    pid, running = await main()
+    if pid == 0:
+        os._exit(child())
+    await running
+    await executor.aclose()
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+def child():
+    import threading
+    out = []
+    thread = threading.Thread(target=lambda: out.append(asyncio.run(executor.run("1 + 1")).stdout))
+    thread.start(); thread.join(20)
+    return 0 if out == ["2\\n"] else 1
+asyncio.run(parent())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "0\n", done.stderr

@@ -144,7 +144,7 @@ for name in ("datagrams", "streams"):
 b.close()
 print(json.dumps([*seen, refusal(a.sendto, b"x", "streams")]))
 """
-        assert child(script) == ["EISCONN", "EISCONN", "EPERM"] * 2 + ["EISCONN"]
+        assert child(script) == ["EISCONN", "EPERM", "EPERM"] * 2 + ["EISCONN"]
         for server in (datagrams, streams):
             server.setblocking(False)
         with pytest.raises(BlockingIOError):

@@ -28,9 +28,21 @@ OPENS_REFUSED = (0x200, 0x203, HIGH | 0x80200, 0x410002, 0x404002)  # O_TRUNC wi
 CASES = {  # name -> (arguments that are let through, arguments that are refused)
     "clone": (
         [(CLONE_THREAD,), (0x7D0F00,)],  # glibc's threads, musl's threads
-        [(0,), (17,), (0x4111,), (0x100,), (0x10000,), *((CLONE_THREAD | 1 << bit,) for bit in (12, 13, 15, 17, 23))]
+        [
+            (0,),
+            (17,),
+            (0x4111,),
+            (0x100,),
+            (0x10000,),
+            (0x10100,),
+            (0x10B00,),
+            *((CLONE_THREAD | 1 << bit,) for bit in (12, 13, 15, 17, 23)),
+        ]
         + [(CLONE_THREAD | 1 << bit,) for bit in range(25, 31)],
     ),
+    "close_range": ([(3, 9, 0), (3, 9, 4)], [(3, 9, 2), (3, 9, 6)]),
+    "getsockopt": ([(5, 1, 4), (5, 1, 39)], [(5, 1, 77), (5, 6, 4), (5, 1, 26)]),
+    "setsockopt": ([(5, 1, 7), (5, 1, 8)], [(5, 1, 26), (5, 0, 7), (5, 1, 50)]),
     "socketpair": ([(1, 1), (1, 0x80801)], [(1, 2), (1, 5), (1, 3), (2, 1), (10, 1), (16, 3), (1, 0x80802)]),
     "open": ([(0, flags) for flags in OPENS], [(0, flags) for flags in OPENS_REFUSED]),
     "openat": ([(0, 0, flags) for flags in OPENS], [(0, 0, flags) for flags in OPENS_REFUSED]),

@@ -98,9 +98,9 @@ def _look_fresh(home: str) -> None:
     gc.enable()
 
 
-def _real_path(path: Any, *, strict: bool = False) -> Any:  # noqa: ANN401 - a path, in whatever form
+def _real_path(path: Any, *, strict: object = False) -> Any:  # noqa: ANN401 - a path, in whatever form
     """Stand in for `os.path.realpath`, which would fail at any link: links can't be read."""
-    if strict:
+    if strict is True:  # newer Pythons have other values, which let files be missing
         os.lstat(path)
     return os.path.abspath(path)  # noqa: PTH100
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import secrets
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -161,7 +162,8 @@ class Confinement:
             LayerError: The kernel refuses the ruleset.
             OSError: The directory can't be made.
         """
-        os.mkdir(folder, 0o700)  # noqa: PTH102
+        with contextlib.suppress(FileExistsError):  # left by an attempt that failed later on
+            os.mkdir(folder, 0o700)  # noqa: PTH102
         user = None
         if "user" in self.enforced and self._first_user is not None:
             user = self._first_user + index
@@ -209,7 +211,7 @@ class Confinement:
         if os.geteuid() != 0:
             return  # not missing: an ordinary user has no other to become, and the other layers protect what is its own
         # far from everybody's users, and different for each template: threads are counted by user
-        candidates = (0x7000_0000 + (os.getpid() & 0xFFFF) * 1024, 60_000)
+        candidates = (0x7000_0000 + secrets.randbelow(1 << 16) * 1024, 60_000)
         self._first_user = next(filter(can_become, candidates), None)
         if self._first_user is None:
             self.missing["user"] = "root may not change its user here (no CAP_SETUID, or the user namespace maps none)"

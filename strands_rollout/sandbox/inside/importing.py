@@ -70,6 +70,8 @@ class DirectoryDescriptors:
             places = getattr(module, "__path__", None)
             if isinstance(places, list):
                 places[:] = map(self.reach, places)
+            if isinstance(getattr(module, "__file__", None), str):
+                module.__file__ = self.reach(module.__file__)  # type: ignore[arg-type]
         sys.path_importer_cache.clear()
 
 

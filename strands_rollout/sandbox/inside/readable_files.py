@@ -6,6 +6,7 @@ Never a whole site-packages folder: this package, its labels and its reward lie 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Final
 
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 _NOT_STDLIB: Final = {"site-packages", "dist-packages", "__pycache__"}
+_SHARED_OBJECT: Final = re.compile(r"\.so(\.|$)")
 _SYSTEM: Final = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
 
 
@@ -62,5 +64,6 @@ def _shared_objects(folder: str) -> list[str]:
     entries = list(os.scandir(folder))
     if not any(entry.name.startswith("python") and entry.is_dir() for entry in entries):
         is_system = folder.startswith(("/lib", "/usr/lib"))
-        return [folder] if is_system else [entry.path for entry in entries if ".so" in entry.name]
-    return [entry.path for entry in entries if ".so" in entry.name and entry.is_file()]
+        if is_system:
+            return [folder]
+    return [entry.path for entry in entries if _SHARED_OBJECT.search(entry.name) and entry.is_file()]

@@ -7,10 +7,17 @@ the emptying.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
 from dataclasses import dataclass
+from typing import Final
+
+RESERVE_BYTES: Final = 256 * 1024 * 1024  # with less than this free nothing is run
+
+
+_HIDDEN: Final = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP}  # what lies there could be anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,9 @@ def usage(folder: str, max_entries: int) -> Usage:
                         break
         except (FileNotFoundError, NotADirectoryError):
             continue  # the code has just deleted it
-        except OSError:  # nested too deep for a path, or made unreadable: it could hide anything
+        except OSError as e:
+            if e.errno not in _HIDDEN:
+                raise
             entries = max_entries + 1
     return Usage(disk_bytes, entries)
 

@@ -21,7 +21,7 @@ from strands_rollout.sandbox.inside.libc import prctl
 from strands_rollout.sandbox.inside.syscalls import syscall_numbers
 
 _ALLOWED_NAMES: Final = """
-    read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 close close_range lseek
+    read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 close lseek
     creat stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2
     getdents64 getcwd chdir fchdir umask
     mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat
@@ -35,7 +35,7 @@ _ALLOWED_NAMES: Final = """
     getpid getppid gettid getuid geteuid getgid getegid getgroups getresuid getresgid getpgrp getpgid getsid capget
     getrlimit getrusage getpriority sysinfo uname getrandom getcpu wait4 waitid
     sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min
-    sendto sendmsg recvfrom recvmsg shutdown getsockopt setsockopt getsockname getpeername
+    sendto recvfrom shutdown getsockname getpeername
 """
 ALLOWED: Final = frozenset(_ALLOWED_NAMES.split())
 # the goals of links outside can't be asked for either: the answer is that of a file that is no link
@@ -49,7 +49,7 @@ UNSUPPORTED: Final = frozenset(
 
 _OWN_PID: Final = -1  # stands for the number of the process, which `program` fills in
 _LOW: Final = 0xFFFF_FFFF
-_CLONE_THREAD_AND_VM: Final = 0x0001_0100
+_CLONE_THREAD: Final = 0x0001_0F00  # VM, FS, FILES, SIGHAND and THREAD: one table of descriptors for all threads
 # PTRACE, PARENT, PIDFD, UNTRACED, and NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _CLONE_REFUSED: Final = 0x2000 | 0x8000 | 0x1000 | 0x80_0000 | 0x7E02_0000
 
@@ -69,7 +69,12 @@ _SELF_OR_ZERO: Final = Condition(0, (0, _OWN_PID))
 # No __O_TMPFILE: such a file never has a name, and libraries take one that has for a file system without.
 _OPENS: Final = ((0, 1, 2, 3, 0x201, 0x202), 0x203 | 0x40_0000)
 CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
-    "clone": (Condition(0, (_CLONE_THREAD_AND_VM,), _CLONE_THREAD_AND_VM | _CLONE_REFUSED),),
+    "clone": (Condition(0, (_CLONE_THREAD,), _CLONE_THREAD | _CLONE_REFUSED),),
+    "close_range": (Condition(2, (0, 4)),),  # not CLOSE_RANGE_UNSHARE
+    # no sendmsg and recvmsg: a file that is on its way in a socket is in nobody's table of descriptors.
+    # SOL_SOCKET: SO_TYPE, SO_ERROR, SO_SNDBUF, SO_RCVBUF, SO_PROTOCOL, SO_DOMAIN; to set, the buffers
+    "getsockopt": (Condition(1, (1,)), Condition(2, (3, 4, 7, 8, 38, 39))),
+    "setsockopt": (Condition(1, (1,)), Condition(2, (7, 8))),
     # AF_UNIX, SOCK_STREAM: unlike a datagram, what is written to a connected stream can't be given another address
     "socketpair": (Condition(0, (1,)), Condition(1, (1,), 0xF)),
     "open": (Condition(1, *_OPENS),),

@@ -59,14 +59,17 @@ class Service:
 
     async def _carry_out(self, order: Mapping[str, Any]) -> None:
         result = None
-        if order["do"] == "run":
-            result = await self._supervisor.run(order["code"], order["timeout_s"], order["session"])
-        else:
-            await self._supervisor.close_session(order["session"])
+        try:
+            if order["do"] == "run":
+                result = await self._supervisor.run(order["code"], order["timeout_s"], order["session"])
+            else:
+                await self._supervisor.close_session(order["session"])
+        except Exception as e:  # whatever it is, somebody waits for an answer
+            result = {"stdout": "", "stderr": "", "exit_code": None, "infra_error": f"{type(e).__name__}: {e}"}
         self._writer.write(frame({"id": order["id"], "result": result}))
 
 
-async def _serve(executor: socket.socket, settings: dict[str, Any]) -> None:
+async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int) -> None:
     reader, writer = await asyncio.open_connection(sock=executor)
     template = TemplateLink(settings["template"], package_folder())
     try:
@@ -79,7 +82,7 @@ async def _serve(executor: socket.socket, settings: dict[str, Any]) -> None:
         writer.write(frame({"facts": facts}))
         supervisor.top_up()
         serving = asyncio.create_task(Service(supervisor, writer).serve(reader))
-        orphaned = asyncio.create_task(_until_orphaned())
+        orphaned = asyncio.create_task(_until_orphaned(parent))
         await asyncio.wait([serving, orphaned], return_when=asyncio.FIRST_COMPLETED)
         serving.cancel()
         orphaned.cancel()
@@ -90,9 +93,8 @@ async def _serve(executor: socket.socket, settings: dict[str, Any]) -> None:
         _delete(settings["root"])
 
 
-async def _until_orphaned() -> None:
+async def _until_orphaned(parent: int) -> None:
     """A fork of the trainer may hold the other end of the socket open after the trainer has ended."""
-    parent = os.getppid()
     while os.getppid() == parent:  # noqa: ASYNC110 - nothing tells of it
         await asyncio.sleep(_PARENT_POLL_S)
 
@@ -105,7 +107,8 @@ def _delete(root: str) -> None:
 
 def main() -> None:
     """Run as a process: arguments are the number of the socket and the settings in JSON."""
+    parent = os.getppid()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    asyncio.run(_serve(socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])))
+    asyncio.run(_serve(socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2]), parent))

@@ -136,13 +136,14 @@ class Template:
 
 def _ended_child() -> tuple[int, int] | None:
     """Reap a child that has ended: its process and exit code."""
+    found = None
     try:
         if hasattr(os, "waitid"):  # not on macOS before Python 3.13
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is None:
                 return None
             _kill(found.si_pid)  # its whole group, while its number can't be another's
-        process, status = os.waitpid(-1, os.WNOHANG)
+        process, status = os.waitpid(found.si_pid if found is not None else -1, os.WNOHANG)
     except ChildProcessError:
         return None
     return (process, os.waitstatus_to_exitcode(status)) if process else None

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -36,6 +37,7 @@ class TemplateLink:
         loop = asyncio.get_running_loop()
         self.facts: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._children: dict[int, RunningChild] = {}
+        self._unsent: deque[tuple[bytes, RunningChild | None]] = deque()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, _PACKETS)
         start = f"import sys; sys.path.append({package_folder!r}); {_START}"
         with theirs:
@@ -62,22 +64,40 @@ class TemplateLink:
     def fork(self, child: RunningChild) -> None:
         """Fork a child into its place; its `ready` and `ended` tell the rest."""
         self._children[child.place] = child
-        message = json.dumps({"do": "fork", "place": child.place}).encode()
-        try:
-            socket.send_fds(self._socket, [message], child.descriptors())
-        except OSError as e:
-            self._fail(child.place, f"the template can't be reached: {e}")
-        finally:
-            child.close_childs_ends()
+        self._post({"do": "fork", "place": child.place}, child)
 
     def signal(self, child: RunningChild, number: int) -> None:
         """Send a signal to a child, unless it has ended."""
-        with contextlib.suppress(OSError):
-            self._socket.send(json.dumps({"do": "signal", "place": child.place, "signal": number}).encode())
+        self._post({"do": "signal", "place": child.place, "signal": number})
+
+    def _post(self, message: Mapping[str, Any], child: RunningChild | None = None) -> None:
+        """Send a command, with the descriptors of a child that is to be forked, after those that wait already."""
+        self._unsent.append((json.dumps(message).encode(), child))
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send what the socket takes now; the rest when it takes more."""
+        loop = asyncio.get_running_loop()
+        while self._unsent:
+            message, child = self._unsent[0]
+            try:
+                socket.send_fds(self._socket, [message], child.descriptors() if child is not None else [])
+            except BlockingIOError:
+                loop.add_writer(self._socket, self._flush)
+                return
+            except OSError as e:
+                if child is not None:
+                    self._fail(child.place, f"the template can't be reached: {e}")
+            self._unsent.popleft()
+            if child is not None:
+                child.close_childs_ends()
+        if self._socket.fileno() >= 0:
+            loop.remove_writer(self._socket)
 
     async def close(self) -> None:
         """End the template, which kills its children."""
         asyncio.get_running_loop().remove_reader(self._socket)
+        asyncio.get_running_loop().remove_writer(self._socket)
         self._socket.close()
         try:
             await asyncio.to_thread(self._process.wait, 2)

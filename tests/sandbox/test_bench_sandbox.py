@@ -54,6 +54,7 @@ def make_python(path: Path, script: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_quick_run_prints_a_table_and_all_figures_as_json(tmp_path: Path) -> None:
     done = run_script("--quick", "--json", str(tmp_path / "bench.json"))
     assert done.returncode == 0, done.stderr

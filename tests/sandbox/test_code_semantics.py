@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,10 +13,11 @@ from strands_rollout.errors import ConfigError
 from strands_rollout.sandbox import CodeExecutor, LocalExecutor, SubprocessExecutor
 
 
-@pytest.fixture(params=[LocalExecutor, SubprocessExecutor])
-async def executor(request: pytest.FixtureRequest) -> AsyncIterator[CodeExecutor]:
-    async with request.param(timeout_s=20) as executor:
-        yield executor
+@pytest.fixture(scope="module", params=[LocalExecutor, SubprocessExecutor])
+def executor(request: pytest.FixtureRequest) -> Iterator[CodeExecutor]:
+    executor = request.param(timeout_s=20)
+    yield executor
+    asyncio.run(executor.aclose())
 
 
 def test_it_is_a_code_executor(executor: CodeExecutor) -> None:

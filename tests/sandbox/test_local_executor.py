@@ -310,7 +310,7 @@ asyncio.run(main())
     "end", ["pass", "os._exit(0)", "os.kill(os.getpid(), 9)", "sys.exit(3)", "os.fork() and os._exit(0) or os.pause()"]
 )
 async def test_it_dies_with_its_process_however_that_ends(end: str) -> None:
-    end = end.replace("os.pause()", "__import__('time').sleep(5)")
+    end = end.replace("os.pause()", "__import__('time').sleep(2)")
     done = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-W", "error", "-c", SCRIPT.format(end=end)],
@@ -396,13 +396,13 @@ async def test_less_than_was_asked_for_is_refused_unless_it_is_named(
     disabled: list[str], isolation: Any, missing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(SandboxError, match=f"can't enforce isolation='full'.* {missing}: .*isolation='{isolation}'"):
-        await LocalExecutor(disabled_layers=disabled).run("1")
+        await bare(disabled_layers=disabled).run("1")
     caplog.set_level(logging.INFO)
-    async with LocalExecutor(disabled_layers=disabled, isolation=isolation) as executor:
+    async with bare(disabled_layers=disabled, isolation=isolation) as executor:
         report = await executor.start()
         assert missing in report.missing
         assert report.isolation == isolation
-        assert (await executor.run("import sympy; 1 + 1")).stdout == "2\n"
+        assert (await executor.run("1 + 1")).stdout == "2\n"
     assert f"missing=[{missing}: left out" in caplog.text
 
 
@@ -610,7 +610,7 @@ async def test_deleted_files_can_not_be_hidden_in_tables_of_threads_or_in_socket
 async def test_deleted_files_are_seen_when_the_first_thread_has_ended() -> None:
     code = (
         "import ctypes, os, threading, time\nkept = []\ndef work():\n    time.sleep(0.3)\n    for n in range(20):\n"
-        "        h = os.open('a', os.O_CREAT | os.O_RDWR); os.unlink('a'); os.write(h, bytes(4 << 20)); kept.append(h)\n"
+        "        h = os.open('a', os.O_CREAT | os.O_RDWR); kept.append(h); os.unlink('a'); os.write(h, bytes(4 << 20))\n"
         "    time.sleep(9)\nthreading.Thread(target=work).start()\nctypes.CDLL(None).syscall(60, 0)"
     )
     async with bare(disk_mb=16, timeout_s=4) as executor:

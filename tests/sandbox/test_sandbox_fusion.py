@@ -209,6 +209,7 @@ async def test_a_server_with_too_little_memory_to_start_is_not_the_codes_fault(f
         assert (await executor.run("1")).infra_error
 
 
+@pytest.mark.slow
 async def test_the_fake_hangs_on_much_output_as_sandbox_fusion_does(fake: FakeSandboxFusion) -> None:
     request = {"code": "print('x' * 1_000_000)", "language": "python", "run_timeout": 1.5}
     async with httpx.AsyncClient() as client:
@@ -282,6 +283,7 @@ async def test_a_refused_request_is_not_repeated_on_the_same_server() -> None:
     assert len(fake.requests) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_retry_after_is_waited_for() -> None:
     async with (
@@ -294,6 +296,7 @@ async def test_retry_after_is_waited_for() -> None:
     assert result.duration_s < 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_nothing_is_waited_for_after_the_last_attempt() -> None:
     always = Trouble.status(429, retry_after="1")
@@ -303,6 +306,7 @@ async def test_nothing_is_waited_for_after_the_last_attempt() -> None:
         assert 0.95 < time.monotonic() - started < 1.9
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_a_server_that_hangs_is_an_infrastructure_error() -> None:
     async with FakeSandboxFusion(always=Trouble.hang()) as fake, SandboxFusionExecutor(fake.url) as executor:
@@ -313,6 +317,7 @@ async def test_a_server_that_hangs_is_an_infrastructure_error() -> None:
         assert len(fake.requests) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_a_program_that_never_starts_is_an_infrastructure_error(tmp_path: Path) -> None:
     sleeper = tmp_path / "python"
@@ -384,6 +389,7 @@ async def test_all_servers_failing_are_named() -> None:
     assert "SandboxError" in error
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_a_call_that_hangs_on_one_server_is_run_by_the_other() -> None:
     async with (

@@ -156,6 +156,8 @@ class Ruleset:
         Raises:
             OSError: The kernel refuses; or the ruleset is closed.
         """
+        if self.fd < 0:
+            raise OSError(errno.EBADF, f"{os.strerror(errno.EBADF)}: the ruleset is closed")
         prctl(_PR_SET_NO_NEW_PRIVS, 1)
         # a refusal is everyday life here, and would fill the machine's audit log
         syscall(_RESTRICT_SELF, self.fd, _LOG_SAME_EXEC_OFF if self.abi >= 7 else 0)

@@ -39,6 +39,9 @@ str(simplify(sin(x)**2 + cos(x)**2 + (x**2 - 1)/(x - 1))); factor(x**3 - 1); exp
 integrate(x*exp(x), (x, 0, 1)); diff(sin(x)*x, x); limit(sin(x)/x, x, 0); series(exp(x), x, 0, 3)
 summation(n, (n, 1, 10)); Matrix([[1, 2], [3, 4]]).det(); factorint(360); isprime(97); Rational(1, 3) + sqrt(8)
 binomial(10, 3); N(pi, 20); latex(x**2/2); gcd(12, 18); divisors(12); Eq(x, 1); nsimplify("0.5"); solveset(x**2 - 1, x)
+solve([x**2 + y**2 - 5, x - y - 1], [x, y]); Matrix([[2, 1], [1, 3]]).eigenvals(); Matrix([[2, 1], [1, 3]]).inv()
+summation(1/(n*(n + 1)), (n, 1, oo)); reduce_inequalities(x**2 < 4, x); Point(0, 0).distance(Point(3, 4))
+f = Function("f"); dsolve(f(x).diff(x) - f(x), f(x))
 """,
 }
 _HARMFUL: Final = {

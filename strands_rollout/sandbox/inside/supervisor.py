@@ -21,6 +21,7 @@ from strands_rollout.sandbox.inside.running_child import RunningChild
 from strands_rollout.sandbox.inside.template_link import TemplateLink
 
 _READY_LIMIT_S: Final = 30.0
+_TOP_UP_AFTER_S: Final = 0.004  # a short call is over by then, and has not shared the CPUs with a fork
 
 
 @dataclass(slots=True)
@@ -168,7 +169,7 @@ class Supervisor:
         except (RuntimeError, asyncio.CancelledError):
             self._in_background(self._dispose(child))
             raise
-        asyncio.get_running_loop().call_soon(self.top_up)
+        asyncio.get_running_loop().call_later(_TOP_UP_AFTER_S, self.top_up)
         return child
 
     def _spare(self) -> RunningChild | None:

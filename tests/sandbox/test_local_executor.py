@@ -610,7 +610,7 @@ async def test_deleted_files_can_not_be_hidden_in_tables_of_threads_or_in_socket
 async def test_deleted_files_are_seen_when_the_first_thread_has_ended() -> None:
     code = (
         "import ctypes, os, threading, time\nkept = []\ndef work():\n    time.sleep(0.3)\n    while True:\n"
-        "        h = os.open('a', os.O_CREAT | os.O_RDWR); kept.append(h); os.unlink('a'); os.write(h, bytes(4 << 20))\n"
+        "        h = os.open('a', os.O_CREAT | os.O_RDWR); kept.append(h)\n        os.unlink('a'); os.write(h, bytes(4 << 20))\n"
         "    time.sleep(9)\nthreading.Thread(target=work).start()\nctypes.CDLL(None).syscall(60, 0)"
     )
     async with bare(disk_mb=16, timeout_s=4) as executor:

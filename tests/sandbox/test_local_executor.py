@@ -608,13 +608,20 @@ async def test_deleted_files_can_not_be_hidden_in_tables_of_threads_or_in_socket
 
 @LINUX
 async def test_deleted_files_are_seen_when_the_first_thread_has_ended() -> None:
-    code = (
-        "import ctypes, os, threading, time\nkept = []\ndef work():\n    time.sleep(0.3)\n    while True:\n"
-        "        h = os.open('a', os.O_CREAT | os.O_RDWR); kept.append(h)\n        os.unlink('a'); os.write(h, bytes(4 << 20))\n"
-        "    time.sleep(9)\nthreading.Thread(target=work).start()\nctypes.CDLL(None).syscall(60, 0)"
-    )
+    code = """
+import ctypes, os, threading, time
+kept = []
+def work():
+    time.sleep(0.3)
+    while True:
+        kept.append(os.open('a', os.O_CREAT | os.O_RDWR))
+        os.unlink('a')
+        os.write(kept[-1], bytes(4 << 20))
+threading.Thread(target=work).start()
+ctypes.CDLL(None).syscall(EXIT, 0)
+"""
     async with bare(disk_mb=16, timeout_s=4) as executor:
-        result = await executor.run(code.replace("60, 0", "93, 0" if os.uname().machine == "aarch64" else "60, 0"))
+        result = await executor.run(code.replace("EXIT", "93" if os.uname().machine == "aarch64" else "60"))
     assert "disk limit" in (result.killed_by or ""), result
 
 

@@ -96,7 +96,7 @@ class CodeExecutor(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Wait for what runs and release everything; `run` must not be called afterwards. Safe to call twice."""
+        """Wait for what runs, or end it, and release everything; `run` is refused afterwards. Safe to call twice."""
         ...
 
     async def __aenter__(self) -> Self:

@@ -27,7 +27,7 @@ _SOME_OPEN = [
     )
     for a in ATTACKS
 ]
-_SHOWN_EVERY = 4  # that the others work on the plain backend is shown in the slow suite
+_SHOWN_EVERY = 10  # that the others work on the plain backend is shown in the slow suite
 _SOME_SLOW = [
     pytest.param(a, id=a.name, marks=[pytest.mark.slow] * bool(a.slow_on_plain or number % _SHOWN_EVERY))
     for number, a in enumerate(ATTACKS)

@@ -17,6 +17,8 @@ import pytest
 
 from strands_rollout.errors import SandboxError
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "scripts/bench_sandbox.py"
 # stands for camel-ai: its own environment's modules, and a program that is started as `python`
@@ -54,7 +56,6 @@ def make_python(path: Path, script: str) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_a_quick_run_prints_a_table_and_all_figures_as_json(tmp_path: Path) -> None:
     done = run_script("--quick", "--json", str(tmp_path / "bench.json"))
     assert done.returncode == 0, done.stderr

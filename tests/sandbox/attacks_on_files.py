@@ -115,7 +115,7 @@ _LEAVINGS: Final = {
 }
 _CLEANED: Final = (
     "folders-without-permission", "long-names", "scratch-without-permission", "foreign-owner", "many-files",
-    "hidden-files",
+    "hidden-files", "deep-folders",
 )  # fmt: skip
 
 ALL: Final = (
@@ -174,7 +174,6 @@ hold()
             ScratchRoot,
             never_on_plain="it deletes that all the same" if name in _CLEANED else "",
             seldom_on_plain=_ONLY_ROOT if name == "immutable-file" else "",
-            slow_on_plain=name == "deep-folders",
         )
         for name, code in _LEAVINGS.items()
     ),

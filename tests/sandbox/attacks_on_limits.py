@@ -11,8 +11,9 @@ from signs import unlimited
 
 
 def _statistic(process: Process, index: int) -> int:
-    """A number of /proc/PID/stat, counted from the state."""
-    return int(process.text("stat").rpartition(")")[2].split()[index])
+    """A number of /proc/PID/stat, counted from the state; -1 for a process that has just ended."""
+    numbers = process.text("stat").rpartition(")")[2].split()
+    return int(numbers[index]) if numbers else -1
 
 
 ALL: Final = (

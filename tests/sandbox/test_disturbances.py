@@ -14,9 +14,16 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what the kernel
 
 _TRUTH: str = "import random, sys\nprint(len(sys.argv), sys.gettrace(), isinstance(1, int), sorted([2, 1]))\n1 / 0"
 _SPARE_S = 3.0
+_SHOWN_EVERY = 3  # the others are in the slow suite
 
 
-@pytest.mark.parametrize("disturbance", [pytest.param(d, id=d.name) for d in DISTURBANCES])
+@pytest.mark.parametrize(
+    "disturbance",
+    [
+        pytest.param(d, id=d.name, marks=[pytest.mark.slow] * bool(number % _SHOWN_EVERY))
+        for number, d in enumerate(DISTURBANCES)
+    ],
+)
 async def test_the_isolated_backend_tells_the_truth(disturbance: Disturbance, isolated: CodeExecutor) -> None:
     started = time.monotonic()
     result = await isolated.run(disturbance.code, timeout_s=disturbance.timeout_s)

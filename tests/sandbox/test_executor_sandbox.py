@@ -84,6 +84,7 @@ async def test_a_timeout_is_strands_own_and_its_partial_output_is_streamed(plain
         assert caught.value.stdout == "before\n"
 
 
+@pytest.mark.slow
 async def test_a_call_cannot_raise_the_limit() -> None:
     async with SubprocessExecutor() as executor:
         sandbox = CodeExecutorSandbox(executor, max_timeout_s=0.5)
@@ -256,6 +257,7 @@ async def test_an_agents_tool_runs_code_in_the_executor(shipped_tokenizer: Any, 
     assert (result["status"], result["content"]) == ("success", [{"text": "34\n"}])
 
 
+@pytest.mark.slow
 async def test_strands_python_tool_runs_code_in_the_executor(
     shipped_tokenizer: Any, plain: CodeExecutorSandbox
 ) -> None:

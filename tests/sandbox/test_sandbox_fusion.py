@@ -413,6 +413,7 @@ async def test_calls_are_spread_over_the_servers() -> None:
 # ---- concurrency, cancellation, closing
 
 
+@pytest.mark.slow
 async def test_no_more_requests_at_once_than_allowed_and_the_wait_is_told(fake: FakeSandboxFusion) -> None:
     async with SandboxFusionExecutor(fake.url, max_concurrency=2) as executor:
         calls = (executor.run("import time; time.sleep(0.2)", timeout_s=2) for _ in range(6))
@@ -422,6 +423,7 @@ async def test_no_more_requests_at_once_than_allowed_and_the_wait_is_told(fake: 
     assert max(result.queued_s for result in results) > 0.35
 
 
+@pytest.mark.slow
 async def test_a_servers_delay_is_queueing_and_not_running() -> None:
     async with FakeSandboxFusion(delay_s=0.5) as fake, SandboxFusionExecutor(fake.url) as executor:
         result = await executor.run("1", timeout_s=0.3)
@@ -429,6 +431,7 @@ async def test_a_servers_delay_is_queueing_and_not_running() -> None:
     assert result.queued_s > 0.45
 
 
+@pytest.mark.slow
 async def test_the_callers_loop_is_never_blocked(executor: SandboxFusionExecutor) -> None:
     gaps, running = [], asyncio.create_task(executor.run("import time; time.sleep(0.5)"))
     while not running.done():

@@ -214,6 +214,7 @@ async def test_a_missing_python_is_an_infrastructure_error() -> None:
         assert "python_is_not_here" in ((await executor.run("1")).infra_error or "")
 
 
+@pytest.mark.slow
 async def test_a_sandbox_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hanging(PosixShellSandbox):
         async def execute_streaming(self, command: str, **more: Any) -> AsyncIterator[Any]:  # type: ignore[override]
@@ -226,6 +227,7 @@ async def test_a_sandbox_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch)
         assert "did not end in time" in ((await executor.run("1", timeout_s=0.1)).infra_error or "")
 
 
+@pytest.mark.slow
 async def test_a_supervisor_that_the_code_stopped_is_the_codes_time_limit_and_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -241,6 +243,7 @@ async def test_a_supervisor_that_the_code_stopped_is_the_codes_time_limit_and_en
 # ---- places, loops, closing
 
 
+@pytest.mark.slow
 async def test_no_more_run_at_once_than_allowed_and_waiting_costs_no_time_limit() -> None:
     code = "import time; print(time.time()); time.sleep(0.3); time.time()"
     async with StrandsSandboxExecutor(LocalSandbox(), max_concurrency=2) as executor:

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.sandbox.local_executor import LocalExecutor
-from strands_rollout.sandbox.sandbox_processes import ISOLATIONS, Isolation, SandboxReport
+from strands_rollout.sandbox.sandbox_processes import LAYERS, Isolation, SandboxReport
 
 _PACKAGES: Final = ("strands-rollout", "strands-agents", "transformers", "httpx", "numpy", "sympy", "slime", "torch")
 _TRIES: Final = 20
@@ -66,10 +66,10 @@ def to_isolation(name: str) -> Isolation:
     Raises:
         ConfigError: There is none.
     """
-    for isolation in ISOLATIONS:
+    for isolation in LAYERS:
         if isolation == name:
             return isolation
-    raise ConfigError(f"isolation is {name!r}; expected one of {', '.join(ISOLATIONS)}")
+    raise ConfigError(f"isolation is {name!r}; expected one of {', '.join(LAYERS)}")
 
 
 def examine(isolation: Isolation) -> Diagnosis:

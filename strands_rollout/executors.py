@@ -10,7 +10,6 @@ import inspect
 import json
 import os
 import pkgutil
-import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -26,7 +25,6 @@ EXECUTORS: Final = {
     "ray": "strands_rollout.sandbox.RayExecutor",
 }
 _shared: dict[tuple[int, str], CodeExecutor] = {}
-_lock = threading.Lock()
 
 
 def shared_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
@@ -40,10 +38,9 @@ def shared_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
         ConfigError: There is no such executor, or it does not take these arguments.
     """
     key = (os.getpid(), json.dumps(setting, sort_keys=True, default=repr))
-    with _lock:
-        if key not in _shared:
-            _shared[key] = make_executor(setting)
-        return _shared[key]
+    if key not in _shared:
+        return _shared.setdefault(key, make_executor(setting))  # two threads may make one; neither has started it yet
+    return _shared[key]
 
 
 def make_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:

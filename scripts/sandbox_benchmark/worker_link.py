@@ -47,7 +47,7 @@ class WorkerLink:
         )
         try:
             self.keeps_sessions = bool(self._answer())
-        except BaseException:
+        except BaseException:  # whatever it was, the process must not be left
             self.close()
             raise
 

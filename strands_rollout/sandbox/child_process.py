@@ -81,9 +81,7 @@ def _scratch_directory() -> Iterator[str]:
     try:
         yield folder
     finally:
-        with contextlib.suppress(OSError):  # a process that escaped may still be at work in it
-            scratch.empty(folder)
-            os.rmdir(folder)  # noqa: PTH106
+        scratch.delete(folder)
 
 
 def _start(code: str, limits: ChildLimits, folder: str, ready_fd: int) -> subprocess.Popen[bytes]:

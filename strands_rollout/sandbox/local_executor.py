@@ -12,12 +12,12 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Self
 
 from strands_rollout.errors import ConfigError, SandboxError
-from strands_rollout.sandbox.executor import ExecutionResult, ExecutorFacts, check_call, check_positive
+from strands_rollout.sandbox.executor import ExecutionResult, ExecutorFacts, check_call, check_positive, retried_once
 from strands_rollout.sandbox.fair_queue import FairQueue
 from strands_rollout.sandbox.libraries import library_files
 from strands_rollout.sandbox.machine_size import usable_cpus
@@ -37,10 +37,10 @@ class LocalExecutor:
 
     A supervisor process is started at the first call (or by `start`); it keeps a template with numpy and sympy in
     memory and forks it for each call. Code gets: a clean environment, an empty stdin, a directory of its own, and
-    limits on time, memory, disk, files, threads and output. It can't: read or write other files, use the network, start
-    programs or processes, signal others, or raise its limits. What the kernel enforces is tried in a real child at the
-    start, and where that is less than `isolation` asks for, nothing is run. Kernel exploits are not covered: for code
-    that attacks on purpose, use a remote backend.
+    limits on time, memory, disk, files, threads and output. It can't: write other files, or read others than Python's
+    own, the libraries' and shared objects; use the network; start programs or processes; signal others; raise its
+    limits. What the kernel enforces is tried in a real child at the start, and where that is less than `isolation` asks
+    for, nothing is run. Kernel exploits are not covered: for code that attacks on purpose, use a remote backend.
 
     A supervisor that dies is replaced; a stateless call that it took along is run once more.
 
@@ -91,12 +91,7 @@ class LocalExecutor:
             "max_output_mb": max_output_mb,
             "max_concurrency": usable_cpus() if max_concurrency is None else max_concurrency,
         }
-        for name, value in self._limits.items():
-            check_positive(name, value)
-        if isolation not in LAYERS:
-            raise ConfigError(f"isolation is {isolation!r}; expected one of {', '.join(LAYERS)}")
-        if isinstance(libraries, str):
-            raise ConfigError(f"libraries is the string {libraries!r}; expected a list of names: [{libraries!r}]")
+        _check_settings(self._limits, isolation, libraries)
         self._isolation = isolation
         self._libraries = tuple(libraries)
         self._scratch_dir = scratch_dir
@@ -154,8 +149,9 @@ class LocalExecutor:
         asked = time.monotonic()
         async with self._turn(session), self._queue.place():
             queued_s = time.monotonic() - asked
-            result = await self._attempt(code, limit_s, session)
-            if result.infra_error is not None and session is None:
+            if session is None:
+                result = await retried_once(lambda: self._attempt(code, limit_s, None))
+            else:  # what an earlier attempt has done in the session can't be undone
                 result = await self._attempt(code, limit_s, session)
         return replace(result, queued_s=queued_s)
 
@@ -267,6 +263,17 @@ class LocalExecutor:
             supervisor, self._supervisor = self._supervisor, None
         if supervisor is not None:
             supervisor.close()
+
+
+def _check_settings(limits: Mapping[str, float], isolation: object, libraries: object) -> None:
+    for name, value in limits.items():
+        check_positive(name, value)
+        if name != "timeout_s" and not isinstance(value, int):
+            raise ConfigError(f"{name} is {value!r}; expected a whole number")
+    if isolation not in LAYERS:
+        raise ConfigError(f"isolation is {isolation!r}; expected one of {', '.join(LAYERS)}")
+    if isinstance(libraries, str):
+        raise ConfigError(f"libraries is the string {libraries!r}; expected a list of names: [{libraries!r}]")
 
 
 def _nothing() -> None:

@@ -11,9 +11,8 @@ from strands_rollout.sandbox.scratch_root import ScratchRoot
 from strands_rollout.sandbox.supervisor_link import SupervisorLink
 
 Isolation = Literal["full", "seccomp", "rlimits"]
-ISOLATIONS: Final[tuple[Isolation, ...]] = ("full", "seccomp", "rlimits")
 
-LAYERS: Final[dict[str, tuple[str, ...]]] = {
+LAYERS: Final[dict[Isolation, tuple[str, ...]]] = {  # what each mode asks for, strongest first
     "full": ("limits", "user", "files", "syscalls"),
     "seccomp": ("limits", "syscalls"),
     "rlimits": ("limits",),
@@ -33,7 +32,7 @@ class SandboxReport:
 
     enforced: dict[str, str]
     missing: dict[str, str]
-    isolation: str
+    isolation: Isolation
     start_s: float
 
 
@@ -70,5 +69,5 @@ class SandboxProcesses:
         self._root.delete()
 
 
-def _strongest(missing: Collection[str]) -> str:
+def _strongest(missing: Collection[str]) -> Isolation:
     return next(mode for mode, layers in LAYERS.items() if mode == "rlimits" or not set(layers) & set(missing))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import stat
 import tempfile
 import time
@@ -51,7 +50,7 @@ class ScratchRoot:
 
     def delete(self) -> None:
         """Delete it with all it holds. Safe to call twice."""
-        _delete(self.path)
+        scratch.delete(self.path)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -79,12 +78,6 @@ def _delete_abandoned(parent: Path) -> None:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _delete(str(folder))
+                scratch.delete(str(folder))
             finally:
                 os.close(lock)
-
-
-def _delete(folder: str) -> None:
-    with contextlib.suppress(OSError):
-        scratch.empty(folder)
-    shutil.rmtree(folder, ignore_errors=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import queue
 import socket
@@ -21,10 +20,9 @@ from concurrent.futures import Future, InvalidStateError
 from typing import IO, Any, Final
 
 from strands_rollout.errors import SandboxError
-from strands_rollout.sandbox.inside.frames import LENGTH, frame
-from strands_rollout.sandbox.inside.template_link import package_folder
+from strands_rollout.sandbox.inside.frames import frame, receive
+from strands_rollout.sandbox.inside.python_process import python_command
 
-_START: Final = "from strands_rollout.sandbox.inside.service import main; main()"
 _START_LIMIT_S: Final = 120.0
 _STOP_LIMIT_S: Final = 10.0
 _KEPT_VARIABLES: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL")  # what Python may need to start
@@ -107,11 +105,10 @@ class SupervisorLink:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self._socket.close()
-        self._errors.close()
+        self.forget()
 
     def forget(self) -> None:
-        """Close what a fork of this process has inherited; the supervisor is not its own."""
+        """Close what this process holds of it, which is all that a fork may do: the supervisor is not its own."""
         self._socket.close()
         self._errors.close()
 
@@ -134,7 +131,7 @@ class SupervisorLink:
     def _hear_facts(self) -> dict[str, Any]:
         self._socket.settimeout(_START_LIMIT_S)
         try:
-            news = self._receive()
+            news = receive(self._socket)
         except OSError as e:
             news = {"failure": str(e)}
         self._socket.settimeout(None)
@@ -157,7 +154,7 @@ class SupervisorLink:
 
     def _read(self) -> None:
         try:
-            while (news := self._receive()) is not None:
+            while (news := receive(self._socket)) is not None:
                 answer = self._answers.get(news["id"])
                 if answer is not None:
                     with contextlib.suppress(InvalidStateError):  # cancelled, perhaps just now
@@ -173,25 +170,10 @@ class SupervisorLink:
                 with contextlib.suppress(InvalidStateError):
                     answer.set_exception(SupervisorGoneError())
 
-    def _receive(self) -> Any:  # noqa: ANN401 - JSON
-        head = self._receive_exactly(LENGTH.size)
-        body = self._receive_exactly(LENGTH.unpack(head)[0]) if head is not None else None
-        return None if body is None else json.loads(body)
-
-    def _receive_exactly(self, size: int) -> bytes | None:
-        received = bytearray()
-        while len(received) < size:
-            chunk = self._socket.recv(min(size - len(received), 1 << 20))
-            if not chunk:
-                return None
-            received += chunk
-        return bytes(received)
-
 
 def _start(settings: Mapping[str, Any], link: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    start = f"import sys; sys.path.append({package_folder()!r}); {_START}"
     return subprocess.Popen(  # noqa: S603 - a fixed command
-        [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-c", start, str(link.fileno()), json.dumps(settings)],
+        python_command("strands_rollout.sandbox.inside.service", link.fileno(), settings),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=errors,

@@ -66,6 +66,10 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def cpu_ticks(pid: int) -> int:
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+
+
 async def until(condition: Any, within_s: float = 10.0) -> bool:
     give_up_at = time.monotonic() + within_s
     while not condition() and time.monotonic() < give_up_at:  # noqa: ASYNC110 - nothing tells of it
@@ -117,10 +121,10 @@ async def test_nothing_of_a_session_runs_between_its_calls(executor: LocalExecut
     code += "threading.Thread(target=count, daemon=True).start()\nprint(__import__('os').getpid())"
     pid = int((await executor.run(code, session="busy")).stdout)
     assert await until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-    before = int((await executor.run("n", session="busy")).stdout)
+    before = cpu_ticks(pid)
     await asyncio.sleep(0.5)
-    after = int((await executor.run("n", session="busy")).stdout)
-    assert after - before < before + 5_000_000
+    assert cpu_ticks(pid) == before
+    assert int((await executor.run("n", session="busy")).stdout) > 0
     await executor.close_session("busy")
     assert await until(lambda: not is_alive(pid))
 
@@ -155,16 +159,17 @@ async def test_code_must_be_a_string(executor: LocalExecutor, code: Any) -> None
 
 
 @LINUX
-async def test_cancelling_kills_the_child(executor: LocalExecutor) -> None:
-    before = set(descendants(os.getpid()))
-    running = asyncio.create_task(executor.run("import time; time.sleep(60)"))
-    await asyncio.sleep(0.5)
+async def test_cancelling_kills_the_child(fragile: LocalExecutor) -> None:
+    template = helpers(fragile)[1]
+    assert await until(lambda: len(descendants(template)) == 8)
+    waiting = set(descendants(template))
+    running = asyncio.create_task(fragile.run("import time; time.sleep(60)"))
+    assert await until(lambda: len(set(descendants(template)) - waiting) == 1)  # a new one waits in its place
+    assert waiting <= set(descendants(template))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    sleeping = before & set(descendants(os.getpid()))
-    assert await until(lambda: len(set(descendants(os.getpid())) - sleeping) <= 8 + 1)
-    assert (await executor.run("1")).stdout == "1\n"
+    assert await until(lambda: len(waiting & set(descendants(template))) == len(waiting) - 1)
 
 
 async def test_the_wait_for_a_place_costs_no_time_limit_and_is_told() -> None:
@@ -406,6 +411,11 @@ async def test_less_than_was_asked_for_is_refused_unless_it_is_named(
     assert f"missing=[{missing}: left out" in caplog.text
 
 
+def test_sizes_must_be_whole_numbers() -> None:
+    with pytest.raises(ConfigError, match="memory_mb is 512.5; expected a whole number"):
+        bare(memory_mb=512.5)
+
+
 def test_an_unknown_isolation_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected one of full, seccomp, rlimits"):
         bare(isolation="none")  # type: ignore[arg-type]
@@ -448,20 +458,16 @@ async def test_a_python_that_does_not_start_says_so_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
 
 
-async def test_the_event_loop_never_waits(executor: LocalExecutor) -> None:
-    await executor.start()
-    lags: list[float] = []
-
-    async def watch() -> None:
-        while True:
-            before = time.perf_counter()
-            await asyncio.sleep(0.01)
-            lags.append(time.perf_counter() - before - 0.01)
-
-    watching = asyncio.create_task(watch())
-    await asyncio.gather(*(executor.run("sum(range(10**5))") for _ in range(64)))
-    watching.cancel()
-    assert max(lags) < 1.0
+@LINUX
+async def test_the_event_loop_never_waits_for_a_supervisor_that_does_not_read(fragile: LocalExecutor) -> None:
+    supervisor = helpers(fragile)[0]
+    os.kill(supervisor, signal.SIGSTOP)
+    call = asyncio.create_task(fragile.run(f"len({'x' * 5_000_000!r})"))  # far more than a socket holds
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not call.done()
+    os.kill(supervisor, signal.SIGCONT)
+    assert (await asyncio.wait_for(call, 30)).stdout == "5000000\n"
 
 
 @pytest.mark.parametrize("session", [None, "forger"])

@@ -1,9 +1,10 @@
 """What a forked child does: take its descriptors, be confined, say so, then run the code that it is sent.
 
 Its control socket speaks with the supervisor. The child writes READY, or FAILED and a reason in JSON; then, for each
-piece of code that it is sent, STARTED, then DONE and one byte, the exit code. Without a session it ends after that; the
-supervisor need not wait for it, since the kernel takes milliseconds to take the memory of such a process apart. Code
-can find the socket and write DONE itself: it would end itself, with an exit code of its choice, as `os._exit` does.
+piece of code that it is sent in a frame (`{"code": ..., "session": false}`), STARTED, then DONE and one byte, the exit
+code. Without a session it ends after that; the supervisor need not wait for it, since the kernel takes milliseconds to
+take the memory of such a process apart. Code can find the socket and write DONE itself: its call is over then, with an
+exit code of its choice, as after `os._exit`; what it does then is ended, or stopped until the session's next call.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import random
 import shutil
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import threading
@@ -26,12 +26,12 @@ from typing import Any, Final
 
 from strands_rollout.sandbox import bootstrap
 from strands_rollout.sandbox.inside.confinement import Confinement, LayerError, Place
+from strands_rollout.sandbox.inside.frames import receive
 
 READY: Final = b"R"
 FAILED: Final = b"E"
 STARTED: Final = b"S"
 DONE: Final = b"D"
-LENGTH: Final = struct.Struct("!Q")  # before the JSON of each piece of code: {"code": ..., "session": true or false}
 _CONTROL: Final = 3
 _EXCEPTION: Final = 1
 
@@ -113,7 +113,7 @@ def _serve(control: socket.socket) -> None:
     """Run what is sent: one piece of code, or in a session one after the other, until the socket closes."""
     namespace = bootstrap.prepare_interpreter().__dict__
     number = 0
-    while (order := _receive(control)) is not None:
+    while (order := receive(control)) is not None:
         number += 1
         os.write(_CONTROL, STARTED)
         name = f"<code {number}>" if order["session"] else bootstrap.SOURCE_NAME
@@ -125,23 +125,6 @@ def _serve(control: socket.socket) -> None:
         if not order["session"]:
             os._exit(exit_code)
     os._exit(0)
-
-
-def _receive(control: socket.socket) -> Any:  # noqa: ANN401 - JSON
-    """The next order; None where there will be none."""
-    head = _read(control, LENGTH.size)
-    body = _read(control, LENGTH.unpack(head)[0]) if head is not None else None
-    return None if body is None else json.loads(body)
-
-
-def _read(control: socket.socket, size: int) -> bytes | None:
-    chunks = bytearray()
-    while len(chunks) < size:
-        chunk = control.recv(min(size - len(chunks), 1 << 20))
-        if not chunk:
-            return None
-        chunks += chunk
-    return bytes(chunks)
 
 
 def _run(code: str, namespace: dict[str, object], name: str) -> int:

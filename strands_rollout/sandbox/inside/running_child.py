@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import socket
 from typing import Any, Final
 
 from strands_rollout.sandbox.capped_output import CappedOutput
-from strands_rollout.sandbox.inside.child import DONE, FAILED, LENGTH, READY, STARTED
+from strands_rollout.sandbox.inside.child import DONE, FAILED, READY, STARTED
+from strands_rollout.sandbox.inside.frames import frame
 
 _CHUNK_BYTES: Final = 65536
 _DRAIN_S: Final = 0.5  # a process that escaped in a weaker mode may hold the pipes open for ever
@@ -77,9 +77,8 @@ class RunningChild:
         loop = asyncio.get_running_loop()
         self._started, self._done = loop.create_future(), loop.create_future()
         self._new_outputs()
-        order = json.dumps({"code": code, "session": session}).encode()
         with contextlib.suppress(OSError):  # it has been killed: `ended` tells
-            await loop.sock_sendall(self._control, LENGTH.pack(len(order)) + order)
+            await loop.sock_sendall(self._control, frame({"code": code, "session": session}))
         await asyncio.wait((self._started, self.ended), return_when=asyncio.FIRST_COMPLETED)
         if not self._started.done():
             self._read_control()  # what it wrote last may not have been looked at yet

@@ -83,6 +83,13 @@ def empty(folder: str) -> None:
                 os.rmdir(path)  # noqa: PTH106
 
 
+def delete(folder: str) -> None:
+    """Delete a directory with all that it holds, as far as that is possible; it may be gone already."""
+    with contextlib.suppress(OSError):  # a process that escaped in a weaker mode may still be at work in it
+        empty(folder)
+        os.rmdir(folder)  # noqa: PTH106
+
+
 def _unlink_files(path: str) -> list[str]:
     """Delete a file, or the files of a directory; return the directories in it, ready to be moved."""
     if not _is_directory(path):

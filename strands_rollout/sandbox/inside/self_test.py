@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import tempfile
 from typing import Final
 
 from strands_rollout.sandbox.inside import scratch
-from strands_rollout.sandbox.inside.child import FAILED, LENGTH, READY, STARTED, become_child
+from strands_rollout.sandbox.inside.child import FAILED, READY, STARTED, become_child
 from strands_rollout.sandbox.inside.confinement import Confinement, LayerError
+from strands_rollout.sandbox.inside.frames import frame
 
 _LIMIT_S: Final = 30.0
 _PROBE: Final = """
@@ -72,7 +72,7 @@ def find_broken_layer(confinement: Confinement, folder: str) -> tuple[str, str] 
         finally:
             if place.ruleset is not None:
                 place.ruleset.close()
-            shutil.rmtree(folder, ignore_errors=True)
+            scratch.delete(folder)
 
 
 def _broken_cleaning(folder: str) -> tuple[str, str] | None:
@@ -91,8 +91,7 @@ def _verdict(confinement: Confinement, control: socket.socket, child: int, outpu
             os.kill(child, 0)
         except PermissionError:
             may_signal = False
-        order = json.dumps({"code": _program(confinement), "session": False}).encode()
-        control.sendall(LENGTH.pack(len(order)) + order)
+        control.sendall(frame({"code": _program(confinement), "session": False}))
         if control.recv(1) != STARTED:
             greeting = b""
     exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

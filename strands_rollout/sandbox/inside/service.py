@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import resource
-import shutil
 import socket
 import sys
 from collections.abc import Mapping
@@ -21,8 +20,8 @@ from typing import Any, Final
 
 from strands_rollout.sandbox.inside import scratch
 from strands_rollout.sandbox.inside.frames import LENGTH, frame
-from strands_rollout.sandbox.inside.supervisor import Supervisor
-from strands_rollout.sandbox.inside.template_link import TemplateLink, package_folder
+from strands_rollout.sandbox.inside.supervisor import Supervisor, fault
+from strands_rollout.sandbox.inside.template_link import TemplateLink
 
 _PARENT_POLL_S: Final = 1.0
 
@@ -65,13 +64,13 @@ class Service:
             else:
                 await self._supervisor.close_session(order["session"])
         except Exception as e:  # whatever it is, somebody waits for an answer
-            result = {"stdout": "", "stderr": "", "exit_code": None, "infra_error": f"{type(e).__name__}: {e}"}
+            result = fault(f"{type(e).__name__}: {e}")
         self._writer.write(frame({"id": order["id"], "result": result}))
 
 
 async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int) -> None:
     reader, writer = await asyncio.open_connection(sock=executor)
-    template = TemplateLink(settings["template"], package_folder())
+    template = TemplateLink(settings["template"])
     try:
         try:
             facts = await template.facts
@@ -90,19 +89,13 @@ async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int)
         with contextlib.suppress(ConnectionError):
             await writer.drain()
         await template.close()
-        _delete(settings["root"])
+        scratch.delete(settings["root"])
 
 
 async def _until_orphaned(parent: int) -> None:
     """A fork of the trainer may hold the other end of the socket open after the trainer has ended."""
     while os.getppid() == parent:  # noqa: ASYNC110 - nothing tells of it
         await asyncio.sleep(_PARENT_POLL_S)
-
-
-def _delete(root: str) -> None:
-    with contextlib.suppress(OSError):
-        scratch.empty(root)
-    shutil.rmtree(root, ignore_errors=True)
 
 
 def main() -> None:

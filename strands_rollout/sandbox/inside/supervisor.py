@@ -71,7 +71,7 @@ class Supervisor:
                 return await self._run_alone(code, timeout_s)
             return await self._run_in_session(code, timeout_s, session)
         except (RuntimeError, TimeoutError) as e:  # no child, or one that does not obey
-            return {"stdout": "", "stderr": "", "exit_code": None, "infra_error": str(e) or "a process did not obey"}
+            return fault(str(e) or "a process did not obey")
 
     async def close_session(self, name: str) -> None:
         """End a session and delete its files."""
@@ -97,12 +97,16 @@ class Supervisor:
 
     async def _run_in(self, session: Session, code: str, timeout_s: float, name: str) -> dict[str, Any]:
         try:
-            child = session.child = session.child or await self._ready_child()
-            self._check_open(name, session)
+            child = session.child or await self._ready_child()
+            if self._sessions.get(name) is not session:
+                self._in_background(self._dispose(child))
+                return fault(f"session {name!r} was closed before its first call")
+            session.child = child
             result = await self._call_in_session(child, code, timeout_s, first=session.calls == 0)
             session.calls += 1
         except BaseException:  # cancelled, or no child to be had: nobody hears of it but the next call
-            self._lost_sessions.add(name)
+            if session.child is not None:
+                self._lost_sessions.add(name)
             self._forget(name, session)
             raise
         if name in self._lost_sessions or child.ended.done():
@@ -111,10 +115,6 @@ class Supervisor:
         if child.ended.done():
             self._forget(name, session)
         return result
-
-    def _check_open(self, name: str, session: Session) -> None:
-        if self._sessions.get(name) is not session:
-            raise RuntimeError(f"session {name!r} was closed before its first call")
 
     def _forget(self, name: str, session: Session) -> None:
         """End a session now, as far as calls can see; its process is ended in the background."""
@@ -212,3 +212,8 @@ class Supervisor:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def fault(words: str) -> dict[str, Any]:
+    """The fields of a result that is nobody's but the sandbox's fault."""
+    return {"stdout": "", "stderr": "", "exit_code": None, "infra_error": words}

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
+from strands_rollout.sandbox.inside.python_process import python_command
 from strands_rollout.sandbox.inside.running_child import RunningChild
 
-_START: Final = "from strands_rollout.sandbox.inside.template import main; sys.path.pop(); main()"
 _MAX_MESSAGE: Final = 65536
 # packets keep their borders and an end is seen; macOS has no such sockets, and the template looks for its parent there
 _PACKETS: Final = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
@@ -27,33 +27,20 @@ class TemplateLink:
 
     Args:
         settings: For the template, in JSON's types.
-        package_folder: The folder that holds this package, for the template's `sys.path` until it has started.
 
     Attributes:
         facts: What the template says of itself; set when it is up. When it ends after that, this process does.
     """
 
-    def __init__(self, settings: Mapping[str, Any], package_folder: str) -> None:
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         loop = asyncio.get_running_loop()
         self.facts: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._children: dict[int, RunningChild] = {}
         self._unsent: deque[tuple[bytes, RunningChild | None]] = deque()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, _PACKETS)
-        start = f"import sys; sys.path.append({package_folder!r}); {_START}"
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - a fixed command
-                [
-                    sys.executable,
-                    "-s",
-                    "-S",
-                    "-P",
-                    "-X",
-                    "utf8",
-                    "-c",
-                    start,
-                    str(theirs.fileno()),
-                    json.dumps(settings),
-                ],
+                python_command("strands_rollout.sandbox.inside.template", theirs.fileno(), settings),
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,
                 pass_fds=(theirs.fileno(),),
@@ -148,8 +135,3 @@ class TemplateLink:
                 with contextlib.suppress(OSError):
                     os.kill(child.pid, signal.SIGKILL)
         os._exit(1)
-
-
-def package_folder() -> str:
-    """The folder that holds this package."""
-    return os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))  # noqa: PTH100, PTH118, PTH120

@@ -1,0 +1,104 @@
+"""No layer is promised that a real child does not run into, and none that root's rights here are too few for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the layers are Linux's")
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be less than that")
+WITH_SETPRIV = pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs util-linux's setpriv")
+# the capabilities of a container that Docker starts with its defaults
+DOCKERS = """
+    +chown,+dac_override,+fsetid,+fowner,+mknod,+net_raw,+setgid,+setuid,+setfcap,+setpcap,+net_bind_service
+    +sys_chroot,+kill,+audit_write
+"""
+
+# Runs apart: it forks, and needs the low descriptors. Each break leaves a layer promised and takes it away in a child.
+SCRIPT = """
+import os, sys, tempfile
+from strands_rollout.sandbox.inside.child_limits import ChildLimits
+from strands_rollout.sandbox.inside.confinement import Confinement
+from strands_rollout.sandbox.inside.self_test import find_broken_layer
+while os.open(os.devnull, os.O_RDONLY) <= 3:
+    pass
+class Broken(Confinement):
+    def make_place(self, folder, index):
+        place = super().make_place(folder, index)
+        if sys.argv[1] == "files":
+            object.__setattr__(place, "ruleset", None)
+        return place
+    def apply(self, place):
+        if sys.argv[1] == "user":
+            self._change_user = lambda user: None
+        if sys.argv[1] == "syscalls":
+            self._filter = None
+        if sys.argv[1] == "limits":
+            ChildLimits.impose = lambda self, own_user: None
+        super().apply(place)
+root = tempfile.mkdtemp(dir="/tmp")
+os.chmod(root, 0o711)
+broken = Broken({}, ChildLimits(4096, 64, 64, 60))
+broken.open_folders()
+print(find_broken_layer(broken, root + "/place"))
+assert not os.path.exists(root + "/place")
+os.rmdir(root)
+"""
+
+
+def found(broken: str) -> str:
+    done = subprocess.run([sys.executable, "-c", SCRIPT, broken], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_layers_that_hold_pass() -> None:
+    assert found("none") == "None\n"
+
+
+@pytest.mark.parametrize(
+    "layer",
+    ["limits", pytest.param("user", marks=AS_ROOT), "files", "syscalls"],
+)
+def test_a_layer_that_is_promised_and_does_not_hold_is_found(layer: str) -> None:
+    assert found(layer).startswith(f"('{layer}', ")
+
+
+RUN = """
+import asyncio
+from strands_rollout.sandbox import LocalExecutor
+async def main():
+    async with LocalExecutor(libraries=[]) as executor:
+        result = await executor.run("import os; os.mkdir('a', 0); open('b', 'w').close(); os.getuid() > 60000")
+        killed_by = (await executor.run("while 1: pass", timeout_s=0.2)).killed_by
+        print((await executor.start()).isolation, result.stdout, killed_by)
+asyncio.run(main())
+"""
+
+
+def run_with(capabilities: str) -> subprocess.CompletedProcess[str]:
+    command = ["setpriv", f"--bounding-set={capabilities}", "--inh-caps=-all", sys.executable, "-c", RUN]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@AS_ROOT
+@WITH_SETPRIV
+def test_dockers_default_capabilities_are_enough_for_everything() -> None:
+    done = run_with(",".join(["-all", *DOCKERS.split()]))
+    assert done.stdout.split() == ["full", "True", "time", "limit", "of", "0.2", "s"], done.stderr
+
+
+@AS_ROOT
+@WITH_SETPRIV
+@pytest.mark.parametrize(
+    ("missing", "named"), [("kill", "CAP_KILL"), ("dac_override", "CAP_DAC_OVERRIDE"), ("setuid", "CAP_SETUID")]
+)
+def test_a_root_without_the_rights_that_it_takes_is_refused_by_name(missing: str, named: str) -> None:
+    done = run_with(f"-{missing}")
+    assert done.returncode == 1
+    assert "can't enforce isolation='full'" in done.stderr
+    assert named in done.stderr

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from strands_rollout.agent import EpisodeLimits, StopReason
+    from strands_rollout.group_filter import keep_informative_groups
+    from strands_rollout.group_rewards import normalize_rewards
+    from strands_rollout.metrics import log_eval, log_rollout
     from strands_rollout.reward import reward_func
     from strands_rollout.rollout import generate
     from strands_rollout.sample_type import Sample
@@ -35,6 +38,10 @@ __all__ = [
     "create_client",
     "execute_python_code",
     "generate",
+    "keep_informative_groups",
+    "log_eval",
+    "log_rollout",
+    "normalize_rewards",
     "reward_func",
 ]
 
@@ -50,6 +57,10 @@ _HOMES = {
     "create_client": "sglang_client",
     "execute_python_code": "tools",
     "generate": "rollout",
+    "keep_informative_groups": "group_filter",
+    "log_eval": "metrics",
+    "log_rollout": "metrics",
+    "normalize_rewards": "group_rewards",
     "reward_func": "reward",
 }
 

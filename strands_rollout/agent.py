@@ -14,11 +14,19 @@ from typing import Any
 
 from strands import Agent
 from strands.agent.conversation_manager import NullConversationManager
-from strands.hooks import AfterToolsEvent, BeforeModelCallEvent, BeforeToolCallEvent, HookProvider, HookRegistry
+from strands.hooks import (
+    AfterToolsEvent,
+    BeforeModelCallEvent,
+    BeforeToolCallEvent,
+    BeforeToolsEvent,
+    HookProvider,
+    HookRegistry,
+)
 from strands.types.exceptions import ContextWindowOverflowException, EventLoopException, MaxTokensReachedException
 
 from strands_rollout.bounded_tool import BoundedTool, ToolStats
-from strands_rollout.episode_deadline import EpisodeDeadline
+from strands_rollout.episode_deadline import ABORT_GRACE_S, EpisodeDeadline
+from strands_rollout.episode_progress import EpisodeProgress, awaits_tools
 from strands_rollout.errors import (
     BudgetExhaustedError,
     EngineAbortedError,
@@ -90,8 +98,9 @@ class Episode:
         tool_iterations: Turns whose tools were run.
         tool_calls: Calls that were run.
         tools: Times and errors of the tools.
-        duration_s: Wall-clock seconds in all.
-        messages: The agent's history, as Strands messages.
+        duration_s: Wall-clock seconds in all, those before it was resumed included.
+        limits: Those that it ran under.
+        progress: Where it stands, for another agent to go on from; its `messages` are the agent's history.
     """
 
     stop_reason: StopReason
@@ -100,7 +109,13 @@ class Episode:
     tool_calls: int
     tools: ToolStats
     duration_s: float
-    messages: Sequence[Mapping[str, Any]]
+    limits: EpisodeLimits
+    progress: EpisodeProgress
+
+    @property
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        """The agent's history, as Strands messages."""
+        return self.progress.messages
 
 
 async def run_episode(
@@ -113,52 +128,84 @@ async def run_episode(
     self_timed_tools: Collection[str] = (),
     hooks: Sequence[HookProvider] = (),
     should_abort: Callable[[], bool] = lambda: False,
+    engine_grace_s: float = ABORT_GRACE_S,
+    progress: EpisodeProgress | None = None,
 ) -> Episode:
     """Build an agent, run it once on `messages`, discard it.
 
     Args:
-        model: A model whose trajectory is new.
-        messages: Strands messages; the last is a user's.
+        model: A model whose trajectory is new, or was resumed with the same `progress`.
+        messages: Strands messages; the last is a user's. Not read where there is `progress`.
         system_prompt: The agent's system prompt.
         tools: Whatever `strands.Agent(tools=...)` takes.
         limits: The episode's limits.
         self_timed_tools: Names of tools that keep to their own time limit, because waiting for a free place must not
             count.
         hooks: Further Strands hooks; they see each event before the limits do.
-        should_abort: Asked before each model call, after each tool, and every 0.1 s meanwhile; once it holds, the
-            episode ends within 0.25 s, whatever it waits for.
+        should_abort: Asked before each model call, and every 0.05 s meanwhile; once it holds, the episode ends at once,
+            a generation within 0.2 s, with what the engine had sampled.
+        engine_grace_s: The same for a generation behind a router, which can't be asked to abort it: as long as who
+            aborts the rollout may need to tell the engines.
+        progress: Go on from there instead of from `messages`.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled. Nothing else: every other failure is in the result.
     """
     started = time.monotonic()
-    stats = ToolStats()
+    begun = progress or EpisodeProgress(messages[:-1], 0)
+    stats = ToolStats(begun.tool_s, begun.tool_errors, begun.tool_timeouts, finished=dict(begun.finished))
     limiter = ToolLimiter(
         limits.max_tool_iterations, max_calls=limits.max_tool_calls, max_parallel_calls=limits.max_parallel_tool_calls
     )
+    limiter.go_on_from(begun.tool_iterations, begun.tool_calls)
     watch = _EpisodeWatch(model, stats, should_abort)
     error: Exception | None = None
-    deadline = EpisodeDeadline(limits.episode_timeout_s, should_abort)
-    history: Sequence[Mapping[str, Any]] = messages
+    left_s = None if limits.episode_timeout_s is None else max(0.0, limits.episode_timeout_s - begun.duration_s)
+    deadline = EpisodeDeadline(left_s, should_abort, model, engine_grace_s)
+    history = begun.messages
     try:
         # Strands checks limits and hooks in the order of their registration
-        agent = _build_agent(model, messages[:-1], system_prompt, tools, hooks=[*hooks, watch, limiter])
+        agent = _build_agent(model, begun.messages, system_prompt, tools, hooks=[*hooks, watch, limiter])
         _bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats)
         history = agent.messages
         async with deadline:
-            await agent.invoke_async(list(messages[-1]["content"]))
+            await agent.invoke_async(None if progress else list(messages[-1]["content"]))
         reason = _reason_of_end(limiter, watch)
     except Exception as e:  # every failure of an episode is data for whoever asked for it
         error = _unwrapped(e)
         reason = _reason_of_deadline(deadline) if deadline.expired() else _reason_of_error(error, model)
+    duration_s = begun.duration_s + time.monotonic() - started
     return Episode(
         stop_reason=reason,
         error=stats.infrastructure_error or error,
         tool_iterations=limiter.iterations,
         tool_calls=limiter.calls,
         tools=stats,
-        duration_s=time.monotonic() - started,
+        duration_s=duration_s,
+        limits=limits,
+        progress=_progress(history, model, limiter, stats, duration_s),
+    )
+
+
+def _progress(
+    history: Sequence[Mapping[str, Any]],
+    model: SGLangModel,
+    limiter: ToolLimiter,
+    stats: ToolStats,
+    duration_s: float,
+) -> EpisodeProgress:
+    in_tools = awaits_tools(history)
+    iterations, calls = limiter.before_turn if in_tools else (limiter.iterations, limiter.calls)
+    return EpisodeProgress(
         messages=history,
+        covered=model.covered_messages,
+        finished=stats.finished if in_tools else {},
+        tool_iterations=iterations,
+        tool_calls=calls,
+        tool_errors=stats.errors,
+        tool_timeouts=stats.timeouts,
+        tool_s=stats.seconds,
+        duration_s=duration_s,
     )
 
 
@@ -188,7 +235,10 @@ def _bound_tools(agent: Agent, timeout_s: float | None, self_timed: Collection[s
 
 
 class _EpisodeWatch(HookProvider):
-    """Ends the loop on abort or a broken sandbox, and tells the policy of calls that could not be parsed."""
+    """Ends the loop on abort or a broken sandbox, and tells the policy of calls that could not be parsed.
+
+    An abort while tools run is the deadline's; one that comes as they end is seen before the next model call.
+    """
 
     def __init__(self, model: SGLangModel, stats: ToolStats, should_abort: Callable[[], bool]) -> None:
         self._model = model
@@ -198,12 +248,18 @@ class _EpisodeWatch(HookProvider):
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
         registry.add_callback(BeforeModelCallEvent, self._before_model_call)
+        registry.add_callback(BeforeToolsEvent, self._before_tools)
         registry.add_callback(BeforeToolCallEvent, self._before_tool_call)
         registry.add_callback(AfterToolsEvent, self._after_tools)
 
     def _before_model_call(self, event: BeforeModelCallEvent) -> None:  # noqa: ARG002 - Strands' signature
         if self._should_abort():
             raise EngineAbortedError("the rollout was aborted before a model call")
+
+    def _before_tools(self, event: BeforeToolsEvent) -> None:
+        wanted = {block["toolUse"]["toolUseId"] for block in event.message["content"] if "toolUse" in block}
+        for finished_before in self._stats.finished.keys() - wanted:
+            del self._stats.finished[finished_before]
 
     def _before_tool_call(self, event: BeforeToolCallEvent[Any]) -> None:
         if event.tool_use["name"] == INVALID_TOOL_CALL:
@@ -212,9 +268,6 @@ class _EpisodeWatch(HookProvider):
     def _after_tools(self, event: AfterToolsEvent) -> None:
         if self._stats.infrastructure_error is not None:
             self.stopped_by = StopReason.SANDBOX_ERROR
-        elif self._should_abort():
-            self.stopped_by = StopReason.ABORTED
-        if self.stopped_by:
             event.end_turn = f"Stopped: {self.stopped_by}."
 
 

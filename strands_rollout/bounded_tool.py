@@ -14,7 +14,7 @@ import inspect
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from strands.tools.decorator import DecoratedFunctionTool
@@ -33,12 +33,14 @@ class ToolStats:
         errors: Results with status error, time-outs included.
         timeouts: Calls that were cut at the limit.
         infrastructure_error: The first failure of the sandbox itself, which is never the policy's fault.
+        finished: By tool-use id, results of the calls of the last turn, from this agent or an earlier one.
     """
 
     seconds: float = 0.0
     errors: int = 0
     timeouts: int = 0
     infrastructure_error: SandboxError | None = None
+    finished: dict[str, Any] = field(default_factory=dict)
 
 
 class BoundedTool(AgentTool):
@@ -72,7 +74,10 @@ class BoundedTool(AgentTool):
         return self._tool.tool_type
 
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> ToolGenerator:  # noqa: ANN401
-        """Run the wrapped tool; a time-out becomes an error result that says so."""
+        """Run the wrapped tool; a time-out becomes an error result that says so. A finished call is not run again."""
+        if tool_use["toolUseId"] in self._stats.finished:
+            yield self._stats.finished[tool_use["toolUseId"]]
+            return
         started = time.monotonic()
         result: Any = None
         try:
@@ -91,17 +96,18 @@ class BoundedTool(AgentTool):
             result = _error(tool_use, "Error: the tool cancelled itself.")
         finally:
             self._stats.seconds += time.monotonic() - started
-            self._count(result)
+            self._count(tool_use, result)
         if result is not None:
             yield result
 
-    def _count(self, event: Any) -> None:  # noqa: ANN401 - a Strands event or a tool's raw result
+    def _count(self, tool_use: ToolUse, event: Any) -> None:  # noqa: ANN401 - a Strands event or a tool's raw result
         fault = _sandbox_fault(getattr(event, "exception", None))
         if fault is not None and self._stats.infrastructure_error is None:
             self._stats.infrastructure_error = fault
         result = getattr(event, "tool_result", event)
-        if isinstance(result, dict) and result.get("status") == "error":
-            self._stats.errors += 1
+        if isinstance(result, dict):
+            self._stats.errors += result.get("status") == "error"
+            self._stats.finished[tool_use["toolUseId"]] = result
 
 
 def _sandbox_fault(error: BaseException | None) -> SandboxError | None:

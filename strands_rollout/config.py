@@ -5,9 +5,9 @@ Read from slime's args and checked here; knows nothing of what the settings do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -41,6 +41,33 @@ class RolloutSettings(BaseModel):
     )
     code_session: bool = Field(
         default=False, description="One interpreter for all code calls of an episode: variables and files are kept."
+    )
+    model_name: str | None = Field(
+        default=None, description="The model of slime's `--sglang-config` that plays the policy; its first one if none."
+    )
+    resume_aborted: bool = Field(
+        default=True, description="Go on with an aborted sample where it was cut; false starts it afresh."
+    )
+    on_engine_abort: Literal["continue", "return"] = Field(
+        default="continue",
+        description="What to do when the engine aborts a turn and the rollout does not, as for a weight update: "
+        '"continue" it from its own tokens, or "return" the sample ABORTED.',
+    )
+    max_staleness: int | None = Field(
+        default=None,
+        ge=0,
+        description="Tokens that weights sampled which are more versions older than the sample's last are not trained.",
+    )
+    abort_grace_s: float | None = Field(
+        default=None,
+        ge=0,
+        description="How long an abort waits for what an engine behind a router has sampled; default: 4 s where slime "
+        "collects partial rollouts, else 0.2 s.",
+    )
+    should_abort: str | Callable[[], bool] | None = Field(
+        default=None,
+        description="Without slime: a function of no arguments, or its dotted path, that tells whether the rollout is "
+        "being aborted.",
     )
     tool_parser: str = Field(default="hermes", description="Format of the model's tool calls.")
     enable_thinking: bool | None = Field(default=None, description="Handed to the chat template when set.")

@@ -62,13 +62,23 @@ class ContextBuilder:
             head = [{"role": "system", "content": system}] if system else []
             chat = [*head, *to_chat_messages(messages)]
             return await _off_loop_if_long(chat, lambda: self._template.prompt_ids(chat, self._tools))
+        self._tools = self._tools or to_chat_tools(tool_specs)  # a conversation that another model began
         chat = self._new_chat_messages(messages)
-        last_id = trajectory.token_ids[-1] if trajectory.turns[-1].end > trajectory.turns[-1].start else None
+        last_id = trajectory.token_ids[-1]
         return await _off_loop_if_long(chat, lambda: self._fitted_turn_ids(chat, last_id, room, min_turn_tokens))
+
+    @property
+    def covered_count(self) -> int:
+        """How many messages the trajectory covers."""
+        return len(self._covered)
+
+    def is_covered(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the trajectory covers exactly these messages."""
+        return _read_part(messages) == self._covered
 
     def accept(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Remember that `messages` are now part of the trajectory."""
-        self._covered = list(messages)
+        self._covered = _read_part(messages)
 
     def note_calls(self, call_prefix: str, segments: Sequence[Segment]) -> None:
         """Remember the calls of a turn, under the ids that `turn_events` gave them."""
@@ -84,7 +94,7 @@ class ContextBuilder:
         covered = len(self._covered)
         if (
             len(messages) <= covered
-            or list(messages[:covered]) != self._covered
+            or _read_part(messages[:covered]) != self._covered
             or messages[covered]["role"] != "assistant"
         ):
             raise TrajectoryError(
@@ -122,6 +132,11 @@ class ContextBuilder:
                 return ids
             # the overshoot is shared by the results; at least one token less each time, so this ends
             cap = max(0, cap - max(1, (len(ids) - allowed) // len(tool_indices)))
+
+
+def _read_part(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the policy reads of messages; Strands keeps notes of its own beside it."""
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
 async def _off_loop_if_long(chat: Sequence[ChatMessage], encode: Any) -> list[int]:  # noqa: ANN401 - a thunk

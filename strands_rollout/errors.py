@@ -26,11 +26,15 @@ class TrajectoryError(RolloutError):
     """Tokens, mask or logprobs would no longer describe one exact token sequence."""
 
 
+class ResumeError(RolloutError):
+    """The saved state of an aborted episode can't be written, read, or used with its tokens."""
+
+
 class BudgetExhaustedError(RolloutError):
-    """No token of a budget (response, context) is left for another model turn.
+    """No token of a budget is left for another model turn, or for the rest of an aborted one.
 
     Attributes:
-        budget: The budget's name: "response" or "context".
+        budget: The budget's name: "turn", "response" or "context".
     """
 
     def __init__(self, message: str, *, budget: str) -> None:

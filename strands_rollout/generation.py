@@ -29,12 +29,14 @@ class FinishReason:
         matched: For "stop": the token id (the last of the output) or the string that ended it, where the engine says.
         length: For "length": the limit that was reached, where the engine says.
         message: For "abort": the engine's words.
+        status_code: For "abort": an HTTP status where the engine aborted because of an error; None for a plain abort.
     """
 
     type: str
     matched: int | str | None = None
     length: int | None = None
     message: str | None = None
+    status_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,16 @@ class Generation:
         """The version of the weights that the engine names, if it does."""
         version = self.meta_info.get("weight_version")
         return None if version is None else str(version)
+
+    @property
+    def weight_versions(self) -> list[tuple[str | None, int, int]]:
+        """(version, start, end) in output tokens: several where the weights were updated while it was sampled.
+
+        SGLang 0.5.2x reports the spans as `meta_info.weight_versions`; where they are absent or don't cover the output,
+        the one version that is named counts for all of it.
+        """
+        count = len(self.output_ids)
+        return _read_weight_versions(self.meta_info.get("weight_versions"), count) or [(self.weight_version, 0, count)]
 
 
 class NotJsonError(ValueError):
@@ -147,6 +159,7 @@ def _read_finish(reason: object) -> FinishReason:
         matched=matched if isinstance(matched, int | str) else None,
         length=_int_or_none(reason.get("length")),
         message=None if message is None else str(message),
+        status_code=_int_or_none(reason.get("status_code")),
     )
 
 
@@ -187,6 +200,19 @@ def _check_logprobs(logprobs: list[Any], beside: list[Any], ids: list[int]) -> N
                 f"the logprob of output id {ids[position]} at position {position} is {logprob!r}; expected a finite "
                 "number of at most 0"
             )
+
+
+def _read_weight_versions(spans: object, count: int) -> list[tuple[str | None, int, int]]:
+    """The spans where they cover `count` tokens without a gap, else nothing."""
+    found: list[tuple[str | None, int, int]] = []
+    reached = 0
+    for span in spans if isinstance(spans, list) else ():
+        end = _int_or_none(span.get("end")) if isinstance(span, dict) else None
+        if end is None or end <= reached or span.get("start") != reached:
+            return []
+        found.append((str(span.get("version")), reached, end))
+        reached = end
+    return found if reached == count else []
 
 
 def _int_or_none(value: object) -> int | None:

@@ -20,6 +20,7 @@ class SGLangModelConfig(TypedDict):
     context_window_limit: int | None
     headers: dict[str, str]
     extra: dict[str, Any]
+    continue_aborted: bool
 
 
 def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGLangModelConfig:

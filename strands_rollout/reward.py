@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
+from strands_rollout.episode_facts import episode_facts, fan_out_part
 from strands_rollout.grading import Grade, grade, last_assistant_text, spoken_text
 from strands_rollout.grading.dapo_score import slime_example_grade
 from strands_rollout.grading.symbolic import compare_symbolically
 from strands_rollout.reward_settings import TOOL_SHAPING_CEILING, RewardSettings
 
 _LOGGER = logging.getLogger(__name__)
-_NAMESPACE: Final = "strands_rollout"  # of our settings on args, and of our facts in a sample's metadata
+_NAMESPACE: Final = "strands_rollout"  # of our settings on args
 _LONGEST_INLINE_CHARS: Final = 10_000  # a longer text is read in a thread, so that the loop stays free
 _LONGEST_SHOWN_CHARS: Final = 200
 _MOST_REPORTED: Final = 50
@@ -28,11 +29,16 @@ _ERRORS: Final = {
 }
 _reported: set[str] = set()
 
-RewardDict = dict[str, float | str]
+RewardDict: TypeAlias = dict[str, float | str]
+RewardList: TypeAlias = "list[RewardDict | RewardList]"
 
 
-async def reward_func(args: object, sample: Any, **kwargs: object) -> RewardDict | list[RewardDict]:  # noqa: ANN401
+async def reward_func(args: object, sample: Any, **kwargs: object) -> RewardDict | RewardList:  # noqa: ANN401
     """Grade the last assistant turn of a sample, or of each sample of a list; slime's `--custom-rm-path`.
+
+    In a list, the siblings of a fan-out (one `rollout_id`) have one outcome, that of their main agent: its sample is
+    graded, once, and each gets a copy of its reward. Where the main agent's sample is not in the list, each is graded
+    by itself.
 
     Run slime with `--reward-key score --eval-reward-key acc`.
 
@@ -41,24 +47,57 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> RewardDict
         sample: slime's Sample, or any object with some of its fields; it is not changed. The text is
             `metadata["strands_rollout"]["final_text"]` where there is one (the last model turn's own text, with
             `final_in_reasoning` true beside it if the prompt had opened `<think>`), else cut out of `response`. `label`
-            may be whatever `grading.label_texts` takes.
+            may be whatever `grading.label_texts` takes. A list may hold lists, as slime's groups of fan-outs do.
         kwargs: Ignored: slime may pass more.
 
     Returns:
-        For each sample a dict with the keys `score` (the settings' `correct` or `wrong`, perhaps shaped), `acc` (1.0 or
-        0.0), `pred` (the answer as written, "" for none), `label`, `method` (what decided), `error` (why the answer
-        could not be judged, and so counts as wrong; else ""). Raises nothing but CancelledError: an exception would
-        end slime's training run.
+        For each sample, in lists like those given, a dict with the keys `score` (the settings' `correct` or `wrong`,
+        perhaps shaped), `acc` (1.0 or 0.0), `pred` (the answer as written, "" for none), `label`, `method` (what
+        decided), `error` (why the answer could not be judged, and so counts as wrong; else ""). Raises nothing but
+        CancelledError: an exception would end slime's training run.
     """
     del kwargs
     if not isinstance(sample, list | tuple):
         return await _reward(args, sample)
-    tasks: list[asyncio.Task[RewardDict]] = []
+    flat = list(_flat(sample))
+    graders = _graders(flat)
+    tasks: dict[int, asyncio.Task[RewardDict]] = {}
     async with asyncio.TaskGroup() as group:
-        for one in sample:
-            tasks.append(group.create_task(_reward(args, one)))
+        for position in dict.fromkeys(graders):
+            tasks[position] = group.create_task(_reward(args, flat[position]))
             await asyncio.sleep(0)  # one sample per turn of the loop: a long list must not hold it
-    return [task.result() for task in tasks]
+    return _nested(sample, iter([dict(tasks[position].result()) for position in graders]))
+
+
+def _flat(samples: Sequence[Any]) -> Iterator[object]:
+    for sample in samples:
+        if isinstance(sample, list | tuple):
+            yield from _flat(sample)
+        else:
+            yield sample
+
+
+def _nested(samples: Sequence[Any], rewards: Iterator[RewardDict]) -> RewardList:
+    """The rewards of the flat samples in the lists that the samples were in."""
+    return [_nested(one, rewards) if isinstance(one, list | tuple) else next(rewards) for one in samples]
+
+
+def _graders(samples: Sequence[object]) -> list[int]:
+    """For each sample the position of the one whose reward it gets: its main agent's, else its own."""
+    fan_outs = [_fan_out(sample) for sample in samples]
+    mains = {key: position for position, (key, part) in enumerate(fan_outs) if part == 0}
+    return [position if part is None else mains.get(key, position) for position, (key, part) in enumerate(fan_outs)]
+
+
+def _fan_out(sample: object) -> tuple[Hashable, int | None]:
+    """What siblings share, and which of them the sample is; (None, None) for a sample of no fan-out."""
+    try:
+        part, rollout_id = fan_out_part(sample), getattr(sample, "rollout_id", None)
+        key = (getattr(sample, "group_index", None), rollout_id)
+        hash(key)
+    except Exception:  # whatever a foreign sample raises when it is read, it is still graded, by itself
+        return None, None
+    return (None, None) if rollout_id is None else (key, part)
 
 
 async def _reward(args: object, sample: object) -> RewardDict:
@@ -101,7 +140,7 @@ async def _default_reward(settings: RewardSettings, sample: object) -> RewardDic
 
 
 def _grade_sample(sample: object, response: str) -> Grade:
-    facts = _facts(sample)
+    facts = episode_facts(sample)
     final_text = facts.get("final_text")
     if isinstance(final_text, str):
         said = spoken_text(final_text, in_reasoning=bool(facts.get("final_in_reasoning")))
@@ -139,15 +178,8 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else str(value)
 
 
-def _facts(sample: object) -> Mapping[str, Any]:
-    """What our own `generate` has written into the sample's metadata; empty for a foreign sample."""
-    metadata = getattr(sample, "metadata", None)
-    facts = metadata.get(_NAMESPACE) if isinstance(metadata, Mapping) else None
-    return facts if isinstance(facts, Mapping) else {}
-
-
 def _tool_iterations(sample: object) -> float:
-    found = _facts(sample).get("tool_iterations", getattr(sample, "tool_iters", 0))
+    found = episode_facts(sample).get("tool_iterations", getattr(sample, "tool_iters", 0))
     is_number = isinstance(found, int | float) and math.isfinite(found)
     return float(found) if is_number else 0.0
 

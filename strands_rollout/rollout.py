@@ -8,18 +8,30 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from strands_rollout.agent import Episode, EpisodeLimits, StopReason, run_episode
 from strands_rollout.config import CODE_TOOL_PATH, RolloutSettings, settings_from_args
 from strands_rollout.episode_code import episode_code_tool
-from strands_rollout.errors import ConfigError, RolloutError, SandboxError
+from strands_rollout.episode_deadline import ABORT_GRACE_S
+from strands_rollout.errors import EngineError, RolloutError, SandboxError
 from strands_rollout.prompt_messages import to_episode_prompt
 from strands_rollout.prompts import CODE_TOOL_NAME
-from strands_rollout.sample import fill_replay_gaps, reset_sample, write_episode, write_failure
-from strands_rollout.sglang_client import shared_client
+from strands_rollout.replay_data import ASK_EXPERTS
+from strands_rollout.sample import fill_replay_gaps, write_episode, write_failure
+from strands_rollout.sample_beginning import Beginning, begin_sample
 from strands_rollout.sglang_model import SGLangModel
-from strands_rollout.slime_seam import is_aborting, may_return_aborted, tokenizer_of, trace_hooks, vocab_size_of
+from strands_rollout.slime_seam import (
+    collects_partial_rollouts,
+    is_aborting,
+    may_return_aborted,
+    request_span,
+    router_url,
+    tokenizer_of,
+    tool_trace,
+    vocab_size_of,
+)
 from strands_rollout.token_limits import TokenLimits
 from strands_rollout.tool_loading import load_tools
 from strands_rollout.tools import CodeCalls
@@ -27,6 +39,7 @@ from strands_rollout.tools import CodeCalls
 logger = logging.getLogger(__name__)
 
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"
+_PARTIAL_GRACE_S: Final = 4.0
 
 
 async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - slime's signature
@@ -46,11 +59,23 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
         asyncio.CancelledError: The caller was cancelled. Nothing else is raised: slime's run would die of it.
     """
     try:
-        reset_sample(sample)
-        code_calls = CodeCalls()
-        model, episode = await _run(args, sample, sampling_params, code_calls, evaluation=evaluation)
+        settings = settings_from_args(args)
+        beginning = begin_sample(sample, may_resume=settings.resume_aborted)
+        job = _Job(args, sample, sampling_params, settings, beginning, evaluation)
+        model, episode, code_calls = await _run(job)
         _log_episode(sample, episode)
-        write_episode(args, sample, model, episode, may_abort=may_return_aborted(args, sample), code_calls=code_calls)
+        write_episode(
+            args,
+            sample,
+            model,
+            episode,
+            may_abort=may_return_aborted(args, sample),
+            code_calls=code_calls,
+            beginning=beginning,
+            # what a code session holds can't be saved
+            keep_progress=settings.resume_aborted and not (settings.code_session and code_calls.calls),
+            max_staleness=settings.max_staleness,
+        )
     except Exception as e:  # a training run must survive every failure of one sample
         _log_failure(sample, e)
         write_failure(sample, e, _reason_of_failure(e))
@@ -59,23 +84,38 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
 
 
 def _reason_of_failure(error: Exception) -> StopReason:
-    """Why no episode could be run."""
-    if isinstance(error, SandboxError):
-        return StopReason.SANDBOX_ERROR
-    return StopReason.SETUP_ERROR if isinstance(error, RolloutError) else StopReason.INTERNAL_ERROR
+    """Why no episode could be run, or none could be written."""
+    kinds: list[tuple[type[Exception], StopReason]] = [
+        (SandboxError, StopReason.SANDBOX_ERROR),
+        (EngineError, StopReason.ENGINE_ERROR),
+        (RolloutError, StopReason.SETUP_ERROR),
+    ]
+    return next((reason for kind, reason in kinds if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
 
 
-async def _run(
-    args: Any,  # noqa: ANN401
-    sample: Any,  # noqa: ANN401
-    sampling_params: Mapping[str, Any],
-    code_calls: CodeCalls,
-    *,
-    evaluation: bool,
-) -> tuple[SGLangModel, Episode]:
-    settings = settings_from_args(args)
-    model = _build_model(args, sample, sampling_params, settings, evaluation=evaluation)
-    prompt = to_episode_prompt(sample.prompt, settings.system_prompt, model.template)
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What one call of `generate` is about."""
+
+    args: Any
+    sample: Any
+    sampling_params: Mapping[str, Any]
+    settings: RolloutSettings
+    beginning: Beginning
+    evaluation: bool
+
+    def should_abort(self) -> bool:
+        """Whether the rollout is being aborted."""
+        return is_aborting(self.args, self.sample, self.settings.should_abort)
+
+
+async def _run(job: _Job) -> tuple[SGLangModel, Episode, CodeCalls]:
+    settings, resume = job.settings, job.beginning.resume
+    model = _build_model(job)
+    prompt = to_episode_prompt(job.sample.prompt, settings.system_prompt, model.template)
+    code_calls = CodeCalls(**resume.code) if resume else CodeCalls()
+    if resume:
+        model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
     async with episode_code_tool(settings, code_calls) as code_tool:
         episode = await run_episode(
             model,
@@ -90,37 +130,45 @@ async def _run(
                 episode_timeout_s=settings.episode_timeout_s,
             ),
             self_timed_tools=(CODE_TOOL_NAME,),
-            hooks=trace_hooks(sample, model.trajectory),
-            should_abort=lambda: is_aborting(args, sample),
+            hooks=tool_trace(job.sample),
+            should_abort=job.should_abort,
+            engine_grace_s=_engine_grace_s(job),
+            progress=resume.progress if resume else None,
         )
-    return model, episode
+    return model, episode, code_calls
 
 
-def _build_model(
-    args: Any,  # noqa: ANN401
-    sample: Any,  # noqa: ANN401
-    sampling_params: Mapping[str, Any],
-    settings: RolloutSettings,
-    *,
-    evaluation: bool,
-) -> SGLangModel:
-    params = dict(sampling_params)
+def _engine_grace_s(job: _Job) -> float:
+    """How long an aborted generation is waited for: slime repeats its abort every 3 s until the engines are idle."""
+    if job.settings.abort_grace_s is not None:
+        return job.settings.abort_grace_s
+    kept = job.settings.resume_aborted and collects_partial_rollouts(job.args)
+    return _PARTIAL_GRACE_S if kept else ABORT_GRACE_S
+
+
+def _build_model(job: _Job) -> SGLangModel:
+    args, settings = job.args, job.settings
+    params = dict(job.sampling_params)
     limits = TokenLimits(
         max_response_tokens=params.pop("max_new_tokens", None),
-        max_context_tokens=_context_limit(args, evaluation=evaluation),
+        max_context_tokens=_context_limit(args, evaluation=job.evaluation),
         max_turn_tokens=settings.max_turn_tokens,
         min_turn_tokens=settings.min_turn_tokens,
     )
     return SGLangModel(
-        tokenizer=tokenizer_of(args, sample),
-        client=shared_client(_base_url(args), vocab_size=vocab_size_of(args)),
+        tokenizer=tokenizer_of(args, job.sample),
+        base_url=router_url(args, settings.model_name),
+        vocab_size=vocab_size_of(args),
         tool_parser=settings.tool_parser,
         sampling_params=params,
         enable_thinking=settings.enable_thinking,
-        chat_template_kwargs=_template_kwargs(args, sample),
+        chat_template_kwargs=_template_kwargs(args, job.sample),
         limits=limits,
-        extra={"return_routed_experts": True} if getattr(args, "use_rollout_routing_replay", False) else None,
-        headers={ROUTING_HEADER: getattr(sample, "session_id", None) or uuid.uuid4().hex},
+        extra={ASK_EXPERTS: True} if getattr(args, "use_rollout_routing_replay", False) else None,
+        headers={ROUTING_HEADER: getattr(job.sample, "session_id", None) or uuid.uuid4().hex},
+        continue_aborted=settings.on_engine_abort == "continue",
+        should_abort=job.should_abort,
+        request_span=request_span(job.sample),
     )
 
 
@@ -137,13 +185,6 @@ def _template_kwargs(args: Any, sample: Any) -> Mapping[str, Any]:  # noqa: ANN4
     return (
         getattr(sample, "apply_chat_template_kwargs", None) or getattr(args, "apply_chat_template_kwargs", None) or {}
     )
-
-
-def _base_url(args: Any) -> str:  # noqa: ANN401
-    host, port = getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None)
-    if not host or not port:
-        raise ConfigError(f"got sglang_router_ip={host!r} and sglang_router_port={port!r}; expected both in args")
-    return f"http://{host}:{port}"
 
 
 def _context_limit(args: Any, *, evaluation: bool) -> int | None:  # noqa: ANN401

@@ -6,6 +6,7 @@ can take.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -13,12 +14,18 @@ from typing import Any, Final
 import numpy as np
 
 from strands_rollout.agent import Episode, StopReason
+from strands_rollout.episode_record import METADATA_KEY, METADATA_VERSION, RESUME_KEY, episode_record, error_text
+from strands_rollout.errors import EngineResponseError, ResumeError
+from strands_rollout.replay_data import located_experts
+from strands_rollout.resume_state import ResumeState, save_resume_state
+from strands_rollout.sample_beginning import Beginning, reset_sample
 from strands_rollout.sglang_model import SGLangModel
+from strands_rollout.staleness import stale_spans
 from strands_rollout.tools import CodeCalls
-from strands_rollout.trajectory import Trajectory
+from strands_rollout.trajectory import Part, Trajectory
 
-METADATA_KEY: Final = "strands_rollout"
-METADATA_VERSION: Final = 1
+logger = logging.getLogger(__name__)
+
 
 _TRAINED_AS_TRUNCATED: Final = frozenset(
     {
@@ -31,35 +38,6 @@ _TRAINED_AS_TRUNCATED: Final = frozenset(
         StopReason.EPISODE_TIMEOUT,
     }
 )
-# response-side fields of slime 0.3's Sample and what a new sample has there; those that a Sample lacks are skipped
-_FRESH: Final[dict[str, Any]] = {
-    "tokens": list,
-    "response": str,
-    "response_length": int,
-    "loss_mask": lambda: None,
-    "rollout_log_probs": lambda: None,
-    "reward": lambda: None,
-    "weight_versions": list,
-    "rollout_top_p_token_ids": lambda: None,
-    "rollout_top_p_token_offsets": lambda: None,
-    "rollout_routed_experts": lambda: None,
-    "teacher_log_probs": lambda: None,
-    "remove_sample": bool,
-    "non_generation_time": float,
-}
-
-
-def reset_sample(sample: Any) -> None:  # noqa: ANN401 - slime's Sample or ours
-    """Forget an earlier attempt: a sample that comes back FAILED or ABORTED starts from nothing."""
-    for name, fresh in _FRESH.items():
-        if hasattr(sample, name):
-            setattr(sample, name, fresh())
-    for name in ("spec_info", "prefix_cache_info"):
-        if hasattr(sample, name):
-            setattr(sample, name, type(getattr(sample, name))())
-    sample.status = type(sample).Status.PENDING
-    metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
-    sample.metadata = {key: value for key, value in metadata.items() if key != METADATA_KEY}
 
 
 def write_episode(
@@ -70,40 +48,72 @@ def write_episode(
     *,
     may_abort: bool,
     code_calls: CodeCalls | None = None,
+    beginning: Beginning | None = None,
+    keep_progress: bool = True,
+    max_staleness: int | None = None,
 ) -> None:
-    """Fill a (reset) sample from a finished episode.
+    """Fill a sample that `begin_sample` has made ready from a finished episode.
 
     Args:
         args: slime's args, which its Sample needs to decode replay data.
         sample: slime's Sample or ours.
-        model: The policy; its trajectory becomes tokens, mask and logprobs.
+        model: The policy; its trajectory becomes tokens, mask and logprobs. Of a resumed one, what is new is appended.
         episode: What became of it.
         may_abort: Whether an ABORTED sample can be returned now; if not, an abort counts as a failure of the
             infrastructure.
         code_calls: What its code tool did.
+        beginning: What `begin_sample` said; None of a new sample.
+        keep_progress: Whether an ABORTED sample keeps what is needed to go on with it.
+        max_staleness: Tokens that older weights sampled than so many versions before the last are not trained; None
+            trains them all.
+
+    Raises:
+        EngineResponseError: The engine's replay data does not fit its tokens.
     """
     trajectory = model.trajectory
+    code_calls, beginning = code_calls or CodeCalls(), beginning or Beginning()
     status = _status(sample, episode.stop_reason, may_abort=may_abort)
+    engine_aborts = model.engine_aborts + (beginning.resume.engine_aborts if beginning.resume else 0)
+    facts = episode_record(
+        model,
+        episode,
+        code_calls,
+        aborts=beginning.aborts,
+        resumes=beginning.resumes,
+        engine_aborts=engine_aborts,
+    )
     if trajectory.sampled_length:
-        _append_turns(args, sample, trajectory)
+        _append_parts(args, sample, trajectory)
         sample.response = model.template.encoder.decode(sample.tokens[len(sample.tokens) - sample.response_length :])
+        facts["stale_tokens"] = _mask_stale(sample, trajectory, max_staleness)
         if status is type(sample).Status.FAILED:
             exclude_from_training(sample)
+        if status is type(sample).Status.ABORTED and keep_progress:
+            facts |= _saved_progress(model, episode, code_calls, engine_aborts)
     else:
-        write_untrained(sample, trajectory.token_ids or model.prompt_ids, model.template.end_of_turn_id)
+        write_untrained(sample, model.prompt_ids, model.template.end_of_turn_id)
     sample.status = status
     sample.non_generation_time = episode.tools.seconds
-    sample.metadata[METADATA_KEY] = _facts(model, episode, code_calls or CodeCalls())
+    sample.metadata[METADATA_KEY] = facts
+
+
+def _saved_progress(model: SGLangModel, episode: Episode, code_calls: CodeCalls, engine_aborts: int) -> dict[str, Any]:
+    state = ResumeState(model.trajectory, episode.progress, engine_aborts, asdict(code_calls))
+    try:
+        return {RESUME_KEY: save_resume_state(state)}
+    except ResumeError as e:
+        logger.warning("an aborted episode can't be saved and will start afresh: %s", e)
+        return {}
 
 
 def write_failure(sample: Any, error: BaseException, stop_reason: StopReason) -> None:  # noqa: ANN401
-    """Make a (reset) sample valid when no episode could be run."""
+    """Make a sample valid when no episode could be run or written."""
     write_untrained(sample, [], 0)
     sample.status = type(sample).Status.FAILED
     sample.metadata[METADATA_KEY] = {
         "version": METADATA_VERSION,
         "stop_reason": str(stop_reason),
-        "error": _error_text(error),
+        "error": error_text(error),
         "final_text": "",
     }
 
@@ -158,24 +168,47 @@ def exclude_from_training(sample: Any) -> None:  # noqa: ANN401
     sample.remove_sample = True
 
 
-def _append_turns(args: Any, sample: Any, trajectory: Trajectory) -> None:  # noqa: ANN401
-    """Turn by turn; context after the last sampled token trains nothing and is left out."""
-    sample.tokens = trajectory.token_ids[: trajectory.prompt_length]
-    written = trajectory.prompt_length
-    last = max(turn.end for turn in trajectory.turns if turn.end > turn.start)
-    for turn in trajectory.turns:
-        if turn.end > last:
-            break
-        if turn.start > written:
-            sample.append_response_tokens(args, tokens=trajectory.token_ids[written : turn.start], trainable=False)
-        sample.append_response_tokens(
-            args,
-            tokens=trajectory.token_ids[turn.start : turn.end],
-            log_probs=trajectory.logprobs[turn.start : turn.end],
-            trainable=True,
-            meta_info=dict(turn.meta_info),
-        )
-        written = turn.end
+def _append_parts(args: Any, sample: Any, trajectory: Trajectory) -> None:  # noqa: ANN401
+    """Answer by answer what the sample does not have yet; trajectories end with a sampled token, so nothing trails."""
+    if not sample.tokens:
+        sample.tokens = trajectory.token_ids[: trajectory.prompt_length]
+    for part in trajectory.parts:
+        written = len(sample.tokens)
+        if part.end <= written:
+            continue
+        if part.start > written:
+            sample.append_response_tokens(args, tokens=trajectory.token_ids[written : part.start], trainable=False)
+        meta_info = _located(args, part, start=0 if part.start == trajectory.prompt_length else written - 1)
+        try:
+            sample.append_response_tokens(
+                args,
+                tokens=trajectory.token_ids[part.start : part.end],
+                log_probs=trajectory.logprobs[part.start : part.end],
+                trainable=True,
+                meta_info=meta_info,
+            )
+        except ValueError as e:
+            raise EngineResponseError(f"the engine's replay data does not fit what it sampled: {e}") from e
+
+
+def _located(args: Any, part: Part, *, start: int) -> dict[str, Any]:  # noqa: ANN401
+    layers, top_k = getattr(args, "num_layers", None), getattr(args, "moe_router_topk", None)
+    if not layers or not top_k:
+        return dict(part.meta_info)
+    return located_experts(part.meta_info, start=start, total=part.end, layers=layers, top_k=top_k)
+
+
+def _mask_stale(sample: Any, trajectory: Trajectory, max_staleness: int | None) -> int:  # noqa: ANN401
+    """Mask what too old weights sampled; how many trained tokens that were."""
+    if max_staleness is None:
+        return 0
+    masked = 0
+    prompt_length = trajectory.prompt_length
+    for span in stale_spans(trajectory.weight_spans, max_staleness):
+        for position in range(span.start - prompt_length, span.end - prompt_length):
+            masked += sample.loss_mask[position]
+            sample.loss_mask[position], sample.rollout_log_probs[position] = 0, 0.0
+    return masked
 
 
 def _status(sample: Any, reason: StopReason, *, may_abort: bool) -> Any:  # noqa: ANN401 - the sample's own Status
@@ -185,30 +218,3 @@ def _status(sample: Any, reason: StopReason, *, may_abort: bool) -> Any:  # noqa
     if reason in _TRAINED_AS_TRUNCATED:
         return status.TRUNCATED
     return status.ABORTED if reason is StopReason.ABORTED and may_abort else status.FAILED
-
-
-def _facts(model: SGLangModel, episode: Episode, code_calls: CodeCalls) -> dict[str, Any]:
-    """JSON-like facts of the episode, for reward, metrics and viewers."""
-    trajectory = model.trajectory
-    return {
-        "version": METADATA_VERSION,
-        "stop_reason": str(episode.stop_reason),
-        "error": None if episode.error is None else _error_text(episode.error),
-        "final_text": model.final_text,
-        "final_in_reasoning": model.template.opens_reasoning,
-        "turns": len(trajectory.turns),
-        "tool_iterations": episode.tool_iterations,
-        "tool_calls": episode.tool_calls,
-        "tool_errors": episode.tools.errors,
-        "tool_timeouts": episode.tools.timeouts,
-        "tool_s": episode.tools.seconds,
-        "code": asdict(code_calls),
-        "parse_failures": len(model.parse_failures),
-        "generate_s": sum(turn.latency_s for turn in trajectory.turns),
-        "duration_s": episode.duration_s,
-        "sampled_tokens": trajectory.sampled_length,
-    }
-
-
-def _error_text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:2000]

@@ -26,11 +26,15 @@ class Aborts:
     Args:
         http: The connection that the requests use.
         url: For logs.
+
+    Attributes:
+        has_endpoint: False once a router has said that it has none.
     """
 
     def __init__(self, http: httpx.AsyncClient, *, url: str) -> None:
         self._http, self._url = http, url
         self._under_way: set[asyncio.Task[bool]] = set()
+        self.has_endpoint = True
 
     async def send(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
         """POST `/abort_request`; return whether the engine confirmed within 5 s."""
@@ -41,6 +45,7 @@ class Aborts:
         except (*CONNECTION_ERRORS, TimeoutError) as e:
             logger.debug("event=abort_failed url=%s body=%s error=%r", self._url, body, e)
             return False
+        self.has_endpoint = response.status_code != 404
         return response.is_success
 
     def start(self, rid: str, headers: Mapping[str, str] | None) -> None:

@@ -12,6 +12,7 @@ import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import httpx
@@ -37,6 +38,7 @@ from strands_rollout.sglang_retry import (
 __all__ = [
     "EncodedIds",
     "FinishReason",
+    "Flight",
     "Generation",
     "SGLangClient",
     "ServerInfo",
@@ -50,6 +52,17 @@ PROBE_TIMEOUT_S: Final = 5.0
 # httpx's own default of 5 s per read is nobody's choice for a generation.
 _HTTPX_DEFAULT: Final = httpx.Timeout(5.0)
 _GENERATION_TIMEOUT: Final = httpx.Timeout(connect=10.0, read=None, write=WRITE_TIMEOUT_S, pool=None)
+
+
+@dataclass(slots=True)
+class Flight:
+    """Where the request of one `generate` call is.
+
+    Attributes:
+        rid: The request's id while the engine has it; None before, after, and between two attempts.
+    """
+
+    rid: str | None = None
 
 
 class SGLangClient:
@@ -103,6 +116,11 @@ class SGLangClient:
         await self.aclose()
 
     @property
+    def can_abort(self) -> bool:
+        """Whether an abort may be heard: False once the server has said that it has no `/abort_request`."""
+        return self._aborts.has_endpoint
+
+    @property
     def is_closed(self) -> bool:
         """Whether the connection was closed, by this client or by its owner."""
         return self._http.is_closed
@@ -122,6 +140,7 @@ class SGLangClient:
         return_logprob: bool = True,
         headers: Mapping[str, str] | None = None,
         extra: Mapping[str, Any] | None = None,
+        flight: Flight | None = None,
     ) -> Generation:
         """Sample from these token ids; return only what was checked token by token.
 
@@ -136,6 +155,7 @@ class SGLangClient:
             return_logprob: Ask for the logprob of each sampled token, and refuse an answer without.
             headers: For this request only, such as a routing key.
             extra: More top-level fields of the request.
+            flight: Told where the request is.
 
         Raises:
             TrajectoryError: An input id is not one of the vocabulary, or there is none. Nothing was sent.
@@ -147,12 +167,16 @@ class SGLangClient:
         """
         self._claim_loop()
         request = GenerateRequest(self._encoded(input_ids), sampling_params, return_logprob=return_logprob, extra=extra)
-        first_rid = rid or uuid.uuid4().hex
+        first_rid, flight = rid or uuid.uuid4().hex, flight or Flight()
         started = self._clock()
         faults: list[Fault] = []
         while True:
             attempt_rid = f"{first_rid}-{len(faults) + 1}" if faults else first_rid
-            answer = await self._attempt(request.body(attempt_rid), attempt_rid, headers)
+            flight.rid = attempt_rid
+            try:
+                answer = await self._attempt(request.body(attempt_rid), attempt_rid, headers)
+            finally:
+                flight.rid = None
             if not isinstance(answer, Fault):
                 break
             faults.append(answer)

@@ -6,7 +6,7 @@ Glue of template, parser, client and trajectory; knows Strands' model interface 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import httpx
@@ -17,16 +17,16 @@ from strands.types.content import Messages
 from strands_rollout.chat_messages import system_text, to_chat_messages, to_chat_tools
 from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.context_builder import ContextBuilder
-from strands_rollout.errors import ConfigError, EngineAbortedError, TrajectoryError
+from strands_rollout.errors import ConfigError, TrajectoryError
 from strands_rollout.model_config import SGLangModelConfig, updated_config
-from strands_rollout.sglang_client import Generation, SGLangClient, shared_client
+from strands_rollout.sglang_client import SGLangClient, shared_client
 from strands_rollout.strands_events import StreamEvent, turn_events
 from strands_rollout.structured_output import structured_answer
 from strands_rollout.token_limits import TokenLimits
 from strands_rollout.tool_parsers import ParseFailure, ToolParser, get_parser
-from strands_rollout.trajectory import Trajectory
-from strands_rollout.turn_reader import read_turn
-from strands_rollout.turn_sampler import TurnSampler
+from strands_rollout.trajectory import Trajectory, Turn
+from strands_rollout.turn_reader import ReadTurn, read_turn
+from strands_rollout.turn_sampler import RequestSpan, TurnSampler, no_span
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,10 @@ class SGLangModel(Model):
         vocab_size: Ids that the served model knows are below this; default: what the tokenizer makes.
         headers: Sent with each generation, e.g. a routing key.
         extra: Further top-level fields of each request, e.g. `{"return_routed_experts": True}`.
+        continue_aborted: Continue a turn that the engine aborts, as it does for a weight update, from its own tokens;
+            else `EngineAbortedError` is raised.
+        should_abort: Once it holds, no aborted turn is continued.
+        request_span: Entered around each request; see `RequestSpan`.
 
     Attributes:
         trajectory: Tokens, mask, logprobs and turns of the conversation so far.
@@ -84,6 +88,9 @@ class SGLangModel(Model):
         vocab_size: int | None = None,
         headers: Mapping[str, str] | None = None,
         extra: Mapping[str, Any] | None = None,
+        continue_aborted: bool = True,
+        should_abort: Callable[[], bool] = lambda: False,
+        request_span: RequestSpan = no_span,
     ) -> None:
         if (base_url is None) == (client is None):
             raise ConfigError(f"got base_url={base_url!r} and client={client!r}; expected exactly one of them")
@@ -98,12 +105,15 @@ class SGLangModel(Model):
             "context_window_limit": context_window_limit,
             "headers": dict(headers or {}),
             "extra": dict(extra or {}),
+            "continue_aborted": continue_aborted,
         }
         self._base_url = base_url
         self._client = SGLangClient(client) if isinstance(client, httpx.AsyncClient) else client
         self._parser = get_parser(tool_parser) if isinstance(tool_parser, str) else tool_parser
         self._vocab_size = vocab_size
         self._sampler = TurnSampler(vocab_size or self.template.encoder.vocab_size)
+        self._should_abort = should_abort
+        self._span = request_span
         self._busy = False
         self.reset()
 
@@ -114,6 +124,46 @@ class SGLangModel(Model):
         self.final_text = ""
         self.prompt_ids: list[int] = []
         self._context = ContextBuilder(self.template)
+        self._unanswered = False
+
+    def resume(self, trajectory: Trajectory, messages: Sequence[Mapping[str, Any]], covered: int) -> None:
+        """Go on with a conversation that another model began, perhaps in another process.
+
+        Args:
+            trajectory: Its tokens and turns; owned by this model from here on. If it is open, the next call continues
+                its last turn.
+            messages: Its Strands messages.
+            covered: How many of them the policy has read, so that the trajectory covers them and the turn after them.
+        """
+        self.reset()
+        self.trajectory = trajectory
+        self.prompt_ids = trajectory.token_ids[: trajectory.prompt_length]
+        for number, turn in enumerate(trajectory.turns, start=1):
+            if turn.finish_reason != "abort":
+                self._read(number, turn)
+        self._context.accept(messages[:covered])
+        # the turn was sampled, and the agent was stopped before it had the message
+        self._unanswered = len(messages) == covered and not trajectory.is_open
+
+    @property
+    def covered_messages(self) -> int:
+        """How many messages the policy has read."""
+        return self._context.covered_count
+
+    @property
+    def engine_aborts(self) -> int:
+        """Requests that the engine aborted and that were continued in place."""
+        return self._sampler.engine_aborts
+
+    @property
+    def is_generating(self) -> bool:
+        """Whether a request of this model is at the engine."""
+        return self._sampler.flight.rid is not None
+
+    async def stop_generating(self) -> bool:
+        """Ask the engine to abort the request that it has; whether it said that it will. A router can't."""
+        rid, client = self._sampler.flight.rid, self.client()
+        return rid is not None and client.can_abort and await client.abort(rid, headers=self.config["headers"] or None)
 
     @property
     def context_window_limit(self) -> int | None:
@@ -154,18 +204,18 @@ class SGLangModel(Model):
             TrajectoryError: The history does not extend what the policy has read, or a turn is already running.
             BudgetExhaustedError: A budget leaves no token for this turn.
             ContextWindowOverflowException: The engine refuses the first prompt as too long.
-            EngineAbortedError: The engine aborted the turn; what it had sampled is in the trajectory.
+            EngineAbortedError: The engine aborted the turn, and it is not continued; what it had sampled is in the
+                trajectory.
             EngineError: The engine did not deliver; the trajectory is as before.
         """
         if self._busy:
             raise TrajectoryError("got a second turn while one is running; expected one conversation per SGLangModel")
         self._busy = True
         try:
-            specs, blocks = tool_specs, system_prompt_content
-            generation = await self._turn(messages, specs, system_prompt, blocks)
+            await self._turn(messages, tool_specs, system_prompt, system_prompt_content)
         finally:
             self._busy = False
-        for event in self._events(generation):
+        for event in self._events():
             yield event
 
     async def structured_output(
@@ -213,53 +263,60 @@ class SGLangModel(Model):
         tool_specs: Sequence[Mapping[str, Any]] | None,
         system_prompt: str | None,
         blocks: Sequence[Mapping[str, Any]] | None,
-    ) -> Generation:
+    ) -> None:
+        """Sample the next turn into the trajectory, or the rest of the open one."""
+        if self._unanswered and self._context.is_covered(messages):
+            self._unanswered = False
+            return
         client = self.client()
         await self._sampler.learn_context(client)
+        context_ids = await self._new_context(messages, tool_specs, system_prompt, blocks)
+        tokens_before = len(self.trajectory.token_ids)
+        try:
+            await self._sampler.sample(
+                client, self.config, self.trajectory, context_ids, should_abort=self._should_abort, span=self._span
+            )
+        finally:
+            if len(self.trajectory.token_ids) > tokens_before:
+                self._context.accept(messages)
+
+    async def _new_context(
+        self,
+        messages: Messages,
+        tool_specs: Sequence[Mapping[str, Any]] | None,
+        system_prompt: str | None,
+        blocks: Sequence[Mapping[str, Any]] | None,
+    ) -> list[int]:
+        """The context tokens that the next request adds; none inside an open turn."""
+        if self.trajectory.is_open and self._context.is_covered(messages):
+            return []
         room = self._sampler.room(self.config, self.trajectory)
+        min_turn_tokens = self.config["limits"].min_turn_tokens
         context_ids = await self._context.build(
-            messages, tool_specs, system_prompt, blocks, self.trajectory, room, self.config["limits"].min_turn_tokens
+            messages, tool_specs, system_prompt, blocks, self.trajectory, room, min_turn_tokens
         )
         if not self.trajectory.turns:
             self.prompt_ids = context_ids
-        generation = await self._sampler.sample(client, self.config, self.trajectory, context_ids)
-        self.trajectory.append_turn(
-            context_ids,
-            generation.output_ids,
-            generation.logprobs,
-            finish_reason=generation.finish_reason.type,
-            rid=generation.rid,
-            latency_s=generation.latency_s,
-            prompt_tokens=generation.prompt_tokens,
-            cached_tokens=generation.cached_tokens,
-            weight_version=generation.weight_version,
-            meta_info={key: value for key, value in generation.meta_info.items() if not key.endswith("_logprobs")},
-        )
-        self._context.accept(messages)
-        if generation.finish_reason.type == "abort":
-            raise EngineAbortedError(f"the engine aborted the turn after {len(generation.output_ids)} tokens")
-        return generation
+        return context_ids
 
-    def _events(self, generation: Generation) -> Iterator[StreamEvent]:
-        turn = read_turn(generation, self.template, self._parser)
-        self.final_text = turn.text
-        self.parse_failures += turn.failures
-        prefix = f"call_{len(self.trajectory.turns)}_"
-        self._context.note_calls(prefix, turn.segments)
+    def _events(self) -> Iterator[StreamEvent]:
+        number, turn = len(self.trajectory.turns), self.trajectory.turns[-1]
+        read = self._read(number, turn)
         return turn_events(
-            turn.segments,
-            prefix,
-            stop_reason=turn.stop_reason,
-            usage=self._usage(generation),
-            latency_s=generation.latency_s,
+            read.segments,
+            _call_prefix(number),
+            stop_reason=read.stop_reason,
+            usage=_usage(turn),
+            latency_s=turn.latency_s,
         )
 
-    def _usage(self, generation: Generation) -> dict[str, int]:
-        turn = self.trajectory.turns[-1]
-        usage = {"inputTokens": turn.start, "outputTokens": turn.end - turn.start, "totalTokens": turn.end}
-        if generation.cached_tokens is not None:
-            usage["cacheReadInputTokens"] = generation.cached_tokens
-        return usage
+    def _read(self, number: int, turn: Turn) -> ReadTurn:
+        """Parse a turn, and remember what it called and what could not be parsed."""
+        read = read_turn(self.trajectory, turn, self.template, self._parser)
+        self.final_text = read.text
+        self.parse_failures += read.failures
+        self._context.note_calls(_call_prefix(number), read.segments)
+        return read
 
     def failure_text(self, call_id: str) -> str:
         """What the policy is told about a call of this conversation that could not be parsed."""
@@ -272,3 +329,15 @@ class SGLangModel(Model):
         aside._busy = False
         aside.reset()
         return aside
+
+
+def _call_prefix(number: int) -> str:
+    """Of the tool-use ids of a turn, counted from 1."""
+    return f"call_{number}_"
+
+
+def _usage(turn: Turn) -> dict[str, int]:
+    usage = {"inputTokens": turn.start, "outputTokens": turn.end - turn.start, "totalTokens": turn.end}
+    if turn.cached_tokens is not None:
+        usage["cacheReadInputTokens"] = turn.cached_tokens
+    return usage

@@ -7,21 +7,16 @@ package. Written for slime 0.3.
 from __future__ import annotations
 
 import functools
+import pkgutil
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
-from strands.hooks import (
-    AfterModelCallEvent,
-    AfterToolCallEvent,
-    BeforeModelCallEvent,
-    BeforeToolCallEvent,
-    HookProvider,
-    HookRegistry,
-)
+from strands.hooks import AfterToolCallEvent, BeforeToolCallEvent, HookProvider, HookRegistry
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.trajectory import Trajectory
+from strands_rollout.turn_sampler import RequestSpan, no_note, no_span
 
 _STATE_MODULE: Final = "slime.rollout.sglang_rollout"
 _FULLY_ASYNC: Final = "fully_async"
@@ -82,9 +77,57 @@ def _load_vocab_size(checkpoint: str) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def is_aborting(args: Any, sample: object) -> bool:  # noqa: ANN401 - slime's Namespace
-    """Whether slime is collecting: every running episode should return at once, as ABORTED."""
+def router_url(args: Any, model_name: str | None) -> str:  # noqa: ANN401 - slime's Namespace
+    """The URL of the router before a named model of slime's `--sglang-config`; of its first model if there is no name.
+
+    Raises:
+        ConfigError: There is no such model, or no router at all.
+    """
+    routers = getattr(args, "sglang_model_routers", None) or {}
+    if model_name is not None and model_name not in routers:
+        known = ", ".join(map(repr, sorted(routers))) or "none"
+        raise ConfigError(f"got model_name={model_name!r}; slime serves these models: {known}")
+    named = routers[model_name] if model_name is not None else (None, None)
+    host = named[0] or getattr(args, "sglang_router_ip", None)
+    port = named[1] or getattr(args, "sglang_router_port", None)
+    if not host or not port:
+        raise ConfigError(f"got sglang_router_ip={host!r} and sglang_router_port={port!r}; expected both in args")
+    return f"http://{host}:{port}"
+
+
+def is_aborting(
+    args: Any,  # noqa: ANN401 - slime's Namespace
+    sample: object,
+    asked: str | Callable[[], bool] | None = None,
+) -> bool:
+    """Whether the rollout is being aborted: every running episode should return at once, as ABORTED.
+
+    Args:
+        args: slime's.
+        sample: slime's own flag is asked where the sample is slime's.
+        asked: A function that knows, or its dotted path, asked as well.
+
+    Raises:
+        ConfigError: The path names nothing.
+    """
+    if asked is not None and bool(_callable_at(asked)()):
+        return True
     return bool(getattr(_generate_state(args, sample), "aborted", False))
+
+
+def _callable_at(path: str | Callable[[], bool]) -> Callable[[], bool]:
+    return _resolved(path) if isinstance(path, str) else path
+
+
+@functools.lru_cache(maxsize=8)
+def _resolved(path: str) -> Callable[[], bool]:
+    try:
+        found = pkgutil.resolve_name(path)
+    except (ValueError, ImportError, AttributeError) as e:
+        raise ConfigError(f"got should_abort={path!r}; expected the dotted path of a function: {e}") from e
+    if not callable(found):
+        raise ConfigError(f"got should_abort={path!r}, a {type(found).__name__}; expected a function of no arguments")
+    return found  # type: ignore[no-any-return]
 
 
 def may_return_aborted(args: Any, sample: object) -> bool:  # noqa: ANN401 - slime's Namespace
@@ -97,60 +140,60 @@ def may_return_aborted(args: Any, sample: object) -> bool:  # noqa: ANN401 - sli
     return is_aborting(args, sample) or _FULLY_ASYNC in (getattr(args, "rollout_function_path", None) or "")
 
 
-def trace_hooks(sample: object, trajectory: Trajectory) -> list[HookProvider]:
-    """Strands hooks that record an episode in slime's trace, from which slime takes its request metrics.
+def collects_partial_rollouts(args: Any) -> bool:  # noqa: ANN401 - slime's Namespace
+    """Whether slime keeps aborted samples for its next rollout."""
+    return bool(getattr(args, "partial_rollout", False))
+
+
+def request_span(sample: object) -> RequestSpan:
+    """Records each request to the engine in slime's trace, from which slime takes its request metrics.
 
     Args:
         sample: Nothing is recorded unless it is slime's.
-        trajectory: The episode's; its turns carry the engine's `meta_info`.
     """
-    return [_EpisodeTrace(sample, trajectory)] if is_slime_sample(sample) else []
+    if not is_slime_sample(sample):
+        return no_span
+
+    @contextmanager
+    def span(max_new_tokens: int | None) -> Iterator[Callable[[Mapping[str, Any]], object]]:
+        with _trace_span(sample, "sglang_generate", {"max_new_tokens": max_new_tokens}) as record:
+            # slime hands the sample back where it could not open a span
+            yield no_note if record is sample else lambda meta: record.update(_meta_attributes(dict(meta)))
+
+    return span
 
 
-class _EpisodeTrace(HookProvider):
-    """A span for each model turn and each tool call, under the names that slime's metrics look for."""
+def tool_trace(sample: object) -> list[HookProvider]:
+    """Strands hooks that record each tool call in slime's trace; none unless the sample is slime's."""
+    return [_ToolTrace(sample)] if is_slime_sample(sample) else []
 
-    def __init__(self, sample: object, trajectory: Trajectory) -> None:
+
+class _ToolTrace(HookProvider):
+    """A span for each tool call, under the name that slime's tools look for."""
+
+    def __init__(self, sample: object) -> None:
         self._sample = sample
-        self._trajectory = trajectory
-        self._turn: tuple[AbstractContextManager[Any], Any, int] | None = None
-        self._tools: dict[str, AbstractContextManager[Any]] = {}
+        self._spans: dict[str, AbstractContextManager[Any]] = {}
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
         """Called by Strands."""
-        registry.add_callback(BeforeModelCallEvent, self._before_turn)
-        registry.add_callback(AfterModelCallEvent, self._after_turn)
         registry.add_callback(BeforeToolCallEvent, self._before_tool)
         registry.add_callback(AfterToolCallEvent, self._after_tool)
 
-    def _before_turn(self, event: BeforeModelCallEvent) -> None:  # noqa: ARG002 - Strands' signature
-        span = _trace_span(self._sample, "sglang_generate")
-        self._turn = (span, span.__enter__(), len(self._trajectory.turns))
-
-    def _after_turn(self, event: AfterModelCallEvent) -> None:  # noqa: ARG002 - Strands' signature
-        if self._turn is None:  # another hook refused the call before this one saw it
-            return
-        span, record, turns_before = self._turn
-        self._turn = None
-        if record is not self._sample:  # what slime hands back where it could not open a span
-            for turn in self._trajectory.turns[turns_before:]:
-                record.update(_meta_attributes(dict(turn.meta_info)))
-        span.__exit__(None, None, None)
-
     def _before_tool(self, event: BeforeToolCallEvent[Any]) -> None:
-        span = self._tools[event.tool_use["toolUseId"]] = _trace_span(self._sample, f"tool:{event.tool_use['name']}")
+        span = self._spans[event.tool_use["toolUseId"]] = _trace_span(self._sample, f"tool:{event.tool_use['name']}")
         span.__enter__()
 
     def _after_tool(self, event: AfterToolCallEvent[Any]) -> None:
-        span = self._tools.pop(event.tool_use["toolUseId"], None)
+        span = self._spans.pop(event.tool_use["toolUseId"], None)
         if span is not None:
             span.__exit__(None, None, None)
 
 
-def _trace_span(sample: object, name: str) -> AbstractContextManager[Any]:
+def _trace_span(sample: object, name: str, attrs: Mapping[str, Any] | None = None) -> AbstractContextManager[Any]:
     from slime.observability.trace_utils import trace_span
 
-    return trace_span(sample, name)  # type: ignore[no-any-return]
+    return trace_span(sample, name, attrs=attrs)  # type: ignore[no-any-return]
 
 
 def _meta_attributes(meta_info: dict[str, Any]) -> dict[str, Any]:

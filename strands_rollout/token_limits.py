@@ -67,7 +67,15 @@ def room_left(limits: TokenLimits, trajectory: Trajectory, engine_context: int |
     return Room(tokens, budget)
 
 
-def turn_allowance(limits: TokenLimits, room: Room, context_length: int, *, is_first: bool) -> tuple[int | None, str]:
+def turn_allowance(
+    limits: TokenLimits,
+    room: Room,
+    context_length: int,
+    *,
+    is_first: bool,
+    turn_so_far: int = 0,
+    turn_cap: int | None = None,
+) -> tuple[int | None, str]:
     """Tokens that the next turn may sample, and the limit that will cut it: "turn", "response" or "context".
 
     Args:
@@ -75,6 +83,8 @@ def turn_allowance(limits: TokenLimits, room: Room, context_length: int, *, is_f
         room: What is left before the new context.
         context_length: New context tokens of this request; on the first turn the whole prompt.
         is_first: Whether this is the first turn, whose prompt does not count as response.
+        turn_so_far: Tokens that the turn has already, where it was aborted and is continued.
+        turn_cap: A further limit on the tokens of one turn.
 
     Raises:
         BudgetExhaustedError: Not one token is left.
@@ -84,6 +94,8 @@ def turn_allowance(limits: TokenLimits, room: Room, context_length: int, *, is_f
         candidates.append((room.tokens - context_length, room.budget))
     if is_first and limits.max_response_tokens is not None:
         candidates.append((limits.max_response_tokens, "response"))
+    caps = [cap for cap in (limits.max_turn_tokens, turn_cap) if cap is not None]
+    candidates += [(cap - turn_so_far, "turn") for cap in caps]
     if candidates and min(candidates)[0] < 1:
         left, budget = min(candidates)
         raise BudgetExhaustedError(
@@ -92,6 +104,4 @@ def turn_allowance(limits: TokenLimits, room: Room, context_length: int, *, is_f
             "Raise the budget, shorten the prompt, or let tools return less.",
             budget=budget,
         )
-    if limits.max_turn_tokens is not None:
-        candidates.append((limits.max_turn_tokens, "turn"))
     return min(candidates) if candidates else (None, "turn")

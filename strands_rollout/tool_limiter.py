@@ -33,6 +33,7 @@ class ToolLimiter(HookProvider):
         iterations: Tool iterations that were run.
         calls: Tool calls that were run, those that could not be parsed not counted.
         tripped: The limit that ended the loop, or None.
+        before_turn: `iterations` and `calls` before the turn whose tools were run last.
     """
 
     def __init__(
@@ -52,7 +53,13 @@ class ToolLimiter(HookProvider):
         self.iterations = 0
         self.calls = 0
         self.tripped: ToolLimit | None = None
+        self.before_turn = (0, 0)
         self._over_parallel: set[str] = set()
+
+    def go_on_from(self, iterations: int, calls: int) -> None:
+        """Count from what an earlier agent had used up."""
+        self.iterations, self.calls = iterations, calls
+        self.before_turn = (iterations, calls)
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
         """Called by Strands."""
@@ -71,6 +78,7 @@ class ToolLimiter(HookProvider):
         if self.tripped:
             event.cancel = f"Not run: the limit {self.tripped} of this episode is reached."
             return
+        self.before_turn = (self.iterations, self.calls)
         self.iterations += 1
         self.calls += len(runnable)
         self._over_parallel = set(wanted[len(runnable) :])

@@ -1,32 +1,51 @@
-"""The one mutable accumulator of an episode: token ids, loss mask and logprobs, and per-turn facts.
+"""Exactly the tokens that the policy read and wrote, with their mask and logprobs: the only mutable accumulator.
 
-Knows integers and floats only: no tokenizer, no text, no slime. Appending is all-or-nothing, so that a request
-that failed leaves no trace.
+Knows ints and floats; nothing of text, templates, HTTP or slime.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from strands_rollout.errors import TrajectoryError
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Facts of one accepted generation.
+class WeightSpan:
+    """Sampled tokens of one weight version.
+
+    Attributes:
+        version: As the engine names it; None where it does not.
+        start: Index in `Trajectory.token_ids` of the first one.
+        end: Index after the last one.
+    """
+
+    version: str | None
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Facts of one accepted answer of the engine, which holds at least one sampled token.
+
+    A turn has several where the engine aborted it, for a weight update or because the rollout ended, and it was
+    continued from its own tokens.
 
     Attributes:
         start: Index in `Trajectory.token_ids` of its first sampled token.
-        end: Index after its last sampled token; equal to `start` when nothing was sampled.
+        end: Index after its last sampled token.
         finish_reason: "stop", "length" or "abort", as SGLang reports it.
+        matched: For "stop": the token id or the string that ended it, where the engine says.
         rid: The request's id at the engine.
         latency_s: Wall-clock seconds of the request, as the client saw it.
         prompt_tokens: Tokens that the engine read, where it says so.
         cached_tokens: Of these, tokens served from the prefix cache, where it says so.
-        weight_version: The engine's weight version, where it says so.
+        weight_spans: Which weights sampled which of its tokens; together they cover it.
         meta_info: SGLang's `meta_info` without its logprob lists.
     """
 
@@ -35,25 +54,78 @@ class Turn:
     finish_reason: str
     rid: str
     latency_s: float
+    weight_spans: tuple[WeightSpan, ...]
+    matched: int | str | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    weight_version: str | None = None
     meta_info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of the policy: consecutive parts, nothing between them.
+
+    Attributes:
+        parts: At least one; only the last can have ended otherwise than by an abort.
+    """
+
+    parts: tuple[Part, ...]
+
+    @property
+    def start(self) -> int:
+        """Index in `Trajectory.token_ids` of its first sampled token."""
+        return self.parts[0].start
+
+    @property
+    def end(self) -> int:
+        """Index after its last sampled token."""
+        return self.parts[-1].end
+
+    @property
+    def finish_reason(self) -> str:
+        """That of the last part: "abort" if the turn is not finished."""
+        return self.parts[-1].finish_reason
+
+    @property
+    def latency_s(self) -> float:
+        """Wall-clock seconds of its requests."""
+        return sum(part.latency_s for part in self.parts)
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Tokens that the engine read for its first part, where it says so."""
+        return self.parts[0].prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Of these, tokens served from the prefix cache, where it says so."""
+        return self.parts[0].cached_tokens
+
+    @property
+    def weight_version(self) -> str | None:
+        """The weights that sampled its last token."""
+        return self.parts[-1].weight_spans[-1].version
+
+    @property
+    def weight_spans(self) -> list[WeightSpan]:
+        """Which weights sampled which of its tokens, neighbours of one version joined."""
+        return _joined(chain.from_iterable(part.weight_spans for part in self.parts))
 
 
 @dataclass(slots=True)
 class Trajectory:
     """Exactly the tokens that the policy read and wrote, in order.
 
-    `token_ids`, `loss_mask` and `logprobs` always have the same length. The mask is 1 and the logprob the sampled one
-    where the policy wrote the token; context (prompt, tool results, template text) has mask 0 and logprob 0.0.
+    `token_ids`, `loss_mask` and `logprobs` always have the same length, and end with a sampled token. The mask is 1 and
+    the logprob the sampled one where the policy wrote the token; context (prompt, tool results, template text) has mask
+    0 and logprob 0.0.
 
     Attributes:
         token_ids: Prompt, then response.
         loss_mask: 0 or 1 per token.
         logprobs: One finite float per token, at the sampling temperature.
         prompt_length: Tokens of the first prompt.
-        turns: One entry per accepted generation.
+        turns: The policy's turns.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -72,47 +144,101 @@ class Trajectory:
         """Tokens that the policy wrote."""
         return sum(turn.end - turn.start for turn in self.turns)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the last turn was aborted: it goes on from its own tokens, without new context."""
+        return bool(self.turns) and self.turns[-1].finish_reason == "abort"
+
+    @property
+    def parts(self) -> list[Part]:
+        """The accepted answers of the engine, in order."""
+        return [part for turn in self.turns for part in turn.parts]
+
+    @property
+    def weight_spans(self) -> list[WeightSpan]:
+        """Which weights sampled which tokens, turn by turn."""
+        return [span for turn in self.turns for span in turn.weight_spans]
+
     def append_turn(
         self,
         context_ids: Sequence[int],
         sampled_ids: Sequence[int],
         sampled_logprobs: Sequence[float],
-        **facts: Any,  # noqa: ANN401 - the fields of Turn
+        *,
+        weight_versions: Sequence[tuple[str | None, int, int]] = (),
+        **facts: Any,  # noqa: ANN401 - the further fields of Part
     ) -> Turn:
         """Append what a request added to the last one, and what the policy answered.
 
         Args:
-            context_ids: New context tokens; on the first call the whole prompt, which must not be empty.
-            sampled_ids: The tokens as the engine returned them.
+            context_ids: New context tokens; on the first call the whole prompt, which must not be empty. None where
+                the last turn is continued (`is_open`).
+            sampled_ids: The tokens as the engine returned them, at least one.
             sampled_logprobs: One per sampled token; empty if logprobs were not asked for (recorded as 0.0).
-            **facts: The further fields of `Turn`.
+            weight_versions: (version, start, end) in sampled tokens from 0, in order and without gaps; default: one
+                span of an unknown version.
+            **facts: The further fields of `Part`.
 
         Returns:
-            The recorded turn.
+            The turn, with its earlier parts where it was continued.
 
         Raises:
-            TrajectoryError: The lengths disagree, a logprob is not finite, or the first prompt is empty. Nothing is
-                appended then.
+            TrajectoryError: The lengths disagree, a logprob is not finite, nothing was sampled, the first prompt is
+                empty, or an open turn would get context. Nothing is appended then.
         """
-        self._check(context_ids, sampled_ids, sampled_logprobs)
-        is_first = not self.turns
+        spans = list(weight_versions) or [(None, 0, len(sampled_ids))]
+        self._check(context_ids, sampled_ids, sampled_logprobs, spans)
+        if not self.turns:
+            self.prompt_length = len(context_ids)
         start = len(self.token_ids) + len(context_ids)
-        turn = Turn(start=start, end=start + len(sampled_ids), **facts)
+        part = Part(
+            start=start,
+            end=start + len(sampled_ids),
+            weight_spans=tuple(WeightSpan(version, start + first, start + end) for version, first, end in spans),
+            **facts,
+        )
         self.token_ids += [*context_ids, *sampled_ids]
         self.loss_mask += [0] * len(context_ids) + [1] * len(sampled_ids)
         self.logprobs += [0.0] * len(context_ids)
         self.logprobs += sampled_logprobs or [0.0] * len(sampled_ids)
-        self.turns.append(turn)
-        if is_first:
-            self.prompt_length = len(context_ids)
-        return turn
+        earlier = self.turns.pop().parts if self.is_open else ()
+        self.turns.append(Turn((*earlier, part)))
+        return self.turns[-1]
 
-    def _check(self, context_ids: Sequence[int], sampled_ids: Sequence[int], logprobs: Sequence[float]) -> None:
+    def _check(
+        self,
+        context_ids: Sequence[int],
+        sampled_ids: Sequence[int],
+        logprobs: Sequence[float],
+        spans: Sequence[tuple[str | None, int, int]],
+    ) -> None:
         if not self.turns and not context_ids:
             raise TrajectoryError("got an empty first prompt; expected at least one prompt token")
+        if self.is_open and context_ids:
+            raise TrajectoryError(
+                f"got {len(context_ids)} context tokens inside a turn that was aborted; expected none"
+            )
+        if not sampled_ids:
+            raise TrajectoryError("got a turn without a sampled token; expected at least one")
         if logprobs and len(logprobs) != len(sampled_ids):
             raise TrajectoryError(
                 f"got {len(logprobs)} logprobs for {len(sampled_ids)} sampled tokens; expected one each"
             )
         if not all(map(math.isfinite, logprobs)):
             raise TrajectoryError("got a logprob that is not finite; the response must be rejected, not stored")
+        ends = [0, *(end for _, _, end in spans)]
+        if [first for _, first, _ in spans] != ends[:-1] or ends[-1] != len(sampled_ids) or sorted(set(ends)) != ends:
+            raise TrajectoryError(
+                f"got the weight versions {spans!r:.200} for {len(sampled_ids)} sampled tokens; expected spans that "
+                "follow each other and cover them"
+            )
+
+
+def _joined(spans: Iterable[WeightSpan]) -> list[WeightSpan]:
+    found: list[WeightSpan] = []
+    for span in spans:
+        if found and found[-1].version == span.version and found[-1].end == span.start:
+            found[-1] = WeightSpan(span.version, found[-1].start, span.end)
+        else:
+            found.append(span)
+    return found

@@ -1,4 +1,4 @@
-"""One accepted generation -> what the agent loop must know of it: segments in order, calls, failures, stop reason.
+"""One sampled turn -> what the agent loop must know of it: segments in order, calls, failures, stop reason.
 
 Knows the parser and the template's control tokens; nothing of HTTP, budgets or history.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strands_rollout.chat_template import ChatTemplate
-from strands_rollout.sglang_client import Generation
 from strands_rollout.tool_parsers import ParseFailure, Segment, Text, ToolCall, ToolParser
+from strands_rollout.trajectory import Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class ReadTurn:
         return [segment for segment in self.segments if isinstance(segment, ParseFailure)]
 
 
-def read_turn(generation: Generation, template: ChatTemplate, parser: ToolParser) -> ReadTurn:
-    """Decode and parse a turn; one that was cut by length or abort is never searched for calls."""
-    ids, finish = generation.output_ids, generation.finish_reason
-    ended = finish.type == "stop" and bool(ids) and ids[-1] in (template.end_of_turn_id, finish.matched)
+def read_turn(trajectory: Trajectory, turn: Turn, template: ChatTemplate, parser: ToolParser) -> ReadTurn:
+    """Decode and parse a turn of a trajectory; one that was cut by length or abort is never searched for calls."""
+    ids, last = trajectory.token_ids[turn.start : turn.end], turn.parts[-1]
+    ended = last.finish_reason == "stop" and ids[-1] in (template.end_of_turn_id, last.matched)
     text = template.encoder.decode(ids[:-1] if ended else ids)
-    if finish.type != "stop":
+    if last.finish_reason != "stop":
         return ReadTurn(text, [Text(text)], "max_tokens")
     segments = parser.segments(text, in_reasoning=template.opens_reasoning) or [Text("")]
     if any(isinstance(segment, ToolCall | ParseFailure) for segment in segments):
         return ReadTurn(text, segments, "tool_use")
-    return ReadTurn(text, segments, "stop_sequence" if isinstance(finish.matched, str) else "end_turn")
+    return ReadTurn(text, segments, "stop_sequence" if isinstance(last.matched, str) else "end_turn")

@@ -1,22 +1,50 @@
-"""Asks the engine for one turn, within what budgets and the engine's own context leave.
+"""Asks the engine for one turn, within what budgets and the engine's own context leave, across the engine's aborts.
 
-Knows budgets and the client; nothing of templates, messages or parsing.
+Knows budgets, the client and the trajectory that it fills; nothing of templates, messages or parsing.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
 
 from strands.types.exceptions import ContextWindowOverflowException
 
-from strands_rollout.errors import EngineError, EngineOverlongError, EngineResponseError, TrajectoryError
+from strands_rollout.errors import (
+    EngineAbortedError,
+    EngineError,
+    EngineOverlongError,
+    EngineResponseError,
+    TrajectoryError,
+)
 from strands_rollout.model_config import SGLangModelConfig
-from strands_rollout.sglang_client import Generation, SGLangClient
+from strands_rollout.replay_data import missing_replay_data, request_fields
+from strands_rollout.sglang_client import Flight, Generation, SGLangClient
 from strands_rollout.token_limits import Room, room_left, turn_allowance
 from strands_rollout.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
+
+RequestSpan = Callable[[int | None], AbstractContextManager[Callable[[Mapping[str, Any]], object]]]
+"""Entered around each request with its max_new_tokens; what it gives is called with the answer's `meta_info`."""
+
+# aborts of one turn in a row that brought no token, and the waits between them: about 40 s in all
+_MAX_FRUITLESS_ABORTS: Final = 10
+_BACKOFF_BASE_S: Final = 0.25
+_BACKOFF_CAP_S: Final = 8.0
+
+
+def no_span(_max_new_tokens: int | None) -> AbstractContextManager[Callable[[Mapping[str, Any]], object]]:
+    """A `RequestSpan` that records nothing."""
+    return nullcontext(no_note)
+
+
+def no_note(_meta_info: Mapping[str, Any]) -> None:
+    """What a span that records nothing is told."""
 
 
 class TurnSampler:
@@ -27,6 +55,8 @@ class TurnSampler:
 
     Attributes:
         cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if none did.
+        engine_aborts: Requests that the engine aborted and that were continued from their own tokens.
+        flight: Where the request is.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -34,6 +64,8 @@ class TurnSampler:
         self._engine_context: int | None = None
         self._asked = False
         self.cut_by: str | None = None
+        self.engine_aborts = 0
+        self.flight = Flight()
 
     def context_limit(self, configured: int | None) -> int | None:
         """The smaller of the configured context length and the engine's own, in tokens, where known."""
@@ -55,49 +87,116 @@ class TurnSampler:
         return room_left(config["limits"], trajectory, self.context_limit(config["context_window_limit"]))
 
     async def sample(
-        self, client: SGLangClient, config: SGLangModelConfig, trajectory: Trajectory, context_ids: Sequence[int]
+        self,
+        client: SGLangClient,
+        config: SGLangModelConfig,
+        trajectory: Trajectory,
+        context_ids: Sequence[int],
+        *,
+        should_abort: Callable[[], bool],
+        span: RequestSpan = no_span,
     ) -> Generation:
-        """One accepted response; asked for again, for less, if the engine's context turns out smaller than known.
+        """Sample one turn into the trajectory, or the rest of its open one; return the engine's last answer.
+
+        A turn that the engine aborts, as it does for a weight update, is continued from its own tokens; what it had
+        sampled is kept whatever follows. A request that was aborted before its first token leaves no trace.
+
+        Args:
+            client: Of the running event loop.
+            config: The settings in force.
+            trajectory: Grows by the context and every accepted answer.
+            context_ids: New context tokens; none where the trajectory's last turn is open.
+            should_abort: Asked after each abort: if it holds, or `config["continue_aborted"]` does not, the turn stays
+                open.
+            span: Entered around each request.
 
         Raises:
             TrajectoryError: A context id is outside the vocabulary.
             BudgetExhaustedError: No token is left for a turn.
             ContextWindowOverflowException: The engine refuses the request as too long for its context.
+            EngineAbortedError: The turn was aborted and is not continued.
             EngineError: The engine did not deliver.
         """
         self._check_vocabulary(context_ids)
+        fruitless = 0
+        while True:
+            generation = await self._ask(client, config, trajectory, context_ids, span)
+            aborted = generation.finish_reason.type == "abort"
+            if aborted and missing_replay_data(config["extra"], config["sampling_params"], generation.meta_info):
+                # tokens that the trainer could not replay; they are sampled again
+                generation.output_ids.clear()
+            if generation.output_ids:
+                _record(trajectory, context_ids, generation)
+                context_ids, fruitless = (), 0
+            else:
+                fruitless += 1
+            if not aborted:
+                return generation
+            if should_abort() or not _can_continue(config, generation) or fruitless > _MAX_FRUITLESS_ABORTS:
+                count = len(generation.output_ids)
+                words = generation.finish_reason.message or "no reason given"
+                raise EngineAbortedError(f"the engine aborted the turn after {count} tokens: {words}")
+            self.engine_aborts += 1
+            if fruitless > 1:  # a paused engine lets the next request wait; one that does not is not asked in a hurry
+                await asyncio.sleep(min(_BACKOFF_BASE_S * 2 ** (fruitless - 2), _BACKOFF_CAP_S))
+
+    async def _ask(
+        self,
+        client: SGLangClient,
+        config: SGLangModelConfig,
+        trajectory: Trajectory,
+        context_ids: Sequence[int],
+        span: RequestSpan,
+    ) -> Generation:
+        """One accepted response; asked for again, for less, if the engine's context turns out smaller than known."""
         try:
-            return await self._request(client, config, trajectory, context_ids)
+            return await self._request(client, config, trajectory, context_ids, span)
         except EngineOverlongError as e:
             known = self.context_limit(config["context_window_limit"])
             if e.context_length is None or (known is not None and e.context_length >= known):
                 raise ContextWindowOverflowException(str(e)) from e
             self._engine_context = e.context_length
-            return await self._request(client, config, trajectory, context_ids)
+            return await self._request(client, config, trajectory, context_ids, span)
 
     async def _request(
-        self, client: SGLangClient, config: SGLangModelConfig, trajectory: Trajectory, context_ids: Sequence[int]
+        self,
+        client: SGLangClient,
+        config: SGLangModelConfig,
+        trajectory: Trajectory,
+        context_ids: Sequence[int],
+        span: RequestSpan,
     ) -> Generation:
-        room = self.room(config, trajectory)
-        is_first = not trajectory.turns
-        allowance, limit = turn_allowance(config["limits"], room, len(context_ids), is_first=is_first)
-        turn_cap = config["sampling_params"].get("max_new_tokens")
-        if turn_cap is not None and (allowance is None or turn_cap < allowance):
-            allowance, limit = turn_cap, "turn"
-        generation = await client.generate(
-            [*trajectory.token_ids, *context_ids],
-            config["sampling_params"] | {"max_new_tokens": allowance},
-            return_logprob=config["return_logprobs"],
-            headers=config["headers"] or None,
-            extra=config["extra"] or None,
-        )
-        if not generation.output_ids and generation.finish_reason.type != "abort":
-            raise EngineResponseError(
-                f"got no token with the finish reason {generation.finish_reason.type!r} from {client.url}; expected at "
-                "least one of a turn that was not aborted"
+        allowance, limit = self._allowance(config, trajectory, len(context_ids))
+        params = _turn_params(config["sampling_params"], trajectory) | {"max_new_tokens": allowance}
+        with span(allowance) as note:
+            generation = await client.generate(
+                [*trajectory.token_ids, *context_ids],
+                params,
+                return_logprob=config["return_logprobs"],
+                headers=config["headers"] or None,
+                extra=request_fields(config["extra"], known_tokens=len(trajectory.token_ids)) or None,
+                flight=self.flight,
             )
+            note(generation.meta_info)
+        if generation.finish_reason.type != "abort":
+            _check_complete(generation, config, params, client.url)
         self.cut_by = limit if generation.finish_reason.type == "length" else None
         return generation
+
+    def _allowance(
+        self, config: SGLangModelConfig, trajectory: Trajectory, context_length: int
+    ) -> tuple[int | None, str]:
+        """Tokens that may be sampled, and the limit that will cut them."""
+        room = self.room(config, trajectory)
+        turn_so_far = trajectory.turns[-1].end - trajectory.turns[-1].start if trajectory.is_open else 0
+        return turn_allowance(
+            config["limits"],
+            room,
+            context_length,
+            is_first=not trajectory.turns,
+            turn_so_far=turn_so_far,
+            turn_cap=config["sampling_params"].get("max_new_tokens"),
+        )
 
     def _check_vocabulary(self, ids: Sequence[int]) -> None:
         largest = max(ids, default=0)
@@ -107,3 +206,55 @@ class TurnSampler:
                 f"the vocabulary size {self._vocab_size}: an id outside it would kill the server. Is this the served "
                 "model's tokenizer?"
             )
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """The sampling seed of a turn (from 0), made from the sample's own; that of the first turn is the sample's.
+
+    SGLang draws each token from (seed, position), so all parts of a turn have the same: a turn that was aborted and
+    continued gets the tokens that it would have got. Neighbouring samples have neighbouring seeds, hence the hash.
+    """
+    if turn == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}:{turn}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 33
+
+
+def _turn_params(params: Mapping[str, Any], trajectory: Trajectory) -> dict[str, Any]:
+    seed = params.get("sampling_seed")
+    if seed is None:
+        return dict(params)
+    turn = len(trajectory.turns) - trajectory.is_open
+    return {**params, "sampling_seed": turn_seed(seed, turn)}
+
+
+def _record(trajectory: Trajectory, context_ids: Sequence[int], generation: Generation) -> None:
+    trajectory.append_turn(
+        context_ids,
+        generation.output_ids,
+        generation.logprobs,
+        weight_versions=generation.weight_versions,
+        finish_reason=generation.finish_reason.type,
+        matched=generation.finish_reason.matched,
+        rid=generation.rid,
+        latency_s=generation.latency_s,
+        prompt_tokens=generation.prompt_tokens,
+        cached_tokens=generation.cached_tokens,
+        meta_info={key: value for key, value in generation.meta_info.items() if not key.endswith("_logprobs")},
+    )
+
+
+def _can_continue(config: SGLangModelConfig, generation: Generation) -> bool:
+    """Whether an abort is one of those that a weight update makes, and not an error of this request."""
+    return config["continue_aborted"] and generation.finish_reason.status_code is None
+
+
+def _check_complete(generation: Generation, config: SGLangModelConfig, params: Mapping[str, Any], url: str) -> None:
+    if not generation.output_ids:
+        raise EngineResponseError(
+            f"got no token with the finish reason {generation.finish_reason.type!r} from {url}; expected at "
+            "least one of a turn that was not aborted"
+        )
+    missing = missing_replay_data(config["extra"], params, generation.meta_info)
+    if missing is not None:
+        raise EngineResponseError(f"{url}: {missing}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import itertools
 import socket
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -20,12 +19,17 @@ from typing import Any, Self
 
 import orjson
 from aiohttp import web
+from fake_sglang_answer import answer_body
+from fake_sglang_episodes import Episode, Episodes
 from fake_sglang_reply import Reply
+from fake_sglang_requests import Requests, Sampled
 from multidict import CIMultiDictProxy
 
 __all__ = ["ROUTING_HEADER", "FakeSGLang", "Received", "Reply", "dead_url"]
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
+_UPDATES = ("/update_weights_from_disk", "/update_weights_from_distributed", "/update_weights_from_tensor")
+_INFO = ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "/v1/models", "/get_weight_version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,10 @@ class Received:
     def input_ids(self) -> list[int]:
         return list(self.body["input_ids"])
 
-
-@dataclass(slots=True)
-class _Episode:
-    first: list[int]
-    last_input: list[int]
-    sequence: list[int]
+    @property
+    def key(self) -> str | None:
+        """Its routing key."""
+        return self.headers.get(ROUTING_HEADER)
 
 
 Script = Callable[[dict[str, Any], int], Reply | Awaitable[Reply]] | Sequence[Reply]
@@ -59,16 +61,21 @@ class FakeSGLang:
     """The server; an async context manager.
 
     Args:
-        script: Replies in order, or `(request body, number of the request from 0) -> Reply` (may be async).
+        script: Replies in order, or `(request body, number of the request from 0) -> Reply` (may be async). One that
+            has a method `reply` is asked by that, with the whole `Received` in place of the body.
         context_length: Served by `/server_info`; a longer request gets SGLang's 400.
         vocab_size: An id outside it is a violation (it kills a real server).
         episode_of: Names a request's episode. Default: its routing-key header, else whose tokens it extends.
         decode: Makes `text` of the output ids.
-        router: Answer 404 to `/abort_request` and to the info endpoints, as routers do.
+        router: Answer 404 to `/abort_request`, to the info endpoints and to all that controls an engine, as routers do.
+            Its one worker, which answers them, is at `worker_url`.
+        strict: A request that is sent again although tokens were delivered for it is a violation too.
+        keeps_requests: Record every request; not in long runs.
 
     Attributes:
         requests: Every `/generate` request. `aborts`: bodies of `/abort_request`.
-        disconnects: rids whose client went away. `violations`: broken token-in/token-out, in words.
+        disconnects: rids whose client went away. `episodes`: what each key has sent and got.
+        engine: What runs now, and with which weights.
     """
 
     def __init__(
@@ -81,35 +88,47 @@ class FakeSGLang:
         decode: Callable[[list[int]], str] | None = None,
         router: bool = False,
         weight_version: str = "default",
+        strict: bool = False,
+        keeps_requests: bool = True,
     ) -> None:
         self._script, self._decode, self._router = script, decode, router
         self._context_length, self._vocab_size, self._episode_of = context_length, vocab_size, episode_of
-        self.weight_version = weight_version
+        self._keeps_requests = keeps_requests
+        self.engine = Requests(weight_version)
+        self.episodes = Episodes(strict=strict)
         self.requests: list[Received] = []
+        self.requests_seen = 0
         self.aborts: list[dict[str, Any]] = []
         self.disconnects: list[str | None] = []
-        self.violations: list[str] = []
         self.info_requests: list[str] = []
-        self._episodes: dict[Hashable, _Episode] = {}
-        self._anonymous = itertools.count()
         self._arrived = asyncio.Condition()
-        self._aborted: dict[str, asyncio.Event] = {}
         self._runner: web.AppRunner | None = None
-        self.base_url = ""
+        self.base_url = self.worker_url = ""
+
+    @property
+    def violations(self) -> list[str]:
+        """Broken token-in/token-out, in words."""
+        return self.episodes.violations
 
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=1 << 28)
         app.router.add_post("/generate", self._generate)
-        app.router.add_post("/abort_request", self._abort)
         app.router.add_get("/health", self._health)
-        for path in ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "/v1/models"):
-            app.router.add_get(path, self._info)
+        app.router.add_get("/workers", self._workers)
+        for place in ("", "/worker"):
+            app.router.add_post(f"{place}/abort_request", self._abort)
+            app.router.add_get(f"{place}/v1/loads", self._loads)
+            for path in ("/pause_generation", "/continue_generation", "/update_weight_version", *_UPDATES):
+                app.router.add_post(f"{place}{path}", self._control)
+            for path in _INFO:
+                app.router.add_get(f"{place}{path}", self._info)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024)
         await site.start()
         host, port = self._runner.addresses[0][:2]
         self.base_url = f"http://{host}:{port}"
+        self.worker_url = f"{self.base_url}/worker"
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -119,43 +138,60 @@ class FakeSGLang:
     async def arrived(self, count: int = 1) -> None:
         """Return when that many `/generate` requests have come in all."""
         async with self._arrived:
-            await self._arrived.wait_for(lambda: len(self.requests) >= count)
+            await self._arrived.wait_for(lambda: self.requests_seen >= count)
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
         received = Received(orjson.loads(await http.read()), http.headers, time.monotonic())
         async with self._arrived:
-            number = len(self.requests)
-            self.requests.append(received)
+            number = self.requests_seen
+            self.requests_seen += 1
+            if self._keeps_requests:
+                self.requests.append(received)
             self._arrived.notify_all()
         episode = self._enter(received, number)
-        refusal = self._too_long(received)
+        # what was there before this request is in the prefix cache, but for the last token
+        cached_tokens = min(len(episode.sequence), len(received.input_ids) - 1) if episode.sampled_length else 0
+        sampled = None
         try:
-            reply = refusal or await self._next_reply(received, number)
+            reply = self._too_long(received) or await self._next_reply(received, number)
             await asyncio.sleep(reply.delay_s)
-            if reply.kind == "hang":
-                reply = await self._until_aborted(received, reply)
+            if reply.kind in ("tokens", "hang"):
+                sampled = await self.engine.run(str(received.rid), reply)
         except asyncio.CancelledError:
             self.disconnects.append(received.rid)
             raise
-        if reply.kind == "tokens":
-            episode.sequence = [*episode.last_input, *reply.ids]
-        return await self._send(http, received, reply)
+        if sampled is not None:
+            episode.deliver(sampled.reply.ids, sampled.versions)
+        return await self._send(http, received, sampled or Sampled(reply, (), ""), cached_tokens)
+
+    def _enter(self, received: Received, number: int) -> Episode:
+        ids = received.input_ids
+        if self._vocab_size is not None and any(not 0 <= i < self._vocab_size for i in ids):
+            self.violations.append(f"request {number}: an id outside the vocabulary")
+        key = self._episode_of(received) if self._episode_of is not None else received.key
+        return self.episodes.enter(key, ids, number)
 
     async def _next_reply(self, received: Received, number: int) -> Reply:
-        if callable(self._script):
-            reply = self._script(received.body, number)
+        asked = getattr(self._script, "reply", None)
+        if asked is not None or callable(self._script):
+            reply = asked(received, number) if asked is not None else self._script(received.body, number)
             return await reply if inspect.isawaitable(reply) else reply
         if number >= len(self._script):
             return Reply.status(400, f"the script of {len(self._script)} replies has none for request {number}")
         return self._script[number]
 
-    async def _until_aborted(self, received: Received, reply: Reply) -> Reply:
-        event = self._aborted.setdefault(str(received.rid), asyncio.Event())
-        await event.wait()
-        return Reply.abort(reply.ids)
-
-    async def _send(self, http: web.Request, received: Received, reply: Reply) -> web.StreamResponse:
-        body = self._body(received, reply) if reply.kind in ("tokens", "cut", "stall") else reply.body
+    async def _send(
+        self, http: web.Request, received: Received, sampled: Sampled, cached_tokens: int
+    ) -> web.StreamResponse:
+        reply = sampled.reply
+        if reply.kind == "raw" or reply.kind == "reset":
+            body = reply.body
+        else:
+            version = self.engine.weight_version
+            cached = cached_tokens if reply.facts is not None else 0
+            body = answer_body(
+                received.body, sampled, weight_version=version, cached_tokens=cached, decode=self._decode
+            )
         response: web.StreamResponse = web.Response(
             body=body, status=reply.code, headers=reply.headers, content_type="application/json"
         )
@@ -168,58 +204,6 @@ class FakeSGLang:
         if reply.kind in ("cut", "reset") and http.transport is not None:
             http.transport.close()
         return response
-
-    def _body(self, received: Received, reply: Reply) -> bytes:
-        ids = list(reply.ids)
-        logprobs = reply.logprobs if reply.logprobs is not None else (-0.5,) * len(ids)
-        beside = reply.logprob_ids if reply.logprob_ids is not None else reply.ids
-        meta: dict[str, Any] = {
-            "id": received.rid,
-            "finish_reason": reply.finish,
-            "prompt_tokens": len(received.input_ids),
-            "completion_tokens": len(ids),
-            "cached_tokens": 0,
-            "weight_version": self.weight_version,
-            "e2e_latency": 0.001,
-        }
-        if received.body.get("return_logprob"):
-            meta["input_token_logprobs"] = []
-            meta["output_token_logprobs"] = [[p, i, None] for p, i in zip(logprobs, beside, strict=False)]
-        meta = {key: value for key, value in {**meta, **reply.meta}.items() if value is not None}
-        text = reply.text if reply.text is not None else (self._decode(ids) if self._decode else "")
-        return orjson.dumps({"text": text, "output_ids": ids, "meta_info": meta})
-
-    def _enter(self, received: Received, number: int) -> _Episode:
-        """The request's episode, after its ids were checked against it."""
-        ids = received.input_ids
-        if self._vocab_size is not None and any(not 0 <= i < self._vocab_size for i in ids):
-            self.violations.append(f"request {number}: an id outside the vocabulary")
-        key = self._key(received, ids)
-        episode = self._episodes.get(key)
-        if episode is None or ids == episode.first:
-            episode = self._episodes[key] = _Episode(ids, ids, ids)
-        elif ids[: len(episode.sequence)] != episode.sequence and ids != episode.last_input:
-            same = sum(1 for _ in itertools.takewhile(lambda p: p[0] == p[1], zip(ids, episode.sequence, strict=False)))
-            self.violations.append(
-                f"request {number}: its {len(ids)} ids don't extend the {len(episode.sequence)} of the "
-                f"last request and its output; they differ from position {same}"
-            )
-        episode.last_input = ids
-        return episode
-
-    def _key(self, received: Received, ids: list[int]) -> Hashable:
-        if self._episode_of is not None:
-            return self._episode_of(received)
-        if ROUTING_HEADER in received.headers:
-            return received.headers[ROUTING_HEADER]
-        extended = [k for k, e in self._episodes.items() if ids[: len(e.sequence)] == e.sequence and ids != e.first]
-        if extended:
-            return max(extended, key=lambda k: len(self._episodes[k].sequence))
-        again = [k for k, e in self._episodes.items() if ids == e.last_input and ids != e.first]
-        if again:
-            return again[-1]
-        began = [k for k, e in self._episodes.items() if ids != e.first and ids[: len(e.first)] == e.first]
-        return began[-1] if began else ("episode", next(self._anonymous))
 
     def _too_long(self, received: Received) -> Reply | None:
         limit, length = self._context_length, len(received.body["input_ids"])
@@ -238,27 +222,54 @@ class FakeSGLang:
             return None
         return Reply.status(400, {"error": {"message": words}})
 
+    def _is_hidden(self, http: web.Request) -> bool:
+        return self._router and not http.path.startswith("/worker/")
+
     async def _abort(self, http: web.Request) -> web.Response:
         body = orjson.loads(await http.read())
         self.aborts.append(body)
-        if self._router:
+        if self._is_hidden(http):
             return web.Response(status=404)
-        chosen = list(self._aborted) if body.get("abort_all") else [str(body.get("rid"))]
-        for rid in chosen:
-            self._aborted.setdefault(rid, asyncio.Event()).set()
+        if body.get("abort_all") or body.get("rid"):
+            self.engine.abort("" if body.get("abort_all") else str(body["rid"]))
         return web.Response()
+
+    async def _control(self, http: web.Request) -> web.Response:
+        if self._is_hidden(http):
+            return web.Response(status=404)
+        body = orjson.loads(await http.read() or b"{}")
+        if http.path.endswith("/pause_generation"):
+            await self.engine.pause(body.get("mode", "abort"))
+        elif http.path.endswith("/continue_generation"):
+            self.engine.resume()
+        else:
+            version = body.get("weight_version", body.get("new_version"))
+            if body.get("abort_all_requests"):
+                self.engine.abort("")
+            if version is not None:
+                self.engine.update_weights(str(version))
+        return web.json_response({"success": True})
+
+    async def _loads(self, http: web.Request) -> web.Response:
+        if self._is_hidden(http):
+            return web.Response(status=404)
+        running, waiting = self.engine.load()
+        return web.json_response({"loads": [{"num_running_reqs": running, "num_waiting_reqs": waiting}]})
+
+    async def _workers(self, _http: web.Request) -> web.Response:
+        return web.json_response({"workers": [{"url": self.worker_url}]})
 
     async def _health(self, http: web.Request) -> web.Response:
         return web.Response()
 
     async def _info(self, http: web.Request) -> web.Response:
         self.info_requests.append(http.path)
-        if self._router:
+        if self._is_hidden(http):
             return web.json_response({"error": "not here"}, status=404)
         if http.path == "/v1/models":
             card = {"id": "fake", "object": "model", "max_model_len": self._context_length}
             return web.json_response({"object": "list", "data": [card]})
-        info: dict[str, Any] = {"model_path": "/models/fake", "weight_version": self.weight_version}
+        info: dict[str, Any] = {"model_path": "/models/fake", "weight_version": self.engine.weight_version}
         if "server" in http.path:
             info["context_length"] = self._context_length
         return web.json_response(info)

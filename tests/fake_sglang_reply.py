@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import orjson
+
+
+class TokenFacts(Protocol):
+    """What the engine reports of a token, by its position in the whole sequence and the weights that were at work."""
+
+    def logprob(self, position: int, version: str) -> float:
+        """Of a sampled token."""
+        ...
+
+    def experts(self, position: int, version: str) -> Sequence[int]:
+        """Routed experts of the token at a position, all layers after each other."""
+        ...
+
+    def kept(self, position: int, version: str, token: int) -> Sequence[int]:
+        """Ids that top-p sampling kept where it chose this token."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +40,9 @@ class Reply:
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     delay_s: float = 0.0
+    queued_s: float = 0.0
+    token_s: float = 0.0
+    facts: TokenFacts | None = None
 
     @classmethod
     def tokens(
@@ -96,5 +115,27 @@ class Reply:
         return cls("hang", ids=tuple(partial))
 
     def after(self, delay_s: float) -> Self:
-        """The same answer, that many seconds later."""
+        """The same answer, that many seconds later; no abort is heard meanwhile."""
         return replace(self, delay_s=delay_s)
+
+    def paced(self, token_s: float, *, queued_s: float = 0.0) -> Self:
+        """The same generation, in time: queued that long, then one token after the other; an abort cuts it."""
+        return replace(self, token_s=token_s, queued_s=queued_s)
+
+    def held(self, count: int) -> Self:
+        """The same generation, which gets no further than so many tokens, until it is aborted."""
+        return replace(self, kind="hang", ids=self.ids[:count])
+
+    def aborted_after(self, count: int) -> Self:
+        """The same generation, aborted after so many tokens."""
+        kept = Reply.abort(self.ids[:count])
+        logprobs = None if self.logprobs is None else self.logprobs[:count]
+        return replace(self, kind="tokens", ids=kept.ids, finish=kept.finish, meta={**self.meta, **kept.meta},
+                       logprobs=logprobs, logprob_ids=None, token_s=0.0, queued_s=0.0)  # fmt: skip
+
+    def limited(self, max_new_tokens: int | None) -> Self:
+        """The same generation, cut by length where it has more tokens than were asked for."""
+        if max_new_tokens is None or len(self.ids) <= max_new_tokens:
+            return self
+        kept = Reply.tokens(self.ids[:max_new_tokens], "length")
+        return replace(self, ids=kept.ids, finish=kept.finish)

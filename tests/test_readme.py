@@ -28,6 +28,7 @@ from strands_rollout.config import RolloutSettings, settings_from_args
 from strands_rollout.doctor import _MEANING
 from strands_rollout.evaluate import Summary
 from strands_rollout.executors import EXECUTORS
+from strands_rollout.group_filter import _reason
 from strands_rollout.reward import reward_func
 from strands_rollout.reward_settings import RewardSettings
 from strands_rollout.sample import _status
@@ -163,6 +164,19 @@ def test_slime_finds_both_functions_by_their_dotted_paths() -> None:
         function = getattr(importlib.import_module(module), name)
         assert inspect.iscoroutinefunction(function)
         assert list(inspect.signature(function).parameters) == first
+
+
+def test_slime_finds_the_functions_for_groups_by_their_dotted_paths() -> None:
+    (block,) = (block for block in code_blocks("bash") if "--custom-reward-post-process-path" in block)
+    paths = dict(line.split() for line in block.splitlines())
+    assert list(paths) == ["--custom-reward-post-process-path", "--dynamic-sampling-filter-path"]
+    functions = [pkgutil.resolve_name(path) for path in paths.values()]
+    assert [list(inspect.signature(function).parameters)[:2] for function in functions] == [["args", "samples"]] * 2
+
+
+def test_the_reasons_of_dropped_groups_are_those_that_the_filter_gives() -> None:
+    reasons = [_reason(rewards) for rewards in ([1.0, 1.0], [1.0], [])]
+    assert [reason for reason in reasons if f"`{reason.removesuffix('1.0')}`" in section("Rewards")] == reasons
 
 
 async def test_the_reward_keys_given_to_slime_exist() -> None:

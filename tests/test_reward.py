@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from strands_rollout import reward
 from strands_rollout.grading import symbolic
 from strands_rollout.reward import reward_func
 from strands_rollout.reward_settings import RewardSettings
@@ -113,12 +114,82 @@ async def test_a_list_of_samples_gives_a_list_in_order() -> None:
     assert await reward_func(options(), []) == []
 
 
+@dataclass
+class Sibling(Sample):
+    """A sample of a fan-out."""
+
+    rollout_id: Any = 7
+    group_index: Any = 0
+
+
+def sibling(part: int | None, answer: str, **fields: Any) -> Sibling:
+    facts: dict[str, Any] = {"final_text": f"\\boxed{{{answer}}}"}
+    if part is not None:
+        facts["fan_out"] = {"part": part, "of": 3, "kind": "agent" if part else "main"}
+    return Sibling(metadata={"strands_rollout": facts}, **fields)
+
+
+def predictions(rewards: Any) -> Any:
+    return [predictions(one) if isinstance(one, list) else one["pred"] for one in rewards]
+
+
+async def test_siblings_of_a_fan_out_all_get_the_main_agents_reward() -> None:
+    alone = Sample("\\boxed{40}")
+    samples = [sibling(2, "42"), alone, sibling(0, "41"), sibling(1, "42", status="failed")]
+    rewards = await reward_func(options(), samples)
+    assert predictions(rewards) == ["41", "40", "41", "41"]
+    assert rewards[0] == rewards[2] == rewards[3] == await reward_of(samples[2])
+    assert len({id(one) for one in rewards}) == 4
+
+
+async def test_a_fan_out_is_graded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graded = []
+    grade = reward.grade
+    monkeypatch.setattr(reward, "grade", lambda said, label: graded.append(said) or grade(said, label))
+    await reward_func(options(), [[sibling(part, str(part)) for part in range(3)], [Sample("\\boxed{9}")]])
+    assert graded == ["\\boxed{0}", "\\boxed{9}"]
+
+
+async def test_each_fan_out_has_the_reward_of_its_own_main_agent() -> None:
+    samples = [
+        sibling(part, str(10 * number + part), rollout_id=rollout, group_index=group)
+        for number, (group, rollout) in enumerate([(0, 0), (0, 1), (1, 0)])
+        for part in range(2)
+    ]
+    assert predictions(await reward_func(options(), samples)) == ["0", "0", "10", "10", "20", "20"]
+
+
+async def test_rewards_come_in_the_lists_that_the_samples_came_in() -> None:
+    fanned = [sibling(0, "1"), sibling(1, "2")]
+    nested = [fanned, Sample("\\boxed{3}"), [], ([Sample("\\boxed{4}")],)]
+    assert predictions(await reward_func(options(), nested)) == [["1", "1"], "3", [], [["4"]]]
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [sibling(1, "1"), sibling(2, "2")],
+        [sibling(None, "1"), sibling(None, "2")],
+        [sibling(0, "1", rollout_id=None), sibling(1, "2", rollout_id=None)],
+        [sibling(0, "1", rollout_id=[7]), sibling(1, "2", rollout_id=[7])],
+        [sibling(0, "1"), sibling(1, "2", rollout_id=8)],
+    ],
+    ids=["no main agent", "no fan-out", "no rollout_id", "a rollout_id that is none", "two rollouts"],
+)
+async def test_what_is_no_fan_out_with_its_main_agent_is_graded_one_by_one(samples: list[Sibling]) -> None:
+    assert predictions(await reward_func(options(), samples)) == ["1", "2"]
+
+
 class Hostile:
     """Its fields raise."""
 
     @property
     def response(self) -> str:
         raise RuntimeError("no response")
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        raise RuntimeError("no metadata")
 
 
 @pytest.mark.parametrize(
@@ -129,6 +200,11 @@ async def test_nothing_that_a_sample_holds_makes_it_raise(sample: object, style:
     result = await reward_of(sample, style=style)
     assert result["acc"] == 0.0
     assert result["score"] < 0
+
+
+async def test_hostile_samples_in_a_list_are_graded_like_others() -> None:
+    rewards = await reward_func(options(), [Hostile(), sibling(0, "42"), None, [Hostile()], sibling(1, "41")])
+    assert predictions(rewards) == ["", "42", "", [""], "42"]
 
 
 @settings(deadline=None, max_examples=50)

@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 
-from strands_rollout import Sample, SGLangModel, StopReason
+from strands_rollout import EpisodeLimits, Sample, SGLangModel, StopReason
 from strands_rollout.agent import Episode
 from strands_rollout.bounded_tool import ToolStats
 from strands_rollout.contract import contract_violations
-from strands_rollout.errors import EngineUnavailableError, PromptError
-from strands_rollout.sample import reset_sample, write_episode, write_failure
+from strands_rollout.episode_progress import EpisodeProgress
+from strands_rollout.errors import EngineUnavailableError, PromptError, TrajectoryError
+from strands_rollout.sample import write_episode, write_failure
+from strands_rollout.sample_beginning import reset_sample
 
 ARGS = SimpleNamespace()
+MESSAGES = [{"role": "user", "content": [{"text": "What is 17 * 2?"}]}]
 PROMPT = "<|im_start|>user\nWhat is 17 * 2?<|im_end|>\n<|im_start|>assistant\n"
 CALLS = '<tool_call>\n{"name": "multiply", "arguments": {"a": 17, "b": 2}}\n</tool_call><|im_end|>'
 RESULT = "\n<|im_start|>user\n<tool_response>\n34\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
@@ -65,7 +68,9 @@ def turn(model: SGLangModel, context: str, sampled: str, finish: str = "stop", *
 
 
 def ended(reason: StopReason, error: BaseException | None = None) -> Episode:
-    return Episode(reason, error, 1, 2, ToolStats(seconds=1.5, errors=1), 4.0, [])
+    return Episode(
+        reason, error, 1, 2, ToolStats(seconds=1.5, errors=1), 4.0, EpisodeLimits(), EpisodeProgress(MESSAGES, 1)
+    )
 
 
 def written(model: SGLangModel, reason: StopReason, *, may_abort: bool = False, sample: Sample | None = None) -> Sample:
@@ -118,7 +123,7 @@ def test_a_sample_without_one_sampled_token_is_valid_and_untrained(
 
 
 def test_a_turn_that_was_aborted_in_the_queue_leaves_the_prompt_and_nothing_trained(model: SGLangModel) -> None:
-    turn(model, PROMPT, "", "abort")
+    model.prompt_ids = ids_of(model, PROMPT)
     sample = written(model, StopReason.ABORTED, may_abort=True)
     assert sample.tokens == [*ids_of(model, PROMPT), model.template.end_of_turn_id]
     assert violations(sample, model, may_abort=True) == []
@@ -150,9 +155,10 @@ def test_the_response_is_the_text_of_its_tokens(model: SGLangModel) -> None:
     assert written(model, StopReason.COMPLETED).response == CALLS + RESULT + ANSWER
 
 
-def test_context_after_the_last_sampled_token_is_left_out(model: SGLangModel) -> None:
+def test_no_context_follows_the_last_sampled_token(model: SGLangModel) -> None:
     turn(model, PROMPT, CALLS)
-    turn(model, RESULT, "", "abort")
+    with pytest.raises(TrajectoryError, match="got a turn without a sampled token"):
+        turn(model, RESULT, "", "abort")
     sample = written(model, StopReason.ABORTED, may_abort=True)
     assert sample.tokens == ids_of(model, PROMPT) + ids_of(model, CALLS)
     assert sample.loss_mask is not None

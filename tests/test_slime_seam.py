@@ -12,8 +12,16 @@ import pytest
 
 from strands_rollout import Sample
 from strands_rollout.errors import ConfigError
-from strands_rollout.slime_seam import is_aborting, is_slime_sample, may_return_aborted, tokenizer_of, trace_hooks
-from strands_rollout.trajectory import Trajectory
+from strands_rollout.slime_seam import (
+    is_aborting,
+    is_slime_sample,
+    may_return_aborted,
+    request_span,
+    router_url,
+    tokenizer_of,
+    tool_trace,
+)
+from strands_rollout.turn_sampler import no_span
 
 STATE_MODULE = "slime.rollout.sglang_rollout"
 
@@ -60,7 +68,36 @@ def test_our_own_sample_is_not_slimes() -> None:
 def test_without_slime_nothing_aborts_and_an_aborted_sample_may_be_returned() -> None:
     assert not is_aborting(SimpleNamespace(), Sample())
     assert may_return_aborted(SimpleNamespace(), Sample())
-    assert trace_hooks(Sample(), Trajectory()) == []
+    assert tool_trace(Sample()) == []
+    assert request_span(Sample()) is no_span
+
+
+ROUTERS = {"actor": ("10.0.0.1", 3000), "judge": ("10.0.0.2", 3001)}
+
+
+def test_a_named_models_router_is_used() -> None:
+    args = SimpleNamespace(sglang_router_ip="10.0.0.1", sglang_router_port=3000, sglang_model_routers=ROUTERS)
+    assert router_url(args, None) == "http://10.0.0.1:3000"
+    assert router_url(args, "judge") == "http://10.0.0.2:3001"
+
+
+@pytest.mark.parametrize(("routers", "known"), [(ROUTERS, "'actor', 'judge'"), (None, "none")])
+def test_a_model_that_slime_does_not_serve_is_an_error_with_those_that_it_does(routers: Any, known: str) -> None:
+    args = SimpleNamespace(sglang_router_ip="10.0.0.1", sglang_router_port=3000, sglang_model_routers=routers)
+    with pytest.raises(ConfigError, match=f"got model_name='other'; slime serves these models: {known}"):
+        router_url(args, "other")
+
+
+def test_a_function_tells_of_an_abort_without_slime() -> None:
+    assert is_aborting(SimpleNamespace(), Sample(), lambda: True)
+    assert not is_aborting(SimpleNamespace(), Sample(), lambda: False)
+    assert is_aborting(SimpleNamespace(), Sample(), "os.getpid")
+
+
+@pytest.mark.parametrize("path", ["os.no_such_function", "no_such_module.function", "os.name", "not a path"])
+def test_a_path_that_names_no_function_is_an_error(path: str) -> None:
+    with pytest.raises(ConfigError, match=f"got should_abort='{path}'"):
+        is_aborting(SimpleNamespace(), Sample(), path)
 
 
 def test_without_slime_the_tokenizer_is_that_of_the_checkpoint_and_is_loaded_once(shipped_tokenizer: Any) -> None:

@@ -235,7 +235,7 @@ async def test_rule_08_also_when_the_template_opened_the_reasoning(tokenizer: An
 @pytest.mark.parametrize("finish", ["length", "abort"])
 async def test_rule_09_a_cut_turn_is_never_searched_for_calls(tokenizer: Any, finish: str) -> None:
     ids = ids_of(tokenizer, call_text().removesuffix("<|im_end|>"))
-    done = await run(tokenizer, [Reply.tokens(ids, finish)])
+    done = await run(tokenizer, [Reply.tokens(ids, finish)], settings={"on_engine_abort": "return"})
     assert done.facts["tool_calls"] == 0
     assert done.sample.status is (Sample.Status.TRUNCATED if finish == "length" else Sample.Status.ABORTED)
     assert done.sample.tokens[-len(ids) :] == ids
@@ -344,7 +344,7 @@ async def test_rule_14_an_exhausted_budget_ends_the_episode_as_truncated(tokeniz
 
 
 async def test_rule_15_trailing_context_is_trimmed(tokenizer: Any) -> None:
-    done = await run(tokenizer, [call_text(), Reply.abort()])
+    done = await run(tokenizer, [call_text(), Reply.abort()], settings={"on_engine_abort": "return"})
     assert len(done.fake.requests) == 2
     assert done.sample.tokens[-len(ids_of(tokenizer, call_text())) :] == ids_of(tokenizer, call_text())
     assert done.sample.loss_mask == [1] * done.sample.response_length

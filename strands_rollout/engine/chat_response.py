@@ -95,7 +95,7 @@ def usage(output: GenerationOutput) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "total_tokens": prompt + completion,
         "completion_tokens": completion,
-        "prompt_tokens_details": {"cached_tokens": output.cached_tokens or 0},
+        "prompt_tokens_details": {"cached_tokens": output.cached_tokens},
     }
 
 

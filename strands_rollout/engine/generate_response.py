@@ -43,10 +43,7 @@ def generate_response(output: GenerationOutput, codec: TextCodec, *, latency_s: 
         now: The time of the answer, seconds since the epoch.
     """
     meta_info: dict[str, Any] = {"id": output.request.rid, "finish_reason": output.finish}
-    if output.cached_tokens is None:
-        meta_info |= _queued_meta(output, codec)
-    else:
-        meta_info |= _meta(output, codec, output.cached_tokens)
+    meta_info |= _queued_meta(output, codec) if output.ended_in_queue else _meta(output, codec)
     if output.finish is not None:
         meta_info["e2e_latency"] = latency_s
     meta_info["response_sent_to_client_ts"] = now
@@ -62,7 +59,8 @@ def weight_versions(output: GenerationOutput) -> dict[str, Any]:
     return named
 
 
-def _meta(output: GenerationOutput, codec: TextCodec, cached: int) -> dict[str, Any]:
+def _meta(output: GenerationOutput, codec: TextCodec) -> dict[str, Any]:
+    cached = output.cached_tokens
     return {
         "prompt_tokens": len(output.request.input_ids),
         "weight_version": output.weight_version,
@@ -78,7 +76,7 @@ def _meta(output: GenerationOutput, codec: TextCodec, cached: int) -> dict[str, 
 
 
 def _queued_meta(output: GenerationOutput, codec: TextCodec) -> dict[str, Any]:
-    """What SGLang reports of a request aborted in its queue: nothing about the prompt."""
+    """What SGLang reports of a request aborted in its queue, retracted or not: nothing about the prompt."""
     return {**weight_versions(output), **_logprobs(output, codec), "completion_tokens": len(output.output_ids)}
 
 

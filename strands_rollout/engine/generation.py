@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from strands_rollout.engine.generate_request import GenerateRequest
 
 
+# SGLang's front end is sent the tokens of a request that does not stream so many at a time (SGLANG_FORCE_STREAM_INTERVAL).
+_SENT_TOKENS = 50
+
+
 @dataclass(frozen=True, slots=True)
 class WeightSpan:
     """Output tokens start..end-1 were sampled under this version of the weights."""
@@ -26,7 +30,7 @@ class GenerationOutput:
 
     Attributes:
         output_logprobs: As many as output_ids.
-        cached_tokens: Prompt tokens found in the prefix cache; None if it never ran.
+        cached_tokens: Prompt tokens found in the prefix cache; 0 if it never ran.
         weight_version: The version that the last token was sampled under.
         weight_spans: All output tokens by version; complete once finished.
         finish: SGLang's finish_reason object; None while unfinished.
@@ -35,11 +39,16 @@ class GenerationOutput:
     request: GenerateRequest
     output_ids: list[int]
     output_logprobs: list[float]
-    cached_tokens: int | None
+    cached_tokens: int
     retractions: int
     weight_version: str
     weight_spans: tuple[WeightSpan, ...]
     finish: dict[str, Any] | None
+
+    @property
+    def ended_in_queue(self) -> bool:
+        """Whether it was aborted while it waited for the model, the first time or again."""
+        return self.finish == aborted_in_queue()
 
 
 @dataclass(slots=True)
@@ -78,15 +87,28 @@ class Generation:
         elif output_count > last.end:
             self.weight_spans.append(WeightSpan(version, last.end, output_count))
 
+    def drop_unsent(self) -> None:
+        """Forget what SGLang's front end has not been sent yet, as happens to a request that is aborted in its queue."""
+        if self.request.stream:
+            return
+        kept = len(self.output_ids) // _SENT_TOKENS * _SENT_TOKENS
+        del self.output_ids[kept:], self.output_logprobs[kept:]
+        spans = [span for span in self.weight_spans if span.start < kept or span.start == 0]
+        self.weight_spans = [WeightSpan(span.version, span.start, min(span.end, kept)) for span in spans]
+
     def output(self, current_version: str) -> GenerationOutput:
-        """What there is now; safe to call from another thread while this one grows."""
+        """What there is now; safe to call from another thread while this one grows.
+
+        Args:
+            current_version: The weight version to report while it is unfinished.
+        """
         # `finish` first: if it is set, the rest is complete. Ids before logprobs: there are never fewer of those.
         finish, ids = self.finish, list(self.output_ids)
         return GenerationOutput(
             request=self.request,
             output_ids=ids,
             output_logprobs=self.output_logprobs[: len(ids)],
-            cached_tokens=self.cached_tokens,
+            cached_tokens=self.cached_tokens or 0,
             retractions=self.retractions,
             weight_version=self.weight_spans[-1].version if finish else current_version,
             weight_spans=tuple(self.weight_spans),
@@ -110,5 +132,5 @@ def aborted() -> dict[str, Any]:
 
 
 def aborted_in_queue() -> dict[str, Any]:
-    """The finish reason of a generation that was aborted while it waited."""
+    """The finish reason of a generation that was aborted while it waited, or between two chunks of its prompt."""
     return {"type": "abort", "message": "Abort in waiting queue"}

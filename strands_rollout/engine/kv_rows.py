@@ -22,6 +22,8 @@ _FIRST_CAPACITY = 512
 _TOKEN_STEP = 64
 # A stride of a power of two would map all dimensions of a token to the same few cache sets.
 _STRIDE_PAD = 16
+_MIX_TOKENS = 256
+_CHUNK_TILE = 64
 _RAGGED_BLOCK_ROWS = 8
 _RAGGED_WASTE = 1.25
 
@@ -83,11 +85,16 @@ class KvRows:
         keys, values = self._cache[:, layer, row]
         keys[:, :, start:stop] = k.transpose(1, 2, 0)
         values[:, :, start:stop] = v.transpose(1, 2, 0)
-        queries = q.transpose(1, 0, 2).reshape(len(keys), -1, head_dim)
-        scores = queries @ keys[:, :, :stop]
-        scores.reshape(heads, tokens, stop)[..., start:] += _causal_bias(tokens)
-        mixed = _softmax_mix(scores, values[:, :, :stop])
-        return mixed.reshape(heads, tokens, head_dim).swapaxes(0, 1).reshape(tokens, heads * head_dim)
+        queries = q.reshape(tokens, len(keys), -1, head_dim)
+        mixed = np.empty_like(queries)
+        for first in range(0, tokens, _CHUNK_TILE):
+            tile = slice(first, min(first + _CHUNK_TILE, tokens))
+            run = _rounded_up(start + tile.stop)
+            scores = queries[tile] @ keys[..., :run]
+            seen = np.arange(start, run) <= np.arange(start + tile.start, start + tile.stop)[:, None]
+            scores[..., start:] += np.where(seen, np.float32(0), _MASKED)[:, None, None]
+            mixed[tile] = _softmax_mix(scores, values[..., :run])
+        return mixed.reshape(tokens, heads * head_dim)
 
     def begin_step(self, lengths: Ints) -> None:
         """Prepare the `attend_step` calls of one step: rows 0..n-1 each get a token at position `lengths`."""
@@ -118,13 +125,14 @@ def _softmax_mix(scores: Floats, values: Floats) -> Floats:
     """Softmax over the last axis of `scores` (overwritten), then the mean of `values` [..., head_dim, tokens] by it."""
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
-    mixed: Floats = scores @ values.swapaxes(-1, -2)
-    mixed /= (scores @ np.ones(scores.shape[-1], np.float32))[..., None]
+    transposed = values.swapaxes(-1, -2)
+    mixed: Floats = scores[..., :_MIX_TOKENS] @ transposed[..., :_MIX_TOKENS, :]
+    for first in range(_MIX_TOKENS, scores.shape[-1], _MIX_TOKENS):
+        run = slice(first, first + _MIX_TOKENS)
+        mixed += scores[..., run] @ transposed[..., run, :]
+    steps = scores.reshape(*scores.shape[:-1], -1, _TOKEN_STEP).sum(axis=-1)
+    mixed /= np.add.accumulate(steps, axis=-1)[..., -1:]
     return mixed
-
-
-def _causal_bias(tokens: int) -> Floats:
-    return np.triu(np.full((tokens, tokens), _MASKED, np.float32), 1)
 
 
 def _rounded_up(tokens: int) -> int:

@@ -25,6 +25,8 @@ Floats = npt.NDArray[np.float32]
 Complexes = npt.NDArray[np.complex64]
 Ints = npt.NDArray[np.int64]
 
+_TILE_ROWS = 4
+
 
 class Qwen3:
     """A Qwen3 model with its weights; keys and values live in the `KvRows` that each call is given."""
@@ -46,17 +48,12 @@ class Qwen3:
         Returns:
             [n, vocab_size] logits of the tokens that follow.
         """
-        rows = len(tokens)
-        if rows == 1:
-            # BLAS multiplies one row by another kernel than many, whose last bits differ; results must not depend on
-            # how many requests run, so a lone row gets company.
-            tokens, lengths = np.append(tokens, tokens), np.append(lengths, 0)
         kv.begin_step(lengths)
 
         def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
             return kv.attend_step(layer, lengths, q, k, v)
 
-        return self._logits(self._forward(tokens, lengths, attend))[:rows]
+        return self._logits(self._forward(tokens, lengths, attend))
 
     def prefill(self, kv: KvRows, row: int, start: int, tokens: Ints) -> Floats:
         """Extend one row by a chunk of tokens whose first position is `start`.
@@ -73,33 +70,36 @@ class Qwen3:
         return logits
 
     def _forward(self, tokens: Ints, positions: Ints, attend: Attend) -> Floats:
-        rotation = self._rotations[positions, None]
-        x = self.weights.embedding[tokens]
+        count = len(tokens)
+        fill = -count % _TILE_ROWS
+        rotation = self._rotations[np.pad(positions, (0, fill)), None]
+        x = self.weights.embedding[np.pad(tokens, (0, fill))]
+        mixed = np.zeros((count + fill, self.config.heads * self.config.head_dim), np.float32)
         for index, layer in enumerate(self.weights.layers):
             q, k, v = self._attention_inputs(layer, x, rotation)
-            x += attend(index, q, k, v) @ layer.out
+            mixed[:count] = attend(index, q[:count], k[:count], v[:count])
+            x += _product(mixed, layer.out)
             x += self._feed_forward(layer, x)
-        return x
+        return x[:count]
 
     def _attention_inputs(self, layer: LayerWeights, x: Floats, rotation: Complexes) -> tuple[Floats, Floats, Floats]:
         """Queries, keys and values: [tokens, heads, head_dim] each, normed and turned."""
         c = self.config
-        qkv = (self._normed(x) @ layer.qkv).reshape(len(x), -1, c.head_dim)
+        qkv = _product(self._normed(x), layer.qkv).reshape(len(x), -1, c.head_dim)
         qk = self._normed(qkv[:, : c.heads + c.kv_heads])
         qk *= layer.qk_norm
         turned = (qk.view(np.complex64) * rotation).view(np.float32)
         return turned[:, : c.heads], turned[:, c.heads :], qkv[:, c.heads + c.kv_heads :]
 
     def _feed_forward(self, layer: LayerWeights, x: Floats) -> Floats:
-        gate_up: Floats = self._normed(x) @ layer.gate_up
+        gate_up = _product(self._normed(x), layer.gate_up)
         gate, up = gate_up[:, : self.config.intermediate_size], gate_up[:, self.config.intermediate_size :]
         with np.errstate(over="ignore"):  # exp of a very negative gate is inf, and gate * up / inf is the right 0
             divisor = np.exp(-gate)
         divisor += np.float32(1)
         gate *= up
         np.divide(gate, divisor, out=gate)
-        out: Floats = gate @ layer.down
-        return out
+        return _product(gate, layer.down)
 
     def _normed(self, x: Floats) -> Floats:
         """Divide by the root mean square along the last axis; the norm's weights are in the matrix that follows."""
@@ -111,8 +111,14 @@ class Qwen3:
         return normed
 
     def _logits(self, hidden: Floats) -> Floats:
-        logits: Floats = self._normed(hidden) @ self.weights.head
-        return logits
+        count = len(hidden)
+        fill = -count % _TILE_ROWS
+        return _product(np.pad(self._normed(hidden), ((0, fill), (0, 0))), self.weights.head)[:count]
+
+
+def _product(x: Floats, weight: Floats) -> Floats:
+    tiles: Floats = x.reshape(-1, _TILE_ROWS, x.shape[1]) @ weight
+    return tiles.reshape(len(x), weight.shape[1])
 
 
 def _rotations(config: ModelConfig, context_length: int) -> Complexes:

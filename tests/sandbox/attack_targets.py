@@ -13,12 +13,15 @@ import shutil
 import stat
 import subprocess
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from strands_rollout.sandbox import CodeExecutor, ExecutionResult
+
+_NAMED_LEVELS: Final = 5  # executor, place, and what code makes there under names that the host looks for
 
 
 @dataclass(frozen=True)
@@ -236,10 +239,8 @@ class ScratchRoot(Target):
         self._over = False
         self.facts |= {"root": str(self._root)}
 
-    def _left(self) -> list[str]:
-        """Not `rglob`: folders may be deeper than Python can go."""
-        command = ["find", self._root, "-name", f"*{self.name}*", "-prune"]
-        return subprocess.run(command, check=False, capture_output=True, text=True).stdout.splitlines()
+    def _left(self) -> list[Path]:
+        return [path for path in shallow_paths(self._root) if self.name in path.name]
 
     def finish(self) -> None:
         give_up_at = time.monotonic() + self._patience_s
@@ -252,7 +253,23 @@ class ScratchRoot(Target):
 
     def close(self) -> None:
         for path in self._left():
-            remove_tree(Path(path))
+            remove_tree(path)
+
+
+def shallow_paths(root: Path, levels: int = _NAMED_LEVELS) -> Iterator[Path]:
+    """What lies below a folder, so many levels deep, while others at work there delete and move whole trees.
+
+    `find` gives up everything at the first folder that is moved while it is in it, and says that it found nothing;
+    `rglob` raises.
+    """
+    try:
+        inner = [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in os.scandir(root)]
+    except OSError:  # it has just gone
+        return
+    for path, is_folder in inner:
+        yield path
+        if is_folder and levels > 1:
+            yield from shallow_paths(path, levels - 1)
 
 
 def remove_tree(path: Path) -> None:

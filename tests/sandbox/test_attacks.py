@@ -6,16 +6,20 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from attack import PRELUDE, Attack
-from attack_targets import Stage
+from attack_targets import ScratchRoot, Stage
 from attacks import ATTACKS
 from attacks_on_other_runs import SEARCH_OBJECTS, SEARCH_OWN_MEMORY
 from host_view import Process, Sight
 from signs import holds
 
 from strands_rollout.sandbox import CodeExecutor, ExecutionResult
+from strands_rollout.sandbox.inside import scratch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are on Linux")
 
@@ -102,6 +106,29 @@ async def test_the_host_sees_what_a_sandboxed_process_holds(
     attack = Attack("hold-own-file", code, lambda stage: Sight(stage, holds("/mine.txt")))
     worked, story = await attempt(attack, make_stage(isolated))
     assert worked, story
+
+
+async def test_what_is_left_is_seen_while_other_trees_are_taken_apart(
+    isolated: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage], tmp_path: Path
+) -> None:
+    target = ScratchRoot(replace(make_stage(isolated), scratch_root=tmp_path, has_helpers=False))
+    target.finish()
+    left = tmp_path / "executor" / "0" / target.name
+    left.mkdir(parents=True)
+    for place in ("1", "2"):
+        path = tmp_path / "executor" / place
+        for _ in range(1500):  # about as deep as a path can name
+            path.mkdir()
+            path /= "d"
+    with ThreadPoolExecutor() as threads:
+        work = [threads.submit(scratch.empty, str(tmp_path / "executor" / place)) for place in ("1", "2")]
+        looks = [target.seen()]
+        while not all(done.done() for done in work):
+            looks.append(target.seen())
+    assert len(looks) > 3
+    assert all(looks)
+    left.rmdir()
+    assert not target.seen()
 
 
 async def test_two_runs_share_no_random_numbers(isolated: CodeExecutor) -> None:

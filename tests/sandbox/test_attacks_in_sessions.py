@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from attack import PRELUDE
-from attack_targets import Stage
+from attack_targets import Stage, shallow_paths
 from attacks_on_other_runs import SEARCH_OBJECTS, SEARCH_OWN_MEMORY
 from host_view import Process, descendants, pids
 
@@ -61,7 +61,8 @@ async def test_a_session_is_out_of_reach(
     isolated: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage], code: str, attacker: str | None
 ) -> None:
     async with theirs(isolated) as secret:
-        paths = [str(path) for path in make_stage(isolated).scratch_root.rglob("mine.txt")]
+        root = make_stage(isolated).scratch_root
+        paths = [str(path) for path in shallow_paths(root) if path.name == "mine.txt"]
         assert len(paths) == 1
         program = PRELUDE.format(facts="{}") + code.replace(
             "{paths}", repr([*paths, f"../{paths[0].split('/')[-2]}/mine.txt"])

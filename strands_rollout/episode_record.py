@@ -1,0 +1,81 @@
+"""What a sample says of its episode in `metadata["strands_rollout"]`: plain JSON, for reward, metrics and viewers.
+
+Knows episodes and the model that played them; nothing of slime's Sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Final
+
+from strands_rollout.agent import Episode
+from strands_rollout.sglang_model import SGLangModel
+from strands_rollout.staleness import distinct_versions
+from strands_rollout.tools import CodeCalls
+
+METADATA_KEY: Final = "strands_rollout"
+METADATA_VERSION: Final = 2
+RESUME_KEY: Final = "resume"
+
+
+def episode_record(
+    model: SGLangModel, episode: Episode, code_calls: CodeCalls, *, aborts: int, resumes: int, engine_aborts: int
+) -> dict[str, Any]:
+    """The facts of an episode, those before it was resumed included.
+
+    Args:
+        model: Its policy.
+        episode: Its end.
+        code_calls: What its code tool did.
+        aborts: How often the sample had come back ABORTED before.
+        resumes: How often it was gone on with.
+        engine_aborts: Requests that the engine aborted and that were continued in place.
+    """
+    trajectory = model.trajectory
+    return {
+        "version": METADATA_VERSION,
+        "stop_reason": str(episode.stop_reason),
+        "error": None if episode.error is None else error_text(episode.error),
+        "final_text": model.final_text,
+        "final_in_reasoning": model.template.opens_reasoning,
+        "turns": len(trajectory.turns),
+        "tool_iterations": episode.tool_iterations,
+        "tool_calls": episode.tool_calls,
+        "tool_errors": episode.tools.errors,
+        "tool_timeouts": episode.tools.timeouts,
+        "tool_s": episode.tools.seconds,
+        "code": asdict(code_calls),
+        "parse_failures": len(model.parse_failures),
+        "generate_s": sum(turn.latency_s for turn in trajectory.turns),
+        "duration_s": episode.duration_s,
+        "sampled_tokens": trajectory.sampled_length,
+        "spans": [
+            [number, span.start, span.end, span.version]
+            for number, turn in enumerate(trajectory.turns)
+            for span in turn.weight_spans
+        ],
+        "weight_versions": distinct_versions(trajectory.weight_spans),
+        "stale_tokens": 0,
+        "aborts": aborts,
+        "resumes": resumes,
+        "engine_aborts": engine_aborts,
+        "budgets": _budgets_used(model, episode),
+    }
+
+
+def _budgets_used(model: SGLangModel, episode: Episode) -> dict[str, float | None]:
+    """Used shares of the limits, from 0.0 to 1.0; None where there is none."""
+    trajectory, limits, tokens = model.trajectory, episode.limits, model.config["limits"]
+    contexts = [limit for limit in (tokens.max_context_tokens, model.context_window_limit) if limit is not None]
+    amounts = {
+        "response": (trajectory.response_length, tokens.max_response_tokens),
+        "context": (len(trajectory.token_ids), min(contexts, default=None)),
+        "tool_iterations": (episode.tool_iterations, limits.max_tool_iterations),
+        "tool_calls": (episode.tool_calls, limits.max_tool_calls),
+    }
+    return {name: used / limit if limit else None for name, (used, limit) in amounts.items()}
+
+
+def error_text(error: BaseException) -> str:
+    """The error in at most 2,000 characters."""
+    return f"{type(error).__name__}: {error}"[:2000]

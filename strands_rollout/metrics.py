@@ -1,0 +1,118 @@
+"""slime's entry points `log_rollout` and `log_eval`: a step's samples in, metrics and transcripts logged.
+
+Glue. Neither raises: a metric that fails is reported once and left out, and slime logs its own metrics in any case.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from strands_rollout.drift import measure_drift
+from strands_rollout.episode_metrics import GROUPS, Metrics, drift_metrics
+from strands_rollout.finished_sample import FinishedSample, finished_samples
+from strands_rollout.metric_log import StepMetrics, Table, log_line, log_to_tensorboard, log_to_wandb, step_of
+from strands_rollout.slime_seam import tokenizer_of
+from strands_rollout.transcript_table import COLUMNS, transcript_rows
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def log_rollout(
+    rollout_id: int,
+    args: Any,  # noqa: ANN401 - slime's Namespace
+    samples: Any,  # noqa: ANN401 - slime's, ours or foreign samples, nested lists of them included
+    rollout_extra_metrics: Mapping[str, Any] | None,  # noqa: ARG001 - slime's signature; slime logs them
+    rollout_time: float,  # noqa: ARG001 - slime's signature; slime logs it
+) -> bool:
+    """Log a training rollout under `rollout/agent/`; slime's `--custom-rollout-log-function-path`.
+
+    Returns:
+        False: slime logs its own metrics as well. Nothing is raised.
+    """
+    _kept("rollout", lambda: _log(rollout_id, args, {"rollout/agent": samples}, "rollout/step"))
+    return False
+
+
+def log_eval(
+    rollout_id: int,
+    args: Any,  # noqa: ANN401
+    data: Mapping[str, Mapping[str, Any]],
+    extra_metrics: Mapping[str, Any] | None,  # noqa: ARG001 - slime's signature; slime logs them
+) -> bool:
+    """Log an evaluation under `eval/<dataset>/agent/`; slime's `--custom-eval-rollout-log-function-path`.
+
+    Args:
+        rollout_id: slime's.
+        args: slime's.
+        data: By data set, what slime's evaluation returns: its `samples` are read, where there are any.
+        extra_metrics: Not read.
+
+    Returns:
+        False: slime logs its own metrics as well. Nothing is raised.
+    """
+    _kept("eval", lambda: _log(rollout_id, args, _by_dataset(data), "eval/step"))
+    return False
+
+
+def _by_dataset(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {f"eval/{name}/agent": result.get("samples") for name, result in data.items()}
+
+
+def _log(rollout_id: int, args: Any, samples_by_prefix: Mapping[str, Any], step_key: str) -> None:  # noqa: ANN401
+    if getattr(args, "load_debug_rollout_data", None):
+        return  # slime logs nothing of a rollout that it replays from a file
+    known_step = _kept("step", lambda: step_of(args, rollout_id))
+    step = rollout_id if known_step is None else known_step
+    reward_key = _reward_key(args, evaluation=step_key.startswith("eval"))
+    metrics = StepMetrics(rollout_id, step_key)
+    for prefix, given in samples_by_prefix.items():
+        samples = _kept("samples", functools.partial(finished_samples, given)) or []
+        metrics.numbers |= {f"{prefix}/{name}": value for name, value in _numbers(args, samples).items()}
+        table = functools.partial(transcript_rows, samples, step=step, reward_key=reward_key)
+        if rows := _kept("transcripts", table):
+            metrics.tables[f"{prefix}/transcripts"] = Table(COLUMNS, rows)
+    log_line(metrics, step)
+    if metrics.numbers:
+        _kept("wandb", lambda: log_to_wandb(args, metrics, step))
+        _kept("tensorboard", lambda: log_to_tensorboard(args, metrics, step))
+
+
+def _numbers(args: Any, samples: Sequence[FinishedSample]) -> Metrics:  # noqa: ANN401
+    metrics: Metrics = {}
+    for name, group in GROUPS.items():
+        metrics |= _kept(name, functools.partial(group, samples)) or {}
+    return metrics | (_kept("drift", lambda: _drift(args, samples)) or {})
+
+
+def _drift(args: Any, samples: Sequence[FinishedSample]) -> Metrics:  # noqa: ANN401
+    """Drift by the policy's tokenizer, which is asked for only where a sample says what was sampled."""
+    measurable = [(sample, turns) for sample in samples if (turns := sample.turn_ids)]
+    if not measurable:
+        return {}
+    tokenizer = tokenizer_of(args, measurable[0][0].sample)
+    return drift_metrics(measure_drift([turns for _, turns in measurable], tokenizer))
+
+
+def _reward_key(args: Any, *, evaluation: bool) -> str | None:  # noqa: ANN401
+    key = getattr(args, "reward_key", None)
+    return (getattr(args, "eval_reward_key", None) or key) if evaluation else key
+
+
+def _kept(name: str, compute: Callable[[], T]) -> T | None:
+    """What `compute` returns; None, and one warning in the process's life, where it fails."""
+    try:
+        return compute()
+    except Exception as e:  # a training run must not end for want of a metric
+        _report_once(name, type(e).__name__)
+        return None
+
+
+@functools.cache
+def _report_once(name: str, error: str) -> None:
+    """Called while the exception is handled; the same failure at a later step would say nothing new."""
+    logger.warning("metric failed and was left out name=%s error=%s", name, error, exc_info=True)

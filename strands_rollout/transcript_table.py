@@ -1,0 +1,113 @@
+"""A few transcripts of a step as rows of a table: which samples are shown, and what is said of each.
+
+Knows finished samples; nothing of wandb. Which samples are shown depends on the samples alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from strands_rollout.finished_sample import FinishedSample, finite
+from strands_rollout.sandbox.capped_output import shorten
+
+MAX_ROWS: Final = 8
+MAX_PROMPT_CHARS: Final = 2000
+MAX_RESPONSE_CHARS: Final = 8000
+MAX_LABEL_CHARS: Final = 500
+COLUMNS: Final = (
+    "step",
+    "index",
+    "group",
+    "why",
+    "status",
+    "stop reason",
+    "reward",
+    "turns",
+    "tool calls",
+    "weight versions",
+    "prompt",
+    "response",
+    "label",
+)
+
+Cell = str | int | float | None
+
+
+def transcript_rows(samples: Sequence[FinishedSample], *, step: int, reward_key: str | None) -> list[list[Cell]]:
+    """At most `MAX_ROWS` rows of `COLUMNS`, in the order of the samples.
+
+    Best, worst and median reward, the first failed and truncated, the longest, the slowest and the one with most tool
+    calls are shown; the column "why" says which a row is. What room is left goes to others, evenly spread.
+
+    Args:
+        samples: A step's.
+        step: slime's.
+        reward_key: The entry of a reward that is a dict.
+    """
+    rewards = [sample.reward(reward_key) for sample in samples]
+    reasons: dict[int, list[str]] = {}
+    for reason, position in _chosen(samples, rewards):
+        reasons.setdefault(position, []).append(reason)
+    others = [position for position in range(len(samples)) if position not in reasons]
+    room = min(MAX_ROWS - len(reasons), len(others))
+    shown = [*reasons, *(others[number * len(others) // room] for number in range(room))]
+    return [
+        _row(samples[position], rewards[position], step, ", ".join(reasons.get(position, [])))
+        for position in sorted(shown)
+    ]
+
+
+def _chosen(samples: Sequence[FinishedSample], rewards: Sequence[float | None]) -> Iterator[tuple[str, int]]:
+    """Reasons to show a sample, each with its position; of equals the first."""
+    graded = sorted((reward, position) for position, reward in enumerate(rewards) if reward is not None)
+    if graded:
+        yield "best", min(graded, key=lambda entry: (-entry[0], entry[1]))[1]
+        yield "worst", graded[0][1]
+        yield "median", graded[(len(graded) - 1) // 2][1]
+    statuses = [sample.status for sample in samples]
+    for status in ("failed", "truncated"):
+        if status in statuses:
+            yield status, statuses.index(status)
+    amounts = {
+        "longest": [finite(getattr(sample.sample, "response_length", None)) for sample in samples],
+        "slowest": [sample.number("duration_s") for sample in samples],
+        "most tool calls": [sample.number("tool_calls") for sample in samples],
+    }
+    for reason, values in amounts.items():
+        largest = max((value for value in values if value), default=None)
+        if largest is not None:
+            yield reason, values.index(largest)
+
+
+def _row(sample: FinishedSample, reward: float | None, step: int, why: str) -> list[Cell]:
+    raw = sample.sample
+    return [
+        step,
+        _whole(getattr(raw, "index", None)),
+        _whole(getattr(raw, "group_index", None)),
+        why,
+        sample.status,
+        sample.text("stop_reason"),
+        reward,
+        _whole(sample.number("turns")),
+        _whole(sample.number("tool_calls")),
+        ", ".join(sample.weight_versions),
+        _bounded(getattr(raw, "prompt", None), MAX_PROMPT_CHARS),
+        _bounded(getattr(raw, "response", None), MAX_RESPONSE_CHARS),
+        _bounded(getattr(raw, "label", None), MAX_LABEL_CHARS),
+    ]
+
+
+def _whole(value: object) -> int | None:
+    number = finite(value)
+    return None if number is None else int(number)
+
+
+def _bounded(value: Any, max_chars: int) -> str | None:  # noqa: ANN401 - a prompt or a label of any kind
+    """Head and tail of a text, or of JSON; a lone surrogate, which no file takes, becomes a question mark."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return shorten(text, max_chars).encode("utf-8", "replace").decode("utf-8")

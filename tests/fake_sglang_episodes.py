@@ -1,0 +1,103 @@
+"""The token-in/token-out rule as a server sees it: each request extends the last one's input and its output.
+
+Knows token ids only. What it remembers of an episode is also the truth that a sample can be compared with.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Episode:
+    """One conversation.
+
+    Attributes:
+        first: The first request's ids.
+        last_input: The last request's.
+        sequence: The last answered request's ids and its output.
+        versions: For each id of the sequence the weights that sampled it; None where it was sent.
+        restarts: How often it began again although something had been sampled.
+    """
+
+    first: list[int]
+    last_input: list[int]
+    sequence: list[int]
+    versions: list[str | None] = field(default_factory=list)
+    restarts: int = 0
+
+    @property
+    def sampled_length(self) -> int:
+        """Tokens of it that the engine sampled."""
+        return sum(version is not None for version in self.versions)
+
+    def deliver(self, ids: Sequence[int], versions: Sequence[str]) -> None:
+        """An answer to its last request has been sent."""
+        known = self.versions[: len(self.last_input)]
+        self.versions = [*known, *[None] * (len(self.last_input) - len(known)), *versions]
+        self.sequence = [*self.last_input, *ids]
+
+
+class Episodes:
+    """All of them, by key.
+
+    Args:
+        strict: A request that is sent again although tokens were delivered for it is a violation too: those tokens
+            were dropped.
+
+    Attributes:
+        violations: Broken rules, in words.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
+        self._by_key: dict[Hashable, Episode] = {}
+        self._anonymous = itertools.count()
+        self.violations: list[str] = []
+
+    def __getitem__(self, key: Hashable) -> Episode:
+        return self._by_key[key]
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._by_key
+
+    def __iter__(self) -> Iterator[Episode]:
+        return iter(self._by_key.values())
+
+    def enter(self, key: Hashable | None, ids: list[int], number: int) -> Episode:
+        """The episode of a request, after its ids were checked against it; without a key, whose tokens it extends."""
+        if key is None:
+            key = self._extended_by(ids)
+        episode = self._by_key.get(key)
+        if episode is None:
+            episode = self._by_key[key] = Episode(ids, ids, ids)
+        elif ids == episode.first:
+            restarts = episode.restarts + (episode.sampled_length > 0)
+            episode = self._by_key[key] = Episode(ids, ids, ids, restarts=restarts)
+        elif ids == episode.last_input and ids != episode.sequence:
+            if self._strict and len(episode.sequence) > len(ids):
+                self.violations.append(
+                    f"request {number}: it repeats the last one, whose answer of {len(episode.sequence) - len(ids)} "
+                    "tokens was delivered"
+                )
+        elif ids[: len(episode.sequence)] != episode.sequence:
+            same = sum(1 for _ in itertools.takewhile(lambda p: p[0] == p[1], zip(ids, episode.sequence, strict=False)))
+            self.violations.append(
+                f"request {number}: its {len(ids)} ids don't extend the {len(episode.sequence)} of the "
+                f"last request and its output; they differ from position {same}"
+            )
+        episode.last_input = ids
+        return episode
+
+    def _extended_by(self, ids: list[int]) -> Hashable:
+        known = self._by_key
+        extended = [k for k, e in known.items() if ids[: len(e.sequence)] == e.sequence and ids != e.first]
+        if extended:
+            return max(extended, key=lambda k: len(known[k].sequence))
+        again = [k for k, e in known.items() if ids == e.last_input and ids != e.first]
+        if again:
+            return again[-1]
+        began = [k for k, e in known.items() if ids != e.first and ids[: len(e.first)] == e.first]
+        return began[-1] if began else ("episode", next(self._anonymous))

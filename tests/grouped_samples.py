@@ -1,0 +1,55 @@
+"""Samples as a training step has them: rollouts of prompts, some of them fanned out, some excluded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from strands_rollout import Sample
+
+
+def arguments(**more: Any) -> SimpleNamespace:
+    """slime's defaults, as far as groups of rewards go."""
+    values = {
+        "advantage_estimator": "grpo",
+        "rewards_normalization": True,
+        "grpo_std_normalization": True,
+        "reward_key": None,
+        "n_samples_per_prompt": 4,
+        "rollout_batch_size": 1,
+    }
+    return SimpleNamespace(**(values | more))
+
+
+def sample_of(
+    reward: Any,
+    *,
+    group: int | None = 0,
+    index: int | None = None,
+    rollout: int | None = None,
+    part: int | None = None,
+    status: str = "COMPLETED",
+    removed: bool = False,
+    sample_class: Callable[..., Any] = Sample,
+) -> Any:
+    """A sample of three tokens; `part` 0 makes it the main agent's of a fan-out."""
+    facts = {} if part is None else {"strands_rollout": {"fan_out": {"part": part, "of": 3, "kind": "agent"}}}
+    return sample_class(
+        group_index=group,
+        index=index,
+        rollout_id=rollout,
+        reward=reward,
+        status=sample_class.Status[status],  # type: ignore[attr-defined]
+        remove_sample=removed,
+        metadata=facts,
+        tokens=[1, 2, 3],
+        response_length=2,
+        loss_mask=[1, 1],
+        rollout_log_probs=[-1.0, -1.0],
+    )
+
+
+def group_of(*rewards: Any, group: int = 0) -> list[Any]:
+    """One sample for each reward, with an index of its own."""
+    return [sample_of(reward, group=group, index=100 * group + number) for number, reward in enumerate(rewards)]

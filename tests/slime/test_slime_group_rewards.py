@@ -1,0 +1,277 @@
+"""slime takes `normalize_rewards` and `keep_informative_groups`, which are its own where nothing is fanned out."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_sglang import Reply
+from grouped_samples import sample_of
+from slime_policy import ANSWER, WRONG, Asked, call, turn
+from slime_run import arguments
+from slime_stage import Start
+
+import strands_rollout
+
+pytestmark = pytest.mark.slime
+
+HOOK = "strands_rollout.normalize_rewards"
+FILTER = "strands_rollout.keep_informative_groups"
+REPOSITORY = Path(__file__).parents[2]
+CONTRACT = """
+import inspect
+from plugin_contracts import test_plugin_runtime_hook_contracts as contract
+from slime.utils.misc import load_function
+
+[case] = [case for case in contract.HOOK_CASES if case.name == "custom_reward_post_process"]
+hook = load_function("strands_rollout.normalize_rewards")
+assert tuple(inspect.signature(hook).parameters) == case.expected_params
+case.invoke(hook)
+"""
+
+
+def manager(hook: str | None, **more: Any) -> Any:
+    """slime's RolloutManager with what the conversion of samples reads."""
+    from slime.ray.rollout import RolloutManager
+    from slime.utils.misc import load_function
+
+    made = object.__new__(getattr(getattr(RolloutManager, "__ray_metadata__", None), "modified_class", RolloutManager))
+    made.args = arguments("", reward_key=None, **more)
+    made.custom_reward_post_process_func = load_function(hook) if hook else None
+    made.custom_convert_samples_to_train_data_func = None
+    made.set_train_parallel_config({"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1})
+    return made
+
+
+def slimes_sample(reward: Any, **more: Any) -> Any:
+    from slime.utils.types import Sample
+
+    return sample_of(reward, sample_class=Sample, **more)
+
+
+def full_batch(seed: int, groups: int, size: int) -> list[Any]:
+    """`size` samples for each of `groups` prompts, some of them all alike."""
+    draw = random.Random(seed)
+    kinds = [lambda: draw.uniform(-1, 1), lambda: float(draw.randint(0, 1)), lambda: 1.0]
+    return [
+        slimes_sample(kinds[group % 3](), group=group, index=group * size + number)
+        for group in range(groups)
+        for number in range(size)
+    ]
+
+
+def fanned_out() -> list[list[list[Any]]]:
+    """Two prompts of three rollouts each, in slime's nesting: one to four siblings, the first of them the main agent's.
+
+    The right answers are the first rollout of the first prompt, and the last two of the second.
+    """
+    rewards = itertools.chain([1.0, 0.0, 0.0], [0.0, 1.0, 1.0])
+    indices = itertools.count()
+    return [
+        [
+            [slimes_sample(reward, group=group, index=index, rollout=index, part=part) for part in range(siblings)]
+            for siblings, reward, index in zip(counts, rewards, indices, strict=False)
+        ]
+        for group, counts in enumerate([(3, 1, 2), (1, 4, 1)])
+    ]
+
+
+def test_slimes_own_check_of_the_hook_passes(slime_package: Path) -> None:
+    folders = [slime_package, slime_package / "tests", REPOSITORY]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    done = subprocess.run(
+        [sys.executable, "-c", CONTRACT], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "estimator", ["grpo", "gspo", "cispo", "reinforce_plus_plus_baseline", "reinforce_plus_plus", "ppo"]
+)
+@pytest.mark.parametrize("more", [{}, {"grpo_std_normalization": False}, {"rewards_normalization": False}])
+@pytest.mark.parametrize(("groups", "size"), [(1, 2), (6, 8), (5, 3), (4, 1)])
+def test_full_groups_of_plain_samples_get_slimes_own_rewards(
+    estimator: str, more: dict[str, Any], groups: int, size: int
+) -> None:
+    if size == 1:
+        more = {**more, "grpo_std_normalization": False}  # as slime sets it, for there it would be NaN
+    options = {"advantage_estimator": estimator, "rollout_batch_size": groups, "n_samples_per_prompt": size, **more}
+    samples = full_batch(groups * size, groups, size)
+    nameless = full_batch(groups * size, groups, size)
+    for sample in nameless:
+        sample.group_index = None
+    for batch in (samples, nameless):
+        raw, expected = manager(None, **options)._post_process_rewards(batch)
+        assert manager(HOOK, **options)._post_process_rewards(batch) == (raw, pytest.approx(expected, abs=1e-6))
+
+
+def test_uneven_fan_outs_become_training_data() -> None:
+    from slime.observability.rollout_data_utils import validate_rollout_id_annotated
+
+    nested = fanned_out()
+    validate_rollout_id_annotated(nested)
+    flat = [sample for group in nested for rollout in group for sample in rollout]
+    slime = manager(HOOK, n_samples_per_prompt=3, rollout_batch_size=2, global_batch_size=3)
+    data = slime._convert_samples_to_train_data(flat)
+    right, wrong = 2 / 3 / (1 / 3**0.5 + 1e-6), -1 / 3 / (1 / 3**0.5 + 1e-6)
+    expected = [right] * 3 + [wrong] + [wrong] * 2 + [-right] + [-wrong] * 4 + [-wrong]
+    assert data["rewards"] == pytest.approx(expected, abs=1e-6)
+    assert data["rollout_mask_sums"] == [6, 6, 6, 2, 4, 4, 2, 8, 8, 8, 8, 2]
+    ranks = [box.inner for box in slime._split_train_data_by_dp(data)]
+    got = sorted(
+        (rollout, round(float(reward), 6))
+        for rank in ranks
+        for rollout, reward in zip(rank["rollout_ids"], rank["rewards"], strict=True)
+    )
+    assert got == sorted((sample.rollout_id, round(reward, 6)) for sample, reward in zip(flat, expected, strict=True))
+    # slime counts rollouts, not samples: two steps of three
+    assert [rank["global_batch_sizes"] for rank in ranks] == [[3, 3], [3, 3]]
+
+
+def test_slimes_default_would_mix_the_groups_of_a_fan_out() -> None:
+    flat = [sample for group in fanned_out() for rollout in group for sample in rollout]
+    options = {"n_samples_per_prompt": 3, "rollout_batch_size": 2}
+    _, default = manager(None, **options)._post_process_rewards(flat)
+    _, ours = manager(HOOK, **options)._post_process_rewards(flat)
+    assert default[-1] != pytest.approx(ours[-1], abs=0.05)
+
+
+def test_a_failed_sample_does_not_move_its_groups_mean() -> None:
+    failed = slimes_sample(-1.0, index=0, status="FAILED", removed=True)
+    group = [failed, *(slimes_sample(reward, index=1 + number) for number, reward in enumerate([1.0, 1.0, 0.0]))]
+    options = {"n_samples_per_prompt": 4, "rollout_batch_size": 1, "grpo_std_normalization": False}
+    ours = manager(HOOK, **options)._convert_samples_to_train_data(group)
+    assert ours["rewards"] == pytest.approx([0.0, 1 / 3, 1 / 3, -2 / 3])
+    assert ours["raw_reward"] == [-1.0, 1.0, 1.0, 0.0]
+    assert ours["loss_masks"][0] == [0, 0]
+    assert manager(None, **options)._post_process_rewards(group)[1] == pytest.approx([-1.25, 0.75, 0.75, -0.25])
+
+
+def test_slimes_pass_rate_takes_no_fan_out() -> None:
+    from slime.observability.metric_utils import compute_pass_rate
+
+    samples = [sample for group in fanned_out() for rollout in group for sample in rollout]
+    with pytest.raises(AssertionError):
+        compute_pass_rate(flat_rewards=[sample.reward for sample in samples], group_size=3, num_groups=2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_filter_agrees_with_slimes_where_nothing_is_fanned_out_or_excluded(seed: int) -> None:
+    from slime.rollout.filter_hub.base_types import DynamicFilterOutput, call_dynamic_filter
+    from slime.rollout.filter_hub.dynamic_sampling_filters import check_reward_nonzero_std
+    from slime.utils.misc import load_function
+
+    args, samples = arguments("", reward_key=None), full_batch(seed, 3, 4)
+    verdicts = []
+    for group in (samples[:4], samples[4:8], samples[8:]):
+        theirs = check_reward_nonzero_std(args, group)
+        ours = call_dynamic_filter(load_function(FILTER), args, group)
+        assert isinstance(ours, DynamicFilterOutput)
+        assert (ours.keep, ours.reason, ours.keep_when_insufficient) == (bool(theirs.keep), theirs.reason, False)
+        verdicts.append(ours.keep)
+    assert verdicts[::2] == [True, False]
+
+
+def test_the_filter_takes_slimes_groups_of_fan_outs() -> None:
+    from slime.rollout.filter_hub.base_types import call_dynamic_filter
+
+    args = arguments("", reward_key=None)
+    for group in fanned_out():
+        assert call_dynamic_filter(strands_rollout.keep_informative_groups, args, group).keep is True
+        output = call_dynamic_filter(strands_rollout.keep_informative_groups, args, group[-1:])
+        assert (output.keep, output.reason) == (False, "one_trained_rollout")
+
+
+def in_turn(*replies: Any) -> Any:
+    """One of these for each request, over and over."""
+    replies_in_turn = itertools.cycle(replies)
+
+    def reply(_asked: Asked) -> Any:
+        return next(replies_in_turn)
+
+    return reply
+
+
+async def test_a_rollout_drops_groups_without_spread_and_trains_the_others(start: Start) -> None:
+    refused = Reply.status(422, "no such field")
+    plans = {
+        "same": [ANSWER],
+        "outage": [in_turn(ANSWER, refused)],
+        # later than the others, so that they are judged before this one ends the rollout
+        "varied": [turn(call("wait", seconds=0.5)), in_turn(ANSWER, WRONG, refused, ANSWER)],
+    }
+    stage = await start(
+        plans,
+        n_samples_per_prompt=4,
+        rollout_batch_size=1,
+        over_sampling_batch_size=3,
+        global_batch_size=4,
+        dynamic_sampling_filter_path=FILTER,
+    )
+    stage.rollouts.manager.custom_reward_post_process_func = strands_rollout.normalize_rewards
+    metrics: dict[str, Any] = {}
+    generate = stage.rollouts.manager.generate_rollout
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        output = generate(*args, **kwargs)
+        metrics.update(output.metrics)
+        return output
+
+    stage.rollouts.manager.generate_rollout = watched
+    ranks = await stage.rollouts.train()
+    [group] = stage.rollouts.groups
+    assert Counter(sample.status.value for sample in group) == {"completed": 3, "failed": 1}
+    # (1, 1, -1) has the mean 1/3 and the spread 2/3 * 3**0.5
+    rewards = sorted(float(reward) for rank in ranks for reward in rank["rewards"])
+    assert rewards == pytest.approx([-1.1547, 0.0, 0.57735, 0.57735], abs=1e-5)
+    assert metrics == {"rollout/dynamic_filter/drop_zero_std_1.0": 2}
+
+
+async def fan_out(args: Any, sample: Any, sampling_params: Any) -> list[Any]:
+    """An episode of ours as one to three samples; the words of the agents beside the main one are always wrong."""
+    main = await strands_rollout.generate(args, sample, sampling_params)
+    siblings = [main, *(copy.deepcopy(main) for _ in range(sample.index % 3))]
+    for part, sibling in enumerate(siblings):
+        sibling.rollout_id = sample.index
+        facts = sibling.metadata["strands_rollout"]
+        facts["fan_out"] = {"part": part, "of": len(siblings), "kind": "agent" if part else "main"}
+        facts["final_text"] = "\\boxed{0}" if part else facts["final_text"]
+    return siblings
+
+
+async def test_fan_outs_are_rewarded_filtered_and_trained_in_slimes_rollout(start: Start) -> None:
+    stage = await start(
+        {name: [in_turn(ANSWER, WRONG)] for name in ("one", "another")},
+        n_samples_per_prompt=4,
+        custom_generate_function_path="test_slime_group_rewards.fan_out",
+        dynamic_sampling_filter_path=FILTER,
+    )
+    stage.rollouts.manager.custom_reward_post_process_func = strands_rollout.normalize_rewards
+    ranks = await stage.rollouts.train()
+    rollouts = [siblings for group in stage.rollouts.groups for siblings in group]
+    assert [len(siblings) for siblings in rollouts] == [1 + number % 3 for number in range(8)]
+    scores = {siblings[0].index: siblings[0].reward["score"] for siblings in rollouts}
+    assert Counter(scores.values()) == {1.0: 4, -1.0: 4}
+    for siblings in rollouts:
+        assert [sibling.reward for sibling in siblings] == [siblings[0].reward] * len(siblings)
+    trained = [pair for rank in ranks for pair in zip(rank["rollout_ids"], map(float, rank["rewards"]), strict=True)]
+    assert len(trained) == sum(map(len, rollouts))
+    for number in (0, 1):  # each prompt's rollouts count once, whatever their samples
+        rewards = dict(pair for pair in trained if pair[0] // 4 == number)
+        assert sum(rewards.values()) == pytest.approx(0.0, abs=1e-6)
+        assert all((rewards[rollout] > 0) == (scores[rollout] > 0) for rollout in rewards)
+
+
+async def test_slimes_group_rewards_take_no_fan_out(start: Start) -> None:
+    path = "test_slime_group_rewards.fan_out"
+    stage = await start({"answers": [ANSWER]}, group_rm=True, custom_generate_function_path=path)
+    with pytest.raises(AttributeError, match="'list' object has no attribute 'reward'"):
+        await stage.rollouts.train()

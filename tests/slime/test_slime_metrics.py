@@ -1,0 +1,138 @@
+"""slime's own logging calls `strands_rollout.log_rollout` and `log_eval`, and logs its own metrics as well."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from slime_policy import ANSWER, WRONG, call, prompt, turn
+from slime_run import CONTEXT_LENGTH, chat_row, write_rows
+from slime_stage import Start
+
+import strands_rollout
+
+pytestmark = pytest.mark.slime
+
+PLANS = {
+    "calls": [turn(call("multiply", a=17, b=2)), turn(call("wait", seconds=0.2)), ANSWER],
+    "errs": [WRONG],
+    "rambles": [turn("thinking " * 2 * CONTEXT_LENGTH)],
+}
+LOGGERS = {
+    "custom_rollout_log_function_path": "strands_rollout.log_rollout",
+    "custom_eval_rollout_log_function_path": "strands_rollout.log_eval",
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_reported_yet() -> Iterator[None]:
+    strands_rollout.metrics._report_once.cache_clear()
+    yield
+
+
+def ours(caplog: pytest.LogCaptureFixture) -> dict[str, float]:
+    """What our one line says."""
+    (line,) = (message for message in caplog.messages if message.startswith("agent metrics"))
+    return {name: float(value) for name, value in re.findall(r"(\S+)=(\S+)", line)}
+
+
+def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [message for message in caplog.messages if message.startswith("metric failed")]
+
+
+async def test_a_rollout_is_logged_by_us_and_by_slime(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    stage = await start(PLANS, **LOGGERS)
+    await stage.rollouts.train()
+    found = {name.removeprefix("rollout/agent/"): value for name, value in ours(caplog).items()}
+    assert (found["samples"], found["turns/max"], found["tool_calls/max"]) == (6.0, 3.0, 2.0)
+    assert found["stop_reason/completed"] == pytest.approx(2 / 3, abs=1e-3)
+    assert (found["truncation/response_length"], found["removed"]) == (1.0, 0.0)
+    assert (found["drift_measured"], found["weight_versions/max"]) == (6.0, 1.0)
+    assert found["budget/response/max"] == 1.0
+    assert failures(caplog) == []
+    (slimes_own,) = (message for message in caplog.messages if message.startswith("perf 0"))
+    assert "'rollout/truncated_ratio': 0.33" in slimes_own
+    assert "'perf/non_generation_time/max'" in slimes_own
+
+
+async def test_the_slowest_sample_is_split_with_the_time_of_its_reward(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    stage = await start(PLANS, **LOGGERS)
+    await stage.rollouts.train()
+    found = {name.removeprefix("rollout/agent/slowest/"): value for name, value in ours(caplog).items()}
+    assert 0.2 <= found["tool_s"] <= found["total_s"]
+    parts = [found[name] for name in ("generate_s", "tool_s", "score_s", "other_s")]
+    assert sum(parts) == pytest.approx(found["total_s"], rel=0.01)
+    assert found["score_s"] > 0.0
+
+
+async def test_an_evaluation_is_logged_by_us_and_by_slime(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from slime.utils.eval_config import build_eval_dataset_configs
+
+    caplog.set_level("INFO")
+    tasks = ["calls", "errs", "rambles"]
+    rows = write_rows(tmp_path / "eval.jsonl", [chat_row(prompt(task, n)) for n, task in enumerate(tasks)])
+    stage = await start(PLANS, **LOGGERS)
+    raw = [{"name": "demo", "path": str(rows), "n_samples_per_eval_prompt": 2}]
+    stage.rollouts.args.eval_datasets = build_eval_dataset_configs(stage.rollouts.args, raw, {})
+    await stage.rollouts.evaluate()
+    found = ours(caplog)
+    assert (found["eval/demo/agent/samples"], found["eval/demo/agent/turns/max"]) == (6.0, 3.0)
+    assert failures(caplog) == []
+    (slimes_own,) = (message for message in caplog.messages if message.startswith("eval 0"))
+    assert "'eval/demo': 0.33" in slimes_own
+
+
+@pytest.mark.parametrize(("train_steps", "step"), [(False, 6), (True, 3)])
+async def test_the_step_is_the_one_that_slime_logs_under(
+    start: Start, caplog: pytest.LogCaptureFixture, train_steps: bool, step: int
+) -> None:
+    caplog.set_level("INFO")
+    stage = await start(PLANS, **LOGGERS, wandb_always_use_train_step=train_steps, global_batch_size=12)
+    await stage.rollouts.train(6)
+    found = ours(caplog)
+    assert (found["rollout_id"], found["rollout/step"]) == (6.0, step)
+
+
+class Writer:
+    """A TensorBoard writer that keeps what it is given."""
+
+    scalars: ClassVar[list[tuple[str, float, int]]] = []
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.scalars.append((name, float(value), step))
+
+
+async def test_slimes_tensorboard_gets_the_numbers_once(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from slime.observability import tensorboard_utils
+
+    monkeypatch.setattr(tensorboard_utils, "SummaryWriter", Writer)
+    monkeypatch.setattr(Writer, "scalars", [])
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path))
+    stage = await start(PLANS, **LOGGERS, use_tensorboard=True, tb_project_name=None, tb_experiment_name=None)
+    try:
+        await stage.rollouts.train(4)
+    finally:
+        tensorboard_utils._TensorboardAdapter.clear_instances()
+    assert [entry for entry in Writer.scalars if entry[0] == "rollout/agent/turns/max"] == [
+        ("rollout/agent/turns/max", 3.0, 4)
+    ]
+    assert any(name == "rollout/truncated_ratio" for name, _, _ in Writer.scalars)
+    assert failures(caplog) == []

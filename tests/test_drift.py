@@ -1,0 +1,141 @@
+"""Drift counts exactly the sampled tokens that would be others, had the text of their turn been encoded again."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
+
+from strands_rollout.drift import MAX_SAMPLES, Drift, drift_of_turn, measure_drift, token_bytes
+
+TEXT = "The number 17 times 2 is thirty four, so the answer is the number 34."
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+@functools.cache
+def one_byte_tokens(tokenizer: Any) -> dict[bytes, int]:
+    bytes_of = token_bytes(tokenizer)
+    return {bytes_of(token): token for token in range(tokenizer.vocab_size) if len(bytes_of(token)) == 1}
+
+
+def bytewise(tokenizer: Any, text: str) -> list[int]:
+    """The text as one token for each of its bytes, as a policy may sample it."""
+    return [one_byte_tokens(tokenizer)[bytes([value])] for value in text.encode()]
+
+
+def drift(tokenizer: Any, ids: list[int]) -> int:
+    return drift_of_turn(ids, tokenizer, token_bytes(tokenizer))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT,
+        "Größe 東京 🙂 👩‍👩‍👧",
+        "<think>\nHm.\n</think>\n\n<tool_call>\n{}\n</tool_call><|im_end|>",
+        " \n\n\t  x",
+        "<|im_end|>",
+    ],
+)
+def test_tokens_that_the_tokenizer_itself_would_choose_do_not_drift(tokenizer: Any, text: str) -> None:
+    assert drift(tokenizer, encode(tokenizer, text)) == 0
+
+
+def test_a_word_sampled_in_other_pieces_drifts_by_those_pieces_alone(tokenizer: Any) -> None:
+    before, word, after = encode(tokenizer, "The answer"), " number", encode(tokenizer, " is four.")
+    assert len(encode(tokenizer, word)) == 1
+    assert drift(tokenizer, [*before, *bytewise(tokenizer, word), *after]) == len(word)
+
+
+def test_what_lies_between_two_drifting_words_does_not_drift(tokenizer: Any) -> None:
+    word, between = bytewise(tokenizer, " number"), encode(tokenizer, " is the answer" * 50)
+    assert drift(tokenizer, [*word, *between, *word, *between]) == 2 * len(word)
+
+
+def test_ordinary_tokens_that_spell_a_control_token_all_drift(tokenizer: Any) -> None:
+    spelled = bytewise(tokenizer, "<|im_end|>")
+    assert drift(tokenizer, [*encode(tokenizer, "Done."), *spelled]) == len(spelled)
+
+
+@pytest.mark.parametrize("tail", ["", " and the answer"])
+def test_broken_utf8_drifts_by_its_bytes_alone(tokenizer: Any, tail: str) -> None:
+    first_byte = bytewise(tokenizer, "🙂")[:1]
+    ids = [*encode(tokenizer, "It is"), *first_byte, *encode(tokenizer, tail)]
+    assert drift(tokenizer, ids) == 1
+
+
+def test_an_id_that_the_tokenizer_does_not_know_drifts(tokenizer: Any) -> None:
+    unknown = max(tokenizer.get_vocab().values()) + 100
+    assert drift(tokenizer, [*encode(tokenizer, "It is"), unknown, unknown, *encode(tokenizer, " four.")]) == 2
+
+
+def test_text_that_encoding_itself_changes_counts_from_there_to_the_common_end(qwen3_tokenizer: Any) -> None:
+    # Qwen3's tokenizer composes characters: e and a combining accent come back as one
+    changed = bytewise(qwen3_tokenizer, " e\u0301")
+    ids = [*encode(qwen3_tokenizer, "It is"), *changed, *encode(qwen3_tokenizer, " four.")]
+    assert drift(qwen3_tokenizer, ids) == len(changed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(pieces=st.lists(st.text("aehnrtu 17.\n", min_size=1, max_size=6), max_size=12))
+def test_the_count_is_that_of_the_definition(shipped_tokenizer: Any, pieces: list[str]) -> None:
+    sampled = [token for piece in pieces for token in encode(shipped_tokenizer, piece)]
+
+    def placed(ids: list[int]) -> set[tuple[int, int]]:
+        return {(len(shipped_tokenizer.decode(ids[:position])), token) for position, token in enumerate(ids)}
+
+    expected = len(placed(sampled) - placed(encode(shipped_tokenizer, "".join(pieces))))
+    assert drift(shipped_tokenizer, sampled) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_ids_at_all_have_a_drift_between_none_and_all(shipped_tokenizer: Any, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, len(shipped_tokenizer) + 5), max_size=40))
+    assert 0 <= drift(shipped_tokenizer, ids) <= len(ids)
+
+
+def test_pieces_of_a_sentencepiece_vocabulary_are_understood() -> None:
+    pieces = ["\u2581", "\u2581a", "a", "b", "\u2581ab", "ab", *(f"<0x{value:02X}>" for value in range(256))]
+    merges = [("\u2581", "a"), ("a", "b"), ("\u2581", "ab")]
+    model = models.BPE({piece: number for number, piece in enumerate(pieces)}, merges, byte_fallback=True)
+    backend = Tokenizer(model)
+    backend.normalizer = normalizers.Replace(" ", "\u2581")
+    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    space_a, b, whole = (pieces.index(piece) for piece in ("\u2581a", "b", "\u2581ab"))
+    accented = encode(tokenizer, "é")
+    assert len(accented) == 2
+    assert drift(tokenizer, [whole, *accented, space_a, b, *accented, whole]) == 2
+
+
+def test_a_samples_turns_are_counted_together_and_apart_from_each_other(shipped_tokenizer: Any) -> None:
+    word, plain = bytewise(shipped_tokenizer, " number"), encode(shipped_tokenizer, " is the answer")
+    # one text "a number" if its turns were joined
+    found = measure_drift([[word, plain], [plain], [word[:3], word[3:]]], shipped_tokenizer)
+    assert found[:2] == [Drift(len(word) + len(plain), len(word)), Drift(len(plain), 0)]
+    apart = drift(shipped_tokenizer, word[:3]) + drift(shipped_tokenizer, word[3:])
+    assert found[2] == Drift(len(word), apart)
+    assert found[0].share == len(word) / (len(word) + len(plain))
+
+
+def test_at_most_so_many_samples_are_measured_evenly_spread_and_always_the_same(shipped_tokenizer: Any) -> None:
+    one = encode(shipped_tokenizer, " a")
+    # every sample has a length of its own, so that it can be told which were measured
+    samples = [[one * length] for length in range(1, 2 * MAX_SAMPLES + 1)]
+    lengths = [found.sampled_tokens for found in measure_drift(samples, shipped_tokenizer)]
+    assert lengths == list(range(1, 2 * MAX_SAMPLES, 2))
+    assert [found.sampled_tokens for found in measure_drift(samples, shipped_tokenizer)] == lengths
+
+
+def test_a_sample_without_a_sampled_token_is_not_measured(shipped_tokenizer: Any) -> None:
+    assert measure_drift([[], [[]], [[], encode(shipped_tokenizer, "a")]], shipped_tokenizer) == [Drift(1, 0)]
+    assert measure_drift([], shipped_tokenizer) == []

@@ -1,0 +1,148 @@
+"""An engine that aborts a turn by itself, as for a weight update: the turn goes on in place, and nobody notices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_sglang import FakeSGLang, Reply
+from harness import ANSWER, args_for, call_text, ids_of, run
+from strands import Agent
+from strands.agent.conversation_manager import NullConversationManager
+
+from strands_rollout import Sample, SGLangModel, generate
+from strands_rollout.errors import EngineAbortedError
+from strands_rollout.turn_sampler import turn_seed
+
+
+async def test_a_turn_goes_on_from_its_own_tokens_in_the_same_episode(shipped_tokenizer: Any) -> None:
+    turn = ids_of(shipped_tokenizer, ANSWER)
+    script = [
+        Reply.abort(turn[:3], weight_version="1"),
+        Reply.abort(weight_version="1"),
+        Reply.tokens(turn[3:], weight_version="2"),
+    ]
+    done = await run(shipped_tokenizer, script, params={"max_new_tokens": 50})
+    assert done.sample.status is Sample.Status.COMPLETED
+    assert done.sample.tokens[-len(turn) :] == turn
+    prompt = done.fake.requests[0].input_ids
+    assert [request.input_ids for request in done.fake.requests] == [prompt, prompt + turn[:3], prompt + turn[:3]]
+    assert [request.body["sampling_params"]["max_new_tokens"] for request in done.fake.requests] == [50, 47, 47]
+    assert done.fake.violations == []
+    start = len(prompt)
+    assert done.facts["spans"] == [[0, start, start + 3, "1"], [0, start + 3, start + len(turn), "2"]]
+    assert (done.facts["turns"], done.facts["engine_aborts"], done.facts["aborts"]) == (1, 2, 0)
+    assert done.sample.weight_versions == ["1", "2"]
+
+
+async def test_calls_are_read_from_the_whole_turn(shipped_tokenizer: Any) -> None:
+    turn = ids_of(shipped_tokenizer, call_text())
+    done = await run(shipped_tokenizer, [Reply.abort(turn[:6]), Reply.tokens(turn[6:]), ANSWER])
+    assert done.sample.status is Sample.Status.COMPLETED
+    assert (done.facts["tool_calls"], done.facts["turns"]) == (1, 2)
+
+
+async def test_an_update_inside_one_request_is_told_token_by_token(shipped_tokenizer: Any) -> None:
+    turn = ids_of(shipped_tokenizer, ANSWER)
+    spans = [{"version": "1", "start": 0, "end": 4}, {"version": "2", "start": 4, "end": len(turn)}]
+    done = await run(shipped_tokenizer, [Reply.tokens(turn, weight_version="2", weight_versions=spans)])
+    start = done.prompt_length
+    assert done.facts["spans"] == [[0, start, start + 4, "1"], [0, start + 4, start + len(turn), "2"]]
+    assert done.facts["weight_versions"] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    "spans",
+    ["?", [{"version": "1", "start": 0, "end": 2}], [{"version": "1", "start": 1, "end": 9}], [7], [{}]],
+)
+async def test_spans_that_dont_cover_the_output_are_not_believed(shipped_tokenizer: Any, spans: Any) -> None:
+    turn = ids_of(shipped_tokenizer, ANSWER)
+    done = await run(shipped_tokenizer, [Reply.tokens(turn, weight_version="2", weight_versions=spans)])
+    assert done.facts["weight_versions"] == ["2"]
+
+
+async def test_the_sample_can_be_given_back_instead(shipped_tokenizer: Any) -> None:
+    turn = ids_of(shipped_tokenizer, ANSWER)
+    settings = {"on_engine_abort": "return"}
+    done = await run(shipped_tokenizer, [Reply.abort(turn[:3])], settings=settings)
+    assert done.sample.status is Sample.Status.ABORTED
+    again = await run(shipped_tokenizer, [Reply.tokens(turn[3:])], settings=settings, sample=done.sample)
+    assert again.sample.tokens[-len(turn) :] == turn
+    assert again.facts["resumes"] == 1
+
+
+async def test_an_abort_for_an_error_of_the_request_is_not_tried_again(shipped_tokenizer: Any) -> None:
+    aborted = Reply.abort(ids_of(shipped_tokenizer, ANSWER)[:2])
+    aborted.finish["status_code"], aborted.finish["message"] = 400, "it can't be served"
+    done = await run(shipped_tokenizer, [aborted])
+    assert done.sample.status is Sample.Status.ABORTED
+    assert done.facts["error"] == "EngineAbortedError: the engine aborted the turn after 2 tokens: it can't be served"
+
+
+async def test_an_engine_that_only_aborts_is_given_up(shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strands_rollout.turn_sampler._BACKOFF_BASE_S", 0.001)
+    done = await run(shipped_tokenizer, lambda _body, _number: Reply.abort())
+    assert done.sample.status is Sample.Status.ABORTED
+    assert len(done.fake.requests) == 11
+
+
+async def test_the_trajectory_tells_the_parts_of_a_turn(shipped_tokenizer: Any) -> None:
+    turn = ids_of(shipped_tokenizer, ANSWER)
+    script = [Reply.abort(turn[:3], weight_version="1"), Reply.tokens(turn[3:], weight_version="2")]
+    async with FakeSGLang(script, context_length=4096) as fake:
+        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
+        agent = Agent(model=model, callback_handler=None, conversation_manager=NullConversationManager())
+        await agent.invoke_async("What is 17 * 2?")
+    [found] = model.trajectory.turns
+    assert [part.finish_reason for part in found.parts] == ["abort", "stop"]
+    assert [(span.version, span.end - span.start) for span in found.weight_spans] == [("1", 3), ("2", len(turn) - 3)]
+    assert (found.finish_reason, found.weight_version, found.end - found.start) == ("stop", "2", len(turn))
+    assert not model.trajectory.is_open
+
+
+async def test_a_model_that_does_not_continue_raises_and_goes_on_when_it_is_asked_again(shipped_tokenizer: Any) -> None:
+    turn = ids_of(shipped_tokenizer, ANSWER)
+    async with FakeSGLang([Reply.abort(turn[:3]), Reply.tokens(turn[3:])], context_length=4096) as fake:
+        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url, continue_aborted=False)
+        agent = Agent(model=model, callback_handler=None, conversation_manager=NullConversationManager())
+        with pytest.raises(EngineAbortedError):
+            await agent.invoke_async("What is 17 * 2?")
+        assert model.trajectory.is_open
+        await agent.invoke_async()
+    assert model.trajectory.token_ids[-len(turn) :] == turn
+    assert fake.violations == []
+
+
+async def test_each_turn_has_a_seed_made_from_the_samples(shipped_tokenizer: Any) -> None:
+    turn = ids_of(shipped_tokenizer, call_text())
+    script = [Reply.abort(turn[:6]), Reply.tokens(turn[6:]), ANSWER]
+    seeds: list[list[int]] = []
+    for sample_seed in (7, 8):
+        done = await run(shipped_tokenizer, script, params={"sampling_seed": sample_seed})
+        seeds.append([request.body["sampling_params"]["sampling_seed"] for request in done.fake.requests])
+    assert seeds[0] == [7, 7, turn_seed(7, 1)]
+    assert seeds[1] == [8, 8, turn_seed(8, 1)]
+    assert len({seed for group in seeds for seed in group}) == 4
+    assert all(0 <= seed < 2**31 for group in seeds for seed in group)
+
+
+async def test_without_a_seed_none_is_sent(shipped_tokenizer: Any) -> None:
+    done = await run(shipped_tokenizer, [ANSWER])
+    assert "sampling_seed" not in done.fake.requests[0].body["sampling_params"]
+
+
+async def test_an_unknown_model_name_fails_the_sample_in_words(shipped_tokenizer: Any) -> None:
+    async with FakeSGLang([]) as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout={"model_name": "actor"})
+        sample = await generate(args, Sample(prompt="Hi"), {"max_new_tokens": 8})
+    assert sample.status is Sample.Status.FAILED
+    assert "model_name='actor'" in sample.metadata["strands_rollout"]["error"]
+
+
+async def test_a_named_models_router_gets_the_requests(shipped_tokenizer: Any) -> None:
+    async with FakeSGLang([Reply.tokens(ids_of(shipped_tokenizer, ANSWER))], context_length=4096) as fake:
+        args = args_for("http://127.0.0.1:9", shipped_tokenizer, strands_rollout={"model_name": "actor"})
+        host, port = fake.base_url.removeprefix("http://").split(":")
+        args.sglang_model_routers = {"judge": ("127.0.0.1", 9), "actor": (host, int(port))}
+        sample = await generate(args, Sample(prompt="Hi"), {"max_new_tokens": 64})
+    assert sample.status is Sample.Status.COMPLETED

@@ -1,0 +1,271 @@
+"""Rewards by group: who is compared with whom, who is left out, and what each sample of a fan-out gets.
+
+That the result is slime's own where nothing is fanned out or excluded is shown in `tests/slime` with slime's code.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from grouped_samples import arguments, group_of, sample_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strands_rollout import normalize_rewards
+from strands_rollout.group_rewards import reward_spread
+
+UNUSABLE = [None, math.nan, math.inf, -math.inf, 1e39, "right", {"score": 1.0}, 10**400]
+# worked out by hand: (reward - mean) / (unbiased standard deviation + 1e-6)
+TABLE = [
+    ([1.0, 0.0, 0.0, 1.0], [0.8660239, -0.8660239, -0.8660239, 0.8660239]),
+    ([1.0, -1.0, -1.0, -1.0], [1.4999985, -0.4999995, -0.4999995, -0.4999995]),
+    ([0.0, 1.0], [-0.7071058, 0.7071058]),
+    ([3.0, 1.0, 2.0], [0.999999, -0.999999, 0.0]),
+]
+
+
+def normalized(samples: list[Any], **args: Any) -> list[float]:
+    return normalize_rewards(arguments(**args), samples)[1]
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gspo", "cispo"])
+@pytest.mark.parametrize(("rewards", "expected"), TABLE)
+def test_rewards_are_normalised_as_by_hand(estimator: str, rewards: list[float], expected: list[float]) -> None:
+    raw, result = normalize_rewards(arguments(advantage_estimator=estimator), group_of(*rewards))
+    assert raw == rewards
+    assert result == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "args", [{"advantage_estimator": "reinforce_plus_plus_baseline"}, {"grpo_std_normalization": False}]
+)
+def test_rewards_are_only_centred_where_slime_only_centres(args: dict[str, Any]) -> None:
+    assert normalized(group_of(1.0, -1.0, -1.0, -1.0), **args) == [1.5, -0.5, -0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"advantage_estimator": "ppo"}, {"advantage_estimator": "reinforce_plus_plus"}, {"rewards_normalization": False}],
+)
+def test_without_normalisation_rewards_stay_as_they_are(args: dict[str, Any]) -> None:
+    samples = [*group_of(1.0, -1.0), sample_of(0.5, index=2, status="FAILED", removed=True)]
+    assert normalize_rewards(arguments(**args), samples) == ([1.0, -1.0, 0.5], [1.0, -1.0, 0.5])
+
+
+def test_groups_are_told_by_their_group_index_wherever_their_samples_lie() -> None:
+    ones, tens = group_of(1.0, 0.0, group=0), group_of(10.0, 30.0, group=1)
+    mixed = [ones[0], tens[0], tens[1], ones[1]]
+    assert normalized(mixed, grpo_std_normalization=False) == [0.5, -10.0, 10.0, -0.5]
+
+
+def test_numbers_that_two_groups_share_keep_their_rollouts_apart() -> None:
+    samples = [sample_of(reward, group=group, index=0, rollout=group) for group, reward in ((0, 1.0), (1, 5.0))]
+    samples += [sample_of(reward, group=group, index=1) for group, reward in ((0, 0.0), (1, 1.0))]
+    samples += [sample_of(reward, group=group, rollout=9) for group, reward in ((0, 0.5), (1, 3.0))]
+    assert normalized(samples, grpo_std_normalization=False) == [0.5, 2.0, -0.5, -2.0, 0.0, 0.0]
+
+
+def test_samples_without_a_group_index_are_grouped_in_slimes_order() -> None:
+    samples = [sample_of(reward, group=None, index=number) for number, reward in enumerate([1, 0, 30, 10])]
+    samples[1].remove_sample = True
+    assert normalized(samples, n_samples_per_prompt=2, grpo_std_normalization=False) == [0.0, 0.0, 10.0, -10.0]
+    uneven = normalized(samples[:3], n_samples_per_prompt=2, grpo_std_normalization=False)
+    assert uneven == [-14.5, 0.0, 14.5]
+
+
+def test_the_reward_key_names_the_entry_of_a_dict() -> None:
+    samples = group_of({"score": 1.0, "acc": 0.0}, {"score": 0.0, "acc": 1.0})
+    raw, result = normalize_rewards(arguments(reward_key="score", grpo_std_normalization=False), samples)
+    assert (raw, result) == ([1.0, 0.0], [0.5, -0.5])
+
+
+def test_a_rollout_counts_once_however_many_samples_it_became() -> None:
+    fanned = [sample_of(1.0, index=0, rollout=7, part=part) for part in range(3)]
+    alone = sample_of(0.0, index=1)
+    assert normalized([*fanned, alone]) == pytest.approx([0.7071058] * 3 + [-0.7071058], abs=1e-6)
+
+
+def test_siblings_have_the_reward_of_the_main_agent() -> None:
+    rewards = {2: -5.0, 0: 1.0, 1: 9.0}
+    fanned = [sample_of(reward, rollout=7, part=part) for part, reward in rewards.items()]
+    raw, result = normalize_rewards(arguments(grpo_std_normalization=False), [*fanned, sample_of(0.0, index=1)])
+    assert raw == [-5.0, 1.0, 9.0, 0.0]
+    assert result == [0.5, 0.5, 0.5, -0.5]
+
+
+def test_siblings_of_a_foreign_fan_out_have_the_mean_of_their_trained_rewards() -> None:
+    fanned = [sample_of(reward, rollout=7) for reward in (1.0, 0.0)] + [sample_of(50.0, rollout=7, removed=True)]
+    assert normalized([*fanned, sample_of(0.0, index=1)], grpo_std_normalization=False) == [0.25, 0.25, 0.0, -0.25]
+
+
+def test_the_index_tells_a_rollout_where_there_is_no_rollout_id() -> None:
+    samples = [sample_of(1.0, index=0), sample_of(1.0, index=0), sample_of(0.0, index=1)]
+    assert normalized(samples, grpo_std_normalization=False) == [0.5, 0.5, -0.5]
+    nameless = [sample_of(reward) for reward in (1.0, 1.0, 0.0, 0.0)]
+    assert normalized(nameless, grpo_std_normalization=False) == [0.5, 0.5, -0.5, -0.5]
+
+
+def test_a_rollout_id_is_not_taken_for_another_samples_index() -> None:
+    samples = [sample_of(1.0, index=0, rollout=1), sample_of(0.0, index=1)]
+    assert normalized(samples, grpo_std_normalization=False) == [0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    "excluded",
+    [
+        {"status": "FAILED"},
+        {"removed": True},
+        {"status": "TRUNCATED", "removed": True},
+        {"removed": True, "rollout": 9, "part": 0},
+    ],
+)
+@pytest.mark.parametrize("reward", [-1.0, *UNUSABLE])
+def test_an_excluded_sample_moves_nothing_and_gets_nothing(
+    excluded: dict[str, Any], reward: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained = group_of(1.0, 1.0, 0.0)
+    raw, result = normalize_rewards(arguments(), [sample_of(reward, index=9, **excluded), *trained])
+    assert result == [0.0, *normalized(trained)]
+    assert raw[0] == (-1.0 if reward == -1.0 else 0.0)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("status", ["COMPLETED", "TRUNCATED"])
+def test_a_truncated_sample_counts_like_a_completed_one(status: str) -> None:
+    samples = [sample_of(1.0, index=0), sample_of(0.0, index=1, status=status)]
+    assert normalized(samples, grpo_std_normalization=False) == [0.5, -0.5]
+
+
+def test_a_failed_main_agent_takes_its_siblings_out() -> None:
+    failed = [sample_of(-1.0, rollout=7, part=0, status="FAILED"), sample_of(-1.0, rollout=7, part=1)]
+    trained = group_of(1.0, 0.0)
+    assert normalized([*failed, *trained]) == [0.0, 0.0, *normalized(trained)]
+
+
+def test_a_failed_or_removed_sibling_leaves_its_rollout_in() -> None:
+    for broken in (1, 0):  # a main agent that is only removed, by a filter of slime's, still says how it went
+        fanned = [
+            sample_of(1.0, rollout=7, part=0, removed=broken == 0),
+            sample_of(None, rollout=7, part=1, status="FAILED" if broken == 1 else "COMPLETED"),
+        ]
+        result = normalized([*fanned, sample_of(0.0, index=1)], grpo_std_normalization=False)
+        assert result == ([0.5, 0.0, -0.5] if broken == 1 else [0.0, 0.5, -0.5])
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [],
+        group_of(1.0),
+        group_of(0.1, 0.1, 0.1),
+        [sample_of(0.1, rollout=1, index=0) for _ in range(3)] + [sample_of(0.1, index=5)],
+        [sample_of(1.0, index=0), sample_of(0.0, index=1, removed=True)],
+        [sample_of(1.0, index=0, removed=True)],
+    ],
+    ids=["no sample", "one", "equal", "equal, fanned out", "one trained", "none trained"],
+)
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_group_without_spread_gets_exactly_nothing(samples: list[Any], scaled: bool) -> None:
+    assert normalized(samples, grpo_std_normalization=scaled) == [0.0] * len(samples)
+
+
+@pytest.mark.parametrize("reward", UNUSABLE)
+def test_an_unusable_reward_is_left_out_and_logged_and_never_raised(
+    reward: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained = group_of(1.0, 0.0, 0.0)
+    broken = [sample_of(reward, index=8), sample_of(reward, index=9)]
+    raw, result = normalize_rewards(arguments(), [*trained, *broken])
+    assert raw == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert result == [*normalized(trained), 0.0, 0.0]
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "event=reward_unusable rollouts=2 first_index=8" in record.message
+
+
+@pytest.mark.parametrize("reward", [None, 1.0, {"acc": 1.0}])
+def test_a_reward_without_its_key_is_unusable(reward: Any) -> None:
+    samples = [*group_of({"score": 1.0}, {"score": 0.0}), sample_of(reward, index=9)]
+    assert normalized(samples, reward_key="score", grpo_std_normalization=False) == [0.5, -0.5, 0.0]
+
+
+def test_samples_are_not_changed() -> None:
+    samples = [*group_of(1.0, None), sample_of(0.0, index=3, removed=True)]
+    before = copy.deepcopy(samples)
+    normalize_rewards(arguments(), samples)
+    assert samples == before
+
+
+REWARDS = st.floats(-1e3, 1e3, width=32)
+ROLLOUTS = st.lists(st.tuples(st.integers(0, 3), REWARDS, st.integers(1, 4)), min_size=1, max_size=24)
+
+
+def fanned_out(rollouts: list[tuple[int, float, int]]) -> list[Any]:
+    """For each (group, reward, siblings) the siblings, whose main agent alone has the right reward."""
+    return [
+        sample_of(reward if part == 0 else None, group=group, index=number, rollout=number, part=part)
+        for number, (group, reward, siblings) in enumerate(rollouts)
+        for part in range(siblings)
+    ]
+
+
+@given(rollouts=ROLLOUTS, scaled=st.booleans())
+def test_the_rollouts_of_a_group_are_centred_and_scaled(rollouts: list[tuple[int, float, int]], scaled: bool) -> None:
+    result = iter(normalized(fanned_out(rollouts), grpo_std_normalization=scaled))
+    by_group: dict[int, list[float]] = {}
+    for group, _, siblings in rollouts:
+        own = [next(result) for _ in range(siblings)]
+        assert set(own) == {own[0]}
+        by_group.setdefault(group, []).append(own[0])
+    for group, rewards in by_group.items():
+        spread = reward_spread([reward for name, reward, _ in rollouts if name == group])
+        assert math.fsum(rewards) == pytest.approx(0.0, abs=1e-6 * len(rewards))
+        assert reward_spread(rewards) == pytest.approx(spread / (spread + 1e-6) if scaled else spread, abs=1e-6)
+
+
+@given(rollouts=ROLLOUTS, data=st.data())
+def test_fan_out_order_and_exclusions_change_nothing_for_the_others(
+    rollouts: list[tuple[int, float, int]], data: st.DataObject
+) -> None:
+    alone = normalized(fanned_out([(group, reward, 1) for group, reward, _ in rollouts]))
+    samples = fanned_out(rollouts)
+    excluded = [
+        sample_of(reward, group=group, index=1000 + number, status=status, removed=removed)
+        for number, (group, reward, status, removed) in enumerate(
+            data.draw(
+                st.lists(
+                    st.sampled_from(
+                        [(0, None, "FAILED", True), (1, 5.0, "FAILED", False), (2, math.nan, "TRUNCATED", True)]
+                    ),
+                    max_size=5,
+                )
+            )
+        )
+    ]
+    mixed = data.draw(st.permutations(samples + excluded))
+    result = normalized(mixed)
+    for sample, reward in zip(mixed, result, strict=True):
+        expected = 0.0 if sample.index >= 1000 else alone[sample.index]
+        assert reward == pytest.approx(expected, abs=1e-9)
+
+
+@given(rewards=st.lists(st.floats() | st.none() | st.integers() | st.booleans(), max_size=12), scaled=st.booleans())
+def test_whatever_the_rewards_are_every_result_is_finite(rewards: list[Any], scaled: bool) -> None:
+    raw, result = normalize_rewards(arguments(grpo_std_normalization=scaled), group_of(*rewards))
+    assert len(raw) == len(result) == len(rewards)
+    assert all(map(math.isfinite, raw + result))
+
+
+def test_it_loads_no_heavy_library() -> None:
+    script = (
+        "import sys, strands_rollout\n"
+        "strands_rollout.normalize_rewards, strands_rollout.keep_informative_groups\n"
+        "print({'torch', 'strands', 'transformers', 'numpy', 'slime'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -1,0 +1,447 @@
+"""`log_rollout` and `log_eval`: every metric by hand, whatever samples they are given, and never an exception."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from harness import ANSWER, call_text, ids_of, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import strands_rollout
+from strands_rollout import Sample, StopReason, log_eval, log_rollout, metrics
+from strands_rollout.episode_metrics import GROUPS, PER_SAMPLE, TRUNCATING
+from strands_rollout.finished_sample import finished_samples
+from strands_rollout.sample import _status
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def nothing_reported_yet() -> Iterator[None]:
+    """A failure is reported once in a process's life; here once in a test's."""
+    metrics._report_once.cache_clear()
+    yield
+    metrics._report_once.cache_clear()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as wandb is given one."""
+
+    columns: list[str]
+    data: list[list[Any]]
+
+
+class Wandb(ModuleType):
+    """In the place of wandb, with a run; keeps what it is told to log. The real one is in test_metrics_in_wandb.py."""
+
+    run = "a run"
+    Table = Table
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.calls: list[dict[str, Any]] = []
+
+    def log(self, values: dict[str, Any]) -> None:
+        self.calls.append(values)
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Wandb:
+    module = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def finished(status: str = "completed", **facts: Any) -> Sample:
+    return Sample(status=Sample.Status(status), index=0, metadata={"strands_rollout": facts} if facts else {})
+
+
+def numbers(samples: Any, wandb: Wandb, **args: Any) -> dict[str, float]:
+    """The training metrics of samples, without their common prefix."""
+    assert log_rollout(3, Namespace(use_wandb=True, **args), samples, None, 1.0) is False
+    values = {name: value for name, value in wandb.calls[-1].items() if not isinstance(value, Table)}
+    assert values.pop("rollout/step") == 3
+    assert all(name.startswith("rollout/agent/") for name in values)
+    return {name.removeprefix("rollout/agent/"): value for name, value in values.items()}
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_fact_that_is_a_number_is_logged_as_a_distribution(wandb: Wandb) -> None:
+    found = numbers([finished(turns=turns) for turns in [4, 1, 2, 3]], wandb)
+    assert {name: value for name, value in found.items() if name.startswith("turns/")} == {
+        "turns/mean": 2.5,
+        "turns/p50": 2.5,
+        "turns/p90": pytest.approx(3.7),
+        "turns/p99": pytest.approx(3.97),
+        "turns/max": 4.0,
+    }
+    assert found["samples"] == 4
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("turns", "tool_iterations", "tool_calls", "parse_failures", "tool_errors", "tool_timeouts", "tool_s"),
+        *("generate_s", "duration_s", "sampled_tokens", "stale_tokens", "aborts", "resumes", "engine_aborts"),
+    ],
+)
+def test_samples_without_a_fact_are_left_out_of_its_metric_alone(name: str, wandb: Wandb) -> None:
+    found = numbers([finished(**{name: 3}), finished(other=1), finished(**{name: None}), finished(**{name: 5})], wandb)
+    assert (found[f"{name}/mean"], found[f"{name}/max"], found["samples"]) == (4.0, 5.0, 4.0)
+
+
+def test_how_episodes_ended_is_logged_as_shares(wandb: Wandb) -> None:
+    samples = [
+        finished(stop_reason="completed"),
+        finished(stop_reason="completed"),
+        finished("truncated", stop_reason="turn_length"),
+        finished("truncated", stop_reason="max_tool_calls"),
+        finished("truncated", stop_reason="max_tool_calls"),
+        finished("failed", stop_reason="engine_error"),
+        finished("failed", stop_reason="of_another_version"),
+        finished("failed"),
+    ]
+    samples[-1].remove_sample = samples[-2].remove_sample = True
+    found = numbers(samples, wandb)
+    assert found["stop_reason/completed"] == 2 / 7
+    assert found["stop_reason/of_another_version"] == 1 / 7
+    assert found["stop_reason/sandbox_error"] == 0.0
+    assert (found["truncation/turn_length"], found["truncation/max_tool_calls"]) == (1 / 3, 2 / 3)
+    assert found["truncation/context_length"] == 0.0
+    assert found["status/failed"] == found["status/truncated"] == 3 / 8
+    assert (found["status/aborted"], found["removed"]) == (0.0, 0.25)
+    assert {name for name in found if name.startswith("stop_reason/")} >= {f"stop_reason/{name}" for name in StopReason}
+
+
+def test_the_causes_of_truncation_are_the_stop_reasons_of_truncated_samples() -> None:
+    truncating = [reason for reason in StopReason if _status(Sample(), reason, may_abort=True).name == "TRUNCATED"]
+    assert list(TRUNCATING) == truncating
+
+
+def test_without_a_truncated_sample_no_cause_of_truncation_is_logged(wandb: Wandb) -> None:
+    assert not [name for name in numbers([finished(stop_reason="completed")], wandb) if name.startswith("truncation")]
+
+
+def test_budgets_are_logged_where_there_is_a_limit(wandb: Wandb) -> None:
+    budgets = [{"response": 0.5, "context": None}, {"response": 1.0, "context": None}, None]
+    found = numbers([finished(budgets=budget) for budget in budgets], wandb)
+    assert (found["budget/response/mean"], found["budget/response/max"]) == (0.75, 1.0)
+    assert not [name for name in found if name.startswith("budget/context")]
+
+
+def test_the_code_tool_is_logged_by_outcome_and_its_waits_as_distributions(wandb: Wandb) -> None:
+    codes = [
+        {"calls": 3, "queued_s": 0.5, "run_s": 1.0, "timeouts": 1, "killed": 1},
+        {"calls": 2, "queued_s": 1.5, "run_s": 3.0, "timeouts": 0, "killed": 0},
+    ]
+    found = numbers([*(finished(code=code) for code in codes), finished(code="none")], wandb)
+    assert [found[f"code/{name}"] for name in ("calls", "timeouts", "killed", "finished")] == [5.0, 1.0, 1.0, 3.0]
+    assert (found["code/queued_s/mean"], found["code/run_s/max"]) == (1.0, 3.0)
+
+
+def test_weight_versions_are_counted_and_their_spread_taken_where_they_are_integers(wandb: Wandb) -> None:
+    versions: list[Any] = [["7"], ["7", "10", "9"], ["default", "7"], [None], [], None]
+    found = numbers([finished(weight_versions=given) for given in versions], wandb)
+    assert (found["weight_versions/mean"], found["weight_versions/max"]) == (2.0, 3.0)
+    assert (found["weight_version_spread/mean"], found["weight_version_spread/max"]) == (1.5, 3.0)
+
+
+def scored(seconds: float, name: str = "reward_model", **facts: Any) -> SimpleNamespace:
+    """A sample with slime's trace, whose reward took so long."""
+    events = [
+        {"type": "span_start", "name": "sglang_generate", "ts": 1.0, "span_id": "a"},
+        {"type": "span_end", "name": "sglang_generate", "ts": 2.0, "span_id": "a"},
+        {"type": "span_start", "name": name, "ts": 10.0, "span_id": "b"},
+        {"type": "event", "name": name, "ts": 10.5},
+        {"type": "span_end", "name": name, "ts": 10.0 + seconds, "span_id": "b"},
+        {"type": "span_start", "name": name, "ts": 90.0, "span_id": "never ended"},
+    ]
+    return SimpleNamespace(metadata={"strands_rollout": facts}, trace={"events": events})
+
+
+@pytest.mark.parametrize("span", ["reward_model", "group_reward_model"])
+def test_the_slowest_sample_is_split_into_where_its_time_went(span: str, wandb: Wandb) -> None:
+    quick = scored(0.5, span, duration_s=9.0, generate_s=8.0, tool_s=1.0)
+    slow = scored(4.0, span, duration_s=7.0, generate_s=3.0, tool_s=1.5)
+    found = numbers([quick, slow, finished(duration_s=10.0), finished(turns=1)], wandb)
+    split = {name.removeprefix("slowest/"): value for name, value in found.items() if name.startswith("slowest/")}
+    assert split == {"total_s": 11.0, "generate_s": 3.0, "tool_s": 1.5, "score_s": 4.0, "other_s": 2.5}
+    assert (found["score_s/mean"], found["score_s/max"]) == (2.25, 4.0)
+
+
+def test_tools_that_ran_at_once_leave_no_negative_rest(wandb: Wandb) -> None:
+    found = numbers([finished(duration_s=2.0, generate_s=1.0, tool_s=3.0)], wandb)
+    assert (found["slowest/tool_s"], found["slowest/other_s"]) == (3.0, 0.0)
+
+
+def with_turns(tokenizer: Any, *turns: Sequence[Sequence[int]]) -> Sample:
+    """A sample of turns, each of stretches with a weight version of their own; a token of context before each turn."""
+    sample = finished(spans=[])
+    context = ids_of(tokenizer, "\n")
+    for number, stretches in enumerate(turns):
+        sample.tokens += context
+        for version, ids in enumerate(stretches):
+            start = len(sample.tokens)
+            sample.tokens += ids
+            sample.metadata["strands_rollout"]["spans"].append([number, start, len(sample.tokens), str(version)])
+    return sample
+
+
+def test_drift_is_logged_for_each_sample_and_as_the_number_of_samples_that_have_any(
+    shipped_tokenizer: Any, wandb: Wandb
+) -> None:
+    plain = ids_of(shipped_tokenizer, " the number is")
+    pieces = [token for char in " number" for token in ids_of(shipped_tokenizer, char)]
+    assert shipped_tokenizer.decode(pieces) == " number"
+    drifting = with_turns(shipped_tokenizer, [plain], [pieces])
+    exact = with_turns(shipped_tokenizer, [plain], [plain])
+    unknown = [
+        finished(turns=1),
+        finished(spans=[[0, 5, 3, None]]),
+        finished(spans="no"),
+        with_turns(shipped_tokenizer),
+    ]
+    found = numbers([drifting, exact, *unknown], wandb, hf_checkpoint=shipped_tokenizer.name_or_path)
+    assert (found["drift_tokens/max"], found["drift_tokens/mean"]) == (len(pieces), len(pieces) / 2)
+    assert found["drift_share/max"] == len(pieces) / (len(plain) + len(pieces))
+    assert (found["drift_samples"], found["drift_measured"]) == (1.0, 2.0)
+
+
+def test_a_turn_that_two_weight_versions_wrote_is_encoded_as_one(shipped_tokenizer: Any, wandb: Wandb) -> None:
+    ids = ids_of(shipped_tokenizer, "It is 🙂")
+    assert shipped_tokenizer.decode(ids[:-1]).endswith("\ufffd")
+    checkpoint = shipped_tokenizer.name_or_path
+    one_turn = with_turns(shipped_tokenizer, [ids[:-1], ids[-1:]])
+    assert numbers([one_turn], wandb, hf_checkpoint=checkpoint)["drift_tokens/max"] == 0.0
+    two_turns = with_turns(shipped_tokenizer, [ids[:-1]], [ids[-1:]])
+    assert numbers([two_turns], wandb, hf_checkpoint=checkpoint)["drift_tokens/max"] > 0.0
+
+
+async def test_the_metrics_of_a_real_episode_are_its_facts(
+    shipped_tokenizer: Any, wandb: Wandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    episode = await run(shipped_tokenizer, [call_text("print(17 * 2)"), ANSWER], settings={"executor": "subprocess"})
+    found = numbers([episode.sample], wandb, hf_checkpoint=shipped_tokenizer.name_or_path)
+    assert (found["turns/max"], found["tool_calls/max"], found["code/calls"]) == (2.0, 1.0, 1.0)
+    assert found["sampled_tokens/max"] == sum(episode.sample.loss_mask)
+    assert (found["drift_measured"], found["drift_tokens/max"], found["weight_versions/max"]) == (1.0, 0.0, 1.0)
+    assert found["slowest/total_s"] == episode.facts["duration_s"]
+    assert found["stop_reason/completed"] == found["status/completed"] == 1.0
+    assert warnings_of(caplog) == []
+
+
+def test_an_evaluation_is_logged_by_data_set_under_its_own_step(wandb: Wandb) -> None:
+    data = {
+        "aime": {"rewards": [1.0], "truncated": [False], "samples": [finished(turns=2)]},
+        "math": {"rewards": [1.0], "samples": [[finished(turns=3), finished(turns=5)]]},
+        "foreign": {"rewards": [0.0]},
+    }
+    assert log_eval(5, Namespace(use_wandb=True), data, {"eval/x": 1.0}) is False
+    (call,) = wandb.calls
+    assert (call["eval/step"], call["eval/aime/agent/turns/mean"], call["eval/math/agent/turns/mean"]) == (5, 2.0, 4.0)
+    tables = [name for name, value in call.items() if isinstance(value, Table)]
+    assert tables == ["eval/aime/agent/transcripts", "eval/math/agent/transcripts"]
+    assert not [name for name in call if name.startswith("eval/foreign")]
+
+
+def test_the_reward_in_the_table_is_the_one_that_slime_counts(wandb: Wandb) -> None:
+    sample = finished(turns=1)
+    sample.reward = {"score": -1.0, "acc": 0.0}
+    args = Namespace(use_wandb=True, reward_key="score", eval_reward_key="acc")
+    log_rollout(0, args, [sample], None, 1.0)
+    log_eval(0, args, {"demo": {"samples": [sample]}}, None)
+    tables = [value for call in wandb.calls for value in call.values() if isinstance(value, Table)]
+    rewards = [table.data[0][table.columns.index("reward")] for table in tables]
+    assert rewards == [-1.0, 0.0]
+
+
+@pytest.mark.parametrize("samples", [[], None, [[], []]])
+def test_a_step_without_samples_logs_a_line_and_nothing_else(
+    samples: Any, wandb: Wandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="strands_rollout")
+    assert log_rollout(0, Namespace(use_wandb=True), samples, None, 1.0) is False
+    assert wandb.calls == []
+    assert len(caplog.messages) == 1
+    assert warnings_of(caplog) == []
+
+
+def test_samples_in_nested_lists_count_as_those_of_a_fan_out_do(wandb: Wandb) -> None:
+    one, two, three = (finished(turns=turns) for turns in (1, 2, 3))
+    assert numbers([[one, [two]], three], wandb) == numbers([one, two, three], wandb)
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        object(),
+        5,
+        "text",
+        {},
+        SimpleNamespace(metadata=None),
+        SimpleNamespace(metadata={"strands_rollout": [1]}),
+        Sample(),
+    ],
+)
+def test_foreign_samples_are_counted_and_change_nothing_else(
+    foreign: Any, wandb: Wandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = numbers([finished(turns=2), foreign], wandb)
+    assert (found["turns/mean"], found["samples"]) == (2.0, 2.0)
+    assert warnings_of(caplog) == []
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(-1e9, 1e9)
+    | st.just(math.nan)
+    | st.just(10**400)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+FACTS = st.dictionaries(
+    st.sampled_from(["turns", "duration_s", "stop_reason", "code", "budgets", "weight_versions", "spans", "aborts"]),
+    JSON,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(facts=st.lists(FACTS | JSON, max_size=4), status=st.none() | st.text(max_size=3))
+def test_no_facts_whatsoever_make_a_metric_fail(facts: list[Any], status: Any) -> None:
+    samples = [SimpleNamespace(metadata={"strands_rollout": given}, status=status, tokens=[1, 2]) for given in facts]
+    views = finished_samples(samples)
+    for group in GROUPS.values():
+        assert all(math.isfinite(value) for value in group(views).values())
+    assert all(ids for view in views for ids in view.turn_ids or [])
+
+
+class Broken:
+    """A sample that can't be read."""
+
+    metadata: Mapping[str, Any] = {"strands_rollout": {"turns": 2}}
+
+    @property
+    def status(self) -> str:
+        raise RuntimeError("no status")
+
+
+def test_a_metric_that_fails_is_reported_once_and_costs_no_other(
+    wandb: Wandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        found = numbers([Broken(), finished(turns=4)], wandb)
+        assert found["turns/mean"] == 3.0
+        assert "removed" not in found
+    endings = [message for message in warnings_of(caplog) if "name=ending" in message]
+    assert endings == ["metric failed and was left out name=ending error=RuntimeError"]
+    assert "no status" in caplog.text
+
+
+def test_drift_without_a_tokenizer_costs_no_other_metric(
+    wandb: Wandb, shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    sample = with_turns(shipped_tokenizer, [ids_of(shipped_tokenizer, "It is")])
+    sample.metadata["strands_rollout"]["turns"] = 1
+    found = numbers([sample], wandb, hf_checkpoint=None)
+    assert found["turns/mean"] == 1.0
+    assert "drift_measured" not in found
+    assert warnings_of(caplog) == ["metric failed and was left out name=drift error=ConfigError"]
+
+
+@pytest.mark.parametrize("arguments", [(None, None, None), ("x", object(), 7), (0, Namespace(), iter([]))])
+def test_no_arguments_whatsoever_make_them_raise(arguments: tuple[Any, Any, Any]) -> None:
+    assert log_rollout(*arguments, None, 1.0) is False
+    assert log_eval(*arguments, None) is False
+
+
+def test_each_step_writes_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="strands_rollout")
+    log_rollout(7, Namespace(use_wandb=False), [finished(turns=2), finished(turns=3)], {"perf/x": 1.0}, 2.0)
+    (line,) = caplog.messages
+    assert line.startswith("agent metrics rollout_id=7 rollout/step=7 rollout/agent/samples=2 ")
+    assert " rollout/agent/turns/mean=2.5 " in line
+    assert "\n" not in line
+
+
+def test_without_wandb_everything_else_works(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(
+        sys.modules, "wandb", None
+    )  # what `import wandb` then raises is what it raises where it is absent
+    caplog.set_level("INFO", logger="strands_rollout")
+    log_rollout(0, Namespace(use_wandb=False), [finished(turns=2)], None, 1.0)
+    assert warnings_of(caplog) == []
+    log_rollout(1, Namespace(use_wandb=True), [finished(turns=2)], None, 1.0)
+    assert warnings_of(caplog) == ["metric failed and was left out name=wandb error=ModuleNotFoundError"]
+    assert len([message for message in caplog.messages if message.startswith("agent metrics")]) == 2
+
+
+def test_a_rollout_that_slime_replays_from_a_file_is_not_logged_again(
+    wandb: Wandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="strands_rollout")
+    args = Namespace(use_wandb=True, load_debug_rollout_data="rollout_0.pt")
+    assert log_rollout(0, args, [finished(turns=2)], None, 1.0) is False
+    assert (wandb.calls, caplog.messages) == ([], [])
+
+
+def test_both_have_the_parameters_that_slime_gives_them() -> None:
+    parameters = {function: list(inspect.signature(function).parameters) for function in (log_rollout, log_eval)}
+    assert parameters[log_rollout] == ["rollout_id", "args", "samples", "rollout_extra_metrics", "rollout_time"]
+    assert parameters[log_eval] == ["rollout_id", "args", "data", "extra_metrics"]
+
+
+def test_slime_finds_them_by_the_paths_in_the_readme() -> None:
+    for flag, function in (("rollout", log_rollout), ("eval-rollout", log_eval)):
+        path = re.search(rf"^--custom-{flag}-log-function-path strands_rollout\.(\w+)$", README, re.MULTILINE)
+        assert path is not None
+        assert getattr(strands_rollout, path[1]) is function
+
+
+def test_the_readme_names_every_metric(shipped_tokenizer: Any, wandb: Wandb) -> None:
+    sample = scored(
+        1.0,
+        **dict.fromkeys(PER_SAMPLE, 1),
+        stop_reason="turn_length",
+        budgets=dict.fromkeys(["response", "context", "tool_iterations", "tool_calls"], 0.5),
+        code={"calls": 1, "queued_s": 0.0, "run_s": 0.0, "timeouts": 0, "killed": 0},
+        weight_versions=["1"],
+        spans=[[0, 0, 1, "1"]],
+    )
+    sample.tokens, sample.status, sample.remove_sample = [1], "truncated", False
+    found = numbers([sample], wandb, hf_checkpoint=shipped_tokenizer.name_or_path)
+    rows = README.partition("| metric |")[2].partition("\n\n")[0].splitlines()[2:]
+    named = {name: row.split("|")[2].strip() for row in rows for name in re.findall(r"`(.*?)`", row.split("|")[1])}
+    statistics = re.compile(r"/(?:mean|p50|p90|p99|max)$")
+    of_each = ("stop_reason/", "truncation/", "status/")
+    expected = {}
+    for name in found:
+        group = next((f"{prefix}<name>" for prefix in of_each if name.startswith(prefix)), statistics.sub("", name))
+        expected[group] = "distribution" if statistics.search(name) else named.get(group)
+    assert named == expected
+    assert "distribution" not in {named[name] for name in ("samples", "removed", "code/calls")}
+
+
+def test_the_tables_columns_are_those_of_the_readme(wandb: Wandb) -> None:
+    log_rollout(0, Namespace(use_wandb=True), [finished(turns=1)], None, 1.0)
+    table = wandb.calls[0]["rollout/agent/transcripts"]
+    sentence = re.sub(r"\s+", " ", README.partition("`transcripts`")[2])
+    assert ", ".join(table.columns) in sentence

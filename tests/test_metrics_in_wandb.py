@@ -1,0 +1,112 @@
+"""What wandb itself writes of a step, read back from its file: numbers and table in one row, on slime's step."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb")
+
+STEPS = """
+import json, sys
+from argparse import Namespace
+
+import wandb
+
+from strands_rollout import Sample, log_eval, log_rollout
+
+def sample(index, turns, reward):
+    facts = {"stop_reason": "completed", "turns": turns, "tool_calls": turns - 1, "weight_versions": ["3", "4"]}
+    return Sample(index=index, group_index=1, prompt="What is 17 * 2?", response=f"It is 3{index}. \\U0001f642",
+                  label=34, reward={"score": reward}, status=Sample.Status.COMPLETED,
+                  metadata={"strands_rollout": facts})
+
+args = Namespace(use_wandb=True, reward_key="score")
+samples = [sample(4, 1, 1.0), sample(5, 4, -1.0)]
+assert log_rollout(0, args, samples, None, 1.0) is False  # no run yet: nothing to log to
+with wandb.init(project="agents", settings=wandb.Settings(silent=True)) as run:
+    folder = run.settings.sync_dir
+    log_rollout(7, args, samples, None, 1.0)
+    wandb.log({"rollout/response_len/mean": 5.0, "rollout/step": 7})
+    log_eval(8, args, {"aime": {"rewards": [1.0], "samples": samples[:1]}}, None)
+print(folder)
+"""
+
+
+@pytest.fixture
+def in_child(tmp_path: Path) -> Callable[..., str]:
+    """Runs Python with wandb offline and all that it writes in a folder of the test's own; gives what it printed."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "XDG_"))},
+        "WANDB_MODE": "offline",
+        "WANDB_ERROR_REPORTING": "false",
+        "HOME": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+        **{f"WANDB_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "CACHE", "DATA", "ARTIFACT")},
+    }
+
+    def run(*arguments: str) -> str:
+        child = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert child.returncode == 0, child.stderr
+        return child.stdout
+
+    return run
+
+
+def test_wandb_gets_the_numbers_and_the_transcripts_of_a_step_in_one_row(in_child: Callable[..., str]) -> None:
+    folder = in_child("-c", STEPS).splitlines()[-1]
+    reader = Path(__file__).parent / "wandb_file.py"
+    training, slimes_own, evaluation = json.loads(in_child(str(reader), folder))
+    assert training["rollout/step"] == slimes_own["rollout/step"] == 7
+    assert (training["rollout/agent/turns/mean"], training["rollout/agent/turns/max"]) == (2.5, 4)
+    assert (training["rollout/agent/samples"], training["rollout/agent/weight_version_spread/max"]) == (2, 1)
+    assert (evaluation["eval/step"], evaluation["eval/aime/agent/turns/max"]) == (8, 1)
+    # wandb's own step is left alone: it counts calls
+    assert [row["_step"] for row in (training, slimes_own, evaluation)] == [0, 1, 2]
+    assert rows_of(training["rollout/agent/transcripts"]) == [
+        {
+            "step": 7,
+            "index": 4,
+            "group": 1,
+            "why": "best",
+            "status": "completed",
+            "stop reason": "completed",
+            "reward": 1.0,
+            "turns": 1,
+            "tool calls": 0,
+            "weight versions": "3, 4",
+            "prompt": "What is 17 * 2?",
+            "response": "It is 34. 🙂",
+            "label": "34",
+        },
+        {
+            "step": 7,
+            "index": 5,
+            "group": 1,
+            "why": "worst, median, most tool calls",
+            "status": "completed",
+            "stop reason": "completed",
+            "reward": -1.0,
+            "turns": 4,
+            "tool calls": 3,
+            "weight versions": "3, 4",
+            "prompt": "What is 17 * 2?",
+            "response": "It is 35. 🙂",
+            "label": "34",
+        },
+    ]
+    assert [row["index"] for row in rows_of(evaluation["eval/aime/agent/transcripts"])] == [4]
+
+
+def rows_of(table: dict[str, Any]) -> list[dict[str, Any]]:
+    return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]

@@ -1,0 +1,425 @@
+"""An aborted sample is gone on with where it was cut: in mid-turn, before, between and after tools."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_sglang import FakeSGLang, Reply
+from harness import ANSWER, args_for, ids_of
+from strands import tool
+
+from strands_rollout import Sample, generate
+from strands_rollout.contract import contract_violations
+
+CALLS = (
+    '<tool_call>\n{"name": "work", "arguments": {"job": "a"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "work", "arguments": {"job": "b"}}\n</tool_call><|im_end|>'
+)
+BROKEN_AND_CALL = (
+    "<tool_call>\n{nonsense}\n</tool_call>\n"
+    '<tool_call>\n{"name": "work", "arguments": {"job": "a"}}\n</tool_call><|im_end|>'
+)
+
+
+@dataclass
+class World:
+    """What the tools see and do.
+
+    Attributes:
+        aborting: The rollout's flag.
+        ran: Jobs that were finished.
+        stuck: Jobs that wait for ever.
+    """
+
+    aborting: bool = False
+    ran: list[str] = field(default_factory=list)
+    stuck: set[str] = field(default_factory=set)
+
+    def is_aborting(self) -> bool:
+        return self.aborting
+
+
+world = World()
+
+
+@tool
+async def work(job: str) -> str:
+    """Do a job.
+
+    Args:
+        job: Its name.
+    """
+    if job in world.stuck:
+        await asyncio.sleep(0.02)
+        world.aborting = True
+        await asyncio.sleep(60)
+    world.ran.append(job)
+    return f"{job} is done"
+
+
+@pytest.fixture(autouse=True)
+def _new_world() -> None:
+    world.aborting = False
+    world.ran.clear()
+    world.stuck.clear()
+
+
+Script = Callable[[dict[str, Any], int], Reply]
+
+
+def aborted(ids: list[int], **meta: Any) -> Reply:
+    """The rollout is aborted, and with it this request."""
+    world.aborting = True
+    return Reply.abort(ids, **meta)
+
+
+async def attempt(
+    tokenizer: Any,
+    script: Script,
+    sample: Any,
+    *,
+    settings: dict[str, Any] | None = None,
+    params: dict[str, Any] | None = None,
+    version: str = "1",
+    **args: Any,
+) -> FakeSGLang:
+    """One call of `generate`; the flag is down when it begins."""
+    world.aborting = False
+    async with FakeSGLang(script, context_length=8192, weight_version=version) as fake:
+        ours = {"tools": [f"{__name__}.work"], "should_abort": world.is_aborting, **(settings or {})}
+        namespace = args_for(fake.base_url, tokenizer, strands_rollout=ours, **args)
+        await generate(namespace, sample, {"temperature": 1.0, "max_new_tokens": 2048, **(params or {})})
+    assert fake.violations == []
+    return fake
+
+
+def new_sample() -> Sample:
+    return Sample(prompt="What is 17 * 2?", label="34", index=3, session_id="one-episode")
+
+
+def facts_of(sample: Any) -> dict[str, Any]:
+    return dict(sample.metadata["strands_rollout"])
+
+
+def is_valid(sample: Any, tokenizer: Any) -> bool:
+    rewarded = copy.copy(sample)
+    rewarded.reward = 1.0
+    found = contract_violations(rewarded, decode=tokenizer.decode, may_abort=sample.status is Sample.Status.ABORTED)
+    assert found == []
+    return True
+
+
+async def test_a_cut_turn_goes_on_from_its_own_tokens(shipped_tokenizer: Any) -> None:
+    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
+    first = await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
+    assert (sample.status, sample.tokens[-4:]) == (Sample.Status.ABORTED, turn[:4])
+    assert is_valid(sample, shipped_tokenizer)
+    prompt = first.requests[0].input_ids
+    second = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn[4:]), sample, version="2")
+    assert second.requests[0].input_ids == prompt + turn[:4]
+    assert sample.status is Sample.Status.COMPLETED
+    assert sample.tokens == prompt + turn
+    assert sample.loss_mask == [1] * len(turn)
+    assert sample.weight_versions == ["1", "2"]
+    assert is_valid(sample, shipped_tokenizer)
+    facts = facts_of(sample)
+    start = len(prompt)
+    assert facts["spans"] == [[0, start, start + 4, "1"], [0, start + 4, start + len(turn), "2"]]
+    assert (facts["weight_versions"], facts["aborts"], facts["resumes"], facts["turns"]) == (["1", "2"], 1, 1, 1)
+    assert facts["final_text"] == ANSWER.removesuffix("<|im_end|>")
+    assert "resume" not in facts
+
+
+async def test_the_rest_of_a_cut_turn_has_the_rest_of_every_budget(shipped_tokenizer: Any) -> None:
+    turn = ids_of(shipped_tokenizer, ANSWER)
+    for settings, params, left in (
+        ({}, {"max_new_tokens": 20}, 16),
+        ({"max_turn_tokens": 9}, {}, 5),
+    ):
+        sample = new_sample()
+        await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, settings=settings, params=params)
+        fake = await attempt(
+            shipped_tokenizer, lambda _b, _n: Reply.tokens(turn[4:]), sample, settings=settings, params=params
+        )
+        assert fake.requests[0].body["sampling_params"]["max_new_tokens"] == left
+
+
+async def test_a_budget_that_is_used_up_at_the_cut_ends_the_episode_as_truncated(shipped_tokenizer: Any) -> None:
+    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
+    params = {"max_new_tokens": 4}
+    await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, params=params)
+    fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn), sample, params=params)
+    assert fake.requests == []
+    assert (sample.status, facts_of(sample)["stop_reason"]) == (Sample.Status.TRUNCATED, "response_length")
+    assert is_valid(sample, shipped_tokenizer)
+
+
+async def test_finished_tools_are_not_run_again(shipped_tokenizer: Any) -> None:
+    sample, calls = new_sample(), ids_of(shipped_tokenizer, CALLS)
+    world.stuck.add("b")
+    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(calls), sample)
+    assert (sample.status, world.ran) == (Sample.Status.ABORTED, ["a"])
+    assert is_valid(sample, shipped_tokenizer)
+    world.stuck.clear()
+    fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), sample)
+    assert world.ran == ["a", "b"]
+    text = shipped_tokenizer.decode(fake.requests[0].input_ids)
+    assert text.count("a is done") == text.count("b is done") == 1
+    assert text.index("a is done") < text.index("b is done")
+    facts = facts_of(sample)
+    assert (facts["tool_iterations"], facts["tool_calls"], facts["turns"]) == (1, 2, 2)
+    assert sample.status is Sample.Status.COMPLETED
+    assert is_valid(sample, shipped_tokenizer)
+
+
+async def test_an_abort_after_the_tools_keeps_their_results(shipped_tokenizer: Any) -> None:
+    sample, calls = new_sample(), ids_of(shipped_tokenizer, CALLS)
+    await attempt(shipped_tokenizer, lambda _b, n: Reply.tokens(calls) if n == 0 else aborted([]), sample)
+    assert (sample.status, world.ran) == (Sample.Status.ABORTED, ["a", "b"])
+    assert sample.tokens[-len(calls) :] == calls
+    fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), sample)
+    assert world.ran == ["a", "b"]
+    assert "a is done" in shipped_tokenizer.decode(fake.requests[0].input_ids)
+    assert (facts_of(sample)["tool_iterations"], facts_of(sample)["tool_calls"]) == (1, 2)
+    assert is_valid(sample, shipped_tokenizer)
+
+
+async def test_what_could_not_be_parsed_is_told_after_a_resume_too(shipped_tokenizer: Any) -> None:
+    sample, calls = new_sample(), ids_of(shipped_tokenizer, BROKEN_AND_CALL)
+    world.stuck.add("a")
+    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(calls), sample)
+    world.stuck.clear()
+    fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), sample)
+    text = shipped_tokenizer.decode(fake.requests[0].input_ids)
+    assert text.index("could not be parsed") < text.index("a is done")
+    assert facts_of(sample)["parse_failures"] == 1
+
+
+async def test_several_aborts_in_a_row_lose_nothing(shipped_tokenizer: Any) -> None:
+    sample = new_sample()
+    calls, answer = ids_of(shipped_tokenizer, CALLS), ids_of(shipped_tokenizer, ANSWER)
+    await attempt(shipped_tokenizer, lambda _b, _n: aborted(calls[:5]), sample, version="1")
+    await attempt(shipped_tokenizer, lambda _b, _n: aborted([]), sample, version="2")
+    await attempt(shipped_tokenizer, lambda _b, _n: aborted(calls[5:7]), sample, version="3")
+    await attempt(
+        shipped_tokenizer,
+        lambda _b, n: Reply.tokens(calls[7:]) if n == 0 else aborted(answer[:2]),
+        sample,
+        version="4",
+    )
+    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(answer[2:]), sample, version="5")
+    assert world.ran == ["a", "b"]
+    facts = facts_of(sample)
+    assert (facts["weight_versions"], facts["aborts"], facts["resumes"]) == (["1", "3", "4", "5"], 4, 4)
+    assert sum(sample.loss_mask or []) == len(calls) + len(answer) == facts["sampled_tokens"]
+    assert is_valid(sample, shipped_tokenizer)
+
+
+@pytest.mark.parametrize("journey", ["deepcopy", "pickle", "json"])
+async def test_the_state_survives(shipped_tokenizer: Any, journey: str) -> None:
+    sample, calls = new_sample(), ids_of(shipped_tokenizer, CALLS)
+    world.stuck.add("b")
+    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(calls), sample)
+    world.stuck.clear()
+    moved: Any = {
+        "deepcopy": copy.deepcopy,
+        "pickle": lambda one: pickle.loads(pickle.dumps(one)),  # noqa: S301 - our own bytes
+        "json": lambda one: Sample.from_dict(json.loads(json.dumps(one.to_dict()))),
+    }[journey](sample)
+    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), moved)
+    assert (moved.status, world.ran) == (Sample.Status.COMPLETED, ["a", "b"])
+    assert is_valid(moved, shipped_tokenizer)
+
+
+async def test_the_state_survives_torch_save(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
+    await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
+    torch.save({"samples": [sample.to_dict()]}, tmp_path / "dump.pt")
+    [saved] = torch.load(tmp_path / "dump.pt", weights_only=False)["samples"]
+    moved = Sample.from_dict(saved)
+    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn[4:]), moved)
+    assert moved.status is Sample.Status.COMPLETED
+
+
+ANOTHER_PROCESS = """
+import asyncio, json, sys
+sys.path.insert(0, sys.argv[1])
+import test_resume as t
+from transformers import AutoTokenizer
+
+async def main():
+    sample = t.Sample.from_dict(json.loads(sys.stdin.read()))
+    tokenizer = AutoTokenizer.from_pretrained(sys.argv[2])
+    answer = t.ids_of(tokenizer, t.ANSWER)
+    settings = {"tools": ["test_resume.work"]}
+    await t.attempt(tokenizer, lambda _b, _n: t.Reply.tokens(answer), sample, settings=settings, version="2")
+    print(json.dumps({"sample": sample.to_dict(), "ran": t.world.ran}))
+
+asyncio.run(main())
+"""
+
+
+async def test_another_process_goes_on(shipped_tokenizer: Any) -> None:
+    sample, calls = new_sample(), ids_of(shipped_tokenizer, CALLS)
+    world.stuck.add("b")
+    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(calls), sample)
+    command = [sys.executable, "-c", ANOTHER_PROCESS, str(Path(__file__).parent), shipped_tokenizer.name_or_path]
+    done = await asyncio.to_thread(
+        subprocess.run,
+        command,
+        input=json.dumps(sample.to_dict()),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ran"] == ["b"]
+    moved = Sample.from_dict(found["sample"])
+    assert (moved.status, moved.weight_versions) == (Sample.Status.COMPLETED, ["1", "2"])
+    assert is_valid(moved, shipped_tokenizer)
+
+
+async def test_masked_tokens_of_old_weights_stay_masked(shipped_tokenizer: Any) -> None:
+    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
+    await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
+    sample.loss_mask = [0] * sample.response_length  # as --mask-offpolicy-in-partial-rollout does
+    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn[4:]), sample)
+    assert sample.loss_mask == [0] * 4 + [1] * (len(turn) - 4)
+    assert is_valid(sample, shipped_tokenizer)
+
+
+@pytest.mark.parametrize(("staleness", "trained"), [(None, 4), (2, 4), (1, 0), (0, 0)])
+async def test_tokens_of_too_old_weights_are_not_trained(
+    shipped_tokenizer: Any, staleness: int | None, trained: int
+) -> None:
+    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
+    settings = {"max_staleness": staleness}
+    await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, version="7", settings=settings)
+    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn[4:]), sample, version="9", settings=settings)
+    assert sum((sample.loss_mask or [])[:4]) == trained
+    assert facts_of(sample)["stale_tokens"] == 4 - trained
+    assert is_valid(sample, shipped_tokenizer)
+
+
+def damage(sample: Sample, how: str) -> None:
+    state = sample.metadata["strands_rollout"]["resume"]
+    match how:
+        case "newer":
+            state["version"] = 99
+        case "unreadable":
+            state["turns"] = "?"
+        case "not a mapping":
+            sample.metadata["strands_rollout"]["resume"] = "?"
+        case "other tokens":
+            sample.tokens[-1] += 1
+        case "shorter mask":
+            sample.loss_mask = (sample.loss_mask or [])[1:]
+        case "no logprobs":
+            sample.rollout_log_probs = None
+        case "too many messages covered":
+            state["covered"] = 7
+        case "overlapping turns":
+            state["turns"][0]["start"] -= 1
+
+
+DAMAGES = [
+    "newer",
+    "unreadable",
+    "not a mapping",
+    "other tokens",
+    "shorter mask",
+    "no logprobs",
+    "too many messages covered",
+    "overlapping turns",
+]
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+async def test_a_state_that_cant_be_used_means_a_clean_restart_and_a_warning(
+    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
+    first = await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
+    damage(sample, how)
+    again = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn), sample, version="2")
+    assert again.requests[0].input_ids == first.requests[0].input_ids
+    assert sample.tokens == first.requests[0].input_ids + turn
+    assert (sample.status, sample.weight_versions) == (Sample.Status.COMPLETED, ["2"])
+    assert (facts_of(sample)["aborts"], facts_of(sample)["resumes"]) == (1, 0)
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("aborted sample starts afresh index=3 reason=got")
+    assert is_valid(sample, shipped_tokenizer)
+
+
+@pytest.mark.parametrize("status", ["FAILED", "PENDING"])
+async def test_only_an_aborted_sample_is_gone_on_with(shipped_tokenizer: Any, status: str) -> None:
+    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
+    await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
+    sample.status = Sample.Status[status]
+    fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn), sample)
+    assert sample.tokens == fake.requests[0].input_ids + turn
+    assert sample.tokens.count(turn[0]) == (fake.requests[0].input_ids + turn).count(turn[0])
+
+
+async def test_resuming_can_be_switched_off(shipped_tokenizer: Any) -> None:
+    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
+    settings = {"resume_aborted": False}
+    await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, settings=settings)
+    assert "resume" not in facts_of(sample)
+    assert sample.tokens[-4:] == turn[:4]
+    fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn), sample, settings=settings)
+    assert sample.tokens == fake.requests[0].input_ids + turn
+
+
+async def test_a_failure_after_a_resume_trains_nothing(shipped_tokenizer: Any) -> None:
+    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
+    await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
+    await attempt(shipped_tokenizer, lambda _b, _n: Reply.status(422, "no"), sample)
+    assert (sample.status, sample.remove_sample, set(sample.loss_mask or [])) == (Sample.Status.FAILED, True, {0})
+    assert is_valid(sample, shipped_tokenizer)
+
+
+async def test_an_abort_before_the_first_token_starts_afresh_without_a_warning(
+    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
+    await attempt(shipped_tokenizer, lambda _b, _n: aborted([]), sample)
+    assert sample.status is Sample.Status.ABORTED
+    assert is_valid(sample, shipped_tokenizer)
+    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn), sample)
+    assert sample.status is Sample.Status.COMPLETED
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+async def test_limits_count_over_all_attempts(shipped_tokenizer: Any) -> None:
+    sample, calls = new_sample(), ids_of(shipped_tokenizer, CALLS)
+    settings = {"max_tool_iterations": 2}
+    await attempt(
+        shipped_tokenizer,
+        lambda _b, n: Reply.tokens(calls) if n == 0 else aborted(calls[:3]),
+        sample,
+        settings=settings,
+    )
+    await attempt(
+        shipped_tokenizer,
+        lambda _b, n: Reply.tokens(calls[3:]) if n == 0 else Reply.tokens(calls),
+        sample,
+        settings=settings,
+    )
+    facts = facts_of(sample)
+    assert (facts["stop_reason"], facts["tool_iterations"], facts["tool_calls"]) == ("max_tool_iterations", 2, 4)
+    assert facts["budgets"]["tool_iterations"] == 1.0
+    assert world.ran == ["a", "b"] * 2

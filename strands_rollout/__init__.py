@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from strands_rollout.agent import EpisodeLimits, StopReason
+    from strands_rollout.agent_models import sub_agent_model
     from strands_rollout.group_filter import keep_informative_groups
     from strands_rollout.group_rewards import normalize_rewards
     from strands_rollout.metrics import log_eval, log_rollout
@@ -43,6 +44,7 @@ __all__ = [
     "log_rollout",
     "normalize_rewards",
     "reward_func",
+    "sub_agent_model",
 ]
 
 _HOMES = {
@@ -62,6 +64,7 @@ _HOMES = {
     "log_rollout": "metrics",
     "normalize_rewards": "group_rewards",
     "reward_func": "reward",
+    "sub_agent_model": "agent_models",
 }
 
 

@@ -64,6 +64,9 @@ class RolloutSettings(BaseModel):
         description="How long an abort waits for what an engine behind a router has sampled; default: 4 s where slime "
         "collects partial rollouts, else 0.2 s.",
     )
+    fan_out: bool = Field(
+        default=False, description="Return a list: the main agent's sample and one for each sub-agent's tokens."
+    )
     should_abort: str | Callable[[], bool] | None = Field(
         default=None,
         description="Without slime: a function of no arguments, or its dotted path, that tells whether the rollout is "

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import codecs
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,6 +22,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 MAX_SAMPLES: Final = 64
 """Samples of a step whose drift is measured."""
+_BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def drift_of_turn(ids: Sequence[int], tokenizer: Any, bytes_of: Callable[[int], 
 
 
 def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:  # noqa: ANN401
-    """The bytes of text that a token stands for; nothing for an id that the tokenizer does not know."""
+    """The bytes that a token stands for, enough to find its place in the text; nothing for an unknown id."""
     decoder = tokenizer.backend_tokenizer.decoder
     byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
     to_bytes = _of_byte_level if byte_level else _of_piece
@@ -95,9 +97,12 @@ def _placed(ids: Sequence[int], bytes_of: Callable[[int], bytes]) -> Iterator[tu
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     characters = pending = empty = 0
     for token_id in ids:
-        yield characters, pending, empty, token_id
         surface = bytes_of(token_id)
-        characters += len(decoder.decode(surface))
+        first = decoder.decode(surface[:1])
+        # a byte that does not continue the unfinished character breaks it: that one is U+FFFD, and another begins
+        breaks = pending and (len(first) == 2 or (first and decoder.getstate()[0]))
+        yield (characters + 1, 0, 0, token_id) if breaks else (characters, pending, empty, token_id)
+        characters += len(first) + len(decoder.decode(surface[1:]))
         pending = len(decoder.getstate()[0])
         empty = 0 if surface else empty + 1
 
@@ -109,10 +114,9 @@ def _of_byte_level(token: str) -> bytes:
 
 
 def _of_piece(token: str) -> bytes:
-    """SentencePiece writes a space as U+2581, and a byte without a piece of its own as `<0xE2>`."""
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes.fromhex(token[3:5])
-    return token.replace("\u2581", " ").encode()
+    """SentencePiece writes a space as U+2581, one character too, and a byte without a piece of its own as `<0xE2>`."""
+    byte = _BYTE_PIECE.fullmatch(token)
+    return bytes.fromhex(byte[1]) if byte else token.encode()
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, Final
 
-from strands_rollout.agent import Episode
+from strands_rollout.agent import Episode, StopReason
 from strands_rollout.sglang_model import SGLangModel
 from strands_rollout.staleness import distinct_versions
 from strands_rollout.tools import CodeCalls
@@ -16,6 +16,7 @@ from strands_rollout.tools import CodeCalls
 METADATA_KEY: Final = "strands_rollout"
 METADATA_VERSION: Final = 2
 RESUME_KEY: Final = "resume"
+FAN_OUT_KEY: Final = "fan_out"
 
 
 def episode_record(
@@ -31,23 +32,36 @@ def episode_record(
         resumes: How often it was gone on with.
         engine_aborts: Requests that the engine aborted and that were continued in place.
     """
-    trajectory = model.trajectory
     return {
-        "version": METADATA_VERSION,
-        "stop_reason": str(episode.stop_reason),
+        **agent_record(model, episode.stop_reason),
         "error": None if episode.error is None else error_text(episode.error),
-        "final_text": model.final_text,
-        "final_in_reasoning": model.template.opens_reasoning,
-        "turns": len(trajectory.turns),
         "tool_iterations": episode.tool_iterations,
         "tool_calls": episode.tool_calls,
         "tool_errors": episode.tools.errors,
         "tool_timeouts": episode.tools.timeouts,
         "tool_s": episode.tools.seconds,
         "code": asdict(code_calls),
+        "duration_s": episode.duration_s,
+        "stale_tokens": 0,
+        "aborts": aborts,
+        "resumes": resumes,
+        "engine_aborts": engine_aborts,
+        "budgets": _budgets_used(model, episode),
+    }
+
+
+def agent_record(model: SGLangModel, stop_reason: StopReason) -> dict[str, Any]:
+    """The facts of one agent's model: its turns and tokens."""
+    trajectory = model.trajectory
+    return {
+        "version": METADATA_VERSION,
+        "stop_reason": str(stop_reason),
+        "error": None,
+        "final_text": model.final_text,
+        "final_in_reasoning": model.template.opens_reasoning,
+        "turns": len(trajectory.turns),
         "parse_failures": len(model.parse_failures),
         "generate_s": sum(turn.latency_s for turn in trajectory.turns),
-        "duration_s": episode.duration_s,
         "sampled_tokens": trajectory.sampled_length,
         "spans": [
             [number, span.start, span.end, span.version]
@@ -55,11 +69,6 @@ def episode_record(
             for span in turn.weight_spans
         ],
         "weight_versions": distinct_versions(trajectory.weight_spans),
-        "stale_tokens": 0,
-        "aborts": aborts,
-        "resumes": resumes,
-        "engine_aborts": engine_aborts,
-        "budgets": _budgets_used(model, episode),
     }
 
 

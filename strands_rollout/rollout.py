@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from strands_rollout.agent import Episode, EpisodeLimits, StopReason, run_episode
+from strands_rollout.agent_models import AgentModels
 from strands_rollout.config import CODE_TOOL_PATH, RolloutSettings, settings_from_args
 from strands_rollout.episode_code import episode_code_tool
 from strands_rollout.episode_deadline import ABORT_GRACE_S
 from strands_rollout.errors import EngineError, RolloutError, SandboxError
+from strands_rollout.fan_out import as_fan_out, may_fan_out, siblings
 from strands_rollout.prompt_messages import to_episode_prompt
 from strands_rollout.prompts import CODE_TOOL_NAME
 from strands_rollout.replay_data import ASK_EXPERTS
@@ -35,6 +37,7 @@ from strands_rollout.slime_seam import (
 from strands_rollout.token_limits import TokenLimits
 from strands_rollout.tool_loading import load_tools
 from strands_rollout.tools import CodeCalls
+from strands_rollout.turn_sampler import turn_seed
 
 logger = logging.getLogger(__name__)
 
@@ -54,33 +57,49 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
 
     Returns:
         The same sample: tokens, loss_mask, rollout_log_probs, response and status are set and valid whatever happened.
+        With the setting `fan_out` a list of it and its siblings, unless it was aborted or slime can't take a list.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled. Nothing else is raised: slime's run would die of it.
     """
+    fans_out = False
+    samples = [sample]
     try:
         settings = settings_from_args(args)
+        fans_out = settings.fan_out and may_fan_out(args, evaluation=evaluation)
         beginning = begin_sample(sample, may_resume=settings.resume_aborted)
-        job = _Job(args, sample, sampling_params, settings, beginning, evaluation)
-        model, episode, code_calls = await _run(job)
-        _log_episode(sample, episode)
-        write_episode(
-            args,
-            sample,
-            model,
-            episode,
-            may_abort=may_return_aborted(args, sample),
-            code_calls=code_calls,
-            beginning=beginning,
-            # what a code session holds can't be saved
-            keep_progress=settings.resume_aborted and not (settings.code_session and code_calls.calls),
-            max_staleness=settings.max_staleness,
-        )
+        job = _Job(args, sample, sampling_params, settings, beginning, evaluation, fans_out)
+        played = await _run(job)
+        _log_episode(sample, played.episode)
+        samples += _write(job, played)
     except Exception as e:  # a training run must survive every failure of one sample
         _log_failure(sample, e)
         write_failure(sample, e, _reason_of_failure(e))
-    fill_replay_gaps(args, sample, sampling_params)
-    return sample
+    for one in samples:
+        fill_replay_gaps(args, one, sampling_params)
+    # slime takes back one aborted sample, and never a list; of any other episode it wants lists if it gets one
+    is_list = fans_out and sample.status is not type(sample).Status.ABORTED
+    return as_fan_out(samples) if is_list else sample
+
+
+def _write(job: _Job, played: _Played) -> list[Any]:
+    """Fill the job's sample; return its siblings, where there are any."""
+    settings, code_calls = job.settings, played.code_calls
+    others = played.sub_agents.sampled() if job.fans_out else []
+    # neither what a code session holds can be saved, nor the tokens of other agents
+    is_whole = not (settings.code_session and code_calls.calls) and not others
+    write_episode(
+        job.args,
+        job.sample,
+        played.model,
+        played.episode,
+        may_abort=may_return_aborted(job.args, job.sample),
+        code_calls=code_calls,
+        beginning=job.beginning,
+        keep_progress=settings.resume_aborted and is_whole,
+        max_staleness=settings.max_staleness,
+    )
+    return siblings(job.args, job.sample, others, max_staleness=settings.max_staleness)
 
 
 def _reason_of_failure(error: Exception) -> StopReason:
@@ -103,39 +122,53 @@ class _Job:
     settings: RolloutSettings
     beginning: Beginning
     evaluation: bool
+    fans_out: bool
 
     def should_abort(self) -> bool:
         """Whether the rollout is being aborted."""
         return is_aborting(self.args, self.sample, self.settings.should_abort)
 
 
-async def _run(job: _Job) -> tuple[SGLangModel, Episode, CodeCalls]:
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """An episode and whoever played in it."""
+
+    model: SGLangModel
+    episode: Episode
+    code_calls: CodeCalls
+    sub_agents: AgentModels
+
+
+async def _run(job: _Job) -> _Played:
     settings, resume = job.settings, job.beginning.resume
     model = _build_model(job)
     prompt = to_episode_prompt(job.sample.prompt, settings.system_prompt, model.template)
     code_calls = CodeCalls(**resume.code) if resume else CodeCalls()
     if resume:
         model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
-    async with episode_code_tool(settings, code_calls) as code_tool:
-        episode = await run_episode(
-            model,
-            prompt.messages,
-            system_prompt=prompt.system_prompt,
-            tools=_build_tools(settings, code_tool),
-            limits=EpisodeLimits(
-                max_tool_iterations=settings.max_tool_iterations,
-                max_tool_calls=settings.max_tool_calls,
-                max_parallel_tool_calls=settings.max_parallel_tool_calls,
-                tool_timeout_s=settings.tool_timeout_s,
-                episode_timeout_s=settings.episode_timeout_s,
-            ),
-            self_timed_tools=(CODE_TOOL_NAME,),
-            hooks=tool_trace(job.sample),
-            should_abort=job.should_abort,
-            engine_grace_s=_engine_grace_s(job),
-            progress=resume.progress if resume else None,
-        )
-    return model, episode, code_calls
+    sub_agents = AgentModels(lambda number: _build_model(job, number))
+    limits = EpisodeLimits(
+        max_tool_iterations=settings.max_tool_iterations,
+        max_tool_calls=settings.max_tool_calls,
+        max_parallel_tool_calls=settings.max_parallel_tool_calls,
+        tool_timeout_s=settings.tool_timeout_s,
+        episode_timeout_s=settings.episode_timeout_s,
+    )
+    with sub_agents.active():
+        async with episode_code_tool(settings, code_calls) as code_tool:
+            episode = await run_episode(
+                model,
+                prompt.messages,
+                system_prompt=prompt.system_prompt,
+                tools=_build_tools(settings, code_tool),
+                limits=limits,
+                self_timed_tools=(CODE_TOOL_NAME,),
+                hooks=tool_trace(job.sample),
+                should_abort=job.should_abort,
+                engine_grace_s=_engine_grace_s(job),
+                progress=resume.progress if resume else None,
+            )
+    return _Played(model, episode, code_calls, sub_agents)
 
 
 def _engine_grace_s(job: _Job) -> float:
@@ -146,9 +179,12 @@ def _engine_grace_s(job: _Job) -> float:
     return _PARTIAL_GRACE_S if kept else ABORT_GRACE_S
 
 
-def _build_model(job: _Job) -> SGLangModel:
+def _build_model(job: _Job, agent: int = 0) -> SGLangModel:
+    """The policy for one agent: 0 is the main one."""
     args, settings = job.args, job.settings
     params = dict(job.sampling_params)
+    if agent and params.get("sampling_seed") is not None:
+        params["sampling_seed"] = turn_seed(params["sampling_seed"], -agent)
     limits = TokenLimits(
         max_response_tokens=params.pop("max_new_tokens", None),
         max_context_tokens=_context_limit(args, evaluation=job.evaluation),

@@ -83,9 +83,7 @@ def write_episode(
         engine_aborts=engine_aborts,
     )
     if trajectory.sampled_length:
-        _append_parts(args, sample, trajectory)
-        sample.response = model.template.encoder.decode(sample.tokens[len(sample.tokens) - sample.response_length :])
-        facts["stale_tokens"] = _mask_stale(sample, trajectory, max_staleness)
+        facts["stale_tokens"] = write_trajectory(args, sample, model, max_staleness)
         if status is type(sample).Status.FAILED:
             exclude_from_training(sample)
         if status is type(sample).Status.ABORTED and keep_progress:
@@ -95,6 +93,17 @@ def write_episode(
     sample.status = status
     sample.non_generation_time = episode.tools.seconds
     sample.metadata[METADATA_KEY] = facts
+
+
+def write_trajectory(args: Any, sample: Any, model: SGLangModel, max_staleness: int | None) -> int:  # noqa: ANN401
+    """Append what of a model's trajectory the sample does not have yet; how many tokens were masked as too old.
+
+    Raises:
+        EngineResponseError: The engine's replay data does not fit its tokens.
+    """
+    _append_parts(args, sample, model.trajectory)
+    sample.response = model.template.encoder.decode(sample.tokens[len(sample.tokens) - sample.response_length :])
+    return _mask_stale(sample, model.trajectory, max_staleness)
 
 
 def _saved_progress(model: SGLangModel, episode: Episode, code_calls: CodeCalls, engine_aborts: int) -> dict[str, Any]:

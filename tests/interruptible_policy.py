@@ -170,9 +170,9 @@ class InterruptiblePolicy:
         return self.asked[-1]
 
     def _turn(self, key: str, name: str, turn: int) -> tuple[int, ...]:
-        turn = min(turn, len(self.plans[name]) - 1)
         if (key, name, turn) not in self._planned:
-            text = self.plans[name][turn].replace("@KEY", key).replace("@TURN", str(turn))
+            plan = self.plans[name]
+            text = plan[min(turn, len(plan) - 1)].replace("@KEY", key).replace("@TURN", str(turn))
             self._planned[key, name, turn] = self._encode(text)
         return self._planned[key, name, turn]
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from strands_rollout.drift import MAX_SAMPLES, Drift, drift_of_turn, measure_drift, token_bytes
@@ -67,9 +68,8 @@ def test_ordinary_tokens_that_spell_a_control_token_all_drift(tokenizer: Any) ->
 
 @pytest.mark.parametrize("tail", ["", " and the answer"])
 def test_broken_utf8_drifts_by_its_bytes_alone(tokenizer: Any, tail: str) -> None:
-    first_byte = bytewise(tokenizer, "🙂")[:1]
-    ids = [*encode(tokenizer, "It is"), *first_byte, *encode(tokenizer, tail)]
-    assert drift(tokenizer, ids) == 1
+    first_byte, between = bytewise(tokenizer, "🙂")[:1], encode(tokenizer, " is the answer")
+    assert drift(tokenizer, [*first_byte, *between, *first_byte, *encode(tokenizer, tail)]) == 2
 
 
 def test_an_id_that_the_tokenizer_does_not_know_drifts(tokenizer: Any) -> None:
@@ -103,18 +103,40 @@ def test_any_ids_at_all_have_a_drift_between_none_and_all(shipped_tokenizer: Any
     assert 0 <= drift(shipped_tokenizer, ids) <= len(ids)
 
 
-def test_pieces_of_a_sentencepiece_vocabulary_are_understood() -> None:
-    pieces = ["\u2581", "\u2581a", "a", "b", "\u2581ab", "ab", *(f"<0x{value:02X}>" for value in range(256))]
-    merges = [("\u2581", "a"), ("a", "b"), ("\u2581", "ab")]
+def tokenizer_of(pieces: list[str], merges: list[tuple[str, str]], **parts: Any) -> Any:
+    """A byte-pair tokenizer of these pieces; `parts` are its normalizer, pre-tokenizer and decoder."""
     model = models.BPE({piece: number for number, piece in enumerate(pieces)}, merges, byte_fallback=True)
     backend = Tokenizer(model)
-    backend.normalizer = normalizers.Replace(" ", "\u2581")
-    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    space_a, b, whole = (pieces.index(piece) for piece in ("\u2581a", "b", "\u2581ab"))
+    for name, part in parts.items():
+        setattr(backend, name, part)
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def test_pieces_of_a_sentencepiece_vocabulary_are_understood() -> None:
+    pieces = ["\u2581", "\u2581a", "a", "b", "\u2581ab", "ab", *(f"<0x{value:02X}>" for value in range(256))]
+    tokenizer = tokenizer_of(
+        pieces,
+        [("\u2581", "a"), ("a", "b"), ("\u2581", "ab")],
+        normalizer=normalizers.Replace(" ", "\u2581"),
+        decoder=decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]),
+    )
+    space_a, b, whole, broken = (pieces.index(piece) for piece in ("\u2581a", "b", "\u2581ab", "<0xE2>"))
     accented = encode(tokenizer, "é")
     assert len(accented) == 2
     assert drift(tokenizer, [whole, *accented, space_a, b, *accented, whole]) == 2
+    assert drift(tokenizer, [broken, whole, *accented, whole, broken, whole]) == 2
+
+
+def test_equal_bytes_of_one_character_are_told_apart() -> None:
+    first, second = ByteLevel(add_prefix_space=False).pre_tokenize_str("\u0924")[0][0][:2]  # its bytes are E0 A4 A4
+    tokenizer = tokenizer_of(
+        [*ByteLevel.alphabet(), first + second, first + second + second],
+        [(first, second), (first + second, second)],
+        pre_tokenizer=ByteLevel(add_prefix_space=False),
+        decoder=decoders.ByteLevel(),
+    )
+    assert len(encode(tokenizer, "\u0924")) == 1
+    assert drift(tokenizer, bytewise(tokenizer, "\u0924")) == 3
 
 
 def test_a_samples_turns_are_counted_together_and_apart_from_each_other(shipped_tokenizer: Any) -> None:

@@ -102,8 +102,9 @@ def test_a_fact_that_is_a_number_is_logged_as_a_distribution(wandb: Wandb) -> No
     ],
 )
 def test_samples_without_a_fact_are_left_out_of_its_metric_alone(name: str, wandb: Wandb) -> None:
-    found = numbers([finished(**{name: 3}), finished(other=1), finished(**{name: None}), finished(**{name: 5})], wandb)
-    assert (found[f"{name}/mean"], found[f"{name}/max"], found["samples"]) == (4.0, 5.0, 4.0)
+    without = [{"other": 1}, {name: None}, {name: True}, {name: "7"}, {name: [7]}]
+    found = numbers([finished(**facts) for facts in [{name: 3}, *without, {name: 5}]], wandb)
+    assert (found[f"{name}/mean"], found[f"{name}/max"], found["samples"]) == (4.0, 5.0, 7.0)
 
 
 def test_how_episodes_ended_is_logged_as_shares(wandb: Wandb) -> None:
@@ -211,12 +212,10 @@ def test_drift_is_logged_for_each_sample_and_as_the_number_of_samples_that_have_
     assert shipped_tokenizer.decode(pieces) == " number"
     drifting = with_turns(shipped_tokenizer, [plain], [pieces])
     exact = with_turns(shipped_tokenizer, [plain], [plain])
-    unknown = [
-        finished(turns=1),
-        finished(spans=[[0, 5, 3, None]]),
-        finished(spans="no"),
-        with_turns(shipped_tokenizer),
-    ]
+    beyond_its_tokens = finished(spans=[[0, 0, 99, None]])
+    beyond_its_tokens.tokens = list(pieces)
+    backwards, untold, silent = finished(spans=[[0, 5, 3, None]]), finished(spans="no"), with_turns(shipped_tokenizer)
+    unknown = [finished(turns=1), backwards, untold, silent, beyond_its_tokens]
     found = numbers([drifting, exact, *unknown], wandb, hf_checkpoint=shipped_tokenizer.name_or_path)
     assert (found["drift_tokens/max"], found["drift_tokens/mean"]) == (len(pieces), len(pieces) / 2)
     assert found["drift_share/max"] == len(pieces) / (len(plain) + len(pieces))

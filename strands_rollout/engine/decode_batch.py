@@ -70,7 +70,8 @@ class DecodeBatch:
         self.lengths[row], self._counts[row], self._limits[row] = length, earlier, request.max_new_tokens
         self._is_stop[row] = False
         self._is_stop[row, list(stop_ids)] = True
-        self._uniforms[row, earlier : request.max_new_tokens] = _uniforms(seed, length, request.max_new_tokens - earlier)
+        left = request.max_new_tokens - earlier
+        self._uniforms[row, earlier : request.max_new_tokens] = _uniforms(seed, length, left)
         self._tokens[row, :earlier] = generation.output_ids
         self._logprobs[row, :earlier] = generation.output_logprobs
         return row
@@ -154,8 +155,8 @@ class DecodeBatch:
 def _uniforms(seed: int, position: int, count: int) -> npt.NDArray[np.float64]:
     """The random numbers of tokens at `position`, position + 1, ... in a sequence that is sampled with `seed`.
 
-    They depend on seed and position only, as in SGLang (another hash): whoever continues a sequence from its own partial
-    output gets the numbers that the rest would have had.
+    They depend on seed and position only, as in SGLang, whose numbers are others: whoever continues a sequence from its
+    own partial output gets those that the rest would have had.
     """
     bits = np.random.PCG64(seed)
     bits.advance(position)

@@ -43,6 +43,9 @@ class Engine:
     Attributes:
         model_path: The folder that the current weights came from.
         served_model_name: The name under which clients know the model.
+        weight_version: The version named at the last update that succeeded. After one that changed the weights but
+            could not empty the cache it is still the old one, as in SGLang; generations name the one that they had.
+        is_paused: Whether new generations wait for `resume`.
     """
 
     def __init__(self, settings: EngineSettings, config: ModelConfig, codec: TextCodec, weights: ModelWeights) -> None:
@@ -53,6 +56,8 @@ class Engine:
         self.limits = RequestLimits(context_length=context_length, vocab_size=config.vocab_size)
         self.model_path = str(settings.model_dir)
         self.served_model_name = settings.served_model_name or self.model_path
+        self.weight_version = "default"
+        self.is_paused = False
         self._in_flight: set[str] = set()
         self._scheduler = Scheduler(
             Qwen3(config, weights, context_length),
@@ -77,13 +82,8 @@ class Engine:
         """Whether generations make progress."""
         return self._worker.is_alive()
 
-    @property
-    def weight_version(self) -> str:
-        """The version of the weights that the next token is sampled under."""
-        return self._scheduler.weight_version
-
     def counts(self) -> tuple[int, int]:
-        """How many generations run and how many wait."""
+        """How many generations run and how many are queued; those held back by a pause or an update don't count."""
         return self._scheduler.counts()
 
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
@@ -117,18 +117,24 @@ class Engine:
         finally:
             self._in_flight.discard(request.rid)
             if generation.finish is None:
-                self.abort(request.rid)
+                self._worker.post(lambda scheduler: scheduler.withdraw(generation))
 
     def abort(self, rid: str | None) -> None:
-        """End the generation of `rid`, or all (None); unknown ids are ignored."""
-        self._worker.post(lambda scheduler: scheduler.abort(rid))
+        """End the generation of `rid` and those whose id begins with it, or all (None); unknown ids are ignored.
+
+        See `Scheduler.abort`. What waits for the end of a pause or of an update goes on waiting.
+        """
+        if rid is None or rid in self._in_flight:
+            self._worker.post(lambda scheduler: scheduler.abort(rid))
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop computing; see `Scheduler.pause`."""
+        self.is_paused = True
         await asyncio.wrap_future(self._worker.call(lambda scheduler: scheduler.pause(mode)))
 
     async def resume(self) -> None:
         """End `pause`."""
+        self.is_paused = False
         await asyncio.wrap_future(self._worker.call(lambda scheduler: scheduler.resume()))
 
     async def flush(self) -> bool:
@@ -154,7 +160,6 @@ class Engine:
             except ConfigError as e:
                 return e
             scheduler.replace_weights(weights, version)
-            self.model_path = self.served_model_name = str(folder)
             return scheduler.flush() if flush else True
 
         def when_idle(scheduler: Scheduler, resolve: Callable[[bool | ConfigError], None]) -> None:
@@ -163,7 +168,15 @@ class Engine:
         flushed = await asyncio.wrap_future(self._worker.call_back(when_idle))
         if isinstance(flushed, ConfigError):
             raise flushed
+        if flushed:
+            self.model_path = self.served_model_name = str(folder)
+            self.weight_version = self.weight_version if version is None else version
         return flushed
+
+    async def rename_weights(self, version: str) -> None:
+        """Call the weights `version` from the next token on."""
+        await asyncio.wrap_future(self._worker.call(lambda scheduler: scheduler.rename_weights(version)))
+        self.weight_version = version
 
 
 def load_engine(settings: EngineSettings) -> Engine:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from strands_rollout.engine.generate_request import GenerateRequest
 
 
-# SGLang's front end is sent the tokens of a request that does not stream so many at a time (SGLANG_FORCE_STREAM_INTERVAL).
+# SGLang's front end gets so many tokens at a time of a request that does not stream (SGLANG_FORCE_STREAM_INTERVAL).
 _SENT_TOKENS = 50
 
 
@@ -51,9 +51,9 @@ class GenerationOutput:
         return self.finish == aborted_in_queue()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Generation:
-    """A request on its way; changed by the worker's thread alone.
+    """A request on its way, equal to itself only; changed by the worker's thread alone.
 
     Attributes:
         notify: Called from the worker's thread when the generation finishes and, for a stream, after each token.
@@ -88,7 +88,7 @@ class Generation:
             self.weight_spans.append(WeightSpan(version, last.end, output_count))
 
     def drop_unsent(self) -> None:
-        """Forget what SGLang's front end has not been sent yet, as happens to a request that is aborted in its queue."""
+        """Forget what SGLang's front end would not have yet: all that a request gets that is aborted in its queue."""
         if self.request.stream:
             return
         kept = len(self.output_ids) // _SENT_TOKENS * _SENT_TOKENS

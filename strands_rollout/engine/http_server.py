@@ -1,6 +1,6 @@
 """The HTTP side of the engine: SGLang's native endpoints (0.5.23) over aiohttp.
 
-Knows paths, status codes and bodies. The chat endpoints are in chat_endpoint.py.
+Knows paths, status codes and bodies. What steers the engine is in control_endpoint.py, chat in chat_endpoint.py.
 """
 
 from __future__ import annotations
@@ -8,34 +8,25 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from strands_rollout.engine.chat_endpoint import add_chat_routes
+from strands_rollout.engine.control_endpoint import add_control_routes
 from strands_rollout.engine.engine import Engine
 from strands_rollout.engine.generate_request import read_generate_call
 from strands_rollout.engine.generate_response import generate_response
 from strands_rollout.engine.request_errors import RequestRefusedError, SchemaError
 from strands_rollout.engine.wire import ENGINE, json_response, read_json, send_event, start_events
 from strands_rollout.engine.worker import EngineCrashedError
-from strands_rollout.errors import ConfigError
 
 if TYPE_CHECKING:
     from strands_rollout.engine.generate_request import GenerateCall, GenerateRequest
     from strands_rollout.engine.generation import GenerationOutput
 
 _MAX_BODY_BYTES = 64 * 2**20
-_FLUSHED = (
-    "Cache flushed.\nPlease check backend logs for more details. "
-    "(When there are running or waiting requests, the operation will not be performed.)\n"
-)
-_NOT_FLUSHED = (
-    "Weights were updated, but the cache was not flushed because requests are still running or queued. "
-    "Retract or finish them, then call /flush_cache."
-)
-_PAUSE_MODES = ("abort", "retract", "in_place")
 
 
 def engine_app(engine: Engine) -> web.Application:
@@ -44,19 +35,15 @@ def engine_app(engine: Engine) -> web.Application:
     app[ENGINE] = engine
     app.router.add_route("POST", "/generate", _generate)
     app.router.add_route("PUT", "/generate", _generate)
-    for path in ("/health", "/health_generate", "/ready", "/ping"):
+    for path in ("/health", "/health_generate", "/ping"):
         app.router.add_get(path, _health)
+    app.router.add_get("/ready", _ready)
     for path in ("/model_info", "/get_model_info"):
         app.router.add_get(path, _model_info)
     for path in ("/server_info", "/get_server_info"):
         app.router.add_get(path, _server_info)
     app.router.add_get("/v1/loads", _loads)
-    app.router.add_get("/flush_cache", _flush_cache)
-    app.router.add_post("/flush_cache", _flush_cache)
-    app.router.add_post("/abort_request", _abort_request)
-    app.router.add_post("/pause_generation", _pause_generation)
-    app.router.add_post("/continue_generation", _continue_generation)
-    app.router.add_post("/update_weights_from_disk", _update_weights_from_disk)
+    add_control_routes(app)
     add_chat_routes(app)
     return app
 
@@ -133,6 +120,11 @@ async def _health(request: web.Request) -> web.Response:
     return web.Response(status=200 if request.app[ENGINE].is_alive() else 503)
 
 
+async def _ready(request: web.Request) -> web.Response:
+    engine = request.app[ENGINE]
+    return web.Response(status=200 if engine.is_alive() and not engine.is_paused else 503)
+
+
 async def _model_info(request: web.Request) -> web.Response:
     engine = request.app[ENGINE]
     return json_response(
@@ -174,67 +166,13 @@ async def _server_info(request: web.Request) -> web.Response:
 
 
 async def _loads(request: web.Request) -> web.Response:
-    running, waiting = request.app[ENGINE].counts()
-    load = {"dp_rank": 0, "num_running_reqs": running, "num_waiting_reqs": waiting}
-    return json_response({"loads": [load]})
-
-
-async def _flush_cache(request: web.Request) -> web.Response:
-    if await request.app[ENGINE].flush():
-        return web.Response(text=_FLUSHED)
-    return web.Response(text="Flush cache failed.\n", status=400)
-
-
-async def _abort_request(request: web.Request) -> web.Response:
-    body = await _object(request)
-    rid, abort_all = body.get("rid") or "", body.get("abort_all", False)
-    if not isinstance(rid, str) or not isinstance(abort_all, bool):
-        raise SchemaError(f"1 validation error: expected {{rid: string, abort_all: boolean}}, got {body}")
-    if rid or abort_all:
-        request.app[ENGINE].abort(None if abort_all else rid)
-    return web.Response()
-
-
-async def _pause_generation(request: web.Request) -> web.Response:
-    body = await _object(request)
-    mode = body.get("mode", "abort")
-    if mode not in _PAUSE_MODES:
-        raise SchemaError(f"1 validation error: Input should be 'abort', 'retract' or 'in_place', got {mode!r}")
-    await request.app[ENGINE].pause(mode)
-    return json_response({"message": "Generation paused successfully.", "status": "ok"})
-
-
-async def _continue_generation(request: web.Request) -> web.Response:
-    await request.app[ENGINE].resume()
-    return json_response({"message": "Generation continued successfully.", "status": "ok"})
-
-
-async def _update_weights_from_disk(request: web.Request) -> web.Response:
-    engine, body = request.app[ENGINE], await _object(request)
-    model_path, version = body.get("model_path"), body.get("weight_version")
-    if not isinstance(model_path, str) or not isinstance(version, str | None):
-        raise SchemaError(f"1 validation error: expected {{model_path: string, weight_version: string}}, got {body}")
-    if body.get("abort_all_requests"):
-        engine.abort(None)
-    try:
-        flushed = await engine.update_weights(Path(model_path), version, flush=body.get("flush_cache", True))
-    except ConfigError as e:
-        return _update_answer(success=False, message=str(e))
-    if not flushed:
-        return _update_answer(success=False, message=_NOT_FLUSHED)
-    message = "Succeeded to update model weights."
-    if version is not None:
-        message += f" Weight version updated to {version}."
-    return _update_answer(success=True, message=message)
-
-
-def _update_answer(*, success: bool, message: str) -> web.Response:
-    body = {"success": success, "message": message, "num_paused_requests": 0}
-    return json_response(body, status=200 if success else 400)
-
-
-async def _object(request: web.Request) -> dict[str, Any]:
-    body = await read_json(request)
-    if not isinstance(body, dict):
-        raise SchemaError(f"1 validation error: the body must be a JSON object, got {type(body).__name__}")
-    return body
+    engine = request.app[ENGINE]
+    running, waiting = engine.counts()
+    load = {
+        "timestamp": time.time(),
+        "dp_rank": 0,
+        "num_running_reqs": running,
+        "num_waiting_reqs": waiting,
+        "max_running_requests": engine.settings.max_running_requests,
+    }
+    return json_response({"timestamp": datetime.now(UTC).isoformat(), "loads": [load]})

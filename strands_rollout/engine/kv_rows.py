@@ -18,12 +18,14 @@ Ints = npt.NDArray[np.int64]
 
 _MASKED = np.float32(-1e30)
 _FIRST_CAPACITY = 512
-# Runs of tokens are cut at multiples of this, so that BLAS sums each row in the same order whatever its neighbours.
+# A token attends alike to the last bit in any batch and chunk, so that a seed gives the same tokens whatever else runs.
+# BLAS orders its sums by the shapes that it is given: therefore each token has products of its own, over runs of tokens
+# that end at a multiple of _TOKEN_STEP, and values are mixed _MIX_TOKENS at a time.
 _TOKEN_STEP = 64
+_MIX_TOKENS = 256
 # A stride of a power of two would map all dimensions of a token to the same few cache sets.
 _STRIDE_PAD = 16
-_MIX_TOKENS = 256
-_CHUNK_TILE = 64
+_CHUNK_TILE_TOKENS = 64
 _RAGGED_BLOCK_ROWS = 8
 _RAGGED_WASTE = 1.25
 
@@ -87,13 +89,12 @@ class KvRows:
         values[:, :, start:stop] = v.transpose(1, 2, 0)
         queries = q.reshape(tokens, len(keys), -1, head_dim)
         mixed = np.empty_like(queries)
-        for first in range(0, tokens, _CHUNK_TILE):
-            tile = slice(first, min(first + _CHUNK_TILE, tokens))
-            run = _rounded_up(start + tile.stop)
-            scores = queries[tile] @ keys[..., :run]
-            seen = np.arange(start, run) <= np.arange(start + tile.start, start + tile.stop)[:, None]
-            scores[..., start:] += np.where(seen, np.float32(0), _MASKED)[:, None, None]
-            mixed[tile] = _softmax_mix(scores, values[..., :run])
+        for first in range(0, tokens, _CHUNK_TILE_TOKENS):
+            tile = slice(first, min(first + _CHUNK_TILE_TOKENS, tokens))
+            end = _rounded_up(start + tile.stop)
+            scores = queries[tile] @ keys[..., :end]
+            scores[..., start:] += _causal_bias(tile, end - start)[:, None, None]
+            mixed[tile] = _softmax_mix(scores, values[..., :end])
         return mixed.reshape(tokens, heads * head_dim)
 
     def begin_step(self, lengths: Ints) -> None:
@@ -125,14 +126,19 @@ def _softmax_mix(scores: Floats, values: Floats) -> Floats:
     """Softmax over the last axis of `scores` (overwritten), then the mean of `values` [..., head_dim, tokens] by it."""
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
-    transposed = values.swapaxes(-1, -2)
-    mixed: Floats = scores[..., :_MIX_TOKENS] @ transposed[..., :_MIX_TOKENS, :]
+    mixed: Floats = scores[..., :_MIX_TOKENS] @ values[..., :_MIX_TOKENS].swapaxes(-1, -2)
     for first in range(_MIX_TOKENS, scores.shape[-1], _MIX_TOKENS):
         run = slice(first, first + _MIX_TOKENS)
-        mixed += scores[..., run] @ transposed[..., run, :]
-    steps = scores.reshape(*scores.shape[:-1], -1, _TOKEN_STEP).sum(axis=-1)
-    mixed /= np.add.accumulate(steps, axis=-1)[..., -1:]
+        mixed += scores[..., run] @ values[..., run].swapaxes(-1, -2)
+    step_totals = np.einsum("...t->...", scores.reshape(*scores.shape[:-1], -1, _TOKEN_STEP))
+    mixed /= np.add.accumulate(step_totals, axis=-1)[..., -1:]
     return mixed
+
+
+def _causal_bias(queries: slice, tokens: int) -> Floats:
+    """Lets query i of a chunk see the chunk's tokens 0..i: [queries, tokens]."""
+    seen = np.arange(tokens) <= np.arange(queries.start, queries.stop)[:, None]
+    return np.where(seen, np.float32(0), _MASKED)
 
 
 def _rounded_up(tokens: int) -> int:

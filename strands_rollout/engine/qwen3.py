@@ -5,7 +5,7 @@ Knows arithmetic only: token ids and positions in, logits out. Knows nothing of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 Complexes = npt.NDArray[np.complex64]
 Ints = npt.NDArray[np.int64]
+Number = TypeVar("Number", bound=np.generic)
 
+# BLAS computes a row by another kernel, with other last bits, according to how many there are. So that a token's logits
+# don't depend on what else is computed, whatever is multiplied by weights is multiplied this many rows at a time.
 _TILE_ROWS = 4
 
 
@@ -38,10 +41,10 @@ class Qwen3:
         self._eps = np.float32(config.rms_norm_eps)
 
     def decode(self, kv: KvRows, tokens: Ints, lengths: Ints) -> Floats:
-        """Extend rows 0..n-1 by one token each.
+        """Extend rows 0..n-1 by one token each; a row's logits don't depend on the others.
 
         Args:
-            kv: At least two rows; `lengths[i]` tokens of row i are in place. With n = 1, row 1 is overwritten.
+            kv: `lengths[i]` tokens of row i are in place.
             tokens: [n] ids of the new tokens.
             lengths: [n] their positions.
 
@@ -58,6 +61,8 @@ class Qwen3:
     def prefill(self, kv: KvRows, row: int, start: int, tokens: Ints) -> Floats:
         """Extend one row by a chunk of tokens whose first position is `start`.
 
+        The results are those that `decode` would get token by token.
+
         Returns:
             [vocab_size] logits of the token that follows the chunk.
         """
@@ -71,10 +76,9 @@ class Qwen3:
 
     def _forward(self, tokens: Ints, positions: Ints, attend: Attend) -> Floats:
         count = len(tokens)
-        fill = -count % _TILE_ROWS
-        rotation = self._rotations[np.pad(positions, (0, fill)), None]
-        x = self.weights.embedding[np.pad(tokens, (0, fill))]
-        mixed = np.zeros((count + fill, self.config.heads * self.config.head_dim), np.float32)
+        rotation = self._rotations[_filled(positions), None]
+        x = self.weights.embedding[_filled(tokens)]
+        mixed = np.zeros((len(x), self.config.heads * self.config.head_dim), np.float32)
         for index, layer in enumerate(self.weights.layers):
             q, k, v = self._attention_inputs(layer, x, rotation)
             mixed[:count] = attend(index, q[:count], k[:count], v[:count])
@@ -111,12 +115,17 @@ class Qwen3:
         return normed
 
     def _logits(self, hidden: Floats) -> Floats:
-        count = len(hidden)
-        fill = -count % _TILE_ROWS
-        return _product(np.pad(self._normed(hidden), ((0, fill), (0, 0))), self.weights.head)[:count]
+        return _product(self._normed(_filled(hidden)), self.weights.head)[: len(hidden)]
+
+
+def _filled(x: npt.NDArray[Number]) -> npt.NDArray[Number]:
+    """`x` with zeros after its rows, up to a multiple of _TILE_ROWS."""
+    fill = -len(x) % _TILE_ROWS
+    return np.concatenate([x, np.zeros((fill, *x.shape[1:]), x.dtype)]) if fill else x
 
 
 def _product(x: Floats, weight: Floats) -> Floats:
+    """[n, in] times [in, out], where n is a multiple of _TILE_ROWS."""
     tiles: Floats = x.reshape(-1, _TILE_ROWS, x.shape[1]) @ weight
     return tiles.reshape(len(x), weight.shape[1])
 

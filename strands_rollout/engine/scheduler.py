@@ -69,13 +69,15 @@ class Scheduler:
         self._model = model
         self._prefill_chunk = prefill_chunk
         self._seeds = seeds
-        # A lone decoding row needs row 1 as well, and one row prefills (see _free_row).
-        self._kv = KvRows(model.config, max_running + 2, context_length)
+        # One more row, in which the next generation prefills.
+        self._kv = KvRows(model.config, max_running + 1, context_length)
         self._batch = DecodeBatch(model.config, max_running, context_length, decode)
         self._cache = PrefixCache(cache_tokens)
         self._waiting: deque[Generation] = deque()
+        # In front of a pause or of an update: SGLang's scheduler does not know of these yet, its front end has them.
         self._held: deque[Generation] = deque()
         self._prefill: _Prefill | None = None
+        self._doomed: set[Generation] = set()
         self._when_idle: deque[Callable[[Scheduler], None]] = deque()
         self.paused = False
         self.weight_version = "default"
@@ -89,13 +91,12 @@ class Scheduler:
         return bool(len(self._batch)) or self._prefill is not None
 
     def counts(self) -> tuple[int, int]:
-        """How many generations run and how many wait."""
-        return len(self._batch) + (self._prefill is not None), len(self._waiting) + len(self._held)
+        """How many generations run and how many are queued; those held back by a pause or an update don't count."""
+        return len(self._running()), len(self._waiting)
 
     def in_flight(self) -> list[Generation]:
         """Every unfinished generation."""
-        prefilling = [self._prefill.generation] if self._prefill else []
-        return [*self._batch.generations, *prefilling, *self._waiting, *self._held]
+        return [*self._running(), *self._waiting, *self._held]
 
     def submit(self, generation: Generation) -> None:
         """Queue a generation; while paused or before a `when_idle_or_paused`, it is held back."""
@@ -104,13 +105,16 @@ class Scheduler:
         (self._held if self.paused or self._when_idle else self._waiting).append(generation)
 
     def when_idle_or_paused(self, action: Callable[[Scheduler], None]) -> None:
-        """Run `action` once nothing is in flight, at once if paused; new generations wait until it has run."""
+        """Run `action` at once if paused, else once nothing is in flight; new generations wait until it has run."""
+        if self.paused:
+            action(self)
+            return
         self._when_idle.append(action)
         self.settle()
 
     def settle(self) -> None:
         """Run what waits for this moment; to be called between steps."""
-        if self._when_idle and (self.paused or not (self.is_busy() or self._waiting)):
+        if self._when_idle and not (self.is_busy() or self._waiting):
             while self._when_idle:
                 self._when_idle.popleft()(self)
             self._release_held()
@@ -119,11 +123,11 @@ class Scheduler:
         """Stop computing until `resume`.
 
         Args:
-            mode: What becomes of running generations: "abort" ends them with what they have, "retract" puts them back
-                into the queue to be prefilled anew with their output, "in_place" freezes them.
+            mode: What becomes of generations: "abort" ends running and queued ones with what they have, "retract" puts
+                running ones at the end of the queue, to be prefilled anew with their output, "in_place" freezes them.
         """
         if mode == "abort":
-            self.abort(None)
+            self._end([*self._running(), *self._waiting])
         elif mode == "retract":
             self._retract()
         self.paused = True
@@ -141,36 +145,51 @@ class Scheduler:
         return True
 
     def replace_weights(self, weights: ModelWeights, version: str | None) -> None:
-        """Compute with other weights from the next step on; running generations note the change."""
-        for row, generation in enumerate(self._batch.generations):
-            generation.close_span(self.weight_version, self._batch.output_count(row))
-        for generation in (*self._waiting, *self._held):
-            if generation.output_ids:
-                generation.close_span(self.weight_version, len(generation.output_ids))
+        """Compute with other weights from the next step on."""
         self._model.weights = weights
         if version is not None:
-            self.weight_version = version
+            self.rename_weights(version)
+
+    def rename_weights(self, version: str) -> None:
+        """Call the weights `version` from the next token on; generations with output note the change."""
+        for row, generation in enumerate(self._batch.generations):
+            generation.close_span(self.weight_version, self._batch.output_count(row))
+        prefilling = [self._prefill.generation] if self._prefill else []
+        for generation in (*prefilling, *self._waiting):
+            if generation.output_ids:
+                generation.close_span(self.weight_version, len(generation.output_ids))
+        self.weight_version = version
 
     def abort(self, rid: str | None) -> None:
-        """End the generation of request `rid`, or every one (None); those that ran keep their partial output."""
-        for queue in (self._waiting, self._held):
-            for generation in [g for g in queue if rid in (None, g.request.rid)]:
-                queue.remove(generation)
-                self._finish(generation, aborted_in_queue())
-        if self._prefill and rid in (None, self._prefill.generation.request.rid):
-            generation, self._prefill = self._prefill.generation, None
-            self._finish(generation, aborted())
-        for row in reversed(range(len(self._batch))):
-            if rid in (None, self._batch.generations[row].request.rid):
-                self._leave(row, aborted())
+        """End every generation whose request's id begins with `rid`, or every one (None), as SGLang does.
+
+        Queued ones end at once. Running ones get one more token, which while paused means after `resume`. Those held
+        back by a pause or an update are not found.
+        """
+        self._end([g for g in self._waiting if rid is None or g.request.rid.startswith(rid)])
+        self._doomed.update(g for g in self._running() if rid is None or g.request.rid.startswith(rid))
+
+    def withdraw(self, generation: Generation) -> None:
+        """End a generation whose client is gone, at once and wherever it is."""
+        self._end([generation])
+
+    def end_all(self) -> None:
+        """End everything at once."""
+        self._end(self.in_flight())
 
     def step(self) -> None:
         """Compute one decode step of every running generation and up to a chunk of waiting prompts."""
+        if self._prefill and self._prefill.generation in self._doomed:
+            self._end([self._prefill.generation])
         if len(self._batch):
             self._decode_step()
         spent = 0
         while spent < self._prefill_chunk and self._next_prefill() is not None:
             spent += self._prefill_step()
+
+    def _running(self) -> list[Generation]:
+        prefilling = [self._prefill.generation] if self._prefill else []
+        return [*self._batch.generations, *prefilling]
 
     def _release_held(self) -> None:
         if not self.paused and not self._when_idle:
@@ -187,7 +206,7 @@ class Scheduler:
 
     def _next_prefill(self) -> _Prefill | None:
         if self._prefill is None and self._waiting and not self._batch.is_full():
-            self._prefill = prefill = _Prefill(self._waiting.popleft(), self._free_row())
+            self._prefill = prefill = _Prefill(self._waiting.popleft(), len(self._batch))
             self._kv.reserve(len(prefill.tokens))
             # The last token is always computed: its logits give the first new one.
             for block in self._cache.match(prefill.tokens[:-1]):
@@ -196,10 +215,6 @@ class Scheduler:
             if prefill.generation.cached_tokens is None:
                 prefill.generation.cached_tokens = prefill.done
         return self._prefill
-
-    def _free_row(self) -> int:
-        """A KV row that no decode step touches: a lone decoding row 0 also writes to row 1."""
-        return 2 if len(self._batch) == 1 else len(self._batch)
 
     def _prefill_step(self) -> int:
         """Compute the next chunk of the prompt; its bounds depend on the prompt alone. Returns its tokens."""
@@ -210,8 +225,8 @@ class Scheduler:
         logits = self._model.prefill(self._kv, prefill.row, prefill.done, chunk)
         prefill.done += len(chunk)
         if prefill.done == len(prefill.tokens):
-            self._start_decoding(prefill, logits)
             self._prefill = None
+            self._start_decoding(prefill, logits)
         return len(chunk)
 
     def _start_decoding(self, prefill: _Prefill, logits: Floats) -> None:
@@ -226,9 +241,13 @@ class Scheduler:
         self._advance(slice(row, row + 1), logits[None])
 
     def _advance(self, rows: slice, logits: Floats) -> None:
+        endings = dict(self._batch.advance(rows, logits))
+        if self._doomed:
+            last = [row for row in range(rows.start, rows.stop) if self._batch.generations[row] in self._doomed]
+            endings |= dict.fromkeys(last, aborted())
         # Backwards, so that the last row, which moves into a gap, is never one that ends as well.
-        for row, finish in reversed(self._batch.advance(rows, logits)):
-            self._leave(row, finish)
+        for row in sorted(endings, reverse=True):
+            self._leave(row, endings[row])
 
     def _retract(self) -> None:
         retracted = [self._remove(row) for row in reversed(range(len(self._batch)))][::-1]
@@ -237,7 +256,20 @@ class Scheduler:
             self._prefill = None
         for generation in retracted:
             generation.retractions += 1
-        self._waiting.extendleft(reversed(retracted))
+        self._waiting.extend(retracted)
+
+    def _end(self, generations: list[Generation]) -> None:
+        """Abort `generations` now, wherever they are; those that run keep what they have."""
+        for row in reversed(range(len(self._batch))):
+            if self._batch.generations[row] in generations:
+                self._leave(row, aborted())
+        for generation in [generation for generation in generations if generation.finish is None]:
+            if self._prefill and generation is self._prefill.generation:
+                self._prefill = None
+            else:
+                (self._held if generation in self._held else self._waiting).remove(generation)
+            generation.drop_unsent()
+            self._finish(generation, aborted_in_queue())
 
     def _leave(self, row: int, finish: dict[str, Any]) -> None:
         """End the generation of a batch row and keep its keys and values for whoever continues it."""
@@ -254,6 +286,7 @@ class Scheduler:
         return generation
 
     def _finish(self, generation: Generation, finish: dict[str, Any]) -> None:
+        self._doomed.discard(generation)
         generation.close_span(self.weight_version, len(generation.output_ids))
         # Last, because whoever reads the generation takes this for the sign that it is complete.
         generation.finish = finish

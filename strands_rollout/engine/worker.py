@@ -105,7 +105,7 @@ class Worker:
             self._fail_everything()
         else:
             self._run_actions()
-            self._scheduler.abort(None)
+            self._scheduler.end_all()
         for future in list(self._futures):
             _fail(future)
 

@@ -37,6 +37,12 @@ def long_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def long_other_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the long one's shape with other weights."""
+    return TinyQwen3(context_length=16384, seed=1).write(tmp_path_factory.mktemp("long_other"))
+
+
+@pytest.fixture(scope="session")
 def scripted_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that calls a tool, reads the result and answers."""
     return write_scripted_qwen3(tmp_path_factory.mktemp("scripted"))

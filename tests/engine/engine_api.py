@@ -1,7 +1,9 @@
-"""A client for one engine, and engines on loopback ports for it."""
+"""A client for one engine, engines on loopback ports for it, and generations that are under way."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 IDS = list(range(40, 80))
+LONG = {"max_new_tokens": 15000, "ignore_eos": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +87,42 @@ async def api_to(model_dir: Path, **options: Any) -> AsyncIterator[Api]:
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
     ):
         yield Api(base_url, session)
+
+
+async def until_load(api: Api, running: int, waiting: int = 0) -> None:
+    """Wait until so many generations run and so many are queued."""
+    async with asyncio.timeout(10):
+        while await api.load() != (running, waiting):  # noqa: ASYNC110 - the state polled is the server's
+            await asyncio.sleep(0.005)
+
+
+async def streaming(api: Api, **fields: Any) -> asyncio.Task[dict[str, Any]]:
+    """A streamed generation that has made its first tokens; the task's result is the last state of its answer."""
+    under_way = asyncio.Event()
+    rid = fields.pop("rid", None)
+    body = {"input_ids": IDS, "sampling_params": fields, "stream": True, "return_logprob": True, "rid": rid}
+
+    async def read() -> dict[str, Any]:
+        states = []
+        async for event in api.events("/generate", body):
+            if event != "[DONE]":
+                states.append(event)
+            if len(states) == 3:
+                under_way.set()
+        return json.loads(states[-1])
+
+    task = asyncio.create_task(read())
+    await under_way.wait()
+    return task
+
+
+@asynccontextmanager
+async def in_flight(api: Api, *rids: str, **fields: Any) -> AsyncIterator[list[asyncio.Task[dict[str, Any]]]]:
+    """Long generations that run while the block does; yields their tasks."""
+    tasks = [asyncio.create_task(api.generate(rid=rid, **(LONG | fields))) for rid in rids]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -5,14 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 
-import numpy as np
 import pytest
 from tiny_qwen3 import TinyQwen3
-
-from strands_rollout.engine.kv_rows import KvRows
-from strands_rollout.engine.model_config import read_model_config
-from strands_rollout.engine.qwen3 import Qwen3
-from strands_rollout.engine.weights import load_weights
 
 
 def _prompts(count: int) -> list[list[int]]:
@@ -32,22 +26,6 @@ async def test_a_batch_of_sixteen_gets_the_tokens_that_each_gets_alone(embedded,
     for one, other in zip(together, alone, strict=True):
         pairs = zip(one["meta_info"]["output_token_logprobs"], other["meta_info"]["output_token_logprobs"], strict=True)
         assert all(abs(left[0] - right[0]) < 1e-5 for left, right in pairs)
-
-
-def test_a_lone_row_gets_the_very_bits_that_it_gets_beside_another(tiny_dir):
-    config = read_model_config(tiny_dir)
-    model = Qwen3(config, load_weights(tiny_dir, config), 512)
-    prompts = np.random.default_rng(0).integers(0, 360, (2, 100))
-
-    def logits(count: int) -> np.ndarray:
-        kv = KvRows(config, 3, 512)
-        for row in range(count):
-            model.prefill(kv, row, 0, prompts[row])
-            kv.move(row, row, 100)
-        steps = [model.decode(kv, prompts[:count, step], np.full(count, 100 + step))[0] for step in range(10)]
-        return np.stack(steps)
-
-    assert np.array_equal(logits(1), logits(2))
 
 
 async def test_more_requests_than_rows_are_all_served(start, tiny_dir):
@@ -74,12 +52,6 @@ async def test_rows_that_end_and_join_out_of_order_keep_their_own_tokens(start, 
     expected = [(await call(reference, index))["output_ids"] for index in range(12)]
     got = await asyncio.gather(*(call(api, index) for index in range(12)))
     assert [answer["output_ids"] for answer in got] == expected
-
-
-async def test_a_seed_repeats_a_sample_and_another_seed_does_not(embedded):
-    fields = {"max_new_tokens": 30, "ignore_eos": True}
-    first, again, other = [await embedded.generate(sampling_seed=seed, **fields) for seed in (1, 1, 2)]
-    assert first["output_ids"] == again["output_ids"] != other["output_ids"]
 
 
 async def test_samples_without_a_seed_differ(api):
@@ -110,7 +82,7 @@ async def test_a_long_prompt_does_not_stall_a_running_generation(start, tmp_path
     assert tokens_meanwhile >= 10
 
 
-async def test_chunked_prefill_changes_nothing_but_the_last_bits(start, tiny_dir):
+async def test_chunked_prefill_changes_nothing(start, tiny_dir):
     whole, chunked = await start(tiny_dir), await start(tiny_dir, prefill_chunk_tokens=7)
     for prompt in _prompts(3):
         answers = [
@@ -119,7 +91,7 @@ async def test_chunked_prefill_changes_nothing_but_the_last_bits(start, tiny_dir
         ]
         assert answers[0]["output_ids"] == answers[1]["output_ids"]
         logprobs = [[entry[0] for entry in answer["meta_info"]["output_token_logprobs"]] for answer in answers]
-        assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-4)
+        assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-5)
 
 
 async def test_a_small_prefix_cache_forgets_but_stays_correct(start, tiny_dir):

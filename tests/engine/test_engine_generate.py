@@ -176,6 +176,14 @@ async def test_the_server_says_what_it_serves(embedded, tiny_dir):
         assert info["max_total_num_tokens"] == 32 * 512
 
 
+async def test_the_load_is_told_per_rank_as_sglang_does(api):
+    body = (await api.get("/v1/loads?include=core")).body
+    [load] = body["loads"]
+    assert (load["dp_rank"], load["num_running_reqs"], load["num_waiting_reqs"]) == (0, 0, 0)
+    # slime takes a number under one of these names for the sum of the two above.
+    assert not {"num_reqs", "num_total_reqs", "total_reqs"} & (set(load) | set(body))
+
+
 @pytest.mark.parametrize("method", ["get", "post"])
 async def test_the_cache_is_flushed_by_either_method(api, method):
     answer = await getattr(api, method)("/flush_cache")

@@ -176,6 +176,7 @@ async def test_unknown_paths_and_methods_get_fastapis_answers(api):
         ("/pause_generation", {"mode": "x"}),
         ("/update_weights_from_disk", {}),
         ("/update_weights_from_disk", []),
+        ("/update_weight_version", {}),
     ],
 )
 async def test_control_requests_of_the_wrong_shape_are_refused(api, path, body):

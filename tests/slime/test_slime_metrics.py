@@ -7,16 +7,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from slime_policy import ANSWER, WRONG, call, prompt, turn
 from slime_run import CONTEXT_LENGTH, chat_row, write_rows
 from slime_stage import Start
 
-import strands_rollout
+from strands_rollout import metrics
 
 pytestmark = pytest.mark.slime
 
@@ -32,9 +31,8 @@ LOGGERS = {
 
 
 @pytest.fixture(autouse=True)
-def nothing_reported_yet() -> Iterator[None]:
-    strands_rollout.metrics._report_once.cache_clear()
-    yield
+def nothing_reported_yet() -> None:
+    metrics._report_once.cache_clear()
 
 
 def ours(caplog: pytest.LogCaptureFixture) -> dict[str, float]:
@@ -95,12 +93,12 @@ async def test_an_evaluation_is_logged_by_us_and_by_slime(
     assert "'eval/demo': 0.33" in slimes_own
 
 
-@pytest.mark.parametrize(("train_steps", "step"), [(False, 6), (True, 3)])
+@pytest.mark.parametrize(("train_steps", "step"), [(False, 6), (True, 12)])
 async def test_the_step_is_the_one_that_slime_logs_under(
     start: Start, caplog: pytest.LogCaptureFixture, train_steps: bool, step: int
 ) -> None:
     caplog.set_level("INFO")
-    stage = await start(PLANS, **LOGGERS, wandb_always_use_train_step=train_steps, global_batch_size=12)
+    stage = await start(PLANS, **LOGGERS, wandb_always_use_train_step=train_steps, global_batch_size=3)
     await stage.rollouts.train(6)
     found = ours(caplog)
     assert (found["rollout_id"], found["rollout/step"]) == (6.0, step)
@@ -136,3 +134,65 @@ async def test_slimes_tensorboard_gets_the_numbers_once(
     ]
     assert any(name == "rollout/truncated_ratio" for name, _, _ in Writer.scalars)
     assert failures(caplog) == []
+
+
+SLIMES_STEP = """
+import sys
+from pathlib import Path
+
+import wandb
+from slime_install import importable
+from slime_run import arguments
+
+with importable(Path(sys.argv[1])):
+    from slime.observability import tensorboard_utils
+    from slime.observability.rollout_metrics import log_rollout_data
+    from slime.observability.wandb_utils import _init_wandb_common
+    from slime.utils.types import Sample
+
+    class Writer:
+        def __init__(self, folder):
+            pass
+
+        def add_scalar(self, name, value, step):
+            float(value)
+
+    tensorboard_utils.SummaryWriter = Writer
+    facts = {"stop_reason": "completed", "turns": 2}
+    sample = Sample(index=0, tokens=[1, 2], response="34", response_length=1, loss_mask=[1], reward={"score": 1.0},
+                    status=Sample.Status.COMPLETED, metadata={"strands_rollout": facts})
+    args = arguments("", use_wandb=True, use_tensorboard=True, tb_project_name="agents", tb_experiment_name="one",
+                     custom_rollout_log_function_path="strands_rollout.log_rollout")
+    with wandb.init(project="agents", settings=wandb.Settings(silent=True)) as run:
+        _init_wandb_common()
+        log_rollout_data(5, args, [sample], None, 1.0)
+    print(run.settings.sync_dir)
+"""
+
+
+def test_in_slimes_wandb_run_both_are_on_the_same_step_and_each_is_there_once(
+    slime_package: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("wandb")
+    tests = Path(__file__).parents[1]
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "XDG_"))},
+        "WANDB_MODE": "offline",
+        "WANDB_ERROR_REPORTING": "false",
+        "HOME": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(map(str, [tests / "slime", tests, tests.parent])),
+    }
+
+    def output_of(*arguments: str) -> str:
+        child = [sys.executable, *arguments]
+        done = subprocess.run(child, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    folder = output_of("-c", SLIMES_STEP, str(slime_package)).splitlines()[-1]
+    by_us, by_slime = json.loads(output_of(str(tests / "wandb_file.py"), folder))
+    assert by_us["rollout/step"] == by_slime["rollout/step"] == 5
+    assert by_us["rollout/agent/turns/mean"] == 2
+    assert by_us["rollout/agent/transcripts"]["data"][0][0] == 5
+    assert by_slime["rollout/response_len/mean"] == 1

@@ -1,0 +1,64 @@
+"""Models for further agents of a running episode: the same policy, each with a trajectory of its own.
+
+Knows who made which model; nothing of samples or slime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Final
+
+from strands_rollout.errors import ConfigError
+from strands_rollout.sglang_model import SGLangModel
+
+_CURRENT: Final[ContextVar[AgentModels | None]] = ContextVar("strands_rollout_agent_models", default=None)
+
+
+@dataclass(slots=True)
+class AgentModels:
+    """The models that the tools of one episode made.
+
+    Attributes:
+        make: Makes the model of the agent of this number, from 1.
+        made: In the order of their making.
+    """
+
+    make: Callable[[int], SGLangModel]
+    made: list[SGLangModel] = field(default_factory=list)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make `sub_agent_model` give models of this episode, to whatever the block calls, awaits or starts."""
+        token = _CURRENT.set(self)
+        try:
+            yield
+        finally:
+            _CURRENT.reset(token)
+
+    def sampled(self) -> list[SGLangModel]:
+        """Those whose policy has written something."""
+        return [model for model in self.made if model.trajectory.sampled_length]
+
+
+def sub_agent_model() -> SGLangModel:
+    """A model for one more agent, to be called by a tool of an episode that `generate` runs.
+
+    The agent is played by the policy that is trained, under the episode's sampling parameters and token budgets, which
+    count for each agent alone. With the setting `fan_out` its tokens are trained as a sample of their own. Each model is
+    for one conversation; give its agent `conversation_manager=NullConversationManager()`.
+
+    Raises:
+        ConfigError: No episode is running here.
+    """
+    models = _CURRENT.get()
+    if models is None:
+        raise ConfigError(
+            "sub_agent_model() was called outside of an episode; expected a call from a tool that an agent of "
+            "strands_rollout.generate runs. Elsewhere, make an SGLangModel"
+        )
+    model = models.make(len(models.made) + 1)
+    models.made.append(model)
+    return model

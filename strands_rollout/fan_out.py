@@ -1,0 +1,106 @@
+"""One episode, several samples: the main agent's and one for each further agent that the policy played.
+
+Knows slime's rules for samples that share a rollout; how a sample is filled is `sample`'s business.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+from strands_rollout.agent import StopReason
+from strands_rollout.episode_record import FAN_OUT_KEY, METADATA_KEY, agent_record
+from strands_rollout.sample import write_trajectory
+from strands_rollout.sample_beginning import reset_sample
+from strands_rollout.sglang_model import SGLangModel
+
+logger = logging.getLogger(__name__)
+
+_GROUP_NORMALISED: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+_warned: set[str] = set()
+
+
+def may_fan_out(args: Any, *, evaluation: bool) -> bool:  # noqa: ANN401 - slime's Namespace
+    """Whether slime can take a list of samples here; where the settings ask for one in vain, a warning says why, once.
+
+    Read in slime 0.3: where it collects partial rollouts, in its fully-async rollout and with --group-rm it takes each
+    element of a group for one sample.
+    """
+    if evaluation:
+        return False
+    obstacle = _obstacle(args)
+    if obstacle is not None:
+        _warn_once(f"fan_out is on and {obstacle}: only the main agent's sample is returned")
+        return False
+    estimator = getattr(args, "advantage_estimator", None)
+    if estimator in _GROUP_NORMALISED and not getattr(args, "custom_reward_post_process_path", None):
+        _warn_once(
+            "fan_out is on and slime's own reward normalisation takes all samples of a step as one group; set "
+            "--custom-reward-post-process-path strands_rollout.normalize_rewards"
+        )
+    return True
+
+
+def _obstacle(args: Any) -> str | None:  # noqa: ANN401
+    if getattr(args, "partial_rollout", False):
+        return "slime can't collect partial rollouts of several samples (--partial-rollout)"
+    if "fully_async" in (getattr(args, "rollout_function_path", None) or ""):
+        return "slime's fully-async rollout takes one sample per episode"
+    if getattr(args, "group_rm", False):
+        return "slime's --group-rm takes one sample per episode"
+    return None
+
+
+def _warn_once(words: str) -> None:
+    if words not in _warned:
+        _warned.add(words)
+        logger.warning("%s", words)
+
+
+def siblings(
+    args: Any,  # noqa: ANN401
+    sample: Any,  # noqa: ANN401 - slime's Sample or ours
+    models: Sequence[SGLangModel],
+    *,
+    max_staleness: int | None = None,
+) -> list[Any]:
+    """A sample for each further agent of an episode; none where the episode failed or comes back.
+
+    Args:
+        args: slime's args.
+        sample: Written, of the main agent.
+        models: Of the other agents, each with at least one sampled token.
+        max_staleness: As for `write_episode`.
+
+    Raises:
+        EngineResponseError: The engine's replay data does not fit its tokens.
+    """
+    status = type(sample).Status
+    if sample.status not in (status.COMPLETED, status.TRUNCATED):
+        return []
+    return [_sibling(args, sample, model, max_staleness) for model in models]
+
+
+def as_fan_out(samples: list[Any]) -> list[Any]:
+    """The samples of one episode, the main agent's first, marked as one rollout: they share group and reward."""
+    main = samples[0]
+    rollout_id = main.index if main.rollout_id is None else main.rollout_id
+    for part, sample in enumerate(samples):
+        sample.rollout_id = rollout_id
+        kind = "agent" if part else "main"
+        sample.metadata[METADATA_KEY][FAN_OUT_KEY] = {"part": part, "of": len(samples), "kind": kind}
+    return samples
+
+
+def _sibling(args: Any, sample: Any, model: SGLangModel, max_staleness: int | None) -> Any:  # noqa: ANN401
+    sibling = copy.copy(sample)
+    vars(sibling).pop("trace", None)  # slime's; the requests are counted with the main agent
+    reset_sample(sibling)
+    stale_tokens = write_trajectory(args, sibling, model, max_staleness)
+    ended = model.trajectory.turns[-1].finish_reason == "stop"
+    sibling.status = type(sample).Status.COMPLETED if ended else type(sample).Status.TRUNCATED
+    reason = StopReason.COMPLETED if ended else StopReason.TURN_LENGTH
+    sibling.metadata[METADATA_KEY] = {**agent_record(model, reason), "stale_tokens": stale_tokens}
+    return sibling

@@ -1,0 +1,139 @@
+"""A seed and a position fix the random number of a token, and the ids before it fix its logits: nothing else counts."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections import Counter
+
+import numpy as np
+import pytest
+from engine_api import IDS, in_flight, until_load
+from tiny_qwen3 import TinyQwen3
+
+from strands_rollout.engine.kv_rows import KvRows
+from strands_rollout.engine.model_config import read_model_config
+from strands_rollout.engine.qwen3 import Qwen3
+from strands_rollout.engine.weights import load_weights
+
+NARROWED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.01}
+SHAPES = {
+    "grouped": TinyQwen3(),
+    "ungrouped": TinyQwen3(kv_heads=4, head_dim=24, hidden=40),
+    "one kv head": TinyQwen3(kv_heads=1, layers=3),
+}
+PROMPT_TOKENS, TOKENS = 290, 330
+
+
+def _bits_are_promised() -> bool:
+    """Where it was measured; another BLAS may order its sums by what it likes."""
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
+    return "openblas" in blas and platform.machine() == "x86_64"
+
+
+def _same(logits: np.ndarray, expected: np.ndarray) -> bool:
+    return np.array_equal(logits, expected) if _bits_are_promised() else np.allclose(logits, expected, atol=1e-4)
+
+
+def _decoded(model: Qwen3, ids: np.ndarray, lengths: list[int]) -> np.ndarray:
+    """Row 0's logits after each token from PROMPT_TOKENS on, decoded beside rows that begin at other lengths."""
+    count, at = len(lengths), np.array(lengths)
+    kv = KvRows(model.config, count + 1, ids.shape[1])
+    kv.reserve(ids.shape[1])
+    for row, length in enumerate(lengths):
+        model.prefill(kv, count, 0, ids[row, :length])
+        kv.move(count, row, length)
+    steps = range(TOKENS - PROMPT_TOKENS)
+    return np.stack([model.decode(kv, ids[np.arange(count), at + step], at + step)[0] for step in steps])
+
+
+def _prefilled(model: Qwen3, ids: np.ndarray, chunk: int) -> np.ndarray:
+    """The logits after the last token of `ids`, computed `chunk` tokens at a time."""
+    kv = KvRows(model.config, 1, len(ids))
+    kv.reserve(len(ids))
+    return [model.prefill(kv, 0, first, ids[first : first + chunk]) for first in range(0, len(ids), chunk)][-1]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_tokens_logits_are_the_same_in_any_batch_and_any_chunk(shape, tmp_path):
+    config = read_model_config(SHAPES[shape].write(tmp_path))
+    model = Qwen3(config, load_weights(tmp_path, config), 448)
+    ids = np.random.default_rng(0).integers(0, config.vocab_size, (33, 448))
+    alone = _decoded(model, ids, [PROMPT_TOKENS])
+    for others in ([20], [100, 300, 7], [64] * 15, list(range(5, 325, 10))):
+        assert _same(_decoded(model, ids, [PROMPT_TOKENS, *others]), alone), others
+    for chunk in (7, 64, 100, 448):
+        for step in (0, 17, 39):
+            assert _same(_prefilled(model, ids[0, : PROMPT_TOKENS + step + 1], chunk), alone[step]), (chunk, step)
+
+
+async def test_equal_seeds_give_equal_tokens_whatever_else_runs(start, tiny_dir):
+    quiet, busy = await start(tiny_dir), await start(tiny_dir, max_running_requests=5, prefill_chunk_tokens=32)
+    seeds = (1, 2, -3)
+    fields = {"max_new_tokens": 60, "ignore_eos": True}
+    expected = [(await quiet.generate(sampling_seed=seed, **fields))["output_ids"] for seed in seeds]
+    async with in_flight(busy, "a", "b", max_new_tokens=400, **NARROWED):
+        for other in (IDS, list(range(300)), [5] * 77):
+            noise = [busy.generate(other, sampling_seed=7, max_new_tokens=n, ignore_eos=True) for n in (3, 20, 41)]
+            wanted = [busy.generate(sampling_seed=seed, **fields) for seed in seeds]
+            answers = await asyncio.gather(*noise, *wanted)
+            assert [answer["output_ids"] for answer in answers[len(noise) :]] == expected
+
+
+async def test_each_seed_gives_tokens_of_its_own(embedded):
+    answers = [await embedded.generate(sampling_seed=s, max_new_tokens=30, ignore_eos=True) for s in range(-10, 10)]
+    assert len({tuple(answer["output_ids"]) for answer in answers}) == 20
+
+
+@pytest.mark.parametrize("fields", [{}, NARROWED, {"frequency_penalty": 0.5, "repetition_penalty": 1.2}])
+@pytest.mark.parametrize("flush", [False, True])
+async def test_a_request_continued_from_its_own_output_gets_the_rest_of_it(embedded, fields, flush):
+    fields = {"sampling_seed": 11, "ignore_eos": True, "return_logprob": True, **fields}
+    whole = await embedded.generate(max_new_tokens=40, **fields)
+    ids, triples = whole["output_ids"], whole["meta_info"]["output_token_logprobs"]
+    # Penalties count the tokens of one request only, so that a continued one begins to count anew.
+    for cut in range(1, 40, 3) if "frequency_penalty" not in fields else ():
+        if flush:
+            await embedded.post("/flush_cache")
+        rest = await embedded.generate([*IDS, *ids[:cut]], max_new_tokens=40 - cut, **fields)
+        assert rest["output_ids"] == ids[cut:], cut
+        logprobs = [triple[0] for triple in rest["meta_info"]["output_token_logprobs"]]
+        assert logprobs == pytest.approx([triple[0] for triple in triples[cut:]], abs=1e-5)
+
+
+async def test_a_request_aborted_again_and_again_ends_as_if_it_had_never_been(start, long_dir):
+    api = await start(long_dir)
+    fields = {"sampling_seed": 5, "ignore_eos": True}
+    whole = (await api.generate(max_new_tokens=600, **fields))["output_ids"]
+    await api.post("/flush_cache")
+    ids: list[int] = []
+    for _ in range(4):
+        fields["max_new_tokens"] = 600 - len(ids)
+        task = asyncio.create_task(api.generate([*IDS, *ids], **fields))
+        await until_load(api, 1)
+        await asyncio.sleep(0.01)
+        await api.post("/abort_request", {"abort_all": True})
+        part = await task
+        assert part["meta_info"]["finish_reason"]["type"] == "abort"
+        ids += part["output_ids"]
+    ids += (await api.generate([*IDS, *ids], **(fields | {"max_new_tokens": 600 - len(ids)})))["output_ids"]
+    assert ids == whole
+
+
+async def test_tokens_of_many_seeds_are_distributed_as_the_model_says(embedded):
+    samples = 3000
+    params = [{"max_new_tokens": 1, "sampling_seed": seed, "temperature": 3.0} for seed in range(samples)]
+    body = {"input_ids": [IDS] * samples, "sampling_params": params, "return_logprob": True}
+    answers = (await embedded.post("/generate", body)).body
+    triples = [answer["meta_info"]["output_token_logprobs"][0] for answer in answers]
+    expected = {token: samples * np.exp(logprob) for logprob, token, _ in triples}
+    seen = Counter(token for _, token, _ in triples)
+    common = [token for token, count in expected.items() if count >= 10]
+    rest_expected = samples - sum(expected[token] for token in common)
+    rest_seen = samples - sum(seen[token] for token in common)
+    chi_square = sum((seen[token] - expected[token]) ** 2 / expected[token] for token in common)
+    chi_square += (rest_seen - rest_expected) ** 2 / rest_expected
+    degrees = len(common)
+    assert degrees > 10
+    # Four standard deviations of the chi-square distribution on either side: too even is wrong, too.
+    assert abs(chi_square - degrees) < 4 * np.sqrt(2 * degrees)

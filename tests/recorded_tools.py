@@ -1,0 +1,80 @@
+"""Tools that tell which of their calls began and which ended: a call is named by its argument."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Final
+
+from strands import tool
+
+began: Final[list[str]] = []
+ended: Final[list[str]] = []
+ended_in_threads: Final[list[str]] = []
+PATHS: Final = tuple(f"{__name__}.{name}" for name in ("work", "block", "fail", "tell"))
+
+
+def forget() -> None:
+    """Begin a new record."""
+    for record in (began, ended, ended_in_threads):
+        record.clear()
+
+
+def ended_twice() -> list[str]:
+    """Calls that ended more than once. Those in threads aren't counted: a thread that was cut ends all the same."""
+    return [call for call, count in Counter(ended).items() if count > 1]
+
+
+@tool
+async def work(call: str, seconds: float = 0.0) -> str:
+    """Work.
+
+    Args:
+        call: Its name.
+        seconds: How long.
+    """
+    began.append(call)
+    await asyncio.sleep(seconds)
+    ended.append(call)
+    return f"{call} is done"
+
+
+@tool
+def block(call: str, seconds: float = 0.0) -> str:
+    """Work, in a thread.
+
+    Args:
+        call: Its name.
+        seconds: How long.
+    """
+    began.append(call)
+    time.sleep(seconds)
+    ended_in_threads.append(call)
+    return f"{call} is done"
+
+
+@tool
+async def fail(call: str) -> str:
+    """Fail.
+
+    Args:
+        call: Its name.
+    """
+    began.append(call)
+    await asyncio.sleep(0)
+    ended.append(call)
+    raise RuntimeError(f"{call} went wrong")
+
+
+@tool
+async def tell(call: str, words: int) -> str:
+    """Tell much.
+
+    Args:
+        call: Its name.
+        words: How much.
+    """
+    began.append(call)
+    ended.append(call)
+    return "word " * words

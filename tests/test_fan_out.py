@@ -1,0 +1,195 @@
+"""One episode, several samples: what the policy wrote as a sub-agent is trained too, where the settings say so."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from fake_sglang import FakeSGLang, Reply
+from harness import ANSWER, args_for, ids_of
+from strands import Agent, tool
+from strands.agent.conversation_manager import NullConversationManager
+
+from strands_rollout import Sample, generate, normalize_rewards, reward_func, sub_agent_model
+from strands_rollout.contract import contract_violations
+from strands_rollout.errors import ConfigError
+
+ASKS = '<tool_call>\n{"name": "ask", "arguments": {"question": "How much?"}}\n</tool_call><|im_end|>'
+EXPERT = "Thirty-four.<|im_end|>"
+
+
+def _expert() -> Agent:
+    return Agent(
+        model=sub_agent_model(),
+        system_prompt="You are an expert.",
+        callback_handler=None,
+        conversation_manager=NullConversationManager(),
+    )
+
+
+@tool
+async def ask(question: str) -> str:
+    """Ask an expert.
+
+    Args:
+        question: What to ask.
+    """
+    return str(await _expert().invoke_async(question))
+
+
+@tool(name="ask")
+def ask_in_a_thread(question: str) -> str:
+    """Ask an expert, synchronously.
+
+    Args:
+        question: What to ask.
+    """
+    return str(_expert()(question))
+
+
+def policy(tokenizer: Any) -> Any:
+    """Asks the expert, who answers, and answers itself."""
+
+    def reply(body: dict[str, Any], _number: int) -> Reply:
+        text = tokenizer.decode(body["input_ids"])
+        said = EXPERT if "You are an expert." in text else ANSWER if "Thirty-four" in text else ASKS
+        return Reply.tokens(ids_of(tokenizer, said))
+
+    return reply
+
+
+async def episode(
+    tokenizer: Any, settings: dict[str, Any] | None = None, script: Any = None, *, evaluation: bool = False, **args: Any
+) -> tuple[Any, FakeSGLang, Any]:
+    ours = {"tools": [f"{__name__}.ask"], "fan_out": True, **(settings or {})}
+    async with FakeSGLang(script or policy(tokenizer), context_length=4096) as fake:
+        namespace = args_for(fake.base_url, tokenizer, strands_rollout=ours, **args)
+        sample = Sample(prompt="What is 17 * 2?", label="34", index=5, group_index=2)
+        params = {"temperature": 1.0, "max_new_tokens": 512}
+        return await generate(namespace, sample, params, evaluation=evaluation), fake, namespace
+
+
+@pytest.mark.parametrize("kind", ["ask", "ask_in_a_thread"])
+async def test_a_sub_agents_tokens_are_a_sample_of_the_same_rollout(shipped_tokenizer: Any, kind: str) -> None:
+    samples, fake, args = await episode(shipped_tokenizer, {"tools": [f"{__name__}.{kind}"]})
+    main, expert = samples
+    assert [sample.rollout_id for sample in samples] == [5, 5]
+    assert [sample.group_index for sample in samples] == [2, 2]
+    assert [sample.metadata["strands_rollout"]["fan_out"]["kind"] for sample in samples] == ["main", "agent"]
+    assert expert.tokens == fake.requests[1].input_ids + ids_of(shipped_tokenizer, EXPERT)
+    assert expert.loss_mask == [1] * len(ids_of(shipped_tokenizer, EXPERT))
+    assert sum(main.loss_mask) == len(ids_of(shipped_tokenizer, ASKS)) + len(ids_of(shipped_tokenizer, ANSWER))
+    assert expert.weight_versions == ["default"]
+    rewards = await reward_func(args, samples)
+    assert [reward["score"] for reward in rewards] == [1.0, 1.0]
+    for sample, reward in zip(samples, rewards, strict=True):
+        sample.reward = reward
+        assert sample.status is Sample.Status.COMPLETED
+        assert contract_violations(sample, decode=shipped_tokenizer.decode, reward_key="score") == []
+
+
+async def test_siblings_share_nothing_that_can_change(shipped_tokenizer: Any) -> None:
+    (main, expert), _, _ = await episode(shipped_tokenizer)
+    before = copy.deepcopy(expert)
+    main.metadata["x"] = 1
+    main.tokens.append(1)
+    main.weight_versions.append("9")
+    main.prefix_cache_info.cached_tokens += 7
+    assert expert == before
+
+
+async def test_a_rollout_counts_once_however_many_samples_it_has(shipped_tokenizer: Any) -> None:
+    pair, _, args = await episode(shipped_tokenizer)
+    other = Sample(index=6, group_index=2, rollout_id=6, status=Sample.Status.COMPLETED)
+    args.advantage_estimator, args.rewards_normalization, args.grpo_std_normalization = "grpo", True, False
+    args.n_samples_per_prompt, args.reward_key = 2, None
+    for sample, reward in zip([*pair, other], [1.0, 1.0, 0.0], strict=True):
+        sample.reward = reward
+    assert normalize_rewards(args, [*pair, other]) == ([1.0, 1.0, 0.0], [0.5, 0.5, -0.5])
+
+
+async def test_without_the_setting_the_sub_agent_works_and_is_not_trained(shipped_tokenizer: Any) -> None:
+    sample, fake, _ = await episode(shipped_tokenizer, {"fan_out": False})
+    assert isinstance(sample, Sample)
+    assert (sample.status, len(fake.requests)) == (Sample.Status.COMPLETED, 3)
+    assert sample.rollout_id is None
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"partial_rollout": True}, "--partial-rollout"),
+        ({"rollout_function_path": "slime.rollout.fully_async_rollout.generate_rollout_fully_async"}, "fully-async"),
+        ({"group_rm": True}, "--group-rm"),
+    ],
+)
+async def test_where_slime_cant_take_lists_there_is_one_sample_and_a_warning(
+    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, args: Any, words: str
+) -> None:
+    monkeypatch.setattr("strands_rollout.fan_out._warned", set())
+    for _ in range(2):
+        sample, _, _ = await episode(shipped_tokenizer, **args)
+        assert isinstance(sample, Sample)
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert words in warning
+
+
+async def test_slimes_own_normalisation_is_warned_of(
+    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strands_rollout.fan_out._warned", set())
+    await episode(shipped_tokenizer, advantage_estimator="grpo", custom_reward_post_process_path=None)
+    assert "--custom-reward-post-process-path strands_rollout.normalize_rewards" in caplog.text
+
+
+async def test_an_evaluation_has_one_sample_per_episode(shipped_tokenizer: Any) -> None:
+    sample, _, _ = await episode(shipped_tokenizer, evaluation=True)
+    assert isinstance(sample, Sample)
+
+
+@pytest.mark.parametrize("settings", [{"tools": ["no.such.tool"]}, {}])
+async def test_a_failed_episode_is_a_list_of_one(shipped_tokenizer: Any, settings: dict[str, Any]) -> None:
+    script = None if settings else lambda _body, _number: Reply.status(422, "no")
+    [sample], _, _ = await episode(shipped_tokenizer, settings, script)
+    assert (sample.status, sample.remove_sample, sample.rollout_id) == (Sample.Status.FAILED, True, 5)
+
+
+async def test_an_episode_that_fails_after_a_sub_agent_trains_neither(shipped_tokenizer: Any) -> None:
+    answers = policy(shipped_tokenizer)
+
+    def script(body: dict[str, Any], number: int) -> Reply:
+        return answers(body, number) if number < 2 else Reply.status(422, "no")
+
+    [sample], _, _ = await episode(shipped_tokenizer, script=script)
+    assert (sample.status, set(sample.loss_mask)) == (Sample.Status.FAILED, {0})
+
+
+async def test_an_aborted_episode_comes_back_alone_and_starts_afresh(shipped_tokenizer: Any) -> None:
+    answers, aborting = policy(shipped_tokenizer), False
+
+    def script(body: dict[str, Any], number: int) -> Reply:
+        nonlocal aborting
+        aborting = number == 2
+        return Reply.abort() if aborting else answers(body, number)
+
+    settings = {"should_abort": lambda: aborting}
+    sample, _, _ = await episode(shipped_tokenizer, settings, script)
+    assert isinstance(sample, Sample)
+    assert sample.status is Sample.Status.ABORTED
+    assert "resume" not in sample.metadata["strands_rollout"]
+
+
+async def test_a_model_for_a_sub_agent_needs_an_episode() -> None:
+    with pytest.raises(ConfigError, match=r"sub_agent_model\(\) was called outside of an episode"):
+        sub_agent_model()
+
+
+async def test_agents_have_seeds_of_their_own(shipped_tokenizer: Any) -> None:
+    ours = {"tools": [f"{__name__}.ask"], "fan_out": True}
+    async with FakeSGLang(policy(shipped_tokenizer), context_length=4096) as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=ours)
+        params = {"max_new_tokens": 512, "sampling_seed": 3}
+        await generate(args, Sample(prompt="What is 17 * 2?", label="34", index=5), params)
+    seeds = [request.body["sampling_params"]["sampling_seed"] for request in fake.requests]
+    assert len(set(seeds)) == 3

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strands_rollout.agent import EpisodeLimits, StopReason
+    from strands_rollout.agent import EpisodeLimits
     from strands_rollout.agent_models import sub_agent_model
     from strands_rollout.group_filter import keep_informative_groups
     from strands_rollout.group_rewards import normalize_rewards
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from strands_rollout.sample_type import Sample
     from strands_rollout.sglang_client import SGLangClient, create_client
     from strands_rollout.sglang_model import SGLangModel
+    from strands_rollout.stop_reason import StopReason
     from strands_rollout.token_limits import TokenLimits
     from strands_rollout.tool_limiter import ToolLimiter
     from strands_rollout.tools import execute_python_code
@@ -52,7 +53,7 @@ _HOMES = {
     "SGLangClient": "sglang_client",
     "SGLangModel": "sglang_model",
     "Sample": "sample_type",
-    "StopReason": "agent",
+    "StopReason": "stop_reason",
     "TokenLimits": "token_limits",
     "ToolLimiter": "tool_limiter",
     "Trajectory": "trajectory",

@@ -9,11 +9,10 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from strands import Agent
-from strands.agent.conversation_manager import NullConversationManager
+from strands.agent.conversation_manager import ConversationManager, NullConversationManager
 from strands.hooks import (
     AfterToolsEvent,
     BeforeModelCallEvent,
@@ -22,59 +21,18 @@ from strands.hooks import (
     HookProvider,
     HookRegistry,
 )
-from strands.types.exceptions import ContextWindowOverflowException, EventLoopException, MaxTokensReachedException
+from strands.types.exceptions import EventLoopException
 
 from strands_rollout.bounded_tool import BoundedTool, ToolStats
 from strands_rollout.episode_deadline import ABORT_GRACE_S, EpisodeDeadline
 from strands_rollout.episode_progress import EpisodeProgress, awaits_tools
-from strands_rollout.errors import (
-    BudgetExhaustedError,
-    EngineAbortedError,
-    EngineError,
-    RolloutError,
-    SandboxError,
-)
+from strands_rollout.errors import EngineAbortedError
 from strands_rollout.sglang_model import SGLangModel
+from strands_rollout.stop_reason import StopReason, reason_of_error
 from strands_rollout.strands_events import INVALID_TOOL_CALL
 from strands_rollout.tool_limiter import ToolLimiter
 
 logger = logging.getLogger(__name__)
-
-
-class StopReason(StrEnum):
-    """Why an episode ended.
-
-    Limits are checked in this order: abort, then the token budgets, before each model call; after a turn, abort, its
-    length, tool iterations, tool calls, parallel calls; the wall-clock of a tool and of the episode at any time. The
-    first that holds counts.
-    """
-
-    COMPLETED = "completed"
-    """The policy answered without asking for a tool."""
-    TURN_LENGTH = "turn_length"
-    """A turn reached its own cap."""
-    RESPONSE_LENGTH = "response_length"
-    """The response budget (slime's max_new_tokens) is used up."""
-    CONTEXT_LENGTH = "context_length"
-    """The context, the configured or the engine's own, is full."""
-    PROMPT_TOO_LONG = "prompt_too_long"
-    """The first prompt leaves no token to answer."""
-    MAX_TOOL_ITERATIONS = "max_tool_iterations"
-    """The policy asked for tools once more than it may."""
-    MAX_TOOL_CALLS = "max_tool_calls"
-    """The policy asked for more calls than it may."""
-    EPISODE_TIMEOUT = "episode_timeout"
-    """The episode's wall-clock is used up."""
-    ABORTED = "aborted"
-    """The rollout, or the engine, was told to abort."""
-    ENGINE_ERROR = "engine_error"
-    """The engine did not deliver."""
-    SANDBOX_ERROR = "sandbox_error"
-    """The code executor itself failed."""
-    SETUP_ERROR = "setup_error"
-    """The prompt, the template or a setting can't be used."""
-    INTERNAL_ERROR = "internal_error"
-    """A bug, here or in a hook or tool provider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +87,7 @@ async def run_episode(
     hooks: Sequence[HookProvider] = (),
     should_abort: Callable[[], bool] = lambda: False,
     engine_grace_s: float = ABORT_GRACE_S,
+    conversation_manager: ConversationManager | None = None,
     progress: EpisodeProgress | None = None,
 ) -> Episode:
     """Build an agent, run it once on `messages`, discard it.
@@ -146,6 +105,8 @@ async def run_episode(
             a generation within 0.2 s, with what the engine had sampled.
         engine_grace_s: The same for a generation behind a router, which can't be asked to abort it: as long as who
             aborts the rollout may need to tell the engines.
+        conversation_manager: What may drop or sum up messages; the model must be one that begins a new segment then.
+            None keeps all of them.
         progress: Go on from there instead of from `messages`.
 
     Raises:
@@ -165,7 +126,9 @@ async def run_episode(
     history = begun.messages
     try:
         # Strands checks limits and hooks in the order of their registration
-        agent = _build_agent(model, begun.messages, system_prompt, tools, hooks=[*hooks, watch, limiter])
+        agent = _build_agent(
+            model, begun.messages, system_prompt, tools, [*hooks, watch, limiter], conversation_manager
+        )
         _bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats)
         history = agent.messages
         async with deadline:
@@ -173,7 +136,12 @@ async def run_episode(
         reason = _reason_of_end(limiter, watch)
     except Exception as e:  # every failure of an episode is data for whoever asked for it
         error = _unwrapped(e)
-        reason = _reason_of_deadline(deadline) if deadline.expired() else _reason_of_error(error, model)
+        reason = (
+            _reason_of_deadline(deadline)
+            if deadline.expired()
+            else reason_of_error(error, cut_by=model.cut_by, has_turns=model.conversation.turn_count > 0)
+        )
+    model.conversation.drop_empty_segment()
     duration_s = begun.duration_s + time.monotonic() - started
     return Episode(
         stop_reason=reason,
@@ -198,7 +166,7 @@ def _progress(
     iterations, calls = limiter.before_turn if in_tools else (limiter.iterations, limiter.calls)
     return EpisodeProgress(
         messages=history,
-        covered=model.covered_messages,
+        covered=model.conversation.covered_messages,
         finished=stats.finished if in_tools else {},
         tool_iterations=iterations,
         tool_calls=calls,
@@ -215,6 +183,7 @@ def _build_agent(
     system_prompt: str | None,
     tools: Sequence[Any],
     hooks: Sequence[HookProvider],
+    conversation_manager: ConversationManager | None,
 ) -> Agent:
     return Agent(
         model=model,
@@ -222,7 +191,7 @@ def _build_agent(
         tools=list(tools),
         system_prompt=system_prompt,
         callback_handler=None,
-        conversation_manager=NullConversationManager(),
+        conversation_manager=conversation_manager or NullConversationManager(),
         retry_strategy=None,
         hooks=list(hooks),
     )
@@ -263,7 +232,7 @@ class _EpisodeWatch(HookProvider):
 
     def _before_tool_call(self, event: BeforeToolCallEvent[Any]) -> None:
         if event.tool_use["name"] == INVALID_TOOL_CALL:
-            event.cancel_tool = self._model.failure_text(event.tool_use["toolUseId"])
+            event.cancel_tool = self._model.conversation.failure_text(event.tool_use["toolUseId"])
 
     def _after_tools(self, event: AfterToolsEvent) -> None:
         if self._stats.infrastructure_error is not None:
@@ -281,28 +250,6 @@ def _reason_of_end(limiter: ToolLimiter, watch: _EpisodeWatch) -> StopReason:
 
 def _reason_of_deadline(deadline: EpisodeDeadline) -> StopReason:
     return StopReason.ABORTED if deadline.was_aborted else StopReason.EPISODE_TIMEOUT
-
-
-def _reason_of_error(error: BaseException, model: SGLangModel) -> StopReason:
-    if isinstance(error, MaxTokensReachedException):
-        return _LENGTH_REASONS[model.cut_by or "turn"]
-    if isinstance(error, BudgetExhaustedError | ContextWindowOverflowException):
-        budget = getattr(error, "budget", "context")
-        return _LENGTH_REASONS[budget] if model.trajectory.turns else StopReason.PROMPT_TOO_LONG
-    kinds: list[tuple[type[BaseException], StopReason]] = [
-        (EngineAbortedError, StopReason.ABORTED),
-        (EngineError, StopReason.ENGINE_ERROR),
-        (SandboxError, StopReason.SANDBOX_ERROR),
-        (RolloutError, StopReason.SETUP_ERROR),
-    ]
-    return next((reason for kind, reason in kinds if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
-
-
-_LENGTH_REASONS = {
-    "turn": StopReason.TURN_LENGTH,
-    "response": StopReason.RESPONSE_LENGTH,
-    "context": StopReason.CONTEXT_LENGTH,
-}
 
 
 def _unwrapped(error: Exception) -> Exception:

@@ -38,17 +38,14 @@ class AgentModels:
         finally:
             _CURRENT.reset(token)
 
-    def sampled(self) -> list[SGLangModel]:
-        """Those whose policy has written something."""
-        return [model for model in self.made if model.trajectory.sampled_length]
-
 
 def sub_agent_model() -> SGLangModel:
     """A model for one more agent, to be called by a tool of an episode that `generate` runs.
 
     The agent is played by the policy that is trained, under the episode's sampling parameters and token budgets, which
-    count for each agent alone. With the setting `fan_out` its tokens are trained as a sample of their own. Each model is
-    for one conversation; give its agent `conversation_manager=NullConversationManager()`.
+    count for each agent alone. With the setting `fan_out` its tokens are trained as a sample of their own. Each model
+    is for one conversation. Where the agent's conversation manager drops or sums up messages, what was read before is
+    a sample of its own too.
 
     Raises:
         ConfigError: No episode is running here.

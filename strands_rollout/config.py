@@ -64,8 +64,15 @@ class RolloutSettings(BaseModel):
         description="How long an abort waits for what an engine behind a router has sampled; default: 4 s where slime "
         "collects partial rollouts, else 0.2 s.",
     )
+    conversation_manager: str | None = Field(
+        default=None,
+        description="Dotted path of a Strands conversation manager that may drop or sum up messages, or of a function "
+        "that makes one.",
+    )
     fan_out: bool = Field(
-        default=False, description="Return a list: the main agent's sample and one for each sub-agent's tokens."
+        default=False,
+        description="Return a list: the main agent's sample, one for each sub-agent, and one for each history that was "
+        "rewritten later.",
     )
     should_abort: str | Callable[[], bool] | None = Field(
         default=None,

@@ -76,6 +76,15 @@ class ContextBuilder:
         """Whether the trajectory covers exactly these messages."""
         return _read_part(messages) == self._covered
 
+    def is_extended_by(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether these are the covered messages, the answer to them, and maybe more."""
+        covered = len(self._covered)
+        return (
+            len(messages) > covered
+            and _read_part(messages[:covered]) == self._covered
+            and messages[covered]["role"] == "assistant"
+        )
+
     def accept(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Remember that `messages` are now part of the trajectory."""
         self._covered = _read_part(messages)
@@ -92,11 +101,7 @@ class ContextBuilder:
 
     def _new_chat_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
         covered = len(self._covered)
-        if (
-            len(messages) <= covered
-            or _read_part(messages[:covered]) != self._covered
-            or messages[covered]["role"] != "assistant"
-        ):
+        if not self.is_extended_by(messages):
             raise TrajectoryError(
                 f"got a history of {len(messages)} messages that does not extend the {covered} messages and the "
                 "answer that the policy has read; expected only new messages at its end. Call model.reset() before a "

@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from strands_rollout.agent import StopReason
 from strands_rollout.drift import Drift
 from strands_rollout.finished_sample import FinishedSample, finite
+from strands_rollout.stop_reason import StopReason
 
 Metrics = dict[str, float]
 Samples = Sequence[FinishedSample]

@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, Final
 
-from strands_rollout.agent import Episode, StopReason
+from strands_rollout.agent import Episode
 from strands_rollout.sglang_model import SGLangModel
 from strands_rollout.staleness import distinct_versions
+from strands_rollout.stop_reason import StopReason
 from strands_rollout.tools import CodeCalls
+from strands_rollout.trajectory import Trajectory
 
 METADATA_KEY: Final = "strands_rollout"
 METADATA_VERSION: Final = 2
@@ -33,7 +35,7 @@ def episode_record(
         engine_aborts: Requests that the engine aborted and that were continued in place.
     """
     return {
-        **agent_record(model, episode.stop_reason),
+        **agent_record(model, model.trajectory, episode.stop_reason),
         "error": None if episode.error is None else error_text(episode.error),
         "tool_iterations": episode.tool_iterations,
         "tool_calls": episode.tool_calls,
@@ -42,6 +44,7 @@ def episode_record(
         "tool_s": episode.tools.seconds,
         "code": asdict(code_calls),
         "duration_s": episode.duration_s,
+        "segments": len(model.conversation.segments) + 1,
         "stale_tokens": 0,
         "aborts": aborts,
         "resumes": resumes,
@@ -50,9 +53,8 @@ def episode_record(
     }
 
 
-def agent_record(model: SGLangModel, stop_reason: StopReason) -> dict[str, Any]:
-    """The facts of one agent's model: its turns and tokens."""
-    trajectory = model.trajectory
+def agent_record(model: SGLangModel, trajectory: Trajectory, stop_reason: StopReason) -> dict[str, Any]:
+    """The facts of a trajectory of one agent's model: its turns and tokens."""
     return {
         "version": METADATA_VERSION,
         "stop_reason": str(stop_reason),

@@ -1,4 +1,4 @@
-"""One episode, several samples: the main agent's and one for each further agent that the policy played.
+"""One episode, several samples: the main agent's, one for each further agent, one for each rewritten history.
 
 Knows slime's rules for samples that share a rollout; how a sample is filled is `sample`'s business.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from strands_rollout.agent import StopReason
 from strands_rollout.episode_record import FAN_OUT_KEY, METADATA_KEY, agent_record
 from strands_rollout.sample import write_trajectory
 from strands_rollout.sample_beginning import reset_sample
 from strands_rollout.sglang_model import SGLangModel
+from strands_rollout.stop_reason import StopReason
+from strands_rollout.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -59,19 +61,43 @@ def _warn_once(words: str) -> None:
         logger.warning("%s", words)
 
 
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """Tokens of an episode beside those of its main sample.
+
+    Attributes:
+        kind: "segment" for what an agent had read before its history was rewritten, "agent" for a further agent.
+        model: Who has sampled them.
+        trajectory: With at least one sampled token.
+    """
+
+    kind: str
+    model: SGLangModel
+    trajectory: Trajectory
+
+
+def spoken_beside(main: SGLangModel, others: Sequence[SGLangModel]) -> list[Spoken]:
+    """All trajectories of an episode but the main agent's last one."""
+    found = [Spoken("segment", main, segment) for segment in main.conversation.segments]
+    for model in others:
+        trajectories = [*model.conversation.segments, model.trajectory]
+        found += [Spoken("agent", model, one) for one in trajectories if one.sampled_length]
+    return found
+
+
 def siblings(
     args: Any,  # noqa: ANN401
     sample: Any,  # noqa: ANN401 - slime's Sample or ours
-    models: Sequence[SGLangModel],
+    spoken: Sequence[Spoken],
     *,
     max_staleness: int | None = None,
-) -> list[Any]:
-    """A sample for each further agent of an episode; none where the episode failed or comes back.
+) -> list[tuple[str, Any]]:
+    """A sample for each further trajectory of an episode, with its kind; none where it failed or comes back.
 
     Args:
         args: slime's args.
         sample: Written, of the main agent.
-        models: Of the other agents, each with at least one sampled token.
+        spoken: The further trajectories.
         max_staleness: As for `write_episode`.
 
     Raises:
@@ -80,27 +106,27 @@ def siblings(
     status = type(sample).Status
     if sample.status not in (status.COMPLETED, status.TRUNCATED):
         return []
-    return [_sibling(args, sample, model, max_staleness) for model in models]
+    return [(one.kind, _sibling(args, sample, one, max_staleness)) for one in spoken]
 
 
-def as_fan_out(samples: list[Any]) -> list[Any]:
+def as_fan_out(main: Any, others: Sequence[tuple[str, Any]]) -> list[Any]:  # noqa: ANN401
     """The samples of one episode, the main agent's first, marked as one rollout: they share group and reward."""
-    main = samples[0]
+    marked = [("main", main), *others]
     rollout_id = main.index if main.rollout_id is None else main.rollout_id
-    for part, sample in enumerate(samples):
+    for part, (kind, sample) in enumerate(marked):
         sample.rollout_id = rollout_id
-        kind = "agent" if part else "main"
-        sample.metadata[METADATA_KEY][FAN_OUT_KEY] = {"part": part, "of": len(samples), "kind": kind}
-    return samples
+        sample.metadata[METADATA_KEY][FAN_OUT_KEY] = {"part": part, "of": len(marked), "kind": kind}
+    return [sample for _, sample in marked]
 
 
-def _sibling(args: Any, sample: Any, model: SGLangModel, max_staleness: int | None) -> Any:  # noqa: ANN401
+def _sibling(args: Any, sample: Any, spoken: Spoken, max_staleness: int | None) -> Any:  # noqa: ANN401
     sibling = copy.copy(sample)
     vars(sibling).pop("trace", None)  # slime's; the requests are counted with the main agent
     reset_sample(sibling)
-    stale_tokens = write_trajectory(args, sibling, model, max_staleness)
-    ended = model.trajectory.turns[-1].finish_reason == "stop"
+    stale_tokens = write_trajectory(args, sibling, spoken.model, spoken.trajectory, max_staleness)
+    ended = spoken.trajectory.turns[-1].finish_reason == "stop"
     sibling.status = type(sample).Status.COMPLETED if ended else type(sample).Status.TRUNCATED
     reason = StopReason.COMPLETED if ended else StopReason.TURN_LENGTH
-    sibling.metadata[METADATA_KEY] = {**agent_record(model, reason), "stale_tokens": stale_tokens}
+    record = agent_record(spoken.model, spoken.trajectory, reason)
+    sibling.metadata[METADATA_KEY] = {**record, "stale_tokens": stale_tokens}
     return sibling

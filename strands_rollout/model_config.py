@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 from strands_rollout.errors import ConfigError
 from strands_rollout.token_limits import TokenLimits
@@ -21,6 +21,7 @@ class SGLangModelConfig(TypedDict):
     headers: dict[str, str]
     extra: dict[str, Any]
     continue_aborted: bool
+    on_rewritten_history: Literal["error", "segment"]
 
 
 def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGLangModelConfig:

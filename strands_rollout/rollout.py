@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from strands_rollout.agent import Episode, EpisodeLimits, StopReason, run_episode
+from strands_rollout.agent import Episode, EpisodeLimits, run_episode
 from strands_rollout.agent_models import AgentModels
 from strands_rollout.config import CODE_TOOL_PATH, RolloutSettings, settings_from_args
 from strands_rollout.episode_code import episode_code_tool
 from strands_rollout.episode_deadline import ABORT_GRACE_S
 from strands_rollout.errors import EngineError, RolloutError, SandboxError
-from strands_rollout.fan_out import as_fan_out, may_fan_out, siblings
+from strands_rollout.fan_out import as_fan_out, may_fan_out, siblings, spoken_beside
 from strands_rollout.prompt_messages import to_episode_prompt
 from strands_rollout.prompts import CODE_TOOL_NAME
 from strands_rollout.replay_data import ASK_EXPERTS
@@ -34,8 +34,9 @@ from strands_rollout.slime_seam import (
     tool_trace,
     vocab_size_of,
 )
+from strands_rollout.stop_reason import StopReason
 from strands_rollout.token_limits import TokenLimits
-from strands_rollout.tool_loading import load_tools
+from strands_rollout.tool_loading import load_conversation_manager, load_tools
 from strands_rollout.tools import CodeCalls
 from strands_rollout.turn_sampler import turn_seed
 
@@ -63,7 +64,7 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
         asyncio.CancelledError: The caller was cancelled. Nothing else is raised: slime's run would die of it.
     """
     fans_out = False
-    samples = [sample]
+    others: list[tuple[str, Any]] = []
     try:
         settings = settings_from_args(args)
         fans_out = settings.fan_out and may_fan_out(args, evaluation=evaluation)
@@ -71,23 +72,24 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
         job = _Job(args, sample, sampling_params, settings, beginning, evaluation, fans_out)
         played = await _run(job)
         _log_episode(sample, played.episode)
-        samples += _write(job, played)
+        others = _write(job, played)
     except Exception as e:  # a training run must survive every failure of one sample
         _log_failure(sample, e)
         write_failure(sample, e, _reason_of_failure(e))
-    for one in samples:
+    for one in [sample, *(other for _, other in others)]:
         fill_replay_gaps(args, one, sampling_params)
     # slime takes back one aborted sample, and never a list; of any other episode it wants lists if it gets one
     is_list = fans_out and sample.status is not type(sample).Status.ABORTED
-    return as_fan_out(samples) if is_list else sample
+    return as_fan_out(sample, others) if is_list else sample
 
 
-def _write(job: _Job, played: _Played) -> list[Any]:
-    """Fill the job's sample; return its siblings, where there are any."""
+def _write(job: _Job, played: _Played) -> list[tuple[str, Any]]:
+    """Fill the job's sample; return its siblings with their kinds, where there are any."""
     settings, code_calls = job.settings, played.code_calls
-    others = played.sub_agents.sampled() if job.fans_out else []
-    # neither what a code session holds can be saved, nor the tokens of other agents
-    is_whole = not (settings.code_session and code_calls.calls) and not others
+    beside = spoken_beside(played.model, played.sub_agents.made)
+    # neither what a code session holds can be saved, nor tokens beside those of the sample
+    in_session = settings.code_session and code_calls.calls
+    is_whole = not in_session and not played.model.conversation.segments and not (job.fans_out and beside)
     write_episode(
         job.args,
         job.sample,
@@ -99,7 +101,7 @@ def _write(job: _Job, played: _Played) -> list[Any]:
         keep_progress=settings.resume_aborted and is_whole,
         max_staleness=settings.max_staleness,
     )
-    return siblings(job.args, job.sample, others, max_staleness=settings.max_staleness)
+    return siblings(job.args, job.sample, beside if job.fans_out else [], max_staleness=settings.max_staleness)
 
 
 def _reason_of_failure(error: Exception) -> StopReason:
@@ -166,6 +168,7 @@ async def _run(job: _Job) -> _Played:
                 hooks=tool_trace(job.sample),
                 should_abort=job.should_abort,
                 engine_grace_s=_engine_grace_s(job),
+                conversation_manager=load_conversation_manager(settings.conversation_manager),
                 progress=resume.progress if resume else None,
             )
     return _Played(model, episode, code_calls, sub_agents)
@@ -205,6 +208,7 @@ def _build_model(job: _Job, agent: int = 0) -> SGLangModel:
         continue_aborted=settings.on_engine_abort == "continue",
         should_abort=job.should_abort,
         request_span=request_span(job.sample),
+        on_rewritten_history="segment" if agent or settings.conversation_manager else "error",
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from strands_rollout.agent import Episode, StopReason
+from strands_rollout.agent import Episode
 from strands_rollout.episode_record import METADATA_KEY, METADATA_VERSION, RESUME_KEY, episode_record, error_text
 from strands_rollout.errors import EngineResponseError, ResumeError
 from strands_rollout.replay_data import located_experts
@@ -21,6 +21,7 @@ from strands_rollout.resume_state import ResumeState, save_resume_state
 from strands_rollout.sample_beginning import Beginning, reset_sample
 from strands_rollout.sglang_model import SGLangModel
 from strands_rollout.staleness import stale_spans
+from strands_rollout.stop_reason import StopReason
 from strands_rollout.tools import CodeCalls
 from strands_rollout.trajectory import Part, Trajectory
 
@@ -83,7 +84,7 @@ def write_episode(
         engine_aborts=engine_aborts,
     )
     if trajectory.sampled_length:
-        facts["stale_tokens"] = write_trajectory(args, sample, model, max_staleness)
+        facts["stale_tokens"] = write_trajectory(args, sample, model, trajectory, max_staleness)
         if status is type(sample).Status.FAILED:
             exclude_from_training(sample)
         if status is type(sample).Status.ABORTED and keep_progress:
@@ -95,15 +96,21 @@ def write_episode(
     sample.metadata[METADATA_KEY] = facts
 
 
-def write_trajectory(args: Any, sample: Any, model: SGLangModel, max_staleness: int | None) -> int:  # noqa: ANN401
-    """Append what of a model's trajectory the sample does not have yet; how many tokens were masked as too old.
+def write_trajectory(
+    args: Any,  # noqa: ANN401
+    sample: Any,  # noqa: ANN401
+    model: SGLangModel,
+    trajectory: Trajectory,
+    max_staleness: int | None,
+) -> int:
+    """Append what of a trajectory of the model's the sample lacks; how many tokens were masked as too old.
 
     Raises:
         EngineResponseError: The engine's replay data does not fit its tokens.
     """
-    _append_parts(args, sample, model.trajectory)
+    _append_parts(args, sample, trajectory)
     sample.response = model.template.encoder.decode(sample.tokens[len(sample.tokens) - sample.response_length :])
-    return _mask_stale(sample, model.trajectory, max_staleness)
+    return _mask_stale(sample, trajectory, max_staleness)
 
 
 def _saved_progress(model: SGLangModel, episode: Episode, code_calls: CodeCalls, engine_aborts: int) -> dict[str, Any]:

@@ -6,26 +6,26 @@ Glue of template, parser, client and trajectory; knows Strands' model interface 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, cast
 
 import httpx
 from pydantic import BaseModel
 from strands.models import Model
 from strands.types.content import Messages
+from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_rollout.chat_messages import system_text, to_chat_messages, to_chat_tools
 from strands_rollout.chat_template import ChatTemplate
-from strands_rollout.context_builder import ContextBuilder
-from strands_rollout.errors import ConfigError, TrajectoryError
+from strands_rollout.conversation import Conversation
+from strands_rollout.errors import BudgetExhaustedError, ConfigError, TrajectoryError
 from strands_rollout.model_config import SGLangModelConfig, updated_config
 from strands_rollout.sglang_client import SGLangClient, shared_client
-from strands_rollout.strands_events import StreamEvent, turn_events
+from strands_rollout.strands_events import StreamEvent
 from strands_rollout.structured_output import structured_answer
-from strands_rollout.token_limits import TokenLimits
+from strands_rollout.token_limits import Room, TokenLimits
 from strands_rollout.tool_parsers import ParseFailure, ToolParser, get_parser
-from strands_rollout.trajectory import Trajectory, Turn
-from strands_rollout.turn_reader import ReadTurn, read_turn
+from strands_rollout.trajectory import Trajectory
 from strands_rollout.turn_sampler import RequestSpan, TurnSampler, no_span
 
 logger = logging.getLogger(__name__)
@@ -59,12 +59,11 @@ class SGLangModel(Model):
             else `EngineAbortedError` is raised.
         should_abort: Once it holds, no aborted turn is continued.
         request_span: Entered around each request; see `RequestSpan`.
+        on_rewritten_history: "error" refuses a history that does not extend what the policy has read; "segment" begins
+            a new trajectory with it, as for a conversation manager that drops or sums up messages.
 
     Attributes:
-        trajectory: Tokens, mask, logprobs and turns of the conversation so far.
-        parse_failures: Tool calls of the conversation that could not be parsed.
-        prompt_ids: The first prompt, also where its generation failed.
-        final_text: The last turn as text, control tokens included but its end of turn.
+        conversation: The conversation so far.
 
     Raises:
         ConfigError: Arguments contradict each other.
@@ -91,6 +90,7 @@ class SGLangModel(Model):
         continue_aborted: bool = True,
         should_abort: Callable[[], bool] = lambda: False,
         request_span: RequestSpan = no_span,
+        on_rewritten_history: Literal["error", "segment"] = "error",
     ) -> None:
         if (base_url is None) == (client is None):
             raise ConfigError(f"got base_url={base_url!r} and client={client!r}; expected exactly one of them")
@@ -106,6 +106,7 @@ class SGLangModel(Model):
             "headers": dict(headers or {}),
             "extra": dict(extra or {}),
             "continue_aborted": continue_aborted,
+            "on_rewritten_history": on_rewritten_history,
         }
         self._base_url = base_url
         self._client = SGLangClient(client) if isinstance(client, httpx.AsyncClient) else client
@@ -119,12 +120,27 @@ class SGLangModel(Model):
 
     def reset(self) -> None:
         """Start a new trajectory; the old one stays with whoever holds it."""
-        self.trajectory = Trajectory()
-        self.parse_failures: list[ParseFailure] = []
-        self.final_text = ""
-        self.prompt_ids: list[int] = []
-        self._context = ContextBuilder(self.template)
-        self._unanswered = False
+        self.conversation = Conversation(self.template, self._parser)
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """Tokens, mask, logprobs and turns of the conversation so far."""
+        return self.conversation.trajectory
+
+    @property
+    def parse_failures(self) -> list[ParseFailure]:
+        """Tool calls of the conversation that could not be parsed."""
+        return self.conversation.parse_failures
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The first prompt, also where its generation failed."""
+        return self.conversation.prompt_ids
+
+    @property
+    def final_text(self) -> str:
+        """The last turn as text, control tokens included but its end of turn."""
+        return self.conversation.final_text
 
     def resume(self, trajectory: Trajectory, messages: Sequence[Mapping[str, Any]], covered: int) -> None:
         """Go on with a conversation that another model began, perhaps in another process.
@@ -136,19 +152,7 @@ class SGLangModel(Model):
             covered: How many of them the policy has read, so that the trajectory covers them and the turn after them.
         """
         self.reset()
-        self.trajectory = trajectory
-        self.prompt_ids = trajectory.token_ids[: trajectory.prompt_length]
-        for number, turn in enumerate(trajectory.turns, start=1):
-            if turn.finish_reason != "abort":
-                self._read(number, turn)
-        self._context.accept(messages[:covered])
-        # the turn was sampled, and the agent was stopped before it had the message
-        self._unanswered = len(messages) == covered and not trajectory.is_open
-
-    @property
-    def covered_messages(self) -> int:
-        """How many messages the policy has read."""
-        return self._context.covered_count
+        self.conversation.resume(trajectory, messages, covered)
 
     @property
     def engine_aborts(self) -> int:
@@ -203,7 +207,8 @@ class SGLangModel(Model):
         Raises:
             TrajectoryError: The history does not extend what the policy has read, or a turn is already running.
             BudgetExhaustedError: A budget leaves no token for this turn.
-            ContextWindowOverflowException: The engine refuses the first prompt as too long.
+            ContextWindowOverflowException: The engine refuses the first prompt as too long; or the context is full, and
+                the history may be rewritten.
             EngineAbortedError: The engine aborted the turn, and it is not continued; what it had sampled is in the
                 trajectory.
             EngineError: The engine did not deliver; the trajectory is as before.
@@ -215,7 +220,7 @@ class SGLangModel(Model):
             await self._turn(messages, tool_specs, system_prompt, system_prompt_content)
         finally:
             self._busy = False
-        for event in self._events():
+        for event in self.conversation.read_last_turn():
             yield event
 
     async def structured_output(
@@ -265,62 +270,31 @@ class SGLangModel(Model):
         blocks: Sequence[Mapping[str, Any]] | None,
     ) -> None:
         """Sample the next turn into the trajectory, or the rest of the open one."""
-        if self._unanswered and self._context.is_covered(messages):
-            self._unanswered = False
+        if self.conversation.takes_unread_turn(messages):
             return
+        may_rewrite = self.config["on_rewritten_history"] == "segment"
+        if may_rewrite:
+            self.conversation.start_segment_if_rewritten(messages)
         client = self.client()
         await self._sampler.learn_context(client)
-        context_ids = await self._new_context(messages, tool_specs, system_prompt, blocks)
+        room = self._sampler.room(self.config, self.trajectory)
+        if may_rewrite and room.budget == "context":
+            room = Room(None, "context")  # what does not fit is the conversation manager's business
+        context_ids = await self.conversation.new_context(
+            messages, tool_specs, system_prompt, blocks, room, self.config["limits"].min_turn_tokens
+        )
         tokens_before = len(self.trajectory.token_ids)
         try:
             await self._sampler.sample(
                 client, self.config, self.trajectory, context_ids, should_abort=self._should_abort, span=self._span
             )
+        except BudgetExhaustedError as e:
+            if may_rewrite and e.budget == "context":
+                raise ContextWindowOverflowException(str(e)) from e
+            raise
         finally:
             if len(self.trajectory.token_ids) > tokens_before:
-                self._context.accept(messages)
-
-    async def _new_context(
-        self,
-        messages: Messages,
-        tool_specs: Sequence[Mapping[str, Any]] | None,
-        system_prompt: str | None,
-        blocks: Sequence[Mapping[str, Any]] | None,
-    ) -> list[int]:
-        """The context tokens that the next request adds; none inside an open turn."""
-        if self.trajectory.is_open and self._context.is_covered(messages):
-            return []
-        room = self._sampler.room(self.config, self.trajectory)
-        min_turn_tokens = self.config["limits"].min_turn_tokens
-        context_ids = await self._context.build(
-            messages, tool_specs, system_prompt, blocks, self.trajectory, room, min_turn_tokens
-        )
-        if not self.trajectory.turns:
-            self.prompt_ids = context_ids
-        return context_ids
-
-    def _events(self) -> Iterator[StreamEvent]:
-        number, turn = len(self.trajectory.turns), self.trajectory.turns[-1]
-        read = self._read(number, turn)
-        return turn_events(
-            read.segments,
-            _call_prefix(number),
-            stop_reason=read.stop_reason,
-            usage=_usage(turn),
-            latency_s=turn.latency_s,
-        )
-
-    def _read(self, number: int, turn: Turn) -> ReadTurn:
-        """Parse a turn, and remember what it called and what could not be parsed."""
-        read = read_turn(self.trajectory, turn, self.template, self._parser)
-        self.final_text = read.text
-        self.parse_failures += read.failures
-        self._context.note_calls(_call_prefix(number), read.segments)
-        return read
-
-    def failure_text(self, call_id: str) -> str:
-        """What the policy is told about a call of this conversation that could not be parsed."""
-        return self._context.failure_texts[call_id]
+                self.conversation.accept(messages)
 
     def _aside(self) -> SGLangModel:
         """A model with the same settings and a trajectory of its own."""
@@ -329,15 +303,3 @@ class SGLangModel(Model):
         aside._busy = False
         aside.reset()
         return aside
-
-
-def _call_prefix(number: int) -> str:
-    """Of the tool-use ids of a turn, counted from 1."""
-    return f"call_{number}_"
-
-
-def _usage(turn: Turn) -> dict[str, int]:
-    usage = {"inputTokens": turn.start, "outputTokens": turn.end - turn.start, "totalTokens": turn.end}
-    if turn.cached_tokens is not None:
-        usage["cacheReadInputTokens"] = turn.cached_tokens
-    return usage

@@ -1,4 +1,4 @@
-"""Strands tools by dotted path, with errors that say what was found there instead.
+"""Strands tools and conversation managers by dotted path, with errors that say what was found there instead.
 
 Knows Python's imports and what a Strands tool is.
 """
@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Sequence
 from types import ModuleType
 
+from strands.agent.conversation_manager import ConversationManager
 from strands.tools import ToolProvider
 from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
@@ -36,6 +37,23 @@ def load_tools(paths: Sequence[str]) -> list[AgentTool | ToolProvider]:
     if doubled:
         raise ToolError(f"tools {list(paths)} hold more than one tool named {', '.join(doubled)}; names must be unique")
     return tools
+
+
+def load_conversation_manager(path: str | None) -> ConversationManager | None:
+    """A new conversation manager by the dotted path of its class, or of a function without arguments; None for None.
+
+    Raises:
+        ToolError: The path can't be imported, or does not give a conversation manager.
+    """
+    if path is None:
+        return None
+    found = _resolve(path)
+    if not callable(found):
+        raise ToolError(f"{path!r} is a {type(found).__name__}; expected a class or function that makes a manager")
+    manager = found()
+    if not isinstance(manager, ConversationManager):
+        raise ToolError(f"{path!r} made a {type(manager).__name__}; expected a Strands ConversationManager")
+    return manager
 
 
 def _tools_at(path: str) -> list[AgentTool | ToolProvider]:

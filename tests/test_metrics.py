@@ -212,10 +212,10 @@ def test_drift_is_logged_for_each_sample_and_as_the_number_of_samples_that_have_
     assert shipped_tokenizer.decode(pieces) == " number"
     drifting = with_turns(shipped_tokenizer, [plain], [pieces])
     exact = with_turns(shipped_tokenizer, [plain], [plain])
-    beyond_its_tokens = finished(spans=[[0, 0, 99, None]])
-    beyond_its_tokens.tokens = list(pieces)
+    beyond, negative = finished(spans=[[0, 0, 99, None]]), finished(spans=[[0, -2, 1, None]])
+    beyond.tokens = negative.tokens = [*pieces[:1]]
     backwards, untold, silent = finished(spans=[[0, 5, 3, None]]), finished(spans="no"), with_turns(shipped_tokenizer)
-    unknown = [finished(turns=1), backwards, untold, silent, beyond_its_tokens]
+    unknown = [finished(turns=1), backwards, untold, silent, beyond, negative]
     found = numbers([drifting, exact, *unknown], wandb, hf_checkpoint=shipped_tokenizer.name_or_path)
     assert (found["drift_tokens/max"], found["drift_tokens/mean"]) == (len(pieces), len(pieces) / 2)
     assert found["drift_share/max"] == len(pieces) / (len(plain) + len(pieces))

@@ -58,6 +58,7 @@ def in_child(tmp_path: Path) -> Callable[..., str]:
             [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
         )
         assert child.returncode == 0, child.stderr
+        assert "metric failed" not in child.stderr
         return child.stdout
 
     return run

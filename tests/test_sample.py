@@ -112,7 +112,7 @@ def test_what_the_infrastructure_did_is_never_trained(model: SGLangModel, reason
 def test_a_sample_without_one_sampled_token_is_valid_and_untrained(
     model: SGLangModel, reason: StopReason, may_abort: bool
 ) -> None:
-    model.prompt_ids = ids_of(model, PROMPT)
+    model.conversation.prompt_ids = ids_of(model, PROMPT)
     sample = written(model, reason, may_abort=may_abort)
     assert sample.tokens[:-1] == model.prompt_ids
     assert (sample.response, sample.response_length, sample.loss_mask, sample.rollout_log_probs) == ("", 1, [0], [0.0])
@@ -123,7 +123,7 @@ def test_a_sample_without_one_sampled_token_is_valid_and_untrained(
 
 
 def test_a_turn_that_was_aborted_in_the_queue_leaves_the_prompt_and_nothing_trained(model: SGLangModel) -> None:
-    model.prompt_ids = ids_of(model, PROMPT)
+    model.conversation.prompt_ids = ids_of(model, PROMPT)
     sample = written(model, StopReason.ABORTED, may_abort=True)
     assert sample.tokens == [*ids_of(model, PROMPT), model.template.end_of_turn_id]
     assert violations(sample, model, may_abort=True) == []

@@ -1,0 +1,83 @@
+"""Why an episode ended, and which error stands for which reason.
+
+Knows this package's errors and those of Strands' loop; nothing of agents.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException
+
+from strands_rollout.errors import (
+    BudgetExhaustedError,
+    EngineAbortedError,
+    EngineError,
+    RolloutError,
+    SandboxError,
+)
+
+
+class StopReason(StrEnum):
+    """Why an episode ended.
+
+    Limits are checked in this order: abort, then the token budgets, before each model call; after a turn, abort, its
+    length, tool iterations, tool calls, parallel calls; the wall-clock of a tool and of the episode at any time. The
+    first that holds counts.
+    """
+
+    COMPLETED = "completed"
+    """The policy answered without asking for a tool."""
+    TURN_LENGTH = "turn_length"
+    """A turn reached its own cap."""
+    RESPONSE_LENGTH = "response_length"
+    """The response budget (slime's max_new_tokens) is used up."""
+    CONTEXT_LENGTH = "context_length"
+    """The context, the configured or the engine's own, is full."""
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """The first prompt leaves no token to answer."""
+    MAX_TOOL_ITERATIONS = "max_tool_iterations"
+    """The policy asked for tools once more than it may."""
+    MAX_TOOL_CALLS = "max_tool_calls"
+    """The policy asked for more calls than it may."""
+    EPISODE_TIMEOUT = "episode_timeout"
+    """The episode's wall-clock is used up."""
+    ABORTED = "aborted"
+    """The rollout, or the engine, was told to abort."""
+    ENGINE_ERROR = "engine_error"
+    """The engine did not deliver."""
+    SANDBOX_ERROR = "sandbox_error"
+    """The code executor itself failed."""
+    SETUP_ERROR = "setup_error"
+    """The prompt, the template or a setting can't be used."""
+    INTERNAL_ERROR = "internal_error"
+    """A bug, here or in a hook or tool provider."""
+
+
+def reason_of_error(error: BaseException, *, cut_by: str | None, has_turns: bool) -> StopReason:
+    """The reason that an exception of the agent's loop stands for.
+
+    Args:
+        error: As raised by the model, a tool or a hook.
+        cut_by: The limit that cut the last turn.
+        has_turns: Whether the policy has sampled a turn.
+    """
+    if isinstance(error, MaxTokensReachedException):
+        return _LENGTH_REASONS[cut_by or "turn"]
+    if isinstance(error, BudgetExhaustedError | ContextWindowOverflowException):
+        budget = getattr(error, "budget", "context")
+        return _LENGTH_REASONS[budget] if has_turns else StopReason.PROMPT_TOO_LONG
+    kinds: list[tuple[type[BaseException], StopReason]] = [
+        (EngineAbortedError, StopReason.ABORTED),
+        (EngineError, StopReason.ENGINE_ERROR),
+        (SandboxError, StopReason.SANDBOX_ERROR),
+        (RolloutError, StopReason.SETUP_ERROR),
+    ]
+    return next((reason for kind, reason in kinds if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
+
+
+_LENGTH_REASONS = {
+    "turn": StopReason.TURN_LENGTH,
+    "response": StopReason.RESPONSE_LENGTH,
+    "context": StopReason.CONTEXT_LENGTH,
+}

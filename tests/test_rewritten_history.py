@@ -1,0 +1,135 @@
+"""A conversation manager that drops messages: each history is a segment with exact tokens, and a sample of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_sglang import FakeSGLang, Reply
+from harness import ANSWER, args_for, call_text, ids_of
+from strands import Agent
+from strands.agent.conversation_manager import SlidingWindowConversationManager
+
+from strands_rollout import Sample, SGLangModel, generate
+from strands_rollout.contract import contract_violations
+from strands_rollout.errors import TrajectoryError
+
+
+def keeps_three() -> SlidingWindowConversationManager:
+    """Keeps the last messages before each model call."""
+    return SlidingWindowConversationManager(window_size=3, per_turn=True)
+
+
+def drops_on_overflow() -> SlidingWindowConversationManager:
+    """Drops messages only where the context is full."""
+    return SlidingWindowConversationManager(window_size=3)
+
+
+def not_a_manager() -> str:
+    return "no"
+
+
+class Script:
+    """Three calls, then the answer, whatever is asked; remembers what was sampled."""
+
+    def __init__(self, tokenizer: Any, turns: list[str]) -> None:
+        self._tokenizer = tokenizer
+        self._turns = turns
+        self.sampled: list[int] = []
+
+    def __call__(self, _body: dict[str, Any], number: int) -> Reply:
+        ids = ids_of(self._tokenizer, self._turns[number])
+        self.sampled += ids
+        return Reply.tokens(ids)
+
+
+TURNS = [call_text(f"print({number})") for number in range(3)] + [ANSWER]
+
+
+async def episode(
+    tokenizer: Any, manager: str, *, fan_out: bool = True, turns: list[str] | None = None, **args: Any
+) -> tuple[Any, FakeSGLang, Script]:
+    script = Script(tokenizer, turns or TURNS)
+    settings = {
+        "conversation_manager": f"{__name__}.{manager}",
+        "fan_out": fan_out,
+        "executor": {"name": "subprocess"},
+    }
+    async with FakeSGLang(script, context_length=4096, episode_of=lambda received: received.rid) as fake:
+        namespace = args_for(fake.base_url, tokenizer, strands_rollout=settings, **args)
+        sample = Sample(prompt="What is 17 * 2?", label="34", index=4)
+        return await generate(namespace, sample, {"max_new_tokens": 1024}), fake, script
+
+
+async def test_each_history_is_a_sample_and_each_sampled_token_is_trained_once(shipped_tokenizer: Any) -> None:
+    samples, fake, script = await episode(shipped_tokenizer, "keeps_three")
+    kinds = [sample.metadata["strands_rollout"]["fan_out"]["kind"] for sample in samples]
+    assert kinds == ["main", "segment", "segment"]
+    in_order = [*samples[1:], samples[0]]
+    trained = [
+        token
+        for sample in in_order
+        for token, mask in zip(sample.tokens[-sample.response_length :], sample.loss_mask, strict=True)
+        if mask
+    ]
+    assert trained == script.sampled
+    last_of = [request.input_ids for request in fake.requests]
+    for sample in samples:
+        assert {sample.rollout_id, sample.index} == {4}
+        # what was read is what was sent: the sample's context and its last turn are one request and its answer
+        assert any(sample.tokens[: len(sent)] == sent for sent in last_of)
+        sample.reward = 1.0
+        assert contract_violations(sample, decode=shipped_tokenizer.decode) == []
+    facts = samples[0].metadata["strands_rollout"]
+    assert (facts["segments"], facts["stop_reason"], facts["tool_calls"]) == (3, "completed", 3)
+
+
+async def test_a_full_context_is_the_managers_business(shipped_tokenizer: Any) -> None:
+    samples, fake, _ = await episode(shipped_tokenizer, "drops_on_overflow", rollout_max_context_len=330)
+    assert [sample.status for sample in samples] == [Sample.Status.COMPLETED] * len(samples)
+    assert len(samples) > 1
+    for request in fake.requests:
+        assert len(request.input_ids) + request.body["sampling_params"]["max_new_tokens"] <= 330
+
+
+async def test_a_context_that_no_manager_can_make_room_in_ends_the_episode(shipped_tokenizer: Any) -> None:
+    [sample], _, _ = await episode(shipped_tokenizer, "drops_on_overflow", rollout_max_context_len=100)
+    assert sample.metadata["strands_rollout"]["stop_reason"] == "prompt_too_long"
+
+
+async def test_without_fan_out_the_last_history_is_the_sample(shipped_tokenizer: Any) -> None:
+    sample, fake, _ = await episode(shipped_tokenizer, "keeps_three", fan_out=False)
+    assert sample.tokens == fake.requests[-1].input_ids + ids_of(shipped_tokenizer, ANSWER)
+    assert sample.metadata["strands_rollout"]["segments"] == 3
+
+
+@pytest.mark.parametrize(
+    ("manager", "words"),
+    [("no_such_name", "no_such_name"), ("not_a_manager", "expected a Strands ConversationManager")],
+)
+async def test_a_path_that_is_no_manager_fails_in_words(shipped_tokenizer: Any, manager: str, words: str) -> None:
+    [sample], _, _ = await episode(shipped_tokenizer, manager)
+    assert sample.status is Sample.Status.FAILED
+    assert words in sample.metadata["strands_rollout"]["error"]
+
+
+async def test_a_models_own_history_may_be_rewritten_where_it_is_told_so(shipped_tokenizer: Any) -> None:
+    async with FakeSGLang(
+        lambda _body, _number: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), context_length=4096
+    ) as fake:
+        for choice in ("segment", "error"):
+            model = SGLangModel(
+                tokenizer=shipped_tokenizer,
+                base_url=fake.base_url,
+                on_rewritten_history=choice,  # type: ignore[arg-type]
+            )
+            agent = Agent(model=model, callback_handler=None)
+            await agent.invoke_async("One")
+            del agent.messages[:]
+            if choice == "error":
+                with pytest.raises(TrajectoryError):
+                    await agent.invoke_async("Two")
+                continue
+            await agent.invoke_async("Two")
+            assert len(model.conversation.segments) == 1
+            assert "One" not in shipped_tokenizer.decode(model.trajectory.token_ids)

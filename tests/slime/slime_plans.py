@@ -88,9 +88,11 @@ PLANS = {
     "notanumber": _failed(turn(_MULTIPLY), Reply.tokens([11, 12], logprobs=[-1.0, float("nan")])),
     "short": _failed(Reply.tokens([11, 12, 13], logprobs=[-1.0])),
     "foreign": _failed(Reply.tokens([10_000_000])),
-    "stopped": Plan([turn(_MULTIPLY), Reply.abort([11, 12])], "aborted", "failed", trained=False),
+    # aborts that bring tokens are continued until the budget is used up; those that bring none, ten times
+    "stopped": Plan([turn(_MULTIPLY), Reply.abort([11, 12] * 64)], "response_length", "truncated"),
     "silent": _failed(Reply.tokens([])),
     "dequeued": Plan([Reply.abort()], "aborted", "failed", trained=False),
+    "dequeuedlater": Plan([turn(_MULTIPLY), Reply.abort()], "aborted", "failed", trained=False),
 }
 
 TURNS = {name: plan.turns for name, plan in PLANS.items()}

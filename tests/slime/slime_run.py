@@ -11,10 +11,12 @@ import inspect
 import json
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from strands_rollout.contract import contract_violations
 
 TOOLS = ("slime_tools.multiply", "slime_tools.wait", "slime_tools.block", "slime_tools.fail", "slime_tools.cancel")
 CONTEXT_LENGTH = 4096
@@ -131,6 +133,8 @@ class Rollouts:
         changed_params: Calls that changed the sampling parameters that they were given.
         raised: What `generate` raised.
         returned: For each call that ended: when (`time.monotonic`), the status then, and the sample.
+        invalid: What is wrong with samples that were returned ABORTED, in words.
+        masked: By sample's index, tokens that slime masked as older weights' before its last call.
     """
 
     args: Namespace
@@ -141,6 +145,8 @@ class Rollouts:
     changed_params: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     raised: list[BaseException] = field(default_factory=list)
     returned: list[tuple[float, str, Any]] = field(default_factory=list)
+    invalid: list[str] = field(default_factory=list)
+    masked: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         from slime.ray.rollout import RolloutManager
@@ -214,6 +220,7 @@ class Rollouts:
         async def call(args: Any, sample: Any, sampling_params: Any, evaluation: bool = False) -> Any:
             before = json.loads(json.dumps(sampling_params))
             self.calls.append(evaluation)
+            self._note_mask(sample)
             try:
                 result = await generate(args, sample, sampling_params, evaluation=evaluation)
             except BaseException as e:
@@ -221,6 +228,7 @@ class Rollouts:
                 raise
             else:
                 self.returned.append((time.monotonic(), result.status.value, result))
+                self._check_aborted(result)
                 return result
             finally:
                 if before != sampling_params:
@@ -228,6 +236,22 @@ class Rollouts:
 
         assert "evaluation" in inspect.signature(call).parameters
         return call
+
+
+    def _note_mask(self, sample: Any) -> None:
+        is_resumed = "resume" in sample.metadata.get("strands_rollout", {})
+        if is_resumed and not any(sample.loss_mask):
+            self.masked[sample.index] = len(sample.tokens)
+
+    def _check_aborted(self, sample: Any) -> None:
+        if sample.status.value == "aborted":
+            words = contract_violations(sample, decode=self._decode, may_abort=True)
+            self.invalid += [f"aborted sample {sample.index}: {found}" for found in words]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        from slime.rollout.sglang_rollout import GenerateState
+
+        return str(GenerateState(self.args).tokenizer.decode(ids))
 
 
 def load_dump(rollouts: Rollouts, rollout_id: int = 0) -> list[Any]:

@@ -5,6 +5,7 @@ Glue of the other files of this folder.
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -60,15 +61,22 @@ async def set_up(
     )
     gateway = await stack.enter_async_context(Gateway(engine.base_url))
     rows = rows or [chat_row(prompt(task, number)) for number, task in enumerate(tasks or plans)]
-    given = {"n_samples_per_prompt": 2, "rollout_batch_size": len(rows), **slime_arguments}
+    args = arguments_for(tokenizer, folder, rows, gateway.host, gateway.port, slime_arguments)
+    return Stage(engine, gateway, policy, Rollouts(args), tokenizer)
+
+
+def arguments_for(
+    tokenizer: Any, folder: Path, rows: Sequence[Mapping[str, Any]], host: str, port: int, given: Mapping[str, Any]
+) -> Namespace:
+    """slime's arguments for a data set of these rows; by default a rollout takes each of them, twice."""
+    given = {"n_samples_per_prompt": 2, "rollout_batch_size": len(rows), **given}
     batch = given["rollout_batch_size"]
     derived = {"over_sampling_batch_size": batch, "global_batch_size": batch * given["n_samples_per_prompt"]}
-    args = arguments(
+    return arguments(
         str(tokenizer.name_or_path),
         prompt_data=str(write_rows(folder / "rows.jsonl", rows)),
-        sglang_router_ip=gateway.host,
-        sglang_router_port=gateway.port,
+        sglang_router_ip=host,
+        sglang_router_port=port,
         save_debug_rollout_data=str(folder / "rollout_{rollout_id}.pt"),
         **{**derived, **given},
     )
-    return Stage(engine, gateway, policy, Rollouts(args), tokenizer)

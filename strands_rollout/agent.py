@@ -30,6 +30,7 @@ from strands_rollout.errors import EngineAbortedError
 from strands_rollout.sglang_model import SGLangModel
 from strands_rollout.stop_reason import StopReason, reason_of_error
 from strands_rollout.strands_events import INVALID_TOOL_CALL
+from strands_rollout.strands_log import log_failures_once
 from strands_rollout.tool_limiter import ToolLimiter
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ async def run_episode(
     Raises:
         asyncio.CancelledError: The caller was cancelled. Nothing else: every other failure is in the result.
     """
+    log_failures_once()
     started = time.monotonic()
     begun = progress or EpisodeProgress(messages[:-1], 0)
     stats = ToolStats(begun.tool_s, begun.tool_errors, begun.tool_timeouts, finished=dict(begun.finished))

@@ -112,7 +112,12 @@ class SGLangModel(Model):
         self._client = SGLangClient(client) if isinstance(client, httpx.AsyncClient) else client
         self._parser = get_parser(tool_parser) if isinstance(tool_parser, str) else tool_parser
         self._vocab_size = vocab_size
-        self._sampler = TurnSampler(vocab_size or self.template.encoder.vocab_size)
+        ends = [self.template.end_of_turn_id, getattr(tokenizer, "eos_token_id", None)]
+        self._sampler = TurnSampler(
+            vocab_size or self.template.encoder.vocab_size,
+            [token for token in ends if isinstance(token, int)],
+            self.template.encoder.decode,
+        )
         self._should_abort = should_abort
         self._span = request_span
         self._busy = False

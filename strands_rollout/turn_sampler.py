@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Final
 
 from strands.types.exceptions import ContextWindowOverflowException
@@ -23,7 +24,7 @@ from strands_rollout.errors import (
 )
 from strands_rollout.model_config import SGLangModelConfig
 from strands_rollout.replay_data import missing_replay_data, request_fields
-from strands_rollout.sglang_client import Flight, Generation, SGLangClient
+from strands_rollout.sglang_client import FinishReason, Flight, Generation, SGLangClient
 from strands_rollout.token_limits import Room, room_left, turn_allowance
 from strands_rollout.trajectory import Trajectory
 
@@ -34,6 +35,8 @@ RequestSpan = Callable[[int | None], AbstractContextManager[Callable[[Mapping[st
 
 # aborts of one turn in a row that brought no token, and the waits between them: about 40 s in all
 _MAX_FRUITLESS_ABORTS: Final = 10
+# a stop string ends within so many tokens, or it is not looked for
+_STOP_TAIL_TOKENS: Final = 64
 _BACKOFF_BASE_S: Final = 0.25
 _BACKOFF_CAP_S: Final = 8.0
 
@@ -52,6 +55,8 @@ class TurnSampler:
 
     Args:
         vocab_size: New context ids must be below it.
+        end_ids: Tokens that end a turn, beside those of the sampling parameters.
+        decode: Text of ids, to look for stop strings in an aborted turn.
 
     Attributes:
         cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if none did.
@@ -59,8 +64,12 @@ class TurnSampler:
         flight: Where the request is.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(
+        self, vocab_size: int, end_ids: Iterable[int] = (), decode: Callable[[Sequence[int]], str] = lambda _ids: ""
+    ) -> None:
         self._vocab_size = vocab_size
+        self._end_ids = frozenset(end_ids)
+        self._decode = decode
         self._engine_context: int | None = None
         self._asked = False
         self.cut_by: str | None = None
@@ -120,17 +129,13 @@ class TurnSampler:
         self._check_vocabulary(context_ids)
         fruitless = 0
         while True:
-            generation = await self._ask(client, config, trajectory, context_ids, span)
-            aborted = generation.finish_reason.type == "abort"
-            if aborted and missing_replay_data(config["extra"], config["sampling_params"], generation.meta_info):
-                # tokens that the trainer could not replay; they are sampled again
-                generation.output_ids.clear()
+            generation = self._settled(await self._ask(client, config, trajectory, context_ids, span), config)
             if generation.output_ids:
                 _record(trajectory, context_ids, generation)
                 context_ids, fruitless = (), 0
             else:
                 fruitless += 1
-            if not aborted:
+            if generation.finish_reason.type != "abort":
                 return generation
             if should_abort() or not _can_continue(config, generation) or fruitless > _MAX_FRUITLESS_ABORTS:
                 count = len(generation.output_ids)
@@ -139,6 +144,27 @@ class TurnSampler:
             self.engine_aborts += 1
             if fruitless > 1:  # a paused engine lets the next request wait; one that does not is not asked in a hurry
                 await asyncio.sleep(min(_BACKOFF_BASE_S * 2 ** (fruitless - 2), _BACKOFF_CAP_S))
+
+    def _settled(self, generation: Generation, config: SGLangModelConfig) -> Generation:
+        """What counts of an aborted answer; any other is taken as it is."""
+        params, ids = config["sampling_params"], generation.output_ids
+        if generation.finish_reason.type != "abort" or not ids:
+            return generation
+        if missing_replay_data(config["extra"], params, generation.meta_info):
+            # the trainer could not replay these tokens: they are sampled again
+            return replace(generation, output_ids=[], logprobs=[])
+        end = self._end_of(ids, params)
+        # aborted as it sampled the end of its turn, after which nothing may follow
+        return generation if end is None else replace(generation, finish_reason=FinishReason("stop", matched=end))
+
+    def _end_of(self, ids: Sequence[int], params: Mapping[str, Any]) -> int | str | None:
+        """The stop token or string that output ends with, if it does."""
+        if not params.get("ignore_eos") and ids[-1] in self._end_ids.union(params.get("stop_token_ids") or ()):
+            return ids[-1]
+        stops = params.get("stop") or ()
+        stops = [stops] if isinstance(stops, str) else stops
+        tail = self._decode(ids[-_STOP_TAIL_TOKENS:]) if stops else ""
+        return next((stop for stop in stops if tail.endswith(stop)), None)
 
     async def _ask(
         self,

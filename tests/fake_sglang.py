@@ -69,7 +69,6 @@ class FakeSGLang:
         decode: Makes `text` of the output ids.
         router: Answer 404 to `/abort_request`, to the info endpoints and to all that controls an engine, as routers do.
             Its one worker, which answers them, is at `worker_url`.
-        strict: A request that is sent again although tokens were delivered for it is a violation too.
         keeps_requests: Record every request; not in long runs.
 
     Attributes:
@@ -88,14 +87,13 @@ class FakeSGLang:
         decode: Callable[[list[int]], str] | None = None,
         router: bool = False,
         weight_version: str = "default",
-        strict: bool = False,
         keeps_requests: bool = True,
     ) -> None:
         self._script, self._decode, self._router = script, decode, router
         self._context_length, self._vocab_size, self._episode_of = context_length, vocab_size, episode_of
         self._keeps_requests = keeps_requests
         self.engine = Requests(weight_version)
-        self.episodes = Episodes(strict=strict)
+        self.episodes = Episodes()
         self.requests: list[Received] = []
         self.requests_seen = 0
         self.aborts: list[dict[str, Any]] = []

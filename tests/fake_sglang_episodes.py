@@ -43,19 +43,17 @@ class Episode:
 class Episodes:
     """All of them, by key.
 
-    Args:
-        strict: A request that is sent again although tokens were delivered for it is a violation too: those tokens
-            were dropped.
-
     Attributes:
         violations: Broken rules, in words.
+        dropped: Requests that were sent again although tokens had been answered to them, in words. Who never read that
+            answer had no choice.
     """
 
-    def __init__(self, *, strict: bool = False) -> None:
-        self._strict = strict
+    def __init__(self) -> None:
         self._by_key: dict[Hashable, Episode] = {}
         self._anonymous = itertools.count()
         self.violations: list[str] = []
+        self.dropped: list[str] = []
 
     def __getitem__(self, key: Hashable) -> Episode:
         return self._by_key[key]
@@ -77,11 +75,9 @@ class Episodes:
             restarts = episode.restarts + (episode.sampled_length > 0)
             episode = self._by_key[key] = Episode(ids, ids, ids, restarts=restarts)
         elif ids == episode.last_input and ids != episode.sequence:
-            if self._strict and len(episode.sequence) > len(ids):
-                self.violations.append(
-                    f"request {number}: it repeats the last one, whose answer of {len(episode.sequence) - len(ids)} "
-                    "tokens was delivered"
-                )
+            count = len(episode.sequence) - len(ids)
+            if count > 0:
+                self.dropped.append(f"request {number}: it repeats the last one, to which {count} tokens were answered")
         elif ids[: len(episode.sequence)] != episode.sequence:
             same = sum(1 for _ in itertools.takewhile(lambda p: p[0] == p[1], zip(ids, episode.sequence, strict=False)))
             self.violations.append(

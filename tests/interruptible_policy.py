@@ -68,7 +68,6 @@ class Asked:
         rest: Tokens of it that are to come.
         visit: How many requests of this sample came before.
         attempt: 1 for the first of a request.
-        body: The request's JSON.
     """
 
     key: str
@@ -79,7 +78,6 @@ class Asked:
     rest: int
     visit: int
     attempt: int
-    body: Mapping[str, Any] = field(repr=False, default_factory=dict)
 
     @property
     def task(self) -> str:
@@ -166,7 +164,7 @@ class InterruptiblePolicy:
         visit = self._visits.get(key, 0)
         self._visits[key] = visit + 1
         attempt = int(str(received.rid).partition("-")[2] or 1)
-        self.asked.append(Asked(key, *facts, visit, attempt, received.body))
+        self.asked.append(Asked(key, *facts, visit, attempt))
         return self.asked[-1]
 
     def _turn(self, key: str, name: str, turn: int) -> tuple[int, ...]:

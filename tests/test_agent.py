@@ -10,6 +10,7 @@ import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, call_text, ids_of
 from strands import tool
+from strands.hooks import AfterToolsEvent, HookProvider
 
 from strands_rollout import EpisodeLimits, SGLangModel, StopReason, TokenLimits
 from strands_rollout.agent import Episode, run_episode
@@ -182,6 +183,23 @@ async def test_an_abort_is_seen_after_a_tool(shipped_tokenizer: Any) -> None:
 async def test_a_hook_that_fails_is_an_internal_error_with_its_cause(shipped_tokenizer: Any) -> None:
     done, _, _ = await episode(shipped_tokenizer, [ANSWER], tools=[object()])
     assert done.stop_reason in (StopReason.INTERNAL_ERROR, StopReason.COMPLETED)
+
+
+async def test_a_failure_is_not_logged_by_strands_too(shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    await episode(shipped_tokenizer, [Reply.status(422, "no")])
+    assert caplog.records == []
+
+
+async def test_a_bug_is_logged_by_strands(shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def breaks(registry: Any, **_more: Any) -> None:
+        def break_it(_event: AfterToolsEvent) -> None:
+            raise ValueError("broken")
+
+        registry.add_callback(AfterToolsEvent, break_it)
+
+    hook = type("Hook", (HookProvider,), {"register_hooks": staticmethod(breaks)})()
+    await episode(shipped_tokenizer, [call_text()], hooks=[hook])
+    assert "exception=<ValueError>" in caplog.text
 
 
 async def test_cancelling_passes_through(shipped_tokenizer: Any) -> None:

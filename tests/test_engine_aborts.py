@@ -42,6 +42,34 @@ async def test_calls_are_read_from_the_whole_turn(shipped_tokenizer: Any) -> Non
     assert (done.facts["tool_calls"], done.facts["turns"]) == (1, 2)
 
 
+async def test_a_turn_that_was_aborted_as_it_ended_is_finished(shipped_tokenizer: Any) -> None:
+    call, answer = (ids_of(shipped_tokenizer, text) for text in (call_text(), ANSWER))
+    done = await run(shipped_tokenizer, [Reply.abort(call), Reply.abort(answer)])
+    assert len(done.fake.requests) == 2
+    assert (done.sample.status, done.facts["stop_reason"]) == (Sample.Status.COMPLETED, "completed")
+    assert (done.facts["tool_calls"], done.facts["engine_aborts"]) == (1, 0)
+    assert done.sample.tokens[-len(answer) :] == answer
+
+
+async def test_a_configured_stop_token_ends_an_aborted_turn_too(shipped_tokenizer: Any) -> None:
+    ids = ids_of(shipped_tokenizer, "It is 34")
+    done = await run(shipped_tokenizer, [Reply.abort(ids)], params={"stop_token_ids": [ids[-1]]})
+    assert (done.sample.status, len(done.fake.requests)) == (Sample.Status.COMPLETED, 1)
+
+
+@pytest.mark.parametrize("stop", ["is 34", ["no", "is 34"]])
+async def test_a_stop_string_ends_an_aborted_turn_too(shipped_tokenizer: Any, stop: Any) -> None:
+    ids = ids_of(shipped_tokenizer, "It is 34")
+    done = await run(shipped_tokenizer, [Reply.abort(ids)], params={"stop": stop})
+    assert (done.sample.status, len(done.fake.requests)) == (Sample.Status.COMPLETED, 1)
+
+
+async def test_an_end_of_turn_that_is_to_be_ignored_does_not_end_it(shipped_tokenizer: Any) -> None:
+    ids = ids_of(shipped_tokenizer, ANSWER)
+    done = await run(shipped_tokenizer, [Reply.abort(ids), ANSWER], params={"ignore_eos": True})
+    assert len(done.fake.requests) == 2
+
+
 async def test_an_update_inside_one_request_is_told_token_by_token(shipped_tokenizer: Any) -> None:
     turn = ids_of(shipped_tokenizer, ANSWER)
     spans = [{"version": "1", "start": 0, "end": 4}, {"version": "2", "start": 4, "end": len(turn)}]

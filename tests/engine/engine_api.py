@@ -96,20 +96,19 @@ async def until_load(api: Api, running: int, waiting: int = 0) -> None:
             await asyncio.sleep(0.005)
 
 
-async def streaming(api: Api, **fields: Any) -> asyncio.Task[dict[str, Any]]:
-    """A streamed generation that has made its first tokens; the task's result is the last state of its answer."""
+async def streaming(api: Api, tokens: int = 3, **fields: Any) -> asyncio.Task[dict[str, Any]]:
+    """A streamed generation that has made so many tokens; the task's result is the last state of its answer."""
     under_way = asyncio.Event()
     rid = fields.pop("rid", None)
     body = {"input_ids": IDS, "sampling_params": fields, "stream": True, "return_logprob": True, "rid": rid}
 
     async def read() -> dict[str, Any]:
-        states = []
         async for event in api.events("/generate", body):
             if event != "[DONE]":
-                states.append(event)
-            if len(states) == 3:
+                state = json.loads(event)
+            if len(state["output_ids"]) >= tokens:
                 under_way.set()
-        return json.loads(states[-1])
+        return state
 
     task = asyncio.create_task(read())
     await under_way.wait()

@@ -100,27 +100,24 @@ async def test_a_request_continued_from_its_own_output_gets_the_rest_of_it(embed
         assert logprobs == pytest.approx([triple[0] for triple in triples[cut:]], abs=1e-5)
 
 
-async def test_a_request_aborted_again_and_again_ends_as_if_it_had_never_been(start, long_dir):
+async def test_a_request_aborted_again_and_again_goes_on_as_if_it_had_never_been(start, long_dir):
     api = await start(long_dir)
     fields = {"sampling_seed": 5, "ignore_eos": True}
-    whole = (await api.generate(max_new_tokens=600, **fields))["output_ids"]
-    await api.post("/flush_cache")
     ids: list[int] = []
     for _ in range(4):
-        fields["max_new_tokens"] = 600 - len(ids)
-        task = asyncio.create_task(api.generate([*IDS, *ids], **fields))
+        task = asyncio.create_task(api.generate([*IDS, *ids], max_new_tokens=15000 - len(ids), **fields))
         await until_load(api, 1)
         await asyncio.sleep(0.01)
         await api.post("/abort_request", {"abort_all": True})
         part = await task
         assert part["meta_info"]["finish_reason"]["type"] == "abort"
         ids += part["output_ids"]
-    ids += (await api.generate([*IDS, *ids], **(fields | {"max_new_tokens": 600 - len(ids)})))["output_ids"]
-    assert ids == whole
+    await api.post("/flush_cache")
+    assert (await api.generate(max_new_tokens=len(ids), **fields))["output_ids"] == ids
 
 
 async def test_tokens_of_many_seeds_are_distributed_as_the_model_says(embedded):
-    samples = 3000
+    samples = 2000
     params = [{"max_new_tokens": 1, "sampling_seed": seed, "temperature": 3.0} for seed in range(samples)]
     body = {"input_ids": [IDS] * samples, "sampling_params": params, "return_logprob": True}
     answers = (await embedded.post("/generate", body)).body

@@ -98,7 +98,7 @@ async def test_a_client_that_disconnects_during_a_pause_leaves_nothing(start, lo
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_a_paused_generation_stands_still_and_then_goes_on_as_if_nothing_had_been(start, long_dir, mode):
     api = await start(long_dir)
-    fields = {"max_new_tokens": 150, "ignore_eos": True, "sampling_seed": 5}
+    fields = {"max_new_tokens": 400, "ignore_eos": True, "sampling_seed": 5}
     whole = await api.generate(**fields, return_logprob=True)
     await api.post("/flush_cache")
     task = await streaming(api, **fields)
@@ -159,8 +159,8 @@ async def test_a_pause_by_abort_ends_frozen_generations_at_once(start, long_dir)
 async def test_a_retracted_generation_that_is_aborted_keeps_what_sglangs_front_end_has_of_it(start, long_dir):
     api = await start(long_dir)
     async with in_flight(api, "whole", return_logprob=True) as [task]:
-        stream = await streaming(api, rid="streamed", max_new_tokens=15000, ignore_eos=True)
-        await asyncio.sleep(0.1)
+        await until_load(api, 1)
+        stream = await streaming(api, tokens=60, rid="streamed", max_new_tokens=15000, ignore_eos=True)
         await _pause(api, "retract")
         await api.post("/abort_request", {"abort_all": True})
         body, streamed = await asyncio.gather(task, stream)

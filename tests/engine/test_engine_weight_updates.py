@@ -44,7 +44,7 @@ async def test_without_a_version_the_old_one_stays(api, other_dir):
 @pytest.mark.parametrize(("mode", "flush"), [("in_place", False), ("retract", True)])
 async def test_an_update_in_mid_generation_reports_both_versions(start, long_dir, long_other_dir, mode, flush):
     api = await start(long_dir)
-    task = await streaming(api, max_new_tokens=150, ignore_eos=True)
+    task = await streaming(api, max_new_tokens=400, ignore_eos=True)
     await api.post("/pause_generation", {"mode": mode})
     update = {"model_path": str(long_other_dir), "weight_version": "v2", "flush_cache": flush}
     answer = await api.post("/update_weights_from_disk", update)
@@ -52,14 +52,14 @@ async def test_an_update_in_mid_generation_reports_both_versions(start, long_dir
     await api.post("/continue_generation", {})
     meta = (await task)["meta_info"]
     first, second = meta["weight_versions"]
-    assert (first["version"], first["start"], second["version"], second["end"]) == ("default", 0, "v2", 150)
-    assert 0 < first["end"] == second["start"] < 150
+    assert (first["version"], first["start"], second["version"], second["end"]) == ("default", 0, "v2", 400)
+    assert 0 < first["end"] == second["start"] < 400
     assert meta["weight_version"] == "v2"
 
 
 async def test_each_span_holds_what_the_weights_of_its_version_sample(start, long_dir, long_other_dir):
     api, old, new = [await start(folder) for folder in (long_dir, long_dir, long_other_dir)]
-    fields = {"max_new_tokens": 150, "ignore_eos": True, "temperature": 0}
+    fields = {"max_new_tokens": 400, "ignore_eos": True, "temperature": 0}
     task = await streaming(api, **fields)
     await api.post("/pause_generation", {"mode": "retract"})
     await api.post("/update_weights_from_disk", {"model_path": str(long_other_dir), "weight_version": "v2"})
@@ -68,7 +68,7 @@ async def test_each_span_holds_what_the_weights_of_its_version_sample(start, lon
     cut = answer["meta_info"]["weight_versions"][0]["end"]
     first, rest = answer["output_ids"][:cut], answer["output_ids"][cut:]
     assert first == (await old.generate(**fields))["output_ids"][:cut]
-    assert rest == (await new.generate([*IDS, *first], **(fields | {"max_new_tokens": 150 - cut})))["output_ids"]
+    assert rest == (await new.generate([*IDS, *first], **(fields | {"max_new_tokens": 400 - cut})))["output_ids"]
 
 
 async def test_what_an_update_aborts_names_the_version_that_it_was_sampled_under(start, long_dir, long_other_dir):
@@ -107,14 +107,14 @@ async def test_an_update_under_a_frozen_generation_changes_weights_but_fails_to_
 
 async def test_an_update_without_a_pause_waits_for_what_runs_and_holds_what_comes(start, long_dir, long_other_dir):
     api = await start(long_dir)
-    running = await streaming(api, max_new_tokens=200, ignore_eos=True)
+    running = await streaming(api, max_new_tokens=400, ignore_eos=True)
     update = {"model_path": str(long_other_dir), "weight_version": "v2"}
     updating = asyncio.create_task(api.post("/update_weights_from_disk", update))
     await asyncio.sleep(0.02)
     late = asyncio.create_task(api.generate(max_new_tokens=2, ignore_eos=True))
     await asyncio.sleep(0.02)
     assert await api.load() == (1, 0)
-    assert (await running)["meta_info"]["weight_versions"] == [{"version": "default", "start": 0, "end": 200}]
+    assert (await running)["meta_info"]["weight_versions"] == [{"version": "default", "start": 0, "end": 400}]
     assert (await updating).status == 200
     meta = (await late)["meta_info"]
     assert (meta["weight_version"], meta["cached_tokens"]) == ("v2", 0)
@@ -146,7 +146,7 @@ async def test_an_abort_during_an_update_does_not_reach_what_waits_for_it(start,
 
 async def test_a_version_can_change_without_the_weights(start, long_dir):
     api = await start(long_dir)
-    running = await streaming(api, max_new_tokens=150, ignore_eos=True)
+    running = await streaming(api, max_new_tokens=400, ignore_eos=True)
     body = {"new_version": "v2", "abort_all_requests": False}
     answer = (await api.post("/update_weight_version", body)).body
     assert answer == {"success": True, "message": "Weight version updated to v2", "new_version": "v2"}

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import recorded_tools
+import slime_tools
 from slime_install import find_slime, importable
+from slime_interruptions import Begin, Scene, set_up_scene
 from slime_stage import Stage, Start, set_up
 
 import strands_rollout
@@ -62,6 +65,20 @@ def _end_loop(loop_thread: Any, http_client: Any) -> None:
     loop_thread.loop.call_soon_threadsafe(loop_thread.loop.stop)
     loop_thread._thread.join()
     loop_thread.loop.close()
+
+
+@pytest.fixture(autouse=True)
+def new_tool_records() -> Iterator[None]:
+    """The tools begin with empty records and end what they hold."""
+    yield
+    recorded_tools.forget()
+    slime_tools.held.clear()
+
+
+@pytest.fixture(autouse=True)
+def engines_that_only_abort_are_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of after 40 s."""
+    monkeypatch.setattr("strands_rollout.turn_sampler._BACKOFF_BASE_S", 0.001)
 
 
 @pytest.fixture(scope="session")
@@ -118,3 +135,17 @@ async def start(chat_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
             return stage
 
         yield begin
+
+
+@pytest.fixture
+async def begin(chat_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Begin]:
+    """The same with a policy that can be interrupted: `await begin(plans, tasks, disturb, **slime's arguments)`."""
+    async with AsyncExitStack() as stack:
+
+        async def start(*args: Any, **more: Any) -> Scene:
+            scene = await set_up_scene(stack, chat_tokenizer, tmp_path, *args, **more)
+            watched = scene.rollouts.watched(strands_rollout.generate)
+            monkeypatch.setattr(strands_rollout, "generate", watched, raising=False)
+            return scene
+
+        yield start

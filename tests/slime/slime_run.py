@@ -239,8 +239,8 @@ class Rollouts:
 
 
     def _note_mask(self, sample: Any) -> None:
-        is_resumed = "resume" in sample.metadata.get("strands_rollout", {})
-        if is_resumed and not any(sample.loss_mask):
+        metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
+        if "resume" in metadata.get("strands_rollout", {}) and not any(sample.loss_mask):
             self.masked[sample.index] = len(sample.tokens)
 
     def _check_aborted(self, sample: Any) -> None:

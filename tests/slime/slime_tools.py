@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Final
 
+import recorded_tools
 from strands import tool
+
+held: Final[set[str]] = set()
 
 
 @tool
@@ -51,3 +55,17 @@ def fail() -> str:
 async def cancel() -> str:
     """Raise what a cancelled task raises, although nobody cancelled this one."""
     raise asyncio.CancelledError
+
+
+@tool
+async def hold(call: str) -> str:
+    """Work, for ever while `held` has the end of the call's name.
+
+    Args:
+        call: Its name.
+    """
+    recorded_tools.began.append(call)
+    if any(call.endswith(name) for name in held):
+        await asyncio.sleep(60)
+    recorded_tools.ended.append(call)
+    return f"{call} is done"

@@ -1,4 +1,4 @@
-"""slime stops a rollout in the middle: samples come back ABORTED at once, valid, and start again from nothing."""
+"""slime stops a rollout in the middle: samples come back ABORTED at once, and valid; engines abort by themselves too."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 from fake_sglang import Reply
-from slime_policy import ANSWER, Asked, call, turn
+from interruptible_policy import Asked, abort_after, aborted_in_queue
+from slime_interruptions import Begin, facts_of
+from slime_policy import ANSWER, call, turn
 from slime_stage import Stage, Start
+from slime_trainer import trained_tokens
 
 from strands_rollout.contract import contract_violations
 
@@ -24,10 +27,12 @@ CAUGHT = {
     "intool": [turn(call("wait", seconds=8)), ANSWER],
     "insynctool": [turn(call("block", seconds=8)), ANSWER],
     "inretry": [Reply.status(503, "busy")],
-    # a request that comes just after slime's own abort runs on at the engine
-    "sentlate": [Reply.tokens(PARTIAL).after(8)],
+    # comes to the engine just after slime's abort, and hears the next one, 3 s later
+    "sentlate": [Reply.hang(PARTIAL).after(0.9)],
+    # no abort reaches it
+    "deaf": [Reply.tokens(PARTIAL).after(8)],
 }
-SAMPLED = {"generating": 3, "queued": 0, "inretry": 0, "sentlate": 0}
+SAMPLED = {"generating": 3, "queued": 0, "inretry": 0, "deaf": 0}
 
 
 async def started(start: Start, name: str, **more: Any) -> Stage:
@@ -45,66 +50,55 @@ async def test_a_running_episode_comes_back_at_once_and_valid(
     await stage.rollouts.train()
     aborted = stage.rollouts.returned_as("aborted")
     assert len(aborted) == 2
+    # what is sampled late is waited for where slime keeps it: until its second abort, 3 s after the first
+    waits = partial_rollout and name in ("sentlate", "deaf")
+    sampled = {**SAMPLED, "sentlate": 3 if waits else 0}
     for sample in aborted:
         assert contract_violations(sample, decode=stage.tokenizer.decode, may_abort=True) == []
-        if name in SAMPLED:
-            assert sum(sample.loss_mask) == SAMPLED[name]
+        if name in sampled:
+            assert sum(sample.loss_mask) == sampled[name]
     assert stage.rollouts.raised == []
     seconds = stage.rollouts.abort_seconds()
     with capsys.disabled():
         print(f"\nabort of {name}: {seconds:.2f} s", end="")
-    assert seconds < 2
+    assert seconds < (5 if waits else 1)
 
 
-@pytest.mark.parametrize("name", ["generatinglater", "queued"])
-@pytest.mark.parametrize("mask", [False, True])
-async def test_an_aborted_group_is_kept_and_starts_again_from_nothing(start: Start, name: str, mask: bool) -> None:
-    stage = await started(start, name, partial_rollout=True, mask_offpolicy_in_partial_rollout=mask)
-    await stage.rollouts.train()
-    assert len(stage.rollouts.manager.data_source.buffer) == 1
-    requests, episode = len(stage.engine.requests), stage.rollouts.returned_as("aborted")[0]
-    stage.policy.plans[name] = [MULTIPLY, ANSWER]
-    stage.rollouts.args.over_sampling_batch_size = 1
-    await stage.rollouts.train(1)
-    [again] = stage.rollouts.groups
-    assert episode in again
-    assert [sample.status.value for sample in again] == ["completed"] * 2
-    assert [sample.reward["score"] for sample in again] == [1.0, 1.0]
-    prompts = {tuple(request.input_ids) for request in stage.engine.requests[requests:]}
-    for sample in again:
-        assert tuple(sample.tokens[: len(sample.tokens) - sample.response_length]) in prompts
-        assert sample.weight_versions == ["default"] * 2
-        assert not sample.remove_sample
-    assert stage.engine.violations == []
+async def test_a_turn_that_the_engine_aborts_is_continued_and_trained(begin: Begin) -> None:
+    aborts = {0: aborted_in_queue, 1: abort_after(3)}
+    scene = await begin({"updated": [ANSWER]}, ["updated"], lambda asked: aborts.get(asked.visit))
+    ranks = await scene.rollouts.train()
+    samples = scene.rollouts.samples
+    assert scene.problems(samples) == []
+    for sample in samples:
+        assert (sample.status.value, facts_of(sample)["engine_aborts"]) == ("completed", 2)
+        assert sample.tokens[-sample.response_length :] == scene.planned_ids(sample)
+    assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in samples)
 
 
-async def test_an_abort_by_the_engine_alone_is_a_failure_and_not_an_aborted_sample(start: Start) -> None:
-    stage = await start({"stopped": [Reply.abort(PARTIAL)]})
-    await stage.rollouts.train()
+@pytest.mark.parametrize("name", ["dequeued", "dequeuedlater"])
+async def test_an_engine_that_aborts_for_ever_fails_the_sample_where_slime_is_not_aborting(
+    start: Start, name: str
+) -> None:
+    plans = {"dequeued": [Reply.abort()], "dequeuedlater": [MULTIPLY, Reply.abort()]}
+    stage = await start({name: plans[name]})
+    ranks = await stage.rollouts.train()
     assert [sample.status.value for sample in stage.rollouts.samples] == ["failed"] * 2
     assert {sample.remove_sample for sample in stage.rollouts.samples} == {True}
+    assert sum(map(trained_tokens, ranks)) == 0
 
 
-async def test_a_fully_async_rollout_requeues_what_a_weight_update_aborted(start: Start) -> None:
-    from slime.rollout import fully_async_rollout
+async def test_faults_and_aborts_of_one_turn_are_overcome_together(begin: Begin) -> None:
+    faults = [Reply.status(503, "busy"), Reply.status(500, "died"), Reply.reset(), Reply.cut()]
 
-    stage = await start(
-        {"answers": [MULTIPLY, ANSWER], "updated": [MULTIPLY, Reply.abort(PARTIAL)]},
-        ["updated", "answers"],
-        rollout_function_path="slime.rollout.fully_async_rollout.generate_rollout_fully_async",
-        sglang_server_concurrency=2,
-        rollout_batch_size=2,
-    )
+    def disturb(asked: Asked) -> Any:
+        if asked.attempt == 1:
+            return faults[asked.done // 2 % len(faults)]
+        return abort_after(2) if asked.rest > 2 else None
 
-    def updated_once(_asked: Asked) -> Reply:
-        stage.policy.plans["updated"] = [MULTIPLY, ANSWER]
-        return Reply.abort(PARTIAL)
-
-    stage.policy.plans["updated"] = [MULTIPLY, updated_once]
-    try:
-        await stage.rollouts.train()
-    finally:
-        fully_async_rollout._stop_global_worker()
-    assert stage.rollouts.returned_as("aborted")
-    assert {sample.status.value for sample in stage.rollouts.samples} == {"completed"}
-    assert stage.engine.violations == []
+    scene = await begin({"troubled": ["It is \\boxed{34}.<|im_end|>"]}, ["troubled"], disturb)
+    await scene.rollouts.train()
+    assert scene.problems(scene.rollouts.samples) == []
+    for sample in scene.rollouts.samples:
+        assert sample.status.value == "completed"
+        assert sample.tokens[-sample.response_length :] == scene.planned_ids(sample)

@@ -1,0 +1,138 @@
+"""slime's rollouts on an engine that can be interrupted anywhere, and what they must have left behind.
+
+The router is the fake engine's own. Knows the truth of the engine, and samples by slime's contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import recorded_tools
+from fake_sglang import FakeSGLang, Received, Reply
+from interruptible_policy import Disturb, InterruptiblePolicy, prompt_of
+from rollout_record import REWARD_KEY, untruths
+from slime_run import CONTEXT_LENGTH, Rollouts, chat_row
+from slime_stage import arguments_for
+from stand_in_rollout import update_weights
+
+from strands_rollout.contract import contract_violations
+
+TOOLS = (*recorded_tools.PATHS, "slime_tools.hold")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What runs, each with its own record of what happened."""
+
+    engine: FakeSGLang
+    policy: InterruptiblePolicy
+    rollouts: Rollouts
+    tokenizer: Any
+
+    @property
+    def buffer(self) -> list[list[Any]]:
+        """Groups that slime has kept for its next rollout."""
+        kept: list[list[Any]] = self.rollouts.manager.data_source.buffer
+        return kept
+
+    async def update_weights(self, version: str, *, mode: str = "abort", for_s: float = 0.0) -> None:
+        """As slime does between two training steps, or during one."""
+        await update_weights(self.engine.worker_url, version, mode=mode, for_s=for_s)
+
+    def sampled_ids(self, sample: Any) -> list[int]:
+        """The sample's tokens that it says the policy sampled."""
+        spans = facts_of(sample)["spans"]
+        return [token for _turn, start, end, _version in spans for token in sample.tokens[start:end]]
+
+    def planned_ids(self, sample: Any) -> list[int]:
+        """What the policy was to sample for it, turn after turn."""
+        turns = self.policy.planned_ids(sample.session_id, task_of(sample).partition("/")[0])
+        return [token for turn in turns for token in turn]
+
+    def problems(self, samples: Iterable[Any]) -> list[str]:
+        """What is wrong with finished samples, with any that was aborted, and with what the engine received."""
+        found = [*self.engine.violations, *self.engine.episodes.dropped, *self.policy.violations, *self.rollouts.invalid]
+        found += [f"raised: {error!r}" for error in self.rollouts.raised]
+        found += [f"{call} ended twice" for call in recorded_tools.ended_twice()]
+        if self.rollouts.changed_params:
+            found.append("the sampling parameters were changed")
+        for sample in samples:
+            found += contract_violations(sample, decode=self.tokenizer.decode, reward_key=REWARD_KEY)
+            if not sample.remove_sample:
+                masked = self.rollouts.masked.get(sample.index, 0)
+                found += untruths(sample, self.engine.episodes, task_of(sample), masked_below=masked)
+        return found
+
+
+@dataclass(frozen=True)
+class ForgetfulRouter:
+    """A script for the fake engine: a policy that is not told everything."""
+
+    policy: InterruptiblePolicy
+    forgets: Callable[[dict[str, Any]], object]
+
+    def reply(self, received: Received, number: int) -> Reply:
+        """The policy's, to what is left of the request."""
+        self.forgets(received.body)
+        return self.policy.reply(received, number)
+
+
+Begin = Callable[..., Awaitable[Scene]]
+
+
+async def set_up_scene(
+    stack: AsyncExitStack,
+    tokenizer: Any,
+    folder: Path,
+    plans: Mapping[str, Sequence[str]],
+    tasks: Sequence[str],
+    disturb: Disturb = lambda _asked: None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    forgets: Callable[[dict[str, Any]], object] = lambda _body: None,
+    **slime_arguments: Any,
+) -> Scene:
+    """Start everything; `stack` ends it.
+
+    Args:
+        stack: Open.
+        tokenizer: Loaded from the folder that slime's arguments will name.
+        folder: For the data and the dumps.
+        plans: Turns by task name; see `InterruptiblePolicy`.
+        tasks: Names of the rows of the data set, in order.
+        disturb: What goes wrong at the engine.
+        settings: Of the rollout.
+        forgets: Takes from a request's body what does not get through to the engine.
+        slime_arguments: Beside those of `slime_stage.arguments_for`.
+    """
+    policy = InterruptiblePolicy(tokenizer, plans, disturb)
+    engine = await stack.enter_async_context(
+        FakeSGLang(
+            ForgetfulRouter(policy, forgets),
+            context_length=slime_arguments.pop("context_length", CONTEXT_LENGTH),
+            vocab_size=len(tokenizer),
+            router=True,
+            weight_version="1",
+        )
+    )
+    rows = [chat_row(prompt_of(name, number)) for number, name in enumerate(tasks)]
+    host, _, port = engine.base_url.removeprefix("http://").partition(":")
+    given = {"strands_rollout": {"tools": list(TOOLS), **(settings or {})}, **slime_arguments}
+    args = arguments_for(tokenizer, folder, rows, host, int(port), given)
+    return Scene(engine, policy, Rollouts(args), tokenizer)
+
+
+def facts_of(sample: Any) -> dict[str, Any]:
+    """What the sample says of its episode."""
+    facts: dict[str, Any] = sample.metadata["strands_rollout"]
+    return facts
+
+
+def task_of(sample: Any) -> str:
+    """Name and number."""
+    text = sample.prompt[0]["content"]
+    return str(text[2:].partition("]]")[0])

@@ -1,0 +1,301 @@
+"""Partial rollout through slime's own loop and buffer: what one rollout cut, the next ones go on with."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import recorded_tools
+import slime_tools
+from fake_sglang import Reply
+from interruptible_policy import Asked, Change, aborted_in_queue, hold_after
+from rough_weather import ANSWER, call, turn
+from slime_interruptions import Begin, Scene, facts_of
+from slime_run import load_dump
+from slime_trainer import trained_tokens
+
+pytestmark = pytest.mark.slime
+
+PLANS = {
+    "slow": [
+        turn("I shall work on this first.", call("work")),
+        turn("And on these two.", call("work", "a"), call("hold", "b")),
+        ANSWER,
+    ],
+    "quick": [ANSWER],
+}
+
+
+def through_torch(groups: Any) -> Any:
+    import torch
+
+    file = io.BytesIO()
+    torch.save(groups, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+KEPT_AS: Mapping[str, Callable[[Any], Any]] = {
+    "itself": lambda groups: groups,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda groups: pickle.loads(pickle.dumps(groups)),  # noqa: S301 - our own bytes
+    "torch": through_torch,
+}
+
+
+class Cuts:
+    """The engine holds slow tasks at what is named, so that slime's abort cuts them there.
+
+    Attributes:
+        at: By turn, after how many tokens; or what happens instead.
+        only_first: Whether the first sample of a group alone is held.
+    """
+
+    def __init__(self) -> None:
+        self.at: dict[int, int | Reply | Change] = {}
+        self.only_first = False
+        self._first: dict[str, str] = {}
+
+    def __call__(self, asked: Asked) -> Reply | Change | None:
+        if asked.name == "quick":
+            return lambda rest: rest.after(0.3)
+        first = self._first.setdefault(asked.task, asked.key)
+        cut = self.at.get(asked.turn) if asked.key == first or not self.only_first else None
+        return hold_after(cut) if isinstance(cut, int) else cut
+
+
+async def one_rollout(scene: Scene, number: int, *, keep: Callable[[Any], Any] = lambda groups: groups) -> None:
+    """A rollout that is ended by its quick group; then new weights, with what was cut in slime's buffer."""
+    await scene.rollouts.train(number)
+    assert [sample.prompt[0]["content"][:7] for sample in scene.rollouts.samples] == ["[[quick"] * 2
+    scene.buffer[:] = keep(scene.buffer)
+    await scene.update_weights(str(number + 2))
+
+
+async def last_rollout(scene: Scene, number: int) -> tuple[list[Any], int]:
+    """One that takes the group in the buffer alone; its samples, and how many tokens are trained."""
+    scene.rollouts.args.over_sampling_batch_size = 1
+    ranks = await scene.rollouts.train(number)
+    assert scene.buffer == []
+    return scene.rollouts.samples, sum(map(trained_tokens, ranks))
+
+
+async def started(begin: Begin, cuts: Cuts, **more: Any) -> Scene:
+    given = {"partial_rollout": True, "rollout_batch_size": 1, "over_sampling_batch_size": 2, **more}
+    return await begin(PLANS, ["slow", "quick", "quick", "quick"], cuts, **given)
+
+
+@pytest.mark.parametrize("kept_as", KEPT_AS)
+@pytest.mark.parametrize("mask", [False, True])
+async def test_samples_that_are_cut_again_and_again_are_finished_token_for_token(
+    begin: Begin, kept_as: str, mask: bool
+) -> None:
+    cuts = Cuts()
+    scene = await started(begin, cuts, mask_offpolicy_in_partial_rollout=mask)
+    for number, at in enumerate(({0: 4}, {1: 0}, {1: 6}, {2: 3})):
+        cuts.at = dict(at)
+        await one_rollout(scene, number, keep=KEPT_AS[kept_as])
+        [group] = scene.buffer
+        assert [sample.status.value for sample in group] == ["aborted"] * 2
+    cuts.at = {}
+    samples, trained = await last_rollout(scene, 4)
+    assert scene.problems(samples) == []
+    for sample in samples:
+        assert (sample.status.value, sample.reward["score"]) == ("completed", 1.0)
+        assert scene.sampled_ids(sample) == scene.planned_ids(sample)
+        facts = facts_of(sample)
+        assert (facts["aborts"], facts["resumes"], facts["turns"]) == (4, 4, 3)
+        assert (facts["tool_iterations"], facts["tool_calls"]) == (2, 3)
+        # the second rollout's abort came before a token; turn 1 went on in the third
+        assert facts["weight_versions"] == ["1", "2", "3", "4", "5"]
+        assert set(sample.weight_versions) == set(facts["weight_versions"])
+        assert sample.metadata["start_rollout_id"] == 0
+        assert "resume" not in facts
+    news = [end - start for _turn, start, end, version in facts_of(samples[0])["spans"] if version == "5"]
+    all_planned = sum(len(scene.planned_ids(sample)) for sample in samples)
+    assert trained == (2 * sum(news) if mask else all_planned)
+    assert len(recorded_tools.ended) == len(set(recorded_tools.ended)) == 6
+
+
+async def test_finished_tools_of_a_turn_are_not_run_again_when_another_was_cut(begin: Begin) -> None:
+    cuts = Cuts()
+    scene = await started(begin, cuts)
+    slime_tools.held.add("1b")
+    await one_rollout(scene, 0)
+    assert [sample.status.value for sample in scene.buffer[0]] == ["aborted"] * 2
+    assert len(recorded_tools.began) - len(recorded_tools.ended) == 2
+    slime_tools.held.clear()
+    samples, trained = await last_rollout(scene, 1)
+    assert scene.problems(samples) == []
+    assert sorted(recorded_tools.ended) == sorted(set(recorded_tools.ended))
+    assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
+    for sample in samples:
+        assert sample.response.index("1a is done") < sample.response.index("1b is done")
+
+
+@pytest.mark.parametrize("cut", [0, aborted_in_queue])
+async def test_what_was_cut_before_its_first_token_starts_without_a_word(
+    begin: Begin, caplog: pytest.LogCaptureFixture, cut: Any
+) -> None:
+    cuts = Cuts()
+    cuts.at = {0: cut}
+    scene = await started(begin, cuts)
+    await one_rollout(scene, 0)
+    cuts.at = {}
+    samples, trained = await last_rollout(scene, 1)
+    assert scene.problems(samples) == []
+    assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
+    assert {facts_of(sample)["resumes"] for sample in samples} == {0}
+    assert "starts afresh" not in caplog.text
+
+
+async def test_samples_that_waited_for_their_turn_start_in_the_next_rollout(begin: Begin) -> None:
+    cuts = Cuts()
+    cuts.at = {1: 4}
+    scene = await started(begin, cuts, sglang_server_concurrency=3)
+    scene.rollouts.args.over_sampling_batch_size = 3
+    await one_rollout(scene, 0)
+    statuses = [sample.status.value for group in scene.buffer for sample in group]
+    cuts.at = {}
+    scene.rollouts.args.rollout_batch_size, scene.rollouts.args.global_batch_size = 2, 4
+    scene.rollouts.args.over_sampling_batch_size = 2
+    await scene.rollouts.train(1)
+    assert scene.problems(scene.rollouts.samples) == []
+    assert {sample.status.value for sample in scene.rollouts.samples} == {"completed"}
+    assert len(statuses) == 4
+
+
+async def test_a_finished_sample_of_a_group_that_was_cut_is_left_alone(begin: Begin) -> None:
+    cuts = Cuts()
+    cuts.at, cuts.only_first = {1: 4}, True
+    scene = await started(begin, cuts)
+    await one_rollout(scene, 0)
+    [group] = scene.buffer
+    assert sorted(sample.status.value for sample in group) == ["aborted", "completed"]
+    finished = next(sample for sample in group if sample.status.value == "completed")
+    before = copy.deepcopy({**vars(finished), "trace": None})
+    cuts.at = {}
+    samples, trained = await last_rollout(scene, 1)
+    assert any(sample is finished for sample in samples)
+    assert {**vars(finished), "trace": None} == before
+    assert scene.problems(samples) == []
+    assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
+
+
+async def test_a_failed_sample_of_a_group_that_was_cut_starts_from_nothing(begin: Begin) -> None:
+    cuts = Cuts()
+    scene = await started(begin, cuts)
+    cuts.at = {1: Reply.status(422, "refused"), 2: 4}
+    cuts.only_first = True
+    held = hold_after(5)
+
+    def disturb(asked: Asked) -> Any:
+        change = cuts(asked)
+        return held if asked.name == "slow" and change is None and asked.turn == 2 else change
+
+    scene.policy.disturb = disturb
+    await one_rollout(scene, 0)
+    [group] = scene.buffer
+    assert sorted(sample.status.value for sample in group) == ["aborted", "failed"]
+    failed = next(sample for sample in group if sample.status.value == "failed")
+    assert failed.reward is not None
+    scene.policy.disturb = lambda _asked: None
+    samples, trained = await last_rollout(scene, 1)
+    assert [sample.status.value for sample in samples] == ["completed"] * 2
+    [restarted] = [words for words in scene.problems(samples) if "began again" not in words] or [None]
+    assert restarted is None
+    assert facts_of(failed)["weight_versions"] == ["2"]
+    assert not failed.remove_sample
+    assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
+
+
+@pytest.mark.parametrize("damage", ["tokens", "state", "version"])
+async def test_a_damaged_state_means_a_clean_start_and_a_warning(
+    begin: Begin, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    cuts = Cuts()
+    cuts.at = {1: 4}
+    scene = await started(begin, cuts)
+    await one_rollout(scene, 0)
+    damaged, other = scene.buffer[0]
+    state = facts_of(damaged)["resume"]
+    match damage:
+        case "tokens":
+            damaged.tokens[-1] += 1
+        case "state":
+            state.pop("messages")
+        case "version":
+            state["version"] = 99
+    cuts.at = {}
+    samples, trained = await last_rollout(scene, 1)
+    assert [sample.status.value for sample in samples] == ["completed"] * 2
+    assert (facts_of(damaged)["resumes"], facts_of(other)["resumes"]) == (0, 1)
+    assert facts_of(damaged)["weight_versions"] == ["2"]
+    assert caplog.text.count("aborted sample starts afresh") == 1
+    assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
+
+
+async def test_resuming_can_be_switched_off(begin: Begin) -> None:
+    cuts = Cuts()
+    cuts.at = {1: 4}
+    scene = await started(begin, cuts, settings={"resume_aborted": False})
+    await one_rollout(scene, 0)
+    cuts.at = {}
+    samples, trained = await last_rollout(scene, 1)
+    assert [facts_of(sample)["weight_versions"] for sample in samples] == [["2"]] * 2
+    assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
+
+
+async def test_tokens_of_too_old_weights_are_masked_and_the_rest_is_trained(begin: Begin) -> None:
+    cuts = Cuts()
+    scene = await started(begin, cuts, settings={"max_staleness": 1})
+    for number, at in enumerate(({0: 4}, {1: 6})):
+        cuts.at = dict(at)
+        await one_rollout(scene, number)
+    cuts.at = {}
+    samples, trained = await last_rollout(scene, 2)
+    for sample in samples:
+        assert (facts_of(sample)["weight_versions"], facts_of(sample)["stale_tokens"]) == (["1", "2", "3"], 4)
+    assert trained == sum(len(scene.planned_ids(sample)) - 4 for sample in samples)
+
+
+async def test_rewards_of_whole_groups_come_when_the_group_is_finished(begin: Begin) -> None:
+    cuts = Cuts()
+    cuts.at, cuts.only_first = {1: 4}, True
+    scene = await started(begin, cuts, group_rm=True)
+    await one_rollout(scene, 0)
+    assert [sample.reward for sample in scene.buffer[0]] == [None] * 2
+    cuts.at = {}
+    samples, _ = await last_rollout(scene, 1)
+    assert [sample.reward["score"] for sample in samples] == [1.0] * 2
+    assert scene.problems(samples) == []
+
+
+async def test_the_parts_of_a_turn_have_one_seed(begin: Begin) -> None:
+    cuts = Cuts()
+    cuts.at = {1: 4}
+    scene = await started(begin, cuts, sglang_enable_deterministic_inference=True, rollout_seed=7)
+    await one_rollout(scene, 0)
+    cuts.at = {}
+    samples, _ = await last_rollout(scene, 1)
+    seeds: dict[tuple[str, int], set[int]] = {}
+    for asked, request in zip(scene.policy.asked, scene.engine.requests, strict=True):
+        seeds.setdefault((asked.key, asked.turn), set()).add(request.body["sampling_params"]["sampling_seed"])
+    assert {len(found) for found in seeds.values()} == {1}
+    own = [seeds[sample.session_id, number] for sample in samples for number in range(3)]
+    assert len(set.union(*own)) == 6
+
+
+async def test_a_dump_of_samples_that_were_cut_can_be_loaded(begin: Begin) -> None:
+    cuts = Cuts()
+    cuts.at = {1: 4}
+    scene = await started(begin, cuts)
+    await one_rollout(scene, 0)
+    cuts.at = {}
+    samples, _ = await last_rollout(scene, 1)
+    assert load_dump(scene.rollouts, 1) == samples
+    assert all(len(set(sample.weight_versions)) == 2 for sample in samples)

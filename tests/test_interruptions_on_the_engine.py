@@ -1,0 +1,112 @@
+"""On the embedded engine with its real model: an interrupted episode gets the tokens that it would have got."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+from harness import args_for
+
+from strands_rollout import Sample, generate
+from strands_rollout.dataset_rows import read_rows
+from strands_rollout.demo import shipped_rows
+from strands_rollout.engine_process import engine_process
+
+EPISODES = 6
+SETTINGS = {"executor": {"name": "local", "isolation": "rlimits"}}
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[str]:
+    """The URL of an engine with the shipped model."""
+    async with engine_process() as url:
+        yield url
+
+
+async def control(url: str, path: str, **body: Any) -> None:
+    async with aiohttp.ClientSession() as session, session.post(f"{url}{path}", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+
+
+def new_samples() -> list[Sample]:
+    rows = read_rows(shipped_rows(), EPISODES)
+    return [Sample(prompt=row.prompt, label=row.label, index=n) for n, row in enumerate(rows)]
+
+
+async def played(
+    url: str, tokenizer: Any, samples: Sequence[Sample], *, at_once: int = EPISODES, **settings: Any
+) -> list[Sample]:
+    """The samples after `generate`, each with a seed of its own."""
+    args = args_for(url, tokenizer, strands_rollout={**SETTINGS, **settings})
+    places = asyncio.Semaphore(at_once)
+
+    async def play(sample: Sample) -> Sample:
+        params = {"temperature": 1.0, "max_new_tokens": 512, "sampling_seed": 100 + (sample.index or 0)}
+        async with places:
+            return await generate(args, sample, params)
+
+    return list(await asyncio.gather(*map(play, samples)))
+
+
+def tokens_of(samples: Sequence[Sample]) -> list[list[int]]:
+    return [sample.tokens for sample in samples]
+
+
+async def test_equal_runs_give_equal_tokens_whatever_runs_beside_them(engine: str, shipped_tokenizer: Any) -> None:
+    runs = [await played(engine, shipped_tokenizer, new_samples(), at_once=number) for number in (1, EPISODES)]
+    assert tokens_of(runs[0]) == tokens_of(runs[1])
+    assert [sample.rollout_log_probs for sample in runs[0]] == [sample.rollout_log_probs for sample in runs[1]]
+    assert len({tuple(sample.tokens) for sample in runs[0]}) == EPISODES
+
+
+async def test_a_weight_update_in_mid_episode_changes_nothing_but_the_version(
+    engine: str, shipped_tokenizer: Any
+) -> None:
+    undisturbed = await played(engine, shipped_tokenizer, new_samples())
+    running = asyncio.create_task(played(engine, shipped_tokenizer, new_samples()))
+    for version in range(2, 100):
+        await asyncio.sleep(0.03)
+        if running.done():
+            break
+        await control(engine, "/pause_generation", mode="abort")
+        # the same weights under another version: what changes is not the tokens
+        await control(
+            engine, "/update_weights_from_disk", model_path=shipped_tokenizer.name_or_path, weight_version=str(version)
+        )
+        await control(engine, "/continue_generation")
+    samples = await running
+    assert tokens_of(samples) == tokens_of(undisturbed)
+    facts = [sample.metadata["strands_rollout"] for sample in samples]
+    assert sum(fact["engine_aborts"] for fact in facts) > 0
+    assert max(len(fact["weight_versions"]) for fact in facts) > 1
+    for sample, fact in zip(samples, facts, strict=True):
+        told = [position for _, start, end, _ in fact["spans"] for position in range(start, end)]
+        prompt = len(sample.tokens) - sample.response_length
+        assert told == [prompt + n for n, mask in enumerate(sample.loss_mask or []) if mask]
+
+
+def is_open(sample: Sample) -> bool:
+    return sample.status in (Sample.Status.PENDING, Sample.Status.ABORTED)
+
+
+async def test_aborted_and_resumed_episodes_end_as_undisturbed_ones(engine: str, shipped_tokenizer: Any) -> None:
+    undisturbed = await played(engine, shipped_tokenizer, new_samples())
+    clock, aborts = asyncio.get_running_loop().time, 0
+    for run_s in (0.03, 0.05, 0.07, 0.09, 0.11):
+        samples = new_samples()
+        while any(map(is_open, samples)):
+            end = clock() + run_s
+            again = [copy.deepcopy(sample) for sample in samples if is_open(sample)]
+            back = await played(engine, shipped_tokenizer, again, should_abort=lambda end=end: clock() > end)
+            aborts += sum(map(is_open, back))
+            run_s += 0.01  # so that each round gets further than the last, on the slowest machine
+            by_index = {sample.index: sample for sample in back}
+            samples = [by_index.get(sample.index, sample) for sample in samples]
+        assert tokens_of(samples) == tokens_of(undisturbed)
+        assert [sample.loss_mask for sample in samples] == [sample.loss_mask for sample in undisturbed]
+        assert max(sample.metadata["strands_rollout"]["resumes"] for sample in samples) > 0
+    assert aborts > 0

@@ -33,7 +33,7 @@ async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> Asyn
 
     Args:
         settings: Whose `executor`, `code_session` and `tool_timeout_s` count.
-        calls: Where its calls are counted.
+        calls: Where its calls are counted, those before the episode was resumed included.
 
     Raises:
         ConfigError: The executor can't be made, or keeps no sessions and one is wanted.
@@ -51,7 +51,9 @@ async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> Asyn
     timeout_s = settings.tool_timeout_s or CODE_TIMEOUT_S
     owner_before = CALL_OWNER.set(owner)
     try:
-        yield code_tool(executor, timeout_s=timeout_s, session=session, calls=calls)
+        # calls that were counted before are those of an aborted episode, whose session ended with it
+        is_restarted = session is not None and calls.calls > 0
+        yield code_tool(executor, timeout_s=timeout_s, session=session, calls=calls, is_restarted=is_restarted)
     finally:
         CALL_OWNER.reset(owner_before)
         if session is not None:

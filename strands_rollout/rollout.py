@@ -87,9 +87,8 @@ def _write(job: _Job, played: _Played) -> list[tuple[str, Any]]:
     """Fill the job's sample; return its siblings with their kinds, where there are any."""
     settings, code_calls = job.settings, played.code_calls
     beside = spoken_beside(played.model, played.sub_agents.made)
-    # neither what a code session holds can be saved, nor tokens beside those of the sample
-    in_session = settings.code_session and code_calls.calls
-    is_whole = not in_session and not played.model.conversation.segments and not (job.fans_out and beside)
+    # tokens beside those of the sample can't be saved
+    is_whole = not played.model.conversation.segments and not (job.fans_out and beside)
     write_episode(
         job.args,
         job.sample,

@@ -6,7 +6,7 @@ Knows Strands' tools and the `CodeExecutor` protocol. Must not know episodes, sa
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from strands import tool
@@ -94,6 +94,7 @@ def code_tool(
     max_output_chars: int = CODE_OUTPUT_CHARS,
     session: str | None = None,
     calls: CodeCalls | None = None,
+    is_restarted: bool = False,
 ) -> CodeTool:
     """A Strands tool that runs the model's Python on `executor`; its description says what that offers.
 
@@ -103,6 +104,7 @@ def code_tool(
         max_output_chars: Limit on what one call prints, in characters, cut in the middle with a marker.
         session: Name of an interpreter that all calls share; None for a fresh one each time.
         calls: Where calls are counted.
+        is_restarted: The session is new, and the model knows an older one: its first call says so.
 
     Raises:
         ConfigError: A session is named, and the executor keeps none.
@@ -116,7 +118,7 @@ def code_tool(
             f"{type(executor).__name__} keeps no sessions: each call starts fresh there. Turn code_session off, or use "
             "the local executor"
         )
-    return _code_tool(lambda: executor, facts, timeout_s, max_output_chars, session, calls)
+    return _code_tool(lambda: executor, facts, timeout_s, max_output_chars, session, calls, is_restarted=is_restarted)
 
 
 def _code_tool(
@@ -126,10 +128,17 @@ def _code_tool(
     max_output_chars: int,
     session: str | None = None,
     calls: CodeCalls | None = None,
+    *,
+    is_restarted: bool = False,
 ) -> CodeTool:
+    untold = is_restarted
+
     async def execute_python_code(code: str) -> str:
         """Run Python code; the model reads the description in `prompts` instead."""
+        nonlocal untold
         result = await find_executor().run(code, timeout_s=timeout_s, session=session)
+        if untold:
+            result, untold = replace(result, session_lost=True), False
         if calls is not None:
             calls.add(result)
         if result.infra_error is not None:

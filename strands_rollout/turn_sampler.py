@@ -247,11 +247,14 @@ def turn_seed(seed: int, turn: int) -> int:
 
 
 def _turn_params(params: Mapping[str, Any], trajectory: Trajectory) -> dict[str, Any]:
-    seed = params.get("sampling_seed")
-    if seed is None:
-        return dict(params)
-    turn = len(trajectory.turns) - trajectory.is_open
-    return {**params, "sampling_seed": turn_seed(seed, turn)}
+    """The sampling parameters of the next request: a turn's own seed, and what is left of its least length."""
+    turn, own = len(trajectory.turns) - trajectory.is_open, dict(params)
+    if own.get("sampling_seed") is not None:
+        own["sampling_seed"] = turn_seed(own["sampling_seed"], turn)
+    if own.get("min_new_tokens") and trajectory.is_open:
+        sampled = trajectory.turns[-1].end - trajectory.turns[-1].start
+        own["min_new_tokens"] = max(0, own["min_new_tokens"] - sampled)
+    return own
 
 
 def _record(trajectory: Trajectory, context_ids: Sequence[int], generation: Generation) -> None:

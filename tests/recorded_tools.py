@@ -12,7 +12,7 @@ from strands import tool
 began: Final[list[str]] = []
 ended: Final[list[str]] = []
 ended_in_threads: Final[list[str]] = []
-PATHS: Final = tuple(f"{__name__}.{name}" for name in ("work", "block", "fail", "tell"))
+PATHS: Final = tuple(f"{__name__}.{name}" for name in ("work", "linger", "block", "fail", "tell"))
 
 
 def forget() -> None:
@@ -36,6 +36,21 @@ async def work(call: str, seconds: float = 0.0) -> str:
     """
     began.append(call)
     await asyncio.sleep(seconds)
+    ended.append(call)
+    return f"{call} is done"
+
+
+@tool
+async def linger(call: str, seconds: float) -> str:
+    """Work long; not where it is begun again.
+
+    Args:
+        call: Its name.
+        seconds: How long.
+    """
+    is_new = call not in began
+    began.append(call)
+    await asyncio.sleep(seconds if is_new else 0.0)
     ended.append(call)
     return f"{call} is done"
 

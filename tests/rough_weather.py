@@ -36,7 +36,7 @@ PLANS: Final[Mapping[str, Sequence[str]]] = {
     "answers": [ANSWER],
     "calls": [_WORK, ANSWER],
     "callsmuch": [_WORK, _WORK, _WORK, _WORK, ANSWER],
-    "parallel": [turn("Two at once:", call("work", "a", seconds=0.02), call("work", "b")), ANSWER],
+    "parallel": [turn("Two at once:", call("work", "a", seconds=0.15), call("work", "b")), ANSWER],
     "mixed": [
         turn(call("work", "a", seconds=0.05), _BROKEN, call("fail", "b"), call("block", "c", seconds=0.01)),
         _WORK,
@@ -46,6 +46,7 @@ PLANS: Final[Mapping[str, Sequence[str]]] = {
     "unknown": [turn(call("nothing")), ANSWER],
     "failing": [turn(call("fail")), turn(call("fail")), ANSWER],
     "slowtool": [_SLOW_WORK, _SLOW_WORK, ANSWER],
+    "lingers": [turn("This takes very long.", call("linger", seconds=2.0)), ANSWER],
     "slowmodel": ["Let me think about that for a while. " * 4 + ANSWER],
     "slowboth": ["Let me think. " * 5 + _SLOW_WORK, "Let me think again. " * 5 + ANSWER],
     "rambles": ["on and on " * 400],

@@ -170,3 +170,23 @@ async def test_a_session_that_is_lost_is_told_to_the_policy(shipped_tokenizer: A
     done = await run(shipped_tokenizer, turns, settings={"code_session": True, "tool_timeout_s": 0.5})
     assert "The interpreter was restarted: variables and files are gone." in done.context_after(1)
     assert "NameError" in done.context_after(2)
+
+
+async def test_after_a_resume_the_policy_is_told_that_its_session_is_gone(shipped_tokenizer: Any) -> None:
+    aborting = False
+
+    def cut(_body: dict[str, Any], number: int) -> Any:
+        nonlocal aborting
+        aborting = number == 1
+        return Reply.abort() if aborting else call_text("x = 34")
+
+    settings = {"code_session": True, "should_abort": lambda: aborting}
+    first = await run(shipped_tokenizer, cut, settings=settings)
+    assert first.sample.status.value == "aborted"
+    aborting = False
+    turns = [call_text("print('x' in globals())"), call_text("print(2)"), ANSWER]
+    done = await run(shipped_tokenizer, turns, settings=settings, sample=first.sample)
+    assert done.sample.status.value == "completed"
+    assert "False\nThe interpreter was restarted: variables and files are gone." in done.context_after(0)
+    assert "restarted" not in done.context_after(1)
+    assert done.facts["code"]["calls"] == 3

@@ -154,6 +154,13 @@ async def test_each_turn_has_a_seed_made_from_the_samples(shipped_tokenizer: Any
     assert all(0 <= seed < 2**31 for group in seeds for seed in group)
 
 
+async def test_the_least_length_of_a_turn_counts_what_it_has(shipped_tokenizer: Any) -> None:
+    turn = ids_of(shipped_tokenizer, call_text())
+    script = [Reply.abort(turn[:6]), Reply.abort(turn[6:10]), Reply.tokens(turn[10:]), ANSWER]
+    done = await run(shipped_tokenizer, script, params={"min_new_tokens": 8})
+    assert [request.body["sampling_params"]["min_new_tokens"] for request in done.fake.requests] == [8, 2, 0, 8]
+
+
 async def test_without_a_seed_none_is_sent(shipped_tokenizer: Any) -> None:
     done = await run(shipped_tokenizer, [ANSWER])
     assert "sampling_seed" not in done.fake.requests[0].body["sampling_params"]

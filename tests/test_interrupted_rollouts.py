@@ -28,8 +28,9 @@ PARAMS = {"temperature": 1.0, "max_new_tokens": 700}
 # prompts have 500 tokens, so the engine's context ends before the budget does; behind a router nobody is told
 CONTEXT_LENGTH = 1100
 _MOST_STEPS = 200
+_ON_ITS_WAY_S = 0.02
 _ENGINE_FAULTS = ("aborted", "dequeued", "delayed")
-QUICK = ("calls", "mixed", "slowtool", "answers", "slowmodel", "parallel", "slowboth", "failing")
+QUICK = ("calls", "lingers", "mixed", "slowtool", "answers", "slowmodel", "parallel", "slowboth", "failing")
 
 
 @pytest.fixture(autouse=True)
@@ -77,9 +78,13 @@ class Stage:
         assert found == []
 
 
-def stage_of(tokenizer: Any, weather: Disturb, *, router: bool = False, **settings: Any) -> Stage:
+def stage_of(
+    tokenizer: Any, weather: Disturb, *, router: bool = False, keeps_requests: bool = False, **settings: Any
+) -> Stage:
     policy = InterruptiblePolicy(tokenizer, PLANS, weather)
-    fake = FakeSGLang(policy, context_length=CONTEXT_LENGTH, weight_version="1", router=router, keeps_requests=False)
+    fake = FakeSGLang(
+        policy, context_length=CONTEXT_LENGTH, weight_version="1", router=router, keeps_requests=keeps_requests
+    )
     ours = {"tools": list(recorded_tools.PATHS), "max_tool_iterations": 5, **settings}
     args = SimpleNamespace(strands_rollout=ours, partial_rollout=True)
     return Stage(fake, policy, RolloutRecord(tokenizer.decode), args, tokenizer, [])
@@ -142,7 +147,8 @@ async def test_weight_updates_interrupt_a_fully_async_rollout_that_goes_on_in_pl
             while len(groups) < 16 and version < _MOST_STEPS:
                 groups += await worker.take(3, 0.25)
                 version += 1
-                await update_weights(stage.fake.worker_url, str(version), for_s=0.05)
+                mode = ("abort", "in_place")[version % 2]
+                await update_weights(stage.fake.worker_url, str(version), mode=mode, for_s=0.05)
     stage.finished += [sample for group in groups for sample in group]
     continued = sum(s.metadata["strands_rollout"].get("engine_aborts", 0) for s in stage.finished)
     report(capsys, f"fully async: {version - 1} updates, {continued} requests continued in place")
@@ -158,7 +164,7 @@ async def test_no_request_is_tried_again_once_the_rollout_is_aborted(shipped_tok
     def busy_first(asked: Asked) -> Reply | None:
         return Reply.status(503, "busy") if asked.attempt == 1 else None
 
-    stage = stage_of(shipped_tokenizer, busy_first, router=True)
+    stage = stage_of(shipped_tokenizer, busy_first, router=True, keeps_requests=True)
     async with stage.fake:
         known = {"rollout_max_context_len": CONTEXT_LENGTH}
         vars(stage.args).update(vars(args_for(stage.fake.base_url, shipped_tokenizer, **known)))
@@ -167,11 +173,12 @@ async def test_no_request_is_tried_again_once_the_rollout_is_aborted(shipped_tok
         running = [asyncio.create_task(run_group(rollout, group)) for group in buffer.get(24)]
         await stage.fake.arrived(24)
         await asyncio.sleep(0.19)  # the first retries come after 0.125 s, the last after 0.25 s
-        stage.record.flag_at_s, before = time.monotonic(), stage.fake.requests_seen
+        stage.record.flag_at_s = flag_at_s = time.monotonic()
         await asyncio.gather(*running)
     assert stage.record.raised == stage.record.violations == []
-    assert before < 48
-    assert stage.fake.requests_seen == before
+    late = [request.rid for request in stage.fake.requests if request.at_s > flag_at_s + _ON_ITS_WAY_S]
+    assert late == []
+    assert 24 < len(stage.fake.requests) < 48
     assert max(stage.record.abort_latencies_s) < 0.3
 
 

@@ -241,6 +241,7 @@ async def test_the_state_survives(shipped_tokenizer: Any, journey: str) -> None:
     assert is_valid(moved, shipped_tokenizer)
 
 
+@pytest.mark.torch
 async def test_the_state_survives_torch_save(shipped_tokenizer: Any, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)

@@ -14,9 +14,9 @@ from strands_rollout.engine.generation import Generation
 from strands_rollout.engine.sampling_params import SamplingParams
 
 
-async def test_new_weights_change_the_answer_the_version_and_empty_the_cache(api, tiny_dir, other_dir, start):
-    before = await api.generate(max_new_tokens=10, temperature=0)
-    answer = await api.post("/update_weights_from_disk", {"model_path": str(other_dir), "weight_version": "v7"})
+async def test_new_weights_change_the_answer_the_version_and_empty_the_cache(embedded, tiny_dir, other_dir, start):
+    before = await embedded.generate(max_new_tokens=10, temperature=0)
+    answer = await embedded.post("/update_weights_from_disk", {"model_path": str(other_dir), "weight_version": "v7"})
     assert (answer.status, answer.body) == (
         200,
         {
@@ -25,20 +25,20 @@ async def test_new_weights_change_the_answer_the_version_and_empty_the_cache(api
             "num_paused_requests": 0,
         },
     )
-    after = await api.generate(max_new_tokens=10, temperature=0)
+    after = await embedded.generate(max_new_tokens=10, temperature=0)
     fresh = await (await start(other_dir)).generate(max_new_tokens=10, temperature=0)
     assert after["output_ids"] == fresh["output_ids"] != before["output_ids"]
     assert after["meta_info"]["cached_tokens"] == 0
     assert after["meta_info"]["weight_version"] == "v7"
-    info = (await api.get("/model_info")).body
+    info = (await embedded.get("/model_info")).body
     assert (info["weight_version"], info["model_path"]) == ("v7", str(other_dir))
     assert info["tokenizer_path"] == str(tiny_dir)
 
 
-async def test_without_a_version_the_old_one_stays(api, other_dir):
-    answer = await api.post("/update_weights_from_disk", {"model_path": str(other_dir)})
+async def test_without_a_version_the_old_one_stays(embedded, other_dir):
+    answer = await embedded.post("/update_weights_from_disk", {"model_path": str(other_dir)})
     assert answer.body["message"] == "Succeeded to update model weights."
-    assert (await api.generate(max_new_tokens=1))["meta_info"]["weight_version"] == "default"
+    assert (await embedded.generate(max_new_tokens=1))["meta_info"]["weight_version"] == "default"
 
 
 @pytest.mark.parametrize(("mode", "flush"), [("in_place", False), ("retract", True)])
@@ -179,7 +179,7 @@ def test_spans_cover_the_output_in_order_without_empty_ones(changes, output_coun
 
 
 @pytest.mark.parametrize("kind", ["missing", "foreign", "shape", "broken"])
-async def test_weights_that_do_not_fit_leave_the_old_ones(api, tmp_path, kind):
+async def test_weights_that_do_not_fit_leave_the_old_ones(embedded, tmp_path, kind):
     folder = tmp_path / "new"
     if kind != "missing":
         TinyQwen3(hidden=64 if kind == "shape" else 32).write(folder)
@@ -188,10 +188,10 @@ async def test_weights_that_do_not_fit_leave_the_old_ones(api, tmp_path, kind):
         (folder / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLM"]}))
     if kind == "broken":
         (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0 garbage")
-    before = await api.generate(max_new_tokens=10, temperature=0)
-    answer = await api.post("/update_weights_from_disk", {"model_path": str(folder), "weight_version": "v2"})
+    before = await embedded.generate(max_new_tokens=10, temperature=0)
+    answer = await embedded.post("/update_weights_from_disk", {"model_path": str(folder), "weight_version": "v2"})
     assert (answer.status, answer.body["success"]) == (400, False)
     assert str(folder) in answer.body["message"]
-    after = await api.generate(max_new_tokens=10, temperature=0)
+    after = await embedded.generate(max_new_tokens=10, temperature=0)
     assert after["output_ids"] == before["output_ids"]
     assert after["meta_info"]["weight_version"] == "default"

@@ -86,7 +86,7 @@ async def last_rollout(scene: Scene, number: int) -> tuple[list[Any], int]:
 
 async def started(begin: Begin, cuts: Cuts, **more: Any) -> Scene:
     given = {"partial_rollout": True, "rollout_batch_size": 1, "over_sampling_batch_size": 2, **more}
-    return await begin(PLANS, ["slow", "quick", "quick", "quick"], cuts, **given)
+    return await begin(PLANS, ["slow", *["quick"] * 5], cuts, **given)
 
 
 @pytest.mark.parametrize("kept_as", KEPT_AS)

@@ -102,8 +102,8 @@ async def run_episode(
         self_timed_tools: Names of tools that keep to their own time limit, because waiting for a free place must not
             count.
         hooks: Further Strands hooks; they see each event before the limits do.
-        should_abort: Asked before each model call, and every 0.05 s meanwhile; once it holds, the episode ends at once,
-            a generation within 0.2 s, with what the engine had sampled.
+        should_abort: Asked before each request, before the tools of a turn, and every 0.05 s meanwhile; once it holds,
+            the episode ends at once, a generation within 0.2 s, with what the engine had sampled.
         engine_grace_s: The same for a generation behind a router, which can't be asked to abort it: as long as who
             aborts the rollout may need to tell the engines.
         conversation_manager: What may drop or sum up messages; the model must be one that begins a new segment then.
@@ -208,7 +208,7 @@ def _bound_tools(agent: Agent, timeout_s: float | None, self_timed: Collection[s
 class _EpisodeWatch(HookProvider):
     """Ends the loop on abort or a broken sandbox, and tells the policy of calls that could not be parsed.
 
-    An abort while tools run is the deadline's; one that comes as they end is seen before the next model call.
+    An abort while tools run is the deadline's.
     """
 
     def __init__(self, model: SGLangModel, stats: ToolStats, should_abort: Callable[[], bool]) -> None:
@@ -228,6 +228,8 @@ class _EpisodeWatch(HookProvider):
             raise EngineAbortedError("the rollout was aborted before a model call")
 
     def _before_tools(self, event: BeforeToolsEvent) -> None:
+        if self._should_abort():
+            raise EngineAbortedError("the rollout was aborted before the turn's tools were run")
         wanted = {block["toolUse"]["toolUseId"] for block in event.message["content"] if "toolUse" in block}
         for finished_before in self._stats.finished.keys() - wanted:
             del self._stats.finished[finished_before]

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 import httpx
 
-from strands_rollout.errors import ConfigError, EngineUnavailableError
+from strands_rollout.errors import ConfigError, EngineAbortedError, EngineUnavailableError
 from strands_rollout.generation import FinishReason, Generation, read_generation
 from strands_rollout.loop_cache import LoopCache
 from strands_rollout.server_info import ServerInfo, fetch_server_info
@@ -141,6 +141,7 @@ class SGLangClient:
         headers: Mapping[str, str] | None = None,
         extra: Mapping[str, Any] | None = None,
         flight: Flight | None = None,
+        should_abort: Callable[[], bool] = lambda: False,
     ) -> Generation:
         """Sample from these token ids; return only what was checked token by token.
 
@@ -156,6 +157,7 @@ class SGLangClient:
             headers: For this request only, such as a routing key.
             extra: More top-level fields of the request.
             flight: Told where the request is.
+            should_abort: Asked before the request is sent again.
 
         Raises:
             TrajectoryError: An input id is not one of the vocabulary, or there is none. Nothing was sent.
@@ -163,6 +165,7 @@ class SGLangClient:
             EngineRejectedError: The engine refuses the request.
             EngineResponseError: The answer is not a valid generation. One that isn't JSON is asked for once more.
             EngineUnavailableError: Every attempt failed.
+            EngineAbortedError: An attempt failed, and `should_abort` holds.
             ConfigError: `sampling_params` or `extra` can't be sent, or the client belongs to another event loop.
         """
         self._claim_loop()
@@ -185,6 +188,8 @@ class SGLangClient:
             delay_s = self._retry.delay_s(faults, self._rng)
             self._note_fault(answer, attempt=len(faults), delay_s=delay_s)
             await self._sleep(delay_s)
+            if should_abort():
+                raise EngineAbortedError("the rollout was aborted before the request was sent again")
         self._note_recovery()
         return read_generation(
             answer,

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from strands.hooks import AfterToolsEvent, BeforeToolCallEvent, BeforeToolsEvent, HookProvider, HookRegistry
+from strands.hooks import (
+    AfterToolsEvent,
+    BeforeModelCallEvent,
+    BeforeToolCallEvent,
+    BeforeToolsEvent,
+    HookProvider,
+    HookRegistry,
+)
 
 from strands_rollout.errors import ConfigError
 from strands_rollout.strands_events import INVALID_TOOL_CALL
@@ -33,7 +40,7 @@ class ToolLimiter(HookProvider):
         iterations: Tool iterations that were run.
         calls: Tool calls that were run, those that could not be parsed not counted.
         tripped: The limit that ended the loop, or None.
-        before_turn: `iterations` and `calls` before the turn whose tools were run last.
+        before_turn: `iterations` and `calls` when the model was called last.
     """
 
     def __init__(
@@ -63,9 +70,13 @@ class ToolLimiter(HookProvider):
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
         """Called by Strands."""
+        registry.add_callback(BeforeModelCallEvent, self._before_model_call)
         registry.add_callback(BeforeToolsEvent, self._before_tools)
         registry.add_callback(BeforeToolCallEvent, self._before_tool_call)
         registry.add_callback(AfterToolsEvent, self._after_tools)
+
+    def _before_model_call(self, event: BeforeModelCallEvent) -> None:  # noqa: ARG002 - Strands' signature
+        self.before_turn = (self.iterations, self.calls)
 
     def _before_tools(self, event: BeforeToolsEvent) -> None:
         uses = [block["toolUse"] for block in event.message["content"] if "toolUse" in block]
@@ -78,7 +89,6 @@ class ToolLimiter(HookProvider):
         if self.tripped:
             event.cancel = f"Not run: the limit {self.tripped} of this episode is reached."
             return
-        self.before_turn = (self.iterations, self.calls)
         self.iterations += 1
         self.calls += len(runnable)
         self._over_parallel = set(wanted[len(runnable) :])

@@ -115,8 +115,8 @@ class TurnSampler:
             config: The settings in force.
             trajectory: Grows by the context and every accepted answer.
             context_ids: New context tokens; none where the trajectory's last turn is open.
-            should_abort: Asked after each abort: if it holds, or `config["continue_aborted"]` does not, the turn stays
-                open.
+            should_abort: Asked before a request is sent again: if it holds, or `config["continue_aborted"]` does not,
+                an aborted turn stays open.
             span: Entered around each request.
 
         Raises:
@@ -129,7 +129,9 @@ class TurnSampler:
         self._check_vocabulary(context_ids)
         fruitless = 0
         while True:
-            generation = self._settled(await self._ask(client, config, trajectory, context_ids, span), config)
+            generation = self._settled(
+                await self._ask(client, config, trajectory, context_ids, should_abort, span), config
+            )
             if generation.output_ids:
                 _record(trajectory, context_ids, generation)
                 context_ids, fruitless = (), 0
@@ -172,17 +174,18 @@ class TurnSampler:
         config: SGLangModelConfig,
         trajectory: Trajectory,
         context_ids: Sequence[int],
+        should_abort: Callable[[], bool],
         span: RequestSpan,
     ) -> Generation:
         """One accepted response; asked for again, for less, if the engine's context turns out smaller than known."""
         try:
-            return await self._request(client, config, trajectory, context_ids, span)
+            return await self._request(client, config, trajectory, context_ids, should_abort, span)
         except EngineOverlongError as e:
             known = self.context_limit(config["context_window_limit"])
             if e.context_length is None or (known is not None and e.context_length >= known):
                 raise ContextWindowOverflowException(str(e)) from e
             self._engine_context = e.context_length
-            return await self._request(client, config, trajectory, context_ids, span)
+            return await self._request(client, config, trajectory, context_ids, should_abort, span)
 
     async def _request(
         self,
@@ -190,6 +193,7 @@ class TurnSampler:
         config: SGLangModelConfig,
         trajectory: Trajectory,
         context_ids: Sequence[int],
+        should_abort: Callable[[], bool],
         span: RequestSpan,
     ) -> Generation:
         allowance, limit = self._allowance(config, trajectory, len(context_ids))
@@ -202,6 +206,7 @@ class TurnSampler:
                 headers=config["headers"] or None,
                 extra=request_fields(config["extra"], known_tokens=len(trajectory.token_ids)) or None,
                 flight=self.flight,
+                should_abort=should_abort,
             )
             note(generation.meta_info)
         if generation.finish_reason.type != "abort":

@@ -72,12 +72,11 @@ class Episodes:
         if episode is None:
             episode = self._by_key[key] = Episode(ids, ids, ids)
         elif ids == episode.first:
+            self._note_dropped(episode, ids, number)
             restarts = episode.restarts + (episode.sampled_length > 0)
             episode = self._by_key[key] = Episode(ids, ids, ids, restarts=restarts)
         elif ids == episode.last_input and ids != episode.sequence:
-            count = len(episode.sequence) - len(ids)
-            if count > 0:
-                self.dropped.append(f"request {number}: it repeats the last one, to which {count} tokens were answered")
+            self._note_dropped(episode, ids, number)
         elif ids[: len(episode.sequence)] != episode.sequence:
             same = sum(1 for _ in itertools.takewhile(lambda p: p[0] == p[1], zip(ids, episode.sequence, strict=False)))
             self.violations.append(
@@ -86,6 +85,11 @@ class Episodes:
             )
         episode.last_input = ids
         return episode
+
+    def _note_dropped(self, episode: Episode, ids: list[int], number: int) -> None:
+        count = len(episode.sequence) - len(ids)
+        if ids == episode.last_input and count > 0:
+            self.dropped.append(f"request {number}: it repeats the last one, to which {count} tokens were answered")
 
     def _extended_by(self, ids: list[int]) -> Hashable:
         known = self._by_key

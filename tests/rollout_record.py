@@ -98,6 +98,10 @@ class RolloutRecord:
             raise
         self._check(sample, may_abort=False)
 
+    def aborts_of(self, index: int) -> int:
+        """How often a sample came back ABORTED."""
+        return sum(call.sample.index == index for call in self.calls if call.status == "aborted")
+
     def returned(self, status: str) -> list[Any]:
         """Samples that came back with this status at some time."""
         return [call.sample for call in self.calls if call.status == status]
@@ -127,7 +131,7 @@ def _phase(sample: Any) -> str:
     return "between"
 
 
-def untruths(sample: Any, episodes: Episodes, task: str, *, masked_below: int = 0) -> list[str]:
+def untruths(sample: Any, episodes: Episodes, task: str, *, masked_below: int = 0, most_restarts: int = 0) -> list[str]:
     """What a trained sample says of its tokens, and the engine does not: ids, mask, logprobs, versions.
 
     Args:
@@ -135,6 +139,7 @@ def untruths(sample: Any, episodes: Episodes, task: str, *, masked_below: int = 
         episodes: What the engine received and sampled.
         task: Whose facts the logprobs follow.
         masked_below: Tokens before this one were sampled by older weights and masked for that.
+        most_restarts: How often it may have begun again.
     """
     episode, facts = episodes[sample.session_id], sample.metadata["strands_rollout"]
     if sample.tokens != episode.sequence:
@@ -158,7 +163,9 @@ def untruths(sample: Any, episodes: Episodes, task: str, *, masked_below: int = 
         versions[first:end] = [version] * (end - first)
     if versions != episode.versions:
         found.append(f"sample {sample.index}: spans differ from position {_difference(versions, episode.versions)}")
-    if episode.restarts:
+    if facts.get("weight_versions") != [*dict.fromkeys(v for v in episode.versions if v is not None)]:
+        found.append(f"sample {sample.index}: weight_versions is {facts.get('weight_versions')}")
+    if episode.restarts > most_restarts:
         found.append(f"sample {sample.index}: it began again {episode.restarts} times after tokens had been sampled")
     return found
 

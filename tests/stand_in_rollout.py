@@ -89,8 +89,9 @@ class StandInRollout:
     async def run_sample(self, sample: Any) -> Any:
         """One sample of a group, unless it is finished already."""
         if self._mask_offpolicy and sample.response_length > 0:
+            if any(sample.loss_mask):  # else it is the filler of a sample without a sampled token
+                self._record.masked[sample.index] = len(sample.tokens)
             sample.loss_mask = [0] * sample.response_length
-            self._record.masked[sample.index] = len(sample.tokens)
         if sample.status in _DONE:
             return sample
         async with self._semaphore:

@@ -50,6 +50,7 @@ def test_an_unknown_isolation_is_a_usage_error() -> None:
     assert done.returncode == 2
 
 
+@pytest.mark.slow
 def test_the_command_prints_json_and_exits_by_the_verdict() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "strands_rollout.cli", "doctor", "--json"], capture_output=True, text=True, check=False

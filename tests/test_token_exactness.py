@@ -78,8 +78,8 @@ async def test_rule_02_only_what_is_new_is_rendered(tokenizer: Any) -> None:
     )
 
 
-def test_rule_02_a_template_that_is_not_append_only_is_refused(tokenizer: Any) -> None:
-    marked = copy.deepcopy(tokenizer)
+def test_rule_02_a_template_that_is_not_append_only_is_refused(shipped_tokenizer: Any) -> None:
+    marked = copy.deepcopy(shipped_tokenizer)
     marked.chat_template = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
         "{{ ' now answer' if loop.last }}{{ '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"
@@ -215,8 +215,8 @@ async def test_rule_08_calls_inside_reasoning_are_drafts(tokenizer: Any, turn: s
     assert done.sample.status is Sample.Status.COMPLETED
 
 
-async def test_rule_08_also_when_the_template_opened_the_reasoning(tokenizer: Any) -> None:
-    opened = copy.deepcopy(tokenizer)
+async def test_rule_08_also_when_the_template_opened_the_reasoning(shipped_tokenizer: Any) -> None:
+    opened = copy.deepcopy(shipped_tokenizer)
     opened.chat_template = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
         "{{ '<|im_start|>assistant\n<think>\n' }}"
@@ -224,7 +224,7 @@ async def test_rule_08_also_when_the_template_opened_the_reasoning(tokenizer: An
     turns = [f"maybe {call('echo')}\n</think>\n\n{ANSWER}", f"maybe {call('echo')}<|im_end|>"]
     expected = [["reasoningContent", "text"], ["reasoningContent"]]
     for turn, kinds in zip(turns, expected, strict=True):
-        async with FakeSGLang([Reply.tokens(ids_of(tokenizer, turn))]) as fake:
+        async with FakeSGLang([Reply.tokens(ids_of(shipped_tokenizer, turn))]) as fake:
             model = SGLangModel(tokenizer=opened, base_url=fake.base_url)
             result = await Agent(model=model, callback_handler=None).invoke_async("go")
         assert model.template.opens_reasoning

@@ -257,6 +257,7 @@ async def test_a_session_lost_between_two_calls_is_never_silently_fresh(fragile:
     assert "a" in result.infra_error
 
 
+@pytest.mark.slow
 @LINUX
 async def test_a_supervisor_that_is_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strands_rollout.sandbox.local_executor._GRACE_S", 0.5)
@@ -421,6 +422,7 @@ def test_an_unknown_isolation_is_refused() -> None:
         bare(isolation="none")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its root directory")
 async def test_without_landlock_root_changes_its_root_directory() -> None:
@@ -522,6 +524,7 @@ async def test_files_that_only_root_may_read_can_be_imported_by_a_user_that_is_n
         assert "PermissionError" in status.stderr
 
 
+@pytest.mark.slow
 async def test_hundreds_of_calls_and_sessions_at_once_all_get_their_answers() -> None:
     async with bare(max_concurrency=300, timeout_s=60) as executor:
         results = await asyncio.gather(*(executor.run(f"print({n})") for n in range(300)))
@@ -553,6 +556,7 @@ async def test_the_call_after_a_cancelled_one_says_that_the_session_was_lost(exe
     await executor.close_session("s")
 
 
+@pytest.mark.slow
 async def test_calls_that_wait_for_their_session_hold_no_place_and_cost_no_supervisor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -647,6 +651,7 @@ async def test_out_of_descriptors_is_a_fault_of_the_sandbox(monkeypatch: pytest.
         await bare().run("1")
 
 
+@pytest.mark.slow
 @LINUX
 def test_a_fork_of_the_trainer_has_places_of_its_own() -> None:
     script = """

@@ -64,6 +64,13 @@ async def test_a_running_episode_comes_back_at_once_and_valid(
     assert seconds < (5 if waits else 1)
 
 
+async def test_a_router_that_is_slow_to_refuse_an_abort_costs_no_tokens(start: Start) -> None:
+    stage = await started(start, "sentlate", partial_rollout=True)
+    stage.gateway.refuses_after_s = 0.5
+    await stage.rollouts.train()
+    assert [sum(sample.loss_mask) for sample in stage.rollouts.returned_as("aborted")] == [3, 3]
+
+
 async def test_a_turn_that_the_engine_aborts_is_continued_and_trained(begin: Begin) -> None:
     aborts = {0: aborted_in_queue, 1: abort_after(3)}
     scene = await begin({"updated": [ANSWER]}, ["updated"], lambda asked: aborts.get(asked.visit))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interruptible_policy import abort_after
+from slime_interruptions import Begin, facts_of
 from slime_policy import ANSWER, WRONG, call, prompt, turn
 from slime_run import CONTEXT_LENGTH, chat_row, write_rows
 from slime_stage import Stage, Start
@@ -62,8 +65,23 @@ async def test_the_one_dict_of_sampling_parameters_that_all_share_is_not_changed
 
 async def test_each_evaluated_sample_has_a_routing_key_of_its_own(start: Start, tmp_path: Path) -> None:
     stage = await staged(start, tmp_path, ["calls"])
-    await stage.rollouts.evaluate()
-    assert len({request.headers["X-SMG-Routing-Key"] for request in stage.engine.requests}) == 4
+    samples = (await stage.rollouts.evaluate())["demo"]["samples"]
+    # slime gives evaluated samples no session; both turns of an episode have the same key
+    assert {sample.session_id for sample in samples} == {None}
+    assert sorted(Counter(request.key for request in stage.engine.requests).values()) == [2, 2, 2, 2]
+    assert stage.engine.violations == []
+
+
+async def test_what_the_engine_aborts_is_continued_in_an_evaluation(begin: Begin, tmp_path: Path) -> None:
+    from slime.utils.eval_config import build_eval_dataset_configs
+
+    scene = await begin({"updated": [ANSWER]}, ["updated"], lambda asked: abort_after(3) if not asked.done else None)
+    raw = [{"name": "demo", "path": scene.rollouts.args.prompt_data, "n_samples_per_eval_prompt": 4}]
+    scene.rollouts.args.eval_datasets = build_eval_dataset_configs(scene.rollouts.args, raw, {})
+    result = (await scene.rollouts.evaluate())["demo"]
+    assert result["rewards"] == [1.0] * 4
+    assert {facts_of(sample)["engine_aborts"] for sample in result["samples"]} == {1}
+    assert (scene.rollouts.raised, scene.engine.violations, scene.policy.violations) == ([], [], [])
 
 
 async def test_the_context_limit_is_that_of_evaluation(start: Start, tmp_path: Path) -> None:

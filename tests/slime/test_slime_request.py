@@ -1,24 +1,19 @@
-"""What slime's settings make of the requests, and what the engine's replay data makes of the samples."""
+"""What slime's settings make of the requests."""
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-from fake_sglang import Reply
-from slime_policy import ANSWER, Asked, call, turn
+from slime_policy import ANSWER, call, turn
 from slime_run import CONTEXT_LENGTH
 from slime_stage import Start
-from slime_trainer import trained_tokens
+
+from strands_rollout.turn_sampler import turn_seed
 
 pytestmark = pytest.mark.slime
 
 MULTIPLY = turn(call("multiply", a=17, b=2))
-LAYERS, TOP_K = 2, 3
-TOO_LONG = "The input (9 tokens) is longer than the model's context length (5 tokens)."
 
 
 async def test_sampling_parameters_reach_the_engine(start: Start) -> None:
@@ -37,12 +32,34 @@ async def test_sampling_parameters_reach_the_engine(start: Start) -> None:
 async def test_the_samples_of_a_group_have_their_own_seeds_and_routing_keys(start: Start) -> None:
     stage = await start({"calls": [MULTIPLY, ANSWER]}, sglang_enable_deterministic_inference=True, rollout_seed=7)
     await stage.rollouts.train()
-    keys = {
-        request.headers["X-SMG-Routing-Key"]: request.body["sampling_params"]["sampling_seed"]
-        for request in stage.engine.requests
-    }
-    assert sorted(keys.values()) == [7, 8]
-    assert set(keys) == {sample.session_id for sample in stage.rollouts.samples}
+    seeds: dict[str | None, list[int]] = {}
+    for request in stage.engine.requests:
+        seeds.setdefault(request.key, []).append(request.body["sampling_params"]["sampling_seed"])
+    assert [seeds[sample.session_id] for sample in stage.rollouts.samples] == [
+        [7, turn_seed(7, 1)],
+        [8, turn_seed(8, 1)],
+    ]
+
+
+async def test_a_named_models_router_gets_the_requests(start: Start) -> None:
+    settings = {"model_name": "policy", "tools": ["slime_tools.multiply"]}
+    stage = await start({"calls": [MULTIPLY, ANSWER]}, strands_rollout=settings)
+    host, port = stage.engine.base_url.removeprefix("http://").split(":")
+    # slime's own requests go on to the router of its first model
+    stage.rollouts.args.sglang_model_routers = {"judge": ("127.0.0.1", 9), "policy": (host, int(port))}
+    await stage.rollouts.train()
+    assert [sample.status.value for sample in stage.rollouts.samples] == ["completed"] * 2
+    assert (len(stage.engine.requests), stage.gateway.most_in_flight) == (4, 0)
+
+
+async def test_a_model_that_slime_does_not_serve_fails_the_samples_in_words(start: Start) -> None:
+    stage = await start({"calls": [MULTIPLY, ANSWER]}, strands_rollout={"model_name": "actor"})
+    stage.rollouts.args.sglang_model_routers = {"judge": ("127.0.0.1", 9)}
+    await stage.rollouts.train()
+    for sample in stage.rollouts.samples:
+        assert sample.status.value == "failed"
+        assert "'actor'" in sample.metadata["strands_rollout"]["error"]
+        assert "'judge'" in sample.metadata["strands_rollout"]["error"]
 
 
 @pytest.mark.parametrize(
@@ -62,69 +79,3 @@ async def test_the_smallest_context_limit_holds(start: Start, limits: dict[str, 
     for sample in stage.rollouts.samples:
         assert (sample.status.value, len(sample.tokens)) == ("truncated", length)
         assert sample.metadata["strands_rollout"]["stop_reason"] == "context_length"
-
-
-def with_top_p(tokenizer: Any, text: str) -> Reply:
-    """A turn with two kept ids for each token, as an engine that replays top-p answers."""
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    kept = [kept for token in ids for kept in (token, token + 1)]
-    return Reply.tokens(ids, top_p_token_ids=kept, top_p_token_offsets=list(range(0, len(kept) + 1, 2)))
-
-
-async def test_top_p_replay_data_stays_aligned_with_the_tokens(start: Start) -> None:
-    stage = await start({"calls": [MULTIPLY, ANSWER]}, rollout_top_p=0.9)
-    stage.policy.plans["calls"] = [with_top_p(stage.tokenizer, text) for text in (MULTIPLY, ANSWER)]
-    ranks = await stage.rollouts.train()
-    assert stage.engine.requests[0].body["sampling_params"]["custom_params"] == {"return_top_p_token_ids": True}
-    for sample in stage.rollouts.samples:
-        kept = np.diff(np.asarray(sample.rollout_top_p_token_offsets)).tolist()
-        assert kept == [2 * mask for mask in sample.loss_mask]
-    assert all(trained_tokens(rank) for rank in ranks)
-
-
-@pytest.mark.parametrize("plan", ["faulty", "faultylater", "overlong"])
-async def test_a_sample_without_replay_data_does_not_break_a_top_p_batch(start: Start, plan: str) -> None:
-    stage = await start({"answers": [ANSWER], "other": [ANSWER]}, rollout_top_p=0.9)
-    answer, calls = (with_top_p(stage.tokenizer, text) for text in (ANSWER, MULTIPLY))
-    refused = Reply.status(422, "refused")
-    stage.policy.plans["answers"] = [answer]
-    stage.policy.plans["other"] = {
-        "faulty": [refused],
-        "faultylater": [calls, refused],
-        "overlong": [Reply.status(400, {"error": {"message": TOO_LONG}})],
-    }[plan]
-    ranks = await stage.rollouts.train()
-    assert sum(map(trained_tokens, ranks)) == 2 * len(answer.ids)
-
-
-def with_experts(tokenizer: Any, text: str) -> Callable[[Asked], Reply]:
-    """A turn with the routed experts of the whole sequence but its last token."""
-
-    def reply(asked: Asked) -> Reply:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        rows = asked.input_length + len(ids) - 1
-        experts = np.arange(1, 1 + rows * LAYERS * TOP_K, dtype=np.int32)
-        return Reply.tokens(ids, routed_experts=base64.b64encode(experts.tobytes()).decode())
-
-    return reply
-
-
-ROUTING = {"use_rollout_routing_replay": True, "num_layers": LAYERS, "moe_router_topk": TOP_K}
-
-
-async def test_routing_replay_is_asked_for_and_covers_the_whole_sample(start: Start) -> None:
-    stage = await start({"calls": [MULTIPLY, ANSWER]}, **ROUTING)
-    stage.policy.plans["calls"] = [with_experts(stage.tokenizer, text) for text in (MULTIPLY, ANSWER)]
-    await stage.rollouts.train()
-    assert all(request.body.get("return_routed_experts") for request in stage.engine.requests)
-    for sample in stage.rollouts.samples:
-        assert tuple(sample.rollout_routed_experts.shape) == (len(sample.tokens) - 1, LAYERS, TOP_K)
-
-
-async def test_a_sample_without_routing_data_does_not_break_a_replayed_batch(start: Start) -> None:
-    stage = await start({"calls": [MULTIPLY, ANSWER], "refused": [Reply.status(422, "refused")]}, **ROUTING)
-    stage.policy.plans["calls"] = [with_experts(stage.tokenizer, text) for text in (MULTIPLY, ANSWER)]
-    ranks = await stage.rollouts.train()
-    for rank in ranks:
-        for tokens, experts in zip(rank["tokens"], rank["rollout_routed_experts"], strict=True):
-            assert tuple(experts.shape) == (len(tokens) - 1, LAYERS, TOP_K)

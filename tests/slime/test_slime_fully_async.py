@@ -1,0 +1,125 @@
+"""slime's fully-async rollout never says that it aborts: weight updates interrupt the engine while episodes run on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import recorded_tools
+from interruptible_policy import Asked, Change, abort_after, paced
+from rough_weather import ANSWER, call, turn
+from slime_interruptions import Begin, Scene, facts_of
+from slime_trainer import trained_tokens
+
+pytestmark = pytest.mark.slime
+
+FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+PLANS = {
+    "thinks": ["Let me think about that for a while. " * 5 + ANSWER],
+    "works": [
+        turn("Let me see what comes of this. " * 3, call("work", seconds=0.05)),
+        turn("And of those two, at once.", call("work", "a", seconds=0.1), call("fail", "b")),
+        "Let me put it all together. " * 3 + ANSWER,
+    ],
+    "answers": [ANSWER],
+}
+
+
+@pytest.fixture(autouse=True)
+async def no_worker_is_left(begin: Begin) -> AsyncIterator[None]:
+    """It ends before its engine does."""
+    from slime.rollout import fully_async_rollout
+
+    yield
+    await asyncio.to_thread(fully_async_rollout._stop_global_worker)
+
+
+async def started(begin: Begin, disturb: Any, groups: int, **more: Any) -> Scene:
+    """A worker whose pool is as large as what two rollouts take."""
+    names = [list(PLANS)[number % len(PLANS)] for number in range(groups)]
+    given = {"rollout_function_path": FULLY_ASYNC, "sglang_server_concurrency": groups, **more}
+    return await begin(PLANS, names, disturb, **given)
+
+
+async def trained_through_updates(scene: Scene, mode: str, *, every_s: float, most: int) -> tuple[list[Any], int, int]:
+    """One rollout with as many weight updates as fit; its samples, its trained tokens, and the updates."""
+    training = asyncio.create_task(scene.rollouts.train())
+    updates = 0
+    while not training.done():
+        await asyncio.wait({training}, timeout=every_s)
+        if not training.done() and updates < most:
+            updates += 1
+            await scene.update_weights(str(updates + 1), mode=mode, for_s=0.03)
+    return scene.rollouts.samples, sum(map(trained_tokens, await training)), updates
+
+
+async def two_rollouts(scene: Scene) -> list[Any]:
+    """The samples of both: the worker begins new groups before it goes on with those that it kept."""
+    samples = []
+    for number in range(2):
+        await scene.rollouts.train(number)
+        samples += scene.rollouts.samples
+    return samples
+
+
+@pytest.mark.parametrize("mode", ["abort", "in_place"])
+async def test_episodes_go_on_in_place_through_weight_updates(
+    begin: Begin, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
+    scene = await started(begin, lambda _asked: paced(0.012), 24)
+    samples, trained, updates = await trained_through_updates(scene, mode, every_s=0.15, most=99)
+    assert {sample.status.value for sample in samples} == {"completed"}
+    assert scene.problems(samples) == []
+    assert scene.rollouts.returned_as("aborted") == []
+    assert all(scene.sampled_ids(sample) == scene.planned_ids(sample) for sample in samples)
+    assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
+    versions = [len(facts_of(sample)["weight_versions"]) for sample in samples]
+    continued = sum(facts_of(sample)["engine_aborts"] for sample in samples)
+    with capsys.disabled():
+        print(f"\n{mode}: {updates} updates, {continued} requests continued, up to {max(versions)} versions", end="")
+    assert max(versions) >= 4
+    assert (continued > 20) == (mode == "abort")
+    assert len(recorded_tools.ended) == len(set(recorded_tools.ended))
+
+
+async def test_aborted_groups_can_be_given_back_and_are_gone_on_with(begin: Begin) -> None:
+    scene = await started(begin, lambda _asked: paced(0.004), 12, settings={"on_engine_abort": "return"})
+    samples, trained, _ = await trained_through_updates(scene, "abort", every_s=0.2, most=3)
+    assert scene.rollouts.returned_as("aborted")
+    assert {sample.status.value for sample in samples} == {"completed"}
+    assert scene.problems(samples) == []
+    assert sum(facts_of(sample)["engine_aborts"] for sample in samples) == 0
+    assert sum(facts_of(sample)["resumes"] for sample in samples) > 0
+    assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
+
+
+async def test_a_group_that_one_abort_hit_is_requeued_with_its_finished_sample(begin: Begin) -> None:
+    first: list[str] = []
+
+    def disturb(asked: Asked) -> Change | None:
+        if asked.name != "works" or asked.turn != 1:
+            return None
+        first[:] = first or [asked.key]
+        return abort_after(4) if asked.key == first[0] and not asked.done else None
+
+    scene = await started(begin, disturb, 3, settings={"on_engine_abort": "return"})
+    samples = await two_rollouts(scene)
+    assert scene.problems(samples) == []
+    assert len(scene.rollouts.returned_as("aborted")) == 1
+    assert sorted(facts_of(sample)["resumes"] for sample in samples) == [*[0] * 11, 1]
+
+
+async def test_an_engine_that_only_aborts_requeues_and_nothing_is_lost(begin: Begin) -> None:
+    aborting = [True]
+    scene = await started(begin, lambda asked: abort_after(0) if aborting[0] and asked.turn == 1 else None, 3)
+    training = asyncio.create_task(two_rollouts(scene))
+    async with asyncio.timeout(20):
+        while not scene.rollouts.returned_as("aborted"):  # noqa: ASYNC110 - slime says nothing of it
+            await asyncio.sleep(0.05)
+    aborting[0] = False
+    samples = await training
+    assert scene.problems(samples) == []
+    assert {sample.status.value for sample in samples} == {"completed"}
+    assert sum(facts_of(sample)["resumes"] for sample in samples) >= 1

@@ -1,0 +1,244 @@
+"""Routed experts and kept top-p ids: asked for, stitched over turns, aborts and rollouts, and never guessed."""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_sglang import Reply
+from interruptible_policy import LAYERS, TOP_K, Asked, Change, TaskFacts, abort_after, aborted_in_queue, hold_after
+from rough_weather import ANSWER, call, turn
+from slime_interruptions import Begin, Scene, facts_of, task_of
+from slime_trainer import trained_tokens
+
+pytest.importorskip("pybase64", reason="slime decodes replay data with pybase64")
+pytestmark = pytest.mark.slime
+
+PLANS = {
+    "slow": [turn("I shall work on this.", call("work")), turn("And on that.", call("work", "a")), ANSWER],
+    "other": [turn(call("work")), ANSWER],
+    "quick": [ANSWER],
+}
+ROUTING = {"use_rollout_routing_replay": True, "num_layers": LAYERS, "moe_router_topk": TOP_K}
+TOP_P = {"rollout_top_p": 0.9}
+BOTH = {**ROUTING, **TOP_P}
+TOO_LONG = "The input (9 tokens) is longer than the model's context length (5 tokens)."
+
+
+def readers(scene: Scene, sample: Any) -> list[str]:
+    """The weights that read each token but the last: those that sampled the next one, or the next that was sampled."""
+    versions = scene.engine.episodes[sample.session_id].versions
+    found, last = [], ""
+    for version in reversed(versions[1:]):
+        last = version or last
+        found.append(last)
+    return found[::-1]
+
+
+def replay_problems(scene: Scene, samples: list[Any]) -> list[str]:
+    """What differs between the samples' replay data and what the engine did."""
+    found = []
+    for sample in samples:
+        law = TaskFacts(task_of(sample))
+        if scene.rollouts.args.use_rollout_routing_replay:
+            rows = [law.experts(n, version) for n, version in enumerate(readers(scene, sample))]
+            got = sample.rollout_routed_experts.reshape(len(sample.tokens) - 1, -1).tolist()
+            found += [f"sample {sample.index}: experts of row {n}" for n in range(len(rows)) if rows[n] != got[n]]
+        if scene.rollouts.args.rollout_top_p != 1.0:
+            found += _kept_problems(scene, sample, law)
+    return found
+
+
+def _kept_problems(scene: Scene, sample: Any, law: TaskFacts) -> list[str]:
+    versions = scene.engine.episodes[sample.session_id].versions
+    ids, offsets = sample.rollout_top_p_token_ids.tolist(), sample.rollout_top_p_token_offsets.tolist()
+    start = len(sample.tokens) - sample.response_length
+    got = [ids[offsets[n] : offsets[n + 1]] for n in range(sample.response_length)]
+    expected = [
+        [] if versions[n] is None else law.kept(n, str(versions[n]), sample.tokens[n])
+        for n in range(start, len(sample.tokens))
+    ]
+    return [f"sample {sample.index}: kept ids of token {n}" for n in range(len(got)) if got[n] != expected[n]]
+
+
+def starts_of(scene: Scene, sample: Any) -> list[tuple[int, int]]:
+    """For each of its requests: tokens sent, and from which row on experts were asked for."""
+    requests = [request.body for request in scene.engine.requests if request.key == sample.session_id]
+    assert all(body["return_routed_experts"] for body in requests)
+    return [(len(body["input_ids"]), body.get("routed_experts_start_len", 0)) for body in requests]
+
+
+@pytest.mark.parametrize("replayed", [ROUTING, TOP_P, BOTH])
+async def test_replay_data_is_stitched_over_turns_and_engine_aborts(begin: Begin, replayed: dict[str, Any]) -> None:
+    aborts = {0: aborted_in_queue, 1: abort_after(3), 2: abort_after(2), 4: abort_after(1)}
+    scene = await begin(PLANS, ["slow", "other"], lambda asked: aborts.get(asked.visit), **replayed)
+    ranks = await scene.rollouts.train()
+    samples = scene.rollouts.samples
+    assert {sample.status.value for sample in samples} == {"completed"}
+    assert scene.problems(samples) == []
+    assert replay_problems(scene, samples) == []
+    assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in samples)
+
+
+async def test_only_rows_that_are_not_known_are_asked_for(begin: Begin) -> None:
+    scene = await begin(PLANS, ["slow"], lambda asked: abort_after(3) if asked.visit == 0 else None, **ROUTING)
+    await scene.rollouts.train()
+    for sample in scene.rollouts.samples:
+        spans = facts_of(sample)["spans"]
+        prompt, cut = len(sample.tokens) - sample.response_length, spans[0][1] + 3
+        ends = {turn: end for turn, _start, end, _version in spans}
+        assert starts_of(scene, sample) == [
+            (prompt, 0),
+            (cut, cut - 1),
+            (spans[-2][1], ends[0] - 1),
+            (spans[-1][1], ends[1] - 1),
+        ]
+
+
+@pytest.mark.parametrize("at", [{0: 4}, {1: 0}, {1: 5}, {2: 3}])
+async def test_replay_data_survives_a_resume_with_the_rows_of_the_old_weights(begin: Begin, at: dict[int, int]) -> None:
+    held = dict(at)
+
+    def disturb(asked: Asked) -> Change | None:
+        if asked.name == "quick":
+            return lambda rest: rest.after(0.3)
+        return hold_after(held[asked.turn]) if asked.turn in held else None
+
+    sizes = {"rollout_batch_size": 1, "over_sampling_batch_size": 2, "partial_rollout": True}
+    scene = await begin(PLANS, ["slow", "quick"], disturb, **BOTH, **sizes)
+    await scene.rollouts.train()
+    held.clear()
+    await scene.update_weights("2")
+    scene.rollouts.args.over_sampling_batch_size = 1
+    ranks = await scene.rollouts.train(1)
+    samples = scene.rollouts.samples
+    assert scene.problems(samples) == []
+    assert replay_problems(scene, samples) == []
+    assert {facts_of(sample)["resumes"] for sample in samples} == {1}
+    assert [facts_of(sample)["weight_versions"] for sample in samples] == [["1", "2"]] * 2
+    assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in samples)
+
+
+async def test_an_engine_that_always_sends_all_rows_is_understood(begin: Begin) -> None:
+    scene = await begin(
+        PLANS,
+        ["slow", "other"],
+        lambda asked: abort_after(3) if asked.visit == 1 else None,
+        forgets=lambda body: body.pop("routed_experts_start_len", None),
+        **ROUTING,
+    )
+    await scene.rollouts.train()
+    assert scene.problems(scene.rollouts.samples) == []
+    assert replay_problems(scene, scene.rollouts.samples) == []
+
+
+def without_experts(body: dict[str, Any]) -> object:
+    return body.pop("return_routed_experts", None)
+
+
+def without_custom_params(body: dict[str, Any]) -> object:
+    return body["sampling_params"].pop("custom_params", None)
+
+
+@pytest.mark.parametrize(
+    ("replayed", "forgets", "told"),
+    [
+        (ROUTING, without_experts, "--enable-return-routed-experts"),
+        (TOP_P, without_custom_params, "--rollout-top-p 1"),
+    ],
+)
+async def test_a_router_that_drops_what_was_asked_for_fails_the_samples_in_words(
+    begin: Begin, replayed: dict[str, Any], forgets: Any, told: str
+) -> None:
+    scene = await begin(PLANS, ["other"], forgets=forgets, **replayed)
+    ranks = await scene.rollouts.train()
+    for sample in scene.rollouts.samples:
+        assert sample.status.value == "failed"
+        assert told in facts_of(sample)["error"]
+        assert "router" in facts_of(sample)["error"]
+    assert scene.problems(scene.rollouts.samples) == []
+    assert sum(map(trained_tokens, ranks)) == 0
+
+
+@pytest.mark.parametrize(
+    ("replayed", "names"), [(ROUTING, ["routed_experts"]), (TOP_P, ["top_p_token_ids", "top_p_token_offsets"])]
+)
+@pytest.mark.parametrize("turn_without", [0, 1])
+async def test_replay_data_that_is_missing_once_fails_one_group_and_not_the_batch(
+    begin: Begin, replayed: dict[str, Any], names: list[str], turn_without: int
+) -> None:
+    def disturb(asked: Asked) -> Change | None:
+        if asked.name != "other" or asked.turn != turn_without:
+            return None
+        return lambda rest: replace(rest, meta=dict.fromkeys(names))
+
+    scene = await begin(PLANS, ["other", "slow"], disturb, **replayed)
+    ranks = await scene.rollouts.train()
+    lacking, whole = scene.rollouts.groups
+    assert [sample.status.value for sample in lacking] == ["failed"] * 2
+    assert [sample.status.value for sample in whole] == ["completed"] * 2
+    assert replay_problems(scene, whole) == []
+    assert scene.problems(scene.rollouts.samples) == []
+    assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in whole)
+
+
+async def test_tokens_that_came_without_replay_data_from_an_abort_are_sampled_again(begin: Begin) -> None:
+    def disturb(asked: Asked) -> Change | None:
+        if asked.visit:
+            return None
+        return lambda rest: replace(rest.aborted_after(4), meta={**rest.aborted_after(4).meta, "routed_experts": None})
+
+    scene = await begin(PLANS, ["other"], disturb, **ROUTING)
+    await scene.rollouts.train()
+    samples = scene.rollouts.samples
+    # what was dropped was answered, and is asked for again
+    assert len(scene.engine.episodes.dropped) == 2
+    scene.engine.episodes.dropped.clear()
+    assert [words for words in scene.problems(samples) if "it began again 1 times" not in words] == []
+    assert replay_problems(scene, samples) == []
+    assert all(scene.sampled_ids(sample) == scene.planned_ids(sample) for sample in samples)
+
+
+@pytest.mark.parametrize("turn_of_it", [0, 1])
+async def test_a_wrong_number_of_rows_fails_the_sample_in_words(begin: Begin, turn_of_it: int) -> None:
+    payload = base64.b64encode(array("i", range(1, 1 + 3 * LAYERS * TOP_K)).tobytes()).decode()
+
+    def disturb(asked: Asked) -> Change | None:
+        if asked.name != "other" or asked.turn != turn_of_it:
+            return None
+        return lambda rest: replace(rest, meta={"routed_experts": payload})
+
+    scene = await begin(PLANS, ["other", "slow"], disturb, **ROUTING)
+    ranks = await scene.rollouts.train()
+    lacking, whole = scene.rollouts.groups
+    for sample in lacking:
+        assert sample.status.value == "failed"
+        assert "routed experts" in facts_of(sample)["error"]
+    assert replay_problems(scene, whole) == []
+    assert scene.problems(scene.rollouts.samples) == []
+    assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in whole)
+
+
+@pytest.mark.parametrize("replayed", [ROUTING, TOP_P])
+@pytest.mark.parametrize("plan", ["faulty", "faultylater", "overlong"])
+async def test_a_sample_that_never_had_replay_data_does_not_break_the_batch(
+    begin: Begin, replayed: dict[str, Any], plan: str
+) -> None:
+    replies = {
+        "faulty": {0: Reply.status(422, "refused")},
+        "faultylater": {1: Reply.status(422, "refused")},
+        "overlong": {0: Reply.status(400, {"error": {"message": TOO_LONG}})},
+    }
+
+    def disturb(asked: Asked) -> Reply | None:
+        return replies[plan].get(asked.turn) if asked.name == "other" else None
+
+    scene = await begin(PLANS, ["other", "slow"], disturb, **replayed)
+    ranks = await scene.rollouts.train()
+    _, whole = scene.rollouts.groups
+    assert scene.problems(scene.rollouts.samples) == []
+    assert replay_problems(scene, whole) == []
+    assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in whole)

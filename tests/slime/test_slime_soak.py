@@ -1,0 +1,150 @@
+"""Hundreds of samples through slime's own loop, with everything that can go wrong going wrong at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import recorded_tools
+from fake_sglang import Reply
+from interruptible_policy import LAYERS, TOP_K, Asked, Change
+from rough_weather import ALL_FAULTS, ANSWER, ENDS, PLANS, Weather
+from slime_interruptions import Begin, Scene, facts_of, task_of
+from slime_trainer import trained_tokens
+
+pytestmark = pytest.mark.slime
+
+# the tool tells more than the context holds, and the answer is longer than what that leaves
+TASKS = {**PLANS, "overflows": [PLANS["overflows"][0], "Well. " * 30 + ANSWER]}
+GROUPS, BEGUN, SAMPLES_PER_GROUP = 34, 51, 4
+FINISHED = 500
+SIZES = {"context_length": 1300, "rollout_max_response_len": 700, "n_samples_per_prompt": SAMPLES_PER_GROUP}
+REPLAYED = {
+    "use_rollout_routing_replay": True,
+    "num_layers": LAYERS,
+    "moe_router_topk": TOP_K,
+    "rollout_top_p": 0.9,
+}
+
+
+@dataclass
+class SameWeather:
+    """The weather without slime's random session ids: samples of a task are numbered as they come."""
+
+    weather: Weather
+    _keys: dict[str, list[str]] = field(default_factory=dict)
+
+    def __call__(self, asked: Asked) -> Reply | Change | None:
+        keys = self._keys.setdefault(asked.task, [])
+        if asked.key not in keys:
+            keys.append(asked.key)
+        return self.weather(replace(asked, key=f"{asked.task}:{keys.index(asked.key)}"))
+
+
+class Updates:
+    """New weights every so often while a block runs, as an asynchronous trainer has them."""
+
+    def __init__(self, scene: Scene, every_s: float) -> None:
+        self._scene, self._every_s = scene, every_s
+        self.count = 0
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.create_task(self._go_on())
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._scene.engine.engine.resume()
+
+    async def _go_on(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            self.count += 1
+            await self._scene.update_weights(str(self.count + 1), mode="abort", for_s=0.02)
+
+
+@pytest.fixture
+def flags(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When slime began to abort, each time."""
+    from slime.rollout import sglang_rollout
+
+    found: list[float] = []
+    abort = sglang_rollout.abort
+
+    async def noted(*args: Any) -> Any:
+        found.append(time.monotonic())
+        return await abort(*args)
+
+    monkeypatch.setattr(sglang_rollout, "abort", noted)
+    return found
+
+
+def latencies_s(scene: Scene, flags: list[float]) -> list[float]:
+    """From slime's flag to the return of each call of `generate` that came back ABORTED."""
+    aborted = [at for at, status, _sample in scene.rollouts.returned if status == "aborted"]
+    return sorted(at - max(flag for flag in flags if flag <= at) for at in aborted)
+
+
+async def rollouts_until(scene: Scene, finished: int) -> list[Any]:
+    """The samples of rollouts until so many are finished, and of one more with all that was kept."""
+    samples: list[Any] = []
+    args = scene.rollouts.args
+    number, last = 0, False
+    while not last:
+        last = len(samples) >= finished
+        if last and not scene.buffer:
+            break
+        args.rollout_batch_size = min(GROUPS, len(scene.buffer)) if last else GROUPS
+        args.over_sampling_batch_size = args.rollout_batch_size if last else BEGUN
+        args.global_batch_size = args.rollout_batch_size * SAMPLES_PER_GROUP
+        ranks = await scene.rollouts.train(number)
+        assert sum(map(trained_tokens, ranks)) == sum(sum(sample.loss_mask) for sample in scene.rollouts.samples)
+        samples += scene.rollouts.samples
+        number += 1
+    return samples
+
+
+@pytest.mark.parametrize("replayed", [{}, REPLAYED], ids=["plain", "replayed"])
+async def test_hundreds_of_samples_survive_everything_at_once(
+    begin: Begin, capsys: pytest.CaptureFixture[str], flags: list[float], replayed: dict[str, Any]
+) -> None:
+    weather = Weather(7, ALL_FAULTS)
+    names = [name for _ in range(20) for name in TASKS]
+    scene = await begin(
+        TASKS, names, SameWeather(weather), partial_rollout=True, sglang_server_concurrency=128, **SIZES, **replayed
+    )
+    updates = Updates(scene, 0.4)
+    async with updates:
+        samples = await rollouts_until(scene, FINISHED)
+    facts = [facts_of(sample) for sample in samples]
+    ends = Counter(one["stop_reason"] for one in facts)
+    latencies = latencies_s(scene, flags)
+    with capsys.disabled():
+        print(
+            f"\n{len(samples)} samples, {len(scene.engine.requests)} requests, {updates.count} weight updates; "
+            f"ends: {dict(ends)}; faults: {weather.met}; aborted {sum(one.get('aborts', 0) for one in facts)} times, "
+            f"{sum(one.get('resumes', 0) for one in facts)} resumed, "
+            f"{sum(one.get('engine_aborts', 0) for one in facts)} requests continued, "
+            f"{len(recorded_tools.ended)} tools; answers that nobody read: {len(scene.engine.episodes.dropped)}; "
+            f"{len(latencies)} calls aborted, median {latencies[len(latencies) // 2]:.3f} s, worst {latencies[-1]:.3f} s "
+            f"after the flag; prompts of {len(samples[0].tokens) - samples[0].response_length} tokens",
+            end="",
+        )
+    # a request that was just being sent again as the flag went up: nobody waits for its answer
+    assert len(scene.engine.episodes.dropped) < 25
+    scene.engine.episodes.dropped.clear()
+    assert len(samples) >= FINISHED
+    assert scene.problems(samples) == []
+    wrong = [
+        f"{task_of(sample)}: {one['stop_reason']}: {one['error']}"
+        for sample, one in zip(samples, facts, strict=True)
+        if one["stop_reason"] not in ENDS.get(task_of(sample).partition("/")[0], ("completed",))
+    ]
+    assert wrong == []
+    assert set(weather.met) == set(ALL_FAULTS)
+    assert sum(one.get("resumes", 0) for one in facts) > 20
+    assert sum(one.get("engine_aborts", 0) for one in facts) > 50

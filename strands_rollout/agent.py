@@ -23,7 +23,7 @@ from strands.hooks import (
 )
 from strands.types.exceptions import EventLoopException
 
-from strands_rollout.bounded_tool import BoundedTool, ToolStats
+from strands_rollout.bounded_tool import BoundedTool, ToolSpan, ToolStats, no_tool_span
 from strands_rollout.episode_deadline import ABORT_GRACE_S, EpisodeDeadline
 from strands_rollout.episode_progress import EpisodeProgress, awaits_tools
 from strands_rollout.errors import EngineAbortedError
@@ -86,6 +86,7 @@ async def run_episode(
     limits: EpisodeLimits,
     self_timed_tools: Collection[str] = (),
     hooks: Sequence[HookProvider] = (),
+    tool_span: ToolSpan = no_tool_span,
     should_abort: Callable[[], bool] = lambda: False,
     engine_grace_s: float = ABORT_GRACE_S,
     conversation_manager: ConversationManager | None = None,
@@ -102,6 +103,7 @@ async def run_episode(
         self_timed_tools: Names of tools that keep to their own time limit, because waiting for a free place must not
             count.
         hooks: Further Strands hooks; they see each event before the limits do.
+        tool_span: Entered around each tool call that is run.
         should_abort: Asked before each request, before the tools of a turn, and every 0.05 s meanwhile; once it holds,
             the episode ends at once, a generation within 0.2 s, with what the engine had sampled.
         engine_grace_s: The same for a generation behind a router, which can't be asked to abort it: as long as who
@@ -131,7 +133,7 @@ async def run_episode(
         agent = _build_agent(
             model, begun.messages, system_prompt, tools, [*hooks, watch, limiter], conversation_manager
         )
-        _bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats)
+        _bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats, tool_span)
         history = agent.messages
         async with deadline:
             await agent.invoke_async(None if progress else list(messages[-1]["content"]))
@@ -199,10 +201,12 @@ def _build_agent(
     )
 
 
-def _bound_tools(agent: Agent, timeout_s: float | None, self_timed: Collection[str], stats: ToolStats) -> None:
+def _bound_tools(
+    agent: Agent, timeout_s: float | None, self_timed: Collection[str], stats: ToolStats, span: ToolSpan
+) -> None:
     registry = agent.tool_registry.registry
     for name, tool in list(registry.items()):
-        registry[name] = BoundedTool(tool, timeout_s=None if name in self_timed else timeout_s, stats=stats)
+        registry[name] = BoundedTool(tool, timeout_s=None if name in self_timed else timeout_s, stats=stats, span=span)
 
 
 class _EpisodeWatch(HookProvider):

@@ -43,6 +43,15 @@ class ToolStats:
     finished: dict[str, Any] = field(default_factory=dict)
 
 
+ToolSpan = Callable[[str], contextlib.AbstractContextManager[object]]
+"""Entered around each call that is run, with the tool's name."""
+
+
+def no_tool_span(_name: str) -> contextlib.AbstractContextManager[object]:
+    """A `ToolSpan` that records nothing."""
+    return contextlib.nullcontext()
+
+
 class BoundedTool(AgentTool):
     """The same tool under the same specification, bounded in time.
 
@@ -50,13 +59,17 @@ class BoundedTool(AgentTool):
         tool: Any Strands tool.
         timeout_s: Seconds after which the call is cancelled and answered with an error result; None for no limit.
         stats: Where this call is counted.
+        span: Entered around each call.
     """
 
-    def __init__(self, tool: AgentTool, *, timeout_s: float | None, stats: ToolStats) -> None:
+    def __init__(
+        self, tool: AgentTool, *, timeout_s: float | None, stats: ToolStats, span: ToolSpan = no_tool_span
+    ) -> None:
         super().__init__()
         self._tool = _threaded(tool)
         self._timeout_s = timeout_s
         self._stats = stats
+        self._span = span
 
     @property
     def tool_name(self) -> str:
@@ -81,10 +94,8 @@ class BoundedTool(AgentTool):
         started = time.monotonic()
         result: Any = None
         try:
-            async with asyncio.timeout(self._timeout_s):
-                # drained before anything is yielded: a time-out must never cancel the consumer between two events
-                async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
-                    result = event
+            with self._span(self.tool_name):
+                result = await self._last_event(tool_use, invocation_state, **kwargs)
         except TimeoutError:
             self._stats.timeouts += 1
             result = _error(tool_use, f"Error: the tool did not finish within {self._timeout_s:g} seconds.")
@@ -99,6 +110,14 @@ class BoundedTool(AgentTool):
             self._count(tool_use, result)
         if result is not None:
             yield result
+
+    async def _last_event(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> Any:  # noqa: ANN401
+        """Drain the tool before anything is yielded: a time-out must never cancel the consumer between two events."""
+        last = None
+        async with asyncio.timeout(self._timeout_s):
+            async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
+                last = event
+        return last
 
     def _count(self, tool_use: ToolUse, event: Any) -> None:  # noqa: ANN401 - a Strands event or a tool's raw result
         fault = _sandbox_fault(getattr(event, "exception", None))

@@ -38,10 +38,10 @@ class EpisodeDeadline:
     Args:
         timeout_s: Seconds that the block may take; None for no limit.
         should_abort: Asked every 0.05 s; once it holds, the block is cancelled.
-        model: If it waits for an engine then, the engine is asked to abort the request, and the block has 0.2 s left
-            for its answer.
-        engine_grace_s: The same where the engine can't be asked, because a router stands before it: the rollout that
-            aborts is taken to tell the engines.
+        model: If it waits for an engine then, the engine is asked to abort the request; when it has said that it will,
+            the block has 0.2 s left for its answer.
+        engine_grace_s: The same, in all, where the engine can't be asked, because a router stands before it: the
+            rollout that aborts is taken to tell the engines. At least 0.2 s.
 
     Attributes:
         was_aborted: Whether `should_abort` held while the block ran.
@@ -57,7 +57,7 @@ class EpisodeDeadline:
         self._timeout = asyncio.timeout(timeout_s)
         self._should_abort = should_abort
         self._model = model
-        self._engine_grace_s = engine_grace_s
+        self._engine_grace_s = max(engine_grace_s, ABORT_GRACE_S)
         self._poller: _Poller | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._limit: float | None = None
@@ -95,12 +95,12 @@ class EpisodeDeadline:
         if self._model is None or not self._model.is_generating:
             self._end_after(0.0)
             return
-        self._end_after(ABORT_GRACE_S)
+        self._end_after(self._engine_grace_s)
         self._stopping = asyncio.get_running_loop().create_task(self._stop(self._model))
 
     async def _stop(self, model: Generating) -> None:
-        if not await model.stop_generating() and not self._timeout.expired():
-            self._end_after(self._engine_grace_s)
+        if await model.stop_generating() and not self._timeout.expired():
+            self._end_after(ABORT_GRACE_S)
 
     def _end_after(self, seconds: float) -> None:
         end = asyncio.get_running_loop().time() + seconds

@@ -31,7 +31,7 @@ from strands_rollout.slime_seam import (
     request_span,
     router_url,
     tokenizer_of,
-    tool_trace,
+    tool_span,
     vocab_size_of,
 )
 from strands_rollout.stop_reason import StopReason
@@ -164,7 +164,7 @@ async def _run(job: _Job) -> _Played:
                 tools=_build_tools(settings, code_tool),
                 limits=limits,
                 self_timed_tools=(CODE_TOOL_NAME,),
-                hooks=tool_trace(job.sample),
+                tool_span=tool_span(job.sample),
                 should_abort=job.should_abort,
                 engine_grace_s=_engine_grace_s(job),
                 conversation_manager=load_conversation_manager(settings.conversation_manager),

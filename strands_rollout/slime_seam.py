@@ -10,11 +10,10 @@ import functools
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final
 
-from strands.hooks import AfterToolCallEvent, BeforeToolCallEvent, HookProvider, HookRegistry
-
+from strands_rollout.bounded_tool import ToolSpan, no_tool_span
 from strands_rollout.errors import ConfigError
 from strands_rollout.turn_sampler import RequestSpan, no_note, no_span
 
@@ -163,37 +162,30 @@ def request_span(sample: object) -> RequestSpan:
     return span
 
 
-def tool_trace(sample: object) -> list[HookProvider]:
-    """Strands hooks that record each tool call in slime's trace; none unless the sample is slime's."""
-    return [_ToolTrace(sample)] if is_slime_sample(sample) else []
+def tool_span(sample: object) -> ToolSpan:
+    """Records each tool call in slime's trace, as `tool:<name>`; nothing unless the sample is slime's."""
+    if not is_slime_sample(sample):
+        return no_tool_span
+    return lambda name: _trace_span(sample, f"tool:{name}")
 
 
-class _ToolTrace(HookProvider):
-    """A span for each tool call, under the name that slime's tools look for."""
-
-    def __init__(self, sample: object) -> None:
-        self._sample = sample
-        self._spans: dict[str, AbstractContextManager[Any]] = {}
-
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
-        """Called by Strands."""
-        registry.add_callback(BeforeToolCallEvent, self._before_tool)
-        registry.add_callback(AfterToolCallEvent, self._after_tool)
-
-    def _before_tool(self, event: BeforeToolCallEvent[Any]) -> None:
-        span = self._spans[event.tool_use["toolUseId"]] = _trace_span(self._sample, f"tool:{event.tool_use['name']}")
-        span.__enter__()
-
-    def _after_tool(self, event: AfterToolCallEvent[Any]) -> None:
-        span = self._spans.pop(event.tool_use["toolUseId"], None)
-        if span is not None:
-            span.__exit__(None, None, None)
-
-
-def _trace_span(sample: object, name: str, attrs: Mapping[str, Any] | None = None) -> AbstractContextManager[Any]:
+@contextmanager
+def _trace_span(sample: object, name: str, attrs: Mapping[str, Any] | None = None) -> Iterator[Any]:
+    """One of slime's spans, which ends however its block does: by itself slime ends it for an `Exception` only."""
     from slime.observability.trace_utils import trace_span
 
-    return trace_span(sample, name, attrs=attrs)  # type: ignore[no-any-return]
+    span = trace_span(sample, name, attrs=attrs)
+    record = span.__enter__()
+    try:
+        yield record
+    except Exception:
+        span.__exit__(*sys.exc_info())
+        raise
+    except BaseException:
+        span.__exit__(None, None, None)
+        raise
+    else:
+        span.__exit__(None, None, None)
 
 
 def _meta_attributes(meta_info: dict[str, Any]) -> dict[str, Any]:

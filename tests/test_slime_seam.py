@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from strands_rollout import Sample
+from strands_rollout.bounded_tool import no_tool_span
 from strands_rollout.errors import ConfigError
 from strands_rollout.slime_seam import (
     is_aborting,
@@ -19,7 +20,7 @@ from strands_rollout.slime_seam import (
     request_span,
     router_url,
     tokenizer_of,
-    tool_trace,
+    tool_span,
 )
 from strands_rollout.turn_sampler import no_span
 
@@ -68,7 +69,7 @@ def test_our_own_sample_is_not_slimes() -> None:
 def test_without_slime_nothing_aborts_and_an_aborted_sample_may_be_returned() -> None:
     assert not is_aborting(SimpleNamespace(), Sample())
     assert may_return_aborted(SimpleNamespace(), Sample())
-    assert tool_trace(Sample()) == []
+    assert tool_span(Sample()) is no_tool_span
     assert request_span(Sample()) is no_span
 
 

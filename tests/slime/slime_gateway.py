@@ -28,7 +28,7 @@ class Gateway:
         in_flight: Generations that the engine has not answered.
         most_in_flight: The largest number of them at one time.
         refused_paths: Everything that was answered with 404.
-        refuses_after_s: How long such an answer takes.
+        refuses_abort_after_s: How long it takes to say so of an abort.
     """
 
     def __init__(self, engine_url: str) -> None:
@@ -36,7 +36,7 @@ class Gateway:
         self.host, self.port = "127.0.0.1", 0
         self.in_flight = self.most_in_flight = 0
         self.refused_paths: list[str] = []
-        self.refuses_after_s = 0.0
+        self.refuses_abort_after_s = 0.0
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -81,7 +81,8 @@ class Gateway:
 
     async def _refuse(self, request: web.Request) -> web.Response:
         self.refused_paths.append(request.path)
-        await asyncio.sleep(self.refuses_after_s)
+        if request.path == "/abort_request":
+            await asyncio.sleep(self.refuses_abort_after_s)
         return web.Response(status=404, text=json.dumps({"error": {"code": "not_found"}}))
 
     async def _forward(self, request: web.Request, path: str) -> web.Response:

@@ -55,7 +55,12 @@ class Scene:
 
     def problems(self, samples: Iterable[Any]) -> list[str]:
         """What is wrong with finished samples, with any that was aborted, and with what the engine received."""
-        found = [*self.engine.violations, *self.engine.episodes.dropped, *self.policy.violations, *self.rollouts.invalid]
+        found = [
+            *self.engine.violations,
+            *self.engine.episodes.dropped,
+            *self.policy.violations,
+            *self.rollouts.invalid,
+        ]
         found += [f"raised: {error!r}" for error in self.rollouts.raised]
         found += [f"{call} ended twice" for call in recorded_tools.ended_twice()]
         if self.rollouts.changed_params:

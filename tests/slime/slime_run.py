@@ -237,7 +237,6 @@ class Rollouts:
         assert "evaluation" in inspect.signature(call).parameters
         return call
 
-
     def _note_mask(self, sample: Any) -> None:
         metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
         if "resume" in metadata.get("strands_rollout", {}) and not any(sample.loss_mask):

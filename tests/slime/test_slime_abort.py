@@ -1,4 +1,4 @@
-"""slime stops a rollout in the middle: samples come back ABORTED at once, and valid; engines abort by themselves too."""
+"""slime stops a rollout in the middle: samples come back ABORTED at once, and valid; engines abort by themselves."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_running_episode_comes_back_at_once_and_valid(
 
 async def test_a_router_that_is_slow_to_refuse_an_abort_costs_no_tokens(start: Start) -> None:
     stage = await started(start, "sentlate", partial_rollout=True)
-    stage.gateway.refuses_after_s = 0.5
+    stage.gateway.refuses_abort_after_s = 0.5
     await stage.rollouts.train()
     assert [sum(sample.loss_mask) for sample in stage.rollouts.returned_as("aborted")] == [3, 3]
 

@@ -89,6 +89,7 @@ async def run_episode(
     tool_span: ToolSpan = no_tool_span,
     should_abort: Callable[[], bool] = lambda: False,
     engine_grace_s: float = ABORT_GRACE_S,
+    asks_engine: bool = True,
     conversation_manager: ConversationManager | None = None,
     progress: EpisodeProgress | None = None,
 ) -> Episode:
@@ -105,9 +106,9 @@ async def run_episode(
         hooks: Further Strands hooks; they see each event before the limits do.
         tool_span: Entered around each tool call that is run.
         should_abort: Asked before each request, before the tools of a turn, and every 0.05 s meanwhile; once it holds,
-            the episode ends at once, a generation within 0.2 s, with what the engine had sampled.
-        engine_grace_s: The same for a generation behind a router, which can't be asked to abort it: as long as who
-            aborts the rollout may need to tell the engines.
+            the episode ends at once, a generation with what the engine had sampled.
+        engine_grace_s: How long a generation is waited for then.
+        asks_engine: Whether to ask the engine to abort a generation; a rollout that tells the engines itself need not.
         conversation_manager: What may drop or sum up messages; the model must be one that begins a new segment then.
             None keeps all of them.
         progress: Go on from there instead of from `messages`.
@@ -126,7 +127,7 @@ async def run_episode(
     watch = _EpisodeWatch(model, stats, should_abort)
     error: Exception | None = None
     left_s = None if limits.episode_timeout_s is None else max(0.0, limits.episode_timeout_s - begun.duration_s)
-    deadline = EpisodeDeadline(left_s, should_abort, model, engine_grace_s)
+    deadline = EpisodeDeadline(left_s, should_abort, model, engine_grace_s, asks_engine=asks_engine)
     history = begun.messages
     try:
         # Strands checks limits and hooks in the order of their registration
@@ -135,16 +136,16 @@ async def run_episode(
         )
         _bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats, tool_span)
         history = agent.messages
+        model.conversation.history = history
         async with deadline:
             await agent.invoke_async(None if progress else list(messages[-1]["content"]))
         reason = _reason_of_end(limiter, watch)
     except Exception as e:  # every failure of an episode is data for whoever asked for it
         error = _unwrapped(e)
-        reason = (
-            _reason_of_deadline(deadline)
-            if deadline.expired()
-            else reason_of_error(error, cut_by=model.cut_by, has_turns=model.conversation.turn_count > 0)
-        )
+        if deadline.expired():
+            reason, error = _end_of_deadline(deadline, limits)
+        else:
+            reason = reason_of_error(error, cut_by=model.cut_by, has_turns=model.conversation.turn_count > 0)
     model.conversation.drop_empty_segment()
     duration_s = begun.duration_s + time.monotonic() - started
     return Episode(
@@ -256,8 +257,10 @@ def _reason_of_end(limiter: ToolLimiter, watch: _EpisodeWatch) -> StopReason:
     return StopReason.COMPLETED
 
 
-def _reason_of_deadline(deadline: EpisodeDeadline) -> StopReason:
-    return StopReason.ABORTED if deadline.was_aborted else StopReason.EPISODE_TIMEOUT
+def _end_of_deadline(deadline: EpisodeDeadline, limits: EpisodeLimits) -> tuple[StopReason, Exception]:
+    if deadline.was_aborted:
+        return StopReason.ABORTED, EngineAbortedError("the rollout was aborted")
+    return StopReason.EPISODE_TIMEOUT, TimeoutError(f"the episode took more than {limits.episode_timeout_s:g} s")
 
 
 def _unwrapped(error: Exception) -> Exception:

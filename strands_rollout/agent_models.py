@@ -5,12 +5,14 @@ Knows who made which model; nothing of samples or slime.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
 
+from strands_rollout.bounded_tool import CURRENT_CALL
 from strands_rollout.errors import ConfigError
 from strands_rollout.sglang_model import SGLangModel
 
@@ -22,12 +24,15 @@ class AgentModels:
     """The models that the tools of one episode made.
 
     Attributes:
-        make: Makes the model of the agent of this number, from 1.
+        make: Makes the model of the agent of this name.
         made: In the order of their making.
+        is_closed: Whether the episode is over: no model samples any more.
     """
 
-    make: Callable[[int], SGLangModel]
+    make: Callable[[str], SGLangModel]
     made: list[SGLangModel] = field(default_factory=list)
+    is_closed: bool = False
+    _names: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -37,6 +42,14 @@ class AgentModels:
             yield
         finally:
             _CURRENT.reset(token)
+            self.is_closed = True
+
+    def new(self) -> SGLangModel:
+        """A model for an agent of the tool call that runs here; its name is that call's and a number."""
+        call = CURRENT_CALL.get()
+        self._names[call] += 1
+        self.made.append(self.make(f"{call}/{self._names[call]}"))
+        return self.made[-1]
 
 
 def sub_agent_model() -> SGLangModel:
@@ -51,11 +64,9 @@ def sub_agent_model() -> SGLangModel:
         ConfigError: No episode is running here.
     """
     models = _CURRENT.get()
-    if models is None:
+    if models is None or models.is_closed:
         raise ConfigError(
             "sub_agent_model() was called outside of an episode; expected a call from a tool that an agent of "
             "strands_rollout.generate runs. Elsewhere, make an SGLangModel"
         )
-    model = models.make(len(models.made) + 1)
-    models.made.append(model)
-    return model
+    return models.new()

@@ -13,10 +13,11 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from strands.interrupt import InterruptException
 from strands.tools.decorator import DecoratedFunctionTool
 from strands.tools.tools import PythonAgentTool
 from strands.types.tools import AgentTool, ToolGenerator, ToolSpec, ToolUse
@@ -30,6 +31,7 @@ class ToolStats:
 
     Attributes:
         seconds: Wall-clock time in tools; parallel calls each count.
+        waited_s: Wall-clock time in which at least one tool ran, of this agent alone.
         errors: Results with status error, time-outs included.
         timeouts: Calls that were cut at the limit.
         infrastructure_error: The first failure of the sandbox itself, which is never the policy's fault.
@@ -41,7 +43,31 @@ class ToolStats:
     timeouts: int = 0
     infrastructure_error: SandboxError | None = None
     finished: dict[str, Any] = field(default_factory=dict)
+    waited_s: float = 0.0
+    _running: int = 0
+    _since: float = 0.0
 
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time of one call."""
+        started = time.monotonic()
+        if not self._running:
+            self._since = started
+        self._running += 1
+        try:
+            yield
+        finally:
+            now = time.monotonic()
+            self._running -= 1
+            self.seconds += now - started
+            if not self._running:
+                self.waited_s += now - self._since
+
+
+CLEANUP_S: Final = 0.05
+
+CURRENT_CALL: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("strands_rollout_tool_call", default="")
+"""The id of the tool call that runs here; "" outside of one."""
 
 ToolSpan = Callable[[str], contextlib.AbstractContextManager[object]]
 """Entered around each call that is run, with the tool's name."""
@@ -88,45 +114,80 @@ class BoundedTool(AgentTool):
 
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> ToolGenerator:  # noqa: ANN401
         """Run the wrapped tool; a time-out becomes an error result that says so. A finished call is not run again."""
-        if tool_use["toolUseId"] in self._stats.finished:
-            yield self._stats.finished[tool_use["toolUseId"]]
+        call_id = tool_use["toolUseId"]
+        if call_id in self._stats.finished:
+            yield self._stats.finished[call_id]
             return
-        started = time.monotonic()
         result: Any = None
-        try:
-            with self._span(self.tool_name):
-                result = await self._last_event(tool_use, invocation_state, **kwargs)
-        except TimeoutError:
-            self._stats.timeouts += 1
-            result = _error(tool_use, f"Error: the tool did not finish within {self._timeout_s:g} seconds.")
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+        with self._stats.running(), self._span(self.tool_name), _current_call(call_id):
+            try:
+                result = await self._bounded(tool_use, invocation_state, **kwargs)
+            except InterruptException:
                 raise
-            # nobody cancelled this call: the tool raised it by itself, and Strands would lose its result
-            result = _error(tool_use, "Error: the tool cancelled itself.")
-        finally:
-            self._stats.seconds += time.monotonic() - started
-            self._count(tool_use, result)
+            except Exception as e:  # whatever a tool raises; Strands makes this result of it too, and tells the hooks
+                self._count(call_id, _error(tool_use, f"Error: {e}"), e)
+                raise
+        self._count(call_id, result, getattr(result, "exception", None))
         if result is not None:
             yield result
 
-    async def _last_event(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> Any:  # noqa: ANN401
-        """Drain the tool before anything is yielded: a time-out must never cancel the consumer between two events."""
+    async def _bounded(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> Any:  # noqa: ANN401
+        """The tool's last event. Neither a time-out nor an abort waits for a tool that does not end when it should."""
+        task = asyncio.ensure_future(self._drained(tool_use, invocation_state, **kwargs))
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
+        except asyncio.CancelledError:
+            await _abandon(task)
+            raise
+        if not done:
+            await _abandon(task)
+            self._stats.timeouts += 1
+            return _error(tool_use, f"Error: the tool did not finish within {self._timeout_s:g} seconds.")
+        if task.cancelled():  # nobody else has cancelled it, and Strands would lose its result
+            return _error(tool_use, "Error: the tool cancelled itself.")
+        return task.result()
+
+    async def _drained(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> Any:  # noqa: ANN401
         last = None
-        async with asyncio.timeout(self._timeout_s):
-            async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
-                last = event
+        async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
+            last = event
         return last
 
-    def _count(self, tool_use: ToolUse, event: Any) -> None:  # noqa: ANN401 - a Strands event or a tool's raw result
-        fault = _sandbox_fault(getattr(event, "exception", None))
+    def _count(self, call_id: str, event: Any, error: BaseException | None) -> None:  # noqa: ANN401 - an event or a raw result
+        fault = _sandbox_fault(error)
         if fault is not None and self._stats.infrastructure_error is None:
             self._stats.infrastructure_error = fault
         result = getattr(event, "tool_result", event)
         if isinstance(result, dict):
             self._stats.errors += result.get("status") == "error"
-            self._stats.finished[tool_use["toolUseId"]] = result
+            self._stats.finished[call_id] = result
+
+
+async def _abandon(task: asyncio.Task[Any]) -> None:
+    """Cancel a tool and give it a moment to clean up; one that takes longer does so unwatched."""
+    task.cancel()
+    _ABANDONED.add(task)
+    task.add_done_callback(_forget)
+    await asyncio.wait({task}, timeout=CLEANUP_S)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _ABANDONED.discard(task)
+    if not task.cancelled():
+        task.exception()  # nobody waits for it any more
+
+
+# a task that nothing refers to may vanish before it has cleaned up
+_ABANDONED: Final[set[asyncio.Task[Any]]] = set()
+
+
+@contextlib.contextmanager
+def _current_call(call_id: str) -> Iterator[None]:
+    token = CURRENT_CALL.set(call_id)
+    try:
+        yield
+    finally:
+        CURRENT_CALL.reset(token)
 
 
 def _sandbox_fault(error: BaseException | None) -> SandboxError | None:

@@ -112,12 +112,17 @@ def _is_ignored(block: Mapping[str, Any]) -> bool:
 
 def _block_text(block: Mapping[str, Any]) -> str:
     if "text" in block:
-        return str(block["text"])
+        return _encodable(str(block["text"]))
     if "json" in block:
-        return json.dumps(block["json"], ensure_ascii=False)
+        return _encodable(json.dumps(block["json"], ensure_ascii=False))
     if "citationsContent" in block:
-        return "".join(part.get("text", "") for part in block["citationsContent"].get("content", ()))
+        return _encodable("".join(part.get("text", "") for part in block["citationsContent"].get("content", ())))
     raise PromptError(
         f"got a content block of kind {sorted(block)!r}; expected text or json: this model reads text only. "
         "Give the agent tools and prompts that return text."
     )
+
+
+def _encodable(text: str) -> str:
+    """The text with a question mark for each lone surrogate, which no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -61,8 +61,8 @@ class RolloutSettings(BaseModel):
     abort_grace_s: float | None = Field(
         default=None,
         ge=0,
-        description="How long an abort waits for what an engine behind a router has sampled; default: 4 s where slime "
-        "collects partial rollouts, else 0.2 s.",
+        description="How long an abort waits at most for what an engine has sampled; default: 4 s where it is kept, "
+        "as in slime's partial rollouts, else 0.2 s.",
     )
     conversation_manager: str | None = Field(
         default=None,

@@ -6,7 +6,7 @@ Knows the chat template and what of the history the trajectory already covers; n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from strands_rollout.chat_messages import ChatMessage, system_text, to_chat_messages, to_chat_tools
@@ -61,11 +61,11 @@ class ContextBuilder:
             system = system_text(system_prompt, system_blocks)
             head = [{"role": "system", "content": system}] if system else []
             chat = [*head, *to_chat_messages(messages)]
-            return await _off_loop_if_long(chat, lambda: self._template.prompt_ids(chat, self._tools))
+            return await off_loop_if_long(chat, lambda: self._template.prompt_ids(chat, self._tools))
         self._tools = self._tools or to_chat_tools(tool_specs)  # a conversation that another model began
         chat = self._new_chat_messages(messages)
         last_id = trajectory.token_ids[-1]
-        return await _off_loop_if_long(chat, lambda: self._fitted_turn_ids(chat, last_id, room, min_turn_tokens))
+        return await off_loop_if_long(chat, lambda: self._fitted_turn_ids(chat, last_id, room, min_turn_tokens))
 
     @property
     def covered_count(self) -> int:
@@ -144,7 +144,8 @@ def _read_part(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
-async def _off_loop_if_long(chat: Sequence[ChatMessage], encode: Any) -> list[int]:  # noqa: ANN401 - a thunk
+async def off_loop_if_long(chat: Sequence[ChatMessage], encode: Callable[[], list[int]]) -> list[int]:
+    """What `encode` gives; in a thread where the messages are so long that it would hold the event loop up."""
     if sum(len(message["content"]) for message in chat) < _LONG_TEXT_CHARS:
-        return list(encode())
-    return list(await asyncio.to_thread(encode))
+        return encode()
+    return await asyncio.to_thread(encode)

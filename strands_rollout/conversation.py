@@ -6,6 +6,7 @@ Knows the template, the parser and the trajectory; nothing of engines or budgets
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from strands_rollout.chat_template import ChatTemplate
@@ -19,6 +20,25 @@ from strands_rollout.turn_reader import ReadTurn, read_turn
 Messages = Sequence[Mapping[str, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One history that the policy has read and answered.
+
+    Attributes:
+        trajectory: Its tokens.
+        parse_failures: Its tool calls that could not be parsed.
+        final_text: Its last turn as text.
+        stop_reason: Of its last turn, in Strands' words.
+        is_aside: Whether it is not the agent's own history, but what a conversation manager asked.
+    """
+
+    trajectory: Trajectory
+    parse_failures: list[ParseFailure]
+    final_text: str
+    stop_reason: str
+    is_aside: bool = False
+
+
 class Conversation:
     """Grows turn by turn; a new one is made for each.
 
@@ -28,20 +48,26 @@ class Conversation:
 
     Attributes:
         trajectory: Tokens, mask, logprobs and turns of the last segment.
-        segments: Trajectories before it: what the policy had read and written when the history was rewritten.
-        parse_failures: Tool calls that could not be parsed.
+        segments: What came before it, each up to where the history was rewritten.
+        asides: What the policy was asked beside the agent's own history.
+        history: The agent's messages, where they are known: a request about others is an aside.
+        parse_failures: Tool calls of the last segment that could not be parsed.
         prompt_ids: The first prompt of the last segment, also where its generation failed.
         final_text: The last turn as text, control tokens included but its end of turn.
+        stop_reason: Of the last turn, in Strands' words; "" before the first.
     """
 
     def __init__(self, template: ChatTemplate, parser: ToolParser) -> None:
         self._template = template
         self._parser = parser
         self.trajectory = Trajectory()
-        self.segments: list[Trajectory] = []
+        self.segments: list[Segment] = []
+        self.asides: list[Conversation] = []
+        self.history: Messages | None = None
         self.parse_failures: list[ParseFailure] = []
         self.prompt_ids: list[int] = []
         self.final_text = ""
+        self.stop_reason = ""
         self._context = ContextBuilder(template)
         self._is_unread = False
 
@@ -53,7 +79,21 @@ class Conversation:
     @property
     def turn_count(self) -> int:
         """Turns in all segments."""
-        return sum(len(segment.turns) for segment in self.segments) + len(self.trajectory.turns)
+        return sum(len(segment.trajectory.turns) for segment in self.segments) + len(self.trajectory.turns)
+
+    @property
+    def earlier_response_length(self) -> int:
+        """Response tokens of the segments before the last."""
+        return sum(segment.trajectory.response_length for segment in self.segments)
+
+    def last_segment(self) -> Segment:
+        """The last segment as it is now."""
+        return Segment(self.trajectory, self.parse_failures, self.final_text, self.stop_reason)
+
+    def beside_last(self) -> list[Segment]:
+        """All other segments in which the policy has sampled something, asides included."""
+        asides = [replace(aside.last_segment(), is_aside=True) for aside in self.asides if aside.trajectory.turns]
+        return [*self.segments, *asides]
 
     def resume(self, trajectory: Trajectory, messages: Messages, covered: int) -> None:
         """Go on with a conversation that was begun elsewhere; see `SGLangModel.resume`."""
@@ -71,18 +111,27 @@ class Conversation:
         is_unread, self._is_unread = self._is_unread and self._context.is_covered(messages), False
         return is_unread
 
-    def start_segment_if_rewritten(self, messages: Messages) -> None:
-        """Where the history does not extend what the policy has read, begin a new trajectory with it as prompt."""
+    def for_history(self, messages: Messages) -> Conversation:
+        """Where these messages belong: here, if need be as a new segment, or in an aside.
+
+        A history that does not extend what the policy has read begins a new trajectory, with all of it as prompt.
+        """
         if not self.trajectory.turns or self._context.is_covered(messages) or self._context.is_extended_by(messages):
-            return
-        self.segments.append(self.trajectory)
-        self.trajectory = Trajectory()
+            return self
+        if self.history is not None and not _is_same_history(self.history, messages):
+            self.asides.append(Conversation(self._template, self._parser))
+            return self.asides[-1]
+        self.segments.append(self.last_segment())
+        self.trajectory, self.parse_failures = Trajectory(), []
         self._context = ContextBuilder(self._template)
+        return self
 
     def drop_empty_segment(self) -> None:
         """Forget a segment whose first generation failed."""
         if self.segments and not self.trajectory.turns:
-            self.trajectory = self.segments.pop()
+            last = self.segments.pop()
+            self.trajectory, self.parse_failures = last.trajectory, last.parse_failures
+            self.final_text, self.stop_reason = last.final_text, last.stop_reason
 
     async def new_context(
         self,
@@ -132,10 +181,15 @@ class Conversation:
     def _read(self, number: int, turn: Turn) -> ReadTurn:
         """Parse a turn, and remember what it called and what could not be parsed."""
         read = read_turn(self.trajectory, turn, self._template, self._parser)
-        self.final_text = read.text
+        self.final_text, self.stop_reason = read.text, read.stop_reason
         self.parse_failures += read.failures
         self._context.note_calls(_call_prefix(number), read.segments)
         return read
+
+
+def _is_same_history(history: Messages, messages: Messages) -> bool:
+    """Whether a request is about the agent's own messages; Strands cleans what it sends, so the last one tells."""
+    return len(history) == len(messages) and all(history[-1][key] == messages[-1][key] for key in ("role", "content"))
 
 
 def _call_prefix(number: int) -> str:

@@ -38,10 +38,10 @@ class EpisodeDeadline:
     Args:
         timeout_s: Seconds that the block may take; None for no limit.
         should_abort: Asked every 0.05 s; once it holds, the block is cancelled.
-        model: If it waits for an engine then, the engine is asked to abort the request; when it has said that it will,
-            the block has 0.2 s left for its answer.
-        engine_grace_s: The same, in all, where the engine can't be asked, because a router stands before it: the
-            rollout that aborts is taken to tell the engines. At least 0.2 s.
+        model: If it waits for an engine then, the block goes on for `engine_grace_s`, for the engine to answer with
+            what it has sampled.
+        engine_grace_s: At least 0.2 s. A thousand answers at once take longer.
+        asks_engine: Whether to ask the engine to abort the request; a rollout that tells the engines itself need not.
 
     Attributes:
         was_aborted: Whether `should_abort` held while the block ran.
@@ -53,13 +53,16 @@ class EpisodeDeadline:
         should_abort: Callable[[], bool],
         model: Generating | None = None,
         engine_grace_s: float = ABORT_GRACE_S,
+        *,
+        asks_engine: bool = True,
     ) -> None:
         self._timeout = asyncio.timeout(timeout_s)
         self._should_abort = should_abort
         self._model = model
         self._engine_grace_s = max(engine_grace_s, ABORT_GRACE_S)
+        self._asks_engine = asks_engine
         self._poller: _Poller | None = None
-        self._stopping: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Future[bool] | None = None
         self._limit: float | None = None
         self.was_aborted = False
 
@@ -85,6 +88,8 @@ class EpisodeDeadline:
 
     def _poll(self) -> bool:
         """Whether to ask again."""
+        if self._timeout.expired():
+            return False
         if not self._should_abort():
             return True
         self._begin_end()
@@ -96,11 +101,8 @@ class EpisodeDeadline:
             self._end_after(0.0)
             return
         self._end_after(self._engine_grace_s)
-        self._stopping = asyncio.get_running_loop().create_task(self._stop(self._model))
-
-    async def _stop(self, model: Generating) -> None:
-        if await model.stop_generating() and not self._timeout.expired():
-            self._end_after(ABORT_GRACE_S)
+        if self._asks_engine:
+            self._stopping = asyncio.ensure_future(self._model.stop_generating())
 
     def _end_after(self, seconds: float) -> None:
         end = asyncio.get_running_loop().time() + seconds

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from strands_rollout.agent import Episode
+from strands_rollout.conversation import Segment
 from strands_rollout.sglang_model import SGLangModel
 from strands_rollout.staleness import distinct_versions
 from strands_rollout.stop_reason import StopReason
 from strands_rollout.tools import CodeCalls
-from strands_rollout.trajectory import Trajectory
 
 METADATA_KEY: Final = "strands_rollout"
 METADATA_VERSION: Final = 2
@@ -35,7 +35,8 @@ def episode_record(
         engine_aborts: Requests that the engine aborted and that were continued in place.
     """
     return {
-        **agent_record(model, model.trajectory, episode.stop_reason),
+        **agent_record(model, model.conversation.last_segment(), episode.stop_reason),
+        "generate_s": _generate_s(model),
         "error": None if episode.error is None else error_text(episode.error),
         "tool_iterations": episode.tool_iterations,
         "tool_calls": episode.tool_calls,
@@ -53,16 +54,22 @@ def episode_record(
     }
 
 
-def agent_record(model: SGLangModel, trajectory: Trajectory, stop_reason: StopReason) -> dict[str, Any]:
-    """The facts of a trajectory of one agent's model: its turns and tokens."""
+def _generate_s(model: SGLangModel) -> float:
+    segments = [*model.conversation.beside_last(), model.conversation.last_segment()]
+    return sum(turn.latency_s for segment in segments for turn in segment.trajectory.turns)
+
+
+def agent_record(model: SGLangModel, segment: Segment, stop_reason: StopReason) -> dict[str, Any]:
+    """The facts of one segment of an agent's conversation: its turns and tokens."""
+    trajectory = segment.trajectory
     return {
         "version": METADATA_VERSION,
         "stop_reason": str(stop_reason),
         "error": None,
-        "final_text": model.final_text,
+        "final_text": segment.final_text,
         "final_in_reasoning": model.template.opens_reasoning,
         "turns": len(trajectory.turns),
-        "parse_failures": len(model.parse_failures),
+        "parse_failures": len(segment.parse_failures),
         "generate_s": sum(turn.latency_s for turn in trajectory.turns),
         "sampled_tokens": trajectory.sampled_length,
         "spans": [
@@ -79,7 +86,10 @@ def _budgets_used(model: SGLangModel, episode: Episode) -> dict[str, float | Non
     trajectory, limits, tokens = model.trajectory, episode.limits, model.config["limits"]
     contexts = [limit for limit in (tokens.max_context_tokens, model.context_window_limit) if limit is not None]
     amounts = {
-        "response": (trajectory.response_length, tokens.max_response_tokens),
+        "response": (
+            model.conversation.earlier_response_length + trajectory.response_length,
+            tokens.max_response_tokens,
+        ),
         "context": (len(trajectory.token_ids), min(contexts, default=None)),
         "tool_iterations": (episode.tool_iterations, limits.max_tool_iterations),
         "tool_calls": (episode.tool_calls, limits.max_tool_calls),

@@ -8,15 +8,15 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from strands_rollout.conversation import Segment
 from strands_rollout.episode_record import FAN_OUT_KEY, METADATA_KEY, agent_record
 from strands_rollout.sample import write_trajectory
 from strands_rollout.sample_beginning import reset_sample
 from strands_rollout.sglang_model import SGLangModel
 from strands_rollout.stop_reason import StopReason
-from strands_rollout.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -66,22 +66,25 @@ class Spoken:
     """Tokens of an episode beside those of its main sample.
 
     Attributes:
-        kind: "segment" for what an agent had read before its history was rewritten, "agent" for a further agent.
+        kind: "segment" for what an agent had read before its history was rewritten, "aside" for what its conversation
+            manager asked, "agent" for a further agent.
         model: Who has sampled them.
-        trajectory: With at least one sampled token.
+        segment: With at least one sampled token.
     """
 
     kind: str
     model: SGLangModel
-    trajectory: Trajectory
+    segment: Segment
 
 
 def spoken_beside(main: SGLangModel, others: Sequence[SGLangModel]) -> list[Spoken]:
     """All trajectories of an episode but the main agent's last one."""
-    found = [Spoken("segment", main, segment) for segment in main.conversation.segments]
+    found = [Spoken("aside" if one.is_aside else "segment", main, one) for one in main.conversation.beside_last()]
     for model in others:
-        trajectories = [*model.conversation.segments, model.trajectory]
-        found += [Spoken("agent", model, one) for one in trajectories if one.sampled_length]
+        segments = [*model.conversation.beside_last(), model.conversation.last_segment()]
+        # a tool in a thread may still be running one
+        copies = [replace(segment, trajectory=segment.trajectory.snapshot()) for segment in segments]
+        found += [Spoken("agent", model, copy) for copy in copies if copy.trajectory.turns]
     return found
 
 
@@ -123,10 +126,15 @@ def _sibling(args: Any, sample: Any, spoken: Spoken, max_staleness: int | None) 
     sibling = copy.copy(sample)
     vars(sibling).pop("trace", None)  # slime's; the requests are counted with the main agent
     reset_sample(sibling)
-    stale_tokens = write_trajectory(args, sibling, spoken.model, spoken.trajectory, max_staleness)
-    ended = spoken.trajectory.turns[-1].finish_reason == "stop"
+    segment = spoken.segment
+    stale_tokens = write_trajectory(args, sibling, spoken.model, segment.trajectory, max_staleness)
+    # an agent whose tool was cut had more to say
+    is_cut = spoken.kind == "agent" and segment.stop_reason == "tool_use"
+    ended = segment.trajectory.turns[-1].finish_reason == "stop" and not is_cut
     sibling.status = type(sample).Status.COMPLETED if ended else type(sample).Status.TRUNCATED
     reason = StopReason.COMPLETED if ended else StopReason.TURN_LENGTH
-    record = agent_record(spoken.model, spoken.trajectory, reason)
-    sibling.metadata[METADATA_KEY] = {**record, "stale_tokens": stale_tokens}
+    record = {**agent_record(spoken.model, segment, reason), "stale_tokens": stale_tokens}
+    if spoken.kind != "agent":
+        record["generate_s"] = 0.0  # counted with the main agent
+    sibling.metadata[METADATA_KEY] = record
     return sibling

@@ -10,13 +10,14 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from strands_rollout.chat_messages import to_chat_messages, tool_result_text
 from strands_rollout.episode_progress import EpisodeProgress
-from strands_rollout.errors import ResumeError, TrajectoryError
+from strands_rollout.errors import PromptError, ResumeError, TrajectoryError
 from strands_rollout.trajectory import Part, Trajectory
 
 RESUME_VERSION: Final = 1
@@ -42,21 +43,30 @@ class ResumeState:
 class _SavedPart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    length: int
+    length: PositiveInt
     finish_reason: Literal["stop", "length", "abort"]
     matched: int | str | None
     rid: str
     latency_s: float
     prompt_tokens: int | None
     cached_tokens: int | None
-    weight_versions: list[tuple[str | None, int, int]]
+    # JSON has no tuples
+    weight_versions: list[Annotated[tuple[str | None, int, int], Field(strict=False)]]
 
 
 class _SavedTurn(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    start: int
+    start: PositiveInt
     parts: list[_SavedPart]
+
+
+class _SavedResult(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    toolUseId: str  # noqa: N815 - Strands' name
+    status: Literal["success", "error"]
+    content: list[dict[str, Any]]
 
 
 class _Saved(BaseModel):
@@ -66,16 +76,16 @@ class _Saved(BaseModel):
     tokens_crc32: int
     turns: list[_SavedTurn]
     messages: list[dict[str, Any]]
-    covered: int
-    finished: dict[str, dict[str, Any]]
-    tool_iterations: int
-    tool_calls: int
-    tool_errors: int
-    tool_timeouts: int
-    tool_s: float
-    duration_s: float
-    engine_aborts: int
-    code: dict[str, Any]
+    covered: PositiveInt
+    finished: dict[str, _SavedResult]
+    tool_iterations: NonNegativeInt
+    tool_calls: NonNegativeInt
+    tool_errors: NonNegativeInt
+    tool_timeouts: NonNegativeInt
+    tool_s: NonNegativeFloat
+    duration_s: NonNegativeFloat
+    engine_aborts: NonNegativeInt
+    code: dict[str, int | float]
 
 
 def save_resume_state(state: ResumeState) -> dict[str, Any]:
@@ -92,13 +102,14 @@ def save_resume_state(state: ResumeState) -> dict[str, Any]:
         "tokens_crc32": _crc32(state.trajectory.token_ids),
         "turns": turns,
         **asdict(state.progress),
-        "messages": [{"role": message["role"], "content": message["content"]} for message in state.progress.messages],
+        "messages": [_saved_message(message) for message in state.progress.messages],
+        "finished": {call_id: _saved_result(result) for call_id, result in state.progress.finished.items()},
         "engine_aborts": state.engine_aborts,
         "code": dict(state.code),
     }
     try:
         return dict(json.loads(json.dumps(values, allow_nan=False)))
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError, KeyError, PromptError) as e:
         raise ResumeError(f"the agent's history can't be written as JSON: {e}") from e
 
 
@@ -122,15 +133,39 @@ def load_resume_state(
             f"got a resume state of version {version!r}; this version of strands_rollout reads {RESUME_VERSION}"
         )
     try:
-        values = _Saved.model_validate_json(orjson.dumps(saved))
-    except (ValidationError, TypeError) as e:
-        raise ResumeError(f"got a damaged resume state: {e}") from e
+        return _state(_Saved.model_validate(saved), tokens, loss_mask, logprobs)
+    except ResumeError:
+        raise
+    except Exception as e:  # whatever a damaged state or sample makes go wrong, it means that it can't be used
+        raise ResumeError(f"got a damaged resume state: {type(e).__name__}: {e}") from e
+
+
+def _state(values: _Saved, tokens: Sequence[int], loss_mask: Sequence[int], logprobs: Sequence[float]) -> ResumeState:
     if values.tokens_crc32 != _crc32(tokens):
         raise ResumeError(f"got {len(tokens)} tokens that are not those that the resume state was saved with")
-    progress = EpisodeProgress(**{name: getattr(values, name) for name in EpisodeProgress.__dataclass_fields__})
+    plain = values.model_dump()
+    progress = EpisodeProgress(**{name: plain[name] for name in EpisodeProgress.__dataclass_fields__})
     trajectory = _trajectory(values.turns, tokens, loss_mask, logprobs)
     _check_progress(progress, trajectory)
     return ResumeState(trajectory, progress, values.engine_aborts, values.code)
+
+
+def _saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """What the policy reads of a message, and Strands' count of its tokens, which it would else count anew."""
+    saved = {"role": message["role"], "content": [_saved_block(block) for block in message["content"]]}
+    metadata = message.get("metadata")
+    usage = metadata.get("usage") if isinstance(metadata, Mapping) else None
+    return {**saved, "metadata": {"usage": usage}} if usage else saved
+
+
+def _saved_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**block, "toolResult": _saved_result(block["toolResult"])} if "toolResult" in block else block
+
+
+def _saved_result(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool's result whose JSON is the text that the policy reads of it: not every value of it can be kept."""
+    content = [{"text": tool_result_text([block])} if "json" in block else block for block in result["content"]]
+    return {"toolUseId": result["toolUseId"], "status": result["status"], "content": content}
 
 
 def _saved_part(part: Part) -> dict[str, Any]:
@@ -180,6 +215,7 @@ def _trajectory(
 
 def _check_progress(progress: EpisodeProgress, trajectory: Trajectory) -> None:
     messages, covered = progress.messages, progress.covered
+    to_chat_messages(messages)  # all of them can be rendered
     for message in messages:
         if message.get("role") not in ("user", "assistant") or not isinstance(message.get("content"), list):
             raise ResumeError(f"got the message {message!r:.200}; expected a role and a list of content")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from strands_rollout.sglang_model import SGLangModel
 from strands_rollout.slime_seam import (
     collects_partial_rollouts,
     is_aborting,
+    is_slime_sample,
     may_return_aborted,
     request_span,
     router_url,
@@ -69,7 +70,8 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
         settings = settings_from_args(args)
         fans_out = settings.fan_out and may_fan_out(args, evaluation=evaluation)
         beginning = begin_sample(sample, may_resume=settings.resume_aborted)
-        job = _Job(args, sample, sampling_params, settings, beginning, evaluation, fans_out)
+        routing_key = getattr(sample, "session_id", None) or uuid.uuid4().hex
+        job = _Job(args, sample, sampling_params, settings, beginning, evaluation, fans_out, routing_key)
         played = await _run(job)
         _log_episode(sample, played.episode)
         others = _write(job, played)
@@ -89,6 +91,8 @@ def _write(job: _Job, played: _Played) -> list[tuple[str, Any]]:
     beside = spoken_beside(played.model, played.sub_agents.made)
     # tokens beside those of the sample can't be saved
     is_whole = not played.model.conversation.segments and not (job.fans_out and beside)
+    if not is_whole and settings.resume_aborted and played.episode.stop_reason is StopReason.ABORTED:
+        logger.warning("aborted sample will start afresh index=%s reason=it has several segments", job.sample.index)
     write_episode(
         job.args,
         job.sample,
@@ -124,6 +128,7 @@ class _Job:
     beginning: Beginning
     evaluation: bool
     fans_out: bool
+    routing_key: str
 
     def should_abort(self) -> bool:
         """Whether the rollout is being aborted."""
@@ -147,7 +152,7 @@ async def _run(job: _Job) -> _Played:
     code_calls = CodeCalls(**resume.code) if resume else CodeCalls()
     if resume:
         model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
-    sub_agents = AgentModels(lambda number: _build_model(job, number))
+    sub_agents = AgentModels(lambda name: _build_model(job, name, lambda: sub_agents.is_closed or job.should_abort()))
     limits = EpisodeLimits(
         max_tool_iterations=settings.max_tool_iterations,
         max_tool_calls=settings.max_tool_calls,
@@ -167,6 +172,7 @@ async def _run(job: _Job) -> _Played:
                 tool_span=tool_span(job.sample),
                 should_abort=job.should_abort,
                 engine_grace_s=_engine_grace_s(job),
+                asks_engine=not is_slime_sample(job.sample),
                 conversation_manager=load_conversation_manager(settings.conversation_manager),
                 progress=resume.progress if resume else None,
             )
@@ -177,16 +183,17 @@ def _engine_grace_s(job: _Job) -> float:
     """How long an aborted generation is waited for: slime repeats its abort every 3 s until the engines are idle."""
     if job.settings.abort_grace_s is not None:
         return job.settings.abort_grace_s
-    kept = job.settings.resume_aborted and collects_partial_rollouts(job.args)
+    collected = collects_partial_rollouts(job.args) or job.settings.should_abort is not None
+    kept = job.settings.resume_aborted and collected
     return _PARTIAL_GRACE_S if kept else ABORT_GRACE_S
 
 
-def _build_model(job: _Job, agent: int = 0) -> SGLangModel:
-    """The policy for one agent: 0 is the main one."""
+def _build_model(job: _Job, agent: str = "", should_abort: Callable[[], bool] | None = None) -> SGLangModel:
+    """The policy for one agent; the main one has no name."""
     args, settings = job.args, job.settings
     params = dict(job.sampling_params)
     if agent and params.get("sampling_seed") is not None:
-        params["sampling_seed"] = turn_seed(params["sampling_seed"], -agent)
+        params["sampling_seed"] = turn_seed(params["sampling_seed"], agent)
     limits = TokenLimits(
         max_response_tokens=params.pop("max_new_tokens", None),
         max_context_tokens=_context_limit(args, evaluation=job.evaluation),
@@ -203,9 +210,9 @@ def _build_model(job: _Job, agent: int = 0) -> SGLangModel:
         chat_template_kwargs=_template_kwargs(args, job.sample),
         limits=limits,
         extra={ASK_EXPERTS: True} if getattr(args, "use_rollout_routing_replay", False) else None,
-        headers={ROUTING_HEADER: getattr(job.sample, "session_id", None) or uuid.uuid4().hex},
+        headers={ROUTING_HEADER: job.routing_key},
         continue_aborted=settings.on_engine_abort == "continue",
-        should_abort=job.should_abort,
+        should_abort=should_abort or job.should_abort,
         request_span=request_span(job.sample),
         on_rewritten_history="segment" if agent or settings.conversation_manager else "error",
     )

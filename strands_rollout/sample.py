@@ -92,7 +92,7 @@ def write_episode(
     else:
         write_untrained(sample, model.prompt_ids, model.template.end_of_turn_id)
     sample.status = status
-    sample.non_generation_time = episode.tools.seconds
+    sample.non_generation_time = episode.tools.waited_s
     sample.metadata[METADATA_KEY] = facts
 
 
@@ -215,14 +215,14 @@ def _located(args: Any, part: Part, *, start: int) -> dict[str, Any]:  # noqa: A
 
 
 def _mask_stale(sample: Any, trajectory: Trajectory, max_staleness: int | None) -> int:  # noqa: ANN401
-    """Mask what too old weights sampled; how many trained tokens that were."""
+    """Mask what too old weights sampled; how many tokens that are."""
     if max_staleness is None:
         return 0
     masked = 0
     prompt_length = trajectory.prompt_length
     for span in stale_spans(trajectory.weight_spans, max_staleness):
         for position in range(span.start - prompt_length, span.end - prompt_length):
-            masked += sample.loss_mask[position]
+            masked += 1
             sample.loss_mask[position], sample.rollout_log_probs[position] = 0, 0.0
     return masked
 

@@ -49,7 +49,9 @@ class Aborts:
         return response.is_success
 
     def start(self, rid: str, headers: Mapping[str, str] | None) -> None:
-        """Begin to abort this request and return at once."""
+        """Begin to abort this request and return at once; nothing happens where there is no endpoint."""
+        if not self.has_endpoint:
+            return
         task = asyncio.get_running_loop().create_task(self._send_quietly({"rid": rid}, headers))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
 import httpx
@@ -17,6 +18,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_rollout.chat_messages import system_text, to_chat_messages, to_chat_tools
 from strands_rollout.chat_template import ChatTemplate
+from strands_rollout.context_builder import off_loop_if_long
 from strands_rollout.conversation import Conversation
 from strands_rollout.errors import BudgetExhaustedError, ConfigError, TrajectoryError
 from strands_rollout.model_config import SGLangModelConfig, updated_config
@@ -135,7 +137,8 @@ class SGLangModel(Model):
     @property
     def parse_failures(self) -> list[ParseFailure]:
         """Tool calls of the conversation that could not be parsed."""
-        return self.conversation.parse_failures
+        earlier = [failure for segment in self.conversation.segments for failure in segment.parse_failures]
+        return [*earlier, *self.conversation.parse_failures]
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -222,10 +225,12 @@ class SGLangModel(Model):
             raise TrajectoryError("got a second turn while one is running; expected one conversation per SGLangModel")
         self._busy = True
         try:
-            await self._turn(messages, tool_specs, system_prompt, system_prompt_content)
+            may_rewrite = self.config["on_rewritten_history"] == "segment"
+            conversation = self.conversation.for_history(messages) if may_rewrite else self.conversation
+            await self._turn(conversation, messages, tool_specs, system_prompt, system_prompt_content)
         finally:
             self._busy = False
-        for event in self.conversation.read_last_turn():
+        for event in conversation.read_last_turn():
             yield event
 
     async def structured_output(
@@ -258,10 +263,11 @@ class SGLangModel(Model):
         chat = to_chat_messages(messages)
         tools = to_chat_tools(tool_specs)
         if chat and chat[0]["role"] == "tool":
-            return len(self.template.turn_ids(chat, tools, last_id=self.template.end_of_turn_id))
+            last_id = self.template.end_of_turn_id
+            return len(await off_loop_if_long(chat, lambda: self.template.turn_ids(chat, tools, last_id=last_id)))
         system = system_text(system_prompt, system_prompt_content)
-        head = [{"role": "system", "content": system}] if system else []
-        return len(self.template.prompt_ids([*head, *chat], tools))
+        prompt = [*([{"role": "system", "content": system}] if system else []), *chat]
+        return len(await off_loop_if_long(prompt, lambda: self.template.prompt_ids(prompt, tools)))
 
     def client(self) -> SGLangClient:
         """The client of the running event loop."""
@@ -269,37 +275,57 @@ class SGLangModel(Model):
 
     async def _turn(
         self,
+        conversation: Conversation,
         messages: Messages,
         tool_specs: Sequence[Mapping[str, Any]] | None,
         system_prompt: str | None,
         blocks: Sequence[Mapping[str, Any]] | None,
     ) -> None:
         """Sample the next turn into the trajectory, or the rest of the open one."""
-        if self.conversation.takes_unread_turn(messages):
+        if conversation.takes_unread_turn(messages):
             return
-        may_rewrite = self.config["on_rewritten_history"] == "segment"
-        if may_rewrite:
-            self.conversation.start_segment_if_rewritten(messages)
+        trajectory, config = conversation.trajectory, self._config_for(conversation)
+        may_rewrite = config["on_rewritten_history"] == "segment"
         client = self.client()
         await self._sampler.learn_context(client)
-        room = self._sampler.room(self.config, self.trajectory)
+        room = self._sampler.room(config, trajectory)
         if may_rewrite and room.budget == "context":
             room = Room(None, "context")  # what does not fit is the conversation manager's business
-        context_ids = await self.conversation.new_context(
-            messages, tool_specs, system_prompt, blocks, room, self.config["limits"].min_turn_tokens
+        context_ids = await conversation.new_context(
+            messages, tool_specs, system_prompt, blocks, room, config["limits"].min_turn_tokens
         )
-        tokens_before = len(self.trajectory.token_ids)
+        tokens_before = len(trajectory.token_ids)
         try:
             await self._sampler.sample(
-                client, self.config, self.trajectory, context_ids, should_abort=self._should_abort, span=self._span
+                client,
+                config,
+                trajectory,
+                context_ids,
+                turn=conversation.turn_count - trajectory.is_open,
+                should_abort=self._should_abort,
+                span=self._span,
             )
         except BudgetExhaustedError as e:
             if may_rewrite and e.budget == "context":
                 raise ContextWindowOverflowException(str(e)) from e
             raise
         finally:
-            if len(self.trajectory.token_ids) > tokens_before:
-                self.conversation.accept(messages)
+            if len(trajectory.token_ids) > tokens_before:
+                conversation.accept(messages)
+
+    def _config_for(self, conversation: Conversation) -> SGLangModelConfig:
+        """The settings, with what earlier segments have left of the response budget."""
+        limits, spent = self.config["limits"], conversation.earlier_response_length
+        if limits.max_response_tokens is None or not spent:
+            return self.config
+        left = limits.max_response_tokens - spent
+        if left < 1:
+            raise BudgetExhaustedError(
+                f"no token of the response budget is left: {spent} of {limits.max_response_tokens} were used before "
+                "the history was rewritten",
+                budget="response",
+            )
+        return {**self.config, "limits": replace(limits, max_response_tokens=left)}
 
     def _aside(self) -> SGLangModel:
         """A model with the same settings and a trajectory of its own."""

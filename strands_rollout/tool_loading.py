@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Sequence
 from types import ModuleType
 
-from strands.agent.conversation_manager import ConversationManager
+from strands.agent.conversation_manager import ConversationManager, SummarizingConversationManager
 from strands.tools import ToolProvider
 from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
@@ -51,6 +51,12 @@ def load_conversation_manager(path: str | None) -> ConversationManager | None:
     if not callable(found):
         raise ToolError(f"{path!r} is a {type(found).__name__}; expected a class or function that makes a manager")
     manager = found()
+    if isinstance(manager, SummarizingConversationManager):
+        raise ToolError(
+            f"{path!r} made a SummarizingConversationManager, which blocks the event loop, and so every other episode, "
+            "while it asks the policy. Use one that drops messages, or a hook on BeforeModelCallEvent that sums up "
+            "asynchronously"
+        )
     if not isinstance(manager, ConversationManager):
         raise ToolError(f"{path!r} made a {type(manager).__name__}; expected a Strands ConversationManager")
     return manager

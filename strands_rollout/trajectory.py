@@ -159,6 +159,13 @@ class Trajectory:
         """Which weights sampled which tokens, turn by turn."""
         return [span for turn in self.turns for span in turn.weight_spans]
 
+    def snapshot(self) -> Trajectory:
+        """A copy up to its last turn, also while another thread appends to it."""
+        turns = list(self.turns)
+        end = turns[-1].end if turns else 0
+        lists = (self.token_ids[:end], self.loss_mask[:end], self.logprobs[:end])
+        return Trajectory(*lists, prompt_length=self.prompt_length, turns=turns)
+
     def append_turn(
         self,
         context_ids: Sequence[int],

@@ -102,6 +102,7 @@ class TurnSampler:
         trajectory: Trajectory,
         context_ids: Sequence[int],
         *,
+        turn: int,
         should_abort: Callable[[], bool],
         span: RequestSpan = no_span,
     ) -> Generation:
@@ -115,6 +116,7 @@ class TurnSampler:
             config: The settings in force.
             trajectory: Grows by the context and every accepted answer.
             context_ids: New context tokens; none where the trajectory's last turn is open.
+            turn: The number of this turn in the conversation, from 0.
             should_abort: Asked before a request is sent again: if it holds, or `config["continue_aborted"]` does not,
                 an aborted turn stays open.
             span: Entered around each request.
@@ -127,8 +129,11 @@ class TurnSampler:
             EngineError: The engine did not deliver.
         """
         self._check_vocabulary(context_ids)
+        config = {**config, "sampling_params": _turn_params(config["sampling_params"], turn)}
         fruitless = 0
         while True:
+            if should_abort():
+                raise EngineAbortedError("the rollout was aborted before a request")
             generation = self._settled(
                 await self._ask(client, config, trajectory, context_ids, should_abort, span), config
             )
@@ -197,7 +202,7 @@ class TurnSampler:
         span: RequestSpan,
     ) -> Generation:
         allowance, limit = self._allowance(config, trajectory, len(context_ids))
-        params = _turn_params(config["sampling_params"], trajectory) | {"max_new_tokens": allowance}
+        params = _part_params(config["sampling_params"], trajectory) | {"max_new_tokens": allowance}
         with span(allowance) as note:
             generation = await client.generate(
                 [*trajectory.token_ids, *context_ids],
@@ -239,8 +244,10 @@ class TurnSampler:
             )
 
 
-def turn_seed(seed: int, turn: int) -> int:
+def turn_seed(seed: int, turn: int | str) -> int:
     """The sampling seed of a turn (from 0), made from the sample's own; that of the first turn is the sample's.
+
+    A further agent's own seed is made in the same way, from a name.
 
     SGLang draws each token from (seed, position), so all parts of a turn have the same: a turn that was aborted and
     continued gets the tokens that it would have got. Neighbouring samples have neighbouring seeds, hence the hash.
@@ -251,15 +258,18 @@ def turn_seed(seed: int, turn: int) -> int:
     return int.from_bytes(digest) >> 33
 
 
-def _turn_params(params: Mapping[str, Any], trajectory: Trajectory) -> dict[str, Any]:
-    """The sampling parameters of the next request: a turn's own seed, and what is left of its least length."""
-    turn, own = len(trajectory.turns) - trajectory.is_open, dict(params)
-    if own.get("sampling_seed") is not None:
-        own["sampling_seed"] = turn_seed(own["sampling_seed"], turn)
-    if own.get("min_new_tokens") and trajectory.is_open:
-        sampled = trajectory.turns[-1].end - trajectory.turns[-1].start
-        own["min_new_tokens"] = max(0, own["min_new_tokens"] - sampled)
-    return own
+def _turn_params(params: Mapping[str, Any], turn: int) -> dict[str, Any]:
+    seed = params.get("sampling_seed")
+    return dict(params) if seed is None else {**params, "sampling_seed": turn_seed(seed, turn)}
+
+
+def _part_params(params: Mapping[str, Any], trajectory: Trajectory) -> dict[str, Any]:
+    """Of the rest of an open turn: what is left of its least length."""
+    least = params.get("min_new_tokens")
+    if not least or not trajectory.is_open:
+        return dict(params)
+    sampled = trajectory.turns[-1].end - trajectory.turns[-1].start
+    return {**params, "min_new_tokens": max(0, least - sampled)}
 
 
 def _record(trajectory: Trajectory, context_ids: Sequence[int], generation: Generation) -> None:

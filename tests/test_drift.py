@@ -161,3 +161,10 @@ def test_at_most_so_many_samples_are_measured_evenly_spread_and_always_the_same(
 def test_a_sample_without_a_sampled_token_is_not_measured(shipped_tokenizer: Any) -> None:
     assert measure_drift([[], [[]], [[], encode(shipped_tokenizer, "a")]], shipped_tokenizer) == [Drift(1, 0)]
     assert measure_drift([], shipped_tokenizer) == []
+
+
+@pytest.mark.parametrize("no_id", [-1, 2**40, "7", None])
+def test_a_sample_with_what_is_no_token_id_is_left_out_and_the_others_count(shipped_tokenizer: Any, no_id: Any) -> None:
+    plain = encode(shipped_tokenizer, " the answer")
+    samples = [[plain], [plain, [*plain, no_id]], [plain, plain]]
+    assert measure_drift(samples, shipped_tokenizer) == [Drift(len(plain), 0), Drift(2 * len(plain), 0)]

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strands_rollout
-from strands_rollout import Sample, StopReason, log_eval, log_rollout, metrics
+from strands_rollout import Sample, StopReason, finished_sample, log_eval, log_rollout
 from strands_rollout.episode_metrics import GROUPS, PER_SAMPLE, TRUNCATING
 from strands_rollout.finished_sample import finished_samples
 from strands_rollout.sample import _status
@@ -31,9 +31,9 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 @pytest.fixture(autouse=True)
 def nothing_reported_yet() -> Iterator[None]:
     """A failure is reported once in a process's life; here once in a test's."""
-    metrics._report_once.cache_clear()
+    finished_sample._report_once.cache_clear()
     yield
-    metrics._report_once.cache_clear()
+    finished_sample._report_once.cache_clear()
 
 
 @dataclass(frozen=True)
@@ -186,6 +186,40 @@ def test_the_slowest_sample_is_split_into_where_its_time_went(span: str, wandb: 
     assert (found["score_s/mean"], found["score_s/max"]) == (2.25, 4.0)
 
 
+def test_only_a_sample_that_says_how_long_it_took_can_be_the_slowest(wandb: Wandb) -> None:
+    main = scored(0.5, duration_s=7.0, generate_s=3.0, fan_out={"part": 0, "of": 3, "kind": "main"})
+    segment = scored(90.0, generate_s=0.0, fan_out={"part": 1, "of": 3, "kind": "segment"})
+    agent = scored(90.0, generate_s=60.0, fan_out={"part": 2, "of": 3, "kind": "agent"})
+    found = numbers([[main, segment, agent]], wandb)
+    assert (found["slowest/total_s"], found["slowest/generate_s"], found["slowest/score_s"]) == (7.5, 3.0, 0.5)
+    assert not [name for name in numbers([segment, agent], wandb) if name.startswith("slowest")]
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        {"events": [5]},
+        {"events": 5},
+        {"events": [{"name": ["reward_model"]}]},
+        *(
+            {
+                "events": [
+                    {"name": "reward_model", "type": "span_start", "span_id": 1, "ts": ts},
+                    {"name": "reward_model", "type": "span_end", "span_id": 1, "ts": 1.0},
+                ]
+            }
+            for ts in (None, "0", math.nan)
+        ),
+        {"events": [{"name": "reward_model", "type": "span_start", "span_id": [1], "ts": 1.0}]},
+    ],
+)
+def test_a_trace_that_cannot_be_read_costs_its_sample_alone(trace: Any, wandb: Wandb) -> None:
+    odd = SimpleNamespace(metadata={"strands_rollout": {"duration_s": 8.0}}, trace=trace)
+    found = numbers([odd, scored(2.0, duration_s=7.0)], wandb)
+    assert (found["score_s/mean"], found["score_s/max"]) == (2.0, 2.0)
+    assert (found["slowest/total_s"], found["slowest/score_s"]) == (9.0, 2.0)
+
+
 def test_tools_that_ran_at_once_leave_no_negative_rest(wandb: Wandb) -> None:
     found = numbers([finished(duration_s=2.0, generate_s=1.0, tool_s=3.0)], wandb)
     assert (found["slowest/tool_s"], found["slowest/other_s"]) == (3.0, 0.0)
@@ -333,25 +367,25 @@ def test_no_facts_whatsoever_make_a_metric_fail(facts: list[Any], status: Any) -
     assert all(ids for view in views for ids in view.turn_ids or [])
 
 
-class Broken:
-    """A sample that can't be read."""
+class Unreadable:
+    """A sample that says nothing but that it can't be read."""
 
-    metadata: Mapping[str, Any] = {"strands_rollout": {"turns": 2}}
-
-    @property
-    def status(self) -> str:
-        raise RuntimeError("no status")
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no {name}")
 
 
-def test_a_metric_that_fails_is_reported_once_and_costs_no_other(
+def test_a_sample_that_cannot_be_read_is_left_out_and_reported_once(
     wandb: Wandb, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
-        found = numbers([Broken(), finished(turns=4)], wandb)
-        assert found["turns/mean"] == 3.0
-        assert "removed" not in found
-    endings = [message for message in warnings_of(caplog) if "name=ending" in message]
-    assert endings == ["metric failed and was left out name=ending error=RuntimeError"]
+        found = numbers([Unreadable(), finished(turns=4, stop_reason="completed")], wandb)
+        assert (found["samples"], found["turns/mean"], found["removed"]) == (2.0, 4.0, 0.0)
+        assert found["stop_reason/completed"] == found["status/completed"] == 1.0
+        table = wandb.calls[-1]["rollout/agent/transcripts"]
+        assert [row[table.columns.index("turns")] for row in table.data] == [4]
+    statuses = [message for message in warnings_of(caplog) if "name=status" in message]
+    assert statuses == ["metric failed for a sample and left it out name=status error=RuntimeError"]
+    assert not [message for message in warnings_of(caplog) if "for a sample" not in message]
     assert "no status" in caplog.text
 
 

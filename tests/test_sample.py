@@ -69,7 +69,7 @@ def turn(model: SGLangModel, context: str, sampled: str, finish: str = "stop", *
 
 def ended(reason: StopReason, error: BaseException | None = None) -> Episode:
     return Episode(
-        reason, error, 1, 2, ToolStats(seconds=1.5, errors=1), 4.0, EpisodeLimits(), EpisodeProgress(MESSAGES, 1)
+        reason, error, 1, 2, ToolStats(seconds=1.5, errors=1, waited_s=1.25), 4.0, EpisodeLimits(), EpisodeProgress(MESSAGES, 1)
     )
 
 
@@ -171,7 +171,7 @@ def test_what_each_turn_says_of_itself_is_fed_to_the_sample(model: SGLangModel) 
     sample = written(model, StopReason.COMPLETED)
     assert sample.weight_versions == ["v1", "v2"]
     assert (sample.prefix_cache_info.cached_tokens, sample.prefix_cache_info.total_prompt_tokens) == (8, 20)
-    assert sample.non_generation_time == 1.5
+    assert sample.non_generation_time == 1.25
 
 
 def test_the_final_status_is_not_that_of_a_single_turn(model: SGLangModel) -> None:

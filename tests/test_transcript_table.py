@@ -105,6 +105,27 @@ def test_a_chat_is_shown_as_json() -> None:
     assert "Größe?" in row["prompt"]
 
 
+def test_a_label_that_no_json_can_hold_is_shown_as_python_writes_it() -> None:
+    within_itself: list[Any] = []
+    within_itself.append(within_itself)
+    rows = rows_of([Sample(label={(1, 2): 3}), Sample(label=within_itself), Sample(label={(1,): "x" * 100_000})])
+    assert [row["label"] for row in rows[:2]] == ["{(1, 2): 3}", "[[...]]"]
+    assert len(rows[2]["label"]) <= MAX_LABEL_CHARS + 50
+
+
+class Unwritable:
+    """A label that can't be shown in any way."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_a_row_that_cannot_be_written_is_left_out() -> None:
+    samples = [sample(0, 1.0), sample(1, 2.0), sample(2, 3.0)]
+    samples[1].label = Unwritable()
+    assert [row["index"] for row in rows_of(samples)] == [0, 2]
+
+
 def test_long_texts_keep_their_head_and_tail() -> None:
     text = "head" + "x" * 100_000 + "tail"
     (row,) = rows_of([Sample(prompt=text, response=text, label=text)])

@@ -15,7 +15,7 @@ from slime_policy import ANSWER, WRONG, call, prompt, turn
 from slime_run import CONTEXT_LENGTH, chat_row, write_rows
 from slime_stage import Start
 
-from strands_rollout import metrics
+from strands_rollout import finished_sample
 
 pytestmark = pytest.mark.slime
 
@@ -32,7 +32,7 @@ LOGGERS = {
 
 @pytest.fixture(autouse=True)
 def nothing_reported_yet() -> None:
-    metrics._report_once.cache_clear()
+    finished_sample._report_once.cache_clear()
 
 
 def ours(caplog: pytest.LogCaptureFixture) -> dict[str, float]:

@@ -116,11 +116,13 @@ class Conversation:
 
         A history that does not extend what the policy has read begins a new trajectory, with all of it as prompt.
         """
-        if not self.trajectory.turns or self._context.is_covered(messages) or self._context.is_extended_by(messages):
+        if not self.trajectory.turns:
             return self
         if self.history is not None and not _is_same_history(self.history, messages):
             self.asides.append(Conversation(self._template, self._parser))
             return self.asides[-1]
+        if self._context.is_covered(messages) or self._context.is_extended_by(messages):
+            return self
         self.segments.append(self.last_segment())
         self.trajectory, self.parse_failures = Trajectory(), []
         self._context = ContextBuilder(self._template)

@@ -20,6 +20,8 @@ from typing import Any, Final
 
 from tokenizers.pre_tokenizers import ByteLevel
 
+from strands_rollout.finished_sample import kept
+
 MAX_SAMPLES: Final = 64
 """Samples of a step whose drift is measured."""
 _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
@@ -46,6 +48,8 @@ class Drift:
 def measure_drift(samples: Sequence[Sequence[Sequence[int]]], tokenizer: Any) -> list[Drift]:  # noqa: ANN401 - any fast tokenizer
     """The drift of at most `MAX_SAMPLES` of the samples, evenly spread; always of the same ones.
 
+    A sample with ids that the tokenizer does not take, such as negative ones, is left out.
+
     Args:
         samples: Each the sampled ids of its turns; those without any token are not measured.
         tokenizer: The policy's, a Hugging Face fast tokenizer.
@@ -54,9 +58,14 @@ def measure_drift(samples: Sequence[Sequence[Sequence[int]]], tokenizer: Any) ->
     count = min(len(measurable), MAX_SAMPLES)
     spread = [measurable[position * len(measurable) // count] for position in range(count)]
     bytes_of = token_bytes(tokenizer)
-    return [
-        Drift(sum(map(len, turns)), sum(drift_of_turn(ids, tokenizer, bytes_of) for ids in turns)) for turns in spread
+    drifts = [
+        kept("drift", functools.partial(_drift_of, turns, tokenizer, bytes_of), of_sample=True) for turns in spread
     ]
+    return [drift for drift in drifts if drift is not None]
+
+
+def _drift_of(turns: Sequence[Sequence[int]], tokenizer: Any, bytes_of: Callable[[int], bytes]) -> Drift:  # noqa: ANN401
+    return Drift(sum(map(len, turns)), sum(drift_of_turn(ids, tokenizer, bytes_of) for ids in turns))
 
 
 def drift_of_turn(ids: Sequence[int], tokenizer: Any, bytes_of: Callable[[int], bytes]) -> int:  # noqa: ANN401

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from strands_rollout.drift import Drift
-from strands_rollout.finished_sample import FinishedSample, finite
+from strands_rollout.finished_sample import FinishedSample
 from strands_rollout.stop_reason import StopReason
 
 Metrics = dict[str, float]
@@ -73,7 +73,8 @@ def per_sample_metrics(samples: Samples) -> Metrics:
 def ending_metrics(samples: Samples) -> Metrics:
     """Shares of stop reasons, of statuses, of what truncated those that were, and of samples kept out of training."""
     reasons = [(sample.text("stop_reason"), sample.status) for sample in samples]
-    removed = [float(sample.is_removed) for sample in samples if sample.status is not None]
+    removals = [sample.is_removed for sample in samples if sample.status is not None]
+    removed = [float(is_removed) for is_removed in removals if is_removed is not None]
     return {
         **shares("stop_reason", (reason for reason, _ in reasons), map(str, StopReason)),
         **shares("truncation", (reason for reason, status in reasons if status == "truncated"), TRUNCATING),
@@ -114,15 +115,17 @@ def weight_metrics(samples: Samples) -> Metrics:
 
 def score_metrics(samples: Samples) -> Metrics:
     """Seconds in the reward function."""
-    return distribution("score_s", [finite(sample.score_s) for sample in samples])
+    return distribution("score_s", [sample.score_s for sample in samples])
 
 
 def slowest_metrics(samples: Samples) -> Metrics:
     """Where the time of the slowest sample went, its episode and its reward, in seconds.
 
+    Only samples that say how long their episode took are looked at; of a fan-out that is the main agent's.
     Tools that ran at once count each: then the rest is at least 0, and the parts may sum to more than the total.
     """
-    timed = [(duration + (sample.score_s or 0.0), sample) for sample in samples if (duration := _duration_s(sample))]
+    durations = [(sample.number("duration_s"), sample) for sample in samples]
+    timed = [(seconds + (sample.score_s or 0.0), sample) for seconds, sample in durations if seconds is not None]
     if not timed:
         return {}
     total_s, slowest = max(timed, key=lambda entry: entry[0])
@@ -157,10 +160,6 @@ GROUPS: Final[Mapping[str, Callable[[Samples], Metrics]]] = {
     "slowest": slowest_metrics,
 }
 """Metrics that need nothing but the samples; each is computed apart, so that one that fails costs no other."""
-
-
-def _duration_s(sample: FinishedSample) -> float | None:
-    return sample.number("duration_s")
 
 
 def _keys_of(samples: Samples, fact: str) -> list[str]:

@@ -1,27 +1,67 @@
 """What a finished sample says of its episode, read without trust: facts may be absent, foreign or of another version.
 
 Knows a sample's attributes and its facts by name; must not know how they were filled, so that samples of other generate
-functions and of other versions are read too.
+functions and of other versions are read too. What can't be read or computed is reported once and left out (`kept`), of
+one sample where it is one sample's.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 from strands_rollout.episode_facts import episode_facts
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # the spans that slime 0.3 opens around a reward function (slime/rollout/sglang_rollout.py)
 _SCORE_SPANS: Final = frozenset({"reward_model", "group_reward_model"})
 _INTEGER: Final = re.compile(r"-?\d{1,18}")
 
 
+def kept(name: str, compute: Callable[[], T], *, of_sample: bool = False) -> T | None:
+    """What `compute` returns; None, and one warning in the process's life, where it fails.
+
+    Args:
+        name: What is computed.
+        compute: Called once.
+        of_sample: Whether it is one sample's part of a metric, and the other samples still count.
+    """
+    try:
+        return compute()
+    except Exception as e:  # a training run must not end for want of a metric, nor a metric for one odd sample
+        lost = "metric failed for a sample and left it out" if of_sample else "metric failed and was left out"
+        _report_once(lost, name, type(e).__name__)
+        return None
+
+
+@functools.cache
+def _report_once(lost: str, name: str, error: str) -> None:
+    """Called while the exception is handled; the same failure at a later step would say nothing new."""
+    logger.warning("%s name=%s error=%s", lost, name, error, exc_info=True)
+
+
+def _readable(read: Callable[P, T]) -> Callable[P, T | None]:
+    """What `read` finds in a sample; None where the sample can't be read, as where it lacks it."""
+
+    @functools.wraps(read)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        return kept(read.__name__, lambda: read(*args, **kwargs), of_sample=True)
+
+    return guarded
+
+
 @dataclass(frozen=True, slots=True)
 class FinishedSample:
-    """A read-only view of a sample; what it lacks is None, never a guess.
+    """A read-only view of a sample; what it lacks, or can't be read, is None, never a guess.
 
     Attributes:
         sample: slime's Sample, ours, or anything else.
@@ -44,12 +84,14 @@ class FinishedSample:
         return value if isinstance(value, str) else None
 
     @property
+    @_readable
     def status(self) -> str | None:
         """The status in slime's words: "completed", "truncated" ..."""
         status = getattr(self.sample, "status", None)
         return None if status is None else str(getattr(status, "value", status))
 
     @property
+    @_readable
     def is_removed(self) -> bool:
         """Whether the sample is kept out of training."""
         return bool(getattr(self.sample, "remove_sample", False))
@@ -72,6 +114,13 @@ class FinishedSample:
         return max(numbers) - min(numbers)
 
     @property
+    @_readable
+    def response_length(self) -> float | None:
+        """Tokens after the prompt."""
+        return finite(getattr(self.sample, "response_length", None))
+
+    @property
+    @_readable
     def turn_ids(self) -> list[list[int]] | None:
         """The sampled token ids of each turn that sampled any; None where the facts don't say which they are."""
         spans, tokens = self.facts.get("spans"), getattr(self.sample, "tokens", None)
@@ -85,6 +134,7 @@ class FinishedSample:
         return [ids for ids in turns.values() if ids]
 
     @property
+    @_readable
     def score_s(self) -> float | None:
         """Seconds in the reward function by slime's trace; None where nothing was traced."""
         trace = getattr(self.sample, "trace", None)
@@ -98,8 +148,9 @@ class FinishedSample:
                 starts[event.get("span_id")] = event["ts"]
             elif event.get("type") == "span_end" and event.get("span_id") in starts:
                 seconds.append(event["ts"] - starts.pop(event.get("span_id")))
-        return sum(seconds) if seconds else None
+        return finite(sum(seconds)) if seconds else None
 
+    @_readable
     def reward(self, key: str | None) -> float | None:
         """The reward, or its entry `key` where it is a dict."""
         reward = getattr(self.sample, "reward", None)
@@ -114,7 +165,8 @@ def finished_samples(samples: object) -> list[FinishedSample]:
         return []
     if isinstance(samples, list | tuple):
         return [view for sample in samples for view in finished_samples(sample)]
-    return [FinishedSample(samples, episode_facts(samples))]
+    facts = kept("facts", lambda: episode_facts(samples), of_sample=True)
+    return [FinishedSample(samples, facts or {})]
 
 
 def finite(value: object) -> float | None:

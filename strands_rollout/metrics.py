@@ -6,20 +6,15 @@ Glue. Neither raises: a metric that fails is reported once and left out, and sli
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from strands_rollout.drift import measure_drift
 from strands_rollout.episode_metrics import GROUPS, Metrics, drift_metrics
-from strands_rollout.finished_sample import FinishedSample, finished_samples
+from strands_rollout.finished_sample import FinishedSample, finished_samples, kept
 from strands_rollout.metric_log import StepMetrics, Table, log_line, log_to_tensorboard, log_to_wandb, step_of
 from strands_rollout.slime_seam import tokenizer_of
 from strands_rollout.transcript_table import COLUMNS, transcript_rows
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 def log_rollout(
@@ -34,7 +29,7 @@ def log_rollout(
     Returns:
         False: slime logs its own metrics as well. Nothing is raised.
     """
-    _kept("rollout", lambda: _log(rollout_id, args, {"rollout/agent": samples}, "rollout/step"))
+    kept("rollout", lambda: _log(rollout_id, args, {"rollout/agent": samples}, "rollout/step"))
     return False
 
 
@@ -55,7 +50,7 @@ def log_eval(
     Returns:
         False: slime logs its own metrics as well. Nothing is raised.
     """
-    _kept("eval", lambda: _log(rollout_id, args, _by_dataset(data), "eval/step"))
+    kept("eval", lambda: _log(rollout_id, args, _by_dataset(data), "eval/step"))
     return False
 
 
@@ -66,27 +61,27 @@ def _by_dataset(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def _log(rollout_id: int, args: Any, samples_by_prefix: Mapping[str, Any], step_key: str) -> None:  # noqa: ANN401
     if getattr(args, "load_debug_rollout_data", None):
         return  # slime logs nothing of a rollout that it replays from a file
-    known_step = _kept("step", lambda: step_of(args, rollout_id))
+    known_step = kept("step", lambda: step_of(args, rollout_id))
     step = rollout_id if known_step is None else known_step
     reward_key = _reward_key(args, evaluation=step_key.startswith("eval"))
     metrics = StepMetrics(rollout_id, step_key)
     for prefix, given in samples_by_prefix.items():
-        samples = _kept("samples", functools.partial(finished_samples, given)) or []
+        samples = kept("samples", functools.partial(finished_samples, given)) or []
         metrics.numbers |= {f"{prefix}/{name}": value for name, value in _numbers(args, samples).items()}
         table = functools.partial(transcript_rows, samples, step=step, reward_key=reward_key)
-        if rows := _kept("transcripts", table):
+        if rows := kept("transcripts", table):
             metrics.tables[f"{prefix}/transcripts"] = Table(COLUMNS, rows)
     log_line(metrics, step)
     if metrics.numbers:
-        _kept("wandb", lambda: log_to_wandb(args, metrics, step))
-        _kept("tensorboard", lambda: log_to_tensorboard(args, metrics, step))
+        kept("wandb", lambda: log_to_wandb(args, metrics, step))
+        kept("tensorboard", lambda: log_to_tensorboard(args, metrics, step))
 
 
 def _numbers(args: Any, samples: Sequence[FinishedSample]) -> Metrics:  # noqa: ANN401
     metrics: Metrics = {}
     for name, group in GROUPS.items():
-        metrics |= _kept(name, functools.partial(group, samples)) or {}
-    return metrics | (_kept("drift", lambda: _drift(args, samples)) or {})
+        metrics |= kept(name, functools.partial(group, samples)) or {}
+    return metrics | (kept("drift", lambda: _drift(args, samples)) or {})
 
 
 def _drift(args: Any, samples: Sequence[FinishedSample]) -> Metrics:  # noqa: ANN401
@@ -101,18 +96,3 @@ def _drift(args: Any, samples: Sequence[FinishedSample]) -> Metrics:  # noqa: AN
 def _reward_key(args: Any, *, evaluation: bool) -> str | None:  # noqa: ANN401
     key = getattr(args, "reward_key", None)
     return (getattr(args, "eval_reward_key", None) or key) if evaluation else key
-
-
-def _kept(name: str, compute: Callable[[], T]) -> T | None:
-    """What `compute` returns; None, and one warning in the process's life, where it fails."""
-    try:
-        return compute()
-    except Exception as e:  # a training run must not end for want of a metric
-        _report_once(name, type(e).__name__)
-        return None
-
-
-@functools.cache
-def _report_once(name: str, error: str) -> None:
-    """Called while the exception is handled; the same failure at a later step would say nothing new."""
-    logger.warning("metric failed and was left out name=%s error=%s", name, error, exc_info=True)

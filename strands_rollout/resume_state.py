@@ -127,6 +127,9 @@ def load_resume_state(
     Raises:
         ResumeError: It is of another version, damaged, or does not fit the tokens.
     """
+    if not all(isinstance(given, list) for given in (tokens, loss_mask, logprobs)):
+        kinds = [type(given).__name__ for given in (tokens, loss_mask, logprobs)]
+        raise ResumeError(f"got tokens, loss_mask and logprobs of the types {kinds}; expected lists")
     version = saved.get("version") if isinstance(saved, Mapping) else None
     if version != RESUME_VERSION:
         raise ResumeError(

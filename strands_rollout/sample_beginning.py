@@ -81,10 +81,7 @@ def _count(facts: Mapping[str, Any], name: str) -> int:
 
 def _resume_state(sample: Any, facts: Mapping[str, Any]) -> ResumeState | None:  # noqa: ANN401
     try:
-        lists = (sample.tokens, sample.loss_mask, sample.rollout_log_probs)
-        if not all(isinstance(one, list) for one in lists):
-            raise ResumeError(f"got {[type(one).__name__ for one in lists]} for tokens, mask, logprobs; expected lists")
-        return load_resume_state(facts[RESUME_KEY], *lists)
+        return load_resume_state(facts[RESUME_KEY], sample.tokens, sample.loss_mask, sample.rollout_log_probs)
     except ResumeError as e:
         logger.warning("aborted sample starts afresh index=%s reason=%s", sample.index, e)
         return None

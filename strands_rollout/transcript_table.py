@@ -5,11 +5,12 @@ Knows finished samples; nothing of wandb. Which samples are shown depends on the
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from strands_rollout.finished_sample import FinishedSample, finite
+from strands_rollout.finished_sample import FinishedSample, finite, kept
 from strands_rollout.sandbox.capped_output import shorten
 
 MAX_ROWS: Final = 8
@@ -40,6 +41,7 @@ def transcript_rows(samples: Sequence[FinishedSample], *, step: int, reward_key:
 
     Best, worst and median reward, the first failed and truncated, the longest, the slowest and the one with most tool
     calls are shown; the column "why" says which a row is. What room is left goes to others, evenly spread.
+    A row that can't be written is left out.
 
     Args:
         samples: A step's.
@@ -53,10 +55,12 @@ def transcript_rows(samples: Sequence[FinishedSample], *, step: int, reward_key:
     others = [position for position in range(len(samples)) if position not in reasons]
     room = min(MAX_ROWS - len(reasons), len(others))
     shown = [*reasons, *(others[number * len(others) // room] for number in range(room))]
-    return [
-        _row(samples[position], rewards[position], step, ", ".join(reasons.get(position, [])))
+    rows = [
+        functools.partial(_row, samples[position], rewards[position], step, ", ".join(reasons.get(position, [])))
         for position in sorted(shown)
     ]
+    written = [kept("transcripts", row, of_sample=True) for row in rows]
+    return [row for row in written if row is not None]
 
 
 def _chosen(samples: Sequence[FinishedSample], rewards: Sequence[float | None]) -> Iterator[tuple[str, int]]:
@@ -71,7 +75,7 @@ def _chosen(samples: Sequence[FinishedSample], rewards: Sequence[float | None]) 
         if status in statuses:
             yield status, statuses.index(status)
     amounts = {
-        "longest": [finite(getattr(sample.sample, "response_length", None)) for sample in samples],
+        "longest": [sample.response_length for sample in samples],
         "slowest": [sample.number("duration_s") for sample in samples],
         "most tool calls": [sample.number("tool_calls") for sample in samples],
     }
@@ -109,5 +113,13 @@ def _bounded(value: Any, max_chars: int) -> str | None:  # noqa: ANN401 - a prom
     """Head and tail of a text, or of JSON; a lone surrogate, which no file takes, becomes a question mark."""
     if value is None:
         return None
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = value if isinstance(value, str) else _as_json(value)
     return shorten(text, max_chars).encode("utf-8", "replace").decode("utf-8")
+
+
+def _as_json(value: Any) -> str:  # noqa: ANN401
+    """JSON, or where it has none for a value's keys or for a value within itself, what Python writes."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):
+        return repr(value)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from strands import Agent, ToolContext, tool
 from strands.tools.tools import PythonAgentTool
+from strands.types.tools import AgentTool
 
 from strands_rollout.bounded_tool import BoundedTool, ToolStats, in_own_thread
 from strands_rollout.errors import SandboxError, ToolError
@@ -166,3 +167,47 @@ async def test_an_exception_belongs_to_the_caller() -> None:
 async def test_a_fault_of_the_sandbox_counts_however_a_tool_has_wrapped_it() -> None:
     _, stats = await call(wrapped_fault)
     assert isinstance(stats.infrastructure_error, SandboxError)
+
+
+class Raising(AgentTool):
+    """A tool of a class of its own, which raises."""
+
+    tool_name, tool_type, calls = "raising", "own", 0
+    tool_spec = {"name": "raising", "description": "Raise.", "inputSchema": {"json": {"type": "object"}}}  # noqa: RUF012
+
+    async def stream(self, tool_use: Any, invocation_state: Any, **_more: Any) -> Any:
+        type(self).calls += 1
+        raise ValueError("bad luck")
+        yield
+
+
+async def test_a_call_that_raised_is_counted_and_not_run_again() -> None:
+    stats = ToolStats()
+    bounded = BoundedTool(Raising(), timeout_s=None, stats=stats)
+    use: Any = {"toolUseId": "c", "name": "raising", "input": {}}
+    with pytest.raises(ValueError, match="bad luck"):
+        [event async for event in bounded.stream(use, {})]
+    assert stats.errors == 1
+    [again] = [event async for event in bounded.stream(use, {})]
+    assert again["content"] == [{"text": "Error: bad luck"}]
+    assert Raising.calls == 1
+
+
+async def test_time_in_parallel_calls_is_waited_for_once() -> None:
+    @tool
+    async def nap() -> str:
+        """Nap."""
+        await asyncio.sleep(0.2)
+        return "ok"
+
+    stats = ToolStats()
+    bounded = BoundedTool(nap, timeout_s=None, stats=stats)
+
+    async def run(number: int) -> None:
+        use: Any = {"toolUseId": str(number), "name": "nap", "input": {}}
+        async for _ in bounded.stream(use, {}):
+            pass
+
+    await asyncio.gather(*map(run, range(4)))
+    assert stats.seconds > 0.7
+    assert stats.waited_s < 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -127,3 +128,71 @@ async def test_a_block_that_ends_by_itself_leaves_no_timer() -> None:
     before = asked
     await asyncio.sleep(0.25)
     assert asked == before >= 1
+
+
+@tool(name="execute_python_code")
+async def swallows(code: str) -> str:
+    """Wait, and take no notice of being cancelled.
+
+    Args:
+        code: Ignored.
+    """
+    for _ in range(3):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(5)
+    return code
+
+
+@tool(name="execute_python_code")
+async def cleans_up_slowly(code: str) -> str:
+    """Wait, and take long to clean up.
+
+    Args:
+        code: Ignored.
+    """
+    try:
+        await asyncio.sleep(30)
+    finally:
+        await asyncio.sleep(5)
+    return code
+
+
+@pytest.mark.parametrize("end", ["abort", "tool time-out", "episode time-out"])
+@pytest.mark.parametrize("inner", [swallows, cleans_up_slowly], ids=["swallows", "cleans up slowly"])
+async def test_nothing_waits_for_a_tool_that_does_not_end(shipped_tokenizer: Any, inner: Any, end: str) -> None:
+    script = [Reply.tokens(ids_of(shipped_tokenizer, text)) for text in (call_text(), ANSWER)]
+    started = time.monotonic()
+    limits = EpisodeLimits(
+        tool_timeout_s=0.2 if end == "tool time-out" else None,
+        episode_timeout_s=0.2 if end == "episode time-out" else None,
+    )
+    async with FakeSGLang(script, context_length=4096) as fake:
+        done = await run_episode(
+            SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url),
+            [{"role": "user", "content": [{"text": "go"}]}],
+            system_prompt=None,
+            tools=[inner],
+            limits=limits,
+            should_abort=lambda: end == "abort" and time.monotonic() - started > 0.2,
+        )
+    reasons = {"abort": StopReason.ABORTED, "episode time-out": StopReason.EPISODE_TIMEOUT}
+    assert done.stop_reason is reasons.get(end, StopReason.COMPLETED)
+    assert time.monotonic() - started < 1.5
+
+
+async def test_a_time_limit_that_came_first_stays_the_reason() -> None:
+    is_over = False
+
+    async def wait_and_clean_up() -> None:
+        nonlocal is_over
+        try:
+            await asyncio.sleep(30)
+        finally:
+            is_over = True
+            await asyncio.sleep(0.2)
+
+    deadline = EpisodeDeadline(0.05, lambda: is_over)
+    with pytest.raises(TimeoutError):
+        async with deadline:
+            await wait_and_clean_up()
+    assert not deadline.was_aborted

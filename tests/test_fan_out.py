@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from typing import Any
 
@@ -193,3 +194,47 @@ async def test_agents_have_seeds_of_their_own(shipped_tokenizer: Any) -> None:
         await generate(args, Sample(prompt="What is 17 * 2?", label="34", index=5), params)
     seeds = [request.body["sampling_params"]["sampling_seed"] for request in fake.requests]
     assert len(set(seeds)) == 3
+
+
+def _keeps_asking() -> str:
+    expert = _expert()
+    for _ in range(50):
+        expert("How much?")
+    return "enough"
+
+
+@tool(name="ask")
+def ask_for_ever(question: str) -> str:
+    """Ask an expert again and again, in a thread that nobody can stop.
+
+    Args:
+        question: What to ask.
+    """
+    return _keeps_asking()
+
+
+async def test_a_sub_agent_that_outlives_its_tool_asks_nothing_more(shipped_tokenizer: Any) -> None:
+    answers = policy(shipped_tokenizer)
+
+    def script(body: dict[str, Any], number: int) -> Reply:
+        text = shipped_tokenizer.decode(body["input_ids"])
+        if "You are an expert." not in text and "did not finish" in text:
+            return Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
+        return answers(body, number).after(0.02)
+
+    ours = {"tools": [f"{__name__}.ask_for_ever"], "fan_out": True, "tool_timeout_s": 0.3}
+    async with FakeSGLang(script, context_length=60_000) as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=ours)
+        sample = Sample(prompt="What is 17 * 2?", label="34", index=5)
+        main, expert = await generate(args, sample, {"max_new_tokens": 4096})
+        asked = len(fake.requests)
+        await asyncio.sleep(0.3)
+        assert len(fake.requests) <= asked + 1  # one may have been on its way
+    assert main.status is Sample.Status.COMPLETED
+    expert.reward = 1.0
+    assert contract_violations(expert, decode=shipped_tokenizer.decode) == []
+
+
+async def test_all_agents_of_an_episode_have_its_routing_key(shipped_tokenizer: Any) -> None:
+    _, fake, _ = await episode(shipped_tokenizer)
+    assert len({request.headers["X-SMG-Routing-Key"] for request in fake.requests}) == 1

@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -368,7 +368,10 @@ def test_no_facts_whatsoever_make_a_metric_fail(facts: list[Any], status: Any) -
 
 
 class Unreadable:
-    """A sample that says nothing but that it can't be read."""
+    """A sample of which nothing but its status can be read, or not even that."""
+
+    def __init__(self, **readable: Any) -> None:
+        vars(self).update(readable)
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"no {name}")
@@ -378,8 +381,10 @@ def test_a_sample_that_cannot_be_read_is_left_out_and_reported_once(
     wandb: Wandb, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
-        found = numbers([Unreadable(), finished(turns=4, stop_reason="completed")], wandb)
-        assert (found["samples"], found["turns/mean"], found["removed"]) == (2.0, 4.0, 0.0)
+        removed = finished(turns=4, stop_reason="completed")
+        removed.remove_sample = True
+        found = numbers([Unreadable(), removed, Unreadable(status="completed")], wandb)
+        assert (found["samples"], found["turns/mean"], found["removed"]) == (3.0, 4.0, 1.0)
         assert found["stop_reason/completed"] == found["status/completed"] == 1.0
         table = wandb.calls[-1]["rollout/agent/transcripts"]
         assert [row[table.columns.index("turns")] for row in table.data] == [4]

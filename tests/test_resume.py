@@ -315,37 +315,38 @@ async def test_tokens_of_too_old_weights_are_not_trained(
     assert is_valid(sample, shipped_tokenizer)
 
 
-def damage(sample: Sample, how: str) -> None:
-    state = sample.metadata["strands_rollout"]["resume"]
-    match how:
-        case "newer":
-            state["version"] = 99
-        case "unreadable":
-            state["turns"] = "?"
-        case "not a mapping":
-            sample.metadata["strands_rollout"]["resume"] = "?"
-        case "other tokens":
-            sample.tokens[-1] += 1
-        case "shorter mask":
-            sample.loss_mask = (sample.loss_mask or [])[1:]
-        case "no logprobs":
-            sample.rollout_log_probs = None
-        case "too many messages covered":
-            state["covered"] = 7
-        case "overlapping turns":
-            state["turns"][0]["start"] -= 1
+def _of_state(*path: Any, value: Any) -> Callable[[Sample], None]:
+    """Sets a value inside the saved state."""
+
+    def damage(sample: Sample) -> None:
+        place: Any = sample.metadata["strands_rollout"]["resume"]
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+
+    return damage
 
 
-DAMAGES = [
-    "newer",
-    "unreadable",
-    "not a mapping",
-    "other tokens",
-    "shorter mask",
-    "no logprobs",
-    "too many messages covered",
-    "overlapping turns",
-]
+def _of_sample(name: str, change: Callable[[Any], Any]) -> Callable[[Sample], None]:
+    """Changes a field of the sample."""
+    return lambda sample: setattr(sample, name, change(getattr(sample, name)))
+
+
+DAMAGES: dict[str, Callable[[Sample], None]] = {
+    "newer": _of_state("version", value=99),
+    "unreadable": _of_state("turns", value="?"),
+    "not a mapping": lambda sample: sample.metadata["strands_rollout"].update(resume="?"),
+    "overlapping turns": _of_state("turns", 0, "start", value=1),
+    "too many messages covered": _of_state("covered", value=7),
+    "negative count": _of_state("tool_iterations", value=-1),
+    "unknown count": _of_state("code", "novel", value="?"),
+    "odd message": _of_state("messages", 0, "content", value=[5]),
+    "unfinished result": _of_state("finished", value={"call_1_0": {}}),
+    "other tokens": _of_sample("tokens", lambda tokens: [*tokens[:-1], tokens[-1] + 1]),
+    "tuple of tokens": _of_sample("tokens", tuple),
+    "shorter mask": _of_sample("loss_mask", lambda mask: mask[1:]),
+    "no logprobs": _of_sample("rollout_log_probs", lambda _logprobs: None),
+}
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -354,7 +355,7 @@ async def test_a_state_that_cant_be_used_means_a_clean_restart_and_a_warning(
 ) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     first = await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
-    damage(sample, how)
+    DAMAGES[how](sample)
     again = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn), sample, version="2")
     assert again.requests[0].input_ids == first.requests[0].input_ids
     assert sample.tokens == first.requests[0].input_ids + turn
@@ -424,3 +425,48 @@ async def test_limits_count_over_all_attempts(shipped_tokenizer: Any) -> None:
     assert (facts["stop_reason"], facts["tool_iterations"], facts["tool_calls"]) == ("max_tool_iterations", 2, 4)
     assert facts["budgets"]["tool_iterations"] == 1.0
     assert world.ran == ["a", "b"] * 2
+
+
+@tool
+async def report(kind: str, number: int = 0) -> dict[str, Any]:
+    """Report something.
+
+    Args:
+        kind: What.
+        number: Any number.
+    """
+    world.ran.append(kind)
+    odd = {"nan": float("nan"), "big": 10**30, "surrogate": "a\ud800b", "tuple": [1, 2], "argument": number}[kind]
+    return {"status": "success", "content": [{"json": {"value": odd}}]}
+
+
+@pytest.mark.parametrize("kind", ["nan", "big", "surrogate", "tuple", "argument"])
+async def test_whatever_a_tool_was_given_and_returned_is_kept(shipped_tokenizer: Any, kind: str) -> None:
+    number = 10**30 if kind == "argument" else 0
+    call = json.dumps({"name": "report", "arguments": {"kind": kind, "number": number}})
+    stuck = json.dumps({"name": "work", "arguments": {"job": "b"}})
+    calls = ids_of(
+        shipped_tokenizer, f"<tool_call>\n{call}\n</tool_call>\n<tool_call>\n{stuck}\n</tool_call><|im_end|>"
+    )
+    settings = {"tools": [f"{__name__}.work", f"{__name__}.report"]}
+    sample = new_sample()
+    world.stuck.add("b")
+    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(calls), sample, settings=settings)
+    world.stuck.clear()
+    await attempt(
+        shipped_tokenizer, lambda _b, _n: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), sample, settings=settings
+    )
+    assert (sample.status, world.ran, facts_of(sample)["resumes"]) == (Sample.Status.COMPLETED, [kind, "b"], 1)
+
+
+async def test_what_was_stale_before_is_still_counted(shipped_tokenizer: Any) -> None:
+    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
+    settings = {"max_staleness": 0}
+    for version, script in (
+        ("1", lambda _b, _n: aborted(turn[:4])),
+        ("2", lambda _b, _n: aborted(turn[4:6])),
+        ("2", lambda _b, _n: Reply.tokens(turn[6:])),
+    ):
+        await attempt(shipped_tokenizer, script, sample, version=version, settings=settings)
+    assert facts_of(sample)["stale_tokens"] == 4
+    assert (sample.loss_mask or [])[:6] == [0, 0, 0, 0, 1, 1]

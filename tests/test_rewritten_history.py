@@ -8,9 +8,11 @@ import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, args_for, call_text, ids_of
 from strands import Agent
-from strands.agent.conversation_manager import SlidingWindowConversationManager
+from strands.agent.conversation_manager import SlidingWindowConversationManager, SummarizingConversationManager
+from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
 
-from strands_rollout import Sample, SGLangModel, generate
+from strands_rollout import EpisodeLimits, Sample, SGLangModel, StopReason, execute_python_code, generate
+from strands_rollout.agent import run_episode
 from strands_rollout.contract import contract_violations
 from strands_rollout.errors import TrajectoryError
 
@@ -133,3 +135,103 @@ async def test_a_models_own_history_may_be_rewritten_where_it_is_told_so(shipped
             await agent.invoke_async("Two")
             assert len(model.conversation.segments) == 1
             assert "One" not in shipped_tokenizer.decode(model.trajectory.token_ids)
+
+
+async def test_the_response_budget_holds_over_all_histories(shipped_tokenizer: Any) -> None:
+    settings_budget = 190
+    script = Script(shipped_tokenizer, TURNS)
+    settings = {"conversation_manager": f"{__name__}.keeps_three", "fan_out": True, "executor": "subprocess"}
+    async with FakeSGLang(script, context_length=4096, episode_of=lambda received: received.rid) as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
+        params = {"max_new_tokens": settings_budget, "sampling_seed": 7}
+        samples = await generate(args, Sample(prompt="What is 17 * 2?", label="34", index=4), params)
+    asked = [request.body["sampling_params"]["max_new_tokens"] for request in fake.requests]
+    assert asked == sorted(asked, reverse=True)
+    assert asked[-1] < settings_budget - sum(sum(sample.loss_mask) for sample in samples[1:])
+    seeds = [request.body["sampling_params"]["sampling_seed"] for request in fake.requests]
+    assert len(set(seeds)) == len(seeds)
+
+
+class SumsUp(HookProvider):
+    """Asks the policy for a summary before the third call, on the event loop, and replaces the history by it."""
+
+    def register_hooks(self, registry: HookRegistry, **_more: Any) -> None:
+        registry.add_callback(BeforeModelCallEvent, self._sum_up)
+
+    async def _sum_up(self, event: BeforeModelCallEvent) -> None:
+        messages = event.agent.messages
+        if len(messages) != 5:
+            return
+        question: Any = [*messages, {"role": "user", "content": [{"text": "Sum up."}]}]
+        said = [chunk async for chunk in event.agent.model.stream(question)]
+        summary = "".join(
+            part["contentBlockDelta"]["delta"].get("text", "") for part in said if "contentBlockDelta" in part
+        )
+        messages[:] = [{"role": "user", "content": [{"text": summary}]}]
+
+
+async def test_what_a_manager_asks_the_policy_is_an_aside(shipped_tokenizer: Any) -> None:
+    turns = [call_text("print(1)"), call_text("print(2)"), "So far: 2.<|im_end|>", ANSWER]
+    script = Script(shipped_tokenizer, turns)
+    async with FakeSGLang(script, context_length=4096, episode_of=lambda received: received.rid) as fake:
+        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url, on_rewritten_history="segment")
+        done = await run_episode(
+            model,
+            [{"role": "user", "content": [{"text": "What is 17 * 2?"}]}],
+            system_prompt=None,
+            tools=[execute_python_code],
+            limits=EpisodeLimits(),
+            hooks=[SumsUp()],
+        )
+    assert done.stop_reason is StopReason.COMPLETED, done.error
+    beside = model.conversation.beside_last()
+    assert [segment.is_aside for segment in beside] == [False, True]
+    assert "So far: 2." in shipped_tokenizer.decode(beside[1].trajectory.token_ids)
+    assert model.final_text == ANSWER.removesuffix("<|im_end|>")
+    sampled = [
+        token
+        for trajectory in [*(segment.trajectory for segment in beside), model.trajectory]
+        for turn in trajectory.turns
+        for token in trajectory.token_ids[turn.start : turn.end]
+    ]
+    assert sorted(sampled) == sorted(script.sampled)
+
+
+def sums_up() -> SummarizingConversationManager:
+    return SummarizingConversationManager()
+
+
+async def test_a_manager_that_blocks_the_event_loop_is_refused(shipped_tokenizer: Any) -> None:
+    [sample], _, _ = await episode(shipped_tokenizer, "sums_up")
+    assert "blocks the event loop" in sample.metadata["strands_rollout"]["error"]
+
+
+async def test_each_history_tells_of_its_own_failures(shipped_tokenizer: Any) -> None:
+    broken = "<tool_call>\n{no}\n</tool_call><|im_end|>"
+    samples, _, _ = await episode(shipped_tokenizer, "keeps_three", turns=[broken, broken, broken, ANSWER])
+    facts = [sample.metadata["strands_rollout"] for sample in samples]
+    assert sum(fact["parse_failures"] for fact in facts) == 3
+    assert [fact["generate_s"] > 0 for fact in facts] == [True] + [False] * (len(facts) - 1)
+
+
+async def test_an_aborted_episode_with_several_histories_starts_afresh_with_a_warning(
+    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    aborting = False
+
+    def script(_body: dict[str, Any], number: int) -> Reply:
+        nonlocal aborting
+        aborting = number == 3
+        return Reply.abort() if aborting else Reply.tokens(ids_of(shipped_tokenizer, TURNS[number]))
+
+    settings = {
+        "conversation_manager": f"{__name__}.keeps_three",
+        "executor": "subprocess",
+        "should_abort": lambda: aborting,
+    }
+    async with FakeSGLang(script, context_length=4096, episode_of=lambda received: received.rid) as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
+        sample = await generate(args, Sample(prompt="What is 17 * 2?", index=4), {"max_new_tokens": 1024})
+    assert sample.status is Sample.Status.ABORTED
+    assert "resume" not in sample.metadata["strands_rollout"]
+    assert "aborted sample will start afresh index=4" in caplog.text

@@ -68,9 +68,8 @@ def turn(model: SGLangModel, context: str, sampled: str, finish: str = "stop", *
 
 
 def ended(reason: StopReason, error: BaseException | None = None) -> Episode:
-    return Episode(
-        reason, error, 1, 2, ToolStats(seconds=1.5, errors=1, waited_s=1.25), 4.0, EpisodeLimits(), EpisodeProgress(MESSAGES, 1)
-    )
+    tools, progress = ToolStats(seconds=1.5, errors=1, waited_s=1.25), EpisodeProgress(MESSAGES, 1)
+    return Episode(reason, error, 1, 2, tools, 4.0, EpisodeLimits(), progress)
 
 
 def written(model: SGLangModel, reason: StopReason, *, may_abort: bool = False, sample: Sample | None = None) -> Sample:

@@ -65,6 +65,7 @@ class ToolStats:
 
 
 CLEANUP_S: Final = 0.05
+_LAST_MOMENT_S: Final = 0.03
 
 CURRENT_CALL: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("strands_rollout_tool_call", default="")
 """The id of the tool call that runs here; "" outside of one."""
@@ -125,7 +126,7 @@ class BoundedTool(AgentTool):
             except InterruptException:
                 raise
             except Exception as e:  # whatever a tool raises; Strands makes this result of it too, and tells the hooks
-                self._count(call_id, _error(tool_use, f"Error: {e}"), e)
+                self._count(call_id, _error(call_id, f"Error: {e}"), e)
                 raise
         self._count(call_id, result, getattr(result, "exception", None))
         if result is not None:
@@ -138,13 +139,15 @@ class BoundedTool(AgentTool):
             done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
         except asyncio.CancelledError:
             await _abandon(task)
+            if task.done() and not task.cancelled():
+                self._count_ended(tool_use["toolUseId"], task)  # it must not be run again
             raise
         if not done:
             await _abandon(task)
             self._stats.timeouts += 1
-            return _error(tool_use, f"Error: the tool did not finish within {self._timeout_s:g} seconds.")
+            return _error(tool_use["toolUseId"], f"Error: the tool did not finish within {self._timeout_s:g} seconds.")
         if task.cancelled():  # nobody else has cancelled it, and Strands would lose its result
-            return _error(tool_use, "Error: the tool cancelled itself.")
+            return _error(tool_use["toolUseId"], "Error: the tool cancelled itself.")
         return task.result()
 
     async def _drained(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> Any:  # noqa: ANN401
@@ -152,6 +155,11 @@ class BoundedTool(AgentTool):
         async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
             last = event
         return last
+
+    def _count_ended(self, call_id: str, task: asyncio.Future[Any]) -> None:
+        error = task.exception()
+        result = task.result() if error is None else _error(call_id, f"Error: {error}")
+        self._count(call_id, result, error or getattr(result, "exception", None))
 
     def _count(self, call_id: str, event: Any, error: BaseException | None) -> None:  # noqa: ANN401 - an event or a raw result
         fault = _sandbox_fault(error)
@@ -201,8 +209,8 @@ def _sandbox_fault(error: BaseException | None) -> SandboxError | None:
     return None
 
 
-def _error(tool_use: ToolUse, text: str) -> Any:  # noqa: ANN401 - a ToolResult
-    return {"toolUseId": tool_use["toolUseId"], "status": "error", "content": [{"text": text}]}
+def _error(call_id: str, text: str) -> Any:  # noqa: ANN401 - a ToolResult
+    return {"toolUseId": call_id, "status": "error", "content": [{"text": text}]}
 
 
 def _threaded(tool: AgentTool) -> AgentTool:
@@ -222,7 +230,7 @@ def _threaded(tool: AgentTool) -> AgentTool:
 def in_own_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     """An async version of a sync function: each call in a daemon thread, with the caller's context variables.
 
-    A call that is cancelled is abandoned: its thread ends when the function does.
+    A call that is cancelled is abandoned, unless it ends within 0.03 s: its thread ends when the function does.
     """
 
     @functools.wraps(function)
@@ -244,7 +252,14 @@ def in_own_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]
                 loop.call_soon_threadsafe(outcome)
 
         threading.Thread(target=run, name=f"tool:{function.__name__}", daemon=True).start()
-        return await future
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # a function that is just ending has ended: it would else be run again
+            if not (await asyncio.wait({future}, timeout=_LAST_MOMENT_S))[0]:
+                future.cancel()
+                raise
+            return future.result()
 
     return call
 

@@ -135,6 +135,6 @@ def _sibling(args: Any, sample: Any, spoken: Spoken, max_staleness: int | None) 
     reason = StopReason.COMPLETED if ended else StopReason.TURN_LENGTH
     record = {**agent_record(spoken.model, segment, reason), "stale_tokens": stale_tokens}
     if spoken.kind != "agent":
-        record["generate_s"] = 0.0  # counted with the main agent
+        del record["generate_s"]  # counted with the main agent
     sibling.metadata[METADATA_KEY] = record
     return sibling

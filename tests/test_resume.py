@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -470,3 +472,49 @@ async def test_what_was_stale_before_is_still_counted(shipped_tokenizer: Any) ->
         await attempt(shipped_tokenizer, script, sample, version=version, settings=settings)
     assert facts_of(sample)["stale_tokens"] == 4
     assert (sample.loss_mask or [])[:6] == [0, 0, 0, 0, 1, 1]
+
+
+@tool
+async def ends_with_the_abort(job: str) -> str:
+    """Raise the flag, and end at about the time at which the call is cancelled.
+
+    Args:
+        job: Its name.
+    """
+    world.aborting = True
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(5)
+    world.ran.append(job)
+    return f"{job} is done"
+
+
+@tool
+def blocks_until_the_abort(job: str) -> str:
+    """The same in a thread.
+
+    Args:
+        job: Its name.
+    """
+    world.aborting = True
+    time.sleep(0.06)
+    world.ran.append(job)
+    return f"{job} is done"
+
+
+@pytest.mark.parametrize("name", ["ends_with_the_abort", "blocks_until_the_abort"])
+async def test_a_call_that_ends_as_it_is_cut_is_finished(
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("strands_rollout.bounded_tool.CLEANUP_S", 2.0)
+    monkeypatch.setattr("strands_rollout.bounded_tool._LAST_MOMENT_S", 1.0)
+    call = json.dumps({"name": name, "arguments": {"job": "a"}})
+    calls = ids_of(shipped_tokenizer, f"<tool_call>\n{call}\n</tool_call><|im_end|>")
+    settings = {"tools": [f"{__name__}.{name}"]}
+    sample = new_sample()
+    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(calls), sample, settings=settings)
+    assert (sample.status, world.ran) == (Sample.Status.ABORTED, ["a"])
+    fake = await attempt(
+        shipped_tokenizer, lambda _b, _n: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), sample, settings=settings
+    )
+    assert world.ran == ["a"]
+    assert "a is done" in shipped_tokenizer.decode(fake.requests[0].input_ids)

@@ -211,7 +211,7 @@ async def test_each_history_tells_of_its_own_failures(shipped_tokenizer: Any) ->
     samples, _, _ = await episode(shipped_tokenizer, "keeps_three", turns=[broken, broken, broken, ANSWER])
     facts = [sample.metadata["strands_rollout"] for sample in samples]
     assert sum(fact["parse_failures"] for fact in facts) == 3
-    assert [fact["generate_s"] > 0 for fact in facts] == [True] + [False] * (len(facts) - 1)
+    assert ["generate_s" in fact for fact in facts] == [True] + [False] * (len(facts) - 1)
 
 
 async def test_an_aborted_episode_with_several_histories_starts_afresh_with_a_warning(

@@ -83,6 +83,7 @@ async def test_an_episodes_session_is_closed_even_if_that_fails(shipped_tokenize
     assert {session for _, session in RUNS} <= set(CLOSED)
 
 
+@pytest.mark.slow
 async def test_a_cancelled_episode_closes_its_session(shipped_tokenizer: Any) -> None:
     turns = [call_text("1"), Reply.hang()]
     with pytest.raises(TimeoutError):
@@ -146,6 +147,7 @@ async def test_the_codes_own_faults_are_the_policys_to_read(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
+@pytest.mark.slow
 async def test_an_episode_that_is_cut_off_takes_its_code_along(shipped_tokenizer: Any) -> None:
     settings = {"episode_timeout_s": 1.5, "executor": {"name": "local", "max_concurrency": 3}}
     done = await run(shipped_tokenizer, [call_text("import time; time.sleep(60)")], settings=settings)

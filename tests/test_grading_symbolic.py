@@ -169,6 +169,7 @@ os.kill(os.getpid(), 9)
 
 @LINUX
 @pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.slow
 def test_a_worker_does_not_outlive_a_killed_parent(busy: bool) -> None:
     script = SCRIPT.format(busy=busy, slow=SLOW)
     parent = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

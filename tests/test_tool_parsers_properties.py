@@ -114,6 +114,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("piece", HOSTILE)
 @pytest.mark.parametrize("head", ["", '<tool_call>{"name":"x","arguments":{"a":'])
+@pytest.mark.slow
 def test_a_megabyte_of_hostile_text_is_parsed_in_linear_time(piece: str, head: str) -> None:
     text = head + piece * (1_000_000 // len(piece)) + "</tool_call>"
     started = time.process_time()

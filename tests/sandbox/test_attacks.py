@@ -61,6 +61,7 @@ async def attempt(attack: Attack, stage: Stage) -> tuple[bool, str]:
 
 
 @pytest.mark.parametrize("attack", _SOME_SLOW)
+@pytest.mark.slow
 async def test_the_plain_backend_lets_it_happen(
     attack: Attack, plain: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage]
 ) -> None:
@@ -146,6 +147,7 @@ async def test_two_runs_share_no_random_numbers(isolated: CodeExecutor) -> None:
     assert not set(first) & set(second)
 
 
+@pytest.mark.slow
 async def test_no_memory_is_shared_with_the_executor(
     isolated: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage]
 ) -> None:

@@ -141,6 +141,7 @@ async def test_whoever_pretends_to_be_done_is_stopped(
         "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
     ],
 )
+@pytest.mark.slow
 async def test_a_session_that_breaks_itself_ends_in_time_and_is_to_blame(
     mine: Callable[..., Awaitable[ExecutionResult]], code: str
 ) -> None:

@@ -157,6 +157,7 @@ FOLDER_SIZE: Any = _AnySize()
 
 
 @pytest.mark.parametrize("size", [0, 1, 11_999, 12_000, 12_001, 150_000])
+@pytest.mark.slow
 async def test_any_bytes_survive_the_way_there_and_back(kept: CodeExecutorSandbox, size: int) -> None:
     content = os.urandom(size)
     await kept.write_file("data", b"what was there before, and longer" if size == 1 else b"")

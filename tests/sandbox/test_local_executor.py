@@ -172,6 +172,7 @@ async def test_cancelling_kills_the_child(fragile: LocalExecutor) -> None:
     assert await until(lambda: len(waiting & set(descendants(template))) == len(waiting) - 1)
 
 
+@pytest.mark.slow
 async def test_the_wait_for_a_place_costs_no_time_limit_and_is_told() -> None:
     async with bare(max_concurrency=1) as executor:
         results = await asyncio.gather(*(executor.run("import time; time.sleep(0.3)", timeout_s=1) for _ in range(5)))
@@ -224,6 +225,7 @@ def test_loops_of_several_threads_share_one_executor(executor: LocalExecutor) ->
 
 @LINUX
 @pytest.mark.parametrize("victim", ["supervisor", "template"])
+@pytest.mark.slow
 async def test_killed_in_the_middle_of_64_calls_all_come_back_with_their_results(
     fragile: LocalExecutor, victim: str
 ) -> None:
@@ -315,6 +317,7 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     "end", ["pass", "os._exit(0)", "os.kill(os.getpid(), 9)", "sys.exit(3)", "os.fork() and os._exit(0) or os.pause()"]
 )
+@pytest.mark.slow
 async def test_it_dies_with_its_process_however_that_ends(end: str) -> None:
     end = end.replace("os.pause()", "__import__('time').sleep(2)")
     done = await asyncio.to_thread(

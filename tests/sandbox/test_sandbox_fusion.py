@@ -81,6 +81,7 @@ def test_the_backend_is_a_code_executor() -> None:
         ("import os; os.system('echo shell')", "shell\n0\n"),
     ],
 )
+@pytest.mark.slow
 async def test_code_runs_as_a_script_whose_last_expression_is_shown(
     executor: SandboxFusionExecutor, code: str, stdout: str
 ) -> None:
@@ -247,6 +248,7 @@ async def test_the_request_is_what_the_server_documents(fake: FakeSandboxFusion)
     ids=lambda trouble: f"{trouble.kind} {trouble.code} {trouble.body.decode()[:9]}",
 )
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.slow
 async def test_a_fault_that_passes_is_not_seen(trouble: Trouble) -> None:
     async with FakeSandboxFusion([trouble]) as fake, SandboxFusionExecutor(fake.url) as executor:
         result = await executor.run("1 + 1")

@@ -156,6 +156,7 @@ def test_every_name_of_the_filter_is_a_system_call():
     assert {"open", "stat", "fork", "poll"}.isdisjoint(syscalls.AARCH64)
 
 
+@pytest.mark.slow
 def test_a_number_has_the_verdict_that_is_specified_whatever_the_arguments(machine):
     program = SyscallFilter.for_machine(machine).program(PID)
     interesting = [0, 1, 2, 15, PID, 0x200, 0x5401, 1032, 0x3D0F00, HIGH, HIGH | 1, 2**64 - 1]

@@ -168,7 +168,8 @@ class BoundedTool(AgentTool):
         result = getattr(event, "tool_result", event)
         if isinstance(result, dict):
             self._stats.errors += result.get("status") == "error"
-            self._stats.finished[call_id] = result
+            if fault is None:  # a call that the sandbox failed has not ended, and the policy must not read of it
+                self._stats.finished[call_id] = result
 
 
 async def _abandon(task: asyncio.Task[Any]) -> None:

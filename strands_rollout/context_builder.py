@@ -61,11 +61,11 @@ class ContextBuilder:
             system = system_text(system_prompt, system_blocks)
             head = [{"role": "system", "content": system}] if system else []
             chat = [*head, *to_chat_messages(messages)]
-            return await off_loop_if_long(chat, lambda: self._template.prompt_ids(chat, self._tools))
+            return await _off_loop_if_long(chat, lambda: self._template.prompt_ids(chat, self._tools))
         self._tools = self._tools or to_chat_tools(tool_specs)  # a conversation that another model began
         chat = self._new_chat_messages(messages)
         last_id = trajectory.token_ids[-1]
-        return await off_loop_if_long(chat, lambda: self._fitted_turn_ids(chat, last_id, room, min_turn_tokens))
+        return await _off_loop_if_long(chat, lambda: self._fitted_turn_ids(chat, last_id, room, min_turn_tokens))
 
     @property
     def covered_count(self) -> int:
@@ -144,7 +144,26 @@ def _read_part(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
-async def off_loop_if_long(chat: Sequence[ChatMessage], encode: Callable[[], list[int]]) -> list[int]:
+async def token_count(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    tool_specs: Sequence[Mapping[str, Any]] | None,
+    system_prompt: str | None,
+    system_blocks: Sequence[Mapping[str, Any]] | None,
+) -> int:
+    """Tokens of Strands messages, exactly; tool results alone count as the turn that they open."""
+    chat = to_chat_messages(messages)
+    tools = to_chat_tools(tool_specs)
+    if chat and chat[0]["role"] == "tool":
+        return len(
+            await _off_loop_if_long(chat, lambda: template.turn_ids(chat, tools, last_id=template.end_of_turn_id))
+        )
+    system = system_text(system_prompt, system_blocks)
+    prompt = [*([{"role": "system", "content": system}] if system else []), *chat]
+    return len(await _off_loop_if_long(prompt, lambda: template.prompt_ids(prompt, tools)))
+
+
+async def _off_loop_if_long(chat: Sequence[ChatMessage], encode: Callable[[], list[int]]) -> list[int]:
     """What `encode` gives; in a thread where the messages are so long that it would hold the event loop up."""
     if sum(len(message["content"]) for message in chat) < _LONG_TEXT_CHARS:
         return encode()

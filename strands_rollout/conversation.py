@@ -96,7 +96,14 @@ class Conversation:
         return [*self.segments, *asides]
 
     def resume(self, trajectory: Trajectory, messages: Messages, covered: int) -> None:
-        """Go on with a conversation that was begun elsewhere; see `SGLangModel.resume`."""
+        """Go on with a conversation that was begun elsewhere.
+
+        Args:
+            trajectory: Its tokens and turns; owned by this conversation from here on. If it is open, its last turn is
+                continued.
+            messages: Its Strands messages.
+            covered: How many of them the policy has read, so that the trajectory covers them and the turn after them.
+        """
         self.trajectory = trajectory
         self.prompt_ids = trajectory.token_ids[: trajectory.prompt_length]
         for number, turn in enumerate(trajectory.turns, start=1):

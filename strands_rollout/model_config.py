@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, cast
 
-from strands_rollout.errors import ConfigError
+from strands_rollout.errors import BudgetExhaustedError, ConfigError
 from strands_rollout.token_limits import TokenLimits
 
 
@@ -22,6 +23,25 @@ class SGLangModelConfig(TypedDict):
     extra: dict[str, Any]
     continue_aborted: bool
     on_rewritten_history: Literal["error", "segment"]
+
+
+def config_after(config: SGLangModelConfig, spent: int) -> SGLangModelConfig:
+    """The settings with what is left of the response budget after `spent` tokens of earlier histories.
+
+    Raises:
+        BudgetExhaustedError: Nothing is left.
+    """
+    limits = config["limits"]
+    if limits.max_response_tokens is None or not spent:
+        return config
+    left = limits.max_response_tokens - spent
+    if left < 1:
+        raise BudgetExhaustedError(
+            f"no token of the response budget is left: {spent} of {limits.max_response_tokens} were used before the "
+            "history was rewritten. Raise the budget.",
+            budget="response",
+        )
+    return {**config, "limits": replace(limits, max_response_tokens=left)}
 
 
 def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGLangModelConfig:

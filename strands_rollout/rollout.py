@@ -39,7 +39,7 @@ from strands_rollout.stop_reason import StopReason
 from strands_rollout.token_limits import TokenLimits
 from strands_rollout.tool_loading import load_conversation_manager, load_tools
 from strands_rollout.tools import CodeCalls
-from strands_rollout.turn_sampler import turn_seed
+from strands_rollout.turn_params import turn_seed
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ import httpx
 
 from strands_rollout.errors import ConfigError, EngineAbortedError, EngineUnavailableError
 from strands_rollout.generation import FinishReason, Generation, read_generation
-from strands_rollout.loop_cache import LoopCache
 from strands_rollout.server_info import ServerInfo, fetch_server_info
 from strands_rollout.sglang_abort import Aborts
 from strands_rollout.sglang_connection import WRITE_TIMEOUT_S, create_client, redacted
@@ -43,7 +42,6 @@ __all__ = [
     "SGLangClient",
     "ServerInfo",
     "create_client",
-    "shared_client",
 ]
 
 logger = logging.getLogger(__name__)
@@ -283,38 +281,3 @@ class SGLangClient:
         if not self._is_well:
             self._is_well = True
             logger.warning("event=engine_recovered url=%s", self.url)
-
-
-def shared_client(
-    base_url: str,
-    *,
-    vocab_size: int | None = None,
-    max_connections: int = 1024,
-    timeout: float | None = None,
-    connect_timeout: float = 10.0,
-    headers: Mapping[str, str] | None = None,
-) -> SGLangClient:
-    """Return the running event loop's client for these arguments (see `create_client`); nobody needs to close it.
-
-    It is closed when its loop shuts down; see `LoopCache`.
-
-    Raises:
-        RuntimeError: No event loop is running.
-        ConfigError: As `create_client`.
-    """
-    key = (base_url, vocab_size, max_connections, timeout, connect_timeout, tuple(sorted((headers or {}).items())))
-
-    def make() -> SGLangClient:
-        http = create_client(
-            base_url,
-            max_connections=max_connections,
-            timeout=timeout,
-            connect_timeout=connect_timeout,
-            headers=headers,
-        )
-        return SGLangClient(http, vocab_size=vocab_size, owns_http=True)
-
-    return _shared.get(key, make)
-
-
-_shared: Final[LoopCache[SGLangClient]] = LoopCache()

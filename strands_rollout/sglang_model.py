@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
 import httpx
@@ -16,13 +15,13 @@ from strands.models import Model
 from strands.types.content import Messages
 from strands.types.exceptions import ContextWindowOverflowException
 
-from strands_rollout.chat_messages import system_text, to_chat_messages, to_chat_tools
 from strands_rollout.chat_template import ChatTemplate
-from strands_rollout.context_builder import off_loop_if_long
+from strands_rollout.context_builder import token_count
 from strands_rollout.conversation import Conversation
 from strands_rollout.errors import BudgetExhaustedError, ConfigError, TrajectoryError
-from strands_rollout.model_config import SGLangModelConfig, updated_config
-from strands_rollout.sglang_client import SGLangClient, shared_client
+from strands_rollout.model_config import SGLangModelConfig, config_after, updated_config
+from strands_rollout.sglang_client import SGLangClient
+from strands_rollout.shared_client import shared_client
 from strands_rollout.strands_events import StreamEvent
 from strands_rollout.structured_output import structured_answer
 from strands_rollout.token_limits import Room, TokenLimits
@@ -151,14 +150,7 @@ class SGLangModel(Model):
         return self.conversation.final_text
 
     def resume(self, trajectory: Trajectory, messages: Sequence[Mapping[str, Any]], covered: int) -> None:
-        """Go on with a conversation that another model began, perhaps in another process.
-
-        Args:
-            trajectory: Its tokens and turns; owned by this model from here on. If it is open, the next call continues
-                its last turn.
-            messages: Its Strands messages.
-            covered: How many of them the policy has read, so that the trajectory covers them and the turn after them.
-        """
+        """Go on with a conversation that another model began, perhaps in another process; see `Conversation.resume`."""
         self.reset()
         self.conversation.resume(trajectory, messages, covered)
 
@@ -260,14 +252,7 @@ class SGLangModel(Model):
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
         """Tokens of the messages in this template, exactly; tool results alone count as the turn that they open."""
-        chat = to_chat_messages(messages)
-        tools = to_chat_tools(tool_specs)
-        if chat and chat[0]["role"] == "tool":
-            last_id = self.template.end_of_turn_id
-            return len(await off_loop_if_long(chat, lambda: self.template.turn_ids(chat, tools, last_id=last_id)))
-        system = system_text(system_prompt, system_prompt_content)
-        prompt = [*([{"role": "system", "content": system}] if system else []), *chat]
-        return len(await off_loop_if_long(prompt, lambda: self.template.prompt_ids(prompt, tools)))
+        return await token_count(self.template, messages, tool_specs, system_prompt, system_prompt_content)
 
     def client(self) -> SGLangClient:
         """The client of the running event loop."""
@@ -284,7 +269,8 @@ class SGLangModel(Model):
         """Sample the next turn into the trajectory, or the rest of the open one."""
         if conversation.takes_unread_turn(messages):
             return
-        trajectory, config = conversation.trajectory, self._config_for(conversation)
+        trajectory = conversation.trajectory
+        config = config_after(self.config, conversation.earlier_response_length)
         may_rewrite = config["on_rewritten_history"] == "segment"
         client = self.client()
         await self._sampler.learn_context(client)
@@ -312,20 +298,6 @@ class SGLangModel(Model):
         finally:
             if len(trajectory.token_ids) > tokens_before:
                 conversation.accept(messages)
-
-    def _config_for(self, conversation: Conversation) -> SGLangModelConfig:
-        """The settings, with what earlier segments have left of the response budget."""
-        limits, spent = self.config["limits"], conversation.earlier_response_length
-        if limits.max_response_tokens is None or not spent:
-            return self.config
-        left = limits.max_response_tokens - spent
-        if left < 1:
-            raise BudgetExhaustedError(
-                f"no token of the response budget is left: {spent} of {limits.max_response_tokens} were used before "
-                "the history was rewritten",
-                budget="response",
-            )
-        return {**self.config, "limits": replace(limits, max_response_tokens=left)}
 
     def _aside(self) -> SGLangModel:
         """A model with the same settings and a trajectory of its own."""

@@ -6,7 +6,6 @@ Knows budgets, the client and the trajectory that it fills; nothing of templates
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,6 +26,7 @@ from strands_rollout.replay_data import missing_replay_data, request_fields
 from strands_rollout.sglang_client import FinishReason, Flight, Generation, SGLangClient
 from strands_rollout.token_limits import Room, room_left, turn_allowance
 from strands_rollout.trajectory import Trajectory
+from strands_rollout.turn_params import part_params, turn_params
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class TurnSampler:
             EngineError: The engine did not deliver.
         """
         self._check_vocabulary(context_ids)
-        config = {**config, "sampling_params": _turn_params(config["sampling_params"], turn)}
+        config = {**config, "sampling_params": turn_params(config["sampling_params"], turn)}
         fruitless = 0
         while True:
             if should_abort():
@@ -202,7 +202,7 @@ class TurnSampler:
         span: RequestSpan,
     ) -> Generation:
         allowance, limit = self._allowance(config, trajectory, len(context_ids))
-        params = _part_params(config["sampling_params"], trajectory) | {"max_new_tokens": allowance}
+        params = part_params(config["sampling_params"], trajectory) | {"max_new_tokens": allowance}
         with span(allowance) as note:
             generation = await client.generate(
                 [*trajectory.token_ids, *context_ids],
@@ -242,34 +242,6 @@ class TurnSampler:
                 f"the vocabulary size {self._vocab_size}: an id outside it would kill the server. Is this the served "
                 "model's tokenizer?"
             )
-
-
-def turn_seed(seed: int, turn: int | str) -> int:
-    """The sampling seed of a turn (from 0), made from the sample's own; that of the first turn is the sample's.
-
-    A further agent's own seed is made in the same way, from a name.
-
-    SGLang draws each token from (seed, position), so all parts of a turn have the same: a turn that was aborted and
-    continued gets the tokens that it would have got. Neighbouring samples have neighbouring seeds, hence the hash.
-    """
-    if turn == 0:
-        return seed
-    digest = hashlib.blake2b(f"{seed}:{turn}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 33
-
-
-def _turn_params(params: Mapping[str, Any], turn: int) -> dict[str, Any]:
-    seed = params.get("sampling_seed")
-    return dict(params) if seed is None else {**params, "sampling_seed": turn_seed(seed, turn)}
-
-
-def _part_params(params: Mapping[str, Any], trajectory: Trajectory) -> dict[str, Any]:
-    """Of the rest of an open turn: what is left of its least length."""
-    least = params.get("min_new_tokens")
-    if not least or not trajectory.is_open:
-        return dict(params)
-    sampled = trajectory.turns[-1].end - trajectory.turns[-1].start
-    return {**params, "min_new_tokens": max(0, least - sampled)}
 
 
 def _record(trajectory: Trajectory, context_ids: Sequence[int], generation: Generation) -> None:

@@ -211,3 +211,10 @@ async def test_time_in_parallel_calls_is_waited_for_once() -> None:
     await asyncio.gather(*map(run, range(4)))
     assert stats.seconds > 0.7
     assert stats.waited_s < 0.5
+
+
+@pytest.mark.parametrize("inner", [broken_sandbox, wrapped_fault], ids=["plain", "wrapped"])
+async def test_a_call_that_the_sandbox_failed_has_not_finished(inner: Any) -> None:
+    _, stats = await call(inner)
+    assert stats.infrastructure_error is not None
+    assert stats.finished == {}

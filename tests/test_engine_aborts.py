@@ -12,7 +12,7 @@ from strands.agent.conversation_manager import NullConversationManager
 
 from strands_rollout import Sample, SGLangModel, generate
 from strands_rollout.errors import EngineAbortedError
-from strands_rollout.turn_sampler import turn_seed
+from strands_rollout.turn_params import turn_seed
 
 
 async def test_a_turn_goes_on_from_its_own_tokens_in_the_same_episode(shipped_tokenizer: Any) -> None:

@@ -15,8 +15,9 @@ from fake_sglang import FakeSGLang, Reply
 
 from strands_rollout.errors import ConfigError, EngineUnavailableError
 from strands_rollout.loop_cache import LoopCache
-from strands_rollout.sglang_client import SGLangClient, create_client, shared_client
+from strands_rollout.sglang_client import SGLangClient, create_client
 from strands_rollout.sglang_connection import parse_base_url
+from strands_rollout.shared_client import shared_client
 
 OK = Reply.tokens([7])
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from strands_rollout.episode_record import METADATA_KEY, RESUME_KEY
+from strands_rollout.episode_record import METADATA_KEY, METADATA_VERSION, RESUME_KEY
 from strands_rollout.errors import ResumeError
 from strands_rollout.resume_state import ResumeState, load_resume_state
 
@@ -54,7 +54,7 @@ def begin_sample(sample: Any, *, may_resume: bool) -> Beginning:  # noqa: ANN401
     facts = _own_facts(sample)
     aborted = sample.status is type(sample).Status.ABORTED
     aborts = _count(facts, "aborts") + aborted
-    resume = _resume_state(sample, facts) if aborted and may_resume and facts.get(RESUME_KEY) is not None else None
+    resume = _resume_state(sample, facts) if aborted and may_resume and _has_sampled(sample) else None
     resumes = _count(facts, "resumes") + (resume is not None)
     if resume is None:
         reset_sample(sample)
@@ -79,9 +79,16 @@ def _count(facts: Mapping[str, Any], name: str) -> int:
     return count if isinstance(count, int) else 0
 
 
+def _has_sampled(sample: Any) -> bool:  # noqa: ANN401
+    """Whether there is anything to go on with: a sample without a sampled token holds a filler as response."""
+    return bool(sample.response_length) and not sample.remove_sample
+
+
 def _resume_state(sample: Any, facts: Mapping[str, Any]) -> ResumeState | None:  # noqa: ANN401
+    # facts of another version may mean other things by the same names
+    saved = facts.get(RESUME_KEY) if facts.get("version") == METADATA_VERSION else {"version": "unknown"}
     try:
-        return load_resume_state(facts[RESUME_KEY], sample.tokens, sample.loss_mask, sample.rollout_log_probs)
+        return load_resume_state(saved, sample.tokens, sample.loss_mask, sample.rollout_log_probs)
     except ResumeError as e:
         logger.warning("aborted sample starts afresh index=%s reason=%s", sample.index, e)
         return None

@@ -336,6 +336,9 @@ def _of_sample(name: str, change: Callable[[Any], Any]) -> Callable[[Sample], No
 
 DAMAGES: dict[str, Callable[[Sample], None]] = {
     "newer": _of_state("version", value=99),
+    "newer facts": lambda sample: sample.metadata["strands_rollout"].update(version=99),
+    "no facts": lambda sample: sample.metadata.clear(),
+    "facts that are no mapping": lambda sample: sample.metadata.update(strands_rollout="?"),
     "unreadable": _of_state("turns", value="?"),
     "not a mapping": lambda sample: sample.metadata["strands_rollout"].update(resume="?"),
     "overlapping turns": _of_state("turns", 0, "start", value=1),

@@ -40,7 +40,7 @@ class EpisodeDeadline:
         should_abort: Asked every 0.05 s; once it holds, the block is cancelled.
         model: If it waits for an engine then, the block goes on for `engine_grace_s`, for the engine to answer with
             what it has sampled.
-        engine_grace_s: At least 0.2 s. A thousand answers at once take longer.
+        engine_grace_s: A thousand answers at once take longer than one.
         asks_engine: Whether to ask the engine to abort the request; a rollout that tells the engines itself need not.
 
     Attributes:
@@ -59,7 +59,7 @@ class EpisodeDeadline:
         self._timeout = asyncio.timeout(timeout_s)
         self._should_abort = should_abort
         self._model = model
-        self._engine_grace_s = max(engine_grace_s, ABORT_GRACE_S)
+        self._engine_grace_s = engine_grace_s
         self._asks_engine = asks_engine
         self._poller: _Poller | None = None
         self._stopping: asyncio.Future[bool] | None = None

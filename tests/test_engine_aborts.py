@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -181,3 +182,14 @@ async def test_a_named_models_router_gets_the_requests(shipped_tokenizer: Any) -
         args.sglang_model_routers = {"judge": ("127.0.0.1", 9), "actor": (host, int(port))}
         sample = await generate(args, Sample(prompt="Hi"), {"max_new_tokens": 64})
     assert sample.status is Sample.Status.COMPLETED
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 0.5])
+async def test_an_abort_waits_so_long_for_an_engine_that_does_not_answer(
+    shipped_tokenizer: Any, grace_s: float
+) -> None:
+    began = time.monotonic()
+    settings = {"abort_grace_s": grace_s, "should_abort": lambda: time.monotonic() - began > 0.3}
+    done = await run(shipped_tokenizer, lambda _body, _number: Reply.tokens([1]).after(5), settings=settings)
+    assert done.sample.status is Sample.Status.ABORTED
+    assert 0.3 + grace_s <= time.monotonic() - began < 2 + grace_s

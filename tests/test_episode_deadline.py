@@ -139,7 +139,7 @@ async def swallows(code: str) -> str:
     """
     for _ in range(3):
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(5)
+            await asyncio.sleep(1)
     return code
 
 

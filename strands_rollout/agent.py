@@ -89,7 +89,6 @@ async def run_episode(
     tool_span: ToolSpan = no_tool_span,
     should_abort: Callable[[], bool] = lambda: False,
     engine_grace_s: float = ABORT_GRACE_S,
-    asks_engine: bool = True,
     conversation_manager: ConversationManager | None = None,
     progress: EpisodeProgress | None = None,
 ) -> Episode:
@@ -108,7 +107,6 @@ async def run_episode(
         should_abort: Asked before each request, before the tools of a turn, and every 0.05 s meanwhile; once it holds,
             the episode ends at once, a generation with what the engine had sampled.
         engine_grace_s: How long a generation is waited for then.
-        asks_engine: Whether to ask the engine to abort a generation; a rollout that tells the engines itself need not.
         conversation_manager: What may drop or sum up messages; the model must be one that begins a new segment then.
             None keeps all of them.
         progress: Go on from there instead of from `messages`.
@@ -127,7 +125,7 @@ async def run_episode(
     watch = _EpisodeWatch(model, stats, should_abort)
     error: Exception | None = None
     left_s = None if limits.episode_timeout_s is None else max(0.0, limits.episode_timeout_s - begun.duration_s)
-    deadline = EpisodeDeadline(left_s, should_abort, model, engine_grace_s, asks_engine=asks_engine)
+    deadline = EpisodeDeadline(left_s, should_abort, model, engine_grace_s)
     history = begun.messages
     try:
         # Strands checks limits and hooks in the order of their registration

@@ -38,10 +38,9 @@ class EpisodeDeadline:
     Args:
         timeout_s: Seconds that the block may take; None for no limit.
         should_abort: Asked every 0.05 s; once it holds, the block is cancelled.
-        model: If it waits for an engine then, the block goes on for `engine_grace_s`, for the engine to answer with
-            what it has sampled.
+        model: If it waits for an engine then, the engine is asked to abort the request, and the block goes on for
+            `engine_grace_s`, for the engine to answer with what it has sampled.
         engine_grace_s: A thousand answers at once take longer than one.
-        asks_engine: Whether to ask the engine to abort the request; a rollout that tells the engines itself need not.
 
     Attributes:
         was_aborted: Whether `should_abort` held while the block ran.
@@ -53,14 +52,11 @@ class EpisodeDeadline:
         should_abort: Callable[[], bool],
         model: Generating | None = None,
         engine_grace_s: float = ABORT_GRACE_S,
-        *,
-        asks_engine: bool = True,
     ) -> None:
         self._timeout = asyncio.timeout(timeout_s)
         self._should_abort = should_abort
         self._model = model
         self._engine_grace_s = engine_grace_s
-        self._asks_engine = asks_engine
         self._poller: _Poller | None = None
         self._stopping: asyncio.Future[bool] | None = None
         self._limit: float | None = None
@@ -101,8 +97,7 @@ class EpisodeDeadline:
             self._end_after(0.0)
             return
         self._end_after(self._engine_grace_s)
-        if self._asks_engine:
-            self._stopping = asyncio.ensure_future(self._model.stop_generating())
+        self._stopping = asyncio.ensure_future(self._model.stop_generating())
 
     def _end_after(self, seconds: float) -> None:
         end = asyncio.get_running_loop().time() + seconds

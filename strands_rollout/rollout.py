@@ -27,7 +27,6 @@ from strands_rollout.sglang_model import SGLangModel
 from strands_rollout.slime_seam import (
     collects_partial_rollouts,
     is_aborting,
-    is_slime_sample,
     may_return_aborted,
     request_span,
     router_url,
@@ -172,7 +171,6 @@ async def _run(job: _Job) -> _Played:
                 tool_span=tool_span(job.sample),
                 should_abort=job.should_abort,
                 engine_grace_s=_engine_grace_s(job),
-                asks_engine=not is_slime_sample(job.sample),
                 conversation_manager=load_conversation_manager(settings.conversation_manager),
                 progress=resume.progress if resume else None,
             )

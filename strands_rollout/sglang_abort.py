@@ -28,13 +28,14 @@ class Aborts:
         url: For logs.
 
     Attributes:
-        has_endpoint: False once a router has said that it has none.
+        has_endpoint: Whether there is an `/abort_request`, which routers lack; None until it was asked.
     """
 
     def __init__(self, http: httpx.AsyncClient, *, url: str) -> None:
         self._http, self._url = http, url
         self._under_way: set[asyncio.Task[bool]] = set()
-        self.has_endpoint = True
+        self.has_endpoint: bool | None = None
+        self._first: asyncio.Task[bool] | None = None
 
     async def send(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
         """POST `/abort_request`; return whether the engine confirmed within 5 s."""
@@ -48,9 +49,25 @@ class Aborts:
         self.has_endpoint = response.status_code != 404
         return response.is_success
 
+    async def stop(self, rid: str, headers: Mapping[str, str] | None) -> bool:
+        """Abort this request where that can be heard; of many at once, one finds out whether it can."""
+        body = {"rid": rid}
+        if self.has_endpoint is None and self._first is None:
+            self._first = asyncio.get_running_loop().create_task(self._send_quietly(body, headers))
+            self._under_way.add(self._first)
+            self._first.add_done_callback(self._asked)
+            return await asyncio.shield(self._first)
+        if self.has_endpoint is None and self._first is not None:
+            await asyncio.wait({self._first})
+        return self.has_endpoint is not False and await self._send_quietly(body, headers)
+
+    def _asked(self, first: asyncio.Task[bool]) -> None:
+        self._under_way.discard(first)
+        self._first = None
+
     def start(self, rid: str, headers: Mapping[str, str] | None) -> None:
         """Begin to abort this request and return at once; nothing happens where there is no endpoint."""
-        if not self.has_endpoint:
+        if self.has_endpoint is False:
             return
         task = asyncio.get_running_loop().create_task(self._send_quietly({"rid": rid}, headers))
         self._under_way.add(task)

@@ -114,11 +114,6 @@ class SGLangClient:
         await self.aclose()
 
     @property
-    def can_abort(self) -> bool:
-        """Whether an abort may be heard: False once the server has said that it has no `/abort_request`."""
-        return self._aborts.has_endpoint
-
-    @property
     def is_closed(self) -> bool:
         """Whether the connection was closed, by this client or by its owner."""
         return self._http.is_closed
@@ -209,6 +204,10 @@ class SGLangClient:
         if not rid and not abort_all:
             raise ConfigError("abort() needs a rid, or abort_all=True")
         return await self._aborts.send({"rid": "", "abort_all": True} if abort_all else {"rid": rid}, headers)
+
+    async def stop(self, rid: str, *, headers: Mapping[str, str] | None = None) -> bool:
+        """As `abort` of one request, but a router, which has said once that it can't, is not asked again."""
+        return await self._aborts.stop(rid, headers)
 
     async def health(self) -> bool:
         """Whether `/readiness` (a router's truth) or, where there is none, `/health` is answered with a 200."""

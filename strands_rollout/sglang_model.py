@@ -166,8 +166,8 @@ class SGLangModel(Model):
 
     async def stop_generating(self) -> bool:
         """Ask the engine to abort the request that it has; whether it said that it will. A router can't."""
-        rid, client = self._sampler.flight.rid, self.client()
-        return rid is not None and client.can_abort and await client.abort(rid, headers=self.config["headers"] or None)
+        rid = self._sampler.flight.rid
+        return rid is not None and await self.client().stop(rid, headers=self.config["headers"] or None)
 
     @property
     def context_window_limit(self) -> int | None:

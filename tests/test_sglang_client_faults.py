@@ -206,3 +206,23 @@ async def test_one_outage_is_one_warning(caplog: pytest.LogCaptureFixture) -> No
     assert "event=engine_fault" in records[0].getMessage()
     assert "kind=busy answer=HTTP 503: busy" in records[0].getMessage()
     assert "event=engine_recovered" in records[-1].getMessage()
+
+
+async def test_of_many_stops_at_once_one_asks_a_router_whether_it_can() -> None:
+    async with FakeSGLang([], router=True) as fake, SGLangClient(fake.base_url) as client:
+        stopped = await asyncio.gather(*(client.stop(f"rid-{number}") for number in range(20)))
+        assert not any(stopped)
+        assert not await client.stop("another")
+    assert len(fake.aborts) == 1
+
+
+async def test_an_engine_is_asked_to_stop_each_request() -> None:
+    async with FakeSGLang([]) as fake, SGLangClient(fake.base_url) as client:
+        assert all(await asyncio.gather(*(client.stop(f"rid-{number}") for number in range(5))))
+    assert sorted(body["rid"] for body in fake.aborts) == [f"rid-{number}" for number in range(5)]
+
+
+async def test_a_dead_engine_is_asked_again() -> None:
+    async with SGLangClient(dead_url()) as client:
+        assert not await client.stop("a")
+        assert not await client.stop("b")

@@ -181,7 +181,7 @@ def _trace_span(sample: object, name: str, attrs: Mapping[str, Any] | None = Non
     except Exception:
         span.__exit__(*sys.exc_info())
         raise
-    except BaseException:
+    except BaseException:  # a cancellation, for which slime's span would not end
         span.__exit__(None, None, None)
         raise
     else:

@@ -117,15 +117,15 @@ class TurnSampler:
             trajectory: Grows by the context and every accepted answer.
             context_ids: New context tokens; none where the trajectory's last turn is open.
             turn: The number of this turn in the conversation, from 0.
-            should_abort: Asked before a request is sent again: if it holds, or `config["continue_aborted"]` does not,
-                an aborted turn stays open.
+            should_abort: Asked before each request: if it holds, none is sent, and an aborted turn stays open, as it
+                does where `config["continue_aborted"]` does not hold.
             span: Entered around each request.
 
         Raises:
             TrajectoryError: A context id is outside the vocabulary.
             BudgetExhaustedError: No token is left for a turn.
             ContextWindowOverflowException: The engine refuses the request as too long for its context.
-            EngineAbortedError: The turn was aborted and is not continued.
+            EngineAbortedError: The rollout is aborted, or the turn was and is not continued.
             EngineError: The engine did not deliver.
         """
         self._check_vocabulary(context_ids)

@@ -1,0 +1,44 @@
+"""Without slime, Strands' own OpenTelemetry spans go where the process sends them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# a tracer provider can be set once in a process
+EPISODE = """
+import asyncio, json, sys
+sys.path.insert(0, sys.argv[1])
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from harness import ANSWER, call_text, run
+from transformers import AutoTokenizer
+
+exporter = InMemorySpanExporter()
+if sys.argv[3] == "sent":
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[2])
+done = asyncio.run(run(tokenizer, [call_text(), ANSWER], settings={"executor": "subprocess"}))
+assert done.sample.status.value == "completed"
+print(json.dumps([span.name for span in exporter.get_finished_spans()]))
+"""
+
+
+@pytest.mark.parametrize("where", ["sent", "nowhere"])
+def test_strands_spans_go_where_the_process_sends_them(shipped_tokenizer: Any, where: str) -> None:
+    command = [sys.executable, "-c", EPISODE, str(Path(__file__).parent), shipped_tokenizer.name_or_path, where]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    names = json.loads(done.stdout.splitlines()[-1])
+    expected = {"chat", "execute_tool execute_python_code"} if where == "sent" else set()
+    assert set(names) >= expected
+    assert bool(names) == bool(expected)

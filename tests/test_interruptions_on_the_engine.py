@@ -95,7 +95,7 @@ def is_open(sample: Sample) -> bool:
 
 async def test_aborted_and_resumed_episodes_end_as_undisturbed_ones(engine: str, shipped_tokenizer: Any) -> None:
     undisturbed = await played(engine, shipped_tokenizer, new_samples())
-    clock, aborts = asyncio.get_running_loop().time, 0
+    clock, aborts, resumes = asyncio.get_running_loop().time, 0, 0
     for run_s in (0.03, 0.05, 0.07, 0.09, 0.11):
         samples = new_samples()
         while any(map(is_open, samples)):
@@ -108,5 +108,6 @@ async def test_aborted_and_resumed_episodes_end_as_undisturbed_ones(engine: str,
             samples = [by_index.get(sample.index, sample) for sample in samples]
         assert tokens_of(samples) == tokens_of(undisturbed)
         assert [sample.loss_mask for sample in samples] == [sample.loss_mask for sample in undisturbed]
-        assert max(sample.metadata["strands_rollout"]["resumes"] for sample in samples) > 0
-    assert aborts > 0
+        resumes += sum(sample.metadata["strands_rollout"]["resumes"] for sample in samples)
+    # a quick machine may be through before the flag in one of the runs, never in all
+    assert aborts >= resumes > 0

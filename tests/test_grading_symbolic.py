@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import ends
 
 from strands_rollout.grading import symbolic
 from strands_rollout.grading.comparison import compare
@@ -37,20 +38,6 @@ async def algebra(prediction: str, label: str, limit_s: float = 10.0) -> tuple[b
 
 def idle_process() -> subprocess.Popen[bytes]:
     return symbolic._pools[os.getpid()]._idle[-1]._process
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # empty for a zombie
-    except OSError:
-        return False
-
-
-def ends_within(pid: int, seconds: float) -> bool:
-    give_up_at = time.monotonic() + seconds
-    while is_running(pid) and time.monotonic() < give_up_at:
-        time.sleep(0.05)
-    return not is_running(pid)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +163,7 @@ def test_a_worker_does_not_outlive_a_killed_parent(busy: bool) -> None:
     assert parent.returncode == -signal.SIGKILL, parent.stderr
     equal, pid = parent.stdout.split()
     assert equal == "True"
-    assert ends_within(int(pid), 4.0)
+    assert ends(int(pid), 4.0)
 
 
 @LINUX
@@ -184,4 +171,4 @@ def test_a_process_that_exits_takes_its_workers_along() -> None:
     script = SCRIPT.format(busy=False, slow=SLOW).replace("os.kill(os.getpid(), 9)", "")
     parent = subprocess.run([sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, check=True)
     assert parent.stderr == ""  # no ResourceWarning either
-    assert ends_within(int(parent.stdout.split()[1]), 1.0)
+    assert ends(int(parent.stdout.split()[1]), 1.0)

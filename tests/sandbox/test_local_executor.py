@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import is_running
 
 from strands_rollout.errors import ConfigError, SandboxError
 from strands_rollout.sandbox import ExecutionResult, LocalExecutor
@@ -46,9 +48,10 @@ async def fragile() -> AsyncIterator[LocalExecutor]:
 def descendants(pid: int) -> list[int]:
     """All living processes below one."""
     found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            found += [child, *descendants(child)]
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *descendants(child)]
     return found
 
 
@@ -57,13 +60,6 @@ def helpers(executor: LocalExecutor) -> tuple[int, int]:
     supervisor = executor._supervisor.link._process.pid  # type: ignore[union-attr]
     (template,) = map(int, Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split())
     return supervisor, template
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def cpu_ticks(pid: int) -> int:
@@ -126,7 +122,7 @@ async def test_nothing_of_a_session_runs_between_its_calls(executor: LocalExecut
     assert cpu_ticks(pid) == before
     assert int((await executor.run("n", session="busy")).stdout) > 0
     await executor.close_session("busy")
-    assert await until(lambda: not is_alive(pid))
+    assert await until(lambda: not is_running(pid))
 
 
 async def test_calls_of_one_session_come_one_after_the_other(executor: LocalExecutor) -> None:
@@ -141,7 +137,7 @@ async def test_cancelling_a_sessions_call_ends_the_session(executor: LocalExecut
     pid = int((await executor.run("import os, time; os.getpid()", session="cancelled")).stdout)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(executor.run("time.sleep(60)", session="cancelled"), 0.3)
-    assert await until(lambda: not is_alive(pid))
+    assert await until(lambda: not is_running(pid))
     assert "NameError" in (await executor.run("time", session="cancelled")).stderr
     await executor.close_session("cancelled")
 
@@ -280,7 +276,7 @@ async def test_nothing_is_left_when_it_is_closed() -> None:
     await executor.aclose()
     await executor.aclose()
     assert not os.path.exists(root)  # noqa: ASYNC240, PTH110
-    assert not any(map(is_alive, pids))
+    assert not any(map(is_running, pids))
     assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
     with pytest.raises(SandboxError, match="after aclose"):
         await executor.run("1")
@@ -329,7 +325,7 @@ async def test_it_dies_with_its_process_however_that_ends(end: str) -> None:
     )
     result, supervisor, root = done.stdout.split()
     assert result == "2"
-    assert await until(lambda: not is_alive(int(supervisor)))
+    assert await until(lambda: not is_running(int(supervisor)))
     assert await until(lambda: not Path(root).exists())
 
 

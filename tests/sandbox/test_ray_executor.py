@@ -21,6 +21,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from processes import is_running
 
 from strands_rollout.errors import ConfigError, SandboxError
 from strands_rollout.sandbox import CodeExecutor, ray_caller, ray_cluster, ray_node
@@ -35,13 +36,6 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # older Rays' own log files
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 async def becomes_true(claim: Callable[[], bool], within_s: float = 15.0) -> bool:

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from fake_sandbox_fusion import FakeSandboxFusion, Trouble
 from fake_sglang import dead_url
+from processes import ends
 
 from strands_rollout.errors import ConfigError, SandboxError
 from strands_rollout.sandbox import remote_program, sandbox_fusion
@@ -42,21 +43,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_fusion, "_ANSWER_MARGIN_S", 0.3)
     monkeypatch.setattr(sandbox_fusion, "START_ALLOWANCE_S", 0.3)
     monkeypatch.setattr(sandbox_fusion, "_REPEAT_AFTER_S", 0.01)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
-
-
-def ends(pid: int, within_s: float = 3.0) -> bool:
-    give_up_at = time.monotonic() + within_s
-    while is_running(pid) and time.monotonic() < give_up_at:
-        time.sleep(0.02)
-    return not is_running(pid)
 
 
 def test_the_backend_is_a_code_executor() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import ends
 from strands.sandbox import ExecutionResult as StrandsResult
 from strands.sandbox import PosixShellSandbox, StreamChunk
 from strands.sandbox.errors import SandboxTimeoutError
@@ -53,21 +54,6 @@ class Scripted(LocalSandbox):
 async def executor() -> AsyncIterator[StrandsSandboxExecutor]:
     async with StrandsSandboxExecutor(LocalSandbox(), timeout_s=20) as executor:
         yield executor
-
-
-def is_running(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
-
-
-def ends(pid: int, within_s: float = 3.0) -> bool:
-    give_up_at = time.monotonic() + within_s
-    while is_running(pid) and time.monotonic() < give_up_at:
-        time.sleep(0.02)
-    return not is_running(pid)
 
 
 def test_the_backend_is_a_code_executor() -> None:

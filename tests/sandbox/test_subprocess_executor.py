@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import ends
 
 from strands_rollout.errors import ConfigError, SandboxError
 from strands_rollout.sandbox import CodeExecutor, ExecutionResult, SubprocessExecutor
@@ -25,22 +26,6 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the limit or the che
 async def executor() -> AsyncIterator[SubprocessExecutor]:
     async with SubprocessExecutor(timeout_s=20) as executor:
         yield executor
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        status = Path(f"/proc/{pid}/stat")
-        return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False
-
-
-def ends(pid: int, within_s: float = 3.0) -> bool:
-    give_up_at = time.monotonic() + within_s
-    while is_running(pid) and time.monotonic() < give_up_at:
-        time.sleep(0.02)
-    return not is_running(pid)
 
 
 def test_the_backend_is_a_code_executor() -> None:

@@ -1,0 +1,30 @@
+"""Whether another process still runs, as Linux tells it: a process that ends while it is looked at has ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and is more than a zombie."""
+    if sys.platform != "linux":
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+    try:  # FileNotFoundError before it is opened, ProcessLookupError before it is read
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def ends(pid: int, within_s: float = 3.0) -> bool:
+    """Whether a process is gone in time."""
+    give_up_at = time.monotonic() + within_s
+    while is_running(pid) and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+    return not is_running(pid)

@@ -21,26 +21,66 @@ find_python() {
   return 1
 }
 
-# prepare_environment DIR [EXTRAS]: DIR holds an environment with this package, editable, when it returns.
-prepare_environment() {
-  local directory="$1" extras="${2:-}" python stamp wanted
-  stamp="$directory/.strands-rollout-installed"
-  wanted="$repository $extras $(cksum <"$repository/pyproject.toml")"
-  if [[ -x "$directory/bin/python" && -f "$stamp" && "$(cat "$stamp")" == "$wanted" ]]; then
+# make_environment DIR: DIR is a virtual environment with pip when it returns; one that is there stays as it is.
+make_environment() {
+  local directory="$1" python
+  if "$directory/bin/python" -m pip --version >/dev/null 2>&1; then
     return 0
   fi
-  if ! "$directory/bin/python" -m pip --version >/dev/null 2>&1; then
-    python="$(find_python)"
-    echo "making the environment $directory with $("$python" --version) ..." >&2
-    if ! "$python" -m venv "$directory" >&2; then
-      rm -rf -- "$directory"
-      echo "error: '$python -m venv' failed; on Debian and Ubuntu, install the package python3-venv." >&2
-      return 1
-    fi
+  python="$(find_python)"
+  echo "making the environment $directory with $("$python" --version) ..." >&2
+  if ! "$python" -m venv "$directory" >&2; then
+    rm -rf -- "$directory"
+    echo "error: '$python -m venv' failed; on Debian and Ubuntu, install the package python3-venv." >&2
+    return 1
   fi
+}
+
+# is_installed DIR WANTED: DIR holds what WANTED describes. mark_installed DIR WANTED says so from now on.
+is_installed() {
+  local stamp="$1/.strands-rollout-installed"
+  [[ -x "$1/bin/python" && -f "$stamp" && "$(cat "$stamp")" == "$2" ]]
+}
+
+mark_installed() {
+  printf '%s' "$2" >"$1/.strands-rollout-installed"
+}
+
+# install_into DIR ARGUMENTS...: pip's arguments; whatever DIR held is unmarked.
+install_into() {
+  local directory="$1"
+  shift
+  rm -f -- "$directory/.strands-rollout-installed"
+  "$directory/bin/python" -m pip install --quiet --quiet --disable-pip-version-check "$@" >&2
+}
+
+# prepare_environment DIR [EXTRAS]: DIR holds an environment with this package, editable, when it returns.
+prepare_environment() {
+  local directory="$1" extras="${2:-}" wanted
+  wanted="$repository $extras $(cksum <"$repository/pyproject.toml")"
+  if is_installed "$directory" "$wanted"; then
+    return 0
+  fi
+  make_environment "$directory"
   echo "installing strands-rollout${extras:+ [$extras]} into $directory (a minute or two, once) ..." >&2
-  rm -f -- "$stamp"
-  "$directory/bin/python" -m pip install --quiet --quiet --disable-pip-version-check \
-    --editable "$repository${extras:+[$extras]}" >&2
-  printf '%s' "$wanted" >"$stamp"
+  install_into "$directory" --editable "$repository${extras:+[$extras]}"
+  mark_installed "$directory" "$wanted"
+}
+
+# prepare_requirements DIR WHAT FILE [FILE]: DIR holds what the first file lists, and what the second lists without its
+# dependencies, when it returns.
+prepare_requirements() {
+  local directory="$1" what="$2" wanted
+  shift 2
+  wanted="$(cat "$@" | cksum)"
+  if is_installed "$directory" "$wanted"; then
+    return 0
+  fi
+  make_environment "$directory"
+  echo "installing $what into $directory (once) ..." >&2
+  install_into "$directory" --requirement "$1"
+  if [[ $# -gt 1 ]]; then
+    install_into "$directory" --no-deps --requirement "$2"
+  fi
+  mark_installed "$directory" "$wanted"
 }

@@ -1,16 +1,48 @@
-"""Fixtures that all tests share: real tokenizers."""
+"""Fixtures that all tests share: real tokenizers, and the real SGLang."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from findings import pytest_terminal_summary, ran_on, told
+from real_server import start_sglang, version_of
 
 _REPOSITORY = Path(__file__).parents[1]
 SHIPPED_TOKENIZER = _REPOSITORY / "strands_rollout" / "engine" / "checkpoint"
 QWEN3_TOKENIZER = Path(os.environ.get("QWEN3_TOKENIZER", _REPOSITORY.parent / "shared" / "qwen3-8b-tokenizer"))
+
+__all__ = ["pytest_terminal_summary", "told"]  # pytest finds them here
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sglang-base-url",
+        default=os.environ.get("SGLANG_BASE_URL"),
+        help="An SGLang server with the shipped model, for the tests marked real; default: one is started on this CPU.",
+    )
+
+
+@pytest.fixture(scope="session")
+def sglang_server(pytestconfig: pytest.Config) -> Iterator[str]:
+    """The URL of the real SGLang with the shipped model, which all tests share: leave it as it was found."""
+    given = pytestconfig.getoption("--sglang-base-url")
+    if given:
+        yield given.rstrip("/")
+        return
+    server = start_sglang()
+    yield server.base_url
+    server.stop()
+
+
+@pytest.fixture
+def sglang(sglang_server: str, request: pytest.FixtureRequest) -> str:
+    """The same, for one test, which is counted as one that ran there."""
+    ran_on(request.node, f"SGLang {version_of(sglang_server)}")
+    return sglang_server
 
 
 def _load(folder: Path) -> Any:

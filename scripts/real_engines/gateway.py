@@ -1,0 +1,50 @@
+"""A router before SGLang servers, smg or its forerunner; `bash scripts/gateway.sh --help` calls this."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Final
+
+from real_engines.command_line import CommandLine
+from real_engines.server_process import Server, free_port
+
+MODULES: Final = {"smg": "smg.launch_router", "sglang-router": "sglang_router.launch_router"}
+# the only affinity by key that each has; sglang-router 0.3.2 has none on its command line
+POLICIES: Final = {"smg": ["--policy", "consistent_hashing"], "sglang-router": ["--policy", "cache_aware"]}
+CHECKS: Final = [
+    "--health-check-interval-secs", "2",
+    "--health-failure-threshold", "2",
+    "--health-success-threshold", "1",
+]  # fmt: skip
+
+
+def server_of(parsed: argparse.Namespace) -> Server:
+    """The router that the arguments describe."""
+    place = ["--host", "127.0.0.1", "--port", str(parsed.port)]
+    # each router listens on a second port, which it does not choose by itself
+    metrics = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
+    workers = ["--worker-urls", *parsed.worker] if parsed.worker else []
+    policy = [] if "--policy" in parsed.flags else POLICIES[parsed.router]
+    module = MODULES[parsed.router]
+    return Server(
+        command=[sys.executable, "-m", module, *place, *metrics, *policy, *CHECKS, *parsed.flags, *workers],
+        environment={"PYTHONPATH": ""},
+        # /health always answers 200; /readiness does as soon as there is a healthy worker, so never without any
+        ready_url=f"http://127.0.0.1:{parsed.port}/{'readiness' if parsed.worker else 'health'}",
+        log=parsed.log,
+    )
+
+
+def main() -> int:
+    """Run the command line."""
+    line = CommandLine("scripts/gateway.sh", "router", start_timeout_s=60, grace_s=5)
+    line.start_flags.add_argument("--router", choices=MODULES, default="smg", help="Which one; default: smg.")
+    line.start_flags.add_argument(
+        "--worker", action="append", metavar="URL", help="An SGLang server; may be repeated; default: none."
+    )
+    return line.run(sys.argv[1:], server_of)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

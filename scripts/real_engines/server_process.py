@@ -1,0 +1,180 @@
+"""Servers in process groups of their own: started, waited for, and stopped by the id of their first process.
+
+Knows processes and HTTP status codes; must not know what a server serves. Standard library only: it runs in the
+servers' own environments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_POLL_S: Final = 0.1
+_PROBE_TIMEOUT_S: Final = 5.0
+_KILL_WAIT_S: Final = 10.0
+_OWNER_POLL_S: Final = 1.0
+_LOG_TAIL_BYTES: Final = 4000
+
+
+class ServerError(Exception):
+    """A server did not start, or is not what was to be stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server to be started.
+
+    Attributes:
+        command: Program and arguments; one of them names what `stop` looks for.
+        environment: Added to this process's own.
+        ready_url: Answers 200 once requests are accepted.
+        log: File that takes what the server prints; it is replaced.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    ready_url: str
+    log: Path
+
+
+def start(server: Server, timeout_s: float, owner: int | None = None) -> int:
+    """Start a server and wait until it is ready.
+
+    Args:
+        server: What to start.
+        timeout_s: Seconds within which it must be ready.
+        owner: Id of a process with whose end the server ends; None if it lives on until it is stopped.
+
+    Returns:
+        The id of its first process, which is that of its process group too.
+
+    Raises:
+        ServerError: It ended or was not ready in time; the message holds the end of its log. Nothing is left running.
+    """
+    server.log.parent.mkdir(parents=True, exist_ok=True)
+    with server.log.open("wb") as log:
+        process = subprocess.Popen(  # noqa: S603 - the caller's command
+            list(server.command),
+            env={**os.environ, **server.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        if owner is not None:
+            _watch(process.pid, owner)
+        _wait_until_ready(process, server, timeout_s)
+    except BaseException:  # Ctrl-C too
+        end_group(process.pid, 0.0)
+        raise
+    return process.pid
+
+
+def stop(pid: int, name: str, grace_s: float) -> None:
+    """End a server and all processes of its group: first with SIGTERM, after the grace with SIGKILL.
+
+    Args:
+        pid: What `start` returned.
+        name: Must occur in the process's command line, which servers rewrite while they run.
+        grace_s: Seconds for it to end by itself.
+
+    Raises:
+        ServerError: No such process, or another program's.
+    """
+    command = _command_of(pid)
+    if name not in command or os.getpgid(pid) != pid:
+        raise ServerError(f"process {pid} is {command or 'not there'!r}; expected the id that start has printed")
+    end_group(pid, grace_s)
+
+
+def end_group(group: int, grace_s: float) -> None:
+    """End all processes of a group and wait for it."""
+    for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_WAIT_S)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, number)
+        give_up_at = time.monotonic() + wait_s
+        while _is_running(group):
+            if time.monotonic() >= give_up_at:
+                break
+            time.sleep(_POLL_S)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], server: Server, timeout_s: float) -> None:
+    give_up_at = time.monotonic() + timeout_s
+    while not _is_ready(server.ready_url):
+        if process.poll() is not None:
+            raise ServerError(f"it ended with exit code {process.returncode} before it was ready.{_tail(server.log)}")
+        if time.monotonic() >= give_up_at:
+            raise ServerError(f"it was not ready within {timeout_s:g} s.{_tail(server.log)}")
+        time.sleep(_POLL_S)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=_PROBE_TIMEOUT_S) as answer:  # noqa: S310 - http, made by the caller
+            return bool(answer.status == 200)
+    except OSError:  # not listening yet, or an HTTP error
+        return False
+
+
+def _watch(group: int, owner: int) -> None:
+    subprocess.Popen(  # noqa: S603 - this file
+        [sys.executable, __file__, str(group), str(owner)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _end_with(group: int, owner: int) -> None:
+    while _is_running(group):
+        if not _command_of(owner):
+            end_group(group, 0.0)
+            return
+        time.sleep(_OWNER_POLL_S)
+
+
+def _is_running(group: int) -> bool:
+    """Whether a group has a process that is more than a zombie."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state, _, process_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(process_group) == group and state not in "ZX":
+                return True
+    return False
+
+
+def _command_of(pid: int) -> str:
+    """A process's command line; "" where there is no such process, or only what is left of one."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _tail(log: Path) -> str:
+    return f" The end of {log}:\n" + log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+
+
+if __name__ == "__main__":
+    _end_with(int(sys.argv[1]), int(sys.argv[2]))

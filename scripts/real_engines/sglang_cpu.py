@@ -1,0 +1,61 @@
+"""The stock SGLang server on a CPU; `bash scripts/sglang_cpu.sh --help` calls this in SGLang's environment."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Final
+
+from real_engines.command_line import CommandLine
+from real_engines.server_process import Server
+
+HERE: Final = Path(__file__).resolve().parent
+SHIPPED_MODEL: Final = HERE.parents[1] / "strands_rollout/engine/checkpoint"
+# SGLang takes the CPU only if it is told to, and must not ask a hub for a model that lies in a folder
+ENVIRONMENT: Final = {
+    "PYTHONPATH": str(HERE / "shim"),
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+}
+# backends without compiled kernels, in the precision in which logprobs can be compared
+FLAGS: Final = [
+    "--device", "cpu",
+    "--attention-backend", "torch_native",
+    "--sampling-backend", "pytorch",
+    "--grammar-backend", "none",
+    "--disable-overlap-schedule",
+    "--disable-cuda-graph",
+    "--dtype", "float32",
+    "--mem-fraction-static", "0.1",
+    "--max-total-tokens", "65536",
+    "--skip-server-warmup",
+    "--sleep-on-idle",
+]  # fmt: skip
+
+
+def server_of(parsed: argparse.Namespace) -> Server:
+    """The server that the arguments describe."""
+    place = ["--host", "127.0.0.1", "--port", str(parsed.port)]
+    model = ["--model-path", str(parsed.model.resolve())]
+    return Server(
+        command=[sys.executable, "-m", "sglang.launch_server", *model, *place, *FLAGS, *parsed.flags],
+        environment=ENVIRONMENT,
+        ready_url=f"http://127.0.0.1:{parsed.port}/health",
+        log=parsed.log,
+    )
+
+
+def main() -> int:
+    """Run the command line."""
+    line = CommandLine("scripts/sglang_cpu.sh", "sglang", start_timeout_s=300, grace_s=10)
+    line.start_flags.add_argument(
+        "--model", type=Path, default=SHIPPED_MODEL, help="Folder of a model; default: the shipped one."
+    )
+    return line.run(sys.argv[1:], server_of)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

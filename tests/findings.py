@@ -1,0 +1,64 @@
+"""What tests found out beyond pass and fail: which engines they ran on, and rows of tables; told when all are done.
+
+A test's `told` fixture takes rows. They travel with the test's report, so that a worker process of pytest-xdist can
+tell them too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+_ENGINE = "ran on"
+_ROW = "found"
+
+
+def ran_on(item: pytest.Item, engine: str) -> None:
+    """Note on which engine or router a test runs."""
+    item.user_properties.append((_ENGINE, engine))
+
+
+@pytest.fixture
+def told(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Adds a row to a table of the closing summary: `told("faults", fault="killed", episodes=8, lost=0)`."""
+
+    def add(table: str, **row: Any) -> None:
+        request.node.user_properties.append((_ROW, (table, json.dumps(row))))
+
+    return add
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
+    engines = Counter(f"{engine}, {report.outcome}" for report, engine in _properties(reports, _ENGINE))
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for _, (table, row) in _properties(reports, _ROW):
+        tables.setdefault(table, []).append(json.loads(row))
+    for name, rows in sorted(tables.items()):
+        terminalreporter.section(name)
+        for line in _lines(rows):
+            terminalreporter.write_line(line)
+    if engines:
+        terminalreporter.section("engines")
+        for engine, count in sorted(engines.items()):
+            terminalreporter.write_line(f"{count:5} tests ran on {engine}")
+
+
+def _properties(reports: list[Any], name: str) -> Iterator[tuple[Any, Any]]:
+    for report in reports:
+        if report.when == "call":
+            for key, value in report.user_properties:
+                if key == name:
+                    yield report, value
+
+
+def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [columns, *([str(row.get(column, "")) for column in columns] for row in rows)]
+    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
+    for line in cells:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

@@ -1,12 +1,26 @@
 #!/usr/bin/env bash
 # Runs the tests; arguments go to pytest. Their environment is .venv-test, or $STRANDS_ROLLOUT_TEST_VENV, with the extra
 # dev, or $STRANDS_ROLLOUT_TEST_EXTRAS.
+#   bash scripts/test.sh          the default suite
+#   bash scripts/test.sh --real   the tests on the real SGLang and the real routers, which it installs (Linux on x86_64)
+# With --real, the environment is .venv-real, or $STRANDS_ROLLOUT_REAL_VENV. --sglang-base-url URL, or $SGLANG_BASE_URL,
+# names a running SGLang with the shipped model, such as one on a GPU; the tests that break a server start their own.
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 venv="${STRANDS_ROLLOUT_TEST_VENV:-$repository/.venv-test}"
+extras="${STRANDS_ROLLOUT_TEST_EXTRAS:-dev}"
+chosen=()
 
-prepare_environment "$venv" "${STRANDS_ROLLOUT_TEST_EXTRAS:-dev}"
+if [[ "${1:-}" == "--real" ]]; then
+  shift
+  venv="${STRANDS_ROLLOUT_REAL_VENV:-$repository/.venv-real}"
+  extras="dev,tools,bench"
+  chosen=(-m real)
+  bash "$repository/scripts/sglang_cpu.sh" install
+  bash "$repository/scripts/gateway.sh" install
+fi
+prepare_environment "$venv" "$extras"
 cd "$repository"
-exec "$venv/bin/python" -m pytest "$@"
+exec "$venv/bin/python" -m pytest ${chosen[@]+"${chosen[@]}"} "$@"

@@ -6,73 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-REPOSITORY = Path(__file__).parents[1]
-# a Python that logs its arguments; `-m venv DIR` makes DIR with it and a command that prints its own arguments
-FAKE_PYTHON = """#!/usr/bin/env bash
-echo "$*" >>"$PYTHON_LOG"
-case "$*" in
-  "-c "*) exec "$REAL_PYTHON" "$@" ;;
-  "--version") echo "Python 3.12.0" ;;
-  "-m pip --version") [[ -e "$(dirname "$0")/strands-rollout" ]] ;;
-  "-m venv "*)
-    mkdir -p "$3/bin"
-    cp "$0" "$3/bin/python"
-    printf '#!/usr/bin/env bash\\necho "strands-rollout $*"\\n' >"$3/bin/strands-rollout"
-    chmod +x "$3/bin/strands-rollout"
-    ;;
-  "-m pytest"*) echo "pytest ${*:3}" ;;
-esac
-"""
-
-
-@dataclass(frozen=True)
-class Checkout:
-    """A copy of the scripts with a Python that only logs."""
-
-    root: Path
-
-    @property
-    def log(self) -> list[str]:
-        log = self.root / "python.log"
-        return log.read_text().splitlines() if log.exists() else []
-
-    @property
-    def installs(self) -> list[str]:
-        return [line for line in self.log if "pip install" in line]
-
-    def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        given = {
-            "PYTHON": str(self.root / "fake python"),
-            "PYTHON_LOG": str(self.root / "python.log"),
-            "REAL_PYTHON": sys.executable,
-            **environment,
-        }
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("STRANDS_ROLLOUT_")}
-        return subprocess.run(
-            ["bash", str(self.root / "scripts" / script), *arguments],
-            env={**inherited, **given},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+from scripts_checkout import FAKE_PYTHON, REPOSITORY, Checkout, check_out
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
-    root = tmp_path / "a check out"
-    (root / "scripts").mkdir(parents=True)
-    for script in (REPOSITORY / "scripts").glob("*.sh"):
-        shutil.copy(script, root / "scripts")
-    (root / "pyproject.toml").write_text("[project]\n")
-    python = root / "fake python"
-    python.write_text(FAKE_PYTHON)
-    python.chmod(0o755)
-    return Checkout(root)
+    return check_out(tmp_path / "a check out")
 
 
 def test_the_demo_makes_its_environment_installs_without_extras_and_passes_arguments_on(checkout: Checkout) -> None:
@@ -115,6 +57,39 @@ def test_the_tests_run_in_an_environment_with_the_dev_extra(checkout: Checkout) 
     assert checkout.installs[0].endswith(f"--editable {checkout.root}[dev]")
 
 
+def test_the_real_engines_are_installed_each_in_its_environment_before_their_tests(
+    checkout: Checkout,
+) -> None:
+    finished = checkout.run("test.sh", "--real", "-k", "two words", "--sglang-base-url", "http://gpu:30000")
+    assert finished.stdout == "pytest -m real -k two words --sglang-base-url http://gpu:30000\n"
+    recipe = checkout.root / "scripts/real_engines"
+    installs = [line.partition("--disable-pip-version-check ")[2] for line in checkout.installs]
+    assert installs == [
+        f"--requirement {recipe}/sglang.txt",
+        f"--no-deps --requirement {recipe}/sglang_without_dependencies.txt",
+        f"--requirement {recipe}/gateway.txt",
+        f"--editable {checkout.root}[dev,tools,bench]",
+    ]
+    assert {path.name for path in checkout.root.glob(".venv*")} == {".venv-sglang", ".venv-gateway", ".venv-real"}
+
+
+def test_a_real_engine_is_installed_again_when_its_versions_change(checkout: Checkout) -> None:
+    for _ in range(2):
+        assert checkout.run("gateway.sh", "install").returncode == 0
+    assert len(checkout.installs) == 1
+    (checkout.root / "scripts/real_engines/gateway.txt").write_text("smg==9\n")
+    checkout.run("gateway.sh", "install")
+    assert len(checkout.installs) == 2
+
+
+def test_an_engine_that_cannot_be_installed_fails_the_tests_that_need_it(checkout: Checkout) -> None:
+    python = checkout.root / "fake python"
+    python.write_text(FAKE_PYTHON.replace('"-m pytest"*)', '"-m pip install"*) exit 1 ;;\n  "-m pytest"*)'))
+    finished = checkout.run("test.sh", "--real")
+    assert finished.returncode != 0
+    assert "pytest" not in finished.stdout
+
+
 def test_without_a_usable_python_the_message_says_which_were_tried_and_what_to_do(checkout: Checkout) -> None:
     finished = checkout.run("demo.sh", PYTHON="/no/such/python")
     assert finished.returncode == 1
@@ -139,7 +114,17 @@ def test_check_refuses_what_it_does_not_know(checkout: Checkout) -> None:
     assert "usage: bash scripts/check.sh [--tests]" in finished.stderr
 
 
-@pytest.mark.parametrize("script", ["scripts/demo.sh", "scripts/test.sh", "scripts/check.sh", ".ci/run"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "scripts/demo.sh",
+        "scripts/test.sh",
+        "scripts/check.sh",
+        "scripts/sglang_cpu.sh",
+        "scripts/gateway.sh",
+        ".ci/run",
+    ],
+)
 def test_scripts_stop_at_the_first_error_and_pass_shellcheck(script: str) -> None:
     assert "\nset -euo pipefail\n" in (REPOSITORY / script).read_text()
     shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -151,5 +136,5 @@ def test_scripts_stop_at_the_first_error_and_pass_shellcheck(script: str) -> Non
 
 def test_ci_runs_the_checks_the_readmes_test_command_and_the_demo() -> None:
     text = (REPOSITORY / ".ci" / "run").read_text()
-    for command in ("bash scripts/check.sh\n", "bash scripts/test.sh ", "bash scripts/demo.sh "):
-        assert f"\n{command}" in text
+    for command in ("check.sh\n", "test.sh ", "test.sh --real ", "demo.sh "):
+        assert f"\nbash scripts/{command}" in text

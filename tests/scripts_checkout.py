@@ -1,0 +1,73 @@
+"""A copy of the scripts in a folder of its own, and a Python that logs what it is asked instead of doing it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+# `-m venv DIR` makes DIR with it and a command that prints its own arguments
+FAKE_PYTHON = """#!/usr/bin/env bash
+echo "$*" >>"$PYTHON_LOG"
+case "$*" in
+  "-c "* | "-m real_engines."*) exec "$REAL_PYTHON" "$@" ;;
+  "--version") echo "Python 3.12.0" ;;
+  "-m pip --version") [[ -e "$(dirname "$0")/strands-rollout" ]] ;;
+  "-m venv "*)
+    mkdir -p "$3/bin"
+    cp "$0" "$3/bin/python"
+    printf '#!/usr/bin/env bash\\necho "strands-rollout $*"\\n' >"$3/bin/strands-rollout"
+    chmod +x "$3/bin/strands-rollout"
+    ;;
+  "-m pytest"*) echo "pytest ${*:3}" ;;
+esac
+"""
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A copy of the scripts with a Python that only logs."""
+
+    root: Path
+
+    @property
+    def log(self) -> list[str]:
+        log = self.root / "python.log"
+        return log.read_text().splitlines() if log.exists() else []
+
+    @property
+    def installs(self) -> list[str]:
+        return [line for line in self.log if "pip install" in line]
+
+    def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        given = {
+            "PYTHON": str(self.root / "fake python"),
+            "PYTHON_LOG": str(self.root / "python.log"),
+            "REAL_PYTHON": sys.executable,
+            **environment,
+        }
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("STRANDS_ROLLOUT_")}
+        return subprocess.run(
+            ["bash", str(self.root / "scripts" / script), *arguments],
+            env={**inherited, **given},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+def check_out(root: Path) -> Checkout:
+    """Copy the scripts to `root`."""
+    (root / "scripts").mkdir(parents=True)
+    for script in (REPOSITORY / "scripts").glob("*.sh"):
+        shutil.copy(script, root / "scripts")
+    shutil.copytree(REPOSITORY / "scripts/real_engines", root / "scripts/real_engines")
+    (root / "pyproject.toml").write_text("[project]\n")
+    python = root / "fake python"
+    python.write_text(FAKE_PYTHON)
+    python.chmod(0o755)
+    return Checkout(root)

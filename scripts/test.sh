@@ -4,7 +4,7 @@
 #   bash scripts/test.sh          the default suite
 #   bash scripts/test.sh --real   the tests on the real SGLang and the real routers, which it installs (Linux on x86_64)
 # With --real, the environment is .venv-real, or $STRANDS_ROLLOUT_REAL_VENV. --sglang-base-url URL, or $SGLANG_BASE_URL,
-# names a running SGLang with the shipped model, such as one on a GPU; the tests that break a server start their own.
+# names a running SGLang with the shipped model, such as one on a GPU, so that none is installed before the tests that break one.
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh
@@ -18,7 +18,9 @@ if [[ "${1:-}" == "--real" ]]; then
   venv="${STRANDS_ROLLOUT_REAL_VENV:-$repository/.venv-real}"
   extras="dev,tools,bench"
   chosen=(-m real)
-  bash "$repository/scripts/sglang_cpu.sh" install
+  if [[ -z "${SGLANG_BASE_URL:-}" && " $*" != *" --sglang-base-url"* ]]; then
+    bash "$repository/scripts/sglang_cpu.sh" install
+  fi
   bash "$repository/scripts/gateway.sh" install
 fi
 prepare_environment "$venv" "$extras"

@@ -60,8 +60,8 @@ def test_the_tests_run_in_an_environment_with_the_dev_extra(checkout: Checkout) 
 def test_the_real_engines_are_installed_each_in_its_environment_before_their_tests(
     checkout: Checkout,
 ) -> None:
-    finished = checkout.run("test.sh", "--real", "-k", "two words", "--sglang-base-url", "http://gpu:30000")
-    assert finished.stdout == "pytest -m real -k two words --sglang-base-url http://gpu:30000\n"
+    finished = checkout.run("test.sh", "--real", "-k", "two words")
+    assert finished.stdout == "pytest -m real -k two words\n"
     recipe = checkout.root / "scripts/real_engines"
     installs = [line.partition("--disable-pip-version-check ")[2] for line in checkout.installs]
     assert installs == [
@@ -71,6 +71,15 @@ def test_the_real_engines_are_installed_each_in_its_environment_before_their_tes
         f"--editable {checkout.root}[dev,tools,bench]",
     ]
     assert {path.name for path in checkout.root.glob(".venv*")} == {".venv-sglang", ".venv-gateway", ".venv-real"}
+
+
+@pytest.mark.parametrize("named", ["by flag", "by environment"])
+def test_a_server_of_the_users_own_is_not_installed(checkout: Checkout, named: str) -> None:
+    url = "http://gpu:30000"
+    flags = ["--sglang-base-url", url] if named == "by flag" else []
+    finished = checkout.run("test.sh", "--real", *flags, SGLANG_BASE_URL="" if flags else url)
+    assert finished.stdout == " ".join(["pytest -m real", *flags]) + "\n"
+    assert not (checkout.root / ".venv-sglang").exists()
 
 
 def test_a_real_engine_is_installed_again_when_its_versions_change(checkout: Checkout) -> None:

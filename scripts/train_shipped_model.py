@@ -16,13 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 PACKAGE: Final = Path(__file__).parent.parent / "strands_rollout"
+SHIPPED_MODEL: Final = PACKAGE / "engine/checkpoint"
 WANTED_ACCURACY: Final = (0.5, 0.8)
 
 
 def main(
     out: Annotated[
         Path, typer.Option(help="Model folder to write, or to read with --eval-only.", show_default="the shipped one")
-    ] = PACKAGE / "engine/checkpoint",
+    ] = SHIPPED_MODEL,
     data: Annotated[
         Path, typer.Option(help="Folder of train.jsonl and demo.jsonl.", show_default="the shipped one")
     ] = PACKAGE / "data",
@@ -30,6 +31,15 @@ def main(
     steps: Annotated[int, typer.Option(help="Optimizer steps if the target is not reached before.", min=1)] = 500,
     target: Annotated[float, typer.Option(help="Validation accuracy at which training stops.", min=0, max=1)] = 0.6,
     samples_per_row: Annotated[int, typer.Option(help="Held-out episodes per row.", min=1)] = 4,
+    transcripts: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Make another model, one that knows these recorded conversations (JSONL) by heart; with --out, and of "
+            "the other options --seed and --threads.",
+        ),
+    ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
     tiny: Annotated[bool, typer.Option("--tiny", help="Run every stage on a little data, in seconds.")] = False,  # noqa: FBT002
     eval_only: Annotated[bool, typer.Option("--eval-only", help="Only play demo.jsonl with the model.")] = False,  # noqa: FBT002
@@ -37,7 +47,11 @@ def main(
     """Train the shipped model from scratch on a CPU, or report how it does. The last line on stdout is JSON.
 
     Example: python scripts/train_shipped_model.py --out /tmp/model --data /tmp/rows
+
+    By heart: python scripts/train_shipped_model.py --transcripts transcripts.jsonl --out /tmp/model
     """
+    if transcripts is not None and out == SHIPPED_MODEL:
+        raise typer.BadParameter("the shipped model is not for transcripts; name another folder", param_hint="--out")
     console = Console(stderr=True)
     if importlib.util.find_spec("torch") is None:
         console.print("Training needs torch: pip install 'strands-rollout[train]', then run this again.", markup=False)
@@ -46,6 +60,9 @@ def main(
     from shipped_model import run
 
     torch.set_num_threads(threads)
+    if transcripts is not None:
+        print(json.dumps(_memorize(transcripts, out, seed, console)))
+        return
     with _Bar(console) as bar:
         if eval_only:
             report = asdict(run.report_on(out, data / run.HELD_OUT_FILE, samples_per_row, seed, bar.show))
@@ -58,6 +75,22 @@ def main(
             f"Accuracy is {report['accuracy']}; a shipped model should have {low} to {high}. Change --target."
         )
     print(json.dumps(report))
+
+
+def _memorize(transcripts: Path, out: Path, seed: int, console: Console) -> dict[str, float]:
+    """Makes the model of the transcripts; returns how well it knows them."""
+    from shipped_model import memorizing
+
+    plan = memorizing.Plan(seed=seed)
+    try:
+        with _Bar(console) as bar:
+            facts = memorizing.memorize(plan, transcripts, out, bar.show)
+    except ValueError as e:
+        console.print(str(e), markup=False)
+        raise typer.Exit(1) from e
+    if facts["certainty"] < plan.certainty:
+        console.print(f"Certainty is {facts['certainty']}; {plan.certainty} was wanted. Try another --seed.")
+    return {name: facts[name] for name in ("transcripts", "certainty", "greedy")}
 
 
 class _Bar:

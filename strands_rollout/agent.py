@@ -23,6 +23,7 @@ from strands.hooks import (
 )
 from strands.types.exceptions import EventLoopException
 
+from strands_rollout.agent_lifetime import agent_with
 from strands_rollout.bounded_tool import BoundedTool, ToolSpan, ToolStats, no_tool_span
 from strands_rollout.episode_deadline import ABORT_GRACE_S, EpisodeDeadline
 from strands_rollout.episode_progress import EpisodeProgress, awaits_tools
@@ -117,7 +118,13 @@ async def run_episode(
     log_failures_once()
     started = time.monotonic()
     begun = progress or EpisodeProgress(messages[:-1], 0)
-    stats = ToolStats(begun.tool_s, begun.tool_errors, begun.tool_timeouts, finished=dict(begun.finished))
+    stats = ToolStats(
+        begun.tool_s,
+        begun.tool_errors,
+        begun.tool_timeouts,
+        finished=dict(begun.finished),
+        unread=set(begun.finished),
+    )
     limiter = ToolLimiter(
         limits.max_tool_iterations, max_calls=limits.max_tool_calls, max_parallel_calls=limits.max_parallel_tool_calls
     )
@@ -129,13 +136,16 @@ async def run_episode(
     history = begun.messages
     try:
         # Strands checks limits and hooks in the order of their registration
-        agent = _build_agent(
-            model, begun.messages, system_prompt, tools, [*hooks, watch, limiter], conversation_manager
-        )
-        _bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats, tool_span)
-        history = agent.messages
-        model.conversation.history = history
-        async with deadline:
+        every_hook = [*hooks, watch, limiter]
+        async with (
+            deadline,
+            agent_with(
+                tools, lambda: _build_agent(model, history, system_prompt, tools, every_hook, conversation_manager)
+            ) as agent,
+        ):
+            _bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats, tool_span)
+            history = agent.messages
+            model.conversation.history = history
             await agent.invoke_async(None if progress else list(messages[-1]["content"]))
         reason = _reason_of_end(limiter, watch)
     except Exception as e:  # every failure of an episode is data for whoever asked for it

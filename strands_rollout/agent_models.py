@@ -19,6 +19,14 @@ from strands_rollout.sglang_model import SGLangModel
 _CURRENT: Final[ContextVar[AgentModels | None]] = ContextVar("strands_rollout_agent_models", default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class MadeModel:
+    """A model, and the id of the tool call that asked for it."""
+
+    model: SGLangModel
+    call: str
+
+
 @dataclass(slots=True)
 class AgentModels:
     """The models that the tools of one episode made.
@@ -30,7 +38,7 @@ class AgentModels:
     """
 
     make: Callable[[str], SGLangModel]
-    made: list[SGLangModel] = field(default_factory=list)
+    made: list[MadeModel] = field(default_factory=list)
     is_closed: bool = False
     _names: Counter[str] = field(default_factory=Counter)
 
@@ -48,8 +56,8 @@ class AgentModels:
         """A model for an agent of the tool call that runs here; its name is that call's and a number."""
         call = CURRENT_CALL.get()
         self._names[call] += 1
-        self.made.append(self.make(f"{call}/{self._names[call]}"))
-        return self.made[-1]
+        self.made.append(MadeModel(self.make(f"{call}/{self._names[call]}"), call))
+        return self.made[-1].model
 
 
 def sub_agent_model() -> SGLangModel:

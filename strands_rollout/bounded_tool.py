@@ -36,6 +36,8 @@ class ToolStats:
         timeouts: Calls that were cut at the limit.
         infrastructure_error: The first failure of the sandbox itself, which is never the policy's fault.
         finished: By tool-use id, results of the calls of the last turn, from this agent or an earlier one.
+        succeeded: Ids of all calls whose last result was no error.
+        unread: Ids of those from an earlier agent, as long as this one has not had them.
     """
 
     seconds: float = 0.0
@@ -43,6 +45,8 @@ class ToolStats:
     timeouts: int = 0
     infrastructure_error: SandboxError | None = None
     finished: dict[str, Any] = field(default_factory=dict)
+    succeeded: set[str] = field(default_factory=set)
+    unread: set[str] = field(default_factory=set)
     waited_s: float = 0.0
     _running: int = 0
     _since: float = 0.0
@@ -114,11 +118,17 @@ class BoundedTool(AgentTool):
         return self._tool.tool_type
 
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> ToolGenerator:  # noqa: ANN401
-        """Run the wrapped tool; a time-out becomes an error result that says so. A finished call is not run again."""
+        """Run the wrapped tool; a time-out becomes an error result that says so.
+
+        A call that an earlier agent has finished is not run again. One that this agent has finished is, for a hook.
+        """
         call_id = tool_use["toolUseId"]
-        if call_id in self._stats.finished:
+        if call_id in self._stats.unread:
+            self._stats.unread.remove(call_id)
             yield self._stats.finished[call_id]
             return
+        self._stats.finished.pop(call_id, None)
+        self._stats.succeeded.discard(call_id)
         result: Any = None
         with self._stats.running(), self._span(self.tool_name), _current_call(call_id):
             try:
@@ -167,7 +177,10 @@ class BoundedTool(AgentTool):
             self._stats.infrastructure_error = fault
         result = getattr(event, "tool_result", event)
         if isinstance(result, dict):
-            self._stats.errors += result.get("status") == "error"
+            if result.get("status") == "error":
+                self._stats.errors += 1
+            else:
+                self._stats.succeeded.add(call_id)
             if fault is None:  # a call that the sandbox failed has not ended, and the policy must not read of it
                 self._stats.finished[call_id] = result
 

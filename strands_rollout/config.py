@@ -27,6 +27,11 @@ class RolloutSettings(BaseModel):
         default=SYSTEM_PROMPT, description="For rows without a system message of their own."
     )
     tools: tuple[str, ...] = Field(default=(CODE_TOOL_PATH,), description="Dotted paths of Strands tools.")
+    hooks: tuple[str, ...] = Field(
+        default=(),
+        description="Dotted paths of Strands hook providers' classes, or of functions that make one; made anew for "
+        "each episode, and when an aborted one is gone on with.",
+    )
     max_tool_iterations: int | None = Field(default=5, ge=0, description="Model turns whose tool calls are run.")
     max_tool_calls: int | None = Field(default=None, ge=0, description="Tool calls of an episode.")
     max_parallel_tool_calls: int | None = Field(default=None, ge=1, description="Tool calls of one turn that are run.")

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from strands_rollout.agent_models import MadeModel
 from strands_rollout.conversation import Segment
 from strands_rollout.episode_record import FAN_OUT_KEY, METADATA_KEY, agent_record
 from strands_rollout.sample import write_trajectory
@@ -70,21 +71,35 @@ class Spoken:
             manager asked, "agent" for a further agent.
         model: Who has sampled them.
         segment: With at least one sampled token.
+        is_cut: Whether more was to be said.
     """
 
     kind: str
     model: SGLangModel
     segment: Segment
+    is_cut: bool = False
 
 
-def spoken_beside(main: SGLangModel, others: Sequence[SGLangModel]) -> list[Spoken]:
-    """All trajectories of an episode but the main agent's last one."""
+def spoken_beside(main: SGLangModel, others: Sequence[MadeModel], succeeded: Collection[str]) -> list[Spoken]:
+    """All trajectories of an episode but the main agent's last one.
+
+    Args:
+        main: The main agent's model.
+        others: The models that its tools made.
+        succeeded: Ids of its tool calls that ended well.
+    """
     found = [Spoken("aside" if one.is_aside else "segment", main, one) for one in main.conversation.beside_last()]
-    for model in others:
-        segments = [*model.conversation.beside_last(), model.conversation.last_segment()]
+    for made in others:
+        segments = [*made.model.conversation.beside_last(), made.model.conversation.last_segment()]
         # a tool in a thread may still be running one
         copies = [replace(segment, trajectory=segment.trajectory.snapshot()) for segment in segments]
-        found += [Spoken("agent", model, copy) for copy in copies if copy.trajectory.turns]
+        # an agent may end with a call, as of a structured output; one whose own tool call was cut or failed did not
+        is_open = made.call not in succeeded
+        found += [
+            Spoken("agent", made.model, copy, is_cut=is_open and copy.stop_reason == "tool_use")
+            for copy in copies
+            if copy.trajectory.turns
+        ]
     return found
 
 
@@ -128,9 +143,7 @@ def _sibling(args: Any, sample: Any, spoken: Spoken, max_staleness: int | None) 
     reset_sample(sibling)
     segment = spoken.segment
     stale_tokens = write_trajectory(args, sibling, spoken.model, segment.trajectory, max_staleness)
-    # an agent whose tool was cut had more to say
-    is_cut = spoken.kind == "agent" and segment.stop_reason == "tool_use"
-    ended = segment.trajectory.turns[-1].finish_reason == "stop" and not is_cut
+    ended = segment.trajectory.turns[-1].finish_reason == "stop" and not spoken.is_cut
     sibling.status = type(sample).Status.COMPLETED if ended else type(sample).Status.TRUNCATED
     reason = StopReason.COMPLETED if ended else StopReason.TURN_LENGTH
     record = {**agent_record(spoken.model, segment, reason), "stale_tokens": stale_tokens}

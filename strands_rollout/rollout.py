@@ -36,7 +36,7 @@ from strands_rollout.slime_seam import (
 )
 from strands_rollout.stop_reason import StopReason
 from strands_rollout.token_limits import TokenLimits
-from strands_rollout.tool_loading import load_conversation_manager, load_tools
+from strands_rollout.tool_loading import load_conversation_manager, load_hooks, load_tools
 from strands_rollout.tools import CodeCalls
 from strands_rollout.turn_params import turn_seed
 
@@ -87,7 +87,7 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
 def _write(job: _Job, played: _Played) -> list[tuple[str, Any]]:
     """Fill the job's sample; return its siblings with their kinds, where there are any."""
     settings, code_calls = job.settings, played.code_calls
-    beside = spoken_beside(played.model, played.sub_agents.made)
+    beside = spoken_beside(played.model, played.sub_agents.made, played.episode.tools.succeeded)
     # tokens beside those of the sample can't be saved
     is_whole = not played.model.conversation.segments and not (job.fans_out and beside)
     if not is_whole and settings.resume_aborted and played.episode.stop_reason is StopReason.ABORTED:
@@ -167,7 +167,8 @@ async def _run(job: _Job) -> _Played:
                 system_prompt=prompt.system_prompt,
                 tools=_build_tools(settings, code_tool),
                 limits=limits,
-                self_timed_tools=(CODE_TOOL_NAME,),
+                hooks=load_hooks(settings.hooks),
+                self_timed_tools=() if code_tool is None else (CODE_TOOL_NAME,),
                 tool_span=tool_span(job.sample),
                 should_abort=job.should_abort,
                 engine_grace_s=_engine_grace_s(job),

@@ -1,4 +1,4 @@
-"""Strands tools and conversation managers by dotted path, with errors that say what was found there instead.
+"""Strands tools, hooks and conversation managers by dotted path, with errors that say what was found there instead.
 
 Knows Python's imports and what a Strands tool is.
 """
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from strands.agent.conversation_manager import ConversationManager, SummarizingConversationManager
+from strands.hooks import HookProvider
 from strands.tools import ToolProvider
 from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
@@ -47,10 +48,7 @@ def load_conversation_manager(path: str | None) -> ConversationManager | None:
     """
     if path is None:
         return None
-    found = _resolve(path)
-    if not callable(found):
-        raise ToolError(f"{path!r} is a {type(found).__name__}; expected a class or function that makes a manager")
-    manager = found()
+    manager = _made_at(path, "a conversation manager")
     if isinstance(manager, SummarizingConversationManager):
         raise ToolError(
             f"{path!r} made a SummarizingConversationManager, which blocks the event loop, and so every other episode, "
@@ -60,6 +58,36 @@ def load_conversation_manager(path: str | None) -> ConversationManager | None:
     if not isinstance(manager, ConversationManager):
         raise ToolError(f"{path!r} made a {type(manager).__name__}; expected a Strands ConversationManager")
     return manager
+
+
+def load_hooks(paths: Sequence[str]) -> list[HookProvider]:
+    """New hook providers by the dotted paths of their classes, or of functions without arguments.
+
+    Raises:
+        ToolError: A path can't be imported, or does not give a hook provider.
+    """
+    hooks = []
+    for path in paths:
+        hook = _made_at(path, "a hook provider")
+        if not isinstance(hook, HookProvider):
+            raise ToolError(
+                f"{path!r} made a {type(hook).__name__}; expected a Strands HookProvider, with a method register_hooks"
+            )
+        hooks.append(hook)
+    return hooks
+
+
+def _made_at(path: str, what: str) -> object:
+    """What the class or function at a path makes."""
+    found = _resolve(path)
+    if not callable(found):
+        raise ToolError(f"{path!r} is a {type(found).__name__}; expected a class or function that makes {what}")
+    try:
+        return found()
+    except Exception as e:  # a user's constructor may raise anything
+        raise ToolError(
+            f"{path!r} raised {type(e).__name__}: {e}; expected a class or function without arguments that makes {what}"
+        ) from e
 
 
 def _tools_at(path: str) -> list[AgentTool | ToolProvider]:
@@ -88,11 +116,11 @@ def _resolve(path: str) -> object:
         depth += 1
     rest = [*names[depth:], *(attributes.split(".") if attributes else [])]
     if found is None or (attributes and depth < len(names)):
-        raise ToolError(f"can't load the tool {path!r}: there is no module {'.'.join(names[: depth + 1])!r}")
+        raise ToolError(f"can't load {path!r}: there is no module {'.'.join(names[: depth + 1])!r}")
     for name in rest:
         if not hasattr(found, name):
             owner = getattr(found, "__name__", type(found).__name__)
-            raise ToolError(f"can't load the tool {path!r}: {owner!r} has no attribute {name!r}{_nearest(name, found)}")
+            raise ToolError(f"can't load {path!r}: {owner!r} has no attribute {name!r}{_nearest(name, found)}")
         found = getattr(found, name)
     return found
 
@@ -104,11 +132,9 @@ def _import(module_path: str, path: str) -> ModuleType | None:
     except ModuleNotFoundError as e:
         if e.name is not None and f"{module_path}.".startswith(f"{e.name}."):
             return None
-        raise ToolError(f"can't load the tool {path!r}: importing {module_path!r} needs {e.name!r}") from e
+        raise ToolError(f"can't load {path!r}: importing {module_path!r} needs {e.name!r}") from e
     except Exception as e:  # a user's module may raise anything while it is imported
-        raise ToolError(
-            f"can't load the tool {path!r}: importing {module_path!r} raised {type(e).__name__}: {e}"
-        ) from e
+        raise ToolError(f"can't load {path!r}: importing {module_path!r} raised {type(e).__name__}: {e}") from e
 
 
 def _nearest(name: str, owner: object) -> str:

@@ -181,14 +181,15 @@ class Raising(AgentTool):
         yield
 
 
-async def test_a_call_that_raised_is_counted_and_not_run_again() -> None:
+async def test_a_call_that_raised_is_counted_and_a_later_agent_does_not_run_it_again() -> None:
     stats = ToolStats()
     bounded = BoundedTool(Raising(), timeout_s=None, stats=stats)
     use: Any = {"toolUseId": "c", "name": "raising", "input": {}}
     with pytest.raises(ValueError, match="bad luck"):
         [event async for event in bounded.stream(use, {})]
     assert stats.errors == 1
-    [again] = [event async for event in bounded.stream(use, {})]
+    later = ToolStats(finished=dict(stats.finished), unread=set(stats.finished))
+    [again] = [event async for event in BoundedTool(Raising(), timeout_s=None, stats=later).stream(use, {})]
     assert again["content"] == [{"text": "Error: bad luck"}]
     assert Raising.calls == 1
 

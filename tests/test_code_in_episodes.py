@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fake_sglang import Reply
 from harness import ANSWER, call_text, run
+from strands import tool
 
 from strands_rollout.executors import shared_executor
 from strands_rollout.sandbox import ExecutionResult, ExecutorFacts
@@ -144,6 +145,23 @@ async def test_the_codes_own_faults_are_the_policys_to_read(
     assert done.sample.status.value == "completed"
     assert shown in done.context_after(0)
     assert counted.items() <= done.facts["code"].items()
+
+
+@tool(name="execute_python_code")
+async def anothers_code_tool(code: str) -> str:
+    """Run Python code, without an end.
+
+    Args:
+        code: Python.
+    """
+    await asyncio.sleep(600)
+    return code
+
+
+async def test_a_tool_of_ones_own_with_the_code_tools_name_is_bounded_as_any_other(shipped_tokenizer: Any) -> None:
+    settings = {"tools": [f"{__name__}.anothers_code_tool"], "tool_timeout_s": 0.05, "episode_timeout_s": 20.0}
+    done = await run(shipped_tokenizer, [call_text(), ANSWER], settings=settings)
+    assert (done.facts["stop_reason"], done.facts["tool_timeouts"]) == ("completed", 1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, args_for, ids_of
+from pydantic import BaseModel
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
@@ -238,3 +239,29 @@ async def test_a_sub_agent_that_outlives_its_tool_asks_nothing_more(shipped_toke
 async def test_all_agents_of_an_episode_have_its_routing_key(shipped_tokenizer: Any) -> None:
     _, fake, _ = await episode(shipped_tokenizer)
     assert len({request.headers["X-SMG-Routing-Key"] for request in fake.requests}) == 1
+
+
+class Weight(BaseModel):
+    """A weight."""
+
+    grams: int
+
+
+@tool(name="ask")
+async def ask_for_a_form(question: str) -> str:
+    """Ask an expert, who fills a form.
+
+    Args:
+        question: What to ask.
+    """
+    result = await _expert().invoke_async(question, structured_output_model=Weight)
+    return result.structured_output.model_dump_json()
+
+
+async def test_a_sub_agent_that_ends_with_a_structured_output_is_finished(shipped_tokenizer: Any) -> None:
+    form = '<tool_call>\n{"name": "Weight", "arguments": {"grams": 34}}\n</tool_call><|im_end|>'
+    turns = [Reply.tokens(ids_of(shipped_tokenizer, text)) for text in (ASKS, form, ANSWER)]
+    settings = {"tools": [f"{__name__}.ask_for_a_form"]}
+    [main, expert], _, _ = await episode(shipped_tokenizer, settings, lambda _body, number: turns[number])
+    assert [main.status, expert.status] == [Sample.Status.COMPLETED] * 2
+    assert '{"grams":34}' in main.response

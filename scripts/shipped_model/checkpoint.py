@@ -6,8 +6,9 @@ Knows torch and transformers. Must not know training or problems.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors.torch import save
@@ -18,7 +19,23 @@ from shipped_model.tokenizer import CONTEXT_LENGTH
 from strands_rollout.prompts import prompts_sha256
 
 
-def model_config(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large a model is, in the words of config.json; `context_length` is in tokens."""
+
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 32
+    context_length: int = CONTEXT_LENGTH
+
+
+SHIPPED_SHAPE: Final = Shape()
+
+
+def model_config(tokenizer: PreTrainedTokenizerBase, shape: Shape = SHIPPED_SHAPE) -> dict[str, Any]:
     """config.json in the form in which Qwen3-8B is published, which transformers 4 and 5 and SGLang read."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
@@ -26,17 +43,17 @@ def model_config(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         "attention_dropout": 0.0,
         "bos_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
-        "head_dim": 32,
+        "head_dim": shape.head_dim,
         "hidden_act": "silu",
-        "hidden_size": 128,
+        "hidden_size": shape.hidden_size,
         "initializer_range": 0.02,
-        "intermediate_size": 384,
-        "max_position_embeddings": CONTEXT_LENGTH,
-        "max_window_layers": 4,
+        "intermediate_size": shape.intermediate_size,
+        "max_position_embeddings": shape.context_length,
+        "max_window_layers": shape.num_hidden_layers,
         "model_type": "qwen3",
-        "num_attention_heads": 4,
-        "num_hidden_layers": 4,
-        "num_key_value_heads": 2,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_hidden_layers": shape.num_hidden_layers,
+        "num_key_value_heads": shape.num_key_value_heads,
         "pad_token_id": tokenizer.pad_token_id,
         "prompts_sha256": prompts_sha256(),
         "rms_norm_eps": 1e-06,

@@ -108,7 +108,7 @@ def train(plan: Plan, out: Path, data: Path, progress: Progress) -> dict[str, An
         "total_seconds": round(time.monotonic() - started),
         "validation": history,
         "held_out": asdict(report),
-        "versions": _versions(),
+        "versions": versions(),
     }
     write_training_facts(facts, out)
     return facts
@@ -169,7 +169,8 @@ def _train_until_good(
     return history
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """What made a model."""
     return {
         "python": platform.python_version(),
         "tokenizers": tokenizers.__version__,

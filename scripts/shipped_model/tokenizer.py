@@ -59,14 +59,14 @@ def chat_renderer() -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=CHAT_TEMPLATE.read_text())
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> PreTrainedTokenizerBase:
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int = CONTEXT_LENGTH) -> PreTrainedTokenizerBase:
     """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja, and returns what transformers loads."""
     settings = {
         "add_prefix_space": False,
         "bos_token": None,
         "clean_up_tokenization_spaces": False,
         "eos_token": "<|im_end|>",
-        "model_max_length": CONTEXT_LENGTH,
+        "model_max_length": context_length,
         "pad_token": "<|endoftext|>",
         "tokenizer_class": "PreTrainedTokenizerFast",
     }

@@ -57,12 +57,19 @@ def learning_rate_factor(step: int, steps: int) -> float:
 
 
 def episode_loss(model: Qwen3ForCausalLM, batch: Sequence[TokenizedEpisode]) -> Tensor:
-    """Mean cross entropy of the learned tokens, each predicted from all tokens before it.
+    """Mean cross entropy of the learned tokens, each predicted from all tokens before it."""
+    return torch.nn.functional.cross_entropy(*episode_logits(model, batch))
+
+
+def episode_logits(model: Qwen3ForCausalLM, batch: Sequence[TokenizedEpisode]) -> tuple[Tensor, Tensor]:
+    """Logits for the learned tokens of a batch, one row each, and these tokens' ids.
 
     All prompts open with the same system text: it is computed once and its keys and values are shared by the batch,
     which gives the same loss and gradients. Shorter episodes are padded on the right, where earlier tokens can't see.
     """
     shared = shared_prefix_length([episode.token_ids for episode in batch])
+    # the token before the first learned one predicts it, so its hidden state is needed in each row
+    shared = min(shared, *(episode.is_learned.index(True) - 1 for episode in batch))
     length = max(len(episode.token_ids) for episode in batch) - shared
     token_ids = torch.zeros(len(batch), length, dtype=torch.long)
     is_learned = torch.zeros(len(batch), length, dtype=torch.bool)
@@ -75,7 +82,7 @@ def episode_loss(model: Qwen3ForCausalLM, batch: Sequence[TokenizedEpisode]) -> 
         cache.batch_repeat_interleave(len(batch))
     hidden = model.model(input_ids=token_ids, past_key_values=cache, use_cache=True).last_hidden_state
     targets = is_learned[:, 1:]
-    return torch.nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][targets]), token_ids[:, 1:][targets])
+    return model.lm_head(hidden[:, :-1][targets]), token_ids[:, 1:][targets]
 
 
 def shared_prefix_length(sequences: Sequence[tuple[int, ...]]) -> int:

@@ -1,0 +1,19 @@
+"""Fixtures of the tests on the real engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from gateway_stage import OwnWorker
+from many_tools_engine import many_tools_engine, many_tools_sglang, on_sglang, play
+
+__all__ = ["many_tools_engine", "many_tools_sglang", "on_sglang", "play"]  # pytest finds them here
+
+
+@pytest.fixture(scope="session")
+def own_worker() -> Iterator[OwnWorker]:
+    """A real SGLang that tests may kill, started when the first asks for its URL."""
+    worker = OwnWorker()
+    yield worker
+    worker.kill()

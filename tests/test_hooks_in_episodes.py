@@ -1,0 +1,90 @@
+"""Hooks of Strands in the episodes that `generate` plays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import ANSWER, TOOL_CALL, run
+from strands import tool
+from strands.hooks import AfterToolCallEvent, HookProvider, HookRegistry
+
+CALL = TOOL_CALL.format(name="moody", arguments="{}")
+tries: list[str] = []
+
+
+@tool
+async def moody() -> str:
+    """Work at the third try."""
+    tries.append("try")
+    if len(tries) < 3:
+        raise RuntimeError("not now")
+    return "done"
+
+
+class Patient(HookProvider):
+    """Has calls made again that failed, five times at most."""
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        registry.add_callback(AfterToolCallEvent, self._again)
+        self._left = 5
+
+    def _again(self, event: AfterToolCallEvent) -> None:
+        self._left -= 1
+        event.retry = event.result["status"] == "error" and self._left > 0
+
+
+@pytest.fixture(autouse=True)
+def _no_tries() -> None:
+    tries.clear()
+
+
+async def test_a_hook_can_have_a_call_made_again(shipped_tokenizer: Any) -> None:
+    settings = {"tools": [f"{__name__}.moody"], "hooks": [f"{__name__}.Patient"]}
+    played = await run(shipped_tokenizer, [CALL, ANSWER], settings=settings)
+    assert len(tries) == 3
+    assert "<tool_response>\ndone\n</tool_response>" in played.context_after(0)
+    assert (played.facts["tool_calls"], played.facts["tool_errors"]) == (1, 2)
+
+
+class Demanding(HookProvider):
+    """Can't be made without arguments."""
+
+    def __init__(self, wish: str) -> None:
+        self.wish = wish
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Nobody", "has no attribute 'Nobody'"),
+        ("CALL", "is a str; expected a class or function that makes a hook provider"),
+        ("Demanding", "raised TypeError"),
+        ("forget", "made a NoneType; expected a Strands HookProvider, with a method register_hooks"),
+    ],
+)
+async def test_what_is_no_hook_fails_the_sample_in_words(shipped_tokenizer: Any, name: str, words: str) -> None:
+    played = await run(shipped_tokenizer, [ANSWER], settings={"hooks": [f"{__name__}.{name}"]})
+    assert (played.sample.status, played.facts["stop_reason"]) == (type(played.sample).Status.FAILED, "setup_error")
+    assert words in played.facts["error"]
+
+
+def forget() -> None:
+    """Make nothing."""
+
+
+async def test_each_episode_has_hooks_of_its_own(shipped_tokenizer: Any) -> None:
+    made.clear()
+    for _ in range(2):
+        await run(shipped_tokenizer, [ANSWER], settings={"hooks": [f"{__name__}.noted"]})
+    assert len(made) == 2
+    assert made[0] is not made[1]
+
+
+made: list[Patient] = []
+
+
+def noted() -> Patient:
+    """A hook that can be found again."""
+    made.append(Patient())
+    return made[-1]

@@ -1,0 +1,93 @@
+"""Tool providers, such as an MCP client, start and stop servers: no other episode waits for that."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from harness import ANSWER, TOOL_CALL, run
+from strands import tool
+from strands.tools import ToolProvider
+from strands.types.tools import AgentTool
+
+CALL = TOOL_CALL.format(name="greet", arguments="{}")
+WAIT_S = 10.0
+
+
+@tool
+async def greet() -> str:
+    """Say hello."""
+    return "hello"
+
+
+class SlowProvider(ToolProvider):
+    """Is ready, and released, only once the event loop has done something else meanwhile."""
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.waited: list[bool] = []
+        self.consumers: set[Any] = set()
+        self.is_broken = False
+
+    async def load_tools(self, **kwargs: Any) -> Sequence[AgentTool]:
+        self._wait_for_the_loop()
+        if self.is_broken:
+            raise RuntimeError("no server there")
+        return [greet]
+
+    def add_consumer(self, consumer_id: Any, **kwargs: Any) -> None:
+        self.consumers.add(consumer_id)
+
+    def remove_consumer(self, consumer_id: Any, **kwargs: Any) -> None:
+        if consumer_id in self.consumers:
+            self._wait_for_the_loop()
+        self.consumers.discard(consumer_id)
+
+    def _wait_for_the_loop(self) -> None:
+        assert self.loop is not None
+        turned = threading.Event()
+        self.loop.call_soon_threadsafe(turned.set)
+        self.waited.append(turned.wait(WAIT_S))
+
+
+provider = SlowProvider()
+
+
+@pytest.fixture
+async def settings() -> dict[str, Any]:
+    provider.__init__()  # type: ignore[misc]
+    provider.loop = asyncio.get_running_loop()
+    return {"tools": [f"{__name__}.provider"]}
+
+
+async def test_the_loop_goes_on_while_a_provider_starts_and_stops(
+    shipped_tokenizer: Any, settings: dict[str, Any]
+) -> None:
+    played = await run(shipped_tokenizer, [CALL, ANSWER], settings=settings)
+    assert played.facts["stop_reason"] == "completed"
+    assert "hello" in played.context_after(0)
+    assert provider.waited == [True, True]
+    assert provider.consumers == set()
+
+
+async def test_a_provider_that_does_not_start_fails_the_sample_and_says_why(
+    shipped_tokenizer: Any, settings: dict[str, Any]
+) -> None:
+    provider.is_broken = True
+    played = await run(shipped_tokenizer, [CALL, ANSWER], settings=settings)
+    assert played.sample.status is type(played.sample).Status.FAILED
+    assert "no server there" in played.facts["error"]
+
+
+async def test_a_time_limit_holds_while_a_provider_starts(shipped_tokenizer: Any, settings: dict[str, Any]) -> None:
+    stuck = threading.Event()
+    provider._wait_for_the_loop = lambda: provider.waited.append(stuck.wait(WAIT_S))  # type: ignore[method-assign]
+    try:
+        played = await run(shipped_tokenizer, [CALL, ANSWER], settings={**settings, "episode_timeout_s": 0.2})
+        assert played.facts["stop_reason"] == "episode_timeout"
+        assert not stuck.is_set()
+    finally:
+        stuck.set()

@@ -31,9 +31,9 @@ BACKOFF_CAP_S: Final = 8.0
 class FaultKind(StrEnum):
     """What went wrong with an attempt that may be repeated."""
 
-    UNREACHABLE = "unreachable"  # refused, reset or lost before a response
+    UNREACHABLE = "unreachable"  # refused, reset or lost before a response, or a router's word for that
     BUSY = "busy"  # 429, 502, 503, 504, or a router without workers
-    SERVER_ERROR = "server_error"  # 500: gateways answer it when a worker dies, servers when the request is at fault
+    SERVER_ERROR = "server_error"  # any other 500: the request may be at fault
     BAD_BODY = "bad_body"  # a 200 that isn't JSON or ended early
     SLOW = "slow"  # no answer within the read limit; sent again only after the engine confirmed the abort
 
@@ -42,6 +42,9 @@ class FaultKind(StrEnum):
 _MOST: Final = {FaultKind.SERVER_ERROR: 2, FaultKind.BAD_BODY: 2, FaultKind.SLOW: 2}
 _BUSY_STATUSES: Final = frozenset({429, 502, 503, 504})
 _NO_WORKERS: Final = (b"model_not_found", b"no_available_workers")
+# codes of sglang-router's and smg's 500 for a worker that can't be reached, or that closed the connection; while slime
+# has not taken it out of their list, it may be the one that each request is sent to
+_WORKER_LOST: Final = ("call_upstream_connection_failed", "call_upstream_request_error")
 _OVERLONG: Final = re.compile(r"(?:longer than|exceeds?)\b.{0,60}?\b(?:context|allowed) length\D{0,12}(\d+)?", re.I)
 _ADVICE: Final = "Check that the server is up (GET {url}/health) and that the URL is right."
 
@@ -115,7 +118,7 @@ def fault_of_status(status: int, body: bytes, headers: httpx.Headers, *, url: st
     if status in _BUSY_STATUSES or (status == 404 and any(code in body for code in _NO_WORKERS)):
         return Fault(FaultKind.BUSY, words, _retry_after_s(headers))
     if status == 500:
-        return Fault(FaultKind.SERVER_ERROR, words)
+        return Fault(FaultKind.UNREACHABLE if _code_of(body) in _WORKER_LOST else FaultKind.SERVER_ERROR, words)
     overlong = _OVERLONG.search(message) if status in (400, 413) else None
     if overlong:
         limit = int(overlong[1]) if overlong[1] else None
@@ -136,6 +139,16 @@ def message_of(body: bytes) -> str:
             found = found[key]
     text = " ".join((found if isinstance(found, str) else repr(found)).split())
     return text if len(text) <= 500 else f"{text[:500]}..."
+
+
+def _code_of(body: bytes) -> object:
+    """The machine-readable code of an error body, where it has one."""
+    try:
+        found: Any = load_json(body)
+    except NotJsonError:
+        return None
+    error = found.get("error") if isinstance(found, dict) else None
+    return error.get("code") if isinstance(error, dict) else None
 
 
 def _retry_after_s(headers: httpx.Headers) -> float | None:

@@ -1,4 +1,4 @@
-"""Sampling parameters of one turn, and of the rest of an aborted one.
+"""Sampling parameters of one turn, and of one request of it.
 
 Knows SGLang's names for them; nothing of requests.
 """
@@ -32,10 +32,15 @@ def turn_params(params: Mapping[str, Any], turn: int) -> dict[str, Any]:
     return dict(params) if seed is None else {**params, "sampling_seed": turn_seed(seed, turn)}
 
 
-def part_params(params: Mapping[str, Any], trajectory: Trajectory) -> dict[str, Any]:
-    """Of the rest of an open turn: what is left of its least length."""
+def part_params(params: Mapping[str, Any], trajectory: Trajectory, allowance: int | None) -> dict[str, Any]:
+    """Of the next request: at most `allowance` tokens, and at least what its turn lacks of its least length.
+
+    SGLang refuses a least length above the greatest one; the budget counts.
+    """
+    asked = {**params, "max_new_tokens": allowance}
     least = params.get("min_new_tokens")
-    if not least or not trajectory.is_open:
-        return dict(params)
-    sampled = trajectory.turns[-1].end - trajectory.turns[-1].start
-    return {**params, "min_new_tokens": max(0, least - sampled)}
+    if not least:
+        return asked
+    sampled = trajectory.turns[-1].end - trajectory.turns[-1].start if trajectory.is_open else 0
+    left = max(0, least - sampled)
+    return {**asked, "min_new_tokens": left if allowance is None else min(left, allowance)}

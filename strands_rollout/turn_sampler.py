@@ -202,7 +202,7 @@ class TurnSampler:
         span: RequestSpan,
     ) -> Generation:
         allowance, limit = self._allowance(config, trajectory, len(context_ids))
-        params = part_params(config["sampling_params"], trajectory) | {"max_new_tokens": allowance}
+        params = part_params(config["sampling_params"], trajectory, allowance)
         with span(allowance) as note:
             generation = await client.generate(
                 [*trajectory.token_ids, *context_ids],

@@ -18,6 +18,18 @@ if TYPE_CHECKING:
 
 IDS = list(range(40, 80))
 LONG = {"max_new_tokens": 15000, "ignore_eos": True}
+_TOP_LEVEL = {
+    "rid",
+    "text",
+    "stream",
+    "return_logprob",
+    "return_text_in_logprobs",
+    "top_logprobs_num",
+    "token_ids_logprob",
+    "logprob_start_len",
+}
+_PATIENCE_S = 100.0
+_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +62,7 @@ class Api:
 
     async def generate(self, input_ids: list[int] = IDS, **fields: Any) -> dict[str, Any]:
         """A successful generation; sampling parameters go by name, the request's own fields too."""
-        top_level = {"rid", "return_logprob", "return_text_in_logprobs", "text"} & set(fields)
-        body = {name: fields.pop(name) for name in top_level}
+        body = {name: fields.pop(name) for name in _TOP_LEVEL & set(fields)}
         if "text" not in body:
             body["input_ids"] = input_ids
         answer = await self.post("/generate", {**body, "sampling_params": fields})
@@ -80,20 +91,25 @@ async def _read(response: aiohttp.ClientResponse) -> Any:
 
 
 @asynccontextmanager
-async def api_to(model_dir: Path, **options: Any) -> AsyncIterator[Api]:
-    """An engine on `model_dir` and a client for it."""
-    async with (
-        running_engine(model_dir, **options) as base_url,
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
-    ):
+async def client_session() -> AsyncIterator[aiohttp.ClientSession]:
+    """A session without kept connections: SGLang closes them after 5 s, in which a test may do sums of its own."""
+    timeout = aiohttp.ClientTimeout(total=_PATIENCE_S)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as session:
+        yield session
+
+
+@asynccontextmanager
+async def api_to(model_dir: Path | None, **options: Any) -> AsyncIterator[Api]:
+    """An engine on `model_dir`, or on the shipped model, and a client for it."""
+    async with running_engine(model_dir, **options) as base_url, client_session() as session:
         yield Api(base_url, session)
 
 
 async def until_load(api: Api, running: int, waiting: int = 0) -> None:
     """Wait until so many generations run and so many are queued."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(_PATIENCE_S):
         while await api.load() != (running, waiting):  # noqa: ASYNC110 - the state polled is the server's
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(_POLL_S)
 
 
 async def streaming(api: Api, tokens: int = 3, **fields: Any) -> asyncio.Task[dict[str, Any]]:
@@ -116,12 +132,19 @@ async def streaming(api: Api, tokens: int = 3, **fields: Any) -> asyncio.Task[di
 
 
 @asynccontextmanager
-async def in_flight(api: Api, *rids: str, **fields: Any) -> AsyncIterator[list[asyncio.Task[dict[str, Any]]]]:
-    """Long generations that run while the block does; yields their tasks."""
+async def in_flight(
+    api: Api, *rids: str, disconnects: bool = False, **fields: Any
+) -> AsyncIterator[list[asyncio.Task[dict[str, Any]]]]:
+    """Long generations that run while the block does; yields their tasks.
+
+    They end by an abort, of which SGLang takes notice at once; or, if asked for, only because their client is gone.
+    """
     tasks = [asyncio.create_task(api.generate(rid=rid, **(LONG | fields))) for rid in rids]
     try:
         yield tasks
     finally:
+        for rid in () if disconnects else rids:
+            await api.post("/abort_request", {"rid": rid})
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -162,6 +162,16 @@ async def test_the_least_length_of_a_turn_counts_what_it_has(shipped_tokenizer: 
     assert [request.body["sampling_params"]["min_new_tokens"] for request in done.fake.requests] == [8, 2, 0, 8]
 
 
+async def test_the_least_length_of_a_turn_is_no_more_than_the_budget_leaves(shipped_tokenizer: Any) -> None:
+    turn = ids_of(shipped_tokenizer, call_text())
+    script = [Reply.abort(turn[:6]), Reply.tokens(turn[6:]), ANSWER]
+    done = await run(shipped_tokenizer, script, params={"min_new_tokens": 90, "max_new_tokens": 100})
+    asked = [request.body["sampling_params"] for request in done.fake.requests]
+    assert [params["min_new_tokens"] for params in asked[:2]] == [90, 84]
+    # SGLang refuses a least length above the greatest one
+    assert asked[2]["min_new_tokens"] == asked[2]["max_new_tokens"] < 90
+
+
 async def test_without_a_seed_none_is_sent(shipped_tokenizer: Any) -> None:
     done = await run(shipped_tokenizer, [ANSWER])
     assert "sampling_seed" not in done.fake.requests[0].body["sampling_params"]

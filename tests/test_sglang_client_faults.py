@@ -61,10 +61,28 @@ async def test_what_may_pass_is_tried_again_under_another_rid(reply: Reply) -> N
 async def test_a_500_is_tried_twice_at_most() -> None:
     async with FakeSGLang([Reply.status(500, "worker died"), OK]) as fake:
         assert (await ask(fake)).attempts == 2
-    async with FakeSGLang([Reply.status(500, {"error": {"message": "call_upstream_request_error"}})] * 9) as fake:
-        with pytest.raises(EngineUnavailableError, match=r"in 2 attempts; .* HTTP 500: call_upstream_request_error"):
+    async with FakeSGLang([Reply.status(500, {"error": {"message": "CUDA error"}})] * 9) as fake:
+        with pytest.raises(EngineUnavailableError, match=r"in 2 attempts; .* HTTP 500: CUDA error"):
             await ask(fake)
     assert len(fake.requests) == 2
+
+
+@pytest.mark.parametrize("code", ["call_upstream_connection_failed", "call_upstream_request_error"])
+async def test_a_routers_500_for_a_lost_worker_is_tried_as_often_as_a_lost_connection(code: str) -> None:
+    lost = Reply.status(500, {"error": {"type": "server_error", "code": code, "message": "error sending request"}})
+    async with FakeSGLang([lost] * 7 + [OK]) as fake:
+        assert (await ask(fake)).attempts == 8
+    async with FakeSGLang([lost] * 9) as fake:
+        with pytest.raises(EngineUnavailableError, match=r"in 8 attempts; .* HTTP 500: error sending request"):
+            await ask(fake)
+    assert len(fake.requests) == 8
+
+
+@pytest.mark.parametrize("body", ['"text"', "[1]", '{"error": "text"}', '{"error": {"code": 7}}', "{", ""])
+async def test_a_500_of_any_shape_is_read(body: str) -> None:
+    async with FakeSGLang([Reply.status(500, body)] * 9) as fake:
+        with pytest.raises(EngineUnavailableError, match="in 2 attempts"):
+            await ask(fake)
 
 
 async def test_a_router_without_workers_is_unavailable_and_not_a_wrong_url() -> None:

@@ -30,12 +30,13 @@ def chat_completion(chat: ChatRequest, output: GenerationOutput, codec: TextCode
     parts = turn_parts(chat, output, codec)
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": parts.content or (None if parts.calls else ""),
+        "content": parts.content,
         "reasoning_content": parts.reasoning or None,
     }
+    choice = {"index": 0, "message": message, "logprobs": _logprobs(output, codec), **_ending(output, parts)}
     if parts.calls:
         message["tool_calls"] = [_call(parts, index) for index in range(len(parts.calls))]
-    choice = {"index": 0, "message": message, "logprobs": _logprobs(output, codec), **_ending(output, parts)}
+        choice["matched_stop"] = None  # unlike in a stream
     return {
         "id": output.request.rid,
         "object": "chat.completion",
@@ -70,7 +71,7 @@ class ChatChunks:
         if len(parts.content) > len(sent.content):
             chunks.append(self._chunk({"content": parts.content[len(sent.content) :]}))
         new_calls = range(len(sent.calls), len(parts.calls))
-        chunks += [self._chunk({"tool_calls": [{"index": index, **_call(parts, index)}]}) for index in new_calls]
+        chunks += [self._chunk({"tool_calls": [_call(parts, index)]}) for index in new_calls]
         if output.finish is not None:
             chunks.append(self._chunk({}, _ending(output, parts)))
             if self._chat.include_usage:
@@ -96,6 +97,8 @@ def usage(output: GenerationOutput) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "completion_tokens": completion,
         "prompt_tokens_details": {"cached_tokens": output.cached_tokens},
+        "reasoning_tokens": 0,
+        "completion_tokens_details": None,
     }
 
 
@@ -110,7 +113,7 @@ def _ending(output: GenerationOutput, parts: ChatParts) -> dict[str, Any]:
 def _call(parts: ChatParts, index: int) -> dict[str, Any]:
     call = parts.calls[index]
     function = {"name": call.name, "arguments": call.arguments}
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "index": index, "type": "function", "function": function}
 
 
 def _logprobs(output: GenerationOutput, codec: TextCodec) -> dict[str, Any] | None:

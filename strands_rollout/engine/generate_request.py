@@ -8,11 +8,12 @@ refused.
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from strands_rollout.engine.request_errors import RequestRefusedError, SchemaError
-from strands_rollout.engine.sampling_params import SamplingParams, read_sampling_params
+from strands_rollout.engine.request_errors import ContractError, RequestRefusedError, SchemaError
+from strands_rollout.engine.sampling_params import SamplingParams, described, read_sampling_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +82,7 @@ def read_generate_call(body: object, limits: RequestLimits, encode: Callable[[st
 
     Raises:
         SchemaError: A top-level field has the wrong type.
+        ContractError: So has one that SGLang checks by other means.
         RequestRefusedError: The input is missing, empty or too long, or a parameter is refused.
     """
     if not isinstance(body, dict):
@@ -93,7 +95,7 @@ def read_generate_call(body: object, limits: RequestLimits, encode: Callable[[st
     prompts, is_batch = _prompts(body, encode)
     raw_params = _per_prompt(body, "sampling_params", dict, len(prompts), {})
     copies = _copies(raw_params)
-    rids = _rids(body, len(prompts) * copies)
+    rids = _rids(body, len(prompts), copies, is_batch=is_batch)
     stream = bool(_typed(body, "stream", bool, default=False))
     requests = []
     for index, rid in enumerate(rids):
@@ -182,6 +184,8 @@ def _id_prompts(ids: object) -> tuple[list[list[int]], bool]:
         if not isinstance(prompt, list):
             raise SchemaError("1 validation error: input_ids must hold ids or lists of ids, not both")
         wrong = next((item for item in prompt if type(item) is not int), None)
+        if isinstance(wrong, bool):
+            raise ContractError(f"invalid type: {described(wrong)}, expected a sequence")
         if wrong is not None:
             raise SchemaError(f"1 validation error: elements must be int or list; got {type(wrong).__name__}")
     return prompts, is_batch
@@ -198,31 +202,43 @@ def _per_prompt(body: dict[str, Any], name: str, kind: type, count: int, default
 
 
 def _copies(raw_params: list[dict[str, Any]]) -> int:
-    copies = raw_params[0].get("n") if raw_params else None
-    if copies is None:
-        return 1
-    if type(copies) is not int or copies < 1 or any(raw.get("n") != copies for raw in raw_params):
-        raise RequestRefusedError(f"n must be the same positive integer for every input, got {copies}.")
-    return copies
+    """How many answers each prompt gets; an `n` that is no number is for the sampling parameters to refuse."""
+    counts = {raw["n"] if type(raw.get("n")) is int else 1 for raw in raw_params}
+    if len(counts) > 1:
+        raise RequestRefusedError("The parallel_sample_num should be the same for all samples in sample params.")
+    return max(counts.pop(), 1)
 
 
-def _rids(body: dict[str, Any], count: int) -> list[str]:
+def _rids(body: dict[str, Any], prompts: int, copies: int, *, is_batch: bool) -> list[str]:
+    """An id for each generation: the request's own, numbered for several prompts, fresh for several copies."""
     rid = body.get("rid")
-    if rid is None:
-        return [uuid.uuid4().hex for _ in range(count)]
-    rids = rid if isinstance(rid, list) else [rid]
-    if not all(isinstance(item, str) and item for item in rids):
+    rids: list[Any] = rid if isinstance(rid, list) else [rid] * prompts
+    if not all(isinstance(item, str | None) for item in rids):
         raise SchemaError("1 validation error: rid must be a string or a list of strings")
-    if len(rids) != count:
-        # One rid can't name several generations; SGLang makes fresh ones, too.
-        return [uuid.uuid4().hex for _ in range(count)]
-    return rids
+    if isinstance(rid, list):
+        _check_list_of_rids(rids, prompts)
+    elif is_batch and rid:
+        rids = [f"{rid}_{index}" for index in range(prompts)]
+    if copies > 1:
+        rids = [None] * (prompts * copies)
+    return [item or uuid.uuid4().hex for item in rids]
+
+
+def _check_list_of_rids(rids: list[str], prompts: int) -> None:
+    duplicates = [rid for rid, count in Counter(rids).items() if count > 1]
+    if duplicates:
+        raise RequestRefusedError(f"Duplicate request IDs detected within the request: {duplicates}")
+    if len(rids) != prompts:
+        raise RequestRefusedError("The specified rids length mismatch with the batch_size for batch processing.")
 
 
 def _typed(body: dict[str, Any], name: str, kind: type, default: object) -> Any:  # noqa: ANN401 - the caller names the type
     value = body.get(name)
     if value is None:
         return default
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise SchemaError(f"1 validation error: {name} must be a {kind.__name__}, got {type(value).__name__}")
-    return value
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    if kind is dict:
+        raise SchemaError(f"1 validation error: {name} must be a dict, got {type(value).__name__}")
+    expected = "a boolean" if kind is bool else "an integer"
+    raise ContractError(f"invalid type: {described(value)}, expected {expected}")

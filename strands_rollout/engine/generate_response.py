@@ -33,20 +33,23 @@ def output_text(output: GenerationOutput, codec: TextCodec) -> str:
     return text
 
 
-def generate_response(output: GenerationOutput, codec: TextCodec, *, latency_s: float, now: float) -> dict[str, Any]:
+def generate_response(
+    output: GenerationOutput, codec: TextCodec, *, latency_s: float, now: float | None
+) -> dict[str, Any]:
     """The JSON object for one generation, finished or, in a stream, not.
 
     Args:
         output: What to report.
         codec: The model's tokenizer.
         latency_s: Seconds since the request arrived.
-        now: The time of the answer, seconds since the epoch.
+        now: The time of the answer, seconds since the epoch; None for all events of a stream but the first.
     """
     meta_info: dict[str, Any] = {"id": output.request.rid, "finish_reason": output.finish}
     meta_info |= _queued_meta(output, codec) if output.ended_in_queue else _meta(output, codec)
     if output.finish is not None:
         meta_info["e2e_latency"] = latency_s
-    meta_info["response_sent_to_client_ts"] = now
+    if now is not None:
+        meta_info["response_sent_to_client_ts"] = now
     return {"text": output_text(output, codec), "output_ids": output.output_ids, "meta_info": meta_info}
 
 

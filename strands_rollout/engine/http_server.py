@@ -98,8 +98,10 @@ async def _generate_stream(
 ) -> web.StreamResponse:
     response = await start_events(request)
     async with aclosing(engine.stream(generate_request)) as outputs:
+        is_first = True
         async for output in outputs:
-            await send_event(response, _answer(engine, output, started))
+            await send_event(response, _answer(engine, output, started, is_first=is_first))
+            is_first = False
     await send_event(response, None)
     return response
 
@@ -112,8 +114,9 @@ async def _refused_stream(request: web.Request, refusal: RequestRefusedError) ->
     return response
 
 
-def _answer(engine: Engine, output: GenerationOutput, started: float) -> dict[str, Any]:
-    return generate_response(output, engine.codec, latency_s=time.perf_counter() - started, now=time.time())
+def _answer(engine: Engine, output: GenerationOutput, started: float, *, is_first: bool = True) -> dict[str, Any]:
+    now = time.time() if is_first else None
+    return generate_response(output, engine.codec, latency_s=time.perf_counter() - started, now=now)
 
 
 async def _health(request: web.Request) -> web.Response:

@@ -124,7 +124,7 @@ def _checked_type(name: str, value: object) -> object:
     if kind == "ids":
         return _ids(value)
     if not isinstance(value, _PYTHON_TYPES[kind]) or (isinstance(value, bool) and kind != "a boolean"):
-        raise ContractError(f"invalid type: {_described(value)}, expected {kind}")
+        raise ContractError(f"invalid type: {described(value)}, expected {kind}")
     return value
 
 
@@ -132,7 +132,7 @@ def _strings(value: object) -> tuple[str, ...]:
     strings: list[str] = []
     for item in value if isinstance(value, list) else [value]:
         if not isinstance(item, str):
-            raise ContractError(f"invalid type: {_described(item)}, expected a string")
+            raise ContractError(f"invalid type: {described(item)}, expected a string")
         strings.append(item)
     if len(strings) > _MAX_STOP_STRINGS:
         raise RequestRefusedError(f"at most {_MAX_STOP_STRINGS} stop strings are allowed, got {len(strings)}")
@@ -141,16 +141,16 @@ def _strings(value: object) -> tuple[str, ...]:
 
 def _ids(value: object) -> frozenset[int]:
     if not isinstance(value, list):
-        raise ContractError(f"invalid type: {_described(value)}, expected a sequence")
+        raise ContractError(f"invalid type: {described(value)}, expected a sequence")
     ids = [item for item in value if item is not None]
     for item in ids:
         if type(item) is not int:
-            raise ContractError(f"invalid type: {_described(item)}, expected i64")
+            raise ContractError(f"invalid type: {described(item)}, expected i64")
     return frozenset(ids)
 
 
-def _described(value: object) -> str:
-    """How SGLang's JSON decoder names a value."""
+def described(value: object) -> str:
+    """A value as SGLang's JSON decoder names it."""
     if isinstance(value, bool):
         return f"boolean `{str(value).lower()}`"
     if isinstance(value, str):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import pytest
 from engine_api import Api, api_to
 from scripted_qwen3 import write_scripted_qwen3
@@ -69,22 +66,4 @@ async def start() -> AsyncIterator[Callable[..., Any]]:
 async def embedded(tiny_dir: Path) -> AsyncIterator[Api]:
     """An embedded engine with the tiny model, for what only it promises."""
     async with api_to(tiny_dir) as client:
-        yield client
-
-
-@pytest.fixture
-async def api(tiny_dir: Path) -> AsyncIterator[Api]:
-    """A server with the tiny model: the embedded engine, or the real SGLang at SGLANG_BASE_URL.
-
-    The real one must serve the folder that `python tests/engine/tiny_qwen3.py FOLDER` writes.
-    """
-    real = os.environ.get("SGLANG_BASE_URL")
-    if real is None:
-        async with api_to(tiny_dir) as client:
-            yield client
-        return
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
-        client = Api(real, session)
-        while (await client.post("/flush_cache")).status != 200:  # noqa: ASYNC110 - busy with the last test's rest
-            await asyncio.sleep(0.05)
         yield client

@@ -54,9 +54,9 @@ async def test_rows_that_end_and_join_out_of_order_keep_their_own_tokens(start, 
     assert [answer["output_ids"] for answer in got] == expected
 
 
-async def test_samples_without_a_seed_differ(api):
-    samples = [await api.generate(max_new_tokens=30, ignore_eos=True) for _ in range(4)]
-    assert len({tuple(sample["output_ids"]) for sample in samples}) == 4
+async def test_samples_of_one_prompt_sent_together_share_its_prefill(embedded):
+    answers = await asyncio.gather(*(embedded.generate([5] * 40, max_new_tokens=20) for _ in range(6)))
+    assert sorted(answer["meta_info"]["cached_tokens"] for answer in answers) == [0, 39, 39, 39, 39, 39]
 
 
 async def test_an_engine_with_a_random_seed_repeats_itself(start, tiny_dir):

@@ -145,13 +145,6 @@ async def test_stream_chunks_add_up_to_the_whole_answer(start, scripted_dir):
     assert chunks[-1]["usage"]["completion_tokens"] == 10
 
 
-async def test_logprobs_come_in_openais_form(api):
-    body = (await _chat(api, logprobs=True, max_tokens=3, ignore_eos=True)).body
-    content = body["choices"][0]["logprobs"]["content"]
-    assert len(content) == 3
-    assert all(set(entry) == {"token", "bytes", "logprob", "top_logprobs"} for entry in content)
-
-
 async def test_seeds_stops_and_template_options_reach_the_engine(embedded):
     fields = {"temperature": 1, "seed": 4, "max_tokens": 20, "ignore_eos": True}
     first, second = [(await _chat(embedded, **fields)).body["choices"][0]["message"] for _ in range(2)]
@@ -161,11 +154,6 @@ async def test_seeds_stops_and_template_options_reach_the_engine(embedded):
         for options in ({}, {"enable_thinking": False})
     ]
     assert closed > plain
-
-
-async def test_a_chat_without_a_limit_may_fill_the_context(api):
-    usage = (await _chat(api, ignore_eos=True)).body["usage"]
-    assert usage["total_tokens"] == 512 - 2
 
 
 async def test_the_generation_config_gives_the_chats_defaults(start, tmp_path):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections import Counter
 
 import numpy as np
 import pytest
 from engine_api import IDS, in_flight, until_load
 from tiny_qwen3 import TinyQwen3
 
+from strands_rollout.engine.decode_batch import _uniforms
 from strands_rollout.engine.kv_rows import KvRows
 from strands_rollout.engine.model_config import read_model_config
 from strands_rollout.engine.qwen3 import Qwen3
@@ -116,20 +116,10 @@ async def test_a_request_aborted_again_and_again_goes_on_as_if_it_had_never_been
     assert (await api.generate(max_new_tokens=len(ids), **fields))["output_ids"] == ids
 
 
-async def test_tokens_of_many_seeds_are_distributed_as_the_model_says(embedded):
-    samples = 2000
-    params = [{"max_new_tokens": 1, "sampling_seed": seed, "temperature": 3.0} for seed in range(samples)]
-    body = {"input_ids": [IDS] * samples, "sampling_params": params, "return_logprob": True}
-    answers = (await embedded.post("/generate", body)).body
-    triples = [answer["meta_info"]["output_token_logprobs"][0] for answer in answers]
-    expected = {token: samples * np.exp(logprob) for logprob, token, _ in triples}
-    seen = Counter(token for _, token, _ in triples)
-    common = [token for token, count in expected.items() if count >= 10]
-    rest_expected = samples - sum(expected[token] for token in common)
-    rest_seen = samples - sum(seen[token] for token in common)
-    chi_square = sum((seen[token] - expected[token]) ** 2 / expected[token] for token in common)
-    chi_square += (rest_seen - rest_expected) ** 2 / rest_expected
-    degrees = len(common)
-    assert degrees > 10
-    # Four standard deviations of the chi-square distribution on either side: too even is wrong, too.
-    assert abs(chi_square - degrees) < 4 * np.sqrt(2 * degrees)
+def test_the_random_numbers_of_many_seeds_and_positions_are_uniform():
+    numbers = np.array([_uniforms(seed, 40, 4) for seed in range(2500)])
+    for column in (*numbers.T, numbers.ravel()):
+        counts = np.histogram(column, bins=50, range=(0, 1))[0]
+        chi_square = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
+        # Four standard deviations of the chi-square distribution on either side: too even is wrong, too.
+        assert abs(chi_square - 49) < 4 * np.sqrt(2 * 49)

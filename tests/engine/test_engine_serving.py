@@ -54,6 +54,12 @@ def test_a_served_engine_answers_and_ends_cleanly_on_a_signal(tiny_dir, signum):
         assert process.wait(timeout=10) == 0
 
 
+async def test_an_engine_tells_its_settings(embedded, tiny_dir):
+    info = (await embedded.get("/server_info")).body
+    assert (info["context_length"], info["max_req_input_len"], info["max_running_requests"]) == (512, 506, 32)
+    assert (info["model_path"], info["max_total_num_tokens"]) == (str(tiny_dir), 32 * 512)
+
+
 async def test_a_port_in_use_is_named(tiny_dir):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

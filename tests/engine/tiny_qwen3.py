@@ -6,7 +6,6 @@ Knows the Hugging Face layout. The model says nothing sensible; what it says is 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -223,7 +222,3 @@ def _save_bfloat16(tensors: dict[str, np.ndarray], path: Path) -> None:
 
 def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=1), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    TinyQwen3().write(Path(sys.argv[1]))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from gateway_stage import OwnWorker
+from findings import ran_on
+from gateway_stage import NAMES, OwnWorker
 from many_tools_engine import many_tools_engine, many_tools_sglang, on_sglang, play
 
 __all__ = ["many_tools_engine", "many_tools_sglang", "on_sglang", "play"]  # pytest finds them here
@@ -17,3 +18,10 @@ def own_worker() -> Iterator[OwnWorker]:
     worker = OwnWorker()
     yield worker
     worker.kill()
+
+
+@pytest.fixture(params=NAMES)
+def router(request: pytest.FixtureRequest) -> str:
+    """Each router in turn."""
+    ran_on(request.node, NAMES[request.param])
+    return str(request.param)

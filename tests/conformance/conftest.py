@@ -1,0 +1,178 @@
+"""Fixtures of the conformance suite: each engine in turn, with the shipped model, shared by all tests.
+
+The real SGLang is started with the shipped model, or is the one at --sglang-base-url; there, tests that compare numbers
+need the shipped weights in single precision, and tests that load other weights need a server that sees this machine's
+files. Neither is ever skipped on a server that was started here.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from differences import DIFFERENCES, TABLE
+from engine_api import client_session
+from findings import ran_on
+from processes import is_running
+from real_server import RealServer, start_sglang, version_of
+from served_engine import ServedEngine, embedded_engine, facts_of, serves_the_shipped_weights
+
+from strands_rollout.engine.settings import SHIPPED_MODEL_DIR
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+BOTH = ["embedded", pytest.param("sglang", marks=pytest.mark.real)]
+NARROW_OPTIONS = {"max_running_requests": 1, "prefill_chunk_tokens": 16, "context_length": 1024}
+_NARROW_FLAGS = ("--max-running-requests", "1", "--chunked-prefill-size", "16", "--context-length", "1024")
+_CHAT_FLAGS = ("--tool-call-parser", "qwen", "--reasoning-parser", "qwen3", "--enable-cache-report")
+
+
+@pytest.fixture(scope="session")
+def embedded_server() -> Iterator[str]:
+    """The URL of the embedded engine that all tests share: leave it as it was found."""
+    with embedded_engine() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def narrow_embedded_server() -> Iterator[str]:
+    """The same for one generation at a time, and prompts in small chunks."""
+    with embedded_engine(**NARROW_OPTIONS) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def narrow_sglang_server() -> Iterator[Callable[[], RealServer]]:
+    """Gives the real SGLang that is like it, which it starts, again if a test has killed it."""
+    servers: list[RealServer] = []
+
+    def alive() -> RealServer:
+        if not servers or not is_running(servers[-1].pid):
+            servers.append(start_sglang(None, *_NARROW_FLAGS, *_CHAT_FLAGS))
+        return servers[-1]
+
+    yield alive
+    if servers and is_running(servers[-1].pid):
+        servers[-1].stop()
+
+
+@pytest.fixture(params=BOTH)
+def engine_url(request: pytest.FixtureRequest) -> str:
+    """The URL of each engine in turn."""
+    if request.param == "sglang":
+        return request.getfixturevalue("sglang")
+    ran_on(request.node, "the embedded engine")
+    return request.getfixturevalue("embedded_server")
+
+
+@pytest.fixture(params=BOTH)
+def narrow_url(request: pytest.FixtureRequest) -> str:
+    """The URL of each engine in turn that makes one generation at a time."""
+    if request.param == "sglang":
+        url = request.getfixturevalue("narrow_sglang_server")().base_url
+        ran_on(request.node, f"SGLang {version_of(url)}")
+        return url
+    ran_on(request.node, "the embedded engine")
+    return request.getfixturevalue("narrow_embedded_server")
+
+
+@pytest.fixture
+async def engine(engine_url: str) -> AsyncIterator[ServedEngine]:
+    """Each engine in turn, idle, with an empty cache."""
+    async with client_session() as session:
+        served = ServedEngine(engine_url, session, facts_of(engine_url))
+        await served.settle()
+        yield served
+
+
+@pytest.fixture
+async def narrow(narrow_url: str) -> AsyncIterator[ServedEngine]:
+    """Each engine in turn that makes one generation at a time; the others wait in its queue."""
+    async with client_session() as session:
+        served = ServedEngine(narrow_url, session, facts_of(narrow_url))
+        await served.settle()
+        yield served
+
+
+@pytest.fixture
+def shipped(engine: ServedEngine, is_given: bool) -> ServedEngine:
+    """Each engine in turn, where it has the shipped weights."""
+    if is_given and not engine.facts.is_embedded:
+        if engine.facts.dtype != "float32":
+            pytest.skip(f"needs --dtype float32; the server has {engine.facts.dtype}")
+        if not serves_the_shipped_weights(engine.base_url):
+            pytest.skip(f"needs the shipped weights; the server has {engine.facts.model_path}")
+    return engine
+
+
+@pytest.fixture
+async def reweighted(shipped: ServedEngine, is_given: bool, other_weights: Path) -> AsyncIterator[Callable[..., Any]]:
+    """Gives each engine in turn other weights: `await reweighted(weight_version="v2")`; they go when the test ends."""
+    if is_given and not shipped.facts.is_embedded and shipped.facts.model_path != str(SHIPPED_MODEL_DIR):
+        pytest.skip("needs a server that can read this machine's files")
+
+    async def update(**fields: Any) -> Any:
+        return await shipped.post("/update_weights_from_disk", {"model_path": str(other_weights), **fields})
+
+    yield update
+    await shipped.settle()
+    original = {"model_path": str(SHIPPED_MODEL_DIR), "weight_version": "default"}
+    assert (await shipped.post("/update_weights_from_disk", original)).status == 200
+
+
+@pytest.fixture(scope="session")
+def is_given(pytestconfig: pytest.Config) -> bool:
+    """Whether the real SGLang is somebody's own."""
+    return bool(pytestconfig.getoption("--sglang-base-url"))
+
+
+@pytest.fixture(scope="session")
+def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the shipped one's shape and vocabulary with other weights."""
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("other") / "model"
+    shutil.copytree(SHIPPED_MODEL_DIR, folder)
+    tensors = load_file(folder / "model.safetensors")
+    rng = np.random.default_rng(0)
+    for name, tensor in tensors.items():
+        if tensor.ndim == 2:
+            tensors[name] = (tensor + 0.3 * tensor.std() * rng.standard_normal(tensor.shape)).astype(tensor.dtype)
+    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+async def shipped_embedded(embedded_server: str) -> AsyncIterator[ServedEngine]:
+    """The embedded engine alone, for what only it survives."""
+    async with client_session() as session:
+        served = ServedEngine(embedded_server, session, facts_of(embedded_server))
+        await served.settle()
+        yield served
+
+
+@pytest.fixture
+async def both(sglang: str, embedded_server: str) -> AsyncIterator[tuple[ServedEngine, ServedEngine]]:
+    """The embedded engine and the real one, with the same weights."""
+    if not serves_the_shipped_weights(sglang):
+        pytest.skip(f"needs the shipped weights; the server has {facts_of(sglang).model_path}")
+    async with client_session() as session:
+        served = [ServedEngine(url, session, facts_of(url)) for url in (embedded_server, sglang)]
+        for engine in served:
+            await engine.settle()
+        yield served[0], served[1]
+
+
+@pytest.fixture
+def tell(told: Callable[..., None]) -> Callable[[str], None]:
+    """Tells of a difference that was measured, by its name, when all tests are done."""
+
+    def add(name: str) -> None:
+        [difference] = [difference for difference in DIFFERENCES if difference.name == name]
+        told(TABLE, what=name, SGLang=difference.sglang, embedded=difference.embedded, because=difference.reason)
+
+    return add

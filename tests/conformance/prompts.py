@@ -1,0 +1,29 @@
+"""Prompts for both engines: a real conversation with a tool, and ids at random."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+# The episode's conversation, whose vocabulary is the shipped model's.
+_EPISODE = json.loads((Path(__file__).parents[1] / "golden" / "episode.json").read_text(encoding="utf-8"))
+CHAT_IDS = [token for stretch in _EPISODE["stretches"] for token in stretch["ids"]]
+# Below every control token of the shipped vocabulary, and inside any other model's.
+ORDINARY_IDS = 1000
+
+
+def turn_prompts() -> list[list[int]]:
+    """What the model was given before each of the conversation's turns."""
+    prompts, so_far = [], []
+    for stretch in _EPISODE["stretches"]:
+        if stretch["trained"]:
+            prompts.append(list(so_far))
+        so_far += stretch["ids"]
+    return prompts
+
+
+def random_prompt(length: int, seed: int = 0) -> list[int]:
+    """So many ordinary ids, the same for the same seed."""
+    rng = random.Random(1_000_003 * seed + length)
+    return [rng.randrange(ORDINARY_IDS) for _ in range(length)]

@@ -1,0 +1,115 @@
+"""The distribution that sampling parameters make of a model's logits, and whether tokens were drawn from it.
+
+Knows SGLang's formulas (0.5.23): penalties by what was generated so far, then the temperature, then top-k, top-p and
+min-p, each of which looks at the whole distribution; logprobs are those before the last three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mpmath
+import numpy as np
+from reference_qwen3 import Doubles, log_softmax
+
+_BINS = 25
+# How far a float32 engine's probabilities may be from exact ones where they decide about a token.
+_BORDER = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling parameters by SGLang's names."""
+
+    params: dict[str, Any]
+    stop_ids: Sequence[int] = field(default=())
+
+    @property
+    def temperature(self) -> float:
+        """What logits are divided by; 1 for greedy requests."""
+        return self.params.get("temperature", 1.0) or 1.0
+
+    def logprobs(self, logits: Doubles, output_ids: list[int]) -> Doubles:
+        """[tokens, vocabulary] log-probabilities as they are to be reported, of `output_ids` and all others.
+
+        Args:
+            logits: [tokens, vocabulary] of the bare model.
+            output_ids: What was generated, whose penalties grow as it does.
+        """
+        penalised = logits.copy()
+        for position in range(len(output_ids)):
+            self._penalise(penalised[position], output_ids[:position])
+        return log_softmax(penalised / self.temperature)
+
+    def _penalise(self, row: Doubles, so_far: list[int]) -> None:
+        counts = np.bincount(so_far, minlength=len(row)) if so_far else np.zeros(len(row))
+        row -= self.params.get("frequency_penalty", 0) * counts
+        row -= self.params.get("presence_penalty", 0) * (counts > 0)
+        factor = self.params.get("repetition_penalty", 1)
+        row[:] = np.where(counts > 0, np.where(row > 0, row / factor, row * factor), row)
+        if len(so_far) < self.params.get("min_new_tokens", 0):
+            row[list(self.stop_ids)] = -np.inf
+
+    def places(self, logprobs: Doubles, output_ids: list[int], rng: np.random.Generator) -> Doubles:
+        """Where in its distribution each token was drawn: uniform in [0, 1) if it was drawn from it.
+
+        A distribution's tokens lie on that line from the most likely to the least.
+        """
+        places = []
+        for row, token in zip(logprobs, output_ids, strict=True):
+            order, shares = self._shares(row)
+            rank = int(np.flatnonzero(order == token)[0])
+            places.append(shares[:rank].sum() + rng.random() * shares[rank])
+        return np.array(places)
+
+    def surprise(self, logprobs: Doubles, output_ids: list[int]) -> Doubles:
+        """[tokens, 2]: how much more surprising each token is than its distribution expects, and the variance of that.
+
+        A token that could not be drawn counts as no surprise; `is_possible` finds those.
+        """
+        found = []
+        for row, token in zip(logprobs, output_ids, strict=True):
+            order, shares = self._shares(row)
+            kept = shares > 0
+            surprises = -np.log(shares[kept])
+            expected = shares[kept] @ surprises
+            own = surprises[order[kept] == token]
+            found.append((own.sum() - expected * len(own), shares[kept] @ (surprises - expected) ** 2))
+        return np.array(found)
+
+    def _shares(self, row: Doubles) -> tuple[np.ndarray, Doubles]:
+        """All tokens from the most likely to the least, and their probabilities after top-k, top-p and min-p."""
+        order = np.argsort(-row, kind="stable")
+        shares = np.exp(row[order])
+        before = np.cumsum(shares) - shares
+        kept = np.arange(len(row)) < self._top_k(len(row))
+        kept &= before <= self.params.get("top_p", 1.0)
+        kept &= shares >= shares[0] * self.params.get("min_p", 0.0)
+        shares = np.where(kept, shares, 0)
+        return order, shares / shares.sum()
+
+    def is_possible(self, row: Doubles, token: int) -> bool:
+        """Whether a token of these logprobs survives top-k, top-p and min-p, to within float32's precision."""
+        more_likely = np.exp(row[row > row[token] + _BORDER])
+        share_of_best = np.exp(row[token] - row.max())
+        return bool(
+            len(more_likely) < self._top_k(len(row))
+            and more_likely.sum() <= self.params.get("top_p", 1.0) + _BORDER
+            and share_of_best >= self.params.get("min_p", 0.0) - _BORDER
+        )
+
+    def _top_k(self, vocab_size: int) -> int:
+        if self.params.get("temperature") == 0:
+            return 1
+        top_k = self.params.get("top_k", -1)
+        return vocab_size if top_k == -1 else top_k
+
+
+def chance_of_being_uniform(places: Iterable[float]) -> float:
+    """The p-value of Pearson's chi-square test that numbers were drawn uniformly from [0, 1)."""
+    observed = np.histogram(np.clip(list(places), 0, 1), bins=_BINS, range=(0, 1))[0]
+    expected = observed.sum() / _BINS
+    chi_square = ((observed - expected) ** 2 / expected).sum()
+    return float(mpmath.gammainc((_BINS - 1) / 2, chi_square / 2, mpmath.inf, regularized=True))

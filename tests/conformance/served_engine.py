@@ -1,0 +1,135 @@
+"""An engine under test, whichever it is, and what it says of itself; and the embedded one on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from engine_api import Api, until_load
+from prompts import CHAT_IDS
+from reference_qwen3 import log_softmax, shipped_reference
+
+from strands_rollout.engine import running_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import aiohttp
+
+_START_S = 60.0
+_FINGERPRINT_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a server tells.
+
+    Attributes:
+        max_prompt_tokens: Prompts must be shorter.
+        max_running: Generations at once.
+        heeds_seeds: Whether a sampling_seed repeats tokens.
+    """
+
+    is_embedded: bool
+    model_path: str
+    dtype: str
+    context_length: int
+    max_prompt_tokens: int
+    max_running: int
+    heeds_seeds: bool
+
+
+class ServedEngine(Api):
+    """A client of one engine that knows what it is talking to."""
+
+    def __init__(self, base_url: str, session: aiohttp.ClientSession, facts: EngineFacts) -> None:
+        super().__init__(base_url, session)
+        self.facts = facts
+
+    @property
+    def long(self) -> dict[str, Any]:
+        """Parameters of a generation that goes on while a test does something."""
+        return {"max_new_tokens": self.facts.context_length - 100, "ignore_eos": True}
+
+    @property
+    def hop_s(self) -> float:
+        """Seconds in which a request has most likely arrived; nothing fails if it has not."""
+        return 0.03 if self.facts.is_embedded else 0.15
+
+    async def settle(self) -> None:
+        """Leave neither a pause nor a generation of an earlier test, nor anything in the cache."""
+        await self.post("/continue_generation", {})
+        async with asyncio.timeout(_START_S):
+            while (await self.post("/flush_cache")).status != 200:  # noqa: ASYNC110 - the state polled is the server's
+                await asyncio.sleep(0.02)
+
+    async def until_idle(self) -> None:
+        """Wait until nothing runs or waits."""
+        await until_load(self, 0)
+
+
+@cache
+def facts_of(base_url: str) -> EngineFacts:
+    """What the server at this URL told when it was first asked."""
+    server, load = _json(base_url, "/server_info"), _json(base_url, "/v1/loads")["loads"][0]
+    [card] = _json(base_url, "/v1/models")["data"]
+    is_embedded = "version" not in server
+    return EngineFacts(
+        is_embedded=is_embedded,
+        model_path=server["model_path"],
+        dtype=server["dtype"],
+        context_length=card["max_model_len"],
+        max_prompt_tokens=server["max_req_input_len"],
+        max_running=load["max_running_requests"],
+        heeds_seeds=is_embedded or server["enable_deterministic_inference"],
+    )
+
+
+@cache
+def serves_the_shipped_weights(base_url: str) -> bool:
+    """Whether the server's greedy tokens have the logprobs that the shipped weights give them."""
+    params = {"temperature": 0, "max_new_tokens": _FINGERPRINT_TOKENS, "ignore_eos": True}
+    body = {"input_ids": CHAT_IDS[:40], "sampling_params": params, "return_logprob": True}
+    generated = _json(base_url, "/generate", body)
+    ids = generated["output_ids"]
+    if max(ids) >= shipped_reference().vocab_size:
+        return False
+    rows = log_softmax(shipped_reference().logits([*CHAT_IDS[:40], *ids]))[39:-1]
+    told = [entry[0] for entry in generated["meta_info"]["output_token_logprobs"]]
+    return bool(np.allclose(rows[range(len(ids)), ids], told, atol=1e-2))
+
+
+@contextmanager
+def embedded_engine(**options: Any) -> Iterator[str]:
+    """The embedded engine with the shipped model on a thread and a loop of its own; yields its URL."""
+    started = threading.Event()
+    place: dict[str, Any] = {}
+
+    async def serve() -> None:
+        place["loop"], place["stop"] = asyncio.get_running_loop(), asyncio.Event()
+        async with running_engine(**options) as base_url:
+            place["url"] = base_url
+            started.set()
+            await place["stop"].wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="embedded engine", daemon=True)
+    thread.start()
+    assert started.wait(_START_S), "the embedded engine did not start"
+    yield place["url"]
+    place["loop"].call_soon_threadsafe(place["stop"].set)
+    thread.join(_START_S)
+
+
+def _json(base_url: str, path: str, body: object = None) -> Any:
+    """The JSON at a path, which is posted to if there is a body."""
+    sent = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(base_url + path, sent, {"Content-Type": "application/json"})  # noqa: S310 - http
+    with urllib.request.urlopen(request, timeout=_START_S) as answer:  # noqa: S310 - http
+        return json.load(answer)

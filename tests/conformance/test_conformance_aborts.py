@@ -1,0 +1,110 @@
+"""Aborts, disconnects and flushes, in the middle of generations."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from engine_api import IDS, client_session, in_flight, streaming, until_load
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+ABORTED_IN_QUEUE = {"type": "abort", "message": "Abort in waiting queue"}
+
+
+@asynccontextmanager
+async def witness(engine) -> AsyncIterator[None]:
+    """Checks that long generations that begin in the block end before a shorter one, which begins with it."""
+    shorter = {**engine.long, "max_new_tokens": engine.long["max_new_tokens"] * 3 // 4}
+    async with in_flight(engine, "witness", **shorter) as [task]:
+        await until_load(engine, 1)
+        yield
+        await until_load(engine, 1)
+        assert not task.done()
+
+
+async def test_aborting_a_running_request_returns_what_it_has(engine):
+    async with in_flight(engine, "r1", **engine.long, return_logprob=True) as [task]:
+        await until_load(engine, 1)
+        answer = await engine.post("/abort_request", {"rid": "r1"})
+        assert (answer.status, answer.body) == (200, "")
+        body = await task
+    ids, meta = body["output_ids"], body["meta_info"]
+    assert meta["finish_reason"] == ABORTED
+    assert 0 < len(ids) < engine.long["max_new_tokens"]
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (40, len(ids))
+    assert [entry[1] for entry in meta["output_token_logprobs"]] == ids
+    assert [(span["start"], span["end"]) for span in meta["weight_versions"]] == [(0, len(ids))]
+    assert meta["id"] == "r1"
+
+
+async def test_aborting_a_stream_ends_it_with_what_it_has(engine):
+    # an id of its own, since SGLang aborts a stream's id once more, 2 s after its end
+    task = await streaming(engine, rid="stream", **engine.long)
+    await engine.post("/abort_request", {"rid": "stream"})
+    last = await task
+    assert last["meta_info"]["finish_reason"] == ABORTED
+    assert len(last["output_ids"]) == last["meta_info"]["completion_tokens"] >= 3
+
+
+async def test_abort_all_ends_every_request(engine):
+    async with in_flight(engine, "a", "b", "c", **engine.long) as tasks:
+        await until_load(engine, 3)
+        await engine.post("/abort_request", {"rid": "", "abort_all": True})
+        bodies = await asyncio.gather(*tasks)
+    assert [body["meta_info"]["finish_reason"] for body in bodies] == [ABORTED] * 3
+
+
+async def test_an_abort_reaches_every_request_whose_id_begins_with_the_one_given(engine):
+    async with in_flight(engine, "r1", "r10", "x", "r11", **engine.long) as tasks:
+        await until_load(engine, 4)
+        await engine.post("/abort_request", {"rid": "r1"})
+        for task in (tasks[0], tasks[1], tasks[3]):
+            assert (await task)["meta_info"]["finish_reason"] == ABORTED
+        assert not tasks[2].done()
+
+
+@pytest.mark.parametrize("body", [{"rid": "unknown"}, {"rid": "r"}, {"rid": ""}, {}])
+async def test_aborting_nothing_disturbs_no_one(engine, body):
+    async with in_flight(engine, "r1", **engine.long) as [task]:
+        await until_load(engine, 1)
+        assert (await engine.post("/abort_request", body)).status == 200
+        await engine.generate(max_new_tokens=3)
+        assert not task.done()
+
+
+async def test_a_request_id_in_use_is_refused_and_can_be_used_again(engine):
+    async with in_flight(engine, "r1", **engine.long):
+        await until_load(engine, 1)
+        answer = await engine.post("/generate", {"input_ids": IDS, "rid": "r1"})
+        assert (answer.status, answer.body) == (400, {"error": {"message": "Duplicate request ID detected: r1"}})
+    await engine.until_idle()
+    assert (await engine.generate(rid="r1", max_new_tokens=1))["meta_info"]["id"] == "r1"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_disconnects_has_its_request_aborted(engine, stream):
+    body = {"input_ids": IDS, "sampling_params": engine.long, "stream": stream}
+    async with witness(engine), client_session() as session:
+
+        async def read() -> None:
+            async with session.post(engine.base_url + "/generate", json=body) as response:
+                await response.read()
+
+        task = asyncio.create_task(read())
+        await until_load(engine, 2)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_flushing_is_refused_while_busy(engine):
+    async with in_flight(engine, "r1", **engine.long):
+        await until_load(engine, 1)
+        answer = await engine.post("/flush_cache")
+        assert (answer.status, answer.body) == (400, "Flush cache failed.\n")
+    await engine.until_idle()
+    assert (await engine.post("/flush_cache")).status == 200

@@ -1,0 +1,45 @@
+"""The prefix cache: what was computed before is found, and told of."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from engine_api import IDS
+
+
+async def test_exact_repeats_and_extensions_report_what_was_cached(engine):
+    assert (await engine.generate(max_new_tokens=4, temperature=0))["meta_info"]["cached_tokens"] == 0
+    repeated = await engine.generate(max_new_tokens=4, temperature=0, ignore_eos=True)
+    assert repeated["meta_info"]["cached_tokens"] == 39
+    assert repeated["meta_info"]["cached_tokens_details"] == {"device": 39, "host": 0}
+    extension = await engine.generate([*IDS, 1, 2, 3], max_new_tokens=1)
+    assert extension["meta_info"]["cached_tokens"] == 40
+    # the last sampled token was never read by the model, so its keys and values are not there
+    continued = await engine.generate([*IDS, *repeated["output_ids"], 7], max_new_tokens=1)
+    assert continued["meta_info"]["cached_tokens"] == 43
+    assert (await engine.post("/flush_cache")).status == 200
+    fresh = (await engine.generate(max_new_tokens=1))["meta_info"]
+    assert (fresh["cached_tokens"], fresh["cached_tokens_details"]) == (0, None)
+
+
+async def test_a_prompt_that_shares_a_beginning_reuses_that_much(engine):
+    await engine.generate(max_new_tokens=1)
+    answer = await engine.generate([*IDS[:25], 7, *IDS[:25]], max_new_tokens=1)
+    assert answer["meta_info"]["cached_tokens"] == 25
+
+
+async def test_samples_of_one_prompt_after_another_share_its_prefill(engine):
+    await engine.generate(max_new_tokens=1)
+    answers = await asyncio.gather(*(engine.generate(max_new_tokens=20) for _ in range(6)))
+    assert [answer["meta_info"]["cached_tokens"] for answer in answers] == [39] * 6
+
+
+@pytest.mark.parametrize("method", ["get", "post"])
+async def test_the_cache_is_flushed_by_either_method(engine, method):
+    answer = await getattr(engine, method)("/flush_cache")
+    assert answer.status == 200
+    assert answer.body == (
+        "Cache flushed.\nPlease check backend logs for more details. "
+        "(When there are running or waiting requests, the operation will not be performed.)\n"
+    )

@@ -1,0 +1,230 @@
+"""The differences between the engines that are left: each is still there, and they are told when all tests are done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from engine_api import IDS, in_flight, streaming, until_load
+from prompts import random_prompt
+from test_conformance_aborts import ABORTED
+from test_conformance_chat import ASK, TOOLS
+
+pytestmark = pytest.mark.real
+ONE = {"max_new_tokens": 1, "ignore_eos": True}
+# Until a request that is not going to be answered counts as such.
+_SILENCE_S = 1.5
+
+
+async def _statuses(embedded, real, path: str, body: object) -> tuple[int, int]:
+    return (await embedded.post(path, body)).status, (await real.post(path, body)).status
+
+
+async def _answers_of_chats(embedded, real, **fields) -> list:
+    body = {"model": "m", "messages": ASK, "temperature": 0, "max_tokens": 120, **fields}
+    return [await engine.post("/v1/chat/completions", body) for engine in (embedded, real)]
+
+
+async def _is_silent(task: asyncio.Task) -> bool:
+    await asyncio.wait({task}, timeout=_SILENCE_S)
+    return not task.done()
+
+
+async def test_seeds_repeat_tokens_on_the_embedded_engine_and_on_sglang_with_a_flag(both, tell):
+    embedded, real = both
+    fields = {"max_new_tokens": 30, "ignore_eos": True, "temperature": 1.5, "sampling_seed": 5}
+    repeated = [await embedded.generate(**fields) for _ in range(2)]
+    assert repeated[0]["output_ids"] == repeated[1]["output_ids"]
+    others = [await real.generate(**fields) for _ in range(2)]
+    assert (others[0]["output_ids"] == others[1]["output_ids"]) is real.facts.heeds_seeds
+    assert others[0]["output_ids"] != repeated[0]["output_ids"]
+    tell("seeds")
+
+
+async def test_health_is_answered_during_a_pause_by_the_embedded_engine_only(both, tell):
+    embedded, real = both
+    for engine in (embedded, real):
+        await engine.post("/pause_generation", {"mode": "retract"})
+    assert (await embedded.get("/health")).status == 200
+    asking = asyncio.create_task(real.get("/health"))
+    assert await _is_silent(asking)
+    for engine in (embedded, real):
+        await engine.post("/continue_generation", {})
+    assert (await asking).status == 200
+    tell("/health during a pause")
+
+
+async def test_a_pause_by_abort_after_one_in_place_locks_sglang_only(both, tell):
+    embedded, real = both
+    for engine in (embedded, real):
+        async with in_flight(engine, "frozen", disconnects=True, **engine.long) as [task]:
+            await until_load(engine, 1)
+            await engine.post("/pause_generation", {"mode": "in_place"})
+            pausing = asyncio.create_task(engine.post("/pause_generation", {"mode": "abort"}))
+            if engine is embedded:
+                assert (await pausing).status == 200
+                assert (await task)["meta_info"]["finish_reason"] == ABORTED
+            else:
+                assert await _is_silent(pausing)
+                assert not task.done()
+                continuing = asyncio.create_task(engine.post("/continue_generation", {}))
+                assert await _is_silent(continuing)
+    assert [answer.status for answer in (await pausing, await continuing)] == [200, 200]
+    tell("a pause by abort after one in place")
+
+
+async def test_a_client_that_leaves_during_a_pause_leaves_its_request_to_sglang_only(both, tell):
+    embedded, real = both
+    found = []
+    for engine in (embedded, real):
+        await engine.post("/pause_generation", {"mode": "retract"})
+        async with in_flight(engine, "gone", disconnects=True, **engine.long):
+            await asyncio.sleep(engine.hop_s)
+        await engine.post("/continue_generation", {})
+        await engine.generate(random_prompt(5), **ONE)  # which came after it
+        await engine.until_idle()
+        found.append((await engine.generate(IDS, **ONE))["meta_info"]["cached_tokens"])
+    assert found == [0, len(IDS) - 1]
+    tell("a client that leaves during a pause")
+
+
+async def test_a_streams_id_is_aborted_again_by_sglang_only(both, tell):
+    embedded, real = both
+    reasons = []
+    for engine in (embedded, real):
+        await (await streaming(engine, tokens=1, rid="again", **ONE))
+        answer = await engine.generate(rid="again", **engine.long)
+        reasons.append(answer["meta_info"]["finish_reason"]["type"])
+    assert reasons == ["length", "abort"]
+    tell("a stream's id")
+
+
+async def test_the_load_during_a_pause_is_that_of_before_on_sglang_only(both, tell):
+    embedded, real = both
+    found = []
+    for engine in (embedded, real):
+        async with in_flight(engine, "r1", **engine.long):
+            await until_load(engine, 1)
+            await engine.post("/pause_generation", {"mode": "retract"})
+            found.append(await engine.load())
+            await engine.post("/continue_generation", {})
+    assert found == [(0, 1), (1, 0)]
+    tell("/v1/loads")
+
+
+async def test_several_sampling_params_for_one_prompt_are_sglangs_internal_error(both, tell):
+    embedded, real = both
+    body = {"input_ids": IDS, "sampling_params": [ONE, ONE]}
+    assert await _statuses(embedded, real, "/generate", body) == (400, 500)
+    tell("several sampling_params for one prompt")
+
+
+async def test_a_null_n_is_sglangs_internal_error(both, tell):
+    embedded, real = both
+    body = {"input_ids": IDS, "sampling_params": {**ONE, "n": None}}
+    assert await _statuses(embedded, real, "/generate", body) == (200, 500)
+    tell("n null")
+
+
+async def test_further_logprobs_come_from_sglang_only(both, tell):
+    embedded, real = both
+    asked = {
+        "logprob_start_len": (0, "input_token_logprobs"),
+        "top_logprobs_num": (2, "output_top_logprobs"),
+        "token_ids_logprob": ([5], "output_token_ids_logprobs"),
+    }
+    for name, (value, key) in asked.items():
+        body = {"input_ids": IDS, "sampling_params": ONE, "return_logprob": True, name: value}
+        assert (await embedded.post("/generate", body)).status == 400
+        assert len((await real.post("/generate", body)).body["meta_info"][key]) > 0
+    tell("further logprobs: logprob_start_len, top_logprobs_num, token_ids_logprob")
+
+
+async def test_several_prompts_stream_together_from_sglang_only(both, tell):
+    embedded, real = both
+    body = {"input_ids": [IDS, IDS], "sampling_params": ONE, "stream": True}
+    refused, streamed = [[event async for event in engine.events("/generate", body)] for engine in (embedded, real)]
+    assert "not supported" in refused[0]
+    assert {json.loads(event)["index"] for event in streamed if event != "[DONE]"} == {0, 1}
+    tell("several prompts in one stream")
+
+
+async def test_logit_bias_is_heeded_by_sglang_only(both, tell):
+    embedded, real = both
+    body = {"input_ids": IDS, "sampling_params": {**ONE, "logit_bias": {"5": 100}}}
+    assert (await embedded.post("/generate", body)).status == 400
+    assert (await real.post("/generate", body)).body["output_ids"] == [5]
+    tell("logit_bias")
+
+
+async def test_only_sglang_hints_at_a_flag_of_its_own(both, tell):
+    embedded, real = both
+    answers = [
+        await engine.post("/generate", {"input_ids": [5] * engine.facts.max_prompt_tokens, "sampling_params": ONE})
+        for engine in (embedded, real)
+    ]
+    assert ["--allow-auto-truncate" in answer.body["error"]["message"] for answer in answers] == [False, True]
+    tell("the hint at --allow-auto-truncate")
+
+
+async def test_the_context_length_is_in_the_embedded_engines_server_info_only(both, tell):
+    embedded, real = both
+    told = [(await engine.get("/server_info")).body["context_length"] for engine in (embedded, real)]
+    assert told[0] == embedded.facts.context_length
+    assert told[1] in (None, real.facts.context_length)  # the latter of a server that was given one
+    tell("context_length of /server_info")
+
+
+async def test_the_weight_version_in_sglangs_server_info_is_stale(both, tell):
+    embedded, real = both
+    version = (await real.get("/model_info")).body["weight_version"]
+    await real.post("/update_weight_version", {"new_version": "v2"})
+    assert (await real.get("/server_info")).body["weight_version"] != "v2"
+    await real.post("/update_weight_version", {"new_version": version})
+    assert "weight_version" not in (await embedded.get("/server_info")).body
+    tell("weight_version of /server_info")
+
+
+async def test_further_endpoints_are_sglangs_only(both, tell):
+    embedded, real = both
+    body = {"model": "m", "prompt": "1 + 1", "max_tokens": 1}
+    assert await _statuses(embedded, real, "/v1/completions", body) == (404, 200)
+    tell("further endpoints, such as /v1/completions")
+
+
+async def test_calls_are_parsed_without_flags_by_the_embedded_engine_only(both, tell):
+    embedded, real = both
+    ours, theirs = await _answers_of_chats(embedded, real, tools=TOOLS)
+    assert "tool_calls" in ours.body["choices"][0]["message"]
+    parses = (await real.get("/server_info")).body["tool_call_parser"] is not None
+    assert ("tool_calls" in theirs.body["choices"][0]["message"]) is parses
+    assert ("<tool_call>" in theirs.body["choices"][0]["message"]["content"]) is not parses
+    tell("calls and reasoning in chats")
+
+
+async def test_tools_in_a_chats_prompt_are_written_otherwise_by_sglang(both, tell):
+    embedded, real = both
+    ours, theirs = await _answers_of_chats(embedded, real, tools=TOOLS)
+    assert ours.body["usage"]["prompt_tokens"] < theirs.body["usage"]["prompt_tokens"]
+    ours, theirs = await _answers_of_chats(embedded, real)
+    assert ours.body["usage"]["prompt_tokens"] == theirs.body["usage"]["prompt_tokens"]
+    tell("tools in a chat's prompt")
+
+
+async def test_cached_tokens_of_a_chat_are_told_without_flags_by_the_embedded_engine_only(both, tell):
+    embedded, real = both
+    for _ in range(2):
+        ours, theirs = await _answers_of_chats(embedded, real, max_tokens=1)
+    assert ours.body["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    reports = (await real.get("/server_info")).body["enable_cache_report"]
+    assert (theirs.body["usage"]["prompt_tokens_details"] is not None) is reports
+    tell("cached tokens of a chat")
+
+
+async def test_several_choices_come_from_sglang_only(both, tell):
+    embedded, real = both
+    ours, theirs = await _answers_of_chats(embedded, real, max_tokens=1, n=2)
+    assert (ours.status, theirs.status) == (400, 200)
+    assert len(theirs.body["choices"]) == 2
+    tell("several choices of a chat (n)")

@@ -1,0 +1,87 @@
+"""How long an answer may be, and what becomes of a request that does not fit the context."""
+
+from __future__ import annotations
+
+import pytest
+from engine_api import IDS
+from prompts import random_prompt
+
+# of the context, SGLang keeps so many tokens for itself
+RESERVE = 2
+PROMPT_RESERVE = 6
+
+
+async def _refusal(engine, count: int, **params) -> str:
+    body = {"input_ids": [5] * count, "sampling_params": {"max_new_tokens": 1, **params}}
+    answer = await engine.post("/generate", body)
+    assert answer.status == 400, answer
+    assert set(answer.body) == {"error"}
+    assert set(answer.body["error"]) == {"message"}
+    return answer.body["error"]["message"]
+
+
+async def test_a_request_without_a_limit_gets_128_tokens(engine):
+    answer = await engine.post("/generate", {"input_ids": IDS, "sampling_params": {"ignore_eos": True}})
+    assert len(answer.body["output_ids"]) == 128
+    assert answer.body["meta_info"]["finish_reason"] == {"type": "length", "length": 128}
+
+
+async def test_no_new_tokens_is_an_empty_answer_of_type_length(engine):
+    answer = await engine.generate(max_new_tokens=0, return_logprob=True)
+    meta = answer["meta_info"]
+    assert (answer["output_ids"], answer["text"]) == ([], "")
+    assert meta["finish_reason"] == {"type": "length", "length": 0}
+    assert [(span["start"], span["end"]) for span in meta["weight_versions"]] == [(0, 0)]
+    assert (meta["output_token_logprobs"], meta["prompt_tokens"], meta["completion_tokens"]) == ([], 40, 0)
+
+
+async def test_a_null_limit_generates_to_the_end_of_the_context_less_two_tokens(engine):
+    prompt = random_prompt(engine.facts.context_length - 20)
+    answer = await engine.generate(prompt, max_new_tokens=None, ignore_eos=True)
+    assert len(answer["output_ids"]) == 20 - RESERVE
+    assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 20 - RESERVE}
+
+
+async def test_a_limit_that_just_fits_the_context_loses_the_same_two_tokens(engine):
+    prompt = random_prompt(engine.facts.context_length - 20)
+    answer = await engine.generate(prompt, max_new_tokens=20, ignore_eos=True)
+    assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 20 - RESERVE}
+
+
+async def test_a_limit_beyond_the_context_is_refused_naming_it(engine):
+    context = engine.facts.context_length
+    assert await _refusal(engine, context - 20, max_new_tokens=21) == (
+        f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested a total "
+        f"of {context + 1} tokens: {context - 20} tokens from the input messages and 21 tokens for the completion. "
+        "Please reduce the number of tokens in the input messages or the completion to fit within the limit."
+    )
+
+
+@pytest.mark.parametrize("beyond", [0, 100])
+async def test_a_prompt_as_long_as_the_context_is_refused_naming_it(engine, beyond):
+    context = engine.facts.context_length
+    assert await _refusal(engine, context + beyond) == (
+        f"The input ({context + beyond} tokens) is longer than the model's context length ({context} tokens)."
+    )
+
+
+async def test_a_prompt_just_under_the_context_is_refused_too(engine):
+    longest = engine.facts.context_length - PROMPT_RESERVE
+    assert engine.facts.max_prompt_tokens == longest
+    message = await _refusal(engine, longest)
+    assert message.startswith(
+        f"Input length ({longest} tokens) exceeds the maximum allowed length ({longest} tokens). Use a shorter input"
+    )
+    assert len((await engine.generate([5] * (longest - 1), max_new_tokens=1))["output_ids"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"max_new_tokens": -1}, "max_new_tokens must be at least 0, got -1."),
+        ({"min_new_tokens": 5, "max_new_tokens": 3}, "min_new_tokens must be in [0, max_new_tokens(3)], got 5."),
+        ({"min_new_tokens": -1}, "min_new_tokens must be in [0, max_new_tokens], got -1."),
+    ],
+)
+async def test_a_length_that_makes_no_sense_is_refused(engine, params, message):
+    assert await _refusal(engine, 5, **params) == message

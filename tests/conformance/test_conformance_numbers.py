@@ -1,0 +1,88 @@
+"""The numbers: which tokens come, and the logprob of each, against the same model computed in double precision."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from prompts import random_prompt, turn_prompts
+from reference_qwen3 import log_softmax, shipped_reference
+from served_engine import ServedEngine
+
+GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
+LENGTHS = (1, 2, 17, 64, 65, 300)
+LONG_LENGTHS = (700, 1300, 1900)
+TOLERANCE = 1e-3
+
+
+def _logprobs(answer) -> list[float]:
+    entries = answer["meta_info"]["output_token_logprobs"]
+    assert [entry[1] for entry in entries] == answer["output_ids"]
+    return [entry[0] for entry in entries]
+
+
+def _prompts() -> list[list[int]]:
+    return [*turn_prompts(), *map(random_prompt, LENGTHS)]
+
+
+async def _greedy(engine: ServedEngine, prompts: list[list[int]]) -> list[dict]:
+    body = {"input_ids": prompts, "sampling_params": GREEDY, "return_logprob": True}
+    answer = await engine.post("/generate", body)
+    assert answer.status == 200
+    return answer.body
+
+
+def _check_greedy(prompt: list[int], answer: dict) -> None:
+    """Its tokens are the likeliest, and its logprobs those of the model."""
+    ids = answer["output_ids"]
+    assert len(ids) == GREEDY["max_new_tokens"]
+    rows = log_softmax(shipped_reference().logits([*prompt, *ids]))[len(prompt) - 1 : -1]
+    assert ids == rows.argmax(axis=-1).tolist()
+    assert _logprobs(answer) == pytest.approx(rows.max(axis=-1), abs=TOLERANCE)
+
+
+async def test_greedy_tokens_of_a_batch_and_their_logprobs_are_the_models(shipped):
+    prompts = _prompts()
+    for prompt, answer in zip(prompts, await _greedy(shipped, prompts), strict=True):
+        _check_greedy(prompt, answer)
+
+
+async def test_after_a_cached_prefix_they_are_the_same(shipped):
+    prompts = _prompts()
+    fresh = await _greedy(shipped, prompts)
+    for prompt, first, again in zip(prompts, fresh, await _greedy(shipped, prompts), strict=True):
+        assert again["meta_info"]["cached_tokens"] == len(prompt) - 1
+        assert again["output_ids"] == first["output_ids"]
+        assert _logprobs(again) == pytest.approx(_logprobs(first), abs=TOLERANCE)
+    # and the second turn of a conversation after its first
+    first, second = turn_prompts()[:2]
+    answer = await shipped.generate(second, **GREEDY, return_logprob=True)
+    assert answer["meta_info"]["cached_tokens"] > len(first)
+    _check_greedy(second, answer)
+
+
+async def test_beside_other_requests_they_are_the_same_as_alone(shipped):
+    prompts = [turn_prompts()[1], random_prompt(64), random_prompt(5)]
+    alone = [await shipped.generate(prompt, **GREEDY, return_logprob=True) for prompt in prompts]
+    await shipped.post("/flush_cache")
+    noise = [shipped.generate(random_prompt(30, seed), temperature=1.3, max_new_tokens=40) for seed in range(6)]
+    together = [shipped.generate(prompt, **GREEDY, return_logprob=True) for prompt in prompts]
+    answers = (await asyncio.gather(*noise, *together))[len(noise) :]
+    for one, other in zip(alone, answers, strict=True):
+        assert one["output_ids"] == other["output_ids"]
+        assert _logprobs(one) == pytest.approx(_logprobs(other), abs=TOLERANCE)
+
+
+@pytest.mark.real
+async def test_both_engines_say_the_same_token_for_token(both):
+    prompts = [*_prompts(), *map(random_prompt, LONG_LENGTHS)]
+    embedded, real = [await _greedy(engine, prompts) for engine in both]
+    worst = 0.0
+    for ours, theirs in zip(embedded, real, strict=True):
+        assert ours["output_ids"] == theirs["output_ids"]
+        worst = max(worst, float(np.abs(np.subtract(_logprobs(ours), _logprobs(theirs))).max()))
+        for name in ("prompt_tokens", "completion_tokens", "finish_reason"):
+            assert ours["meta_info"][name] == theirs["meta_info"][name]
+        assert ours["text"] == theirs["text"]
+    assert worst < TOLERANCE

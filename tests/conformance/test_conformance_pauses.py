@@ -1,0 +1,138 @@
+"""Pauses in each mode: what becomes of generations, and of requests that come meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from engine_api import IDS, in_flight, streaming, until_load
+from test_conformance_aborts import ABORTED, ABORTED_IN_QUEUE
+
+MODES = ["abort", "in_place", "retract"]
+GREEDY = {"max_new_tokens": 120, "ignore_eos": True, "temperature": 0}
+# The front end of SGLang has so many tokens at a time of a request that does not stream.
+SENT_TOKENS = 50
+
+
+async def _pause(engine, mode: str) -> None:
+    answer = await engine.post("/pause_generation", {"mode": mode})
+    assert (answer.status, answer.body) == (200, {"message": "Generation paused successfully.", "status": "ok"})
+
+
+async def _continue(engine) -> None:
+    answer = await engine.post("/continue_generation", {})
+    assert (answer.status, answer.body) == (200, {"message": "Generation continued successfully.", "status": "ok"})
+
+
+async def _held(engine, rid: str) -> asyncio.Task:
+    """A request that has come while the engine is paused: it is known, and waits."""
+    task = asyncio.create_task(engine.generate(rid=rid, max_new_tokens=3, ignore_eos=True))
+    await asyncio.sleep(engine.hop_s)
+    assert not task.done()
+    return task
+
+
+@pytest.mark.parametrize("body", [{}, {"mode": "abort"}])
+async def test_pausing_by_abort_ends_what_runs_with_what_it_has(engine, body):
+    async with in_flight(engine, "r1", "r2", **engine.long, return_logprob=True) as tasks:
+        await until_load(engine, 2)
+        assert (await engine.post("/pause_generation", body)).status == 200
+        for answer in await asyncio.gather(*tasks):
+            ids, meta = answer["output_ids"], answer["meta_info"]
+            assert meta["finish_reason"] == ABORTED
+            assert 0 < len(ids) == meta["completion_tokens"] == len(meta["output_token_logprobs"])
+    await _continue(engine)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_requests_that_come_during_a_pause_wait_uncounted_until_it_ends(engine, mode):
+    assert (await engine.get("/ready")).status == 200
+    await _pause(engine, mode)
+    held = await _held(engine, "r1")
+    assert await engine.load() == (0, 0)
+    assert (await engine.get("/ready")).status == 503
+    taken = await engine.post("/generate", {"input_ids": IDS, "rid": "r1"})
+    assert (taken.status, taken.body) == (400, {"error": {"message": "Duplicate request ID detected: r1"}})
+    await _continue(engine)
+    assert (await held)["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
+    assert (await engine.get("/ready")).status == 200
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("abort", [{"rid": "r1"}, {"abort_all": True}])
+async def test_an_abort_during_a_pause_does_not_reach_a_request_that_came_during_it(engine, mode, abort):
+    await _pause(engine, mode)
+    held = await _held(engine, "r1")
+    await engine.post("/abort_request", abort)
+    await asyncio.sleep(engine.hop_s)
+    assert not held.done()
+    await _continue(engine)
+    assert (await held)["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
+
+
+async def test_another_pause_by_abort_does_not_end_what_waits_for_the_first_to_end(engine):
+    await _pause(engine, "abort")
+    held = await _held(engine, "r1")
+    await _pause(engine, "abort")
+    await _continue(engine)
+    assert len((await held)["output_ids"]) == 3
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+async def test_a_paused_generation_stands_still_and_then_goes_on_as_if_nothing_had_been(shipped, mode):
+    whole = await shipped.generate(**GREEDY, return_logprob=True)
+    await shipped.post("/flush_cache")
+    task = await streaming(shipped, **GREEDY)
+    await _pause(shipped, mode)
+    await asyncio.sleep(shipped.hop_s)
+    assert not task.done()
+    await _continue(shipped)
+    answer = await task
+    assert answer["output_ids"] == whole["output_ids"]
+    assert answer["meta_info"]["num_retractions"] == (1 if mode == "retract" else 0)
+    pairs = zip(answer["meta_info"]["output_token_logprobs"], whole["meta_info"]["output_token_logprobs"], strict=True)
+    assert all(abs(one[0] - other[0]) < 1e-3 for one, other in pairs)
+
+
+async def test_a_frozen_generation_that_is_aborted_ends_after_the_pause_with_one_more_token(engine):
+    version = (await engine.get("/model_info")).body["weight_version"]
+    async with in_flight(engine, "r1", **engine.long) as [task]:
+        await until_load(engine, 1)
+        await _pause(engine, "in_place")
+        await engine.post("/abort_request", {"rid": "r1"})
+        await asyncio.sleep(engine.hop_s)
+        assert not task.done()
+        await engine.post("/update_weight_version", {"new_version": "v2"})
+        await _continue(engine)
+        body = await task
+    await engine.post("/update_weight_version", {"new_version": version})
+    meta, count = body["meta_info"], len(body["output_ids"])
+    assert meta["finish_reason"] == ABORTED
+    assert meta["weight_versions"] == [
+        {"version": version, "start": 0, "end": count - 1},
+        {"version": "v2", "start": count - 1, "end": count},
+    ]
+
+
+async def test_a_retracted_generation_that_is_aborted_keeps_what_the_front_end_has_of_it(engine):
+    params = {**engine.long, "rid": "whole", "return_logprob": True}
+    whole = asyncio.create_task(engine.generate(**params))
+    stream = await streaming(engine, tokens=SENT_TOKENS + 10, rid="streamed", **engine.long)
+    await _pause(engine, "retract")
+    await engine.post("/abort_request", {"abort_all": True})
+    body, streamed = await asyncio.gather(whole, stream)
+    await _continue(engine)
+    assert len(body["output_ids"]) % SENT_TOKENS == 0
+    assert len(body["output_ids"]) > 0
+    assert len(streamed["output_ids"]) >= SENT_TOKENS + 10
+    for answer in (body, streamed):
+        meta, end = answer["meta_info"], len(answer["output_ids"])
+        assert meta["finish_reason"] == ABORTED_IN_QUEUE
+        assert not {"prompt_tokens", "cached_tokens", "num_retractions"} & set(meta)
+        assert meta["completion_tokens"] == len(meta["output_token_logprobs"]) == end
+        assert [(span["start"], span["end"]) for span in meta["weight_versions"]] == [(0, end)]
+
+
+async def test_going_on_without_a_pause_changes_nothing(engine):
+    await _continue(engine)
+    assert len((await engine.generate(max_new_tokens=1))["output_ids"]) == 1

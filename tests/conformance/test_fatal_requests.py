@@ -1,0 +1,77 @@
+"""What kills a real SGLang server: the embedded engine refuses it and lives on. Each needs a server of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from contextlib import suppress
+
+import aiohttp
+import pytest
+from engine_api import IDS, Api, client_session
+from prompts import CHAT_IDS
+from real_server import start_sglang
+
+from strands_rollout.engine.settings import SHIPPED_MODEL_DIR
+
+ONE = {"max_new_tokens": 1}
+
+
+@pytest.fixture
+def broken_weights(tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(SHIPPED_MODEL_DIR, folder)
+    (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0 garbage")
+    return folder
+
+
+@pytest.fixture
+def fatal(broken_weights):
+    """Paths and bodies by the name of their difference."""
+    return {
+        "ids outside the vocabulary": ("/generate", {"input_ids": [5, 10**6], "sampling_params": ONE}),
+        "an empty text": ("/generate", {"text": "", "sampling_params": ONE}),
+        "a broken file of weights": ("/update_weights_from_disk", {"model_path": str(broken_weights)}),
+    }
+
+
+async def _dies_of(api: Api, path: str, body: object) -> bool:
+    """Whether a server that was there is not there after a request."""
+    assert (await api.generate(CHAT_IDS[:9], max_new_tokens=1))["meta_info"]["prompt_tokens"] == 9
+    with suppress(aiohttp.ClientError, TimeoutError):
+        await api.post(path, body)
+    with suppress(aiohttp.ClientError, TimeoutError):
+        await api.generate(IDS, **ONE)
+        return False
+    return True
+
+
+async def test_the_embedded_engine_refuses_it_and_lives_on(shipped_embedded, fatal):
+    before = await shipped_embedded.generate(temperature=0, max_new_tokens=5)
+    for path, body in fatal.values():
+        assert (await shipped_embedded.post(path, body)).status == 400
+    after = await shipped_embedded.generate(temperature=0, max_new_tokens=5)
+    assert after["output_ids"] == before["output_ids"]
+
+
+@pytest.mark.real
+async def test_sglang_dies_of_it(narrow_sglang_server, fatal, tell):
+    servers = [
+        narrow_sglang_server(),
+        *await asyncio.gather(*(asyncio.to_thread(start_sglang) for _ in range(len(fatal) - 1))),
+    ]
+    try:
+        async with client_session() as session:
+            deaths = await asyncio.gather(
+                *(
+                    _dies_of(Api(server.base_url, session), path, body)
+                    for server, (path, body) in zip(servers, fatal.values(), strict=True)
+                )
+            )
+    finally:
+        for server in servers:
+            with suppress(ProcessLookupError):
+                server.kill()
+    assert deaths == [True] * len(fatal)
+    for name in fatal:
+        tell(name)

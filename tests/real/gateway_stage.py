@@ -1,0 +1,206 @@
+"""A real router before real workers, episodes through it, and what became of them when something went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+from episode_stage import SAMPLED, EpisodeStage, episodes_on, facts_of, load_of
+from real_server import SCRIPTS, RealServer, start_gateway, start_sglang
+from worker_front import WorkerFront
+
+from strands_rollout import Sample
+
+_PINS = (SCRIPTS / "real_engines" / "gateway.txt").read_text().split()
+# each router with its version, as it is installed
+NAMES = {pin.partition("==")[0]: pin.replace("==", " ") for pin in _PINS if "==" in pin}
+SETTINGS = {"executor": {"name": "local", "isolation": "rlimits"}}
+# slime/ray/rollout.py, _start_router: a worker that is gone stays in its list until slime takes it out
+AS_SLIME_STARTS_IT = ("--disable-circuit-breaker", "--disable-health-check")
+# turns that last long enough to be caught in the middle
+LONG_TURNS = {**SAMPLED, "min_new_tokens": 150}
+LINGERING = {**SAMPLED, "max_new_tokens": 1500, "min_new_tokens": 600}
+OWN_VERSION = "own-worker"
+_PATIENCE_S = 60.0
+
+
+class OwnWorker:
+    """A real SGLang that a test may kill; it is started when it is needed, always on the same port.
+
+    Its weights are those of the shared server under another version, so that each sampled token names its worker.
+    """
+
+    def __init__(self) -> None:
+        self._server: RealServer | None = None
+        self._port = 0
+
+    async def running(self) -> str:
+        """Its URL, when it runs."""
+        if self._server is None:
+            self._server = await asyncio.to_thread(_start_one_threaded, self._port)
+            self._port = int(self._server.base_url.rpartition(":")[2])
+            await post(f"{self._server.base_url}/update_weight_version", new_version=OWN_VERSION)
+        return self._server.base_url
+
+    def kill(self) -> None:
+        """End it at once, as a crash does."""
+        if self._server is not None:
+            self._server.kill()
+            self._server = None
+
+
+def _start_one_threaded(port: int) -> RealServer:
+    # several engines with a thread for each CPU spend their time waiting for each other
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        return start_sglang(port=port)
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A running router.
+
+    Attributes:
+        router: Its name.
+        base_url: Its URL.
+    """
+
+    router: str
+    base_url: str
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """As `/workers` lists them."""
+        async with aiohttp.ClientSession() as session, session.get(f"{self.base_url}/workers") as answer:
+            return list((await answer.json())["workers"])
+
+    async def add(self, url: str) -> None:
+        """Register a worker as slime does (slime/backends/sglang_utils/sglang_engine.py), and wait until it counts."""
+        await post(f"{self.base_url}/workers", url=url, worker_type="regular")
+        await until(lambda: self._serves(url))
+
+    async def remove(self, url: str) -> None:
+        """Take a worker out as slime does when it ends one."""
+        (worker,) = [worker for worker in await self.workers() if worker["url"] == url]
+        async with (
+            aiohttp.ClientSession() as session,
+            session.delete(f"{self.base_url}/workers/{worker['id']}") as answer,
+        ):
+            assert answer.ok, await answer.text()
+        await until(lambda: self._lacks(url))
+
+    async def _serves(self, url: str) -> bool:
+        return any(worker["url"] == url and worker["is_healthy"] for worker in await self.workers())
+
+    async def _lacks(self, url: str) -> bool:
+        return all(worker["url"] != url for worker in await self.workers())
+
+
+@asynccontextmanager
+async def gateway_before(*workers: str, router: str = "smg", flags: Sequence[str] = ()) -> AsyncIterator[Gateway]:
+    """A router before these workers, as slime starts it unless flags say otherwise, until the block ends."""
+    server = await asyncio.to_thread(start_gateway, *workers, router=router, flags=tuple(flags or AS_SLIME_STARTS_IT))
+    try:
+        yield Gateway(router, server.base_url)
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+@asynccontextmanager
+async def two_workers(
+    first: str, second: str, tokenizer: Any, *, router: str = "smg", flags: Sequence[str] = ()
+) -> AsyncIterator[tuple[EpisodeStage, Gateway, list[WorkerFront]]]:
+    """Episodes through a router on two workers, and what comes to each of them."""
+    async with (
+        WorkerFront(first) as one,
+        WorkerFront(second) as other,
+        gateway_before(one.base_url, other.base_url, router=router, flags=flags) as gateway,
+        episodes_on(gateway.base_url, tokenizer) as stage,
+    ):
+        yield stage, gateway, [one, other]
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What became of episodes.
+
+    Attributes:
+        exact: Finished; every token was checked before they came here.
+        masked: Valid samples that train nothing and say why.
+        lost: Neither.
+    """
+
+    exact: list[Sample]
+    masked: list[Sample]
+    lost: list[Sample]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """For a row of a table."""
+        counts = {"exact": len(self.exact), "masked": len(self.masked), "lost": len(self.lost)}
+        return {"episodes": sum(counts.values()), **counts}
+
+    @property
+    def reasons(self) -> set[str]:
+        """Why samples are masked."""
+        return {str(facts_of(sample)["error"]) for sample in self.masked}
+
+
+def ends_of(samples: Sequence[Sample]) -> Ends:
+    """Sort samples that `EpisodeStage.play` has found valid."""
+    ends = Ends([], [], [])
+    for sample in samples:
+        finished = sample.status in (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+        if finished and not sample.remove_sample and any(sample.loss_mask or []):
+            ends.exact.append(sample)
+        elif sample.remove_sample and not any(sample.loss_mask or []) and facts_of(sample)["error"]:
+            ends.masked.append(sample)
+        else:
+            ends.lost.append(sample)
+    return ends
+
+
+def versions_of(sample: Sample) -> set[str]:
+    """The weight versions of a sample's tokens, and so the workers that sampled them."""
+    return {str(version) for _, _, _, version in facts_of(sample)["spans"]}
+
+
+async def post(url: str, /, **body: Any) -> None:
+    """POST JSON; anything but success is the test's failure."""
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+        assert answer.ok, f"{url}: {answer.status} {await answer.text()}"
+
+
+async def until(holds: Callable[[], bool | Awaitable[bool]], timeout_s: float = _PATIENCE_S) -> float:
+    """Wait until it holds; how many seconds that took."""
+    clock = asyncio.get_running_loop().time
+    started = clock()
+    async with asyncio.timeout(timeout_s):
+        while True:
+            found = holds()
+            if found if isinstance(found, bool) else await found:
+                return clock() - started
+            await asyncio.sleep(0.05)
+
+
+async def until_running(total: int, *workers: str, each: int = 0) -> None:
+    """Wait until so many requests run at the workers in all, and so many at each."""
+
+    async def enough() -> bool:
+        running = [load[0] for load in await asyncio.gather(*map(load_of, workers))]
+        return sum(running) >= total and min(running) >= each
+
+    await until(enough)
+
+
+async def until_idle(*workers: str) -> float:
+    """Wait until nothing runs or waits at any of them; how many seconds that took."""
+
+    async def idle() -> bool:
+        return not any(map(sum, await asyncio.gather(*map(load_of, workers))))
+
+    return await until(idle)

@@ -1,0 +1,60 @@
+"""Tools in the place of the code tool, which the shipped model calls: one that fails, that hangs, that says too much.
+
+Settings name them by their dotted paths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import threading
+from typing import Final
+
+from strands import tool
+
+from strands_rollout.prompts import CODE_TOOL_NAME
+from strands_rollout.tools import execute_python_code
+
+DESCRIPTION: Final = str(execute_python_code.tool_spec["description"])
+HANGING_S: Final = 600.0
+
+began: Final[list[str]] = []
+is_to_hang: Final = threading.Event()
+
+
+@tool(name=CODE_TOOL_NAME, description=DESCRIPTION)
+async def failing(code: str) -> str:
+    """Never works."""
+    raise RuntimeError("the interpreter is out of order")
+
+
+@tool(name=CODE_TOOL_NAME, description=DESCRIPTION)
+async def hanging(code: str) -> str:
+    """Never returns."""
+    began.append(code)
+    await asyncio.sleep(HANGING_S)
+    return ""
+
+
+@tool(name=CODE_TOOL_NAME, description=DESCRIPTION)
+async def hanging_while_told(code: str) -> str:
+    """Hangs where it is told so, else works."""
+    began.append(code)
+    while is_to_hang.is_set():  # noqa: ASYNC110 - tests on any loop set it
+        await asyncio.sleep(0.02)
+    return printed(code)
+
+
+@tool(name=CODE_TOOL_NAME, description=DESCRIPTION)
+async def talkative(code: str) -> str:
+    """Says more than fits."""
+    return f"{printed(code)}\n" * 2000
+
+
+def printed(code: str) -> str:
+    """What this code of the shipped model's prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(code, {})
+    return out.getvalue().strip()

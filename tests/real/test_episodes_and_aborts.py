@@ -1,0 +1,217 @@
+"""Aborts on the real SGLang: an episode comes back at once with what it has, and goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+import stage_tools
+from episode_stage import (
+    GREEDY,
+    LONG_TURN,
+    AbortFlag,
+    EpisodeStage,
+    episodes_on,
+    facts_of,
+    new_samples,
+    tokens_of,
+    until_true,
+)
+from harness import args_for
+from rollout_record import RolloutRecord
+from stand_in_process import finish_elsewhere
+
+from strands_rollout import Sample
+
+pytestmark = pytest.mark.real
+
+EPISODES = 8
+# far more than an abort takes, far less than the turns that it cuts
+SOON_S = 3.0
+Told = Callable[..., None]
+
+
+@pytest.fixture
+async def stage(sglang: str, shipped_tokenizer: Any) -> AsyncIterator[EpisodeStage]:
+    stage_tools.began.clear()
+    stage_tools.is_to_hang.clear()
+    async with episodes_on(sglang, shipped_tokenizer) as made:
+        yield made
+
+
+async def aborted_when(
+    stage: EpisodeStage, begun: Callable[[], Awaitable[object]], params: Any, told: Told, when: str, **settings: Any
+) -> list[Sample]:
+    """The samples of episodes that were told to abort as soon as something had begun."""
+    flag = AbortFlag()
+    running = asyncio.create_task(stage.play(new_samples(EPISODES), params, should_abort=flag, **settings))
+    await begun()
+    flag.raise_it()
+    samples = await running
+    seconds = flag.since_s()
+    told("aborts on SGLang", when=when, episodes=len(samples), all_back_after_s=round(seconds, 2))
+    assert seconds < SOON_S
+    assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
+    await stage.until_idle()
+    return samples
+
+
+async def test_an_abort_in_a_turn_keeps_its_tokens_and_the_rest_is_as_it_would_have_been(
+    stage: EpisodeStage, told: Told
+) -> None:
+    undisturbed = await stage.play(new_samples(EPISODES), LONG_TURN)
+    samples = await aborted_when(
+        stage, lambda: stage.until_sampling(requests=EPISODES, tokens=100), LONG_TURN, told, "a turn is decoded"
+    )
+    for part, whole in zip(samples, undisturbed, strict=True):
+        assert 0 < part.response_length < whole.response_length
+        assert part.tokens == whole.tokens[: len(part.tokens)]
+        assert facts_of(part)["stop_reason"] == "aborted"
+    sampled_before = [sample.response_length for sample in samples]
+    resumed = await stage.play(samples, LONG_TURN)
+    assert tokens_of(resumed) == tokens_of(undisturbed)
+    assert [sample.loss_mask for sample in resumed] == [sample.loss_mask for sample in undisturbed]
+    for sample, before in zip(resumed, sampled_before, strict=True):
+        facts = facts_of(sample)
+        assert (facts["resumes"], facts["aborts"], facts["turns"]) == (1, 1, 1)
+        first, second = stage.recorder.episodes[str(sample.session_id)]
+        assert len(first.output_ids or []) == before
+        assert len(second.input_ids) == len(first.input_ids) + before
+
+
+async def test_an_abort_in_a_tool_does_not_wait_for_it_and_runs_it_again(stage: EpisodeStage, told: Told) -> None:
+    tools = ["stage_tools.hanging_while_told"]
+    stage_tools.is_to_hang.set()
+
+    def all_in_tools() -> Awaitable[None]:
+        return until_true(lambda: len(stage_tools.began) >= EPISODES)
+
+    samples = await aborted_when(stage, all_in_tools, GREEDY, told, "a tool runs", tools=tools)
+    assert {facts_of(sample)["turns"] for sample in samples} == {1}
+    stage_tools.is_to_hang.clear()
+    resumed = await stage.play(samples, GREEDY, tools=tools)
+    assert tokens_of(resumed) == tokens_of(await stage.play(new_samples(EPISODES), GREEDY, tools=tools))
+    assert {facts_of(sample)["tool_errors"] for sample in resumed} == {0}
+
+
+async def test_an_abort_before_any_request_sends_none(stage: EpisodeStage) -> None:
+    flag = AbortFlag()
+    flag.raise_it()
+    samples = await stage.play(new_samples(EPISODES), should_abort=flag)
+    assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
+    assert stage.recorder.episodes == {}
+    assert tokens_of(await stage.play(samples)) == tokens_of(await stage.play(new_samples(EPISODES)))
+
+
+@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+async def test_an_abort_before_the_first_token_starts_afresh(stage: EpisodeStage, mode: str, told: Told) -> None:
+    await stage.control("/pause_generation", mode=mode)
+    flag = AbortFlag()
+    running = asyncio.create_task(stage.play(new_samples(EPISODES), should_abort=flag, abort_grace_s=0.2))
+    try:
+        await until_true(lambda: len(stage.recorder.episodes) >= EPISODES)
+        flag.raise_it()
+        samples = await running
+    finally:
+        await stage.control("/continue_generation")
+    told("aborts on SGLang", when=f"paused ({mode})", episodes=EPISODES, all_back_after_s=round(flag.since_s(), 2))
+    assert flag.since_s() < SOON_S
+    assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
+    assert not any(any(sample.loss_mask or []) for sample in samples)
+    assert tokens_of(await stage.play(samples)) == tokens_of(await stage.play(new_samples(EPISODES)))
+
+
+async def test_an_abort_reaches_those_too_that_wait_while_others_fill_the_engine(
+    stage: EpisodeStage, told: Told
+) -> None:
+    total = (await stage.told_load())["max_total_num_tokens"]
+    # SGLang counts on most of what each may sample, and lets the others wait
+    flag, new = AbortFlag(), new_samples(total // 1024)
+    running = asyncio.create_task(stage.play(new, {**LONG_TURN, "max_new_tokens": 1700}, should_abort=flag))
+    await stage.until_queued(EPISODES)
+    flag.raise_it()
+    samples = await running
+    told("aborts on SGLang", when="some are queued", episodes=len(new), all_back_after_s=round(flag.since_s(), 2))
+    assert flag.since_s() < SOON_S
+    assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
+    await stage.until_idle()
+    waited = [sample for sample in samples if not any(sample.loss_mask or [])][:EPISODES]
+    assert len(waited) == EPISODES
+    undisturbed = await stage.play([new_samples(len(new))[sample.index or 0] for sample in waited])
+    assert tokens_of(await stage.play(waited)) == tokens_of(undisturbed)
+
+
+def is_open(sample: Sample) -> bool:
+    return sample.status in (Sample.Status.PENDING, Sample.Status.ABORTED)
+
+
+async def cut_to_pieces(stage: EpisodeStage, run_s: float) -> tuple[list[Sample], int]:
+    """Episodes that were aborted and gone on with until each was finished, and how often one was aborted."""
+    clock, aborts, samples = asyncio.get_running_loop().time, 0, new_samples(EPISODES)
+    while any(map(is_open, samples)):
+        end = clock() + run_s
+        again = [copy.deepcopy(sample) for sample in samples if is_open(sample)]
+        back = await stage.play(again, should_abort=lambda end=end: clock() > end)
+        aborts += sum(map(is_open, back))
+        run_s += 0.05  # so that each round gets further than the last, on the slowest machine
+        by_index = {sample.index: sample for sample in back}
+        samples = [by_index.get(sample.index, sample) for sample in samples]
+    return samples, aborts
+
+
+async def test_episodes_that_are_cut_again_and_again_end_as_undisturbed_ones(stage: EpisodeStage) -> None:
+    undisturbed = await stage.play(new_samples(EPISODES))
+    resumes = 0
+    for run_s in (0.1, 0.17, 0.24):
+        samples, aborts = await cut_to_pieces(stage, run_s)
+        assert tokens_of(samples) == tokens_of(undisturbed)
+        assert [sample.loss_mask for sample in samples] == [sample.loss_mask for sample in undisturbed]
+        assert [sample.reward for sample in samples] == [sample.reward for sample in undisturbed]
+        resumes += sum(facts_of(sample)["resumes"] for sample in samples)
+        assert aborts >= sum(facts_of(sample)["aborts"] for sample in samples)
+    # a quick machine may be through before the flag in one of the runs, never in all
+    assert resumes > 0
+
+
+async def test_another_process_goes_on_where_this_one_was_aborted(stage: EpisodeStage, told: Told) -> None:
+    undisturbed = await stage.play(new_samples(EPISODES), LONG_TURN)
+    samples = await aborted_when(
+        stage, lambda: stage.until_sampling(requests=EPISODES, tokens=50), LONG_TURN, told, "a turn is decoded"
+    )
+    args = args_for(stage.recorder.url, stage.tokenizer, reward_key="score", strands_rollout={})
+    finished = await finish_elsewhere(args, LONG_TURN, samples, RolloutRecord(stage.decode))
+    assert stage.violations(finished) == []
+    assert tokens_of(finished) == tokens_of(undisturbed)
+    assert {facts_of(sample)["resumes"] for sample in finished} == {1}
+
+
+async def test_when_someone_else_aborts_all_requests_the_turns_go_on_in_place(stage: EpisodeStage) -> None:
+    undisturbed = await stage.play(new_samples(EPISODES), LONG_TURN)
+    running = asyncio.create_task(stage.play(new_samples(EPISODES), LONG_TURN))
+    await aborted_by_another(stage, running)
+    samples = await running
+    assert tokens_of(samples) == tokens_of(undisturbed)
+    assert sum(facts_of(sample)["engine_aborts"] for sample in samples) > 0
+    assert {facts_of(sample)["aborts"] for sample in samples} == {0}
+
+
+async def test_a_rollout_that_wants_them_back_gets_them_from_anothers_abort(stage: EpisodeStage) -> None:
+    undisturbed = await stage.play(new_samples(EPISODES), LONG_TURN)
+    running = asyncio.create_task(stage.play(new_samples(EPISODES), LONG_TURN, on_engine_abort="return"))
+    await aborted_by_another(stage, running)
+    samples = await running
+    aborted = [sample for sample in samples if is_open(sample)]
+    assert aborted
+    finished = await stage.play(aborted, LONG_TURN)
+    by_index = {sample.index: sample for sample in [*samples, *finished]}
+    assert tokens_of([by_index[index] for index in range(EPISODES)]) == tokens_of(undisturbed)
+
+
+async def aborted_by_another(stage: EpisodeStage, running: asyncio.Task[Sequence[Sample]]) -> None:
+    """Abort everything at the engine, as a weight updater does."""
+    await stage.until_sampling(requests=EPISODES, tokens=50)
+    await stage.control("/abort_request", rid="", abort_all=True)
+    assert not running.done()

@@ -1,0 +1,257 @@
+"""Limits of tokens, turns and tools on the real SGLang, and the prefix cache between turns.
+
+All of it is greedy, so that what the policy says is known: of row 0 it solves the problem with one call, of row 7 with
+two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from episode_stage import GREEDY, EpisodeStage, episodes_on, facts_of, new_samples
+
+from strands_rollout import Sample
+
+pytestmark = pytest.mark.real
+
+CONTEXT_LENGTH = 2048
+# SGLang samples no further, whatever it was asked for (scheduler.py, max_req_len)
+FULL = CONTEXT_LENGTH - 2
+# the longest prompt that it takes (tp_worker.py, max_req_input_len)
+LONGEST_PROMPT = CONTEXT_LENGTH - 7
+TWO_CALLS = 7
+NEVER_ENDING = {**GREEDY, "max_new_tokens": 5000, "ignore_eos": True}
+# where an engine tells its context length
+_TELLING = ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "/v1/models")
+
+
+@pytest.fixture
+async def stage(sglang: str, shipped_tokenizer: Any) -> AsyncIterator[EpisodeStage]:
+    async with episodes_on(sglang, shipped_tokenizer) as made:
+        yield made
+
+
+def ended(sample: Sample) -> tuple[str, str, int]:
+    """Status, stop reason and turns."""
+    facts = facts_of(sample)
+    return sample.status.value, facts["stop_reason"], facts["turns"]
+
+
+async def test_several_turns_with_tools_each_read_from_the_prefix_cache_what_was_there(stage: EpisodeStage) -> None:
+    await stage.until_done("/flush_cache")
+    sample = await stage.play_one(row=TWO_CALLS)
+    assert ended(sample) == ("completed", "completed", 3)
+    assert isinstance(sample.reward, dict)
+    assert sample.reward["acc"] == 1.0
+    facts = facts_of(sample)
+    assert (facts["tool_calls"], facts["tool_errors"], facts["weight_versions"]) == (2, 0, ["default"])
+    requests = [len(exchange.input_ids) for exchange in stage.recorder.episodes[str(sample.session_id)]]
+    cache = sample.prefix_cache_info
+    assert cache.total_prompt_tokens == sum(requests)
+    # the first turn finds an empty cache; each further one all of the last request and its answer but its last token
+    ends = [end for _, _, end, _ in facts["spans"]][:-1]
+    assert cache.cached_tokens == sum(end - 1 for end in ends)
+
+
+async def test_the_samples_of_one_prompt_share_its_prefix(stage: EpisodeStage) -> None:
+    first, second = [await stage.play_one() for _ in range(2)]
+    assert second.tokens == first.tokens
+    total = second.prefix_cache_info.total_prompt_tokens
+    # of each request, the last token is read anew
+    assert second.prefix_cache_info.cached_tokens == total - facts_of(second)["turns"]
+
+
+async def test_a_tool_that_fails_is_told_to_the_policy_which_goes_on(stage: EpisodeStage) -> None:
+    sample = await stage.play_one(tools=["stage_tools.failing"])
+    facts = facts_of(sample)
+    assert sample.status.value in ("completed", "truncated")
+    assert facts["tool_errors"] == facts["tool_calls"] > 0
+    assert sample.response.count("the interpreter is out of order") == facts["tool_errors"]
+    assert not sample.remove_sample
+
+
+async def test_a_tool_that_hangs_is_ended_at_its_time_limit(stage: EpisodeStage) -> None:
+    sample = await stage.play_one(tools=["stage_tools.hanging"], tool_timeout_s=0.1)
+    facts = facts_of(sample)
+    assert sample.status.value in ("completed", "truncated")
+    assert facts["tool_timeouts"] == facts["tool_calls"] > 0
+    assert sample.response.count("did not finish within 0.1 seconds") == facts["tool_timeouts"]
+
+
+async def test_an_episode_in_a_tool_ends_when_its_time_is_over(stage: EpisodeStage) -> None:
+    sample = await stage.play_one(tools=["stage_tools.hanging"], episode_timeout_s=2.0)
+    assert ended(sample) == ("truncated", "episode_timeout", 1)
+    assert sum(sample.loss_mask or []) == sample.response_length
+
+
+async def test_an_episode_in_a_turn_ends_when_its_time_is_over_and_so_does_its_request(stage: EpisodeStage) -> None:
+    sample = await stage.play_one(NEVER_ENDING, episode_timeout_s=0.5)
+    assert sample.status is Sample.Status.TRUNCATED
+    assert facts_of(sample)["stop_reason"] == "episode_timeout"
+    assert await stage.most_tokens_until_idle() < CONTEXT_LENGTH / 2
+    assert len(stage.recorder.episodes[str(sample.session_id)]) == 1
+
+
+async def test_a_tool_result_that_does_not_fit_is_cut_in_the_middle(stage: EpisodeStage) -> None:
+    sample = await stage.play_one({**GREEDY, "max_new_tokens": 200}, tools=["stage_tools.talkative"])
+    assert ended(sample) == ("truncated", "response_length", 2)
+    assert sample.response_length == 200
+    assert "characters cut ..." in sample.response
+    assert sum(sample.loss_mask or []) < sample.response_length
+
+
+@pytest.mark.parametrize("budget", [1, 30, 60])
+async def test_the_response_budget_holds_over_the_whole_episode(stage: EpisodeStage, budget: int) -> None:
+    sample = await stage.play_one({**GREEDY, "max_new_tokens": budget})
+    assert ended(sample) == ("truncated", "response_length", 2 if budget > 50 else 1)
+    assert sample.response_length == budget
+
+
+async def test_a_turns_own_cap_ends_the_episode(stage: EpisodeStage) -> None:
+    sample = await stage.play_one(max_turn_tokens=10)
+    assert (*ended(sample), sample.response_length) == ("truncated", "turn_length", 1, 10)
+
+
+async def test_a_least_length_that_the_budget_does_not_leave_is_no_error(stage: EpisodeStage) -> None:
+    sample = await stage.play_one({**GREEDY, "min_new_tokens": 80, "max_new_tokens": 60})
+    assert (*ended(sample), sample.response_length) == ("truncated", "response_length", 1, 60)
+
+
+@pytest.mark.parametrize(("limit", "turns"), [(300, 1), (330, 1), (345, 2)])
+async def test_the_configured_context_length_holds(sglang: str, shipped_tokenizer: Any, limit: int, turns: int) -> None:
+    async with episodes_on(sglang, shipped_tokenizer, rollout_max_context_len=limit) as stage:
+        sample = await stage.play_one()
+    assert ended(sample) == ("truncated", "context_length", turns)
+    # 330 tokens have room for the first turn and not for the tool's answer to it
+    assert len(sample.tokens) == limit if limit != 330 else len(sample.tokens) < limit
+
+
+async def test_a_turn_goes_to_the_end_of_the_engines_context_and_no_further(stage: EpisodeStage) -> None:
+    (sample,) = await stage.play([asking(CONTEXT_LENGTH - 400)], NEVER_ENDING)
+    assert ended(sample) == ("truncated", "context_length", 1)
+    assert len(sample.tokens) == FULL
+
+
+async def test_the_longest_prompt_has_room_for_an_answer_and_a_longer_one_is_too_long(stage: EpisodeStage) -> None:
+    (measured,) = await stage.play([asking(1)], {**GREEDY, "max_new_tokens": 1})
+    template = len(measured.tokens) - 2
+    lengths = [LONGEST_PROMPT, *range(LONGEST_PROMPT + 1, CONTEXT_LENGTH + 2)]
+    fits, *too_long = await stage.play([asking(length - template) for length in lengths], NEVER_ENDING)
+    assert ended(fits) == ("truncated", "context_length", 1)
+    assert len(fits.tokens) - fits.response_length == LONGEST_PROMPT
+    assert len(fits.tokens) == FULL
+    for sample in too_long:
+        assert ended(sample) == ("truncated", "prompt_too_long", 0)
+        assert sample.remove_sample
+    # what is longer than the context is not even sent
+    assert stage.recorder.episodes.keys() >= {str(fits.session_id)}
+    assert not stage.recorder.episodes.keys() & {str(sample.session_id) for sample in too_long[-2:]}
+
+
+async def test_an_engine_that_does_not_tell_its_context_length_teaches_it_by_refusing(
+    sglang: str, shipped_tokenizer: Any
+) -> None:
+    async with silent_about_its_context(sglang) as url, episodes_on(url, shipped_tokenizer) as stage:
+        fits, too_long = await stage.play([asking(CONTEXT_LENGTH - less) for less in (400, 0)], NEVER_ENDING)
+    assert ended(fits) == ("truncated", "context_length", 1)
+    assert len(fits.tokens) == FULL
+    assert len(stage.recorder.episodes[str(fits.session_id)]) == 2
+    assert ended(too_long) == ("truncated", "prompt_too_long", 0)
+    assert len(stage.recorder.episodes[str(too_long.session_id)]) == 1
+
+
+def asking(tokens: int) -> Sample:
+    """A question of so many tokens, the chat template not counted."""
+    (sample,) = new_samples(1)
+    sample.prompt = "a" + " a" * (tokens - 1)
+    return sample
+
+
+@asynccontextmanager
+async def silent_about_its_context(engine_url: str) -> AsyncIterator[str]:
+    """The engine behind something that hides what it tells of itself, as routers do."""
+
+    async def forward(request: web.Request) -> web.Response:
+        if request.path in _TELLING:
+            return web.Response(status=404)
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(
+                f"{engine_url}{request.path}", data=await request.read(), headers={"Content-Type": "application/json"}
+            ) as answer,
+        ):
+            return web.Response(status=answer.status, body=await answer.read(), content_type="application/json")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", forward)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("params", [{"stop": ["sides"]}, {"stop_regex": ["s[a-z]des"]}])
+async def test_a_stop_string_ends_the_turn_where_it_was_said(stage: EpisodeStage, params: dict[str, Any]) -> None:
+    sample = await stage.play_one({**GREEDY, **params})
+    assert ended(sample) == ("completed", "completed", 1)
+    assert sample.response.endswith(" of the sides")
+
+
+async def test_a_stop_token_ends_the_turn_where_it_was_said(stage: EpisodeStage) -> None:
+    whole = await stage.play_one()
+    prompt = len(whole.tokens) - whole.response_length
+    stop = whole.tokens[prompt + 5]
+    sample = await stage.play_one({**GREEDY, "stop_token_ids": [stop]})
+    first = whole.tokens.index(stop, prompt)
+    assert ended(sample) == ("completed", "completed", 1)
+    assert sample.tokens == whole.tokens[: first + 1]
+
+
+async def test_a_limit_on_tool_turns_ends_the_episode(stage: EpisodeStage) -> None:
+    for limit, row, turns in ((0, 0, 1), (1, TWO_CALLS, 2)):
+        sample = await stage.play_one(row=row, max_tool_iterations=limit)
+        assert ended(sample) == ("truncated", "max_tool_iterations", turns)
+        assert facts_of(sample)["tool_calls"] == limit
+    sample = await stage.play_one(max_tool_calls=0)
+    assert ended(sample) == ("truncated", "max_tool_calls", 1)
+
+
+async def test_a_policy_without_tools_is_told_that_its_calls_are_none(stage: EpisodeStage) -> None:
+    sample = await stage.play_one(tools=[])
+    assert sample.status.value in ("completed", "truncated")
+    assert facts_of(sample)["tool_calls"] == 0
+    assert "# Tools" not in stage.decode(sample.tokens)
+
+
+async def test_a_sampling_parameter_that_the_engine_does_not_know_masks_the_sample_and_names_it(
+    stage: EpisodeStage,
+) -> None:
+    sample = await stage.play_one({**GREEDY, "nonsense": 1})
+    assert ended(sample) == ("failed", "engine_error", 0)
+    assert "unknown field `nonsense`" in facts_of(sample)["error"]
+    assert sample.remove_sample
+
+
+async def test_logit_bias_reaches_the_sampler(stage: EpisodeStage) -> None:
+    token = stage.tokenizer.encode(" No", add_special_tokens=False)[0]
+    sample = await stage.play_one({**GREEDY, "max_new_tokens": 8, "logit_bias": {str(token): 1000.0}})
+    assert sample.tokens[-8:] == [token] * 8
+
+
+async def test_the_cache_may_be_emptied_between_episodes_and_not_while_one_runs(
+    stage: EpisodeStage, told: Callable[..., None]
+) -> None:
+    undisturbed = await stage.play_one({**NEVER_ENDING, "max_new_tokens": 300})
+    running = asyncio.create_task(stage.play_one({**NEVER_ENDING, "max_new_tokens": 300}))
+    await stage.until_sampling()
+    assert await stage.post("/flush_cache") == 400
+    assert (await running).tokens == undisturbed.tokens
+    await stage.until_done("/flush_cache")
+    assert (await stage.play_one()).prefix_cache_info.cached_tokens > 0

@@ -1,0 +1,160 @@
+"""The real SGLang and the embedded engine, asked for the same episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from episode_stage import GREEDY, SAMPLED, episodes_on, facts_of, new_samples, tokens_of
+from harness import args_for
+
+from strands_rollout import Sample
+from strands_rollout.dataset_rows import read_rows, shipped_rows
+from strands_rollout.engine_process import engine_process
+from strands_rollout.evaluate import RunPlan, Summary, evaluate
+from strands_rollout.reward import reward_func
+
+pytestmark = pytest.mark.real
+
+ROWS = 128
+DEMO_SAMPLES = 32
+# a bound that two runs of one policy exceed once in more than a million
+SIGMAS = 5.0
+LOGPROB_TOLERANCE = 1e-3
+LEAST_ACCURACY = 0.4
+_SAME_FACTS = (
+    "stop_reason", "final_text", "turns", "tool_iterations", "tool_calls", "tool_errors", "parse_failures",
+    "sampled_tokens", "spans", "budgets",
+)  # fmt: skip
+
+
+@pytest.fixture
+async def embedded() -> AsyncIterator[str]:
+    """The URL of an embedded engine with the shipped model."""
+    async with engine_process() as url:
+        yield url
+
+
+def test_the_demo_completes_and_its_last_line_says_so(sglang: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "strands_rollout.cli", "demo", "--base-url", sglang, "--json"]
+    asked = ["--samples", str(DEMO_SAMPLES), "--dump", str(tmp_path)]
+    done = subprocess.run([*command, *asked], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    summary = json.loads(line)
+    assert (summary["samples"], summary["tito_violations"], summary["contract_violations"]) == (DEMO_SAMPLES, 0, 0)
+    (dump,) = tmp_path.glob("*.jsonl")
+    samples = [Sample.from_dict(json.loads(row)) for row in dump.read_text().splitlines()]
+    assert all_finished(samples)
+    assert summary["completed"] == sum(sample.status is Sample.Status.COMPLETED for sample in samples)
+    assert summary["accuracy"] == pytest.approx(mean_accuracy(samples), abs=1e-4)
+    assert summary["accuracy"] > LEAST_ACCURACY
+    assert summary["tool_calls"] > DEMO_SAMPLES / 2
+
+
+def all_finished(samples: Sequence[Sample]) -> bool:
+    """Whether each was finished by the policy; at T=1 a few of hundreds run into a limit."""
+    cut = sum(sample.status is Sample.Status.TRUNCATED for sample in samples)
+    completed = sum(sample.status is Sample.Status.COMPLETED for sample in samples)
+    return completed + cut == len(samples) and cut <= len(samples) / 8
+
+
+def mean_accuracy(samples: Sequence[Sample]) -> float:
+    return sum(sample.reward["acc"] for sample in samples if isinstance(sample.reward, dict)) / len(samples)
+
+
+async def test_an_evaluation_finds_the_same_accuracy_on_both_engines(
+    sglang: str, embedded: str, shipped_tokenizer: Any, told: Callable[..., None]
+) -> None:
+    rows = read_rows(shipped_rows(), ROWS)
+    found: dict[str, Summary] = {}
+    for engine, url in (("SGLang", sglang), ("embedded", embedded)):
+        outcomes = await evaluate(rows, RunPlan(url, Path(shipped_tokenizer.name_or_path), SAMPLED, concurrency=64))
+        found[engine] = Summary.of(outcomes)
+        assert found[engine].ok, found[engine]
+        assert all_finished([outcome.sample for outcome in outcomes])
+        told("accuracy at T=1", engine=engine, episodes=ROWS, accuracy=found[engine].accuracy)
+    ours, theirs = (found[engine].accuracy for engine in ("embedded", "SGLang"))
+    mean = (ours + theirs) / 2
+    assert abs(ours - theirs) <= SIGMAS * math.sqrt(2 * mean * (1 - mean) / ROWS)
+    assert theirs > LEAST_ACCURACY
+
+
+async def test_rewards_of_a_group_are_those_of_its_samples_one_by_one(sglang: str, shipped_tokenizer: Any) -> None:
+    args = args_for(sglang, shipped_tokenizer, reward_key="score", strands_rollout=None)
+    async with episodes_on(sglang, shipped_tokenizer) as stage:
+        samples = await stage.play(new_samples(16), GREEDY)
+    alone = [sample.reward for sample in samples]
+    assert await reward_func(args, samples) == alone
+    assert await reward_func(args, [samples[:8], samples[8:]]) == [alone[:8], alone[8:]]
+    for sample, reward in zip(samples, alone, strict=True):
+        assert isinstance(reward, dict)
+        assert reward["acc"] == (f"\\boxed{{{sample.label}}}" in facts_of(sample)["final_text"]), sample.response
+
+
+async def test_greedy_episodes_are_the_same_on_both_engines_token_for_token(
+    sglang: str, embedded: str, shipped_tokenizer: Any, told: Callable[..., None]
+) -> None:
+    runs: list[list[Sample]] = []
+    for url in (embedded, sglang):
+        async with episodes_on(url, shipped_tokenizer) as stage:
+            runs.append(await stage.play(new_samples(24), GREEDY))
+    ours, theirs = runs
+    assert tokens_of(ours) == tokens_of(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.response, one.loss_mask, one.reward) == (other.response, other.loss_mask, other.reward)
+        assert one.status is other.status is Sample.Status.COMPLETED
+        facts, others = facts_of(one), facts_of(other)
+        assert {name: facts[name] for name in _SAME_FACTS} == {name: others[name] for name in _SAME_FACTS}
+        read = [sample.prefix_cache_info.total_prompt_tokens for sample in (one, other)]
+        assert read[0] == read[1]
+    assert max(facts_of(sample)["turns"] for sample in theirs) > 2
+    pairs = [pair for one, other in zip(ours, theirs, strict=True) for pair in logprob_pairs(one, other)]
+    farthest = max(abs(one - other) for one, other in pairs)
+    told(
+        "greedy episodes on both engines", episodes=len(ours), tokens=len(pairs), largest_logprob_gap=f"{farthest:.1e}"
+    )
+    assert farthest < LOGPROB_TOLERANCE
+    # at T=0 both tell the logprobs of T=1, not zeros
+    assert min(min(pair) for pair in pairs) < -LOGPROB_TOLERANCE
+
+
+def logprob_pairs(one: Sample, other: Sample) -> list[tuple[float, float]]:
+    """The logprobs of each sampled token in both samples."""
+    values = zip(one.rollout_log_probs or [], other.rollout_log_probs or [], one.loss_mask or [], strict=True)
+    return [(first, second) for first, second, mask in values if mask]
+
+
+async def test_greedy_episodes_are_the_same_alone_and_among_others(sglang: str, shipped_tokenizer: Any) -> None:
+    async with episodes_on(sglang, shipped_tokenizer) as stage:
+        together = await stage.play(new_samples(24), GREEDY)
+        alone = await stage.play(new_samples(4), GREEDY, at_once=1)
+    assert tokens_of(alone) == tokens_of(together[:4])
+
+
+async def test_seeds_are_taken_by_an_engine_that_does_not_heed_them(sglang: str, shipped_tokenizer: Any) -> None:
+    # this engine can't run with --enable-deterministic-inference: no attention backend for it works on a CPU
+    async with episodes_on(sglang, shipped_tokenizer) as stage:
+        samples = await stage.play(new_samples(8), {**SAMPLED, "sampling_seed": 7})
+    assert all_finished(samples)
+
+
+async def test_many_episodes_at_once_on_one_loop_are_all_there(
+    sglang: str, shipped_tokenizer: Any, told: Callable[..., None]
+) -> None:
+    clock = asyncio.get_running_loop().time
+    async with episodes_on(sglang, shipped_tokenizer) as stage:
+        began = clock()
+        samples = await stage.play(new_samples(64), SAMPLED, at_once=64)
+        seconds = clock() - began
+    assert [sample.index for sample in samples] == list(range(64))
+    assert all_finished(samples)
+    assert len({sample.session_id for sample in samples}) == len(stage.recorder.episodes) == 64
+    told("episodes at once on SGLang", episodes=64, lost=0, seconds=round(seconds, 1))

@@ -1,0 +1,188 @@
+"""Weight updates and pauses of the real SGLang in mid-episode: which weights sampled which token, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stage_tools
+from episode_stage import (
+    GREEDY,
+    LONG_TURN,
+    EpisodeStage,
+    episodes_on,
+    facts_of,
+    new_samples,
+    tokens_of,
+    until_true,
+)
+from own_logprobs import logprobs_under, perturbed_copy
+
+from strands_rollout import Sample
+
+pytestmark = pytest.mark.real
+
+EPISODES = 4
+MODES = ("abort", "retract", "in_place")
+# hot, so that few tokens are as good as certain whatever the weights
+HOT = {**LONG_TURN, "temperature": 2.0}
+TOLERANCE = 1e-3
+OTHERS = "1"
+Told = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def other_weights(tmp_path_factory: pytest.TempPathFactory, shipped_tokenizer: Any) -> Path:
+    """A folder with a model that answers a little otherwise than the shipped one."""
+    return perturbed_copy(Path(shipped_tokenizer.name_or_path), tmp_path_factory.mktemp("weights") / "others", 0.2)
+
+
+@pytest.fixture
+async def stage(sglang: str, shipped_tokenizer: Any) -> AsyncIterator[EpisodeStage]:
+    stage_tools.is_to_hang.clear()
+    stage_tools.began.clear()
+    async with episodes_on(sglang, shipped_tokenizer) as made:
+        yield made
+        stage_tools.is_to_hang.clear()
+        await made.control("/continue_generation")
+        await made.until_done(
+            "/update_weights_from_disk", model_path=shipped_tokenizer.name_or_path, weight_version="default"
+        )
+
+
+async def take_weights(stage: EpisodeStage, mode: str, folder: Path | str, version: str) -> None:
+    """Update the weights as a trainer does."""
+    await stage.control("/pause_generation", mode=mode)
+    # frozen requests keep what they have of the cache
+    flush = mode != "in_place"
+    await stage.control("/update_weights_from_disk", model_path=str(folder), weight_version=version, flush_cache=flush)
+    await stage.control("/continue_generation")
+
+
+async def test_updates_to_the_same_weights_change_nothing_but_the_version(stage: EpisodeStage) -> None:
+    undisturbed = await stage.play(new_samples(EPISODES))
+    running = asyncio.create_task(stage.play(new_samples(EPISODES)))
+    await stage.until_sampling(requests=EPISODES)
+    for version in range(2, 5):
+        await take_weights(stage, "abort", stage.tokenizer.name_or_path, str(version))
+        await asyncio.sleep(0.1)
+    samples = await running
+    assert tokens_of(samples) == tokens_of(undisturbed)
+    facts = [facts_of(sample) for sample in samples]
+    assert sum(fact["engine_aborts"] for fact in facts) > 0
+    assert max(len(fact["weight_versions"]) for fact in facts) > 1
+    for sample, fact in zip(samples, facts, strict=True):
+        assert sampled_positions(sample) == [position for *_, position in spanned(sample)]
+        assert fact["weight_versions"][-1] == sample.weight_versions[-1]
+
+
+def spanned(sample: Sample) -> list[tuple[str, int]]:
+    """The version and position of each token in the sample's spans."""
+    return [(version, at) for _, start, end, version in facts_of(sample)["spans"] for at in range(start, end)]
+
+
+def sampled_positions(sample: Sample) -> list[int]:
+    prompt = len(sample.tokens) - sample.response_length
+    return [prompt + n for n, mask in enumerate(sample.loss_mask or []) if mask]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_each_token_has_the_logprob_of_the_weights_that_its_span_names(
+    stage: EpisodeStage, mode: str, other_weights: Path, told: Told
+) -> None:
+    running = asyncio.create_task(stage.play(new_samples(EPISODES), HOT))
+    await stage.until_sampling(requests=EPISODES, tokens=200)
+    await take_weights(stage, mode, other_weights, OTHERS)
+    samples = await running
+    folders = {"default": Path(stage.tokenizer.name_or_path), OTHERS: other_weights}
+    worst, alike = 0.0, 0
+    for sample in samples:
+        assert facts_of(sample)["weight_versions"] == ["default", OTHERS]
+        assert sampled_positions(sample) == [position for _, position in spanned(sample)]
+        scores = {name: logprobs_under(folder, sample, temperature=2.0) for name, folder in folders.items()}
+        own, others = distances(sample, scores)
+        if mode == "in_place":  # what the new weights read was cached by the old ones: nobody else can repeat that
+            own = own[: facts_of(sample)["spans"][0][2] - sampled_positions(sample)[0]]
+        worst = max(worst, *own)
+        alike += sum(distance < TOLERANCE for distance in others)
+    told("weights changed in mid-turn", mode=mode, episodes=EPISODES, largest_logprob_gap=f"{worst:.1e}")
+    assert worst < TOLERANCE
+    # so that a wrong version, or a boundary that is off by a token, can't pass
+    assert alike < 0.05 * sum(len(spanned(sample)) for sample in samples)
+
+
+def distances(sample: Sample, scores: dict[str, dict[int, float]]) -> tuple[list[float], list[float]]:
+    """How far the logprob of each sampled token is from that of its span's weights, and from that of the others."""
+    start = len(sample.tokens) - sample.response_length
+    got = sample.rollout_log_probs or []
+    own = [abs(got[at - start] - scores[version][at]) for version, at in spanned(sample)]
+    (first, second) = scores
+    other = {first: second, second: first}
+    return own, [abs(got[at - start] - scores[other[version]][at]) for version, at in spanned(sample)]
+
+
+async def test_weights_that_change_while_a_tool_runs_sample_the_turns_after_it(
+    stage: EpisodeStage, other_weights: Path
+) -> None:
+    stage_tools.is_to_hang.set()
+    running = asyncio.create_task(stage.play(new_samples(EPISODES), tools=["stage_tools.hanging_while_told"]))
+    await until_true(lambda: len(stage_tools.began) >= EPISODES)
+    await take_weights(stage, "retract", other_weights, OTHERS)
+    stage_tools.is_to_hang.clear()
+    folders = {"default": Path(stage.tokenizer.name_or_path), OTHERS: other_weights}
+    for sample in await running:
+        versions = [version for _, _, _, version in facts_of(sample)["spans"]]
+        assert versions == ["default"] + [OTHERS] * (len(versions) - 1)
+        assert len(versions) > 1
+        own, _ = distances(sample, {version: logprobs_under(folder, sample) for version, folder in folders.items()})
+        assert max(own) < TOLERANCE
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_pause_in_mid_turn_changes_nothing(stage: EpisodeStage, mode: str) -> None:
+    undisturbed = await stage.play(new_samples(EPISODES), LONG_TURN)
+    running = asyncio.create_task(stage.play(new_samples(EPISODES), LONG_TURN))
+    await stage.until_sampling(requests=EPISODES, tokens=50)
+    await stage.control("/pause_generation", mode=mode)
+    # frozen requests hold the cache, those that were taken out of it don't
+    assert await stage.post("/flush_cache") == (400 if mode == "in_place" else 200)
+    await asyncio.sleep(0.3)
+    assert not running.done()
+    await stage.control("/continue_generation")
+    samples = await running
+    assert tokens_of(samples) == tokens_of(undisturbed)
+    aborts = sum(facts_of(sample)["engine_aborts"] for sample in samples)
+    assert aborts > 0 if mode == "abort" else aborts == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_pause_without_an_end_is_bounded_by_the_episodes_time_limit(
+    stage: EpisodeStage, mode: str, told: Told
+) -> None:
+    clock = asyncio.get_running_loop().time
+    running = asyncio.create_task(stage.play(new_samples(EPISODES), LONG_TURN, episode_timeout_s=5.0))
+    await stage.until_sampling(requests=EPISODES)
+    await stage.control("/pause_generation", mode=mode)
+    paused = clock()
+    samples = await running
+    seconds = clock() - paused
+    assert {facts_of(sample)["stop_reason"] for sample in samples} == {"episode_timeout"}
+    assert {sample.status for sample in samples} == {Sample.Status.TRUNCATED}
+    # an engine that stands still does not say what it has sampled
+    assert all(sample.remove_sample or mode == "abort" for sample in samples)
+    told("a pause without an end", mode=mode, episode_timeout_s=5.0, all_back_after_s=round(seconds, 1))
+    assert seconds < 15.0
+
+
+async def test_after_all_of_it_the_engine_is_as_it_was(stage: EpisodeStage, other_weights: Path) -> None:
+    before = await stage.play(new_samples(EPISODES), GREEDY)
+    await take_weights(stage, "abort", other_weights, OTHERS)
+    between = await stage.play(new_samples(EPISODES), GREEDY)
+    await take_weights(stage, "abort", stage.tokenizer.name_or_path, "default")
+    after = await stage.play(new_samples(EPISODES), GREEDY)
+    assert tokens_of(after) == tokens_of(before)
+    assert [s.rollout_log_probs for s in between] != [s.rollout_log_probs for s in before]
+    assert {version for sample in after for version in sample.weight_versions} == {"default"}

@@ -1,0 +1,106 @@
+"""Behind the real routers, which have no `/abort_request`: aborts by slime at the workers, or by closed connections."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from episode_stage import SAMPLED, EpisodeStage, episodes_on, facts_of, new_samples
+from gateway_stage import (
+    LINGERING,
+    NAMES,
+    OwnWorker,
+    ends_of,
+    gateway_before,
+    post,
+    two_workers,
+    until_idle,
+    until_running,
+    versions_of,
+)
+from worker_front import WorkerFront
+
+from strands_rollout import Sample
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+EPISODES = 8
+
+
+async def test_slime_aborts_at_the_workers_and_the_episodes_go_on_later(
+    router: str, sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, told: Any
+) -> None:
+    own, aborted = await own_worker.running(), asyncio.Event()
+    async with two_workers(sglang, own, shipped_tokenizer, router=router) as (stage, gateway, _):
+        samples = new_samples(EPISODES)
+        playing = asyncio.create_task(stage.play(samples, LINGERING, should_abort=aborted.is_set))
+        await until_running(EPISODES, sglang, own)
+        # slime/rollout/sglang_rollout.py, abort(): the flag, then each worker that the router lists
+        aborted.set()
+        started = asyncio.get_running_loop().time()
+        for worker in await gateway.workers():
+            await post(f"{worker['url']}/abort_request", abort_all=True)
+        samples = await playing
+        back_after_s = asyncio.get_running_loop().time() - started
+        await until_idle(sglang, own)
+        assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
+        kept = [facts_of(sample)["sampled_tokens"] for sample in samples]
+        assert sum(kept) > 0
+        sampled_by = [versions_of(sample) for sample in samples]
+        ends = ends_of(await stage.play(samples, SAMPLED))
+    assert len(ends.exact) == EPISODES
+    assert [facts_of(sample)["resumes"] for sample in samples] == [int(tokens > 0) for tokens in kept]
+    if router == "smg":  # its keys bring an episode back to the worker that knows its tokens
+        assert all(len(versions_of(sample)) == 1 for sample in samples)
+        assert all(map(set.issubset, sampled_by, map(versions_of, samples)))
+    told(
+        "aborts behind routers",
+        abort="slime's, at the workers",
+        router=NAMES[router],
+        episodes=EPISODES,
+        back_after_s=round(back_after_s, 2),
+        tokens_kept=sum(kept),
+        finished_later=len(ends.exact),
+    )
+
+
+async def test_a_closed_connection_ends_the_request_at_its_worker(
+    router: str, sglang: str, shipped_tokenizer: Any, told: Any
+) -> None:
+    async with (
+        WorkerFront(sglang) as front,
+        gateway_before(front.base_url, router=router) as gateway,
+        episodes_on(gateway.base_url, shipped_tokenizer) as stage,
+    ):
+        for how in (cancelled, told_to_abort):
+            front.passages.clear()
+            await how(stage, sglang)
+            idle_after_s = await until_idle(sglang)
+            # a request that had gone on would have had its answer by now
+            assert [passage.meta_info for passage in front.passages] == [{}] * EPISODES
+            told(
+                "aborts behind routers",
+                abort=how.__name__.replace("_", " ") + ", by closed connections",
+                router=NAMES[router],
+                episodes=EPISODES,
+                idle_after_s=round(idle_after_s, 2),
+            )
+
+
+async def cancelled(stage: EpisodeStage, worker: str) -> None:
+    """The callers of `generate` are cancelled."""
+    playing = asyncio.create_task(stage.play(new_samples(EPISODES), LINGERING))
+    await until_running(EPISODES, worker)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+
+
+async def told_to_abort(stage: EpisodeStage, worker: str) -> None:
+    """The rollout is aborted, and nobody tells the worker."""
+    aborted = asyncio.Event()
+    settings = {"should_abort": aborted.is_set, "abort_grace_s": 0.2}
+    playing = asyncio.create_task(stage.play(new_samples(EPISODES), LINGERING, **settings))
+    await until_running(EPISODES, worker)
+    aborted.set()
+    assert {sample.status for sample in await playing} == {Sample.Status.ABORTED}

@@ -1,0 +1,106 @@
+"""Behind the real routers: which worker an episode's turns go to, and what its prefix cache is worth there.
+
+Two workers hold the same weights under two versions, so that each sampled token names its worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from episode_stage import SAMPLED, new_samples
+from gateway_stage import NAMES, SETTINGS, OwnWorker, ends_of, two_workers, versions_of
+from harness import args_for
+from worker_front import Passage, WorkerFront
+
+from strands_rollout import Sample, generate
+from strands_rollout.token_audit import tito_violations
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+# so many keys all fall to one of two workers once in 30,000 runs
+EPISODES = 16
+
+
+def turns_by_key(fronts: Sequence[WorkerFront]) -> dict[str, list[Passage]]:
+    """The requests of each key, shortest first."""
+    found: dict[str, list[Passage]] = {}
+    for passage in sorted((p for front in fronts for p in front.passages), key=lambda p: len(p.body["input_ids"])):
+        found.setdefault(passage.key, []).append(passage)
+    return found
+
+
+def finds_itself_cached(turns: Sequence[Passage]) -> bool:
+    """Whether each turn read all that the last one had computed, which is all but the token that it sampled last."""
+    return all(
+        later.meta_info["cached_tokens"] >= len(turn.body["input_ids"]) + turn.meta_info["completion_tokens"] - 1
+        for turn, later in pairwise(turns)
+    )
+
+
+async def test_with_smg_a_session_stays_at_its_worker_and_each_turn_finds_the_last_one_cached(
+    sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, told: Any
+) -> None:
+    async with two_workers(sglang, await own_worker.running(), shipped_tokenizer) as (stage, _, fronts):
+        samples = await stage.play(new_samples(EPISODES), SAMPLED)
+    assert len(ends_of(samples).exact) == EPISODES
+    keys = [{passage.key for passage in front.passages} for front in fronts]
+    assert keys[0] | keys[1] == {sample.session_id for sample in samples}
+    assert (keys[0] & keys[1], all(keys)) == (set(), True)
+    assert all(len(versions_of(sample)) == 1 for sample in samples)
+    assert len(set.union(*map(versions_of, samples))) == 2
+    turns = turns_by_key(fronts)
+    assert max(map(len, turns.values())) > 1
+    assert all(map(finds_itself_cached, turns.values()))
+    tell(told, "smg", "consistent_hashing", samples, turns)
+
+
+@pytest.mark.parametrize("policy", ["cache_aware", "round_robin"])
+async def test_sglang_router_knows_no_keys_and_episodes_are_exact_all_the_same(
+    policy: str, sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, told: Any
+) -> None:
+    own, flags = await own_worker.running(), ("--policy", policy)
+    async with two_workers(sglang, own, shipped_tokenizer, router="sglang-router", flags=flags) as (stage, _, fronts):
+        samples = await stage.play(new_samples(EPISODES), SAMPLED)
+    assert len(ends_of(samples).exact) == EPISODES
+    assert {passage.key for front in fronts for passage in front.passages} == {s.session_id for s in samples}
+    if policy == "round_robin":
+        assert max(len(versions_of(sample)) for sample in samples) == 2
+    tell(told, "sglang-router", policy, samples, turns_by_key(fronts))
+
+
+def tell(told: Any, router: str, policy: str, samples: Sequence[Sample], turns: dict[str, list[Passage]]) -> None:
+    later = [turn for passages in turns.values() for turn in passages[1:]]
+    cached = sum(turn.meta_info["cached_tokens"] for turn in later)
+    told(
+        "affinity of turns on two workers",
+        router=NAMES[router],
+        policy=policy,
+        episodes=len(samples),
+        at_one_worker=sum(len(versions_of(sample)) == 1 for sample in samples),
+        workers_used=len(set.union(*map(versions_of, samples))),
+        later_turns=len(later),
+        later_turns_cached=f"{cached / sum(len(turn.body['input_ids']) for turn in later):.0%}",
+    )
+
+
+async def test_in_evaluation_each_episode_has_a_key_of_its_own(
+    sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any
+) -> None:
+    samples = new_samples(EPISODES)
+    for sample in samples:
+        sample.session_id = None
+    async with two_workers(sglang, await own_worker.running(), shipped_tokenizer) as (stage, _, fronts):
+        args = args_for(stage.recorder.url, shipped_tokenizer, strands_rollout=SETTINGS)
+        await asyncio.gather(*(generate(args, sample, dict(SAMPLED), evaluation=True) for sample in samples))
+    assert len(ends_of(samples).exact) == EPISODES
+    assert len(stage.recorder.episodes) == len(turns_by_key(fronts)) == EPISODES
+    assert "" not in stage.recorder.episodes
+    # which key was made for which sample is told by the tokens alone
+    by_tokens = {
+        tuple(wire[-1].input_ids + (wire[-1].output_ids or [])): wire for wire in stage.recorder.episodes.values()
+    }
+    assert [tito_violations(by_tokens[tuple(sample.tokens)], sample) for sample in samples] == [[]] * EPISODES
+    assert all(len(versions_of(sample)) == 1 for sample in samples)

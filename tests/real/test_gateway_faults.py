@@ -1,0 +1,154 @@
+"""Behind the real routers: workers that are ill, out of reach or not there, and requests that a router refuses.
+
+`recovery_s` in the table: from the repair until all episodes had ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from episode_stage import SAMPLED, EpisodeStage, episodes_on, facts_of, new_samples
+from gateway_stage import NAMES, Gateway, ends_of, gateway_before, two_workers, until
+from worker_front import WorkerFront
+
+from strands_rollout import Sample
+from strands_rollout.sglang_retry import MAX_ATTEMPTS
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+EPISODES = 8
+OUTAGE_S = 2.0
+QUICK_BREAKER = ("--cb-failure-threshold", "3", "--cb-success-threshold", "1", "--cb-timeout-duration-secs", "3")
+
+
+async def test_a_worker_out_of_reach_is_waited_for(router: str, sglang: str, shipped_tokenizer: Any, told: Any) -> None:
+    async with (
+        WorkerFront(sglang) as front,
+        gateway_before(front.base_url, router=router) as gateway,
+        episodes_on(gateway.base_url, shipped_tokenizer) as stage,
+    ):
+        playing = asyncio.create_task(stage.play(new_samples(EPISODES), SAMPLED))
+        await until(lambda: len(front.passages) >= EPISODES)
+        await front.close()
+        await asyncio.sleep(OUTAGE_S)
+        await front.open()
+        await finish(playing, told, f"worker out of reach for {OUTAGE_S:g} s", router)
+
+
+async def test_a_dead_worker_that_draws_all_requests_is_outlived_until_slime_takes_it_out(
+    sglang: str, shipped_tokenizer: Any, told: Any
+) -> None:
+    router = "sglang-router"  # its default policy sends all of these to one worker, and does so when that one is gone
+    async with two_workers(sglang, sglang, shipped_tokenizer, router=router) as (stage, gateway, fronts):
+        playing = asyncio.create_task(stage.play(new_samples(EPISODES), SAMPLED))
+        await until(lambda: sum(len(front.passages) for front in fronts) >= EPISODES)
+        (busy,) = [front for front in fronts if front.passages]
+        await busy.close()
+        await asyncio.sleep(OUTAGE_S)
+        await gateway.remove(busy.base_url)
+        await finish(playing, told, "the only busy one of two workers dies", router)
+
+
+async def test_an_open_breaker_is_waited_out(router: str, sglang: str, shipped_tokenizer: Any, told: Any) -> None:
+    async with (
+        WorkerFront(sglang) as front,
+        gateway_before(front.base_url, router=router, flags=QUICK_BREAKER) as gateway,
+        episodes_on(gateway.base_url, shipped_tokenizer) as stage,
+    ):
+        front.status = 500
+        playing = asyncio.create_task(stage.play(new_samples(EPISODES), SAMPLED))
+        await until(lambda: len(front.passages) >= 3)
+        await asyncio.sleep(OUTAGE_S)
+        front.status = None
+        ends = ends_of(await playing)
+        # who met the worker's own 500 twice, before the breaker opened, has given up: the request might be at fault
+        assert all("HTTP 500: out of order" in reason for reason in ends.reasons)
+        assert (len(ends.exact) + len(ends.masked), ends.lost) == (EPISODES, [])
+        told("faults", fault="worker answers 500, breaker opens", router=NAMES[router], **ends.counts)
+        after = asyncio.create_task(stage.play(new_samples(EPISODES), SAMPLED))
+        await finish(after, told, "the breaker has closed", router)
+
+
+async def test_workers_registered_in_time_save_what_was_asked_before(
+    router: str, sglang: str, shipped_tokenizer: Any, told: Any
+) -> None:
+    async with (
+        gateway_before(router=router) as gateway,
+        episodes_on(gateway.base_url, shipped_tokenizer) as stage,
+    ):
+        playing = asyncio.create_task(stage.play(new_samples(EPISODES), SAMPLED))
+        await until(lambda: len(stage.recorder.episodes) == EPISODES)
+        await gateway.add(sglang)
+        await finish(playing, told, "no worker yet", router)
+        await gateway.remove(sglang)
+        assert await gateway.workers() == []
+
+
+async def finish(playing: asyncio.Task[Any], told: Any, fault: str, router: str) -> None:
+    """After the repair: all of them end, and all exactly."""
+    clock = asyncio.get_running_loop().time
+    repaired = clock()
+    ends = ends_of(await playing)
+    told("faults", fault=fault, router=NAMES[router], **ends.counts, recovery_s=round(clock() - repaired, 1))
+    assert (len(ends.exact), ends.reasons, ends.lost) == (EPISODES, set(), [])
+
+
+async def test_without_any_worker_episodes_fail_in_bounded_time_and_say_so(shipped_tokenizer: Any, told: Any) -> None:
+    async def fail(gateway: Gateway, words: str) -> None:
+        clock = asyncio.get_running_loop().time
+        async with episodes_on(gateway.base_url, shipped_tokenizer) as stage:
+            started = clock()
+            ends = ends_of(await stage.play(new_samples(EPISODES), SAMPLED))
+        row = {"fault": "no worker at all", "router": NAMES[gateway.router], **ends.counts}
+        told("faults", **row, gave_up_after_s=round(clock() - started, 1))
+        assert (len(ends.masked), ends.exact, ends.lost) == (EPISODES, [], [])
+        assert all(facts_of(sample)["stop_reason"] == "engine_error" for sample in ends.masked)
+        assert all(f"in {MAX_ATTEMPTS} attempts; the last ended with: {words}" in reason for reason in ends.reasons), (
+            ends.reasons
+        )
+
+    async with gateway_before(router="smg") as smg, gateway_before(router="sglang-router") as forerunner:
+        await asyncio.gather(fail(smg, "HTTP 404: "), fail(forerunner, "HTTP 503: No available workers"))
+
+
+@asynccontextmanager
+async def on_one(router: str, worker: str, tokenizer: Any) -> AsyncIterator[EpisodeStage]:
+    """Episodes through a router on one worker."""
+    async with gateway_before(worker, router=router) as gateway, episodes_on(gateway.base_url, tokenizer) as stage:
+        yield stage
+
+
+async def test_an_abort_ends_the_wait_for_workers(router: str, shipped_tokenizer: Any) -> None:
+    aborted = asyncio.Event()
+    async with gateway_before(router=router) as gateway, episodes_on(gateway.base_url, shipped_tokenizer) as stage:
+        samples = new_samples(EPISODES)
+        playing = asyncio.create_task(stage.play(samples, SAMPLED, should_abort=aborted.is_set))
+        await until(lambda: len(stage.recorder.episodes) == EPISODES)
+        aborted.set()
+        await playing
+    assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
+    assert max(map(len, stage.recorder.episodes.values())) < MAX_ATTEMPTS
+
+
+async def test_a_request_of_wrong_types_is_refused_once_and_named(
+    router: str, sglang: str, shipped_tokenizer: Any
+) -> None:
+    async with on_one(router, sglang, shipped_tokenizer) as stage:
+        sample = await stage.play_one({**SAMPLED, "temperature": "hot"})
+    assert len(stage.recorder.episodes[str(sample.session_id)]) == 1
+    assert (sample.status.value, facts_of(sample)["stop_reason"]) == ("failed", "engine_error")
+    assert "refused the request with HTTP 422: Failed to deserialize the JSON body" in facts_of(sample)["error"]
+    assert 'sampling_params.temperature: invalid type: string "hot"' in facts_of(sample)["error"]
+
+
+async def test_a_context_that_no_router_tells_is_learned_from_its_refusal(
+    router: str, sglang: str, shipped_tokenizer: Any
+) -> None:
+    async with on_one(router, sglang, shipped_tokenizer) as stage:
+        samples = await stage.play(new_samples(EPISODES), {**SAMPLED, "max_new_tokens": 100_000})
+    assert len(ends_of(samples).exact) == EPISODES
+    refused = [stage.recorder.episodes[str(sample.session_id)][0].output_ids is None for sample in samples]
+    assert all(refused)

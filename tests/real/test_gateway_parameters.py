@@ -1,0 +1,146 @@
+"""What of a request reaches a worker behind the real routers, and which router a named model's requests go to."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from array import array
+from typing import Any
+
+import pytest
+from episode_stage import SAMPLED, episodes_on, facts_of, new_samples
+from fake_sglang import FakeSGLang, Reply
+from gateway_stage import (
+    NAMES,
+    OWN_VERSION,
+    SETTINGS,
+    OwnWorker,
+    ends_of,
+    gateway_before,
+    versions_of,
+)
+from harness import ANSWER, args_for, ids_of
+from worker_front import WorkerFront
+
+from strands_rollout import Sample, generate
+from strands_rollout.reward import reward_func
+from strands_rollout.turn_params import turn_seed
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+EPISODES = 4
+# what slime may hand to `generate`, in training or evaluation, beside the empty ones
+OF_SLIME = {
+    **SAMPLED,
+    "top_p": 0.95,
+    "top_k": 40,
+    "min_new_tokens": 3,
+    "repetition_penalty": 1.01,
+    "sampling_seed": 7,
+    "stop": ["\n\n\n"],
+    "stop_token_ids": [0],
+}
+# the other sampling parameters of SGLang 0.5.23
+OF_SGLANG = {
+    "min_p": 0.1,
+    "frequency_penalty": 0.1,
+    "presence_penalty": 0.1,
+    "ignore_eos": True,
+    "n": 1,
+    "beam_width": 1,
+    "stop_regex": "x{9}",
+    "json_schema": '{"type": "object"}',
+    "regex": "a+",
+    "ebnf": 'root ::= "a"',
+    "structural_tag": "{}",
+    "stream_interval": 2,
+    "logit_bias": {"5": 0.5},
+    "watermark": {},
+    "custom_params": {"a": 1},
+}
+# it is about text only, and no text of an engine's is used
+NEVER_PASSED_ON = {"spaces_between_special_tokens"}
+
+
+async def test_slimes_sampling_parameters_reach_the_worker(router: str, sglang: str, shipped_tokenizer: Any) -> None:
+    async with (
+        WorkerFront(sglang) as front,
+        gateway_before(front.base_url, router=router) as gateway,
+        episodes_on(gateway.base_url, shipped_tokenizer) as stage,
+    ):
+        ends = ends_of(await stage.play(new_samples(EPISODES), OF_SLIME))
+    assert len(ends.exact) == EPISODES
+    turns: dict[str, int] = {}
+    for passage in front.passages:
+        turn = turns[passage.key] = turns.get(passage.key, -1) + 1
+        expected = {**OF_SLIME, "sampling_seed": turn_seed(7, turn)}
+        arrived = passage.body["sampling_params"]
+        assert {key: expected[key] for key in expected.keys() - arrived.keys()}.keys() == NEVER_PASSED_ON
+        del arrived["max_new_tokens"], expected["max_new_tokens"]
+        assert {key: value for key, value in expected.items() if key in arrived} == arrived
+        assert (passage.body["return_logprob"], bool(passage.body["rid"])) == (True, True)
+    assert max(turns.values()) > 0
+
+
+async def test_what_routers_leave_out_of_a_request_they_leave_out_in_silence(
+    router: str, shipped_tokenizer: Any, told: Any
+) -> None:
+    sample, fake = await answered_by_a_stand_in(router, shipped_tokenizer, {**OF_SLIME, **OF_SGLANG})
+    missing = OF_SGLANG.keys() - fake.requests[0].body["sampling_params"].keys()
+    assert sample.status is Sample.Status.COMPLETED
+    assert "logit_bias" in missing
+    told("sampling parameters that a router drops", router=NAMES[router], dropped=", ".join(sorted(missing)))
+
+
+@pytest.mark.parametrize(("router", "status"), [("smg", "completed"), ("sglang-router", "failed")])
+async def test_routed_experts_that_a_router_does_not_ask_for_fail_the_sample_in_words(
+    router: str, status: str, shipped_tokenizer: Any
+) -> None:
+    replay = {"use_rollout_routing_replay": True, "num_layers": 1, "moe_router_topk": 1}
+    sample, fake = await answered_by_a_stand_in(router, shipped_tokenizer, SAMPLED, **replay)
+    assert (sample.status.value, sample.remove_sample) == (status, status == "failed")
+    assert fake.requests[0].body.get("return_routed_experts", False) is (status == "completed")
+    if status == "failed":
+        assert "use a router that passes return_routed_experts on" in facts_of(sample)["error"]
+
+
+async def answered_by_a_stand_in(router: str, tokenizer: Any, params: Any, **args: Any) -> tuple[Sample, FakeSGLang]:
+    """A sample, and the stand-in worker that answered it: it takes what a real one refuses, and has experts."""
+    ids = ids_of(tokenizer, ANSWER)
+
+    def answer(body: dict[str, Any], _number: int) -> Reply:
+        experts = base64.b64encode(array("i", [0] * (len(body["input_ids"]) + len(ids) - 1))).decode()
+        return Reply.tokens(ids, routed_experts=experts if body.get("return_routed_experts") else None)
+
+    async with (
+        FakeSGLang(answer) as fake,
+        gateway_before(fake.base_url, router=router) as gateway,
+        episodes_on(gateway.base_url, tokenizer, **args) as stage,
+    ):
+        return await stage.play_one(params), fake
+
+
+async def test_a_named_models_requests_go_to_its_own_router(
+    sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any
+) -> None:
+    async with (
+        gateway_before(sglang) as judges,
+        gateway_before(await own_worker.running(), router="sglang-router") as actors,
+        episodes_on(judges.base_url, shipped_tokenizer) as judge,
+        episodes_on(actors.base_url, shipped_tokenizer) as actor,
+    ):
+        places = {"judge": judge.recorder.url, "actor": actor.recorder.url}
+        args = args_for(
+            judge.recorder.url,
+            shipped_tokenizer,
+            reward_key="score",
+            sglang_model_routers={name: url.removeprefix("http://").split(":") for name, url in places.items()},
+            strands_rollout={**SETTINGS, "model_name": "actor"},
+        )
+        samples = new_samples(EPISODES)
+        await asyncio.gather(*(generate(args, sample, SAMPLED) for sample in samples))
+        for sample in samples:
+            sample.reward = await reward_func(args, sample)
+        assert actor.violations(samples) == []
+    assert len(ends_of(samples).exact) == EPISODES
+    assert judge.recorder.episodes == {}
+    assert set.union(*map(versions_of, samples)) == {OWN_VERSION}

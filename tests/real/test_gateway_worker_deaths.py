@@ -1,0 +1,128 @@
+"""Behind both real routers at once, as slime starts them: SIGKILL of real workers in the middle of episodes.
+
+`recovery_s` in the table: from the moment when a worker can be asked again until all new episodes had ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from episode_stage import SAMPLED, EpisodeStage, episodes_on, facts_of, new_samples
+from gateway_stage import (
+    AS_SLIME_STARTS_IT,
+    LONG_TURNS,
+    NAMES,
+    OWN_VERSION,
+    Ends,
+    OwnWorker,
+    ends_of,
+    gateway_before,
+    until,
+    versions_of,
+)
+from worker_front import WorkerFront
+
+from strands_rollout.wire_recorder import Exchange
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+EPISODES = 12
+# the retries take 12 to 24 s; a loaded machine takes longer
+GIVEN_UP_WITHIN_S = 90.0
+USED_WITHIN_S = 180.0
+IN_FLIGHT = 8
+
+
+@asynccontextmanager
+async def both_routers(*workers: str, tokenizer: Any) -> AsyncIterator[dict[str, EpisodeStage]]:
+    """Episodes through each router on the same workers; the forerunner spreads them by turns, for want of keys."""
+    turns = ("--policy", "round_robin", *AS_SLIME_STARTS_IT)
+    async with (
+        gateway_before(*workers, router="smg") as smg,
+        gateway_before(*workers, router="sglang-router", flags=turns) as forerunner,
+        episodes_on(smg.base_url, tokenizer) as through_smg,
+        episodes_on(forerunner.base_url, tokenizer) as through_forerunner,
+    ):
+        yield {"smg": through_smg, "sglang-router": through_forerunner}
+
+
+def begin(stages: dict[str, EpisodeStage], params: Any) -> dict[str, asyncio.Task[Any]]:
+    return {router: asyncio.create_task(stage.play(new_samples(EPISODES), params)) for router, stage in stages.items()}
+
+
+async def ended(playing: dict[str, asyncio.Task[Any]]) -> dict[str, Ends]:
+    return {router: ends_of(await task) for router, task in playing.items()}
+
+
+def waiting(stages: dict[str, EpisodeStage]) -> int:
+    """How many requests have no answer yet, while nothing has gone wrong."""
+    return sum(exchange.output_ids is None for stage in stages.values() for exchange in exchanges(stage))
+
+
+def exchanges(stage: EpisodeStage) -> list[Exchange]:
+    return [exchange for episode in stage.recorder.episodes.values() for exchange in episode]
+
+
+async def test_one_of_two_workers_is_killed_and_comes_back_at_its_port(
+    sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, told: Any
+) -> None:
+    own = await own_worker.running()
+    async with WorkerFront(sglang) as front, both_routers(front.base_url, own, tokenizer=shipped_tokenizer) as stages:
+
+        def is_the_time() -> bool:
+            at_the_other = sum(not passage.meta_info for passage in front.passages)
+            in_later_turns = all(len(exchanges(stage)) >= EPISODES + 4 for stage in stages.values())
+            return in_later_turns and waiting(stages) >= IN_FLIGHT and waiting(stages) - at_the_other >= 2
+
+        playing = begin(stages, SAMPLED)
+        await until(is_the_time)
+        own_worker.kill()
+        for router, ends in (await ended(playing)).items():
+            moved = sum(len(versions_of(sample)) == 2 for sample in ends.exact)
+            told("faults", fault="one of two workers killed", router=NAMES[router], **ends.counts, moved=moved)
+            assert (len(ends.exact) + len(ends.masked), ends.lost) == (EPISODES, [])
+        assert await own_worker.running() == own
+        await asyncio.gather(*(until_used(router, stage, told) for router, stage in stages.items()))
+
+
+async def until_used(router: str, stage: EpisodeStage, told: Any) -> None:
+    """New episodes, all of them exact, until one is sampled by the worker that came back."""
+    clock = asyncio.get_running_loop().time
+    started, used = clock(), set[str]()
+    while OWN_VERSION not in used:
+        assert clock() < started + USED_WITHIN_S
+        ends = ends_of(await stage.play(new_samples(EPISODES), SAMPLED))
+        assert (len(ends.exact), ends.reasons, ends.lost) == (EPISODES, set(), [])
+        used = set.union(*map(versions_of, ends.exact))
+    row = {"fault": "the killed one is back", "router": NAMES[router], **ends.counts}
+    told("faults", **row, recovery_s=round(clock() - started, 1))
+
+
+async def test_all_workers_are_gone_in_mid_flight_and_come_back(
+    sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, told: Any
+) -> None:
+    own, clock = await own_worker.running(), asyncio.get_running_loop().time
+    async with WorkerFront(sglang) as front, both_routers(front.base_url, own, tokenizer=shipped_tokenizer) as stages:
+        playing = begin(stages, LONG_TURNS)
+        await until(lambda: waiting(stages) >= 2 * IN_FLIGHT and len(front.passages) >= IN_FLIGHT)
+        own_worker.kill()
+        await front.close()
+        gone = clock()
+        for router, ends in (await ended(playing)).items():
+            given_up_after_s = round(clock() - gone, 1)
+            row = {"fault": "all workers gone", "router": NAMES[router], **ends.counts}
+            told("faults", **row, gave_up_after_s=given_up_after_s)
+            assert given_up_after_s < GIVEN_UP_WITHIN_S
+            assert (len(ends.exact) + len(ends.masked), ends.lost) == (EPISODES, [])
+            assert ends.masked
+            assert all(facts_of(sample)["stop_reason"] == "engine_error" for sample in ends.masked)
+            assert all("attempts; the last ended with: HTTP 50" in reason for reason in ends.reasons), ends.reasons
+        await front.open()
+        back = clock()
+        for router, ends in (await ended(begin(stages, SAMPLED))).items():
+            recovery_s = round(clock() - back, 1)
+            told("faults", fault="one of them is back", router=NAMES[router], **ends.counts, recovery_s=recovery_s)
+            assert (len(ends.exact), ends.reasons, ends.lost) == (EPISODES, set(), [])

@@ -1,0 +1,95 @@
+"""A worker as a router sees it: a real one behind a proxy that notes what arrives, and falls ill when it is told to.
+
+It stands between router and worker, where a request is what the router made of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+ROUTING_HEADER = "X-SMG-Routing-Key"
+_HOP_HEADERS = frozenset(
+    {"connection", "content-encoding", "content-length", "host", "keep-alive", "transfer-encoding"}
+)
+
+
+@dataclass(slots=True)
+class Passage:
+    """One `/generate` request that arrived here, and its answer's `meta_info`, empty where there was none."""
+
+    key: str
+    body: dict[str, Any]
+    meta_info: dict[str, Any]
+
+
+class WorkerFront:
+    """The proxy; an async context manager, in which it listens.
+
+    Attributes:
+        passages: Requests in the order in which they arrived.
+        status: What it answers to `/generate` in the worker's place; None while the worker answers.
+        base_url: The same whenever it listens.
+    """
+
+    def __init__(self, worker_url: str) -> None:
+        self._worker_url = worker_url
+        self._session: aiohttp.ClientSession | None = None
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+        self.passages: list[Passage] = []
+        self.status: int | None = None
+        self.base_url = ""
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
+        )
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+        if self._session is not None:
+            await self._session.close()
+
+    async def open(self) -> None:
+        """Listen, on the same port as before."""
+        app = web.Application(client_max_size=1 << 28)
+        app.router.add_route("*", "/{path:.*}", self._forward)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self._port, backlog=1024).start()
+        self._port = self._runner.addresses[0][1]
+        self.base_url = f"http://127.0.0.1:{self._port}"
+
+    async def close(self) -> None:
+        """Cut all connections and refuse new ones, as if the worker's process were gone."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _forward(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        passage = None
+        if request.path == "/generate":
+            passage = Passage(request.headers.get(ROUTING_HEADER, ""), orjson.loads(body), {})
+            self.passages.append(passage)
+            if self.status is not None:
+                return web.Response(status=self.status, text="out of order")
+        answer = await self._send(request, body)
+        if passage is not None and answer.status == 200 and isinstance(answer.body, bytes):
+            passage.meta_info = orjson.loads(answer.body)["meta_info"]
+        return answer
+
+    async def _send(self, request: web.Request, body: bytes) -> web.Response:
+        assert self._session is not None
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_HEADERS}
+        url = f"{self._worker_url}{request.rel_url}"
+        async with self._session.request(request.method, url, data=body or None, headers=headers) as answer:
+            kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_HEADERS}
+            return web.Response(status=answer.status, body=await answer.read(), headers=kept)

@@ -9,7 +9,8 @@ from engine_api import IDS, in_flight, streaming, until_load
 from test_conformance_aborts import ABORTED, ABORTED_IN_QUEUE
 
 MODES = ["abort", "in_place", "retract"]
-GREEDY = {"max_new_tokens": 120, "ignore_eos": True, "temperature": 0}
+# long enough to be caught in the middle
+GREEDY = {"max_new_tokens": 400, "ignore_eos": True, "temperature": 0}
 # The front end of SGLang has so many tokens at a time of a request that does not stream.
 SENT_TOKENS = 50
 

@@ -12,7 +12,8 @@ from test_conformance_aborts import ABORTED
 from strands_rollout.engine.settings import SHIPPED_MODEL_DIR
 
 GREEDY = {"max_new_tokens": 10, "temperature": 0, "ignore_eos": True}
-STREAMED = {"max_new_tokens": 60, "ignore_eos": True}
+# long enough to be caught in the middle: the embedded engine makes more than a thousand tokens a second
+STREAMED = {"max_new_tokens": 400, "ignore_eos": True}
 
 NOT_FLUSHED = (
     "Weights were updated, but the cache was not flushed because requests are still running or queued. "

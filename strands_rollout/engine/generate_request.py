@@ -30,7 +30,6 @@ _UNSUPPORTED = (
     "session_params",
     "custom_logit_processor",
     "return_hidden_states",
-    "return_routed_experts",
     "top_logprobs_num",
     "token_ids_logprob",
 )

@@ -11,6 +11,18 @@ _EPISODE = json.loads((Path(__file__).parents[1] / "golden" / "episode.json").re
 CHAT_IDS = [token for stretch in _EPISODE["stretches"] for token in stretch["ids"]]
 # Below every control token of the shipped vocabulary, and inside any other model's.
 ORDINARY_IDS = 1000
+# A chat and a tool, in OpenAI's form.
+ASK = [{"role": "user", "content": "What is 17 * 2?"}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "execute_python_code",
+            "description": "Run Python code.",
+            "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+        },
+    }
+]
 
 
 def turn_prompts() -> list[list[int]]:

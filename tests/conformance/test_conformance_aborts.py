@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import pytest
+from answer_shape import ABORTED
 from engine_api import IDS, client_session, in_flight, streaming, until_load
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
-ABORTED_IN_QUEUE = {"type": "abort", "message": "Abort in waiting queue"}
-
-
-@asynccontextmanager
-async def witness(engine) -> AsyncIterator[None]:
-    """Checks that long generations that begin in the block end before a shorter one, which begins with it."""
-    shorter = {**engine.long, "max_new_tokens": engine.long["max_new_tokens"] * 3 // 4}
-    async with in_flight(engine, "witness", **shorter) as [task]:
-        await until_load(engine, 1)
-        yield
-        await until_load(engine, 1)
-        assert not task.done()
+from witness import witness
 
 
 async def test_aborting_a_running_request_returns_what_it_has(engine):

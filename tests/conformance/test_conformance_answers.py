@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from answer_shape import LOGPROB_KEYS, META_KEYS
 from engine_api import IDS
 from prompts import turn_prompts
 from tokenizers import Tokenizer
 
 from strands_rollout.engine.settings import SHIPPED_MODEL_DIR
 
-META_KEYS = {
-    "id",
-    "finish_reason",
-    "prompt_tokens",
-    "weight_version",
-    "num_retractions",
-    "reasoning_tokens",
-    "completion_tokens",
-    "cached_tokens",
-    "weight_versions",
-    "cached_tokens_details",
-    "dp_rank",
-    "e2e_latency",
-    "response_sent_to_client_ts",
-}
-LOGPROB_KEYS = {"input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"}
 TURN = turn_prompts()[0]
 END = "<|im_end|>"
 

@@ -5,19 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from prompts import turn_prompts
+from prompts import ASK, TOOLS, turn_prompts
 
-ASK = [{"role": "user", "content": "What is 17 * 2?"}]
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "execute_python_code",
-            "description": "Run Python code.",
-            "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
-        },
-    }
-]
 ANSWER_KEYS = {"id", "object", "created", "model", "choices", "usage", "metadata"}
 CHOICE_KEYS = {"index", "message", "logprobs", "finish_reason", "matched_stop"}
 USAGE_KEYS = {

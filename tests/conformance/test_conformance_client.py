@@ -7,9 +7,10 @@ import asyncio
 import pytest
 from engine_api import IDS, until_load
 from prompts import random_prompt
-from test_conformance_aborts import witness
+from witness import witness
 
 from strands_rollout.errors import EngineOverlongError, EngineRejectedError
+from strands_rollout.replay_data import missing_replay_data
 from strands_rollout.sglang_client import SGLangClient
 
 
@@ -65,6 +66,29 @@ async def test_an_abort_is_confirmed_and_its_answer_keeps_its_tokens(engine, cli
     assert (generation.finish_reason.type, generation.finish_reason.message) == ("abort", "Aborted")
     assert generation.finish_reason.status_code is None
     assert 0 < len(generation.output_ids) == len(generation.logprobs)
+
+
+async def test_an_aborted_generation_goes_on_from_its_own_tokens(shipped):
+    greedy = {**shipped.long, "temperature": 0}
+    async with SGLangClient(shipped.base_url) as client:
+        task = asyncio.create_task(client.generate(IDS, greedy, rid="r1"))
+        await until_load(shipped, 1)
+        await client.abort("r1")
+        begun = (await task).output_ids
+        rest = await client.generate([*IDS, *begun], {**greedy, "max_new_tokens": 10}, rid="r1-2")
+        assert rest.cached_tokens == len(IDS) + len(begun) - 1
+        await shipped.post("/flush_cache")
+        whole = await client.generate(IDS, {**greedy, "max_new_tokens": len(begun) + 10})
+    assert whole.output_ids == begun + rest.output_ids
+
+
+async def test_replay_data_that_the_server_was_not_started_for_is_found_missing(client):
+    asked = ({"return_routed_experts": True}, {}), ({}, {"custom_params": {"return_top_p_token_ids": True}})
+    for extra, params in asked:
+        generation = await client.generate(IDS, {"max_new_tokens": 1, **params}, extra=extra)
+        missing = missing_replay_data(extra, params, generation.meta_info)
+        assert missing is not None
+        assert missing.startswith("asked for ")
 
 
 async def test_an_aborted_answer_names_the_versions_of_its_tokens(engine, client):

@@ -6,10 +6,9 @@ import asyncio
 import json
 
 import pytest
+from answer_shape import ABORTED
 from engine_api import IDS, in_flight, streaming, until_load
-from prompts import random_prompt
-from test_conformance_aborts import ABORTED
-from test_conformance_chat import ASK, TOOLS
+from prompts import ASK, TOOLS, random_prompt
 
 pytestmark = pytest.mark.real
 ONE = {"max_new_tokens": 1, "ignore_eos": True}
@@ -138,6 +137,10 @@ async def test_further_logprobs_come_from_sglang_only(both, tell):
         body = {"input_ids": IDS, "sampling_params": ONE, "return_logprob": True, name: value}
         assert (await embedded.post("/generate", body)).status == 400
         assert len((await real.post("/generate", body)).body["meta_info"][key]) > 0
+    # and with input logprobs from the first token on, nothing that was cached is used
+    again = await real.generate(logprob_start_len=0, return_logprob=True, **ONE)
+    assert again["meta_info"]["cached_tokens"] == 0
+    assert (await real.generate(return_logprob=True, **ONE))["meta_info"]["cached_tokens"] == len(IDS) - 1
     tell("further logprobs: logprob_start_len, top_logprobs_num, token_ids_logprob")
 
 

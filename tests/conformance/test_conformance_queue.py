@@ -5,21 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from answer_shape import ABORTED, ABORTED_IN_QUEUE, LOGPROB_KEYS, QUEUED_META_KEYS
 from engine_api import in_flight, streaming, until_load
 from prompts import random_prompt
 from reference_qwen3 import log_softmax, shipped_reference
-from test_conformance_aborts import ABORTED, ABORTED_IN_QUEUE
-from test_conformance_answers import LOGPROB_KEYS
-
-QUEUED_META_KEYS = {
-    "id",
-    "finish_reason",
-    "weight_version",
-    "e2e_latency",
-    "weight_versions",
-    "completion_tokens",
-    "response_sent_to_client_ts",
-}
 
 
 def _check_never_ran(answer) -> None:

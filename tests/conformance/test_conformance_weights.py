@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from answer_shape import ABORTED
 from engine_api import IDS, in_flight, streaming, until_load
 from reference_qwen3 import ReferenceQwen3, log_softmax, shipped_reference
-from test_conformance_aborts import ABORTED
 
 from strands_rollout.engine.settings import SHIPPED_MODEL_DIR
 

@@ -23,8 +23,8 @@ from strands_rollout.wire_recorder import WireRecorder, recording
 
 GREEDY = slime_sampling_params(0.0, 768)
 SAMPLED = slime_sampling_params(1.0, 768)
-# one turn of so many tokens, which takes SGLang a second or two on a CPU
-LONG_TURN = {**GREEDY, "max_new_tokens": 300, "ignore_eos": True}
+# one turn of so many tokens, which takes SGLang some seconds on a CPU: none has ended before all have begun
+LONG_TURN = {**GREEDY, "max_new_tokens": 500, "ignore_eos": True}
 _EXECUTOR = {"name": "local", "isolation": "rlimits"}
 _PATIENCE_S = 60.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Final
@@ -42,7 +43,8 @@ def server_of(parsed: argparse.Namespace) -> Server:
     model = ["--model-path", str(parsed.model.resolve())]
     return Server(
         command=[sys.executable, "-m", "sglang.launch_server", *model, *place, *FLAGS, *parsed.flags],
-        environment=ENVIRONMENT,
+        # a small model needs one thread, and engines with one for each CPU spend their time waiting for each other
+        environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **ENVIRONMENT},
         ready_url=f"http://127.0.0.1:{parsed.port}/health",
         log=parsed.log,
     )

@@ -69,9 +69,10 @@ class ServedEngine(Api):
         async with asyncio.timeout(_START_S):
             while (await self.post("/flush_cache")).status != 200:  # noqa: ASYNC110 - the state polled is the server's
                 await asyncio.sleep(0.02)
+        await self.until_idle()
 
     async def until_idle(self) -> None:
-        """Wait until nothing runs or waits."""
+        """Wait until the load tells that nothing runs or waits, which it does late; else it would mislead a test."""
         await until_load(self, 0)
 
 

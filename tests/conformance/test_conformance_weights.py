@@ -160,6 +160,7 @@ async def test_a_version_can_change_without_the_weights(engine):
     assert answer.body == {"success": True, "message": "Weight version updated to v2", "new_version": "v2"}
     assert _versions(await running) == [version, "v2"]
     assert (await engine.get("/model_info")).body["weight_version"] == "v2"
+    await engine.until_idle()
     async with in_flight(engine, "r1", **engine.long) as [task]:
         await until_load(engine, 1)
         await engine.post("/update_weight_version", {"new_version": version})

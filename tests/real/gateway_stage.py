@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-import pytest
 from episode_stage import SAMPLED, EpisodeStage, episodes_on, facts_of, load_of
 from real_server import SCRIPTS, RealServer, start_gateway, start_sglang
 from worker_front import WorkerFront
@@ -42,7 +41,7 @@ class OwnWorker:
     async def running(self) -> str:
         """Its URL, when it runs."""
         if self._server is None:
-            self._server = await asyncio.to_thread(_start_one_threaded, self._port)
+            self._server = await asyncio.to_thread(start_sglang, port=self._port)
             self._port = int(self._server.base_url.rpartition(":")[2])
             await post(f"{self._server.base_url}/update_weight_version", new_version=OWN_VERSION)
         return self._server.base_url
@@ -52,13 +51,6 @@ class OwnWorker:
         if self._server is not None:
             self._server.kill()
             self._server = None
-
-
-def _start_one_threaded(port: int) -> RealServer:
-    # several engines with a thread for each CPU spend their time waiting for each other
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        return start_sglang(port=port)
 
 
 @dataclass(frozen=True, slots=True)

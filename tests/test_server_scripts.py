@@ -117,6 +117,7 @@ def test_a_server_that_ends_is_an_error_with_the_end_of_its_log_and_leaves_nothi
     assert ends(servers.facts["child"])
 
 
+@pytest.mark.slow
 def test_a_server_that_is_never_ready_is_ended(servers: Servers) -> None:
     failed = servers.run("sglang_cpu.sh", "start", "--timeout-s", "2", ready="/never")
     assert failed.returncode == 1
@@ -124,6 +125,7 @@ def test_a_server_that_is_never_ready_is_ended(servers: Servers) -> None:
     assert ends(servers.facts["child"])
 
 
+@pytest.mark.slow
 def test_a_server_ends_with_its_owner(servers: Servers) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as owner:
         told = servers.start("--owner", str(owner.pid))

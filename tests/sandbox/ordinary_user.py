@@ -97,7 +97,9 @@ class OrdinaryUser:
         shutil.copytree(package, self._site_packages / package.name, ignore=_LEFT_OUT)
         project = self._folder / "project"
         shutil.copytree(_TESTS / "sandbox", project / "tests" / "sandbox", ignore=_LEFT_OUT)
-        shutil.copy(_TESTS / "conftest.py", project / "tests")
+        for shared in _TESTS.glob("*.py"):
+            if not shared.name.startswith("test_"):  # conftest.py, and what it and the attacks import
+                shutil.copy(shared, project / "tests")
         shutil.copy(_TESTS.parent / "pyproject.toml", project)
         (self._folder / "home").mkdir()
 

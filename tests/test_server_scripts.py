@@ -117,6 +117,13 @@ def test_a_server_that_ends_is_an_error_with_the_end_of_its_log_and_leaves_nothi
     assert ends(servers.facts["child"])
 
 
+def test_a_port_that_is_taken_is_refused(servers: Servers) -> None:
+    port = servers.start()["base_url"].rpartition(":")[2]
+    refused = servers.run("sglang_cpu.sh", "start", "--port", port)
+    assert refused.returncode == 1
+    assert f"port {port} of 127.0.0.1 is taken" in refused.stderr
+
+
 @pytest.mark.slow
 def test_a_server_that_is_never_ready_is_ended(servers: Servers) -> None:
     failed = servers.run("sglang_cpu.sh", "start", "--timeout-s", "2", ready="/never")

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from real_engines.server_process import Server, ServerError, free_port, start, stop
+from real_engines.server_process import Server, ServerError, free_port, is_taken, start, stop
 
 
 class CommandLine:
@@ -52,6 +52,8 @@ class CommandLine:
         return 0
 
     def _start(self, parsed: argparse.Namespace, server_of: Callable[[argparse.Namespace], Server]) -> None:
+        if parsed.port and is_taken(parsed.port):  # whoever listens there would pass for the new server
+            raise ServerError(f"port {parsed.port} of 127.0.0.1 is taken; choose another one, or leave --port out")
         parsed.port = parsed.port or free_port()
         parsed.log = parsed.log or Path(tempfile.gettempdir(), f"{self._name}-{parsed.port}.log")
         pid = start(server_of(parsed), parsed.timeout_s, parsed.owner)

@@ -118,6 +118,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def is_taken(port: int) -> bool:
+    """Whether something listens on a port of 127.0.0.1."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def _wait_until_ready(process: subprocess.Popen[bytes], server: Server, timeout_s: float) -> None:
     give_up_at = time.monotonic() + timeout_s
     while not _is_ready(server.ready_url):

@@ -82,7 +82,7 @@ def narrow_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def engine(engine_url: str) -> AsyncIterator[ServedEngine]:
-    """Each engine in turn, idle, with an empty cache."""
+    """Each engine in turn, idle."""
     async with client_session() as session:
         served = ServedEngine(engine_url, session, facts_of(engine_url))
         await served.settle()

@@ -31,7 +31,12 @@ DIFFERENCES = (
         "a demo should survive a mistake that the client is there to prevent",
     ),
     Difference("an empty text", "dies", "refuses it with 400", "as above"),
-    Difference("a broken file of weights", "dies", "refuses it with 400 and keeps its weights", "as above"),
+    Difference(
+        "a broken file of weights",
+        "dies, as it does of weights of another shape",
+        "refuses both with 400 and keeps its weights",
+        "as above",
+    ),
     Difference(
         "seeds",
         "ignores sampling_seed unless started with --enable-deterministic-inference",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from engine_api import Api, until_load
-from prompts import CHAT_IDS
+from prompts import random_prompt
 from reference_qwen3 import log_softmax, shipped_reference
 
 from strands_rollout.engine import running_engine
@@ -64,12 +64,15 @@ class ServedEngine(Api):
         return 0.03 if self.facts.is_embedded else 0.15
 
     async def settle(self) -> None:
-        """Leave neither a pause nor a generation of an earlier test, nor anything in the cache."""
+        """Leave neither a pause nor a generation of an earlier test."""
         await self.post("/continue_generation", {})
+        await self.until_idle()
+
+    async def flush(self) -> None:
+        """Empty the cache; SGLang may need a moment to put away what has been answered."""
         async with asyncio.timeout(_START_S):
             while (await self.post("/flush_cache")).status != 200:  # noqa: ASYNC110 - the state polled is the server's
                 await asyncio.sleep(0.02)
-        await self.until_idle()
 
     async def until_idle(self) -> None:
         """Wait until the load tells that nothing runs or waits, which it does late; else it would mislead a test."""
@@ -97,12 +100,13 @@ def facts_of(base_url: str) -> EngineFacts:
 def serves_the_shipped_weights(base_url: str) -> bool:
     """Whether the server's greedy tokens have the logprobs that the shipped weights give them."""
     params = {"temperature": 0, "max_new_tokens": _FINGERPRINT_TOKENS, "ignore_eos": True}
-    body = {"input_ids": CHAT_IDS[:40], "sampling_params": params, "return_logprob": True}
+    prompt = random_prompt(40)  # of ids that every model has: others would kill the server
+    body = {"input_ids": prompt, "sampling_params": params, "return_logprob": True}
     generated = _json(base_url, "/generate", body)
     ids = generated["output_ids"]
     if max(ids) >= shipped_reference().vocab_size:
         return False
-    rows = log_softmax(shipped_reference().logits([*CHAT_IDS[:40], *ids]))[39:-1]
+    rows = log_softmax(shipped_reference().logits([*prompt, *ids]))[len(prompt) - 1 : -1]
     told = [entry[0] for entry in generated["meta_info"]["output_token_logprobs"]]
     return bool(np.allclose(rows[range(len(ids)), ids], told, atol=1e-2))
 

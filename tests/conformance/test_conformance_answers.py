@@ -21,6 +21,7 @@ def tokenizer() -> Tokenizer:
 
 
 async def test_an_answer_has_ids_and_text_and_meta_info_and_nothing_else(engine):
+    await engine.flush()
     answer = await engine.generate(temperature=1.0, max_new_tokens=4, top_p=1.0, top_k=-1, ignore_eos=True, rid="r1")
     meta = answer["meta_info"]
     assert set(answer) == {"text", "output_ids", "meta_info"}
@@ -151,7 +152,7 @@ async def test_a_batch_is_answered_by_a_list_in_its_order(shipped):
 
 
 async def test_n_makes_several_samples_of_one_prompt(engine):
-    params = {"max_new_tokens": 30, "n": 3, "ignore_eos": True, "temperature": 1.5}
+    params = {"max_new_tokens": 30, "n": 3, "ignore_eos": True, "temperature": 4.0}
     answers = (await engine.post("/generate", {"input_ids": IDS, "sampling_params": params})).body
     assert len({tuple(answer["output_ids"]) for answer in answers}) == 3
     assert len({answer["meta_info"]["id"] for answer in answers}) == 3

@@ -20,7 +20,8 @@ async def client(engine):
         yield client
 
 
-async def test_an_answer_is_accepted_token_by_token(client):
+async def test_an_answer_is_accepted_token_by_token(engine, client):
+    await engine.flush()
     generation = await client.generate(IDS, {"max_new_tokens": 8, "ignore_eos": True, "temperature": 0.7}, rid="r1")
     assert len(generation.output_ids) == len(generation.logprobs) == generation.completion_tokens == 8
     assert (generation.finish_reason.type, generation.finish_reason.length) == ("length", 8)
@@ -77,7 +78,7 @@ async def test_an_aborted_generation_goes_on_from_its_own_tokens(shipped):
         begun = (await task).output_ids
         rest = await client.generate([*IDS, *begun], {**greedy, "max_new_tokens": 10}, rid="r1-2")
         assert rest.cached_tokens == len(IDS) + len(begun) - 1
-        await shipped.post("/flush_cache")
+        await shipped.flush()
         whole = await client.generate(IDS, {**greedy, "max_new_tokens": len(begun) + 10})
     assert whole.output_ids == begun + rest.output_ids
 

@@ -77,6 +77,7 @@ async def test_a_client_that_leaves_during_a_pause_leaves_its_request_to_sglang_
     embedded, real = both
     found = []
     for engine in (embedded, real):
+        await engine.flush()
         await engine.post("/pause_generation", {"mode": "retract"})
         async with in_flight(engine, "gone", disconnects=True, **engine.long):
             await asyncio.sleep(engine.hop_s)
@@ -133,6 +134,7 @@ async def test_further_logprobs_come_from_sglang_only(both, tell):
         "top_logprobs_num": (2, "output_top_logprobs"),
         "token_ids_logprob": ([5], "output_token_ids_logprobs"),
     }
+    await real.flush()
     for name, (value, key) in asked.items():
         body = {"input_ids": IDS, "sampling_params": ONE, "return_logprob": True, name: value}
         assert (await embedded.post("/generate", body)).status == 400

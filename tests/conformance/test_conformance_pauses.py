@@ -82,7 +82,7 @@ async def test_another_pause_by_abort_does_not_end_what_waits_for_the_first_to_e
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_a_paused_generation_stands_still_and_then_goes_on_as_if_nothing_had_been(shipped, mode):
     whole = await shipped.generate(**GREEDY, return_logprob=True)
-    await shipped.post("/flush_cache")
+    await shipped.flush()
     task = await streaming(shipped, **GREEDY)
     await _pause(shipped, mode)
     await asyncio.sleep(shipped.hop_s)

@@ -1,0 +1,69 @@
+"""The command `strands-rollout demo`: its arguments and its exit code."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    base_url: Annotated[
+        str | None, typer.Option(help="An SGLang server or router; default: the embedded engine is started.")
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="What the embedded engine serves; default: the shipped model.", exists=True, file_okay=False),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="The served model's tokenizer; default: as the server names it.", exists=True, file_okay=False
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="JSONL with prompt and label; default: the shipped problems.", exists=True, dir_okay=False),
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Episodes to run.", min=1)] = 32,
+    concurrency: Annotated[int, typer.Option(help="Episodes at once.", min=1)] = 16,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.", min=0.0)] = 1.0,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Tokens of a whole response, tool results included.", min=1)
+    ] = 1024,
+    seed: Annotated[
+        int | None, typer.Option(help="Sampling seed of the first episode; the next one's is one more.")
+    ] = None,
+    dump: Annotated[Path, typer.Option(help="Folder of the samples that are written.", file_okay=False)] = Path(
+        "demo_dump"
+    ),
+    json_only: Annotated[bool, typer.Option("--json", help="Print only the line of JSON on stdout.")] = False,
+) -> None:
+    """Run math problems through `generate` and `reward_func`, check every token, and show what is trained.
+
+    The last line on stdout is a JSON summary. Exits with 1 if a check fails or no episode completes.
+    """
+    if base_url is not None and model is not None:
+        raise typer.BadParameter("--model is what the embedded engine serves; it can't be used with --base-url")
+    # transformers would advise to install torch, which nothing here needs
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from strands_rollout.demo import DemoOptions, run_demo
+
+    summary = run_demo(
+        DemoOptions(
+            base_url=base_url,
+            model_dir=model,
+            tokenizer_dir=tokenizer,
+            data=data,
+            samples=samples,
+            concurrency=concurrency,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            dump_dir=dump,
+            json_only=json_only,
+        )
+    )
+    raise typer.Exit(0 if summary.ok else 1)

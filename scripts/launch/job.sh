@@ -1,0 +1,235 @@
+# shellcheck shell=bash
+# What all jobs of slime with this package share: their settings, slime's arguments made of them, and what must be there
+# before a job starts. A script sets model_name first, and the sizes that are its own.
+
+# chosen SMOKE FULL: the default of a size, in a smoke run or a full one.
+chosen() {
+  if [[ $smoke -eq 1 ]]; then printf '%s' "$1"; else printf '%s' "$2"; fi
+}
+
+# Where things are.
+path_settings() {
+  setting MODEL_DIR "$repository/models" "folder of the models" path
+  setting HF_CHECKPOINT "$MODEL_DIR/$model_name" "the model in Hugging Face's format" path
+  setting REF_LOAD "${HF_CHECKPOINT}_torch_dist" "the same in Megatron's format" path
+  setting DATA_DIR "$repository/data" "folder of the data sets" path
+  setting ROLLOUT_CONFIG "$repository/configs/math_code.yaml" "settings of the agent; slime's --custom-config-path" path
+  setting RUN_NAME "$1" "name of the run"
+  setting SAVE_DIR "$repository/checkpoints/$RUN_NAME" "checkpoints and dumps of the run" path
+  if [[ $smoke -eq 1 ]]; then
+    RUN_NAME+=-smoke
+    SAVE_DIR+=-smoke # a real run must not go on from a smoke run's checkpoint
+  fi
+}
+
+# How the weights lie on the GPUs, and how long an episode may be.
+size_settings() {
+  setting NUM_NODES 1 "nodes; more than one need a running Ray" count
+  setting TENSOR_PARALLEL 2 "GPUs that share a layer in training" count
+  setting CONTEXT_PARALLEL 1 "GPUs that share a sequence in training" count
+  setting GPUS_PER_ENGINE 2 "GPUs of one SGLang engine" count
+  setting MAX_RESPONSE_LEN "$(chosen 2048 16384)" "tokens of a response, tool results included" count
+  setting MAX_CONTEXT_LEN "$((MAX_RESPONSE_LEN + 2048))" "tokens of prompt and response" count
+  setting MAX_TOKENS_PER_GPU "$(((MAX_CONTEXT_LEN + CONTEXT_PARALLEL - 1) / CONTEXT_PARALLEL))" \
+    "tokens of a training batch on one GPU; times CONTEXT_PARALLEL it must hold MAX_CONTEXT_LEN" count
+}
+
+evaluation_settings() {
+  setting EVAL_SETS "$1" "data sets to evaluate on, with commas: NAME is DATA_DIR/NAME.jsonl"
+  setting EVAL_CONFIG "" "slime's --eval-config instead of EVAL_SETS, such as configs/aime_eval.yaml" path
+  setting EVAL_SAMPLES "$(chosen 1 16)" "samples of each problem" count
+  setting EVAL_MAX_RESPONSE_LEN "$MAX_RESPONSE_LEN" "tokens of a response in evaluation" count
+  setting EVAL_TEMPERATURE 1.0 "sampling temperature in evaluation" number
+}
+
+# WANDB_API_KEY (or WANDB_KEY) is read from the environment only: a command line is readable by all users of a machine.
+wandb_settings() {
+  local default=0
+  WANDB_API_KEY="${WANDB_API_KEY:-${WANDB_KEY:-}}"
+  if [[ -n "$WANDB_API_KEY" || "${WANDB_MODE:-}" == "offline" ]]; then
+    default=1
+  fi
+  if [[ -n "$WANDB_API_KEY" ]]; then
+    export WANDB_API_KEY
+  fi
+  setting USE_WANDB "$default" "log to wandb; default: 1 where WANDB_API_KEY or WANDB_KEY is set, or WANDB_MODE=offline" switch
+  setting WANDB_PROJECT strands-rollout "project in wandb"
+}
+
+checkpoint_arguments() {
+  arguments+=(--hf-checkpoint "$HF_CHECKPOINT" --ref-load "$REF_LOAD")
+}
+
+agent_arguments() {
+  arguments+=(
+    --custom-generate-function-path strands_rollout.generate
+    --custom-rm-path strands_rollout.reward_func
+    --reward-key score
+    --eval-reward-key acc
+    --custom-config-path "$ROLLOUT_CONFIG"
+    --custom-rollout-log-function-path strands_rollout.log_rollout
+    --custom-eval-rollout-log-function-path strands_rollout.log_eval
+    --input-key prompt
+    --label-key label
+  )
+}
+
+# An episode's limit and the memory of the trainer are one number: a sample that does not fit on a GPU ends the run.
+context_arguments() {
+  arguments+=(
+    --rollout-max-response-len "$MAX_RESPONSE_LEN"
+    --rollout-max-context-len "$MAX_CONTEXT_LEN"
+    --use-dynamic-batch-size
+    --max-tokens-per-gpu "$MAX_TOKENS_PER_GPU"
+  )
+}
+
+parallel_arguments() {
+  arguments+=(
+    --tensor-model-parallel-size "$TENSOR_PARALLEL"
+    --sequence-parallel
+    --pipeline-model-parallel-size 1
+    --context-parallel-size "$CONTEXT_PARALLEL"
+    --expert-model-parallel-size 1
+    --expert-tensor-parallel-size 1
+    --recompute-granularity full
+    --recompute-method uniform
+    --recompute-num-layers 1
+    --attention-dropout 0.0
+    --hidden-dropout 0.0
+    --accumulate-allreduce-grads-in-fp32
+    --attention-softmax-in-fp32
+    --attention-backend flash
+  )
+}
+
+# All turns of an episode go to the engine that has its prefix in the cache.
+engine_arguments() {
+  arguments+=(
+    --rollout-num-gpus-per-engine "$GPUS_PER_ENGINE"
+    --num-gpus-per-node "$NUM_GPUS"
+    --sglang-mem-fraction-static "$SGLANG_MEM_FRACTION"
+    --router-policy consistent_hashing
+  )
+}
+
+evaluation_arguments() {
+  local name
+  if [[ -n "$EVAL_CONFIG" ]]; then
+    arguments+=(--eval-config "$EVAL_CONFIG")
+  else
+    arguments+=(--eval-prompt-data)
+    for name in ${EVAL_SETS//,/ }; do
+      arguments+=("$name" "$DATA_DIR/$name.jsonl")
+    done
+  fi
+  arguments+=(
+    --n-samples-per-eval-prompt "$EVAL_SAMPLES"
+    --eval-max-response-len "$EVAL_MAX_RESPONSE_LEN"
+    --eval-max-context-len "$((EVAL_MAX_RESPONSE_LEN + MAX_CONTEXT_LEN - MAX_RESPONSE_LEN))"
+    --eval-temperature "$EVAL_TEMPERATURE"
+    --eval-top-p 1.0
+  )
+}
+
+# slime takes the samples of a problem for --n-samples-per-eval-prompt in every set, whatever an --eval-config says.
+pass_rate_arguments() {
+  if [[ -z "${EVAL_CONFIG:-}" ]]; then
+    arguments+=(--log-passrate)
+  fi
+}
+
+wandb_arguments() {
+  if [[ "$USE_WANDB" == "1" ]]; then
+    arguments+=(--use-wandb --wandb-project "$WANDB_PROJECT" --wandb-group "$RUN_NAME" --disable-wandb-random-suffix)
+  fi
+}
+
+# Two GPUs that an NVLink connects let NCCL use it.
+_has_nvlink() {
+  if nvidia-smi topo -m 2>/dev/null | grep -q 'NV[0-9]'; then printf 1; else printf 0; fi
+}
+
+# require_sizes: sizes that can't fit together are refused, in a dry run too.
+require_sizes() {
+  [[ $MAX_RESPONSE_LEN -lt $MAX_CONTEXT_LEN ]] || usage_error "MAX_RESPONSE_LEN is $MAX_RESPONSE_LEN and MAX_CONTEXT_LEN" \
+    "$MAX_CONTEXT_LEN; expected a context with room for the prompt"
+  [[ $((MAX_TOKENS_PER_GPU * CONTEXT_PARALLEL)) -ge $MAX_CONTEXT_LEN ]] || usage_error "MAX_TOKENS_PER_GPU is" \
+    "$MAX_TOKENS_PER_GPU and CONTEXT_PARALLEL $CONTEXT_PARALLEL; expected their product to hold MAX_CONTEXT_LEN=$MAX_CONTEXT_LEN," \
+    "or a long episode runs the trainer out of memory"
+  [[ $((ACTOR_GPUS % (TENSOR_PARALLEL * CONTEXT_PARALLEL))) -eq 0 ]] || usage_error "$ACTOR_GPUS GPUs train on each node; expected a" \
+    "multiple of TENSOR_PARALLEL x CONTEXT_PARALLEL = $((TENSOR_PARALLEL * CONTEXT_PARALLEL))"
+  [[ $((ROLLOUT_GPUS % GPUS_PER_ENGINE)) -eq 0 ]] || usage_error "$ROLLOUT_GPUS GPUs generate; expected a multiple of" \
+    "GPUS_PER_ENGINE=$GPUS_PER_ENGINE"
+}
+
+require_no_secrets() {
+  local word
+  for word in ${extra_arguments[@]+"${extra_arguments[@]}"}; do
+    if [[ "$word" == --wandb-key* ]]; then
+      usage_error "got --wandb-key; expected the key in the environment, as WANDB_API_KEY: a command line is readable by all" \
+        "users of a machine, and slime writes its arguments to wandb"
+    fi
+  done
+}
+
+require_files() {
+  local name
+  require_slime
+  require_path "$HF_CHECKPOINT/config.json" "the model" "Download it: MODEL_DIR=$MODEL_DIR bash scripts/prepare_model.sh --model Qwen/$model_name"
+  require_path "$REF_LOAD/latest_checkpointed_iteration.txt" "the model in Megatron's format" \
+    "Convert it: MODEL_DIR=$MODEL_DIR bash scripts/prepare_model.sh --model Qwen/$model_name"
+  require_path "$ROLLOUT_CONFIG" "the agent's configuration" "Name one with ROLLOUT_CONFIG; those in configs/ are made for this"
+  if [[ -n "${PROMPT_DATA:-}" ]]; then
+    require_path "$PROMPT_DATA" "the training data" "Prepare it: python3 data_prep/dapo_math_17k.py --out $PROMPT_DATA"
+  fi
+  if [[ -n "${EVAL_CONFIG:-}" ]]; then
+    require_path "$EVAL_CONFIG" "the evaluation's configuration" "Name one with EVAL_CONFIG, such as configs/aime_eval.yaml"
+    return
+  fi
+  for name in ${EVAL_SETS//,/ }; do
+    require_path "$DATA_DIR/$name.jsonl" "the evaluation data" \
+      "Prepare it: python3 data_prep/${name//-/_}.py --out $DATA_DIR/$name.jsonl"
+  done
+}
+
+require_gpus() {
+  local found
+  if [[ -n "$RAY_ADDRESS" ]]; then
+    return
+  fi
+  found="$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)"
+  [[ $found -ge $NUM_GPUS ]] || fail "found $found GPUs (nvidia-smi -L), expected NUM_GPUS=$NUM_GPUS; set NUM_GPUS, or name a Ray" \
+    "with RAY_ADDRESS"
+}
+
+# What slime would not notice until minutes later, or never: it ignores arguments that it does not know.
+require_known_arguments() {
+  python3 -c 'import strands_rollout' || fail "python3 can't import strands_rollout; install it: python3 -m pip install -e $repository"
+  python3 -m strands_rollout.cli config "$ROLLOUT_CONFIG" >/dev/null || fail "$ROLLOUT_CONFIG can't be used, see above"
+  print_command "$@" | python3 -m strands_rollout.cli doctor --flags - --slime-dir "$SLIME_DIR" ||
+    fail "an argument is not slime's, see above; nothing was started"
+}
+
+# launch PROGRAM: slime's train.py or train_async.py with model_arguments, arguments and extra_arguments, as a job of Ray.
+launch() {
+  local program="$1" command
+  command=(python3 "$SLIME_DIR/$program" "${model_arguments[@]}" "${arguments[@]}" ${extra_arguments[@]+"${extra_arguments[@]}"})
+  job_environment=(
+    "PYTHONPATH=${MEGATRON_DIR:+$MEGATRON_DIR:}$SLIME_DIR:$repository${PYTHONPATH:+:$PYTHONPATH}"
+    "PYTHONUNBUFFERED=1"
+    "CUDA_DEVICE_MAX_CONNECTIONS=1"
+    "NCCL_NVLS_ENABLE=$(_has_nvlink)"
+    "DATA_DIR=$DATA_DIR"
+  )
+  if [[ -n "${WANDB_MODE:-}" ]]; then
+    job_environment+=("WANDB_MODE=$WANDB_MODE")
+  fi
+  require_no_secrets
+  if [[ $dry_run -eq 0 ]]; then
+    require_files
+    require_gpus
+    require_known_arguments "${command[@]}"
+  fi
+  ray_job "$RUN_NAME" "${command[@]}"
+}

@@ -1,0 +1,132 @@
+# shellcheck shell=bash
+# GRPO on dapo-math-17k: the settings and slime's arguments that all training scripts share.
+
+training_settings() {
+  slime_settings
+  path_settings "$1"
+  setting PROMPT_DATA "$DATA_DIR/dapo-math-17k.jsonl" "the training data" path
+  size_settings
+  setting NUM_ROLLOUT "$(chosen 2 3000)" "steps" count
+  setting ROLLOUT_BATCH_SIZE "$(chosen 4 16)" "prompts of a step" count
+  setting N_SAMPLES_PER_PROMPT "$(chosen 4 8)" "episodes of a prompt" count
+  setting GLOBAL_BATCH_SIZE "$((ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT))" "episodes of an optimizer step" count
+  setting TEMPERATURE 1.0 "sampling temperature" number
+  setting LEARNING_RATE 1e-6 "of Adam" number
+  setting KL_LOSS_COEF 0 "KL to the model at the start; 0 saves its forward passes" number
+  setting SAVE_INTERVAL "$(chosen 2 20)" "steps between checkpoints" count
+  setting DUMP_ROLLOUTS 1 "write each step's samples to SAVE_DIR/rollouts" switch
+  wandb_settings
+  ray_settings
+}
+
+# More prompts are begun than are trained: groups in which all episodes fared alike teach nothing and are left out. A
+# smoke run has responses too short for a right answer: it would draw prompts for ever.
+sampling_settings() {
+  setting DYNAMIC_SAMPLING "$(chosen 0 1)" "leave out groups whose rewards are all equal, and draw others" switch
+  setting OVER_SAMPLING_BATCH_SIZE "$(((ROLLOUT_BATCH_SIZE * 3 + 1) / 2))" "prompts that are begun at once, with DYNAMIC_SAMPLING" count
+  setting PARTIAL_ROLLOUT 0 "keep what is unfinished at a step's end, and go on with it in the next" switch
+}
+
+rollout_arguments() {
+  arguments+=(
+    --prompt-data "$PROMPT_DATA"
+    --rollout-shuffle
+    --num-rollout "$NUM_ROLLOUT"
+    --rollout-batch-size "$ROLLOUT_BATCH_SIZE"
+    --n-samples-per-prompt "$N_SAMPLES_PER_PROMPT"
+    --global-batch-size "$GLOBAL_BATCH_SIZE"
+    --rollout-temperature "$TEMPERATURE"
+    --balance-data
+    --custom-reward-post-process-path strands_rollout.normalize_rewards
+  )
+  if [[ $DUMP_ROLLOUTS -eq 1 ]]; then
+    arguments+=(--save-debug-rollout-data "$SAVE_DIR/rollouts/{rollout_id}.pt")
+  fi
+}
+
+sampling_arguments() {
+  if [[ $DYNAMIC_SAMPLING -eq 1 ]]; then
+    arguments+=(
+      --over-sampling-batch-size "$OVER_SAMPLING_BATCH_SIZE"
+      --dynamic-sampling-filter-path strands_rollout.keep_informative_groups
+    )
+  fi
+  if [[ $PARTIAL_ROLLOUT -eq 1 ]]; then
+    arguments+=(--partial-rollout)
+  fi
+}
+
+# TIS weighs each token by how much the trainer's probability of it differs from the engine's.
+grpo_arguments() {
+  arguments+=(--advantage-estimator grpo --eps-clip 0.2 --eps-clip-high 0.28 --entropy-coef 0.0 --use-tis)
+  if [[ ! "$KL_LOSS_COEF" =~ ^0*\.?0*$ ]]; then
+    arguments+=(--use-kl-loss --kl-loss-coef "$KL_LOSS_COEF" --kl-loss-type low_var_kl)
+  fi
+}
+
+optimizer_arguments() {
+  arguments+=(
+    --optimizer adam
+    --lr "$LEARNING_RATE"
+    --lr-decay-style constant
+    --weight-decay 0.1
+    --adam-beta1 0.9
+    --adam-beta2 0.98
+  )
+}
+
+# Loading from where is saved resumes a run. A smoke run always begins anew, and saves no optimizer: 2 of 16 bytes.
+save_arguments() {
+  if [[ $smoke -eq 1 ]]; then
+    arguments+=(--save "$SAVE_DIR" --save-interval "$SAVE_INTERVAL" --no-save-optim)
+  else
+    arguments+=(--load "$SAVE_DIR" --save "$SAVE_DIR" --save-interval "$SAVE_INTERVAL")
+  fi
+}
+
+training_arguments() {
+  checkpoint_arguments
+  save_arguments
+  agent_arguments
+  rollout_arguments
+  context_arguments
+  grpo_arguments
+  optimizer_arguments
+  parallel_arguments
+  engine_arguments
+  pass_rate_arguments
+  wandb_arguments
+}
+
+# Steps whose samples don't divide into optimizer steps end the run after the first rollout.
+require_batches() {
+  local samples=$((ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT))
+  [[ $((samples % GLOBAL_BATCH_SIZE)) -eq 0 ]] || usage_error "a step has ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT = $samples" \
+    "episodes; expected a multiple of GLOBAL_BATCH_SIZE=$GLOBAL_BATCH_SIZE"
+  [[ $N_SAMPLES_PER_PROMPT -gt 1 ]] || usage_error "N_SAMPLES_PER_PROMPT is 1; expected 2 or more: GRPO compares the episodes of a prompt"
+  [[ ${OVER_SAMPLING_BATCH_SIZE:-$ROLLOUT_BATCH_SIZE} -ge $ROLLOUT_BATCH_SIZE ]] || usage_error "OVER_SAMPLING_BATCH_SIZE is" \
+    "$OVER_SAMPLING_BATCH_SIZE; expected at least ROLLOUT_BATCH_SIZE=$ROLLOUT_BATCH_SIZE"
+}
+
+# colocated_training TEXT RUN_NAME: the whole of a script in which the same GPUs generate and train, by turns.
+colocated_training() {
+  training_settings "$2"
+  sampling_settings
+  setting EVAL_INTERVAL "$(chosen 2 20)" "steps between evaluations; the first is before the first step" count
+  evaluation_settings aime-2024
+  end_of_settings "$1" "NUM_GPUS=8 bash $0 --data-dir /data --num-rollout 500 -- --lr 2e-6"
+  ACTOR_GPUS="$NUM_GPUS"
+  ROLLOUT_GPUS="$((NUM_GPUS * NUM_NODES))"
+  require_sizes
+  require_batches
+  read_model_arguments
+  arguments=(--actor-num-nodes "$NUM_NODES" --actor-num-gpus-per-node "$NUM_GPUS" --colocate)
+  training_arguments
+  sampling_arguments
+  arguments+=(--eval-interval "$EVAL_INTERVAL")
+  if [[ $smoke -eq 1 ]]; then
+    arguments+=(--skip-eval-before-train)
+  fi
+  evaluation_arguments
+  launch train.py
+}

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Downloads a model from the Hugging Face hub and converts it to Megatron's format with slime's own tool. What is there
+# already is not done again; what was cut is, from where it was cut in the case of the download.
+set -euo pipefail
+
+# shellcheck source=scripts/slime_launch.sh
+source "$(dirname "${BASH_SOURCE[0]}")/slime_launch.sh"
+
+read_options "$@"
+setting MODEL Qwen/Qwen3-8B "the model's id on the hub"
+setting REVISION "" "its commit, tag or branch; default: the hub's newest"
+setting MODEL_DIR "$repository/models" "folder of the models" path
+model_name="${MODEL##*/}"
+setting HF_CHECKPOINT "$MODEL_DIR/$model_name" "where the model is, or is put" path
+setting REF_LOAD "${HF_CHECKPOINT}_torch_dist" "where it is put in Megatron's format" path
+setting CONVERSION_GPUS 1 "GPUs that convert" count
+setting DOWNLOAD_ONLY 0 "don't convert; needs no slime" switch
+slime_settings
+end_of_settings "Downloads a model and converts it to Megatron's format." "bash $0 --model Qwen/Qwen3-4B --model-dir /models"
+
+# A download is whole when each file is there that its index of weights names.
+is_whole() {
+  [[ -f "$HF_CHECKPOINT/config.json" ]] && python3 - "$HF_CHECKPOINT" <<'PYTHON'
+import json, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+index = folder / "model.safetensors.index.json"
+names = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+sys.exit(not all((folder / name).is_file() for name in names))
+PYTHON
+}
+
+# run WORDS...: the command, or what it is in a dry run.
+run() {
+  if [[ $dry_run -eq 1 ]]; then
+    print_command "$@"
+  else
+    "$@"
+  fi
+}
+
+download() {
+  local revision=()
+  if [[ $dry_run -eq 0 ]]; then
+    if is_whole; then
+      echo "the model is there: $HF_CHECKPOINT" >&2
+      return
+    fi
+    command -v hf >/dev/null || fail "no 'hf' on the PATH; install it: python3 -m pip install -U huggingface_hub"
+  fi
+  if [[ -n "$REVISION" ]]; then
+    revision=(--revision "$REVISION")
+  fi
+  run hf download "$MODEL" ${revision[@]+"${revision[@]}"} --local-dir "$HF_CHECKPOINT" || fail "$MODEL could not be downloaded," \
+    "see above. Without a way to the hub: download it elsewhere, put it into $HF_CHECKPOINT, and run this again;" \
+    "HF_ENDPOINT names a mirror"
+  [[ $dry_run -eq 1 ]] || is_whole || fail "$HF_CHECKPOINT lacks weights after the download; run this again"
+}
+
+# Into a folder of another name first: a conversion that was cut is never taken for a checkpoint.
+convert() {
+  local python=(python3) partial="$REF_LOAD.partial"
+  if [[ -f "$REF_LOAD/latest_checkpointed_iteration.txt" && $dry_run -eq 0 ]]; then
+    echo "the model in Megatron's format is there: $REF_LOAD" >&2
+    return
+  fi
+  [[ $dry_run -eq 1 || ! -e "$REF_LOAD" ]] || fail "$REF_LOAD is there, but is no finished checkpoint; remove it, or name another" \
+    "place with REF_LOAD"
+  read_model_arguments
+  if [[ $CONVERSION_GPUS -gt 1 ]]; then
+    python=(torchrun --nproc-per-node "$CONVERSION_GPUS")
+  fi
+  [[ $dry_run -eq 1 ]] || rm -rf -- "$partial"
+  run env "PYTHONPATH=${MEGATRON_DIR:+$MEGATRON_DIR:}$SLIME_DIR${PYTHONPATH:+:$PYTHONPATH}" CUDA_DEVICE_MAX_CONNECTIONS=1 \
+    "${python[@]}" "$SLIME_DIR/tools/convert_hf_to_torch_dist.py" "${model_arguments[@]}" \
+    --hf-checkpoint "$HF_CHECKPOINT" --save "$partial" || fail "slime's conversion failed, see above; $partial is unfinished"
+  run mv -- "$partial" "$REF_LOAD"
+}
+
+download
+if [[ $DOWNLOAD_ONLY -eq 0 ]]; then
+  convert
+fi
+[[ $dry_run -eq 1 ]] || echo "ready: $HF_CHECKPOINT$([[ $DOWNLOAD_ONLY -eq 1 ]] || printf ' and %s' "$REF_LOAD")"

@@ -1,0 +1,85 @@
+"""Records the flags of slime, Megatron-LM, SGLang and its router: `python scripts/record_flags.py --help`.
+
+`strands-rollout doctor --flags` judges by this record where the parsers themselves are not at hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from strands_rollout.flag_check.flag import Flag
+from strands_rollout.flag_check.flag_table import RECORD, SYSTEMS
+from strands_rollout.flag_check.real_parsers import ask
+
+
+def commit_of(checkout: Path) -> str:
+    """The commit that a checkout is at."""
+    return subprocess.run(  # noqa: S603
+        ["git", "-C", str(checkout), "rev-parse", "HEAD"],  # noqa: S607
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+
+
+def as_text(record: dict[str, Any]) -> str:
+    """The record as JSON, each flag on a line of its own, so that differences can be read."""
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items() if key != "flags"]
+    flags = ",\n".join(json.dumps(row) for row in record["flags"])
+    return "{\n" + ",\n".join(lines) + ',\n"flags": [\n' + flags + "\n]\n}\n"
+
+
+def sources_of(answer: dict[str, Any], slime: Path, megatron: Path, patches: str | None) -> dict[str, Any]:
+    """What was asked."""
+    patched = f" with {patches}" if patches else ""
+    return {
+        "slime": {"repository": "THUDM/slime", "version": f"commit {commit_of(slime)}"},
+        "megatron": {"repository": "NVIDIA/Megatron-LM", "version": f"commit {commit_of(megatron)}{patched}"},
+        "sglang": {"package": "sglang", "version": f"{answer['versions']['sglang']}{patched}"},
+        "router": {"package": "sglang-router", "version": answer["versions"]["router"]},
+    }
+
+
+def main(
+    slime: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Checkout of THUDM/slime.")],
+    megatron: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="Checkout of NVIDIA/Megatron-LM, of slime's commit.")
+    ],
+    sglang_python: Annotated[
+        str, typer.Option(help="Python that can import sglang, sglang_router and what Megatron-LM imports.")
+    ] = sys.executable,
+    patches: Annotated[
+        str | None, typer.Option(help="The patches that Megatron-LM and SGLang have, to be written down.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="File to write.", show_default="the package's own")] = RECORD,
+) -> None:
+    """Ask all four parsers for their flags and write them down. PYTHONPATH is passed on.
+
+    Example, in slime's image: python scripts/record_flags.py --slime /root/slime --megatron /root/Megatron-LM
+    --patches "slime's docker/patch/latest"
+    """
+    os.environ["MEGATRON_DIR"] = str(megatron.resolve())
+    answer = ask(slime.resolve(), python=sglang_python)
+    if answer["failed"]:
+        typer.echo(f"error: not all parsers could be asked, nothing was written: {answer['failed']}", err=True)
+        raise typer.Exit(1)
+    flags = sorted(map(Flag.read, answer["flags"]), key=lambda flag: (SYSTEMS.index(flag.system), flag.names))
+    record = {
+        "format": 1,
+        "command": "python scripts/record_flags.py",
+        "sources": sources_of(answer, slime, megatron, patches),
+        "abbreviating": answer["abbreviating"],
+        "left_out": answer["left_out"],
+        "flags": [flag.row() for flag in flags],
+    }
+    out.write_text(as_text(record), encoding="utf-8")
+    typer.echo(f"{len(flags)} flags -> {out}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

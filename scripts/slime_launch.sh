@@ -1,0 +1,15 @@
+# shellcheck shell=bash
+# The library of the scripts that run slime with this package: each sources it, sets model_name, and calls what it needs.
+
+repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+
+# shellcheck source=scripts/launch/settings.sh
+source "$repository/scripts/launch/settings.sh"
+# shellcheck source=scripts/launch/slime.sh
+source "$repository/scripts/launch/slime.sh"
+# shellcheck source=scripts/launch/ray.sh
+source "$repository/scripts/launch/ray.sh"
+# shellcheck source=scripts/launch/job.sh
+source "$repository/scripts/launch/job.sh"
+# shellcheck source=scripts/launch/training.sh
+source "$repository/scripts/launch/training.sh"

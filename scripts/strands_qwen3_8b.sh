@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Trains Qwen3-8B as a Strands agent that solves math with code: GRPO on dapo-math-17k in slime, evaluated on AIME 2024,
+# on 8 GPUs that generate and train by turns. Run again, it goes on from its last checkpoint. --help shows all settings.
+set -euo pipefail
+
+# shellcheck source=scripts/slime_launch.sh
+source "$(dirname "${BASH_SOURCE[0]}")/slime_launch.sh"
+model_name=Qwen3-8B
+
+read_options "$@"
+setting NUM_GPUS 8 "GPUs of each node" count
+setting SGLANG_MEM_FRACTION 0.4 "share of a GPU's memory for SGLang's weights and cache" number
+colocated_training "Trains Qwen3-8B as an agent that solves math with code, in slime, on one node of 8 GPUs." qwen3-8b-strands

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Trains Qwen3-8B like strands_qwen3_8b.sh, but fully asynchronously: half of the GPUs generate without a pause, the
+# others train on what is finished. Evaluate its checkpoints with eval_aime.sh: slime's fully asynchronous rollout has no
+# evaluation, no dynamic sampling and no partial rollouts.
+set -euo pipefail
+
+# shellcheck source=scripts/slime_launch.sh
+source "$(dirname "${BASH_SOURCE[0]}")/slime_launch.sh"
+model_name=Qwen3-8B
+
+read_options "$@"
+setting NUM_GPUS 8 "GPUs of this node" count
+setting ACTOR_GPUS "$((NUM_GPUS / 2))" "GPUs that train, on each node; the others generate" count
+setting SGLANG_MEM_FRACTION 0.7 "share of a GPU's memory for SGLang's weights and cache" number
+setting SGLANG_CONCURRENCY 64 "episodes at once for each engine" count
+training_settings qwen3-8b-strands-async
+end_of_settings "Trains Qwen3-8B as an agent that solves math with code, in slime, fully asynchronously, on 8 GPUs." \
+  "bash $0 --actor-gpus 4 -- --update-weights-interval 2"
+[[ $ACTOR_GPUS -lt $NUM_GPUS ]] || usage_error "ACTOR_GPUS is $ACTOR_GPUS of NUM_GPUS=$NUM_GPUS; expected some to be left that generate"
+ROLLOUT_GPUS="$(((NUM_GPUS - ACTOR_GPUS) * NUM_NODES))"
+require_sizes
+require_batches
+read_model_arguments
+arguments=(
+  --actor-num-nodes "$NUM_NODES"
+  --actor-num-gpus-per-node "$ACTOR_GPUS"
+  --rollout-num-gpus "$ROLLOUT_GPUS"
+  --rollout-function-path slime.rollout.fully_async_rollout.generate_rollout_fully_async
+  --sglang-server-concurrency "$SGLANG_CONCURRENCY"
+)
+training_arguments
+launch train_async.py

@@ -73,7 +73,7 @@ convert() {
   run env "PYTHONPATH=${MEGATRON_DIR:+$MEGATRON_DIR:}$SLIME_DIR${PYTHONPATH:+:$PYTHONPATH}" CUDA_DEVICE_MAX_CONNECTIONS=1 \
     "${python[@]}" "$SLIME_DIR/tools/convert_hf_to_torch_dist.py" "${model_arguments[@]}" \
     --hf-checkpoint "$HF_CHECKPOINT" --save "$partial" || fail "slime's conversion failed, see above; $partial is unfinished"
-  run mv -- "$partial" "$REF_LOAD"
+  run mv "$partial" "$REF_LOAD"
 }
 
 download

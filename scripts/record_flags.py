@@ -9,14 +9,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from strands_rollout.flag_check.flag import Flag
 from strands_rollout.flag_check.flag_table import RECORD, SYSTEMS
 from strands_rollout.flag_check.real_parsers import ask
+
+NOT_SLIMES: Final = ", PyPI's build (slime's image has its own, so values are not judged)"
 
 
 def commit_of(checkout: Path) -> str:
@@ -41,8 +44,23 @@ def sources_of(answer: dict[str, Any], slime: Path, megatron: Path, patches: str
         "slime": {"repository": "THUDM/slime", "version": f"commit {commit_of(slime)}"},
         "megatron": {"repository": "NVIDIA/Megatron-LM", "version": f"commit {commit_of(megatron)}{patched}"},
         "sglang": {"package": "sglang", "version": f"{answer['versions']['sglang']}{patched}"},
-        "router": {"package": "sglang-router", "version": answer["versions"]["router"]},
+        "router": {
+            "package": "sglang-router",
+            "version": answer["versions"]["router"] + ("" if _is_slimes(answer) else NOT_SLIMES),
+        },
     }
+
+
+def _is_slimes(answer: dict[str, Any]) -> bool:
+    return "slime" in answer["versions"]["router"]
+
+
+def flags_of(answer: dict[str, Any]) -> list[Flag]:
+    """The flags in the order of the record. slime's build of the router takes further values; only it knows them."""
+    flags = sorted(map(Flag.read, answer["flags"]), key=lambda flag: (SYSTEMS.index(flag.system), flag.names))
+    if _is_slimes(answer):
+        return flags
+    return [replace(flag, choices=()) if flag.system == "router" else flag for flag in flags]
 
 
 def main(
@@ -68,7 +86,7 @@ def main(
     if answer["failed"]:
         typer.echo(f"error: not all parsers could be asked, nothing was written: {answer['failed']}", err=True)
         raise typer.Exit(1)
-    flags = sorted(map(Flag.read, answer["flags"]), key=lambda flag: (SYSTEMS.index(flag.system), flag.names))
+    flags = flags_of(answer)
     record = {
         "format": 1,
         "command": "python scripts/record_flags.py",

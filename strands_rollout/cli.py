@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from strands_rollout import __version__
+from strands_rollout.commands.config import config
 from strands_rollout.commands.demo import demo
 from strands_rollout.commands.doctor import doctor
 from strands_rollout.commands.serve import serve
@@ -53,6 +54,7 @@ def _root(
 app.command(epilog="Example: strands-rollout demo --samples 8 --seed 1")(demo)
 app.command(epilog="Example: strands-rollout serve --port 30000")(serve)
 app.command(epilog="Example: strands-rollout doctor --json")(doctor)
+app.command(epilog="Example: strands-rollout config configs/math_code.yaml")(config)
 
 
 if __name__ == "__main__":

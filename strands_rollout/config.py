@@ -86,7 +86,7 @@ class RolloutSettings(BaseModel):
     )
     tool_parser: str = Field(default="hermes", description="Format of the model's tool calls.")
     enable_thinking: bool | None = Field(default=None, description="Handed to the chat template when set.")
-    reward: RewardSettings = Field(default_factory=RewardSettings, description="See RewardSettings.")
+    reward: RewardSettings = Field(default_factory=RewardSettings, description="How an answer is scored.")
 
 
 def settings_from_args(args: object) -> RolloutSettings:

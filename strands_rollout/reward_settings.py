@@ -14,25 +14,28 @@ TOOL_SHAPING_CEILING: Final = 0.4
 
 
 class RewardSettings(BaseModel):
-    """How a graded answer becomes a number.
-
-    Attributes:
-        style: "default" grades with `strands_rollout.grading`; "slime_strands_example" gives the score of slime's
-            examples/strands_sglang exactly, its faults included, for those who reproduce it.
-        correct: The score of a right answer.
-        wrong: The score of any other; below `correct`.
-        tool_shaping: Whether a wrong answer earns (tool iterations - 2) * 0.05 on top, at most 0.4, as in slime's
-            example. A group whose answers are all wrong then has a spread that GRPO trains on.
-        symbolic_timeout_s: Seconds that one symbolic comparison may take; the answer is wrong when they are over.
-    """
+    """How a graded answer becomes a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    style: Literal["default", "slime_strands_example"] = "default"
-    correct: FiniteFloat = 1.0
-    wrong: FiniteFloat = -1.0
-    tool_shaping: bool = False
-    symbolic_timeout_s: float = Field(default=5.0, gt=0, le=60)
+    style: Literal["default", "slime_strands_example"] = Field(
+        default="default",
+        description='"default" grades with `strands_rollout.grading`; "slime_strands_example" gives the score of '
+        "slime's examples/strands_sglang exactly, its faults included, for those who reproduce it.",
+    )
+    correct: FiniteFloat = Field(default=1.0, description="The score of a right answer.")
+    wrong: FiniteFloat = Field(default=-1.0, description="The score of any other; below `correct`.")
+    tool_shaping: bool = Field(
+        default=False,
+        description="Whether a wrong answer earns (tool iterations - 2) * 0.05 on top, at most 0.4, as in slime's "
+        "example. A group whose answers are all wrong then has a spread that GRPO trains on.",
+    )
+    symbolic_timeout_s: float = Field(
+        default=5.0,
+        gt=0,
+        le=60,
+        description="Seconds that one symbolic comparison may take; the answer is wrong when they are over.",
+    )
 
     @model_validator(mode="after")
     def _scores_must_rank(self) -> Self:

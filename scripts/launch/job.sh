@@ -4,11 +4,12 @@
 
 # chosen SMOKE FULL: the default of a size, in a smoke run or a full one.
 chosen() {
-  if [[ $smoke -eq 1 ]]; then printf '%s' "$1"; else printf '%s' "$2"; fi
+  if [[ $SMOKE -eq 1 ]]; then printf '%s' "$1"; else printf '%s' "$2"; fi
 }
 
 # Where things are.
 path_settings() {
+  setting SMOKE 0 "a quick run of all parts: two steps, few and short episodes" switch
   setting MODEL_DIR "$repository/models" "folder of the models" path
   setting HF_CHECKPOINT "$MODEL_DIR/$model_name" "the model in Hugging Face's format" path
   setting REF_LOAD "${HF_CHECKPOINT}_torch_dist" "the same in Megatron's format" path
@@ -16,7 +17,7 @@ path_settings() {
   setting ROLLOUT_CONFIG "$repository/configs/math_code.yaml" "settings of the agent; slime's --custom-config-path" path
   setting RUN_NAME "$1" "name of the run"
   setting SAVE_DIR "$repository/checkpoints/$RUN_NAME" "checkpoints and dumps of the run" path
-  if [[ $smoke -eq 1 ]]; then
+  if [[ $SMOKE -eq 1 ]]; then
     RUN_NAME+=-smoke
     SAVE_DIR+=-smoke # a real run must not go on from a smoke run's checkpoint
   fi

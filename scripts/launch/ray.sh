@@ -69,8 +69,7 @@ _print_job() {
   if [[ -z "$RAY_ADDRESS" ]]; then
     ray_start_command
     printf '# unless a Ray runs here already; stopped when the job ends\n'
-    print_command "${ray_start[@]}"
-    printf '\n'
+    printf '%s &\n\n' "$(print_command "${ray_start[@]}")"
   elif _needs_key; then
     printf '# with WANDB_API_KEY in its environment too, handed over through a pipe\n'
   fi
@@ -106,13 +105,13 @@ _find_or_start_ray() {
 
 # In the foreground of a process of its own (--block): when that process ends, so does this Ray, and no other.
 _start_ray() {
-  local tries
+  local deadline=$((SECONDS + 120))
   _ray_log="$(mktemp)"
   ray_start_command
   echo "starting Ray; it is stopped when the job ends ..." >&2
   "${ray_start[@]}" >"$_ray_log" 2>&1 </dev/null &
   _ray_pid=$!
-  for ((tries = 0; tries < 120; tries++)); do
+  while [[ $SECONDS -lt $deadline ]]; do
     if ! kill -0 "$_ray_pid" 2>/dev/null; then
       _ray_pid=""
       fail "Ray did not start: $(tail -n 5 "$_ray_log")"
@@ -120,7 +119,7 @@ _start_ray() {
     if _takes_jobs; then
       return
     fi
-    sleep 1
+    sleep 0.5
   done
   fail "Ray was started but took no jobs at $(job_address) within two minutes: $(tail -n 5 "$_ray_log")"
 }

@@ -3,7 +3,6 @@
 # Knows nothing of slime or Ray. Works with bash 3.2.
 
 dry_run=0
-smoke=0
 extra_arguments=()
 _wants_help=0
 _option_names=()
@@ -31,7 +30,6 @@ read_options() {
     case "$word" in
       -h | --help) _wants_help=1 ;;
       --dry-run) dry_run=1 ;;
-      --smoke) smoke=1 ;;
       --)
         extra_arguments=("$@")
         return

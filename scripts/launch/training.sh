@@ -75,9 +75,9 @@ optimizer_arguments() {
   )
 }
 
-# Loading from where is saved resumes a run. A smoke run always begins anew, and saves no optimizer: 2 of 16 bytes.
+# Loading from where is saved resumes a run. A smoke run always begins anew, and saves no optimizer.
 save_arguments() {
-  if [[ $smoke -eq 1 ]]; then
+  if [[ $SMOKE -eq 1 ]]; then
     arguments+=(--save "$SAVE_DIR" --save-interval "$SAVE_INTERVAL" --no-save-optim)
   else
     arguments+=(--load "$SAVE_DIR" --save "$SAVE_DIR" --save-interval "$SAVE_INTERVAL")
@@ -124,7 +124,7 @@ colocated_training() {
   training_arguments
   sampling_arguments
   arguments+=(--eval-interval "$EVAL_INTERVAL")
-  if [[ $smoke -eq 1 ]]; then
+  if [[ $SMOKE -eq 1 ]]; then
     arguments+=(--skip-eval-before-train)
   fi
   evaluation_arguments

@@ -1,0 +1,185 @@
+"""A copy of the launch scripts, a stand-in for slime's checkout, and fakes of what the scripts call, which log it.
+
+The fakes: `ray` (a cluster is a file that `ray start --block` keeps while it runs), `python3`, `nvidia-smi`, `hf`, and
+`pkill`, which nothing may ever call.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+MODEL_ARGS = 'MODEL_ARGS=(\n   --num-layers 36\n   --rotary-base "${MODEL_ARGS_ROTARY_BASE:-1000000}"\n)\n'
+FAKE = """#!{python} -S
+import json, os, pathlib, signal, sys, time
+stage = pathlib.Path({stage!r})
+name, words = pathlib.Path(sys.argv[0]).name, sys.argv[1:]
+entry = {{"name": name, "words": words, "key": os.environ.get("WANDB_API_KEY")}}
+if "--runtime-env" in words:
+    entry["runtime_env"] = json.loads(open(words[words.index("--runtime-env") + 1]).read())
+if words[-4:-2] == ["--flags", "-"]:
+    entry["stdin"] = sys.stdin.read()
+with open(stage / "calls.jsonl", "a") as log:
+    log.write(json.dumps(entry) + "\\n")
+{body}
+"""
+RAY = """
+running, number = stage / "ray-runs", int(os.environ.get("FAKE_JOB_STATUS", "0"))
+if words[:2] == ["job", "list"] or words[:1] == ["status"]:
+    sys.exit(not (running.exists() and (words[0] == "status" or os.environ.get("FAKE_DASHBOARD", "1") == "1")))
+if words[:1] == ["start"]:
+    if os.environ.get("FAKE_RAY_FAILS"):
+        sys.exit("no free port")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    try:
+        running.write_text(str(os.getpid()))
+        time.sleep(60)
+    finally:
+        running.unlink()
+if words[:2] == ["job", "submit"]:
+    (stage / "job-runs").touch()
+    deadline = time.monotonic() + 60
+    while os.environ.get("FAKE_LONG_JOB") and not (stage / "job-stopped").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    sys.exit(number)
+if words[:2] == ["job", "stop"]:
+    (stage / "job-stopped").touch()
+"""
+PYTHON = """
+if words[:1] in (["-c"], ["-"]):
+    if "import strands_rollout" in words:
+        sys.exit(int(os.environ.get("FAKE_NOT_INSTALLED", "0")))
+    os.execv(sys.executable, [sys.executable, *words])
+if words[:1] == ["-m"]:
+    sys.exit(int(os.environ.get("FAKE_CHECK_STATUS", "0")))
+if "--save" in words and not os.environ.get("FAKE_CONVERSION_FAILS"):
+    saved = pathlib.Path(words[words.index("--save") + 1])
+    saved.mkdir(parents=True)
+    (saved / "latest_checkpointed_iteration.txt").write_text("release")
+sys.exit(int(os.environ.get("FAKE_CONVERSION_FAILS", "0")))
+"""
+NVIDIA_SMI = """
+if words == ["-L"]:
+    print("\\n".join(f"GPU {n}: one (UUID: GPU-{n})" for n in range(int(os.environ.get("FAKE_GPUS", "8")))))
+elif words[:1] == ["topo"] and os.environ.get("FAKE_NVLINK"):
+    print("GPU0 X NV18")
+"""
+HF = """
+if os.environ.get("FAKE_HUB_FAILS"):
+    sys.exit("cannot reach the hub")
+folder = pathlib.Path(words[words.index("--local-dir") + 1])
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "config.json").write_text("{}")
+(folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}')
+(folder / "one.safetensors").touch()
+if not os.environ.get("FAKE_CUT_DOWNLOAD"):
+    (folder / "two.safetensors").touch()
+"""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a fake: its name, arguments, wandb's key in its environment, and what it was handed to read."""
+
+    name: str
+    words: list[str]
+    key: str | None
+    runtime_env: dict[str, dict[str, str]] | None = None
+    stdin: str | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where the scripts run.
+
+    Attributes:
+        root: The copy of the repository.
+        slime: The stand-in for slime's checkout; Megatron-LM lies beside it.
+    """
+
+    root: Path
+    slime: Path
+
+    @property
+    def calls(self) -> list[Call]:
+        log = self.root.parent / "calls.jsonl"
+        return [Call(**json.loads(line)) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def calls_of(self, *words: str) -> list[Call]:
+        """The calls that begin with these words, the command's name first."""
+        return [call for call in self.calls if [call.name, *call.words][: len(words)] == list(words)]
+
+    @property
+    def ray_runs(self) -> Path:
+        return self.root.parent / "ray-runs"
+
+    def environment(self, **given: str) -> dict[str, str]:
+        """Nothing of the caller's but the PATH of the system."""
+        base = {"PATH": f"{self.root.parent / 'bin'}:/usr/bin:/bin", "HOME": str(self.root.parent), "LC_ALL": "C.UTF-8"}
+        return {**base, "SLIME_DIR": str(self.slime), **given}
+
+    def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", str(self.root / "scripts" / script), *arguments],
+            env=self.environment(**environment),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+
+    def start(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """The same in the background, in a process group of its own."""
+        return subprocess.Popen(
+            ["bash", str(self.root / "scripts" / script), *arguments],
+            env=self.environment(**environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def provide_files(self, *, model: str = "Qwen3-8B") -> None:
+        """A model in both formats, and the data, all empty."""
+        (self.root / "models" / model).mkdir(parents=True)
+        (self.root / "models" / model / "config.json").write_text("{}")
+        (self.root / "models" / f"{model}_torch_dist").mkdir()
+        (self.root / "models" / f"{model}_torch_dist" / "latest_checkpointed_iteration.txt").write_text("release")
+        (self.root / "data").mkdir()
+        for name in ("dapo-math-17k", "aime-2024", "aime-2025"):
+            (self.root / "data" / f"{name}.jsonl").touch()
+
+    def files(self) -> dict[str, int]:
+        """All files of the copy and of slime, with the times of their last changes."""
+        folders = (self.root, self.slime.parent)
+        return {str(path): path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*")}
+
+
+def set_stage(root: Path) -> Stage:
+    """Copy the scripts to a folder below `root`, and put the fakes beside it."""
+    copy, slime, commands = root / "a checkout", root / "sources" / "slime", root / "bin"
+    shutil.copytree(REPOSITORY / "scripts", copy / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(REPOSITORY / "configs", copy / "configs")
+    (slime / "scripts/models").mkdir(parents=True)
+    (slime.parent / "Megatron-LM").mkdir()
+    (slime / "train.py").touch()
+    for model in ("qwen3-8B", "qwen3-4B"):
+        (slime / f"scripts/models/{model}.sh").write_text(MODEL_ARGS)
+    commands.mkdir()
+    bodies = {"ray": RAY, "python3": PYTHON, "nvidia-smi": NVIDIA_SMI, "hf": HF, "pkill": "", "torchrun": PYTHON}
+    for name, body in bodies.items():
+        path = commands / name
+        path.write_text(FAKE.format(python=sys.executable, stage=str(root), body=body))
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return Stage(copy, slime)
+
+
+def readable(stage: Stage, text: str) -> str:
+    """Without the paths of this machine."""
+    return text.replace(str(stage.root), "<repository>").replace(str(stage.slime.parent), "<sources>")

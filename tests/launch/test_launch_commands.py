@@ -1,0 +1,186 @@
+"""The commands that the launch scripts print and run, against golden files.
+
+A change of them is looked at, and written down with: UPDATE_GOLDEN=1 bash scripts/test.sh tests/launch
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from launch_stage import REPOSITORY, Stage, readable, set_stage
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "launch"
+SCRIPTS = ["strands_qwen3_8b", "strands_qwen3_4b", "strands_qwen3_8b_async", "eval_aime", "prepare_model"]
+VARIANTS: dict[str, tuple[str, list[str], dict[str, str]]] = {
+    "smoke": ("strands_qwen3_8b", ["--smoke"], {}),
+    "partial_rollout": ("strands_qwen3_8b", ["--partial-rollout"], {}),
+    "several_nodes": ("strands_qwen3_8b", ["--num-nodes", "4"], {"RAY_ADDRESS": "10.0.0.1:6379"}),
+    "wandb": ("strands_qwen3_8b", [], {"WANDB_API_KEY": "secret", "RAY_ADDRESS": "http://10.0.0.1:8265"}),
+    "several_sets": ("strands_qwen3_8b", ["--eval-config", "/configs/aime_eval.yaml"], {}),
+    "everything": (
+        "strands_qwen3_8b",
+        ["--dynamic-sampling=0", "--kl-loss-coef", "0.001", "--context-parallel", "2", "--", "--seed", "7"],
+        {"DUMP_ROLLOUTS": "0", "FAKE_NVLINK": "1", "WANDB_MODE": "offline"},
+    ),
+    "async_smoke": ("strands_qwen3_8b_async", ["--smoke"], {}),
+    "checkpoint": ("eval_aime", ["--load", "/runs/one", "--ckpt-step", "199"], {}),
+    "convert_on_gpus": (
+        "prepare_model",
+        ["--model", "Qwen/Qwen3-4B", "--conversion-gpus=4", "--revision=abc"],
+        {},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return set_stage(tmp_path_factory.mktemp("launch"))
+
+
+def dry_run(stage: Stage, script: str, *arguments: str, **environment: str) -> str:
+    # options of our own come before those of slime
+    finished = stage.run(f"{script}.sh", "--dry-run", *arguments, **environment)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == ""
+    return readable(stage, finished.stdout)
+
+
+def words_of(shown: str) -> list[str]:
+    return shlex.split(shown.replace("\\\n", ""))
+
+
+def check_golden(name: str, shown: str) -> None:
+    golden = GOLDEN / f"{name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(shown)
+    assert shown == golden.read_text(), f"see the docstring of {Path(__file__).name} if this is meant"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_dry_run_prints_the_golden_command(stage: Stage, script: str) -> None:
+    check_golden(script, dry_run(stage, script))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_without_slime_its_model_arguments_are_a_marked_placeholder(stage: Stage, script: str) -> None:
+    shown = dry_run(stage, script, SLIME_DIR="")
+    assert "<MODEL_ARGS of scripts/models/qwen3-" in shown
+    check_golden(f"{script}.without_slime", shown)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_options_change_the_golden_command(stage: Stage, name: str) -> None:
+    script, arguments, environment = VARIANTS[name]
+    check_golden(f"{script}.{name}", dry_run(stage, script, *arguments, **environment))
+
+
+def test_no_golden_file_is_left_over() -> None:
+    names = {*SCRIPTS, *(f"{script}.without_slime" for script in SCRIPTS)}
+    names |= {f"{script}.{name}" for name, (script, _, _) in VARIANTS.items()}
+    assert {path.stem for path in GOLDEN.iterdir()} == names
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_dry_run_writes_nothing_and_calls_nothing_that_does(stage: Stage, script: str) -> None:
+    before, calls = stage.files(), len(stage.calls)
+    dry_run(stage, script, SLIME_DIR="")
+    assert stage.files() == before
+    assert {call.name for call in stage.calls[calls:]} <= {"python3", "nvidia-smi"}
+
+
+def test_a_dry_run_needs_none_of_the_commands(stage: Stage) -> None:
+    shown = stage.run("strands_qwen3_8b.sh", "--dry-run", PATH="/usr/bin:/bin")
+    assert shown.returncode == 0
+    assert "ray job submit" in shown.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_no_secret_and_no_path_of_a_machine_is_printed(stage: Stage, script: str) -> None:
+    shown = dry_run(stage, script, WANDB_API_KEY="hush", RAY_ADDRESS="http://10.0.0.1:8265")
+    assert "hush" not in shown
+    assert "/root" not in shown
+    assert str(REPOSITORY) not in shown
+
+
+def test_every_setting_is_an_environment_variable_and_an_option(stage: Stage) -> None:
+    by_option = dry_run(stage, "strands_qwen3_8b", "--num-rollout", "7", "--hf-checkpoint=/m/x y")
+    assert by_option == dry_run(stage, "strands_qwen3_8b", NUM_ROLLOUT="7", HF_CHECKPOINT="/m/x y")
+    words = words_of(by_option)
+    assert words[words.index("--hf-checkpoint") + 1] == "/m/x y"
+    assert words[words.index("--num-rollout") + 1] == "7"
+
+
+def test_an_option_beats_the_environment(stage: Stage) -> None:
+    assert "--num-rollout 7" in dry_run(stage, "strands_qwen3_8b", "--num-rollout", "7", NUM_ROLLOUT="8")
+
+
+def test_arguments_of_slime_go_after_two_dashes_and_come_last(stage: Stage) -> None:
+    shown = dry_run(stage, "strands_qwen3_8b", "--", "--lr", "3e-6", "--rollout-stop", "a b")
+    assert words_of(shown)[-4:] == ["--lr", "3e-6", "--rollout-stop", "a b"]
+
+
+def test_the_context_of_an_episode_fits_the_tokens_of_a_gpu(stage: Stage) -> None:
+    words = words_of(dry_run(stage, "strands_qwen3_8b", "--max-response-len", "30000", "--context-parallel", "4"))
+    value = {flag: int(words[words.index(flag) + 1]) for flag in ("--rollout-max-context-len", "--max-tokens-per-gpu")}
+    assert value == {"--rollout-max-context-len": 32048, "--max-tokens-per-gpu": 8012}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_names_every_setting_and_runs_nothing(stage: Stage, script: str) -> None:
+    before = stage.files()
+    shown = stage.run(f"{script}.sh", "--help")
+    assert shown.returncode == 0
+    assert stage.files() == before
+    for option in ("--slime-dir", "--model-dir", "--dry-run", "--help"):
+        assert option in shown.stdout
+    assert "Example: " in shown.stdout
+    assert str(stage.root) not in shown.stdout.replace(f"{stage.root}/scripts", "")
+
+
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.startswith("strands")])
+def test_help_tells_of_the_smoke_run(stage: Stage, script: str) -> None:
+    assert "--smoke" in stage.run(f"{script}.sh", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--num-rolout", "3"], "unknown option --num-rolout; arguments of slime go after --"),
+        (["--lr", "1e-6"], "unknown option --lr; arguments of slime go after --, as in: .* -- --lr"),
+        (["3"], "got '3'; expected an option"),
+        (["--num-gpus", "eight"], "got NUM_GPUS='eight'; expected a whole number"),
+        (["--num-gpus"], "got --num-gpus without a value"),
+        (["--partial-rollout", "yes"], "got PARTIAL_ROLLOUT='yes'; expected 0 or 1"),
+        (["--learning-rate", "fast"], "got LEARNING_RATE='fast'; expected a number"),
+        (["--max-response-len", "9", "--max-context-len", "9"], "expected a context with room for the prompt"),
+        (["--max-tokens-per-gpu", "1000"], "expected their product to hold MAX_CONTEXT_LEN=18432"),
+        (["--num-gpus", "7"], "7 GPUs train on each node; expected a multiple of .* = 2"),
+        (["--gpus-per-engine", "3"], "8 GPUs generate; expected a multiple of GPUS_PER_ENGINE=3"),
+        (["--global-batch-size", "100"], "= 128 episodes; expected a multiple of GLOBAL_BATCH_SIZE=100"),
+        (["--n-samples-per-prompt", "1"], "expected 2 or more: GRPO compares"),
+        (["--over-sampling-batch-size", "8"], "expected at least ROLLOUT_BATCH_SIZE=16"),
+        (["--", "--wandb-key", "hush"], "expected the key in the environment"),
+    ],
+)
+def test_bad_options_are_refused_in_words_also_in_a_dry_run(stage: Stage, arguments: list[str], words: str) -> None:
+    finished = stage.run("strands_qwen3_8b.sh", "--dry-run", *arguments)
+    assert finished.returncode == 2
+    assert finished.stdout == ""
+    assert re.search(words, finished.stderr.replace("\n", " ")), finished.stderr
+    assert "--help" in finished.stderr
+
+
+def test_the_fully_asynchronous_run_needs_gpus_on_both_sides(stage: Stage) -> None:
+    finished = stage.run("strands_qwen3_8b_async.sh", "--dry-run", "--actor-gpus", "8")
+    assert finished.returncode == 2
+    assert "expected some to be left that generate" in finished.stderr
+
+
+def test_a_model_that_slime_does_not_know_is_refused(stage: Stage) -> None:
+    finished = stage.run("strands_qwen3_8b.sh", SLIME_MODEL="qwen3-9B")
+    assert finished.returncode == 1
+    assert "SLIME_MODEL names one of: ./qwen3-4B.sh ./qwen3-8B.sh" in finished.stderr

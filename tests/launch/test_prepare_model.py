@@ -1,0 +1,79 @@
+"""Downloading and converting a model, with fakes of the hub's command and of slime's conversion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from launch_stage import Stage, set_stage
+
+SCRIPT = "prepare_model.sh"
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return set_stage(tmp_path)
+
+
+def converted(stage: Stage) -> Path:
+    return stage.root / "models/Qwen3-8B_torch_dist/latest_checkpointed_iteration.txt"
+
+
+def test_a_model_is_downloaded_and_converted(stage: Stage) -> None:
+    finished = stage.run(SCRIPT)
+    assert finished.returncode == 0, finished.stderr
+    assert converted(stage).exists()
+    (download,) = stage.calls_of("hf", "download")
+    assert download.words[:2] == ["download", "Qwen/Qwen3-8B"]
+    (conversion,) = (call for call in stage.calls if "--save" in call.words)
+    assert "--num-layers" in conversion.words
+    assert not Path(f"{converted(stage).parent}.partial").exists()
+
+
+def test_what_is_there_is_not_done_again(stage: Stage) -> None:
+    stage.run(SCRIPT)
+    before = len(stage.calls_of("hf")), len([call for call in stage.calls if "--save" in call.words])
+    finished = stage.run(SCRIPT)
+    assert finished.returncode == 0
+    assert "the model is there" in finished.stderr
+    assert before == (len(stage.calls_of("hf")), len([call for call in stage.calls if "--save" in call.words]))
+
+
+def test_a_download_that_was_cut_is_gone_on_with(stage: Stage) -> None:
+    finished = stage.run(SCRIPT, FAKE_CUT_DOWNLOAD="1")
+    assert finished.returncode == 1
+    assert "lacks weights after the download; run this again" in finished.stderr
+    assert stage.run(SCRIPT).returncode == 0
+    assert len(stage.calls_of("hf")) == 2
+
+
+def test_a_conversion_that_failed_is_never_taken_for_a_checkpoint(stage: Stage) -> None:
+    finished = stage.run(SCRIPT, FAKE_CONVERSION_FAILS="9")
+    assert finished.returncode == 1
+    assert "slime's conversion failed" in finished.stderr
+    assert not converted(stage).exists()
+    (stage.root / "models/Qwen3-8B_torch_dist.partial").mkdir()
+    assert stage.run(SCRIPT).returncode == 0
+    assert converted(stage).exists()
+
+
+def test_a_folder_that_is_no_checkpoint_is_not_overwritten(stage: Stage) -> None:
+    converted(stage).parent.mkdir(parents=True)
+    finished = stage.run(SCRIPT)
+    assert finished.returncode == 1
+    assert "is there, but is no finished checkpoint; remove it" in finished.stderr
+
+
+def test_without_the_hub_it_says_how_to_bring_the_model(stage: Stage) -> None:
+    finished = stage.run(SCRIPT, FAKE_HUB_FAILS="1")
+    assert finished.returncode == 1
+    assert "download it elsewhere, put it into" in finished.stderr
+    (stage.root.parent / "bin" / "hf").unlink()
+    assert "install it: python3 -m pip install -U huggingface_hub" in stage.run(SCRIPT).stderr
+
+
+def test_the_download_alone_needs_no_slime(stage: Stage) -> None:
+    finished = stage.run(SCRIPT, "--download-only", SLIME_DIR="")
+    assert finished.returncode == 0
+    assert "ready: " in finished.stdout
+    assert stage.run(SCRIPT, SLIME_DIR="").returncode == 1

@@ -13,6 +13,7 @@ from slime_install import find_slime
 
 REPOSITORY = Path(__file__).parents[2]
 SLIME = find_slime()
+pytestmark = pytest.mark.slime
 SCRIPTS = ["strands_qwen3_8b", "strands_qwen3_4b", "strands_qwen3_8b_async", "eval_aime", "prepare_model"]
 
 

@@ -7,7 +7,7 @@ chosen() {
   if [[ $SMOKE -eq 1 ]]; then printf '%s' "$1"; else printf '%s' "$2"; fi
 }
 
-# Where things are.
+# Where things are, and what is run.
 path_settings() {
   setting SMOKE 0 "a quick run of all parts: two steps, few and short episodes" switch
   setting MODEL_DIR "$repository/models" "folder of the models" path
@@ -15,6 +15,9 @@ path_settings() {
   setting REF_LOAD "${HF_CHECKPOINT}_torch_dist" "the same in Megatron's format" path
   setting DATA_DIR "$repository/data" "folder of the data sets" path
   setting ROLLOUT_CONFIG "$repository/configs/math_code.yaml" "settings of the agent; slime's --custom-config-path" path
+  setting REWARD strands_rollout.reward_func "dotted path of the reward function; slime's --custom-rm-path"
+  setting REWARD_KEY score "what of its result is trained on; none where it returns a number"
+  setting EVAL_REWARD_KEY acc "what of its result is reported in evaluation"
   setting RUN_NAME "$1" "name of the run"
   setting SAVE_DIR "$repository/checkpoints/$RUN_NAME" "checkpoints and dumps of the run" path
   if [[ $SMOKE -eq 1 ]]; then
@@ -64,15 +67,16 @@ checkpoint_arguments() {
 agent_arguments() {
   arguments+=(
     --custom-generate-function-path strands_rollout.generate
-    --custom-rm-path strands_rollout.reward_func
-    --reward-key score
-    --eval-reward-key acc
+    --custom-rm-path "$REWARD"
     --custom-config-path "$ROLLOUT_CONFIG"
     --custom-rollout-log-function-path strands_rollout.log_rollout
     --custom-eval-rollout-log-function-path strands_rollout.log_eval
     --input-key prompt
     --label-key label
   )
+  if [[ "$REWARD_KEY" != "none" ]]; then
+    arguments+=(--reward-key "$REWARD_KEY" --eval-reward-key "$EVAL_REWARD_KEY")
+  fi
 }
 
 # An episode's limit and the memory of the trainer are one number: a sample that does not fit on a GPU ends the run.

@@ -7,8 +7,8 @@ extra_arguments=()
 _wants_help=0
 _option_names=()
 _option_values=()
-_declared=()
-_help=""
+_names=()
+_meanings=()
 
 fail() {
   printf 'error: %s\n' "$*" >&2
@@ -52,23 +52,27 @@ read_options() {
   done
 }
 
-_option_of() {
-  printf -- '--%s' "$1" | tr '[:upper:]_' '[:lower:]-'
+# _is_option WORD NAME: whether --some-name is the option of SOME_NAME; bash 3.2 has no other way without a process.
+_is_option() {
+  local same=1
+  shopt -s nocasematch
+  [[ "$1" == "--${2//_/-}" ]] || same=0
+  shopt -u nocasematch
+  [[ $same -eq 1 ]]
 }
 
 # setting NAME DEFAULT MEANING [KIND]: the variable NAME gets the option's value, else the environment's, else DEFAULT.
 # KIND: text, path (made absolute), count (1 or more), optional_count (none, or 0 or more), number, or switch (0 or 1).
 setting() {
-  local name="$1" default="$2" meaning="$3" kind="${4:-text}" option value position
-  option="$(_option_of "$name")"
+  local name="$1" default="$2" meaning="$3" kind="${4:-text}" value position
   value="${!name:-$default}"
   for ((position = 0; position < ${#_option_names[@]}; position++)); do
-    if [[ "${_option_names[position]}" == "$option" ]]; then
+    if _is_option "${_option_names[position]}" "$name"; then
       value="${_option_values[position]}"
       if [[ "$kind" == "switch" && -z "$value" ]]; then
         value=1
       elif [[ -z "$value" ]]; then
-        usage_error "got $option without a value"
+        usage_error "got ${_option_names[position]} without a value"
       fi
     fi
   done
@@ -77,8 +81,8 @@ setting() {
     value="$PWD/${value#./}"
   fi
   printf -v "$name" '%s' "$value"
-  _declared+=("$option")
-  _help+="$(printf '  %-26s %-24s %s [%s]' "$option" "$name" "$meaning" "${default:-none}")"$'\n'
+  _names+=("$name")
+  _meanings+=("$meaning [${default:-none}]")
 }
 
 _check_value() {
@@ -93,24 +97,19 @@ _check_value() {
   usage_error "got $name='$value'; expected $expected"
 }
 
-# end_of_settings TEXT [EXAMPLE]: prints --help and ends, or refuses options that no setting has taken.
+# end_of_settings TEXT EXAMPLE: prints --help and ends, or refuses options that no setting has taken.
 end_of_settings() {
-  local option declared known
+  local option name known
   if [[ $_wants_help -eq 1 ]]; then
-    printf '%s\n\nusage: bash %s [OPTIONS] [-- FURTHER ARGUMENTS OF SLIME]\n\n' "$1" "$0"
-    printf '  %-26s %-24s %s\n' "option" "environment" "meaning [default]"
-    printf '%s' "${_help//"$repository"/<repository>}"
-    printf '  %-26s %-24s %s\n' "--dry-run" "" "print the exact command, and do nothing" \
-      "--help" "" "this text"
-    if [[ -n "${2:-}" ]]; then
-      printf '\nExample: %s\n' "$2"
-    fi
+    _print_help "$@"
     exit 0
   fi
   for option in ${_option_names[@]+"${_option_names[@]}"}; do
     known=0
-    for declared in "${_declared[@]}"; do
-      [[ "$option" == "$declared" ]] && known=1
+    for name in "${_names[@]}"; do
+      if _is_option "$option" "$name"; then
+        known=1
+      fi
     done
     if [[ $known -eq 0 ]]; then
       usage_error "unknown option $option; arguments of slime go after --, as in: bash $0 -- $option ..."
@@ -118,24 +117,40 @@ end_of_settings() {
   done
 }
 
-# quoted WORD: as a shell would have to read it.
-quoted() {
+_print_help() {
+  local position option row="  %-26s %-24s %s\n"
+  printf '%s\n\nusage: bash %s [OPTIONS] [-- FURTHER ARGUMENTS OF SLIME]\n\n' "$1" "$0"
+  # shellcheck disable=SC2059 # the rows have one form
+  printf "$row" "option" "environment" "meaning [default]"
+  for ((position = 0; position < ${#_names[@]}; position++)); do
+    option="$(printf '%s' "--${_names[position]//_/-}" | tr '[:upper:]' '[:lower:]')"
+    # shellcheck disable=SC2059
+    printf "$row" "$option" "${_names[position]}" "${_meanings[position]//"$repository"/<repository>}"
+  done
+  # shellcheck disable=SC2059
+  printf "$row" "--dry-run" "" "print the exact command, and do nothing" "--help" "" "this text"
+  printf '\nExample: %s\n' "$2"
+}
+
+# quote WORD: quoted holds it as a shell would have to read it.
+quote() {
   if [[ "$1" =~ ^[A-Za-z0-9_./:=,@%+-]+$ ]]; then
-    printf '%s' "$1"
+    quoted="$1"
   else
-    printf "'%s'" "${1//\'/\'\\\'\'}"
+    quoted="'${1//\'/\'\\\'\'}'"
   fi
 }
 
 # print_command WORDS...: the command, each option with its values on a line of its own.
 print_command() {
-  local word line="" first=1
+  local word quoted line="" first=1
   for word in "$@"; do
+    quote "$word"
     if [[ "$word" == --* && $first -eq 0 && "$line" != *" --" ]]; then
       printf '%s \\\n  ' "$line"
-      line="$(quoted "$word")"
+      line="$quoted"
     else
-      line+="${line:+ }$(quoted "$word")"
+      line+="${line:+ }$quoted"
     fi
     first=0
   done

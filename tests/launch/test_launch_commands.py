@@ -123,6 +123,12 @@ def test_arguments_of_slime_go_after_two_dashes_and_come_last(stage: Stage) -> N
     assert words_of(shown)[-4:] == ["--lr", "3e-6", "--rollout-stop", "a b"]
 
 
+def test_a_reward_of_ones_own_takes_the_place_of_the_packages(stage: Stage) -> None:
+    words = words_of(dry_run(stage, "strands_qwen3_8b", REWARD="mine.reward", REWARD_KEY="none"))
+    assert words[words.index("--custom-rm-path") + 1] == "mine.reward"
+    assert not {"--reward-key", "--eval-reward-key"} & set(words)
+
+
 def test_the_context_of_an_episode_fits_the_tokens_of_a_gpu(stage: Stage) -> None:
     words = words_of(dry_run(stage, "strands_qwen3_8b", "--max-response-len", "30000", "--context-parallel", "4"))
     value = {flag: int(words[words.index(flag) + 1]) for flag in ("--rollout-max-context-len", "--max-tokens-per-gpu")}

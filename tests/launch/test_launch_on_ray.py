@@ -29,7 +29,7 @@ setting NUM_NODES 1 "nodes" count
 setting CODE "pass" "what the job runs"
 wandb_settings
 ray_settings
-end_of_settings "A job."
+end_of_settings "A job." "job.sh"
 job_environment=('TEXT=a "b" \\c')
 ray_job try-out python3 -c "$CODE"
 """

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -81,8 +80,7 @@ def main(
     Example, in slime's image: python scripts/record_flags.py --slime /root/slime --megatron /root/Megatron-LM
     --patches "slime's docker/patch/latest"
     """
-    os.environ["MEGATRON_DIR"] = str(megatron.resolve())
-    answer = ask(slime.resolve(), python=sglang_python)
+    answer = ask(slime.resolve(), megatron.resolve(), python=sglang_python)
     if answer["failed"]:
         typer.echo(f"error: not all parsers could be asked, nothing was written: {answer['failed']}", err=True)
         raise typer.Exit(1)

@@ -88,36 +88,36 @@ _takes_jobs() {
 }
 
 _find_or_start_ray() {
-  if _takes_jobs; then
-    echo "using the Ray at $(job_address)" >&2
+  if [[ -n "$RAY_ADDRESS" ]]; then
+    _takes_jobs || fail "no Ray takes jobs at $(job_address), which RAY_ADDRESS=$RAY_ADDRESS names; start it there with" \
+      "'ray start --head --dashboard-host=0.0.0.0', or unset RAY_ADDRESS to have one started here"
+  elif env -u RAY_ADDRESS ray status >/dev/null 2>&1; then
+    _takes_jobs || fail "a Ray runs here, but takes no jobs at $(job_address); name its dashboard: RAY_ADDRESS=http://HOST:PORT"
+  else
+    _start_ray
     return
   fi
-  [[ -z "$RAY_ADDRESS" ]] || fail "no Ray takes jobs at $(job_address), which RAY_ADDRESS=$RAY_ADDRESS names; start it there" \
-    "with 'ray start --head --dashboard-host=0.0.0.0', or unset RAY_ADDRESS to have one started here"
-  if ray status >/dev/null 2>&1; then
-    fail "a Ray runs here, but takes no jobs at $(job_address); name its dashboard: RAY_ADDRESS=http://HOST:PORT"
-  fi
-  [[ "$NUM_NODES" == "1" ]] || fail "NUM_NODES is $NUM_NODES, but no Ray runs. On the first node:" \
-    "ray start --head --num-gpus $NUM_GPUS --dashboard-host=0.0.0.0; on each other: ray start --address=FIRST:6379" \
-    "--num-gpus $NUM_GPUS; then run this again with RAY_ADDRESS=http://FIRST:$RAY_DASHBOARD_PORT"
-  _start_ray
+  echo "using the Ray at $(job_address)" >&2
 }
 
 # In the foreground of a process of its own (--block): when that process ends, so does this Ray, and no other.
 _start_ray() {
   local deadline=$((SECONDS + 120))
+  [[ "$NUM_NODES" == "1" ]] || fail "NUM_NODES is $NUM_NODES, but no Ray runs. On the first node:" \
+    "ray start --head --num-gpus $NUM_GPUS --dashboard-host=0.0.0.0; on each other: ray start --address=FIRST:6379" \
+    "--num-gpus $NUM_GPUS; then run this again with RAY_ADDRESS=http://FIRST:$RAY_DASHBOARD_PORT"
   _ray_log="$(mktemp)"
   ray_start_command
   echo "starting Ray; it is stopped when the job ends ..." >&2
   "${ray_start[@]}" >"$_ray_log" 2>&1 </dev/null &
   _ray_pid=$!
   while [[ $SECONDS -lt $deadline ]]; do
-    if ! kill -0 "$_ray_pid" 2>/dev/null; then
-      _ray_pid=""
-      fail "Ray did not start: $(tail -n 5 "$_ray_log")"
-    fi
     if _takes_jobs; then
       return
+    fi
+    if ! kill -0 "$_ray_pid" 2>/dev/null && ! wait "$_ray_pid"; then
+      _ray_pid=""
+      fail "Ray did not start: $(tail -n 5 "$_ray_log")"
     fi
     sleep 0.5
   done
@@ -151,8 +151,11 @@ _clean_up() {
   fi
   if [[ -n "$_ray_pid" ]]; then
     echo "stopping the Ray that was started ..." >&2
-    kill "$_ray_pid" 2>/dev/null || true
-    wait "$_ray_pid" 2>/dev/null || true
+    if kill "$_ray_pid" 2>/dev/null; then
+      wait "$_ray_pid" 2>/dev/null || true
+    elif wait "$_ray_pid" 2>/dev/null; then
+      ray stop >&2 || true # a site's own `ray` may put it into the background in spite of --block
+    fi
   fi
   if [[ -n "$_ray_log" ]]; then
     rm -f -- "$_ray_log"

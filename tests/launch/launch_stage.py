@@ -36,6 +36,9 @@ if words[:2] == ["job", "list"] or words[:1] == ["status"]:
 if words[:1] == ["start"]:
     if os.environ.get("FAKE_RAY_FAILS"):
         sys.exit("no free port")
+    if os.environ.get("FAKE_RAY_IN_BACKGROUND"):
+        running.touch()
+        sys.exit()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:
         running.write_text(str(os.getpid()))
@@ -48,6 +51,8 @@ if words[:2] == ["job", "submit"]:
     while os.environ.get("FAKE_LONG_JOB") and not (stage / "job-stopped").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     sys.exit(number)
+if words == ["stop"]:
+    running.unlink()
 if words[:2] == ["job", "stop"]:
     (stage / "job-stopped").touch()
 """
@@ -154,6 +159,11 @@ class Stage:
         (self.root / "data").mkdir()
         for name in ("dapo-math-17k", "aime-2024", "aime-2025"):
             (self.root / "data" / f"{name}.jsonl").touch()
+
+    def use_real_python(self) -> None:
+        """From now on python3 is this run's, with the package in it."""
+        command = self.root.parent / "bin" / "python3"
+        command.write_text(f'#!/usr/bin/env bash\nexec "{sys.executable}" "$@"\n')
 
     def files(self) -> dict[str, int]:
         """All files of the copy and of slime, with the times of their last changes."""

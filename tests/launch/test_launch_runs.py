@@ -99,6 +99,12 @@ def test_a_script_that_is_ended_leaves_somebody_elses_ray_alone(with_ray: Stage)
     assert with_ray.ray_runs.exists()
 
 
+def test_a_ray_that_goes_into_the_background_is_stopped_too(stage: Stage) -> None:
+    assert stage.run(TRAIN, FAKE_RAY_IN_BACKGROUND="1").returncode == 0
+    assert len(stage.calls_of("ray", "stop")) == 1
+    assert not stage.ray_runs.exists()
+
+
 def test_a_ray_that_does_not_start_is_told_of(stage: Stage) -> None:
     finished = stage.run(TRAIN, FAKE_RAY_FAILS="1")
     assert finished.returncode == 1
@@ -249,3 +255,36 @@ def test_without_ray_the_script_says_where_it_is(stage: Stage) -> None:
     finished = stage.run(TRAIN)
     assert finished.returncode == 1
     assert "no 'ray' on the PATH" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--", "--rollout-temprature", "0.7"], "--rollout-temperature"),
+        (["--", "--attention-dropuot", "0.1"], "--attention-dropout"),
+    ],
+    ids=["slime's", "Megatron's"],
+)
+def test_a_typo_in_an_argument_of_slime_starts_nothing(stage: Stage, arguments: list[str], words: str) -> None:
+    stage.use_real_python()
+    finished = stage.run(TRAIN, *arguments)
+    assert finished.returncode == 1
+    assert words in finished.stdout + finished.stderr
+    assert "an argument is not slime's, see above; nothing was started" in finished.stderr
+    assert not stage.calls_of("ray")
+
+
+def test_a_typo_in_the_configuration_starts_nothing(stage: Stage) -> None:
+    stage.use_real_python()
+    (stage.root / "configs/math_code.yaml").write_text("strands_rollout: {max_tool_iteration: 3}")
+    finished = stage.run(TRAIN)
+    assert finished.returncode == 1
+    assert "did you mean 'max_tool_iterations'?" in finished.stderr
+    assert not stage.calls_of("ray")
+
+
+def test_all_is_well_with_the_real_checks(stage: Stage) -> None:
+    stage.use_real_python()
+    finished = stage.run(TRAIN)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert len(stage.calls_of("ray", "job", "submit")) == 1

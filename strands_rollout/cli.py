@@ -14,6 +14,7 @@ from strands_rollout import __version__
 from strands_rollout.commands.config import config
 from strands_rollout.commands.demo import demo
 from strands_rollout.commands.doctor import doctor
+from strands_rollout.commands.evaluate import evaluate
 from strands_rollout.commands.serve import serve
 from strands_rollout.errors import ConfigError, RolloutError
 
@@ -53,6 +54,9 @@ def _root(
 
 app.command(epilog="Example: strands-rollout demo --samples 8 --seed 1")(demo)
 app.command(epilog="Example: strands-rollout serve --port 30000")(serve)
+app.command(
+    "eval", epilog="Example: strands-rollout eval --base-url http://127.0.0.1:30000 --data data/aime-2024.jsonl --out aime"
+)(evaluate)
 app.command(epilog="Example: strands-rollout doctor --json")(doctor)
 app.command(epilog="Example: strands-rollout config configs/math_code.yaml")(config)
 

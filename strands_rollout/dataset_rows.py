@@ -38,24 +38,37 @@ def read_rows(path: Path, count: int) -> list[Row]:
     """The first `count` rows of a file; it starts again from the top when it has fewer.
 
     Raises:
-        PromptError: The file can't be read, is empty, or a line is not an object with `prompt` and `label`.
+        PromptError: See `load_rows`.
+    """
+    return list(islice(cycle(load_rows(path)), count))
+
+
+def load_rows(path: Path, *, prompt_key: str = "prompt", label_key: str = "label") -> list[Row]:
+    """All rows of a file, in order; blank lines are none.
+
+    Raises:
+        PromptError: The file can't be read, is empty, or a line is not an object with both keys.
     """
     try:
         lines = path.read_bytes().splitlines()
     except OSError as e:
         raise PromptError(f"can't read the data file {path}: {e.strerror}") from e
-    rows = [_row(line, f"{path}:{number}") for number, line in enumerate(lines[:count], start=1) if line.strip()]
+    keys = (prompt_key, label_key)
+    rows = [_row(line, keys, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
     if not rows:
         raise PromptError(f"the data file {path} has no rows; expected one JSON object a line")
-    return list(islice(cycle(rows), count))
+    return rows
 
 
-def _row(line: bytes, where: str) -> Row:
-    expected = 'expected a JSON object like {"prompt": [{"role": "user", "content": "..."}], "label": "34"}'
+def _row(line: bytes, keys: tuple[str, str], where: str) -> Row:
+    prompt_key, label_key = keys
+    expected = (
+        f'expected a JSON object like {{"{prompt_key}": [{{"role": "user", "content": "..."}}], "{label_key}": "34"}}'
+    )
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as e:
         raise PromptError(f"{where}: {e}; {expected}") from e
-    if not isinstance(value, dict) or not {"prompt", "label"} <= value.keys():
+    if not isinstance(value, dict) or not {*keys} <= value.keys():
         raise PromptError(f"{where}: got {line[:80]!r}; {expected}")
-    return Row(value["prompt"], value["label"])
+    return Row(value[prompt_key], value[label_key])

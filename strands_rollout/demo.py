@@ -1,6 +1,6 @@
 """The demo: rows of a data set through `generate` and `reward_func` on an engine; a table, a transcript and a dump.
 
-Knows where the engine and its tokenizer come from; the work is `evaluate`'s, the printing `report`'s and `viewer`'s.
+Glue: the engine is `served_engine`'s, the work `evaluate`'s, the printing `report`'s and `viewer`'s.
 """
 
 from __future__ import annotations
@@ -8,28 +8,21 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
 from strands_rollout.dataset_rows import read_rows, shipped_rows
-from strands_rollout.engine_process import engine_process
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluate import Outcome, RunPlan, Summary, evaluate, slime_sampling_params
-from strands_rollout.executors import shared_executor
 from strands_rollout.report import make_console, print_outcomes, print_summary, progress_bar
-from strands_rollout.sandbox.local_executor import LocalExecutor
-from strands_rollout.server_info import fetch_server_info
-from strands_rollout.sglang_connection import create_client, parse_base_url, redacted
+from strands_rollout.served_engine import SHIPPED_MODELS_EXECUTOR, served_engine, served_tokenizer, start_executor
+from strands_rollout.sglang_connection import parse_base_url, redacted
 from strands_rollout.slime_seam import load_tokenizer
 from strands_rollout.viewer import print_transcript
-
-# what it runs is our own model's, so that the demo needs no Linux; the strongest isolation there is is used in any case
-_SHIPPED_MODELS_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +71,12 @@ async def _run(options: DemoOptions) -> Summary:
     log = make_console(stderr=True)
     rows = read_rows(options.data or shipped_rows(), options.samples)
     started = time.monotonic()
-    async with _engine(options) as base_url:
+    async with served_engine(options.base_url, options.model_dir) as base_url:
         log.print(f"engine at {redacted(parse_base_url(base_url))} after {time.monotonic() - started:.1f} s")
         tokenizer_dir = options.tokenizer_dir or await served_tokenizer(base_url)
         # loading it imports transformers, which takes seconds: not while episodes wait on the loop
         tokenizer = load_tokenizer(str(tokenizer_dir))
-        executor = "local" if options.base_url or options.model_dir else _SHIPPED_MODELS_EXECUTOR
+        executor = "local" if options.base_url or options.model_dir else SHIPPED_MODELS_EXECUTOR
         plan = RunPlan(
             base_url=base_url,
             tokenizer_dir=tokenizer_dir,
@@ -92,7 +85,7 @@ async def _run(options: DemoOptions) -> Summary:
             seed=options.seed,
             settings={"executor": executor},
         )
-        log.print(f"code runs with isolation {await _isolation(executor)!r}", highlight=False)
+        log.print(f"code runs with isolation {await start_executor(executor)!r}", highlight=False)
         started = time.monotonic()
         with progress_bar(log, len(rows)) as on_done:
             outcomes = await evaluate(rows, plan, on_done=on_done)
@@ -102,40 +95,6 @@ async def _run(options: DemoOptions) -> Summary:
     if not options.json_only:
         _print_report(outcomes, summary, tokenizer, seconds, dump)
     return summary
-
-
-async def _isolation(executor: str | Mapping[str, Any]) -> str:
-    """Start the sandbox before the episodes need it; what it enforces."""
-    sandbox = shared_executor(executor)
-    return (await sandbox.start()).isolation if isinstance(sandbox, LocalExecutor) else "unknown"
-
-
-def _engine(options: DemoOptions) -> AbstractAsyncContextManager[str]:
-    if options.base_url is not None:
-        return nullcontext(options.base_url)
-    return engine_process(options.model_dir)
-
-
-async def served_tokenizer(base_url: str) -> Path:
-    """The folder of the tokenizer that an engine says it uses.
-
-    Raises:
-        ConfigError: It names none, or none on this machine.
-        EngineUnavailableError: Nothing answers.
-    """
-    async with create_client(base_url) as http:
-        shown = redacted(http.base_url)
-        info = await fetch_server_info(http, url=shown)
-    return _local_folder(info.raw.get("tokenizer_path") or info.model_path, shown)
-
-
-def _local_folder(named: object, engine: str) -> Path:
-    if not isinstance(named, str) or not Path(named).is_dir():
-        raise ConfigError(
-            f"the engine at {engine} names the tokenizer {named!r}, which is no folder on this machine; pass the "
-            "served model's tokenizer with --tokenizer DIR"
-        )
-    return Path(named)
 
 
 def write_dump(folder: Path, outcomes: Sequence[Outcome]) -> Path:

@@ -1,4 +1,4 @@
-"""Runs rows of a data set through `generate` and `reward_func`, called as slime calls them, and checks every sample.
+"""Plays samples through `generate` and `reward_func`, called as slime calls them, and checks them where asked to.
 
 Knows slime's calling convention. Token exactness is checked against what crossed the wire, not against the model's own
 record.
@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
+
+import httpx
 
 from strands_rollout.contract import contract_violations
 from strands_rollout.dataset_rows import Row
 from strands_rollout.reward import reward_func
 from strands_rollout.rollout import generate
 from strands_rollout.sample_type import Sample
+from strands_rollout.sglang_connection import parse_base_url
 from strands_rollout.slime_seam import load_tokenizer
 from strands_rollout.token_audit import tito_violations
 from strands_rollout.wire_recorder import WireRecorder, recording
@@ -119,10 +123,102 @@ class Summary:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Player:
+    """Plays one sample after another on an engine; see `playing`.
+
+    Attributes:
+        args: slime's args, as far as this package reads them.
+        tokenizer: Any Hugging Face tokenizer.
+        recorder: The proxy before the engine, where there is one.
+        audited: Whether samples are checked; needs the recorder.
+        evaluation: Whether `generate` is told that this is an evaluation.
+    """
+
+    args: SimpleNamespace
+    tokenizer: Any
+    recorder: WireRecorder | None
+    audited: bool
+    evaluation: bool
+
+    async def play(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Outcome:
+        """Fill a new sample and grade it; raises nothing but CancelledError."""
+        sample.session_id = sample.session_id or uuid.uuid4().hex
+        done = await generate(self.args, sample, sampling_params, evaluation=self.evaluation)
+        if done.status is not Sample.Status.ABORTED:
+            done.reward = await reward_func(self.args, done)
+        # taken out: the recorder would keep the tokens of a whole run
+        exchanges = self.recorder.episodes.pop(str(done.session_id), []) if self.recorder else []
+        if not self.audited:
+            return Outcome(done, [], [])
+        return Outcome(
+            sample=done,
+            contract_violations=contract_violations(done, decode=self._decode, reward_key=REWARD_KEY),
+            tito_violations=tito_violations(exchanges, done),
+        )
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
+
+@asynccontextmanager
+async def playing(
+    base_url: str,
+    tokenizer_dir: Path,
+    settings: Mapping[str, Any] | None,
+    *,
+    audited: bool,
+    evaluation: bool = False,
+    max_context_tokens: int | None = None,
+) -> AsyncIterator[Player]:
+    """A player for as long as the block lasts.
+
+    slime's args can name no more than a host and a port: any other URL is reached through the recording proxy, as is
+    every one where samples are audited.
+
+    Args:
+        base_url: The engine's.
+        tokenizer_dir: Folder of the served model's tokenizer.
+        settings: The mapping under `strands_rollout:` of a custom config.
+        audited: Check each sample against its contract and against the wire.
+        evaluation: Tell `generate` that this is an evaluation.
+        max_context_tokens: slime's `eval_max_context_len`; None for the engine's own limit.
+
+    Raises:
+        ConfigError: The URL or the tokenizer can't be used.
+    """
+    url = parse_base_url(base_url)
+    is_plain = url.scheme == "http" and url.path == "/" and not url.userinfo
+    async with AsyncExitStack() as stack:
+        recorder = None if is_plain and not audited else await stack.enter_async_context(recording(base_url))
+        reached = url if recorder is None else parse_base_url(recorder.url)
+        args = _args(reached, tokenizer_dir, settings, max_context_tokens)
+        yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation)
+
+
+def _args(
+    url: httpx.URL, tokenizer_dir: Path, settings: Mapping[str, Any] | None, max_context_tokens: int | None
+) -> SimpleNamespace:
+    """The args of slime, as far as this package reads them."""
+    host, port = f"[{url.host}]" if ":" in url.host else url.host, url.port or 80
+    named = (settings or {}).get("model_name")
+    return SimpleNamespace(
+        hf_checkpoint=str(tokenizer_dir),
+        sglang_router_ip=host,
+        sglang_router_port=port,
+        # the one engine there is stands for the policy, whatever the settings call it
+        sglang_model_routers={named: (host, port)} if named else None,
+        reward_key=REWARD_KEY,
+        eval_reward_key="acc",
+        eval_max_context_len=max_context_tokens,
+        strands_rollout=settings,
+    )
+
+
 async def evaluate(
     rows: Sequence[Row], plan: RunPlan, *, on_done: Callable[[Outcome], None] = lambda _: None
 ) -> list[Outcome]:
-    """One sample per row, in the order of the rows.
+    """One checked sample per row, in the order of the rows; all outcomes are held.
 
     Args:
         rows: The problems.
@@ -133,54 +229,16 @@ async def evaluate(
         ConfigError: The URL or the tokenizer can't be used.
     """
     gate = asyncio.Semaphore(plan.concurrency)
-    async with recording(plan.base_url) as recorder:
-        args = _args(recorder, plan)
-        tokenizer = load_tokenizer(str(plan.tokenizer_dir))
+    async with playing(plan.base_url, plan.tokenizer_dir, plan.settings, audited=True) as player:
 
         async def run(index: int, row: Row) -> Outcome:
+            sample = Sample(prompt=row.prompt, label=row.label, index=index, group_index=index)
+            seed = {} if plan.seed is None else {"sampling_seed": plan.seed + index}
             async with gate:
-                outcome = await _outcome(args, row, index, plan, recorder, tokenizer)
+                outcome = await player.play(sample, {**plan.sampling_params, **seed})
             on_done(outcome)
             return outcome
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(run(index, row)) for index, row in enumerate(rows)]
     return [task.result() for task in tasks]
-
-
-def _args(recorder: WireRecorder, plan: RunPlan) -> SimpleNamespace:
-    """The args of slime, as far as this package reads them."""
-    host, _, port = recorder.url.removeprefix("http://").partition(":")
-    return SimpleNamespace(
-        hf_checkpoint=str(plan.tokenizer_dir),
-        sglang_router_ip=host,
-        sglang_router_port=int(port),
-        reward_key=REWARD_KEY,
-        eval_reward_key="acc",
-        strands_rollout=plan.settings,
-    )
-
-
-async def _outcome(
-    args: SimpleNamespace,
-    row: Row,
-    index: int,
-    plan: RunPlan,
-    recorder: WireRecorder,
-    tokenizer: Any,  # noqa: ANN401 - any Hugging Face tokenizer
-) -> Outcome:
-    sample = Sample(prompt=row.prompt, label=row.label, index=index, group_index=index, session_id=uuid.uuid4().hex)
-    params = dict(plan.sampling_params)
-    if plan.seed is not None:
-        params["sampling_seed"] = plan.seed + index
-    sample = await generate(args, sample, params)
-    if sample.status is not Sample.Status.ABORTED:
-        sample.reward = await reward_func(args, sample)
-    exchanges = recorder.episodes.get(str(sample.session_id), [])
-    return Outcome(
-        sample=sample,
-        contract_violations=contract_violations(
-            sample, decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)), reward_key=REWARD_KEY
-        ),
-        tito_violations=tito_violations(exchanges, sample),
-    )

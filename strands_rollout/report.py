@@ -6,7 +6,7 @@ Knows rich and outcomes; decides nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from textwrap import shorten
 from typing import Any, Final, Protocol
@@ -58,18 +58,34 @@ def make_console(*, stderr: bool = False) -> Console:
 @contextmanager
 def progress_bar(console: Console, total: int) -> Iterator[OnDone]:
     """A bar with the running accuracy until the block ends; call what it yields with each outcome."""
+    with accuracy_bar(console, total) as tell:
+        yield lambda outcome, /: tell(bool(outcome.graded.get("acc")))
+
+
+@contextmanager
+def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> Iterator[Callable[[bool | None], None]]:
+    """A bar until the block ends; call what it yields with whether each sample is right, None for one without a score.
+
+    Args:
+        console: Where it is drawn.
+        total: Samples of the whole run.
+        earlier: Whether each sample was right that was done before; they count.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("episodes", total=total)
-        right = done = 0
+        right = scored = 0
 
-        def on_done(outcome: Outcome, /) -> None:
-            nonlocal right, done
-            done += 1
-            right += bool(outcome.graded.get("acc"))
-            progress.update(task, advance=1, description=f"episodes  accuracy {right / done:.0%}")
+        def tell(is_right: bool | None) -> None:  # noqa: FBT001 - a verdict, not a flag
+            nonlocal right, scored
+            scored += is_right is not None
+            right += bool(is_right)
+            accuracy = f"  accuracy {right / scored:.0%}" if scored else ""
+            progress.update(task, advance=1, description=f"episodes{accuracy}")
 
-        yield on_done
+        for is_right in earlier:
+            tell(is_right)
+        yield tell
 
 
 def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:

@@ -48,7 +48,7 @@ async def command(*arguments: str, cwd: Path | None = None, **environment: str) 
     return Finished(process.returncode or 0, stdout.decode(), stderr.decode())
 
 
-@pytest.mark.parametrize("arguments", [[], ["demo"], ["serve"]])
+@pytest.mark.parametrize("arguments", [[], ["demo"], ["serve"], ["eval"], ["config"], ["doctor"]])
 async def test_help_has_an_example_or_the_commands_and_exits_with_0(arguments: list[str]) -> None:
     finished = await command(*arguments, "--help")
     assert finished.code == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation_stage import tamper
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, call_text, ids_of
 
@@ -83,16 +84,7 @@ async def test_a_failed_episode_is_a_valid_sample_that_is_not_completed(shipped_
 async def test_a_tampered_sample_is_counted_against_the_wire(
     shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from strands_rollout import evaluate as evaluate_module
-
-    honest = evaluate_module.generate
-
-    async def tampering(args: Any, sample: Any, params: Any) -> Any:
-        done = await honest(args, sample, params)
-        done.tokens[-2] += 1
-        return done
-
-    monkeypatch.setattr(evaluate_module, "generate", tampering)
+    tamper(monkeypatch)
     outcomes, _ = await run(shipped_tokenizer, solver(shipped_tokenizer))
     summary = Summary.of(outcomes)
     assert (summary.tito_violations, summary.contract_violations, summary.ok) == (2, 2, False)

@@ -8,21 +8,13 @@ from typing import Annotated
 
 import typer
 
+from strands_rollout.commands.engine_options import BaseUrl, Model, Tokenizer, check_engine
+
 
 def demo(
-    base_url: Annotated[
-        str | None, typer.Option(help="An SGLang server or router; default: the embedded engine is started.")
-    ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(help="What the embedded engine serves; default: the shipped model.", exists=True, file_okay=False),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            help="The served model's tokenizer; default: as the server names it.", exists=True, file_okay=False
-        ),
-    ] = None,
+    base_url: BaseUrl = None,
+    model: Model = None,
+    tokenizer: Tokenizer = None,
     data: Annotated[
         Path | None,
         typer.Option(help="JSONL with prompt and label; default: the shipped problems.", exists=True, dir_okay=False),
@@ -45,8 +37,7 @@ def demo(
 
     The last line on stdout is a JSON summary. Exits with 1 if a check fails or no episode completes.
     """
-    if base_url is not None and model is not None:
-        raise typer.BadParameter("--model is what the embedded engine serves; it can't be used with --base-url")
+    check_engine(base_url, model)
     # transformers would advise to install torch, which nothing here needs
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from strands_rollout.demo import DemoOptions, run_demo

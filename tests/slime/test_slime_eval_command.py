@@ -1,4 +1,4 @@
-"""`strands-rollout eval` asks and counts what slime's own evaluation asks and counts, given the same file and engine."""
+"""`strands-rollout eval` asks and counts what slime's own evaluation does, given the same file and engine."""
 
 from __future__ import annotations
 

@@ -1,0 +1,138 @@
+"""The command `strands-rollout eval`: its arguments and its exit code."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strands_rollout.commands.engine_options import BaseUrl, Model, Tokenizer, check_engine
+
+_REAL_SAMPLES, _EMBEDDED_SAMPLES = 16, 4
+_REAL_CONCURRENCY, _EMBEDDED_CONCURRENCY = 64, 16
+_REAL_NEW_TOKENS, _EMBEDDED_NEW_TOKENS = 16384, 1024
+
+
+def evaluate(
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="JSONL with prompt and label; may be given more than once. Default: on the embedded engine 16 of the "
+            "shipped problems.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    eval_config: Annotated[
+        Path | None,
+        typer.Option(
+            help="slime's --eval-config YAML in place of --data; what it sets counts, the options are for the rest.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    base_url: BaseUrl = None,
+    model: Model = None,
+    tokenizer: Tokenizer = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="slime's --custom-config-path YAML, with settings under strands_rollout:.", exists=True, dir_okay=False
+        ),
+    ] = None,
+    samples_per_problem: Annotated[
+        int | None, typer.Option(help="Episodes of each problem; default: 16, on the embedded engine 4.", min=1)
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Episodes at once; default: 64, on the embedded engine 16.", min=1)
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.", min=0.0)] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Share of the probability that is kept.", min=0.0, max=1.0)] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Tokens that are kept; -1 for all.", min=-1)] = -1,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a whole response, tool results included; default: 16384, on the embedded engine 1024.",
+            min=1,
+        ),
+    ] = None,
+    max_context_length: Annotated[
+        int | None, typer.Option(help="Tokens of an episode, prompt included; default: the engine's limit.", min=1)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Gives each sample a sampling seed of its own, whatever else is asked.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Problems of each data set; default: all.", min=1)] = None,
+    k: Annotated[str, typer.Option(help="For pass@k, as far as there are so many samples.")] = "1,4,8,16",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The run's folder, gone on with where it was cut; default: a new one in eval_results/.",
+            file_okay=False,
+        ),
+    ] = None,
+    audit: Annotated[
+        bool,
+        typer.Option(
+            "--audit", help="Check each sample as the demo does; a proxy then reads every request, which costs CPU."
+        ),
+    ] = False,
+    save_tokens: Annotated[
+        bool, typer.Option("--save-tokens", help="Write whole samples, with tokens, mask and logprobs.")
+    ] = False,
+    json_only: Annotated[bool, typer.Option("--json", help="Print only the line of JSON on stdout.")] = False,
+) -> None:
+    """Sample problems with `generate` and `reward_func`, and report accuracy, pass@k and the majority's accuracy.
+
+    Results are kept as they come: the same command with the same --out goes on where it was cut, and tries again what
+    failed. A failed sample is the infrastructure's doing and counts nowhere; the report says how many are missing. When
+    as many in a row as run at once, at least 8, fail alike, the run stops. The last line on stdout is the report as
+    JSON. Exits with 1 if a sample is missing or a check fails, with 130 after Ctrl-C.
+    """
+    check_engine(base_url, model)
+    # transformers would advise to install torch, which nothing here needs
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from strands_rollout.evaluation.options import EvalOptions
+    from strands_rollout.evaluation.plan import Sampling
+    from strands_rollout.evaluation.run import run_evaluation
+
+    is_real = base_url is not None
+    sampling = Sampling(
+        samples=samples_per_problem or (_REAL_SAMPLES if is_real else _EMBEDDED_SAMPLES),
+        max_new_tokens=max_new_tokens or (_REAL_NEW_TOKENS if is_real else _EMBEDDED_NEW_TOKENS),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+    )
+    options = EvalOptions(
+        data=data or [],
+        eval_config=eval_config,
+        base_url=base_url,
+        model_dir=model,
+        tokenizer_dir=tokenizer,
+        config=config,
+        sampling=sampling,
+        max_context_tokens=max_context_length,
+        concurrency=concurrency or (_REAL_CONCURRENCY if is_real else _EMBEDDED_CONCURRENCY),
+        seed=seed,
+        limit=limit,
+        ks=_parse_ks(k),
+        out=out or Path("eval_results") / time.strftime("%Y%m%d-%H%M%S"),
+        audits=audit,
+        keeps_tokens=save_tokens,
+        json_only=json_only,
+    )
+    raise typer.Exit(run_evaluation(options))
+
+
+def _parse_ks(text: str) -> list[int]:
+    try:
+        ks = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        ks = []
+    if not ks or ks[0] < 1:
+        raise typer.BadParameter(f"got --k {text!r}; expected numbers from 1 with commas between, as in 1,4,8")
+    return ks

@@ -1,0 +1,74 @@
+"""One sample of an evaluation: played, graded, and written down as a line of the results.
+
+Knows samples and their facts; nothing of files.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from strands_rollout.evaluate import Outcome, Player
+from strands_rollout.evaluation.plan import EvalSet, SampleKey
+from strands_rollout.sample_type import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """Plays the samples of an evaluation.
+
+    Attributes:
+        player: On which engine.
+        sets: By name.
+        seed: Of the whole run; None for none.
+        keeps_tokens: Whether lines hold the whole sample.
+    """
+
+    player: Player
+    sets: Mapping[str, EvalSet]
+    seed: int | None
+    keeps_tokens: bool
+
+    async def line(self, key: SampleKey) -> dict[str, Any]:
+        """Play a sample; its line for the results."""
+        chosen = self.sets[key.data_set]
+        row = chosen.rows[key.problem]
+        sample = Sample(
+            prompt=copy.deepcopy(row.prompt),
+            label=row.label,
+            index=key.problem * chosen.sampling.samples + key.number,
+            apply_chat_template_kwargs=dict(chosen.template_kwargs),
+        )
+        params = chosen.sampling.params
+        if self.seed is not None:
+            params["sampling_seed"] = key.seed(self.seed)
+        outcome = await self.player.play(sample, params)
+        line = _line(key, outcome, params.get("sampling_seed"))
+        return {**line, "sample": outcome.sample.to_dict()} if self.keeps_tokens else line
+
+
+def _line(key: SampleKey, outcome: Outcome, seed: int | None) -> dict[str, Any]:
+    sample, facts = outcome.sample, outcome.facts
+    return {
+        "data_set": key.data_set,
+        "problem": key.problem,
+        "number": key.number,
+        "seed": seed,
+        "status": str(sample.status.value),
+        "stop_reason": str(facts.get("stop_reason")),
+        "error": facts.get("error"),
+        "label": sample.label,
+        "reward": sample.reward,
+        "response": sample.response,
+        "prompt_tokens": len(sample.tokens) - sample.response_length,
+        "response_tokens": sample.response_length,
+        "sampled_tokens": facts.get("sampled_tokens", 0),
+        "turns": facts.get("turns", 0),
+        "tool_calls": facts.get("tool_calls", 0),
+        "tool_errors": facts.get("tool_errors", 0),
+        "parse_failures": facts.get("parse_failures", 0),
+        "seconds": facts.get("duration_s", 0.0),
+        "violations": [*outcome.contract_violations, *outcome.tito_violations],
+    }

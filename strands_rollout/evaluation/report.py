@@ -1,0 +1,125 @@
+"""Results of samples -> the report of an evaluation, as JSON that depends on the results only, not on their order.
+
+Knows results and statistics; decides what is counted. What is not scored (FAILED, the infrastructure's doing) is
+missing: it is in no share and no mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from strands_rollout.evaluation.majority import Ballot, has_answer, majority_of
+from strands_rollout.evaluation.plan import EvalSet, SampleKey
+from strands_rollout.evaluation.results_file import SampleResult
+from strands_rollout.evaluation.statistics import accuracy_of, mean_pass_at_k
+
+FORMAT: Final = 1
+_DIGITS: Final = 6
+Results = Mapping[SampleKey, SampleResult]
+
+
+def evaluation_report(sets: Sequence[EvalSet], results: Results, ks: Sequence[int]) -> dict[str, Any]:
+    """What the results amount to; equal for equal results.
+
+    Args:
+        sets: What was asked.
+        results: The last result of each sample that has one.
+        ks: For pass@k; those above a data set's samples per problem are left out there.
+    """
+    data_sets = {chosen.name: _data_set(chosen, results, ks) for chosen in sets}
+    totals = {name: sum(report[name] for report in data_sets.values()) for name in ("planned", "scored", "missing")}
+    return {
+        "format": FORMAT,
+        "complete": totals["missing"] == 0,
+        **totals,
+        "violations": sum(result.violations for result in results.values() if result.is_scored),
+        "data_sets": data_sets,
+    }
+
+
+def without_problems(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The report less its entries per problem."""
+    shorter = {
+        name: {key: value for key, value in one.items() if key != "by_problem"}
+        for name, one in report["data_sets"].items()
+    }
+    return {**report, "data_sets": shorter}
+
+
+def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str, Any]:
+    by_problem = [
+        [result for number in range(chosen.sampling.samples) if (result := results.get(_key(chosen, problem, number)))]
+        for problem in range(len(chosen.rows))
+    ]
+    found = [result for group in by_problem for result in group]
+    scored = [result for result in found if result.is_scored]
+    problems = [_problem(chosen, number, group) for number, group in enumerate(by_problem)]
+    counts = [(problem["right"], problem["scored"]) for problem in problems]
+    accuracy = accuracy_of(counts)
+    planned = len(chosen.rows) * chosen.sampling.samples
+    return {
+        "problems": len(chosen.rows),
+        "samples_per_problem": chosen.sampling.samples,
+        "planned": planned,
+        "scored": len(scored),
+        "missing": planned - len(scored),
+        "failed": len(found) - len(scored),
+        "right": sum(right for right, _ in counts),
+        "avg_at_n": _rounded(accuracy.mean),
+        "standard_error": _rounded(accuracy.standard_error),
+        "interval_95": None if accuracy.interval is None else [_rounded(bound) for bound in accuracy.interval],
+        "pass_at_k": {str(k): _rounded(mean_pass_at_k(counts, k)) for k in ks if k <= chosen.sampling.samples},
+        "maj_at_n": _mean([problem["majority_score"] for problem in problems if problem["scored"]]),
+        "without_answer": sum(not has_answer(result.answer) for result in scored),
+        "status": _counted(found, lambda result: result.status),
+        "stop_reasons": _counted(found, lambda result: result.stop_reason),
+        **_amounts(scored),
+        "by_problem": problems,
+    }
+
+
+def _key(chosen: EvalSet, problem: int, number: int) -> SampleKey:
+    return SampleKey(chosen.name, problem, number)
+
+
+def _problem(chosen: EvalSet, number: int, found: Sequence[SampleResult]) -> dict[str, Any]:
+    scored = [result for result in found if result.is_scored]
+    majority = majority_of(Ballot(result.answer, result.is_right) for result in scored)
+    return {
+        "problem": number,
+        "label": chosen.rows[number].label,
+        "scored": len(scored),
+        "right": sum(result.is_right for result in scored),
+        "majority": list(majority.answers),
+        "majority_score": _rounded(majority.score),
+        "mean_response_tokens": _mean([result.response_tokens for result in scored]),
+        "mean_tool_calls": _mean([result.tool_calls for result in scored]),
+        "truncated": sum(result.status == "truncated" for result in scored),
+        "failed": len(found) - len(scored),
+    }
+
+
+def _amounts(scored: Sequence[SampleResult]) -> dict[str, Any]:
+    return {
+        "mean_response_tokens": _mean([result.response_tokens for result in scored]),
+        "mean_turns": _mean([result.turns for result in scored]),
+        "sampled_tokens": sum(result.sampled_tokens for result in scored),
+        "tool_calls": sum(result.tool_calls for result in scored),
+        "tool_errors": sum(result.tool_errors for result in scored),
+    }
+
+
+def _counted(found: Sequence[SampleResult], name_of: Callable[[SampleResult], str]) -> dict[str, int]:
+    """By name, in the alphabet's order."""
+    return dict(sorted(Counter(map(name_of, found)).items()))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return _rounded(math.fsum(values) / len(values)) if values else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, _DIGITS)

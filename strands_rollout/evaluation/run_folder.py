@@ -1,0 +1,113 @@
+"""The folder of an evaluation: what was asked (`run.json`), the results, and the report.
+
+Knows files. A folder belongs to one run: with other settings it is refused, so that results are never mixed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from strands_rollout.errors import ConfigError
+from strands_rollout.evaluation.results_file import ResultsFile
+
+FORMAT: Final = 1
+_MOST_NAMED: Final = 10
+_ABSENT: Final = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A folder that is there; see `open_folder`.
+
+    Attributes:
+        path: Where.
+    """
+
+    path: Path
+
+    @property
+    def results_path(self) -> Path:
+        """One line per sample."""
+        return self.path / "results.jsonl"
+
+    @property
+    def run_path(self) -> Path:
+        """What was asked."""
+        return self.path / "run.json"
+
+    @property
+    def report_path(self) -> Path:
+        """What came of it."""
+        return self.path / "report.json"
+
+    def open_results(self, identity: Mapping[str, Any]) -> ResultsFile:
+        """Open the results for a run, which is the folder's own if it is not new.
+
+        Args:
+            identity: All that the results depend on, as JSON.
+
+        Raises:
+            ConfigError: The folder is another run's (the message names what differs), in use, or can't be written to.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise ConfigError(f"can't make {self.path}: {e.strerror}; choose another folder with --out") from e
+        file = ResultsFile(self.results_path)
+        try:
+            self._claim({"format": FORMAT, **identity})
+        except BaseException:
+            file.__exit__(None, None, None)
+            raise
+        return file
+
+    def _claim(self, identity: dict[str, Any]) -> None:
+        if not self.run_path.exists():
+            if self.results_path.stat().st_size:
+                raise ConfigError(f"{self.results_path} has no {self.run_path.name} beside it; choose another --out")
+            write_json(self.run_path, identity)
+            return
+        differing = list(_differences(_read_json(self.run_path), json.loads(json.dumps(identity))))
+        if differing:
+            shown = "; ".join(differing[:_MOST_NAMED])
+            more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
+            raise ConfigError(
+                f"{self.path} holds another run: {shown}{more}. Run it with what it was begun with, or choose another "
+                "--out"
+            )
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a file that is there whole or not at all.
+
+    Raises:
+        ConfigError: It can't be written.
+    """
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        beside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError as e:
+        raise ConfigError(f"can't write {path}: {e.strerror}; choose another folder with --out") from e
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"can't read {path}: {e}; choose another folder with --out") from e
+    return value if isinstance(value, dict) else {}
+
+
+def _differences(there: Mapping[str, Any], asked: Mapping[str, Any], where: str = "") -> Iterator[str]:
+    """The keys with different values, nested ones with dots, in words."""
+    for key in dict.fromkeys([*there, *asked]):
+        first, second = there.get(key, _ABSENT), asked.get(key, _ABSENT)
+        if isinstance(first, dict) and isinstance(second, dict):
+            yield from _differences(first, second, f"{where}{key}.")
+        elif first != second:
+            yield f"{where}{key} was {first!r:.120} and is {second!r:.120}"

@@ -1,0 +1,111 @@
+"""An evaluation against a scripted engine, in this process, and a policy whose answers depend on the seed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_sglang import FakeSGLang, Reply
+from harness import ids_of
+
+from strands_rollout.evaluation.options import EvalOptions
+from strands_rollout.evaluation.plan import SampleKey, Sampling
+from strands_rollout.evaluation.run import run_evaluation
+
+PROBLEMS = 3
+
+
+def write_problems(folder: Path, problems: int = PROBLEMS, name: str = "sums.jsonl") -> Path:
+    """Problems whose labels are 0, 1, 2 ..."""
+    rows = [{"prompt": f"What is {number} + 0?", "label": str(number)} for number in range(problems)]
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def options_for(folder: Path, base_url: str | None, tokenizer: Any, **changes: Any) -> EvalOptions:
+    """Three problems, four samples each, without tools; without a URL on the embedded engine."""
+    config = folder / "rollout.yaml"
+    if not config.exists():
+        config.write_text("strands_rollout:\n  tools: []\n")
+    made = EvalOptions(
+        data=[write_problems(folder)],
+        eval_config=None,
+        base_url=base_url,
+        model_dir=None,
+        tokenizer_dir=Path(tokenizer.name_or_path) if tokenizer else None,
+        config=config,
+        sampling=Sampling(samples=4, max_new_tokens=256),
+        max_context_tokens=None,
+        concurrency=2,
+        seed=7,
+        limit=None,
+        ks=[1, 4, 8],
+        out=folder / "out",
+        audits=False,
+        keeps_tokens=False,
+        json_only=False,
+    )
+    return replace(made, **changes)
+
+
+def sample_seed(problem: int, number: int, name: str = "sums") -> int:
+    """Of a run with the seed 7."""
+    return SampleKey(name, problem, number).seed(7)
+
+
+def guesser(tokenizer: Any) -> Any:
+    """A policy that answers 0, 1 or 2, by its seed."""
+
+    def reply(request: dict[str, Any], number: int) -> Reply:
+        answer = request["sampling_params"]["sampling_seed"] % 3
+        return Reply.tokens(ids_of(tokenizer, f"So \\boxed{{{answer}}}.<|im_end|>"))
+
+    return reply
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a run left behind."""
+
+    code: int
+    folder: Path
+    fake: FakeSGLang
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "report.json").read_text()))
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """The report less what depends on the session."""
+        return {key: value for key, value in self.report.items() if key != "session"}
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "results.jsonl").read_text().splitlines()]
+
+
+async def evaluated(folder: Path, tokenizer: Any, script: Any = None, **changes: Any) -> Ended:
+    """Run it to its end, as the command does: in a thread without a loop."""
+    async with FakeSGLang(script or guesser(tokenizer), context_length=8192) as fake:
+        options = options_for(folder, fake.base_url, tokenizer, **changes)
+        return Ended(await asyncio.to_thread(run_evaluation, options), options.out, fake)
+
+
+def tamper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on `generate` returns samples with a wrong token."""
+    from strands_rollout import evaluate as evaluate_module
+
+    honest = evaluate_module.generate
+
+    async def tampering(args: Any, sample: Any, params: Any, **more: Any) -> Any:
+        done = await honest(args, sample, params, **more)
+        done.tokens[-2] += 1
+        return done
+
+    monkeypatch.setattr(evaluate_module, "generate", tampering)

@@ -1,0 +1,187 @@
+"""The command `strands-rollout eval` in processes of its own: exit codes, Ctrl-C, kills, the embedded engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluation_stage import options_for, write_problems
+from fake_sglang import FakeSGLang, Reply, dead_url
+from harness import ANSWER, ids_of
+
+from strands_rollout.evaluation.plan import Sampling
+from strands_rollout.evaluation.run import run_evaluation
+
+REPOSITORY = str(Path(__file__).parents[1])
+COMMAND = ["-m", "strands_rollout.cli", "eval"]
+PATIENCE_S = 60.0
+
+
+@asynccontextmanager
+async def started(*arguments: str, cwd: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The command, running; killed in the end if it still does."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *COMMAND,
+        *arguments,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": REPOSITORY, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+async def ended(*arguments: str, cwd: Path) -> tuple[int, str, str]:
+    async with started(*arguments, cwd=cwd) as process:
+        out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110 - another process writes what is looked for
+            await asyncio.sleep(0.01)
+
+
+def lines(out: Path) -> list[bytes]:
+    results = out / "results.jsonl"
+    return results.read_bytes().splitlines(keepends=True) if results.exists() else []
+
+
+async def test_the_embedded_engine_is_evaluated_on_the_shipped_problems(tmp_path: Path) -> None:
+    options = options_for(tmp_path, None, None, sampling=Sampling(2, 512), limit=2, data=[], config=None)
+    assert await asyncio.to_thread(run_evaluation, options) == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["data_sets"]["demo"]["scored"] == 4
+    assert report["model"].endswith("checkpoint")
+
+
+@pytest.mark.slow
+async def test_ctrl_c_ends_it_with_130_and_says_how_to_go_on(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    """Two samples are answered, the others wait for the engine when it comes."""
+    waiting = asyncio.Event()
+
+    async def reply(request: dict[str, Any], number: int) -> Reply:
+        if number < 2:
+            return Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
+        if number == 3:
+            waiting.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    config = tmp_path / "rollout.yaml"
+    config.write_text("strands_rollout: {tools: []}\n")
+    data = write_problems(tmp_path)
+    async with FakeSGLang(reply, context_length=8192) as fake:
+        arguments = ["--base-url", fake.base_url, "--tokenizer", str(shipped_tokenizer.name_or_path)]
+        arguments += ["--data", str(data), "--config", str(config), "--out", "run", "--concurrency", "2"]
+        async with started(*arguments, cwd=tmp_path) as process:
+            async with asyncio.timeout(PATIENCE_S):
+                await waiting.wait()
+            process.send_signal(signal.SIGINT)
+            async with asyncio.timeout(PATIENCE_S):
+                out, err = await process.communicate()
+    assert (process.returncode, out) == (130, b"")
+    assert b"interrupted; what is done is kept: the same command with --out run goes on from there" in err
+    assert b"Traceback" not in err
+    assert len(lines(tmp_path / "run")) == 2
+
+
+async def test_a_dead_engine_exits_with_1_and_is_named(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    data = write_problems(tmp_path)
+    code, out, err = await ended("--base-url", dead_url(), "--data", str(data), cwd=tmp_path)
+    assert (code, out) == (1, "")
+    assert "error: no answer from http://127.0.0.1" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("base_url", "expected"), [("http://127.0.0.1:1", (16, 16384, 64)), (None, (4, 1024, 16))])
+def test_defaults_are_those_of_the_engine(
+    base_url: str | None, expected: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer import Exit
+
+    from strands_rollout.commands.evaluate import evaluate
+
+    seen: list[Any] = []
+    monkeypatch.setattr("strands_rollout.evaluation.run.run_evaluation", lambda options: seen.append(options) or 0)
+    with pytest.raises(Exit):
+        evaluate(base_url=base_url)
+    (options,) = seen
+    assert (options.sampling.samples, options.sampling.max_new_tokens, options.concurrency) == expected
+    assert (options.sampling.temperature, options.sampling.top_p, options.sampling.top_k) == (1.0, 1.0, -1)
+    assert options.out.parent == Path("eval_results")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--base-url", "http://127.0.0.1:1"],
+        ["--base-url", "http://127.0.0.1:1", "--model", "."],
+        ["--k", "1,two"],
+        ["--k", "0"],
+        ["--samples-per-problem", "0"],
+        ["--data", "/no/such/file"],
+    ],
+)
+def test_a_usage_error_exits_with_2(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from strands_rollout import cli
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["strands-rollout", "eval", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+async def test_killed_twice_and_gone_on_with_gives_the_report_of_one_run(tmp_path: Path) -> None:
+    """On the embedded engine, which dies with each killed process, and is started anew."""
+    arguments = ["--seed", "3", "--limit", "8", "--concurrency", "3"]
+    code, _, err = await ended(*arguments, "--out", "whole", cwd=tmp_path)
+    assert code == 0, err
+    cut = tmp_path / "cut"
+    kept: list[bytes] = []
+    for least in (5, 17):
+        async with started(*arguments, "--out", "cut", cwd=tmp_path) as process:
+            await until(lambda least=least: len(lines(cut)) >= least)  # type: ignore[misc]
+            process.kill()
+            await process.communicate()
+        found = lines(cut)
+        assert least <= len(found) < 32
+        assert found[: len(kept)] == kept
+        kept = found
+    with (cut / "results.jsonl").open("ab") as results:
+        results.write(kept[0][:40])
+    code, out, err = await ended(*arguments, "--out", "cut", cwd=tmp_path)
+    assert code == 0, err
+    assert "dropped 40 bytes of a half-written last line" in err
+    assert f"{len(kept)} samples are there already" in err
+    assert len(lines(cut)) == 32
+    assert lines(cut)[: len(kept)] == kept
+    assert without_session(cut) == without_session(tmp_path / "whole")
+    assert json.loads(out.splitlines()[-1])["complete"] is True
+
+
+def without_session(out: Path) -> str:
+    """The report's text, less what depends on the clock and on where the run was cut."""
+    report = json.loads((out / "report.json").read_text())
+    del report["session"]
+    return json.dumps(report)

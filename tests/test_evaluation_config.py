@@ -1,0 +1,177 @@
+"""slime's --eval-config and --custom-config-path files as the evaluation reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from evaluation_stage import write_problems
+
+from strands_rollout.config import RolloutSettings
+from strands_rollout.errors import ConfigError, PromptError
+from strands_rollout.evaluation.eval_config import read_eval_config
+from strands_rollout.evaluation.identity import settings_identity
+from strands_rollout.evaluation.plan import EvalSet, Sampling
+
+DEFAULT = Sampling(samples=16, max_new_tokens=16384)
+
+
+def config(folder: Path, entries: Any, defaults: Any = None, **more: Any) -> Path:
+    path = folder / "eval.yaml"
+    path.write_text(yaml.safe_dump({"eval": {"defaults": defaults, "datasets": entries, **more}}))
+    return path
+
+
+def read(path: Path, notes: list[str] | None = None, limit: int | None = None) -> list[EvalSet]:
+    return read_eval_config(path, DEFAULT, limit=limit, on_note=(notes if notes is not None else []).append)
+
+
+def test_an_entrys_own_key_counts_then_the_files_default_then_the_options(tmp_path: Path) -> None:
+    data = str(write_problems(tmp_path))
+    entries = [
+        {"name": "a", "path": data, "temperature": 0.6, "n_samples_per_eval_prompt": 2, "stop": ["END"]},
+        {"name": "b", "path": data},
+    ]
+    first, second = read(config(tmp_path, entries, {"temperature": 0.8, "top_p": 0.9, "max_response_len": 300}))
+    assert (first.name, first.sampling.samples, second.name, second.sampling.samples) == ("a", 2, "b", 16)
+    assert first.sampling.params == {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": -1,
+        "max_new_tokens": 300,
+        "stop": ["END"],
+        "stop_token_ids": None,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+        "spaces_between_special_tokens": False,
+    }
+    assert second.sampling.params["temperature"] == 0.8
+    assert second.sampling.params["stop"] is None
+
+
+def test_data_sets_may_be_a_mapping_by_name_and_the_root_may_be_left_out(tmp_path: Path) -> None:
+    data = str(write_problems(tmp_path))
+    path = tmp_path / "eval.yaml"
+    path.write_text(yaml.safe_dump({"datasets": {"a": {"path": data}, "b": {"path": data, "min_new_tokens": 2}}}))
+    first, second = read(path)
+    assert (first.name, second.name) == ("a", "b")
+    assert second.sampling.params["min_new_tokens"] == 2
+    assert "min_new_tokens" not in first.sampling.params
+
+
+@pytest.mark.parametrize(
+    ("part", "labels"), [("", "012345"), ("@[1:3]", "12"), ("@[:2]", "01"), ("@[-2:]", "45"), ("@[1:]", "1234")]
+)
+def test_a_path_may_name_rows_as_in_slime(tmp_path: Path, part: str, labels: str) -> None:
+    data = write_problems(tmp_path, 6)
+    (chosen,) = read(config(tmp_path, [{"name": "a", "path": f"{data}{part}"}]), limit=4 if part == "@[1:]" else None)
+    assert [row.label for row in chosen.rows] == list(labels)
+
+
+def test_prompts_and_labels_may_have_other_keys(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"question": "What is 17 * 2?", "answer": 34}\n')
+    entry = {"name": "a", "path": str(data), "input_key": "question", "label_key": "answer"}
+    (chosen,) = read(config(tmp_path, [entry]))
+    assert [(row.prompt, row.label) for row in chosen.rows] == [("What is 17 * 2?", 34)]
+    with pytest.raises(PromptError, match='expected a JSON object like {"prompt": .* "answer": "34"}'):
+        read(config(tmp_path, [{**entry, "input_key": None}]))
+
+
+def test_keys_that_mean_nothing_here_are_told_once(tmp_path: Path) -> None:
+    data = str(write_problems(tmp_path))
+    notes: list[str] = []
+    read(config(tmp_path, [{"name": name, "path": data} for name in "ab"], {"rm_type": "math", "tool_key": "t"}), notes)
+    assert [note.partition(": ")[2] for note in notes] == [
+        "rm_type has no meaning here and is passed over",
+        "tool_key has no meaning here and is passed over",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"temperatur": 1}, "unknown key 'temperatur'; did you mean 'temperature'?"),
+        ({"temperature": -1}, "got -1 for temperature"),
+        ({"n_samples_per_eval_prompt": 0}, "got 0 for n_samples_per_eval_prompt"),
+        ({"top_k": "many"}, "got 'many' for top_k"),
+        ({"path": None}, "for path"),
+        ({"path": "rows.parquet"}, "expected a .jsonl file"),
+        ({"path": "${oc.env:NO_SUCH_VARIABLE}/rows.jsonl"}, "NO_SUCH_VARIABLE"),
+        ({"multimodal_keys": {"image": "images"}}, "multimodal_keys.*can't be evaluated here"),
+        ({"apply_chat_template": True}, "apply_chat_template=True, which can't"),
+        ({"custom_rm_path": "my.reward"}, "expected 'strands_rollout.reward_func'"),
+        ({"custom_generate_function_path": "my.gen"}, "expected 'strands_rollout.generate'"),
+    ],
+)
+def test_what_can_not_be_done_is_refused_in_words(tmp_path: Path, entry: dict[str, Any], words: str) -> None:
+    data = str(write_problems(tmp_path))
+    with pytest.raises(ConfigError, match=words):
+        read(config(tmp_path, [{"name": "a", "path": data, **entry}]))
+
+
+def test_our_own_functions_may_be_named(tmp_path: Path) -> None:
+    own = {
+        "custom_rm_path": "strands_rollout.reward_func",
+        "custom_generate_function_path": "strands_rollout.generate",
+        "apply_chat_template": False,
+        "apply_chat_template_kwargs": {"enable_thinking": False},
+    }
+    (chosen,) = read(config(tmp_path, [{"name": "a", "path": str(write_problems(tmp_path)), **own}]))
+    assert chosen.template_kwargs == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("eval: {datasets: []}", "no eval.datasets"),
+        ("eval: {default: {}, datasets: [{name: a, path: b}]}", "unknown key 'default'; did you mean 'defaults'?"),
+        ("eval: {defaults: {temp: 1}, datasets: [{name: a, path: b}]}", r"eval\.defaults: got the unknown key 'temp'"),
+        ("eval: {datasets: [1]}", r"got 1 at .*datasets\[0\]; expected a mapping"),
+        ("eval: {datasets: [{name: a, path: b}, {name: a, path: c}]}", "expected a name of its own for each"),
+        ("- a", "got \\['a'\\] at .*eval.yaml; expected a mapping"),
+        ("a: [", "can't read"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "eval.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        read(path)
+
+
+def test_a_part_without_rows_is_refused(tmp_path: Path) -> None:
+    data = write_problems(tmp_path)
+    with pytest.raises(ConfigError, match=r"rows \[7:9\] of .*sums.jsonl, which has 3"):
+        read(config(tmp_path, [{"name": "a", "path": f"{data}@[7:9]"}]))
+
+
+def test_what_a_file_refers_to_is_resolved_as_in_slime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_problems(tmp_path)
+    monkeypatch.setenv("DATA_DIR", str(tmp_path))
+    entries = [{"name": "a", "path": "${oc.env:DATA_DIR,data}/sums.jsonl", "top_p": "${eval.defaults.temperature}"}]
+    (chosen,) = read(config(tmp_path, entries, {"temperature": 0.5}))
+    assert chosen.file.path == tmp_path / "sums.jsonl"
+    assert chosen.sampling.top_p == 0.5
+
+
+def test_the_file_that_comes_along_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("aime-2024", "aime-2025", "gsm8k-test"):
+        write_problems(tmp_path, name=f"{name}.jsonl")
+    monkeypatch.setenv("DATA_DIR", str(tmp_path))
+    notes: list[str] = []
+    sets = read(Path(__file__).parents[1] / "configs" / "aime_eval.yaml", notes)
+    assert [chosen.name for chosen in sets] == ["aime-2024", "aime-2025", "gsm8k-test"]
+    assert notes == []
+
+
+def test_an_executors_options_go_into_the_record_as_their_checksum_alone() -> None:
+    def executor(token: str) -> Any:
+        settings = RolloutSettings(executor={"name": "sandbox_fusion", "headers": {"authorization": token}})
+        return settings_identity(settings)["executor"]
+
+    assert executor("one")["name"] == "sandbox_fusion"
+    assert executor("one") == executor("one") != executor("two")
+    assert "one" not in str(executor("one").values())

@@ -55,9 +55,9 @@ def _root(
 app.command(epilog="Example: strands-rollout demo --samples 8 --seed 1")(demo)
 app.command(epilog="Example: strands-rollout serve --port 30000")(serve)
 app.command(
-    "eval", epilog="Example: strands-rollout eval --base-url http://127.0.0.1:30000 --data data/aime-2024.jsonl --out aime"
+    "eval", epilog="Example: strands-rollout eval --base-url http://127.0.0.1:30000 --data aime.jsonl --out aime"
 )(evaluate)
-app.command(epilog="Example: strands-rollout doctor --json")(doctor)
+app.command(epilog="Example: strands-rollout doctor --gpus 8 --config configs/math_code.yaml")(doctor)
 app.command(epilog="Example: strands-rollout config configs/math_code.yaml")(config)
 
 

@@ -109,17 +109,18 @@ def is_aborting(
     Raises:
         ConfigError: The path names nothing.
     """
-    if asked is not None and bool(_callable_at(asked)()):
+    if asked is not None and bool((load_should_abort(asked) if isinstance(asked, str) else asked)()):
         return True
     return bool(getattr(_generate_state(args, sample), "aborted", False))
 
 
-def _callable_at(path: str | Callable[[], bool]) -> Callable[[], bool]:
-    return _resolved(path) if isinstance(path, str) else path
-
-
 @functools.lru_cache(maxsize=8)
-def _resolved(path: str) -> Callable[[], bool]:
+def load_should_abort(path: str) -> Callable[[], bool]:
+    """The function of a dotted path.
+
+    Raises:
+        ConfigError: The path names none.
+    """
     try:
         found = pkgutil.resolve_name(path)
     except (ValueError, ImportError, AttributeError) as e:

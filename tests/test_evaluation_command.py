@@ -21,6 +21,7 @@ from strands_rollout.evaluation.plan import Sampling
 from strands_rollout.evaluation.run import run_evaluation
 
 REPOSITORY = str(Path(__file__).parents[1])
+SMOKE = Path(REPOSITORY) / "configs" / "smoke.yaml"
 COMMAND = ["-m", "strands_rollout.cli", "eval"]
 PATIENCE_S = 60.0
 
@@ -64,8 +65,9 @@ def lines(out: Path) -> list[bytes]:
     return results.read_bytes().splitlines(keepends=True) if results.exists() else []
 
 
-async def test_the_embedded_engine_is_evaluated_on_the_shipped_problems(tmp_path: Path) -> None:
-    options = options_for(tmp_path, None, None, sampling=Sampling(2, 512), limit=2, data=[], config=None)
+@pytest.mark.parametrize("config", [None, SMOKE], ids=["defaults", "smoke.yaml"])
+async def test_the_embedded_engine_is_evaluated_on_the_shipped_problems(tmp_path: Path, config: Path | None) -> None:
+    options = options_for(tmp_path, None, None, sampling=Sampling(2, 512), limit=2, data=[], config=config)
     assert await asyncio.to_thread(run_evaluation, options) == 0
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["data_sets"]["demo"]["scored"] == 4

@@ -32,6 +32,7 @@ size_settings() {
   setting TENSOR_PARALLEL 2 "GPUs that share a layer in training" count
   setting CONTEXT_PARALLEL 1 "GPUs that share a sequence in training" count
   setting GPUS_PER_ENGINE 2 "GPUs of one SGLang engine" count
+  setting ROUTER_POLICY consistent_hashing "of slime's router, its own build in its image; PyPI's lacks this one"
   setting MAX_RESPONSE_LEN "$(chosen 2048 16384)" "tokens of a response, tool results included" count
   setting MAX_CONTEXT_LEN "$((MAX_RESPONSE_LEN + 2048))" "tokens of prompt and response" count
   setting MAX_TOKENS_PER_GPU "$(((MAX_CONTEXT_LEN + CONTEXT_PARALLEL - 1) / CONTEXT_PARALLEL))" \
@@ -108,13 +109,13 @@ parallel_arguments() {
   )
 }
 
-# All turns of an episode go to the engine that has its prefix in the cache.
+# By consistent hashing all turns of an episode go to the engine that has its prefix in the cache.
 engine_arguments() {
   arguments+=(
     --rollout-num-gpus-per-engine "$GPUS_PER_ENGINE"
     --num-gpus-per-node "$NUM_GPUS"
     --sglang-mem-fraction-static "$SGLANG_MEM_FRACTION"
-    --router-policy consistent_hashing
+    --router-policy "$ROUTER_POLICY"
   )
 }
 

@@ -98,7 +98,7 @@ training_arguments() {
   wandb_arguments
 }
 
-# Steps whose samples don't divide into optimizer steps end the run after the first rollout.
+# slime drops the episodes that don't fill an optimizer step, without a word.
 require_batches() {
   local samples=$((ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT))
   [[ $((samples % GLOBAL_BATCH_SIZE)) -eq 0 ]] || usage_error "a step has ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT = $samples" \

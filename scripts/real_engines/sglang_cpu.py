@@ -20,6 +20,8 @@ ENVIRONMENT: Final = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
+    # else a repetition penalty is compiled for a dozen seconds when it is first used
+    "TORCHDYNAMO_DISABLE": "1",
 }
 # backends without compiled kernels, in the precision in which logprobs can be compared
 FLAGS: Final = [

@@ -38,7 +38,9 @@ def doctor(
     ] = "full",
     flags: Annotated[
         Path | None,
-        typer.Option(help="Only check the flags that this script gives slime.", exists=True, dir_okay=False),
+        typer.Option(
+            help="Only check the flags that this script, or the command on stdin (-), gives slime.",
+        ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
@@ -52,7 +54,8 @@ def doctor(
     if flags is not None:
         from strands_rollout.flag_check.command import report_flags
 
-        raise typer.Exit(0 if report_flags(flags, as_json=as_json, slime_dir=slime_dir) else 1)
+        known = report_flags(flags, as_json=as_json, slime_dir=slime_dir, megatron_dir=megatron_dir)
+        raise typer.Exit(0 if known else 1)
     from rich.console import Console
 
     from strands_rollout.doctor.diagnosis import examine

@@ -179,6 +179,9 @@ def set_stage(root: Path) -> Stage:
     (slime / "scripts/models").mkdir(parents=True)
     (slime.parent / "Megatron-LM").mkdir()
     (slime / "train.py").touch()
+    for module in ("slime/utils/arguments.py", "slime/backends/sglang_utils/arguments.py"):
+        (slime / module).parent.mkdir(parents=True)
+        (slime / module).touch()  # without a parser in it, so that the recorded flags are taken
     for model in ("qwen3-8B", "qwen3-4B"):
         (slime / f"scripts/models/{model}.sh").write_text(MODEL_ARGS)
     commands.mkdir()

@@ -1,0 +1,155 @@
+"""Can this tokenizer and its chat template be used token-exactly, with tools, and do its special tokens fit together?
+
+The template's probe is the package's own. Added is what only the files of a folder tell: the vocabulary's size, and
+where a generation ends.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from strands_rollout.doctor.finding import Finding, error, good, warning
+from strands_rollout.doctor.question import Question
+from strands_rollout.errors import ConfigError, RolloutError, TemplateError
+
+_TOOL_TOKENS: Final = ("<tool_call>", "</tool_call>")
+_REMEDY: Final = (
+    "name an instruction-tuned model's folder with --tokenizer; for Qwen3-8B: bash scripts/prepare_model.sh"
+)
+_FETCH: Final = "fetch the tokenizer again: bash scripts/prepare_model.sh; or name another folder with --tokenizer"
+_USER: Final = [{"role": "user", "content": "question"}]
+
+
+def check_tokenizer(question: Question) -> list[Finding]:
+    """Whether the tokenizer loads, its template only ever appends, and its special tokens are single known ones."""
+    folder = question.tokenizer_dir
+    try:
+        tokenizer = load(folder)
+    except ConfigError as e:
+        return [error("tokenizer", str(e), _FETCH)]
+    size = len(tokenizer)
+    findings = [good("tokenizer", f"{folder}: {type(tokenizer).__name__}, {size} tokens"), *_vocabulary(folder, size)]
+    try:
+        template = _template(tokenizer)
+    except TemplateError as e:
+        return [*findings, error("chat template", f"{folder}: {e}", _REMEDY)]
+    return [*findings, _appends(template, tokenizer), _tools(template), *_tokens(folder, tokenizer, template)]
+
+
+def load(folder: Path) -> Any:  # noqa: ANN401 - any Hugging Face tokenizer
+    """The tokenizer of a folder.
+
+    Raises:
+        ConfigError: It can't be loaded; the message names the file.
+    """
+    from strands_rollout.slime_seam import load_tokenizer
+
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; expected one with a tokenizer.json")
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise ConfigError(
+            f"{folder} has no tokenizer.json; expected a fast tokenizer, which tells control tokens apart"
+        )
+    try:
+        orjson.loads(file.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as e:
+        raise ConfigError(f"{file} can't be read: {e}") from e
+    try:
+        return load_tokenizer(str(folder))
+    except RolloutError:
+        raise
+    except Exception as e:  # tokenizers raises plain Exceptions, transformers what its parts raise
+        raise ConfigError(f"the tokenizer of {folder} can't be loaded: {type(e).__name__}: {e}") from e
+
+
+def template_of(folder: Path) -> Any:  # noqa: ANN401 - a ChatTemplate, whose import is heavy
+    """The chat template of a folder's tokenizer.
+
+    Raises:
+        ConfigError: The tokenizer can't be loaded.
+        TemplateError: Its template can't be used.
+    """
+    return _template(load(folder))
+
+
+def _template(tokenizer: Any) -> Any:  # noqa: ANN401
+    from strands_rollout.chat_template import ChatTemplate
+
+    return ChatTemplate(tokenizer)
+
+
+def _appends(template: Any, tokenizer: Any) -> Finding:  # noqa: ANN401
+    end = template.encoder.decode([template.end_of_turn_id])
+    with_thinking, without = (_rendered(tokenizer, enable_thinking=on) for on in (True, False))
+    if with_thinking == without:
+        thinking = "enable_thinking changes nothing"
+    elif template.opens_reasoning:
+        thinking = "answers begin inside <think>, unless enable_thinking is false"
+    else:
+        thinking = "enable_thinking: false leaves thinking out"
+    return good("chat template", f"append-only; a turn ends with {end}, id {template.end_of_turn_id}; {thinking}")
+
+
+def _rendered(tokenizer: Any, *, enable_thinking: bool) -> str:  # noqa: ANN401
+    return str(
+        tokenizer.apply_chat_template(
+            _USER, tokenize=False, add_generation_prompt=True, enable_thinking=enable_thinking
+        )
+    )
+
+
+def _tools(template: Any) -> Finding:  # noqa: ANN401
+    tool: dict[str, Any] = {
+        "name": "f",
+        "description": "a function",
+        "parameters": {"type": "object", "properties": {}},
+    }
+    try:
+        template.prompt_ids(_USER, [{"type": "function", "function": tool}])
+    except TemplateError as e:
+        return error("tools in the template", str(e), "use a model that was trained to call tools, or set tools: []")
+    encoder = template.encoder
+    split = [text for text in _TOOL_TOKENS if len(encoder.encode_trusted(text)) != 1]
+    if split:
+        found = f"{' and '.join(split)} are no single tokens: this model was not trained on the format 'hermes'"
+        return warning("tools in the template", found, "choose the tool_parser of the model's own format")
+    ids = [encoder.encode_trusted(text)[0] for text in _TOOL_TOKENS]
+    return good("tools in the template", f"shown; {' and '.join(_TOOL_TOKENS)} are tokens {ids}")
+
+
+def _tokens(folder: Path, tokenizer: Any, template: Any) -> list[Finding]:  # noqa: ANN401
+    """Whether a generation stops where a turn ends: engines stop at the ids of these three places."""
+    places = {
+        "tokenizer_config.json": tokenizer.eos_token_id,
+        "generation_config.json": _json(folder / "generation_config.json").get("eos_token_id"),
+        "config.json": _json(folder / "config.json").get("eos_token_id"),
+    }
+    ends = {name: ids if isinstance(ids, list) else [ids] for name, ids in places.items() if ids is not None}
+    shown = ", ".join(f"{ids} in {name}" for name, ids in ends.items()) or "none"
+    wanted = template.end_of_turn_id
+    if not any(wanted in ids for ids in ends.values()):
+        found = f"a turn ends with id {wanted}, but the end-of-sequence ids are {shown}: turns would not stop there"
+        return [error("end of turn", found, f'add {wanted} to "eos_token_id" in {folder / "generation_config.json"}')]
+    return [good("end of turn", f"id {wanted} ends a generation: {shown}")]
+
+
+def _vocabulary(folder: Path, size: int) -> list[Finding]:
+    """Whether the model has a row for each id; one that it lacks kills a server."""
+    rows = _json(folder / "config.json").get("vocab_size")
+    if not isinstance(rows, int) or size <= rows:
+        return []
+    found = f"{folder}: the tokenizer has {size} tokens, the model of its config.json {rows}: they are of two models"
+    return [error("vocabulary", found, _FETCH)]
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """An object of a file; empty where there is none, which the model's own check tells."""
+    try:
+        value = orjson.loads(file.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,89 @@
+"""Parts of a machine as the doctor meets them: programs on the PATH, installed packages, servers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from strands_rollout.doctor.finding import Finding
+from strands_rollout.doctor.question import Question
+
+REPOSITORY = Path(__file__).parents[2]
+SHIPPED = REPOSITORY / "strands_rollout" / "engine" / "checkpoint"
+
+
+def question(folder: Path, env: Mapping[str, str] | None = None, **changes: Any) -> Question:
+    """What a doctor is asked on a machine where nothing is prepared, and nothing is set but the PATH."""
+    return Question(env={"PATH": "/usr/bin:/bin", **(env or {})}, repository=folder, **changes)
+
+
+def program(folder: Path, name: str, script: str) -> dict[str, str]:
+    """An environment in which a program of that name runs this script."""
+    folder.mkdir(exist_ok=True)
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
+def installed(folder: Path, name: str, version: str, requires: Sequence[str] = (), extras: Sequence[str] = ()) -> None:
+    """A distribution as pip leaves it in site-packages."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", "Requires-Python: >=3.11"]
+    lines += [f"Provides-Extra: {extra}" for extra in extras]
+    lines += [f"Requires-Dist: {requirement}" for requirement in requires]
+    (info / "METADATA").write_text("\n".join(lines) + "\n")
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """A copy of the shipped tokenizer, to be broken."""
+    folder.mkdir()
+    for name in (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "generation_config.json",
+        "config.json",
+    ):
+        shutil.copy(SHIPPED / name, folder)
+    return folder
+
+
+@asynccontextmanager
+async def answering(routes: Mapping[str, tuple[int, Any]]) -> AsyncIterator[str]:
+    """The URL of a server with an answer of status and JSON for each path, whatever the method."""
+
+    async def answer(request: web.Request) -> web.Response:
+        status, body = routes.get(request.path, (404, {"detail": "Not Found"}))
+        return web.json_response(body, status=status)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def only(findings: Sequence[Finding], name: str) -> Finding:
+    """The one finding of that name."""
+    (found,) = [finding for finding in findings if finding.name == name]
+    return found
+
+
+def assert_fault(findings: Sequence[Finding], name: str, status: str, *words: str, remedy: str) -> None:
+    """There is one finding of that name and status, which holds these words, and whose remedy holds that."""
+    found = only(findings, name)
+    assert found.status == status, found
+    assert all(word in found.found for word in words), found
+    assert found.remedy is not None, found
+    assert remedy in found.remedy, found

@@ -1,0 +1,242 @@
+"""Launch scripts are read, and only those of this repository are run, with --dry-run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from strands_rollout.errors import ConfigError
+from strands_rollout.flag_check.dry_run import read_script
+from strands_rollout.flag_check.findings import Finding
+from strands_rollout.flag_check.flag_table import read_record, recorded_table
+from strands_rollout.flag_check.judgement import judge_reading
+from strands_rollout.flag_check.launch_text import Reading
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+LAUNCH_SCRIPTS = sorted(path.name for path in (*SCRIPTS.glob("strands_*.sh"), *SCRIPTS.glob("eval_*.sh")))
+FOREIGN = """
+    #!/bin/bash
+    touch {folder}/was-run
+    set -ex
+    SCRIPT_DIR="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" &>/dev/null && pwd)"
+    source "${{SCRIPT_DIR}}/models/small.sh"
+    CKPT_ARGS=(
+       --hf-checkpoint /root/Model # the model
+       #--hf-chekpoint /root/Other
+    )
+    ROLLOUT_ARGS=(
+       --rollout-batch-size 32
+       --num-rollout "${{STEPS}}"
+       --rollout-max-respone-len 8192
+    )
+    WANDB_ARGS=(
+       # --use-wandbb
+       --wandb-group "a group of 'two' runs"
+    )
+    cat <<EOF
+    python3 train.py --not-a-flag-of-anything
+    EOF
+    ray job submit --address="http://127.0.0.1:8265" \\
+       --runtime-env-json="{{\\"env_vars\\": {{}}}}" \\
+       -- python3 train.py \\
+       --colocat \\
+       ${{MODEL_ARGS[@]}} ${{CKPT_ARGS[@]}} \\
+       ${{ROLLOUT_ARGS[@]}} "${{WANDB_ARGS[@]}}" 2>&1 | tee log
+"""
+LIBRARY = """
+    read_options() {
+      arguments=(--rollout-batch-size 4 --num-rollout "${STEPS:-10}")
+      [ "$1" = --dry-run ] && dry_run=1
+    }
+    launch() {
+      if [ "${TRACES:-0}" = 1 ]; then
+        arguments+=(--eval-prompt-data) # its values are added elsewhere
+        arguments+=(--profile-targett train_actor)
+      fi
+      if [ "$dry_run" = 1 ]; then
+        printf '# what follows is not run\\nray job submit -- python3 %s \\\\\\n  %s\\n' "/slime/$1" "${arguments[*]}"
+      else
+        touch "$(dirname "$0")/was-started"
+      fi
+    }
+"""
+OURS = """
+    #!/usr/bin/env bash
+    source "$(dirname "${BASH_SOURCE[0]}")/slime_launch.sh"
+    read_options "$@"
+    arguments+=(
+      --tensor-model-paralel-size 2
+    )
+    launch train.py
+"""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(dedent(text))
+    return file
+
+
+def faults(reading: Reading) -> list[Finding]:
+    return list(judge_reading(reading, recorded_table(read_record())).findings)
+
+
+def foreign(folder: Path) -> Reading:
+    write(folder, "models/small.sh", "MODEL_ARGS=(\n  --num-layers 4\n  --hiden-size 64\n)\n")
+    return read_script(write(folder, "run.sh", FOREIGN.format(folder=folder)), None)
+
+
+def test_a_foreign_script_is_never_run(tmp_path: Path) -> None:
+    reading = foreign(tmp_path)
+
+    assert not (tmp_path / "was-run").exists()
+    assert "nothing was run" in reading.how
+
+
+def test_a_foreign_scripts_flags_are_found_in_its_command_its_arrays_and_the_files_it_sources(tmp_path: Path) -> None:
+    found = {(fault.flag, fault.where) for fault in faults(foreign(tmp_path))}
+
+    assert found == {
+        ("--colocat", f"{tmp_path}/run.sh:26"),
+        ("--rollout-max-respone-len", f"{tmp_path}/run.sh:14"),
+        ("--hiden-size", f"{tmp_path}/models/small.sh:3"),
+    }
+
+
+def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+    text = "source /nowhere/model.sh\nls . x\npython train.py $(cat more) --colocate ${MORE_ARGS[@]} $@\n"
+    notes = read_script(write(tmp_path, "run.sh", text), None).notes
+
+    assert [note.split()[1] for note in notes] == ["/nowhere/model.sh", "$(cat", "${MORE_ARGS[@]}", "$@"]
+
+
+def test_words_that_only_the_shell_knows_are_not_judged(tmp_path: Path) -> None:
+    command = "python train.py --rollout-batch-size $SIZE --lr ${LR:-1e-6} --colocate $MORE --num-rollout=$STEPS\n"
+
+    assert faults(read_script(write(tmp_path, "run.sh", command), None)) == []
+
+
+def test_an_array_that_is_set_twice_is_judged_both_ways_and_not_called_a_repetition(tmp_path: Path) -> None:
+    script = """
+        if [ "$1" = big ]; then ARGS=(--lr 1e-6 --rollout-batch-size 8)
+        else ARGS=(--lr 2e-6 --rollout-batch-sise 4); fi
+        ARGS+=(--num-rollout 5)
+        python train.py "${ARGS[@]}"
+    """
+
+    assert [fault.flag for fault in faults(read_script(write(tmp_path, "run.sh", script), None))] == [
+        "--rollout-batch-sise"
+    ]
+
+
+def test_an_array_that_grows_from_itself_is_judged_once(tmp_path: Path) -> None:
+    script = "ARGS=(--rollout-batch-size 8 --num-rollout 5)\n" + 'ARGS=("${ARGS[@]}" --colocat)\n' * 30
+    reading = read_script(write(tmp_path, "run.sh", script + 'python train.py "${ARGS[@]}"\n'), None)
+
+    assert {fault.flag for fault in faults(reading)} == {"--colocat"}
+    assert len(reading.commands[0].further) == 31
+
+
+def test_an_array_that_is_added_to_under_a_condition_is_no_repetition(tmp_path: Path) -> None:
+    script = """
+        [ -z "$FAST" ] || ARGS+=(--lr 2e-6 --colocat)
+        python train.py --rollout-batch-size 4 --num-rollout 5 --lr 1e-6 "${ARGS[@]}"
+    """
+
+    assert [fault.flag for fault in faults(read_script(write(tmp_path, "run.sh", script), None))] == ["--colocat"]
+
+
+def test_a_fault_of_two_commands_is_reported_once(tmp_path: Path) -> None:
+    command = 'python train.py --rollout-batch-size 4 --num-rollout 5 "${ARGS[@]}"\n'
+    reading = read_script(write(tmp_path, "run.sh", f"ARGS=(--colocat)\n{command}{command}"), None)
+
+    assert len(reading.commands) == 2
+    assert [fault.flag for fault in faults(reading)] == ["--colocat"]
+
+
+def test_flags_in_a_string_are_judged(tmp_path: Path) -> None:
+    script = 'ARGS="\n  --rollout-batch-size 8\n  --num-rollout 5 --colocat"\npython -u train.py $ARGS\n'
+
+    (fault,) = faults(read_script(write(tmp_path, "run.sh", script), None))
+
+    assert (fault.flag, fault.where) == ("--colocat", f"{tmp_path}/run.sh:3")
+
+
+def test_a_script_without_a_command_has_its_arrays_judged_and_says_so(tmp_path: Path) -> None:
+    reading = read_script(write(tmp_path, "arrays.sh", "PERF_ARGS=(--colocat --lr 1)\n"), None)
+
+    assert [fault.flag for fault in faults(reading)] == ["--colocat"]
+    assert "no command with train.py" in reading.notes[0]
+
+
+def test_a_file_that_is_only_looked_for_is_no_command(tmp_path: Path) -> None:
+    reading = read_script(write(tmp_path, "run.sh", "[[ -f train.py ]] || exit\npython train.py --colocat\n"), None)
+
+    assert [len(command.words) for command in reading.commands] == [1]
+
+
+def test_slimes_model_files_are_found_in_its_checkout(tmp_path: Path) -> None:
+    write(tmp_path, "slime/scripts/models/small.sh", "MODEL_ARGS=(--hiden-size 64)\n")
+    script = write(
+        tmp_path, "mine/run.sh", 'source /root/slime/scripts/models/small.sh\npython train.py "${MODEL_ARGS[@]}"'
+    )
+
+    assert "--hiden-size" in {fault.flag for fault in faults(read_script(script, tmp_path / "slime"))}
+
+
+def ours(folder: Path) -> Path:
+    write(folder, "slime_launch.sh", LIBRARY)
+    return write(folder, "strands_small.sh", OURS)
+
+
+def test_a_script_of_this_repository_says_its_command_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPS", "25")
+    reading = read_script(ours(tmp_path), None)
+
+    assert "--dry-run" in reading.how
+    assert not (tmp_path / "was-started").exists()
+    words = [word.text for word in reading.commands[0].words]
+    assert words[:4] == ["--rollout-batch-size", "4", "--num-rollout", "25"]
+
+
+def test_flags_that_other_options_switch_on_are_judged_too(tmp_path: Path) -> None:
+    found = {(fault.flag, fault.where) for fault in faults(read_script(ours(tmp_path), None))}
+
+    assert found == {
+        ("--tensor-model-paralel-size", f"{tmp_path}/strands_small.sh:6"),
+        ("--profile-targett", f"{tmp_path}/slime_launch.sh:9"),
+    }
+
+
+def test_a_dry_run_that_fails_is_an_error(tmp_path: Path) -> None:
+    script = ours(tmp_path)
+    script.write_text(script.read_text() + "echo no GPUs >&2\nexit 3\n")
+
+    with pytest.raises(ConfigError, match=r"ended with 3.*no GPUs"):
+        read_script(script, None)
+
+
+def test_a_script_that_names_the_library_but_has_none_beside_it_is_not_run(tmp_path: Path) -> None:
+    reading = read_script(write(tmp_path, "strands_small.sh", f"touch {tmp_path}/was-run\n{dedent(OURS)}"), None)
+
+    assert not (tmp_path / "was-run").exists()
+    assert "nothing was run" in reading.how
+
+
+def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a file that can be read"):
+        read_script(tmp_path / "absent.sh", None)
+
+
+@pytest.mark.parametrize(
+    "script", [*sorted(SCRIPTS.glob("strands_*.sh")), SCRIPTS / "eval_aime.sh"], ids=lambda path: path.name
+)
+def test_each_launch_script_of_this_repository_has_no_fault(script: Path) -> None:
+    reading = read_script(script, None)
+
+    assert "--dry-run" in reading.how
+    assert reading.commands[0].program in ("train.py", "train_async.py")
+    assert [fault.line() for fault in faults(reading)] == []

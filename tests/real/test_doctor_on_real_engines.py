@@ -1,0 +1,52 @@
+"""The doctor on the real SGLang, directly and behind the real routers: what it says of them is true."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from gateway_stage import gateway_before
+from real_server import version_of
+
+from strands_rollout.doctor.engine_server import Expected, check_server
+from strands_rollout.doctor.finding import Finding
+from strands_rollout.engine.settings import SHIPPED_MODEL_DIR
+
+pytestmark = pytest.mark.real
+CONTEXT = json.loads((SHIPPED_MODEL_DIR / "config.json").read_text())["max_position_embeddings"]
+
+
+async def look(url: str, max_context_length: int = CONTEXT, tokenizer: Path = SHIPPED_MODEL_DIR) -> list[Finding]:
+    expected = Expected(max_context_length, tokenizer, tokenizer_is_named=True)
+    return await asyncio.to_thread(check_server, url, expected)
+
+
+async def test_version_context_and_tokens_are_told(sglang: str) -> None:
+    server, context, tokens = await look(sglang)
+    assert [finding.status for finding in (server, context, tokens)] == ["ok"] * 3
+    assert f"SGLang {version_of(sglang)}" in server.found
+    assert f"{CONTEXT} tokens" in context.found
+
+
+async def test_a_context_that_is_too_small_is_found(sglang: str) -> None:
+    _, context, _ = await look(sglang, max_context_length=CONTEXT + 1)
+    assert context.status == "warning"
+    assert str(CONTEXT) in context.found
+
+
+async def test_another_tokenizer_is_found(sglang: str, tmp_path: Path) -> None:
+    description = json.loads((SHIPPED_MODEL_DIR / "tokenizer.json").read_text())
+    description["model"]["vocab"] = {
+        token: index for index, token in enumerate(reversed(description["model"]["vocab"]))
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    assert (await look(sglang, tokenizer=tmp_path))[-1].status == "error"
+
+
+async def test_a_worker_is_asked_behind_each_router(router: str, sglang: str) -> None:
+    async with gateway_before(sglang, router=router) as gateway:
+        found = await look(gateway.base_url)
+    assert [finding.status for finding in found] == ["ok"] * 4
+    assert "1 of 1 workers" in found[0].found

@@ -1,0 +1,18 @@
+"""Prepares the problems of AIME 2024, for evaluation: `python data_prep/aime_2024.py --help`."""
+
+from __future__ import annotations
+
+from preparation.command_line import run
+from preparation.data_set import DataSet
+
+if __name__ == "__main__":
+    run(
+        DataSet(
+            script="aime_2024.py",
+            hub_id="zhuzilin/aime-2024",
+            id_source="the default is the one in slime's documentation",
+            config=None,
+            split="train",
+            file_stem="aime-2024",
+        )
+    )

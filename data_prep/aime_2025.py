@@ -1,0 +1,18 @@
+"""Prepares the problems of AIME 2025, for evaluation: `python data_prep/aime_2025.py --help`."""
+
+from __future__ import annotations
+
+from preparation.command_line import run
+from preparation.data_set import DataSet
+
+if __name__ == "__main__":
+    run(
+        DataSet(
+            script="aime_2025.py",
+            hub_id="MathArena/aime_2025",
+            id_source="the default is a common one that was not checked against the hub",
+            config=None,
+            split="train",
+            file_stem="aime-2025",
+        )
+    )

@@ -1,0 +1,45 @@
+"""Compares a prepared file with prepared evaluation files: `python data_prep/contamination.py TRAIN EVAL...`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from preparation.command_line import exit_with
+from preparation.contamination import find_contamination
+from preparation.progress import shown_progress
+from preparation.report import contamination_lines
+from preparation.request import NGRAM_WORDS
+
+
+def main(
+    train: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Prepared file to look at.")],
+    evaluation: Annotated[
+        list[Path], typer.Argument(exists=True, dir_okay=False, help="Prepared files with the problems to look for.")
+    ],
+    ngram_words: Annotated[int, typer.Option(help="Words in a row that make an overlap.", min=2)] = NGRAM_WORDS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,  # noqa: FBT002
+) -> None:
+    """Find rows of one file that share words with the problems of others.
+
+    Problems shorter than --ngram-words count if all their words are the same. Runs of words that more than ten
+    different rows have in common are stock phrases and don't count. Exit codes: 0 none found, 1 found, 2 wrong usage.
+
+    Example: python data_prep/contamination.py data/dapo-math-17k.jsonl data/aime-2024.jsonl
+    """
+    with shown_progress() as stage:
+        findings = find_contamination(train, evaluation, ngram_words, stage("comparing", None))
+    facts = [finding.facts() for finding in findings]
+    if as_json:
+        typer.echo(json.dumps({"train": str(train), "ngram_words": ngram_words, "files": facts}, ensure_ascii=False))
+    else:
+        for file in facts:
+            for line in contamination_lines(file):
+                typer.echo(line)
+    raise typer.Exit(1 if any(finding.overlaps for finding in findings) else 0)
+
+
+if __name__ == "__main__":
+    exit_with(main, "contamination.py")

@@ -1,0 +1,19 @@
+"""Prepares DAPO-Math-17k, problems to train on: `python data_prep/dapo_math_17k.py --help`."""
+
+from __future__ import annotations
+
+from preparation.command_line import run
+from preparation.data_set import DataSet
+
+if __name__ == "__main__":
+    run(
+        DataSet(
+            script="dapo_math_17k.py",
+            hub_id="zhuzilin/dapo-math-17k",
+            id_source="the default is the one in slime's documentation",
+            config=None,
+            split="train",
+            file_stem="dapo-math-17k",
+            against=("aime-2024", "aime-2025"),
+        )
+    )

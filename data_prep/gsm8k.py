@@ -1,0 +1,19 @@
+"""Prepares GSM8K, grade-school problems: `python data_prep/gsm8k.py --help`; `--split test` for its other half."""
+
+from __future__ import annotations
+
+from preparation.command_line import run
+from preparation.data_set import DataSet
+
+if __name__ == "__main__":
+    run(
+        DataSet(
+            script="gsm8k.py",
+            hub_id="openai/gsm8k",
+            id_source="the default is a common one that was not checked against the hub, with its configuration",
+            config="main",
+            split="train",
+            file_stem="gsm8k-{split}",
+            against=("gsm8k-test",),
+        )
+    )

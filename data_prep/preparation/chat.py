@@ -1,0 +1,53 @@
+"""A prompt as a data set has it -> a chat, and what of it tells one problem from another.
+
+Knows the two forms that data sets use, a string and a list of messages; must not know columns or labels.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from typing import Any, Final
+
+from preparation.errors import RowError
+
+Chat = list[dict[str, Any]]
+_ROLES: Final = ("system", "user", "assistant")
+
+
+def to_chat(prompt: object) -> Chat:
+    """The chat, with the columns that are null in all messages left out.
+
+    Raises:
+        RowError: The prompt is empty, no chat, or does not end with a user's message.
+    """
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, list) or not prompt:
+        raise RowError(f"prompt: got {prompt!r:.80}; expected text, or a list of messages")
+    chat = [_message(message) for message in prompt]
+    if chat[-1]["role"] != "user" or not chat[-1]["content"].strip():
+        raise RowError("prompt: got a chat that does not end with a user's message with text in it")
+    return chat
+
+
+def problem_of(chat: Chat) -> str:
+    """The words of the last message, which is the user's."""
+    return str(chat[-1]["content"])
+
+
+def identity_of(chat: Chat) -> str:
+    """Equal for chats that say the same but for spacing and the composition of characters.
+
+    Case counts, and so do superscripts: x² is not x2.
+    """
+    said = (f"{message['role']}\x00{message['content']}" for message in chat)
+    return " ".join(unicodedata.normalize("NFC", "\x01".join(said)).split())
+
+
+def _message(message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+        raise RowError(f'prompt: got the message {message!r:.80}; expected {{"role": ..., "content": "text"}}')
+    if message.get("role") not in _ROLES:
+        raise RowError(f"prompt: got the role {message.get('role')!r}; expected one of {', '.join(_ROLES)}")
+    return {key: value for key, value in message.items() if value is not None}

@@ -1,0 +1,43 @@
+"""What a script knows of its data set: where it is published, and where its file goes.
+
+Knows names only; what a file holds is found out by reading it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+DATA_DIR: Final = Path(__file__).resolve().parents[2] / "data"
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """Defaults of one script.
+
+    Attributes:
+        script: The script's file name.
+        hub_id: Repository of the hub.
+        id_source: Who says that this is its id.
+        config: Configuration within the repository; None for its only or default one.
+        split: Split within the configuration.
+        file_stem: Name of the file in `DATA_DIR`; `{split}` stands for the split.
+        against: Stems of the prepared files that hold evaluation problems of which `split` should hold none.
+    """
+
+    script: str
+    hub_id: str
+    id_source: str
+    config: str | None
+    split: str
+    file_stem: str
+    against: tuple[str, ...] = ()
+
+    def out(self, split: str) -> Path:
+        """The default file of a split."""
+        return DATA_DIR / f"{self.file_stem.format(split=split)}.jsonl"
+
+    def evaluation_files(self, split: str) -> tuple[Path, ...]:
+        """The default files to compare a split with; only the default split is for training."""
+        return tuple(DATA_DIR / f"{stem}.jsonl" for stem in self.against) if split == self.split else ()

@@ -1,0 +1,172 @@
+r"""A data set's own answer instruction: found at the beginning or end of a message, and taken off.
+
+The package's system prompt asks for `\boxed{}`; a prompt that also asks for an "Answer:" line contradicts it, and one
+that asks for a box says it twice. Only whole, known sentences are taken, so that nothing of a problem is lost.
+
+The first two wordings are those of the row that slime shows (docs/en/get_started/usage.md); that the published
+dapo-math-17k has them, with or without a box, is believed, not checked. The others are in common use.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from preparation.chat import Chat, problem_of
+
+_PLACEHOLDER: Final = r"\$?(?:\\?text\{)?(?:your[ _])?(?:final[ _])?(?:answer|\.\.\.|\\[lc]?dots)?\}?\$?"
+_BOX: Final = rf"[`$\"']*\\+(?:boxed|fbox)(?:\s*\{{+\s*{_PLACEHOLDER}\s*\}}+)?[`$\"']*"
+_RESPONSE: Final = r"(?:response|answer|output|solution|reply)"
+_QUOTE: Final = "[\"'\u201c\u201d\u2018\u2019`*]*"
+_STEP_BY_STEP: Final = (
+    r"(?:(?:please\s+|let'?s\s+|let\s+us\s+)?(?:think|reason|work|solve\s+(?:this|the\s+problem))(?:\s+it)?"
+    r"(?:\s+through)?\s+step[\s-]by[\s-]step,?\s*(?:and|then|\.)\s*)?(?:please\s+|make\s+sure\s+to\s+|remember\s+to\s+)?"
+)
+_PUT: Final = (
+    r"(?:put|write|present|give|output|return|enclose|place|provide|express|state|box)\s+(?:your|the)\s+"
+    r"(?:(?:final|numerical|numeric)\s+)?(?:answer|result|response)"
+)
+
+_LAST_LINE: Final = (
+    r"(?:solve\s+(?:the\s+following|this)\s+math(?:s|ematics)?\s+(?:problem|question)"
+    r"(?:\s+(?:efficiently\s+and\s+clearly|step[\s-]by[\s-]step))?\s*[.:]\s*)?"
+    rf"the\s+last\s+line\s+of\s+your\s+{_RESPONSE}\s+(?:should|must)\s+be\s+(?:of|in)\s+the\s+(?:following\s+)?"
+    rf"(?:form|format):?\s*{_QUOTE}answer\s*:[^\n]{{1,60}}?\swhere\s[^\n]{{1,40}}?\sis\s+(?:the|your)\s+(?:final\s+)?"
+    r"answer(?:\s+to\s+the\s+(?:problem|question))?(?:\.|(?=\s*(?:\n|\Z)))"
+)
+_OWN_LINE: Final = (
+    r"(?:please\s+)?(?:remember\s+to\s+)?put\s+your\s+(?:final\s+)?answer\s+on\s+(?:its|a|his)\s+(?:own|separate|new)\s+"
+    rf"line\s+(?:after|beginning\s+with|starting\s+with)\s+{_QUOTE}answer\s*:?\s*{_QUOTE}"
+    r"(?:,?\s*and\s+you\s+do\s+not\s+need\s+to\s+use\s+a\s+\\+boxed\s+command)?\s*\.?"
+)
+_IN_BOX: Final = (
+    rf"{_STEP_BY_STEP}{_PUT}\s+(?:(?:with)?in(?:side)?(?:\s+of)?|as|using|to|with)\s+(?:an?\s+|the\s+)?{_BOX}"
+    r"(?:\s+(?:command|notation|environment|format|tag))?\s*\.?"
+)
+_AFTER_HASHES: Final = rf"{_STEP_BY_STEP}{_PUT}\s+after\s+{_QUOTE}\#{{4}}{_QUOTE}\s*\.?"
+
+KINDS: Final = ("answer_line", "boxed", "hashes")
+"""What an instruction asks for."""
+
+_LONGEST: Final = 600  # characters; no sentence is longer
+
+
+@dataclass(frozen=True, slots=True)
+class _Sentence:
+    """A known instruction: its kind, a word without which a text can't hold it, and how it looks at either edge."""
+
+    kind: str
+    needle: str
+    beginning: re.Pattern[str]
+    end: re.Pattern[str]
+
+    def taken_off(self, text: str) -> str:
+        """The text without it; the text itself where it is at neither edge."""
+        if self.needle not in text.lower():
+            return text
+        beginning = self.beginning.match(text)
+        if beginning:
+            return text[beginning.end() :].lstrip()
+        end = self.end.search(text, max(0, len(text) - _LONGEST))
+        return text[: end.start()].rstrip() if end else text
+
+
+def _sentence(kind: str, needle: str, words: str) -> _Sentence:
+    """Either edge must be a sentence of its own: "Simplify, and give the answer in a box" says more than that."""
+    beginning = re.compile(rf"\s*(?:{words})(?:(?<=[.:])(?=\s)|(?=\s*\n))", re.IGNORECASE)
+    end = re.compile(rf"(?:\A|(?<=[.?!:;)\]}}$\"\n]))\s*(?:{words})\s*\Z", re.IGNORECASE)
+    return _Sentence(kind, needle, beginning, end)
+
+
+_SENTENCES: Final = (
+    _sentence("answer_line", "the last line", _LAST_LINE),
+    _sentence("answer_line", "line", _OWN_LINE),
+    _sentence("boxed", "box", _IN_BOX),
+    _sentence("hashes", "####", _AFTER_HASHES),
+)
+_STILL_ASKS: Final = re.compile(
+    r"\b(?:last\s+line|own\s+line|new\s+line|form(?:at)?|put|write|give|end|finish|conclude|start|begin|respond|state)\b"
+    rf"[^.\n]{{0,80}}?{_QUOTE}\banswer{_QUOTE}\s*:",
+    re.IGNORECASE,
+)
+
+
+@functools.lru_cache(maxsize=32_768)  # data sets repeat their problems, some a hundred times
+def without_instruction(text: str) -> tuple[str, frozenset[str]]:
+    """The text without the instructions at its edges, and which `KINDS` those were; "" where it was nothing else."""
+    found: set[str] = set()
+    before = None
+    while text != before:
+        before = text
+        for sentence in _SENTENCES:
+            shorter = sentence.taken_off(text)
+            if shorter != text:
+                found.add(sentence.kind)
+                text = shorter
+    return text, frozenset(found)
+
+
+def without_instructions(chat: Chat) -> tuple[Chat, frozenset[str]]:
+    """The same for each message; a system message that was nothing else goes, a user's message stays as it was."""
+    kept: Chat = []
+    found: set[str] = set()
+    for message in chat:
+        if message["role"] == "assistant":
+            kept.append(message)
+            continue
+        text, kinds = without_instruction(message["content"])
+        if text.strip() or message["role"] == "system":
+            found |= kinds
+        if text.strip():
+            kept.append({**message, "content": text})
+        elif message["role"] == "user":
+            kept.append(message)
+    return kept, frozenset(found)
+
+
+def still_asks(chat: Chat) -> bool:
+    """Whether a message seems to ask for an "Answer:" line; a guess, for warnings."""
+    return any(_STILL_ASKS.search(message["content"]) for message in chat if message["role"] != "assistant")
+
+
+class InstructionCount:
+    """Counts what was found in the prompts that are written.
+
+    Attributes:
+        removing: Whether what is found is taken off.
+    """
+
+    def __init__(self, *, removing: bool) -> None:
+        self.removing = removing
+        self._found: Counter[str] = Counter()
+        self._prompts = 0
+        self._still_asking = 0
+        self._example = ""
+
+    def apply(self, chat: Chat) -> Chat:
+        """The chat as it is to be written."""
+        bare, kinds = without_instructions(chat)
+        self._found.update(kinds)
+        self._prompts += bool(kinds)
+        written = bare if self.removing else chat
+        if still_asks(written):
+            self._still_asking += 1
+            self._example = self._example or problem_of(written)
+        return written
+
+    def facts(self) -> dict[str, object]:
+        """For the manifest: prompts with any instruction, prompts by kind, and prompts that still ask for a line."""
+        return {
+            "mode": "remove" if self.removing else "keep",
+            "prompts": self._prompts,
+            "kinds": {kind: self._found[kind] for kind in KINDS},
+            "still_asking": self._still_asking,
+            "still_asking_example": _ends_of(self._example),
+        }
+
+
+def _ends_of(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:150]} ... {text[-150:]}"

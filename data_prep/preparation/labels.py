@@ -1,0 +1,125 @@
+r"""Labels: brought to one form, and each different one graded once as the policy would say it.
+
+A label is good if the reward is right for `\boxed{label}` and for a line `Answer: label`. Knows the package's reward;
+must not know rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, Final
+
+import orjson
+
+from preparation.errors import RowError
+from strands_rollout.grading import grade, label_texts
+from strands_rollout.grading.comparison import LONGEST_ANSWER
+from strands_rollout.reward import reward_func
+
+_SAYINGS: Final = ("\\boxed{{{}}}", "Answer: {}")
+_INTEGER: Final = re.compile(r"(?P<sign>-?)0*(?P<digits>\d+)")
+_THOUSANDS: Final = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_GRADED_AT_ONCE: Final = 500
+
+
+def normalised(label: object) -> str:
+    r"""The label as text: what follows `####` or stands in a box, without leading zeros, thousands commas and spaces.
+
+    Several alternatives become a JSON list, which the package's grading understands.
+
+    Raises:
+        RowError: There is no label, or one that is too long to be an answer.
+    """
+    texts = [_number(text.strip()) for text in label_texts(_plain(label)) if text.strip()]
+    if not texts:
+        raise RowError(f"label: got {label!r:.80}; expected an answer")
+    if max(map(len, texts)) > LONGEST_ANSWER:
+        raise RowError(f"label: got {len(max(texts, key=len))} characters; expected at most {LONGEST_ANSWER}")
+    return texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False)
+
+
+class Labels:
+    """All different labels of a data set, each known by a number."""
+
+    def __init__(self) -> None:
+        self._by_value: dict[object, int] = {}
+        self._by_text: dict[tuple[str, str], int] = {}
+        self._texts: list[str] = []
+        self._reasons: list[str] = []
+
+    def number_of(self, label: object) -> int:
+        """The number of a label; equal for labels that are the same when normalised."""
+        key = label if isinstance(label, str) else orjson.dumps(label, default=str)
+        known = self._by_value.get(key)
+        if known is None:
+            known = self._by_value[key] = self._add(label)
+        return known
+
+    def text(self, number: int) -> str:
+        """The normalised label, "" for one that is none."""
+        return self._texts[number]
+
+    def reason(self, number: int) -> str:
+        """Why the label can't be used; "" for a good one. What grading finds is known after `check`."""
+        return self._reasons[number]
+
+    def are_equal(self, one: int, other: int) -> bool:
+        """Whether grading takes one label for the other."""
+        return bool(grade(_SAYINGS[0].format(self._texts[one]), self._texts[other]).correct)
+
+    def check(self) -> None:
+        """Grade each label as an answer to itself."""
+        unchecked = [number for number, reason in enumerate(self._reasons) if not reason]
+        for start in range(0, len(unchecked), _GRADED_AT_ONCE):
+            numbers = unchecked[start : start + _GRADED_AT_ONCE]
+            verdicts = asyncio.run(_rewards([self._texts[number] for number in numbers]))
+            for number, verdict in zip(numbers, verdicts, strict=True):
+                self._reasons[number] = verdict
+
+    def _add(self, label: object) -> int:
+        text, reason = "", ""
+        try:
+            text = normalised(label)
+        except RowError as e:
+            reason = str(e)
+        number = self._by_text.setdefault((text, reason), len(self._texts))
+        if number == len(self._texts):
+            self._texts.append(text)
+            self._reasons.append(reason)
+        return number
+
+
+async def _rewards(texts: Sequence[str]) -> list[str]:
+    """For each label why grading would not give the point for it, "" where it does."""
+    samples = [
+        SimpleNamespace(prompt="", response=saying.format(_first(text)), label=text, metadata={})
+        for text in texts
+        for saying in _SAYINGS
+    ]
+    rewards: Any = await reward_func(SimpleNamespace(), samples)
+    pairs = (rewards[start : start + len(_SAYINGS)] for start in range(0, len(rewards), len(_SAYINGS)))
+    return [next((_refusal(reward) for reward in pair if reward["acc"] != 1.0), "") for pair in pairs]
+
+
+def _refusal(reward: dict[str, Any]) -> str:
+    return f"label: the reward reads {reward['pred']!r} in its own gold answer and finds it wrong ({reward['method']})"
+
+
+def _first(text: str) -> str:
+    return label_texts(text)[0]
+
+
+def _plain(label: object) -> object:
+    """Whole numbers without a point: 42.0 is 42."""
+    return int(label) if isinstance(label, float) and label.is_integer() else label
+
+
+def _number(text: str) -> str:
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    integer = _INTEGER.fullmatch(text)
+    return integer["sign"] + integer["digits"] if integer else text

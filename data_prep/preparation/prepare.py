@@ -1,0 +1,197 @@
+"""The way from a request to a data file, its manifest, and the rows that were rejected.
+
+Reads the source twice: once to decide which rows stay, once to write those. Knows every part and their order; must not
+know the command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from preparation.chat import to_chat
+from preparation.columns import Columns, column_of, find_columns, value_of, values_of
+from preparation.contamination import Finding, find_contamination
+from preparation.duplicates import Choice, Survey
+from preparation.errors import PreparationError
+from preparation.instruction import InstructionCount
+from preparation.manifest import arguments_of, finished_manifest, new_manifest, write_manifest
+from preparation.output import finish, sha256_of, unfinished, write_whole
+from preparation.progress import Advance, Stage
+from preparation.request import Request
+from preparation.source import Source, input_sha256, open_source
+
+MOST_REJECTED: Final = 0.01
+"""Share of the different rows; an evaluation set of 30 problems that lacks one is no longer that set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The result.
+
+    Attributes:
+        manifest: As written beside the file.
+        done_before: Whether the file was there already.
+    """
+
+    manifest: dict[str, Any]
+    done_before: bool
+
+
+def prepare(request: Request, stage: Stage, *, force: bool = False) -> Prepared:
+    """Write the file, unless it is there with the same arguments.
+
+    Raises:
+        PreparationError: The source can't be read, or too many rows can't be used; then no data file is written, and
+            one that was there stays.
+    """
+    arguments = arguments_of(request, input_sha256(request.path))
+    finished = None if force else finished_manifest(request, arguments)
+    if finished is not None:
+        return Prepared(finished, done_before=True)
+    source = open_source(request)
+    columns = find_columns(source.rows.data.schema, request.prompt_column, request.label_column)
+    survey = _survey(source, columns, stage("reading", len(source.rows)))
+    choice = survey.decide(keep_duplicates=request.keep_duplicates)
+    _write_rejected(source, choice, request)
+    _refuse_too_many(choice, request)
+    facts = _write_rows(source, columns, survey, choice, request, stage)
+    manifest = new_manifest(arguments, {**_origin(source, columns, request), **facts})
+    write_manifest(manifest, request.manifest_file)
+    return Prepared(manifest, done_before=False)
+
+
+def _survey(source: Source, columns: Columns, advance: Advance) -> Survey:
+    survey = Survey()
+    needed = [column_of(source.rows.column_names, path) for path in (columns.prompt, columns.label)]
+    for batch in source.batches(needed):
+        before = len(survey)
+        survey.add(values_of(batch, columns.prompt), values_of(batch, columns.label))
+        advance(len(survey) - before)
+    return survey
+
+
+def _write_rejected(source: Source, choice: Choice, request: Request) -> None:
+    """What is left out and why, row by row; the file of an earlier run goes where there is nothing to say."""
+    if not choice.rejections:
+        request.rejected_file.unlink(missing_ok=True)
+        return
+    rows = source.rows_at([rejection.row for rejection in choice.rejections])
+    write_whole(
+        request.rejected_file,
+        (
+            _line({"reason": one.reason, "kind": one.kind, "row": one.row, "times": one.times, "source": row})
+            for one, row in zip(choice.rejections, rows, strict=True)
+        ),
+    )
+
+
+def _refuse_too_many(choice: Choice, request: Request) -> None:
+    rejected = sum(rejection.times for rejection in choice.rejections)
+    if not choice.kept:
+        why = choice.rejections[0].reason if choice.rejections else "there are none"
+        raise PreparationError(f"none of the rows can be used: {why}. Is it the right column? See --prompt-column.")
+    if rejected > MOST_REJECTED * choice.looked_at and not request.allow_rejected:
+        raise PreparationError(
+            f"{rejected} of {choice.looked_at} different rows can't be used, the first because of: "
+            f"{choice.rejections[0].reason}. Expected at most {MOST_REJECTED:.0%}; read {request.rejected_file}, then "
+            "name the right column with --label-column, or accept this with --allow-rejected. No data file was written."
+        )
+
+
+def _write_rows(
+    source: Source, columns: Columns, survey: Survey, choice: Choice, request: Request, stage: Stage
+) -> dict[str, Any]:
+    """Write the data file and return what the manifest says of it."""
+    numbers = choice.kept[: request.limit]
+    count = InstructionCount(removing=request.instruction == "remove")
+    written: dict[str, None] = {}
+    systems = 0
+    advance = stage("writing", len(numbers))
+    with unfinished(request.out) as partial:
+        with partial.open("wb") as file:
+            for number, row in zip(numbers, source.rows_at(numbers), strict=True):
+                chat = count.apply(to_chat(value_of(row, columns.prompt)))
+                systems += chat[0]["role"] == "system"
+                prepared = {**row, "prompt": chat, "label": survey.label_of(number)}
+                prepared = {"prompt": prepared.pop("prompt"), "label": prepared.pop("label"), **prepared}
+                written |= dict.fromkeys(prepared)
+                file.write(_line(prepared))
+                advance(1)
+        findings, dropped = _compare(partial, len(numbers), request, stage)
+        sha256 = sha256_of(partial)
+        finish(partial, request.out)
+    return {
+        "rows": len(numbers) - dropped,
+        **_counts(survey, choice, request, len(numbers), dropped),
+        "own_system_messages": systems,
+        "columns": list(written),
+        "instruction": count.facts(),
+        "contamination": _contamination_facts(findings, request),
+        "sha256": sha256,
+    }
+
+
+def _compare(partial: Path, rows: int, request: Request, stage: Stage) -> tuple[tuple[Finding, ...], int]:
+    """Compare with the evaluation files that are there; how many rows were dropped for it."""
+    present = [path for path in request.against if path.is_file()]
+    if not present:
+        return (), 0
+    findings = find_contamination(partial, present, request.ngram_words, stage("comparing", rows))
+    lines = {overlap.line for finding in findings for overlap in finding.overlaps}
+    if not request.drop_contaminated or not lines:
+        return findings, 0
+    kept = partial.with_suffix(".kept.partial")
+    try:
+        with partial.open("rb") as old, kept.open("wb") as new:
+            new.writelines(line for number, line in enumerate(old) if number not in lines)
+        kept.replace(partial)
+    finally:
+        kept.unlink(missing_ok=True)
+    return findings, len(lines)
+
+
+def _origin(source: Source, columns: Columns, request: Request) -> dict[str, Any]:
+    return {
+        "dataset": request.dataset if request.path is None else str(request.path),
+        "config": request.config,
+        "split": request.split,
+        "revision_requested": request.revision,
+        "revision": source.revision,
+        "revision_reason": source.revision_reason,
+        "source": source.kind,
+        "prompt_column": columns.prompt,
+        "label_column": columns.label,
+    }
+
+
+def _counts(survey: Survey, choice: Choice, request: Request, chosen: int, dropped: int) -> dict[str, Any]:
+    """Where all rows went: `rows_read` is the sum of `rows` and of the next four."""
+    kinds = [rejection.kind for rejection in choice.rejections for _ in range(rejection.times)]
+    return {
+        "rows_read": len(survey),
+        "duplicates_removed": choice.repeated,
+        "rejected": len(kinds),
+        "contaminated_removed": dropped,
+        "beyond_limit": len(choice.kept) - chosen,
+        "rejected_by_kind": {kind: kinds.count(kind) for kind in ("prompt", "label", "conflict")},
+        "rejected_file": request.rejected_file.name if kinds else None,
+        "conflicts": {"problems": choice.conflicts, "left_out": choice.undecided},
+    }
+
+
+def _contamination_facts(findings: tuple[Finding, ...], request: Request) -> dict[str, Any]:
+    return {
+        "ngram_words": request.ngram_words,
+        "rows": len({overlap.line for finding in findings for overlap in finding.overlaps}),
+        "dropped": request.drop_contaminated,
+        "files": [finding.facts() for finding in findings],
+        "absent": [str(path) for path in request.against if not path.is_file()],
+    }
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return orjson.dumps(value, default=str, option=orjson.OPT_APPEND_NEWLINE)

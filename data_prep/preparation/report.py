@@ -1,0 +1,100 @@
+"""A manifest in words, for people.
+
+Knows the manifest; must not know how it came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from preparation.prepare import Prepared
+from preparation.request import Request
+
+
+def report_lines(prepared: Prepared, request: Request) -> Iterator[str]:
+    """What was read, what was left out, and what was written."""
+    facts = prepared.manifest
+    if prepared.done_before:
+        yield f"{request.out} is there already, made with these settings on {facts['created']}; --force makes it anew"
+    yield f"source: {facts['dataset']}, split {facts['split']} ({facts['source']}), {_revision(facts)}"
+    yield f"columns: prompt from {facts['prompt_column']}, label from {facts['label_column']}"
+    yield (
+        f"rows: {facts['rows_read']} read, {facts['duplicates_removed']} duplicates removed, "
+        f"{facts['rejected']} rejected, {facts['contaminated_removed']} contaminated removed, "
+        f"{facts['beyond_limit']} beyond the limit, {facts['rows']} written"
+    )
+    yield _instruction(facts["instruction"])
+    yield from _contamination(facts["contamination"])
+    yield f"sha256: {facts['sha256']}"
+    yield f"written: {request.out} (manifest: {request.manifest_file.name})"
+
+
+def warning_lines(prepared: Prepared, request: Request) -> Iterator[str]:
+    """What a person should look at before training or evaluating on the file."""
+    facts = prepared.manifest
+    if facts["rejected"]:
+        kinds = ", ".join(f"{count} for the {kind}" for kind, count in facts["rejected_by_kind"].items() if count)
+        yield f"{facts['rejected']} rows were rejected ({kinds}); {request.rejected_file} says why"
+    if facts["conflicts"]["problems"]:
+        yield _conflicts(facts["conflicts"], keep_duplicates=request.keep_duplicates)
+    if facts["own_system_messages"]:
+        yield (
+            f"{facts['own_system_messages']} prompts bring a system message of their own, which replaces the setting "
+            "system_prompt for them"
+        )
+    yield from _instruction_warnings(facts["instruction"])
+    contamination = facts["contamination"]
+    for path in contamination["absent"]:
+        yield f"not compared with {path}: it is not there. Prepare it first, then run this again"
+    if contamination["rows"] and not contamination["dropped"]:
+        yield (
+            f"{contamination['rows']} rows share {contamination['ngram_words']} words in a row with an evaluation "
+            "problem; --drop-contaminated leaves them out"
+        )
+
+
+def contamination_lines(facts: dict[str, Any]) -> Iterator[str]:
+    """What was found against one evaluation file."""
+    yield (
+        f"against {facts['file']}: {facts['rows']} rows share words with {facts['problems_found']} of "
+        f"{facts['problems']} problems ({facts['stock_phrases']} stock phrases not counted)"
+    )
+    for example in facts["examples"]:
+        yield f"  line {example['line']}: {example['row']!r}"
+        yield f"    problem: {example['problem']!r}"
+        yield f"    in common: {example['words']!r}"
+
+
+def _revision(facts: dict[str, Any]) -> str:
+    revision = facts["revision"]
+    return f"revision {revision}" if revision else f"revision unknown: {facts['revision_reason']}"
+
+
+def _instruction(facts: dict[str, Any]) -> str:
+    verb = "removed from" if facts["mode"] == "remove" else "kept in"
+    kinds = ", ".join(f"{kind} {count}" for kind, count in facts["kinds"].items())
+    return f"answer instruction: {verb} {facts['prompts']} prompts ({kinds})"
+
+
+def _instruction_warnings(facts: dict[str, Any]) -> Iterator[str]:
+    if facts["mode"] == "keep" and facts["prompts"]:
+        yield (
+            "the prompts keep their own answer instruction: set system_prompt so that it does not ask for another form "
+            "(the default asks for \\boxed{})"
+        )
+    if facts["still_asking"]:
+        yield f'{facts["still_asking"]} prompts ask for an "Answer:" line, such as: {facts["still_asking_example"]!r}'
+
+
+def _conflicts(facts: dict[str, Any], *, keep_duplicates: bool) -> str:
+    said = f"{facts['problems']} problems have several labels"
+    if keep_duplicates:
+        return f"{said}; all their rows are kept"
+    decided = facts["problems"] - facts["left_out"]
+    return f"{said}: for {decided} the one that most rows give is kept, {facts['left_out']} are left out"
+
+
+def _contamination(facts: dict[str, Any]) -> Iterator[str]:
+    for file in facts["files"]:
+        yield from contamination_lines(file)

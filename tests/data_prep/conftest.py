@@ -1,0 +1,44 @@
+"""What the tests of data_prep share: its modules, a cache of their own, and preparation in this process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prep_scripts import DATA_PREP
+from prepared_result import Prepare, Result, lines_of
+from problem_files import write_parquet
+
+sys.path.insert(0, str(DATA_PREP))
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `datasets` keeps what it reads."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
+
+
+@pytest.fixture
+def prepare(tmp_path: Path) -> Prepare:
+    """Prepares rows, or a file or folder, with settings of `Request`, to `tmp_path/out.jsonl`."""
+    from preparation.prepare import prepare as prepare_request
+    from preparation.request import Request
+
+    def run(source: list[dict[str, Any]] | Path, *, force: bool = False, **settings: Any) -> Result:
+        path = source if isinstance(source, Path) else write_parquet(source, tmp_path / "source.parquet")
+        request = Request(dataset="someone/problems", path=path, out=tmp_path / "out.jsonl", **settings)
+        prepared = prepare_request(request, lambda _stage, _rows: lambda _done: None, force=force)
+        rows, rejected = lines_of(request.out), lines_of(request.rejected_file)
+        return Result(prepared.manifest, rows, rejected, prepared.done_before)
+
+    return run

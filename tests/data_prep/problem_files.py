@@ -1,0 +1,64 @@
+"""Files in the forms that data sets of the hub have, with invented problems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+PREFIX = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n"
+)
+SUFFIX = '\n\nRemember to put your answer on its own line after "Answer:".'
+
+
+def problem(number: int) -> str:
+    """A problem of more than thirteen words that shares no thirteen in a row with another one."""
+    return (
+        f"A ferry with {number} rows of seats makes {number + 1} crossings before noon. Each row has 4 seats, and all "
+        f"are taken {number + 2} times. How many passengers cross?"
+    )
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def dapo_row(number: int, label: object = None) -> dict[str, Any]:
+    """As the data set that slime uses."""
+    return {
+        "prompt": chat(f"{PREFIX}{problem(number)}{SUFFIX}"),
+        "label": str(4 * number) if label is None else label,
+        "metadata": {"source_name": "invented", "number": number},
+    }
+
+
+def nested_row(number: int) -> dict[str, Any]:
+    """As the data set from which that one was made: the label is in a struct."""
+    return {
+        "data_source": "invented",
+        "prompt": chat(f"{PREFIX}{problem(number)}{SUFFIX}"),
+        "ability": "MATH",
+        "reward_model": {"ground_truth": str(4 * number), "style": "rule"},
+        "extra_info": {"index": f"{number:08d}"},
+    }
+
+
+def aime_row(number: int) -> dict[str, Any]:
+    """As evaluation sets are: names with capitals, the answer a number."""
+    return {"ID": number, "Problem": problem(number), "Answer": 4 * number}
+
+
+def gsm8k_row(number: int) -> dict[str, Any]:
+    """With the solution before the answer."""
+    solution = f"There are 4 seats in each of {number} rows.\n{number}*4=<<{number}*4={4 * number}>>"
+    return {"question": problem(number), "answer": f"{solution}\n#### {4 * number:,}"}
+
+
+def write_parquet(rows: list[dict[str, Any]], path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path

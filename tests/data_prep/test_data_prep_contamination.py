@@ -1,0 +1,101 @@
+"""Rows that share words with evaluation problems are found, shown, and left out if asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from preparation.contamination import STOCK_PHRASE_ROWS, Finding, find_contamination, words_of
+from preparation.errors import PreparationError
+from prepared_result import Prepare
+from problem_files import chat, dapo_row, problem
+
+LONG = (
+    "A clockmaker sells brass clocks for 12 coins and oak clocks for 7 coins, and on one market day he takes in "
+    "exactly 101 coins. How many clocks has he sold in all?"
+)
+
+
+def write(path: Path, *problems: str) -> Path:
+    path.write_text("".join(json.dumps({"prompt": chat(text), "label": "1"}) + "\n" for text in problems))
+    return path
+
+
+def found(tmp_path: Path, rows: list[str], problems: list[str], ngram_words: int = 13) -> Finding:
+    train, evaluation = write(tmp_path / "train.jsonl", *rows), write(tmp_path / "eval.jsonl", *problems)
+    return find_contamination(train, [evaluation], ngram_words)[0]
+
+
+def test_a_row_with_thirteen_words_of_a_problem_is_found_however_they_are_written(tmp_path: Path) -> None:
+    row = "Warm up. " + LONG.upper().replace(", AND ON", " -- (AND) $ON$") + " Show your work."
+    finding = found(tmp_path, [problem(1), row], [problem(900), LONG])
+    (overlap,) = finding.overlaps
+    assert (overlap.line, overlap.problem, finding.problems, finding.problems_found) == (1, LONG, 2, 1)
+    assert overlap.words == "a clockmaker sells brass clocks for 12 coins and oak clocks for 7"
+
+
+def test_twelve_words_in_a_row_are_no_overlap_and_the_number_can_be_set(tmp_path: Path) -> None:
+    twelve = " ".join(words_of(LONG)[:12])
+    row = f"{twelve} geese. How many geese are left when the fox has come and gone?"
+    assert not found(tmp_path, [row], [LONG]).overlaps
+    assert len(found(tmp_path, [row], [LONG], ngram_words=12).overlaps) == 1
+
+
+def test_short_problems_are_compared_whole(tmp_path: Path) -> None:
+    finding = found(tmp_path, ["What is 3 + 4?", "what is $3 + 4$", "What is 3 + 4 + 5?"], ["What is 3+4?"])
+    assert [overlap.line for overlap in finding.overlaps] == [0, 1]
+
+
+def test_the_data_sets_instruction_is_no_overlap(tmp_path: Path) -> None:
+    train = tmp_path / "train.jsonl"
+    train.write_text(json.dumps(dapo_row(1)) + "\n")
+    evaluation = tmp_path / "eval.jsonl"
+    evaluation.write_text(json.dumps(dapo_row(2000)) + "\n")
+    assert not find_contamination(train, [evaluation], 13)[0].overlaps
+
+
+def test_a_phrase_of_many_rows_is_a_stock_phrase_unless_the_problem_itself_is_there(tmp_path: Path) -> None:
+    phrase = "where m and n are relatively prime positive integers, find the value of m + n."
+    problems = [f"Task {number} has the chance m/n of success, {phrase}" for number in range(STOCK_PHRASE_ROWS + 1)]
+    finding = found(tmp_path, problems, [f"Quite another chance is m/n, {phrase}", problems[3]])
+    assert [overlap.line for overlap in finding.overlaps] == [3]
+    assert finding.stock_phrases > 0
+    fewer = found(tmp_path, problems[:3] * 50, [f"Quite another chance is m/n, {phrase}"])
+    assert len(fewer.overlaps) == 150, "repeated rows make no stock phrase"
+
+
+def test_contaminated_rows_are_reported_in_the_manifest_and_stay_unless_dropped(
+    prepare: Prepare, tmp_path: Path
+) -> None:
+    evaluation = write(tmp_path / "eval.jsonl", problem(3))
+    rows = [dapo_row(2), dapo_row(3), dapo_row(4)]
+    facts = prepare(rows, against=(evaluation,)).manifest["contamination"]
+    assert (facts["rows"], facts["absent"], facts["dropped"]) == (1, [], False)
+    (file,) = facts["files"]
+    assert (file["file"], file["problems"], file["problems_found"]) == (str(evaluation), 1, 1)
+    assert file["examples"][0]["line"] == 2
+    assert file["examples"][0]["row"] == file["examples"][0]["problem"] == problem(3)
+    dropped = prepare(rows, against=(evaluation,), drop_contaminated=True)
+    assert dropped.problems == [problem(2), problem(4)]
+    assert (dropped.manifest["rows"], dropped.manifest["contaminated_removed"]) == (2, 1)
+
+
+def test_an_evaluation_file_that_is_not_there_is_named_and_looked_at_once_it_is(
+    prepare: Prepare, tmp_path: Path
+) -> None:
+    evaluation = tmp_path / "eval.jsonl"
+    assert prepare([dapo_row(3)], against=(evaluation,)).manifest["contamination"]["absent"] == [str(evaluation)]
+    write(evaluation, problem(3))
+    again = prepare([dapo_row(3)], against=(evaluation,))
+    assert not again.done_before
+    assert again.manifest["contamination"]["rows"] == 1
+
+
+@pytest.mark.parametrize("line", ["not json", "[]", '{"problem": "2 + 2"}', '{"prompt": []}'])
+def test_a_file_that_was_not_prepared_is_an_error_with_its_line(tmp_path: Path, line: str) -> None:
+    train = write(tmp_path / "train.jsonl", LONG)
+    other = tmp_path / "other.jsonl"
+    other.write_text(f"{line}\n")
+    with pytest.raises(PreparationError, match=r"other\.jsonl:1: got .* expected a prepared row"):
+        find_contamination(train, [other], 13)

@@ -1,0 +1,118 @@
+"""A data set's own answer instruction: taken off at the edges of a prompt, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from preparation.instruction import InstructionCount, still_asks, without_instruction, without_instructions
+from problem_files import PREFIX, SUFFIX, chat
+
+from strands_rollout.prompts import SYSTEM_PROMPT
+
+PROBLEM = "Find $m+n$ where $\\frac{m}{n}$ is the probability that two cards match."
+BEGINNINGS = [
+    PREFIX,
+    PREFIX.replace("$Answer (without quotes)", "\\boxed{$Answer}"),
+    PREFIX.replace("\n\n", "\n"),
+    PREFIX.removeprefix("Solve the following math problem step by step. "),
+    "Solve the following math problem efficiently and clearly. The last line of your response should be of the "
+    "following format: 'Answer: $ANSWER' (without quotes) where $ANSWER is the final answer.\n",
+    "Please reason step by step, and put your final answer within \\boxed{}.\n\n",
+]
+ENDINGS = {
+    SUFFIX: "answer_line",
+    "\n\nRemember to put your answer on its own line after “Answer:”": "answer_line",
+    '\n\nRemember to put your answer on its own line after "Answer:", and you do not need to use a \\boxed command.': (
+        "answer_line"
+    ),
+    " Please reason step by step, and put your final answer within \\boxed{}.": "boxed",
+    "\nPlease put your final answer within $\\boxed{}$.": "boxed",
+    "\nLet's think step by step and output the final answer within \\boxed{}.": "boxed",
+    "\nPresent the answer as \\boxed{your answer}": "boxed",
+    ' Let\'s think step by step and output the final answer after "####".': "hashes",
+}
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+def test_an_instruction_before_the_problem_is_taken_off(beginning: str) -> None:
+    assert without_instruction(beginning + PROBLEM)[0] == PROBLEM
+
+
+@pytest.mark.parametrize(("ending", "kind"), ENDINGS.items())
+def test_an_instruction_after_the_problem_is_taken_off_and_named(ending: str, kind: str) -> None:
+    assert without_instruction(PROBLEM + ending) == (PROBLEM, {kind})
+
+
+def test_instructions_at_both_edges_and_several_at_one_are_taken_off() -> None:
+    text = f"{PREFIX}{PROBLEM} Put your final answer within \\boxed{{}}.{SUFFIX}"
+    assert without_instruction(text) == (PROBLEM, {"answer_line", "boxed"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'A form reads "Question: 7 times 8. Answer: __". What belongs on the line?',
+        "The last line of a poem has 7 words. Answer: how many letters has its first line, if each word has 5?",
+        "Give your answer as \\boxed{m+n} where m and n are relatively prime.",
+        "Put your final answer in lowest terms within \\boxed{}.",
+        "The boxed numbers are 3 and 4. Put the answer in the box.",
+        "Remember to put your answer on its own line after the others in the table. How many lines has it?",
+        "Answer: 12 is the answer to which of the 5 questions?",
+        "Put your final answer within \\boxed{} as a fraction. What is half of a third?",
+        "Simplify the sum 1/2 + 1/3, and give the final answer in \\boxed{}.",
+        "Find the answer.",
+        "",
+    ],
+)
+def test_words_of_a_problem_are_never_touched(text: str) -> None:
+    assert without_instruction(text) == (text, frozenset())
+
+
+@given(st.text(alphabet=st.sampled_from("ab1 .:\n${}\\Answer"), max_size=60))
+def test_what_stands_between_the_instructions_is_left(text: str) -> None:
+    wrapped = f"{PREFIX}Q{text}Q{SUFFIX}"
+    assert without_instruction(wrapped)[0] == f"Q{text}Q"
+
+
+def test_the_default_system_prompt_asks_for_what_is_left_to_ask_for() -> None:
+    system = [{"role": "system", "content": SYSTEM_PROMPT}]
+    assert "\\boxed{}" in SYSTEM_PROMPT
+    assert without_instructions(system) == (system, frozenset())
+    assert not still_asks(system)
+
+
+def test_a_long_text_takes_no_longer_than_its_length_allows() -> None:
+    text = "please reason step by step, and put your final answer " * 20_000
+    assert without_instruction(text)[0] == text
+
+
+def test_a_system_message_that_is_only_an_instruction_goes_and_a_users_message_stays() -> None:
+    boxed = "Please reason step by step, and put your final answer within \\boxed{}."
+    given_chat = [{"role": "system", "content": boxed}, *chat(PROBLEM)]
+    assert without_instructions(given_chat) == (chat(PROBLEM), {"boxed"})
+    assert without_instructions(chat(boxed)) == (chat(boxed), frozenset())
+
+
+def test_the_instruction_is_counted_by_prompt_and_kind() -> None:
+    count = InstructionCount(removing=True)
+    for text in (PREFIX + PROBLEM + SUFFIX, PROBLEM):
+        assert count.apply(chat(text)) == chat(PROBLEM)
+    facts = count.facts()
+    assert (facts["mode"], facts["prompts"]) == ("remove", 1)
+    assert facts["kinds"] == {"answer_line": 1, "boxed": 0, "hashes": 0}
+
+
+def test_a_prompt_that_still_asks_for_an_answer_line_is_counted_with_an_example() -> None:
+    asks = f"{PROBLEM}\nAt the very end, write a line with Answer: followed by the number."
+    count = InstructionCount(removing=True)
+    assert count.apply(chat(asks)) == chat(asks)
+    assert (count.facts()["still_asking"], count.facts()["still_asking_example"]) == (1, asks)
+    assert not still_asks(chat(PROBLEM))
+
+
+def test_an_instruction_that_is_kept_is_counted_and_still_asks() -> None:
+    count = InstructionCount(removing=False)
+    text = PREFIX + PROBLEM + SUFFIX
+    assert count.apply(chat(text)) == chat(text)
+    assert (count.facts()["mode"], count.facts()["prompts"], count.facts()["still_asking"]) == ("keep", 1, 1)

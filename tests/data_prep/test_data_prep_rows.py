@@ -1,0 +1,247 @@
+"""Which rows of a source become lines of a data file, and what is said of the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from preparation.errors import PreparationError
+from prepared_result import Prepare
+from problem_files import aime_row, chat, dapo_row, gsm8k_row, nested_row, problem, write_parquet
+
+from strands_rollout.errors import ConfigError
+
+
+def counts_add_up(manifest: dict[str, Any]) -> bool:
+    parts = ("rows", "duplicates_removed", "rejected", "contaminated_removed", "beyond_limit")
+    return manifest["rows_read"] == sum(manifest[part] for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("make", "prompt", "label"),
+    [
+        (dapo_row, "prompt", "label"),
+        (nested_row, "prompt", "reward_model.ground_truth"),
+        (aime_row, "Problem", "Answer"),
+        (gsm8k_row, "question", "answer"),
+    ],
+)
+def test_the_columns_of_known_data_sets_are_found(prepare: Prepare, make: Any, prompt: str, label: str) -> None:
+    result = prepare([make(number) for number in (2, 3, 300)])
+    assert (result.manifest["prompt_column"], result.manifest["label_column"]) == (prompt, label)
+    assert result.problems == [problem(number) for number in (2, 3, 300)]
+    assert result.labels == ["8", "12", "1200"]
+    assert all(list(row)[:2] == ["prompt", "label"] for row in result.rows)
+
+
+def test_further_columns_are_kept(prepare: Prepare) -> None:
+    result = prepare([nested_row(2)])
+    (row,) = result.rows
+    assert row["reward_model"] == {"ground_truth": "8", "style": "rule"}
+    assert row["extra_info"] == {"index": "00000002"}
+    assert result.manifest["columns"] == list(row)
+
+
+def test_columns_whose_rows_have_different_keys_stay_objects(prepare: Prepare, tmp_path: Path) -> None:
+    metadata: list[dict[str, Any]] = [{"source": "own"}, {"level": 3}]
+    rows = [{"problem": problem(n), "answer": n, "metadata": some} for n, some in enumerate(metadata)]
+    path = tmp_path / "given.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert [without_nulls(row["metadata"]) for row in prepare(path).rows] == metadata
+
+
+def without_nulls(value: dict[str, Any]) -> dict[str, Any]:
+    return {key: item for key, item in value.items() if item is not None}
+
+
+def test_columns_can_be_named(prepare: Prepare) -> None:
+    rows = [{"prompt": "What for?", "label": "none", "task": {"text": problem(2)}, "gold": 8}]
+    result = prepare(rows, prompt_column="task.text", label_column="gold")
+    assert (result.problems, result.labels) == ([problem(2)], ["8"])
+
+
+@pytest.mark.parametrize("settings", [{}, {"prompt_column": "puzzle", "label_column": "hint"}])
+def test_a_source_without_the_columns_is_an_error_that_lists_them(prepare: Prepare, settings: dict[str, str]) -> None:
+    with pytest.raises(PreparationError, match=r"got the columns puzzle, outcome, extra, extra\.value"):
+        prepare([{"puzzle": "2 + 2", "outcome": "4", "extra": {"value": 4}}], **settings)
+
+
+def test_a_source_without_rows_is_an_error(prepare: Prepare, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(PreparationError, match="can't read .*empty.jsonl as a data set: "):
+        prepare(tmp_path / "empty.jsonl")
+
+
+def test_repeated_problems_are_written_once_and_counted(prepare: Prepare) -> None:
+    result = prepare([dapo_row(2), dapo_row(3), dapo_row(2), dapo_row(2)])
+    assert result.labels == ["8", "12"]
+    assert result.manifest["duplicates_removed"] == 2
+    assert counts_add_up(result.manifest)
+
+
+def test_spacing_and_instructions_make_no_other_problem_but_case_and_superscripts_do(prepare: Prepare) -> None:
+    texts = [
+        "Solve x^2 = 4  for\nx.",
+        "Solve x^2 = 4 for x.",
+        "Solve x² = 4 for x.",
+        "Solve x2 = 4 for x.",
+        "Solve X^2 = 4 for x.",
+    ]
+    rows = [{"prompt": chat(text), "label": "2"} for text in texts]
+    rows.append({"prompt": chat(f"{texts[1]} Put your final answer within \\boxed{{}}."), "label": "2"})
+    assert prepare(rows).problems == [texts[0], *texts[2:]]
+
+
+def test_duplicates_can_be_kept(prepare: Prepare) -> None:
+    result = prepare([dapo_row(2), dapo_row(3), dapo_row(2), dapo_row(2, "9")], keep_duplicates=True)
+    assert result.labels == ["8", "12", "8", "9"]
+    assert result.manifest["duplicates_removed"] == 0
+    assert result.manifest["conflicts"] == {"problems": 1, "left_out": 0}
+    assert counts_add_up(result.manifest)
+
+
+def test_of_differing_labels_the_one_of_most_rows_is_kept_and_the_others_are_reported(prepare: Prepare) -> None:
+    rows = [dapo_row(2, "9"), dapo_row(2), dapo_row(2), dapo_row(3)]
+    result = prepare(rows, allow_rejected=True)
+    assert result.labels == ["8", "12"]
+    assert result.manifest["conflicts"] == {"problems": 1, "left_out": 0}
+    (lost,) = result.rejected
+    assert (lost["kind"], lost["source"]["label"], lost["row"]) == ("conflict", "9", 0)
+    assert "'9' 1x, '8' 2x; '8' is kept" in lost["reason"]
+    assert counts_add_up(result.manifest)
+
+
+def test_a_problem_without_a_majority_is_left_out_with_all_its_labels_reported(prepare: Prepare) -> None:
+    result = prepare([dapo_row(2, "9"), dapo_row(2), dapo_row(3)], allow_rejected=True)
+    assert result.labels == ["12"]
+    assert result.manifest["conflicts"] == {"problems": 1, "left_out": 1}
+    assert [lost["source"]["label"] for lost in result.rejected] == ["9", "8"]
+    assert counts_add_up(result.manifest)
+
+
+def test_labels_that_grading_takes_for_equal_are_no_conflict(prepare: Prepare) -> None:
+    result = prepare([dapo_row(2, label) for label in ("0.5", "\\frac{1}{2}", " 0.50 ")])
+    assert result.labels == ["0.5"]
+    assert result.manifest["conflicts"]["problems"] == 0
+
+
+@pytest.mark.parametrize(
+    ("label", "written"),
+    [
+        *((" 34 ", "34"), ("034", "34"), ("-07", "-7"), ("0", "0"), ("1,234", "1234"), ("\\boxed{34}", "34")),
+        *(("so 3 + 4\n#### 7", "7"), ("$\\frac{1}{2}$", "$\\frac{1}{2}$"), (34, "34"), (34.0, "34"), (0.5, "0.5")),
+        (["34"], "34"),
+        (["a half", "1/2"], '["a half", "1/2"]'),
+    ],
+)
+def test_labels_become_text_in_one_form(prepare: Prepare, label: object, written: str) -> None:
+    result = prepare([{"prompt": problem(2), "label": label}])
+    assert result.labels == [written]
+
+
+def test_labels_that_cannot_be_graded_are_rejected_with_a_reason(prepare: Prepare) -> None:
+    bad = ["", "  ", None, "x" * 601, "7}", "two\nlines", "a $3$ and **"]
+    rows = [dapo_row(number) | {"label": label} for number, label in enumerate(bad)] + [dapo_row(50)]
+    result = prepare(rows, allow_rejected=True)
+    assert result.labels == ["200"]
+    assert [lost["source"]["label"] for lost in result.rejected] == bad
+    assert all(lost["kind"] == "label" and lost["reason"].startswith("label: ") for lost in result.rejected)
+    assert result.manifest["rejected_by_kind"] == {"prompt": 0, "label": len(bad), "conflict": 0}
+    assert counts_add_up(result.manifest)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [],
+        chat(" "),
+        None,
+        [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}],
+        [{"role": "wizard", "content": "2 + 2"}],
+    ],
+)
+def test_prompts_that_no_agent_can_start_with_are_rejected(prepare: Prepare, prompt: object) -> None:
+    result = prepare([dapo_row(3), dapo_row(2) | {"prompt": prompt}], allow_rejected=True)
+    assert result.labels == ["12"]
+    (lost,) = result.rejected
+    assert lost["kind"] == "prompt"
+    assert lost["reason"].startswith("prompt: got ")
+
+
+def test_more_than_one_percent_rejected_is_an_error_and_writes_the_reasons_alone(
+    prepare: Prepare, tmp_path: Path
+) -> None:
+    rows = [dapo_row(number) for number in range(100)]
+    rows[7]["label"] = ""
+    assert prepare(rows).manifest["rejected"] == 1
+    rows[8]["label"] = ""
+    (tmp_path / "out.jsonl").unlink()
+    with pytest.raises(PreparationError, match="2 of 100 different rows can't be used.*--allow-rejected"):
+        prepare(rows)
+    assert not (tmp_path / "out.jsonl").exists()
+    assert len((tmp_path / "out.jsonl.rejected.jsonl").read_text().splitlines()) == 2
+    assert len(prepare(rows, allow_rejected=True).rows) == 98
+
+
+def test_the_reasons_of_an_earlier_run_go_when_there_are_none(prepare: Prepare) -> None:
+    assert prepare([dapo_row(2), dapo_row(3, "")], allow_rejected=True).rejected
+    assert not prepare([dapo_row(2), dapo_row(3)]).rejected
+
+
+def test_rows_of_which_none_can_be_used_are_an_error_even_if_rejections_are_allowed(prepare: Prepare) -> None:
+    with pytest.raises(PreparationError, match="none of the rows can be used: label: got ''"):
+        prepare([dapo_row(2, "")], allow_rejected=True)
+
+
+def test_a_limit_writes_the_first_rows_of_the_whole_file(prepare: Prepare) -> None:
+    rows = [dapo_row(2), dapo_row(2), dapo_row(3), dapo_row(4)]
+    whole = prepare(rows).rows
+    limited = prepare(rows, limit=2)
+    assert limited.rows == whole[:2]
+    assert limited.manifest["beyond_limit"] == 1
+    assert counts_add_up(limited.manifest)
+
+
+def test_the_instruction_is_removed_unless_it_is_to_be_kept(prepare: Prepare) -> None:
+    removed = prepare([dapo_row(2)])
+    assert removed.problems == [problem(2)]
+    assert removed.manifest["instruction"]["kinds"]["answer_line"] == 1
+    kept = prepare([dapo_row(2)], instruction="keep")
+    assert kept.problems == [dapo_row(2)["prompt"][0]["content"]]
+    assert kept.manifest["instruction"]["mode"] == "keep"
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # datasets 4 leaves a CSV file open
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
+def test_every_kind_of_file_is_read(prepare: Prepare, tmp_path: Path, suffix: str) -> None:
+    rows = [{"problem": problem(number), "answer": str(4 * number)} for number in (2, 3)]
+    path = tmp_path / f"given.{suffix}"
+    if suffix == "parquet":
+        write_parquet(rows, path)
+    elif suffix == "csv":
+        lines = ["problem,answer", *(f'"{row["problem"]}",{row["answer"]}' for row in rows)]
+        path.write_text("\n".join(lines) + "\n")
+    else:
+        path.write_text(json.dumps(rows) if suffix == "json" else "\n".join(map(json.dumps, rows)))
+    assert prepare(path).labels == ["8", "12"]
+
+
+def test_a_folder_as_downloaded_from_the_hub_is_read_by_split(prepare: Prepare, tmp_path: Path) -> None:
+    folder = tmp_path / "downloaded"
+    write_parquet([dapo_row(2)], folder / "data/train-00000-of-00001.parquet")
+    write_parquet([dapo_row(3)], folder / "data/test-00000-of-00001.parquet")
+    assert prepare(folder, split="test").labels == ["12"]
+    with pytest.raises(PreparationError, match="can't read .*downloaded as a data set.*dev"):
+        prepare(folder, split="dev")
+
+
+def test_files_that_hold_no_data_are_refused(prepare: Prepare, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(ConfigError, match="expected a file or a folder with files of .parquet"):
+        prepare(tmp_path / "notes.txt")
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(PreparationError, match="can't read .*broken.parquet as a data set: Arrow"):
+        prepare(broken)

@@ -1,0 +1,119 @@
+"""The scripts of data_prep from end to end, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prep_scripts import DATA_PREP, run_script
+from preparation.data_set import DataSet
+from prepared_result import lines_of
+from problem_files import aime_row, gsm8k_row, nested_row, problem, write_parquet
+
+SETS = {
+    "dapo_math_17k.py": ([nested_row(number) for number in (2, 3, 4, 3)], (2, 3, 4)),
+    "aime_2024.py": ([aime_row(number) for number in (3, 5)], (3, 5)),
+    "aime_2025.py": ([aime_row(number) for number in (6, 7)], (6, 7)),
+    "gsm8k.py": ([gsm8k_row(number) for number in (8, 900)], (8, 900)),
+}
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs a script as the main program, in this process: exit code, stdout and stderr."""
+
+    def run(script: str, *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(DATA_PREP / script), run_name="__main__")
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+@pytest.mark.parametrize("script", SETS)
+def test_every_script_prepares_its_set_and_prints_one_line_of_json(
+    script: str, tmp_path: Path, main: Callable[..., tuple[int, str, str]]
+) -> None:
+    rows, numbers = SETS[script]
+    source, out = write_parquet(rows, tmp_path / "source.parquet"), tmp_path / "out.jsonl"
+    code, stdout, stderr = main(script, "--from", str(source), "--out", str(out), "--json")
+    assert code == 0, stderr
+    assert stdout.count("\n") == 1
+    facts = json.loads(stdout)
+    assert (facts["rows"], facts["out"], facts["done_before"]) == (len(numbers), str(out), False)
+    assert [(row["prompt"], row["label"]) for row in lines_of(out)] == [
+        ([{"role": "user", "content": problem(number)}], str(4 * number)) for number in numbers
+    ]
+
+
+def test_what_is_found_is_said_and_warnings_go_to_stderr(tmp_path: Path, cache: Path) -> None:
+    source = write_parquet(SETS["dapo_math_17k.py"][0], tmp_path / "source.parquet")
+    evaluation = tmp_path / "eval.jsonl"
+    evaluation.write_text(json.dumps({"prompt": [{"role": "user", "content": problem(3)}], "label": "12"}) + "\n")
+    out = tmp_path / "out.jsonl"
+    arguments = ("--from", str(source), "--out", str(out), "--against", str(evaluation), "--instruction", "keep")
+    finished = run_script("dapo_math_17k.py", *arguments, HF_DATASETS_CACHE=str(cache))
+    assert finished.returncode == 0, finished.stderr
+    for said in (
+        "columns: prompt from prompt, label from reward_model.ground_truth",
+        "rows: 4 read, 1 duplicates removed, 0 rejected, 0 contaminated removed, 0 beyond the limit, 3 written",
+        "answer instruction: kept in 3 prompts (answer_line 3, boxed 0, hashes 0)",
+        "1 rows share words with 1 of 1 problems",
+        "sha256: ",
+        f"written: {out}",
+    ):
+        assert said in finished.stdout
+    assert "warning: the prompts keep their own answer instruction: set system_prompt" in finished.stderr
+    assert 'prompts ask for an "Answer:" line, such as: ' in finished.stderr
+    assert "--drop-contaminated leaves them out" in finished.stderr
+
+
+def test_two_prepared_files_can_be_compared_alone(tmp_path: Path, main: Callable[..., tuple[int, str, str]]) -> None:
+    files = []
+    for name, numbers in (("train", (2, 3)), ("same", (3,)), ("other", (500,))):
+        files.append(tmp_path / f"{name}.jsonl")
+        lines = (json.dumps({"prompt": [{"role": "user", "content": problem(n)}], "label": "1"}) for n in numbers)
+        files[-1].write_text("\n".join(lines))
+    train, same, other = map(str, files)
+    code, stdout, _ = main("contamination.py", train, same, other, "--json")
+    assert code == 1
+    assert [file["rows"] for file in json.loads(stdout)["files"]] == [1, 0]
+    code, stdout, _ = main("contamination.py", train, other)
+    assert code == 0
+    assert "0 rows share words with 0 of 1 problems" in stdout
+
+
+@pytest.mark.parametrize("script", ["gsm8k.py", "contamination.py"])
+def test_help_has_an_example_and_says_what_was_not_checked(
+    script: str, main: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, stdout, _ = main(script, "--help")
+    assert code == 0
+    assert f"Example: python data_prep/{script}" in stdout
+    assert ("was not checked against the hub" in " ".join(stdout.split())) == (script == "gsm8k.py")
+
+
+def test_files_lie_where_the_launch_scripts_look_and_only_training_problems_are_compared() -> None:
+    repository = DATA_PREP.parent
+    shown = DataSet("x.py", "a/b", "someone says so", None, "train", "gsm8k-{split}", ("gsm8k-test",))
+    assert shown.out("test") == repository / "data/gsm8k-test.jsonl"
+    assert shown.evaluation_files("train") == (repository / "data/gsm8k-test.jsonl",)
+    assert shown.evaluation_files("test") == ()
+
+
+def test_wrong_usage_exits_with_2_and_a_failure_with_1(
+    tmp_path: Path, main: Callable[..., tuple[int, str, str]]
+) -> None:
+    assert main("gsm8k.py", "--limit", "0")[0] == 2
+    (tmp_path / "notes.txt").write_text("hello")
+    assert main("gsm8k.py", "--from", str(tmp_path / "notes.txt"))[0] == 2
+    source = write_parquet([{"riddle": "2 + 2"}], tmp_path / "source.parquet")
+    code, stdout, stderr = main("gsm8k.py", "--from", str(source), "--out", str(tmp_path / "out.jsonl"))
+    assert (code, stdout) == (1, "")
+    assert stderr.startswith("error: the source has no prompt: got the columns riddle; expected one of prompt")

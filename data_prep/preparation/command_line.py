@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from preparation.data_set import DataSet
+from preparation.data_set import DATA_DIR, DataSet
 from preparation.prepare import MOST_REJECTED, prepare
 from preparation.progress import shown_progress
 from preparation.report import report_lines, warning_lines
@@ -59,9 +59,17 @@ def _command(data_set: DataSet) -> Callable[..., None]:
         mirror: Annotated[
             str | None, typer.Option(help=f"URL to use instead of {HUB}.", envvar="HF_ENDPOINT", show_default="the hub")
         ] = None,
+        data_dir: Annotated[
+            Path,
+            typer.Option(
+                help="Folder of the data sets.", envvar="DATA_DIR", file_okay=False, show_default="data/ here"
+            ),
+        ] = DATA_DIR,
         out: Annotated[
             Path | None,
-            typer.Option(help="File to write.", dir_okay=False, show_default=f"data/{data_set.file_stem}.jsonl"),
+            typer.Option(
+                help="File to write.", dir_okay=False, show_default=f"{data_set.file_stem}.jsonl in --data-dir"
+            ),
         ] = None,
         prompt_column: Annotated[
             str | None, typer.Option(help="Column of the prompt; a dot leads into a struct.", show_default="found")
@@ -89,7 +97,7 @@ def _command(data_set: DataSet) -> Callable[..., None]:
                 exists=True,
                 dir_okay=False,
                 help="Prepared evaluation file to compare with; can be given several times.",
-                show_default=" ".join(f"data/{stem}.jsonl" for stem in data_set.against) or "none",
+                show_default=" ".join(f"{stem}.jsonl" for stem in data_set.against) or "none",
             ),
         ] = None,
         drop_contaminated: Annotated[
@@ -115,8 +123,10 @@ def _command(data_set: DataSet) -> Callable[..., None]:
             drop_contaminated=drop_contaminated,
             ngram_words=ngram_words,
             limit=limit,
-            against=tuple(path.resolve() for path in against) if against else data_set.evaluation_files(split),
-            out=(out or data_set.out(split)).resolve(),
+            against=tuple(path.resolve() for path in against)
+            if against
+            else data_set.evaluation_files(data_dir.resolve(), split),
+            out=(out or data_set.out(data_dir, split)).resolve(),
         )
         _run(request, force=force, as_json=as_json)
 

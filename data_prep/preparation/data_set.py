@@ -22,7 +22,7 @@ class DataSet:
         id_source: Who says that this is its id.
         config: Configuration within the repository; None for its only or default one.
         split: Split within the configuration.
-        file_stem: Name of the file in `DATA_DIR`; `{split}` stands for the split.
+        file_stem: Name of the file in the data folder; `{split}` stands for the split.
         against: Stems of the prepared files that hold evaluation problems of which `split` should hold none.
     """
 
@@ -34,10 +34,10 @@ class DataSet:
     file_stem: str
     against: tuple[str, ...] = ()
 
-    def out(self, split: str) -> Path:
+    def out(self, folder: Path, split: str) -> Path:
         """The default file of a split."""
-        return DATA_DIR / f"{self.file_stem.format(split=split)}.jsonl"
+        return folder / f"{self.file_stem.format(split=split)}.jsonl"
 
-    def evaluation_files(self, split: str) -> tuple[Path, ...]:
+    def evaluation_files(self, folder: Path, split: str) -> tuple[Path, ...]:
         """The default files to compare a split with; only the default split is for training."""
-        return tuple(DATA_DIR / f"{stem}.jsonl" for stem in self.against) if split == self.split else ()
+        return tuple(folder / f"{stem}.jsonl" for stem in self.against) if split == self.split else ()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from prep_scripts import DATA_PREP, run_script
-from preparation.data_set import DataSet
+from preparation.data_set import DATA_DIR, DataSet
 from prepared_result import lines_of
 from problem_files import aime_row, gsm8k_row, nested_row, problem, write_parquet
 
@@ -102,9 +102,10 @@ def test_help_has_an_example_and_says_what_was_not_checked(
 def test_files_lie_where_the_launch_scripts_look_and_only_training_problems_are_compared() -> None:
     repository = DATA_PREP.parent
     shown = DataSet("x.py", "a/b", "someone says so", None, "train", "gsm8k-{split}", ("gsm8k-test",))
-    assert shown.out("test") == repository / "data/gsm8k-test.jsonl"
-    assert shown.evaluation_files("train") == (repository / "data/gsm8k-test.jsonl",)
-    assert shown.evaluation_files("test") == ()
+    assert repository / "data" == DATA_DIR
+    assert shown.out(DATA_DIR, "test") == repository / "data/gsm8k-test.jsonl"
+    assert shown.evaluation_files(DATA_DIR, "train") == (repository / "data/gsm8k-test.jsonl",)
+    assert shown.evaluation_files(DATA_DIR, "test") == ()
 
 
 def test_wrong_usage_exits_with_2_and_a_failure_with_1(
@@ -117,3 +118,16 @@ def test_wrong_usage_exits_with_2_and_a_failure_with_1(
     code, stdout, stderr = main("gsm8k.py", "--from", str(source), "--out", str(tmp_path / "out.jsonl"))
     assert (code, stdout) == (1, "")
     assert stderr.startswith("error: the source has no prompt: got the columns riddle; expected one of prompt")
+
+
+def test_the_folder_of_the_data_can_be_elsewhere_as_for_the_launch_scripts(
+    tmp_path: Path, main: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATA_DIR", str(tmp_path / "sets"))
+    for script, rows in (("aime_2024.py", [aime_row(3)]), ("dapo_math_17k.py", [nested_row(3), nested_row(4)])):
+        code, stdout, stderr = main(
+            script, "--from", str(write_parquet(rows, tmp_path / f"{script}.parquet")), "--json"
+        )
+        assert code == 0, stderr
+    assert {path.name for path in (tmp_path / "sets").glob("*.jsonl")} == {"aime-2024.jsonl", "dapo-math-17k.jsonl"}
+    assert json.loads(stdout)["contamination"], "the sets beside it are compared with"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import json
 import pkgutil
 import re
 import shlex
+import subprocess
 import textwrap
 import tomllib
 from collections.abc import Iterator
@@ -37,6 +39,10 @@ from strands_rollout.sandbox import LocalExecutor
 
 REPOSITORY = Path(__file__).parents[1]
 README = (REPOSITORY / "README.md").read_text()
+LAUNCH_SCRIPTS = [
+    f"scripts/{name}.sh"
+    for name in ("strands_qwen3_8b", "strands_qwen3_4b", "strands_qwen3_8b_async", "eval_aime", "prepare_model")
+]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
@@ -231,24 +237,56 @@ def test_the_engine_serves_the_endpoints_that_are_listed() -> None:
 
 
 def shell_commands() -> Iterator[list[str]]:
+    """The commands of all examples, those that `&&` joins one by one."""
     for block in code_blocks("bash"):
         for line in block.splitlines():
             if line.startswith(("bash ", "strands-rollout ")):
-                yield shlex.split(line, comments=True)
+                for command in line.split("&&"):
+                    yield shlex.split(command, comments=True)
+
+
+@functools.cache
+def options_of(command: str) -> str:
+    """What a script or a command of `strands-rollout` says of its options."""
+    if command == "scripts/demo.sh":
+        command = "demo"
+    if command.endswith(".sh"):
+        shown = ["bash", str(REPOSITORY / command), "--help"]
+        return subprocess.run(shown, capture_output=True, text=True, check=True).stdout
+    return " ".join(name for parameter in get_command(app).commands[command].params for name in parameter.opts)  # type: ignore[attr-defined]
 
 
 def test_every_command_exists_and_knows_its_options() -> None:
-    commands = get_command(app).commands  # type: ignore[attr-defined]
     seen = set()
     for words in shell_commands():
-        if words[0] == "bash":
-            assert (REPOSITORY / words[1]).is_file(), words
-            seen.add(words[1])
-            demo = {option for parameter in commands["demo"].params for option in parameter.opts}
-            script = (REPOSITORY / words[1]).read_text()
-            options = {word for word in words[2:] if word.startswith("--") and word not in script}
-            assert options <= (demo if words[1] == "scripts/demo.sh" else set())
-    assert {"scripts/demo.sh", "scripts/test.sh"} <= seen
+        command, options = words[1], {word for word in words[2:] if word.startswith("--")}
+        seen.add(command)
+        if command == "scripts/test.sh":
+            options -= {"--real"}
+        if options:
+            assert options <= set(re.findall(r"--[\w-]+", options_of(command))), words
+        assert command in get_command(app).commands or (REPOSITORY / command).is_file()  # type: ignore[attr-defined]
+    assert {"scripts/demo.sh", "scripts/test.sh", "scripts/strands_qwen3_8b.sh", "eval", "doctor"} <= seen
+
+
+def test_every_setting_of_the_launch_scripts_that_is_named_exists() -> None:
+    named = set(
+        re.findall(
+            r"`(?:export )?([A-Z][A-Z_]+[A-Z])(?:=[^`]*)?`", section("Train in five steps") + section("Troubleshooting")
+        )
+    )
+    known = set(re.findall(r"--[\w-]+ +([A-Z_]+) ", "".join(map(options_of, LAUNCH_SCRIPTS))))
+    assert named - known == {"FAILED", "TRUNCATED", "WANDB_API_KEY", "WANDB_KEY", "WANDB_MODE", "HF_ENDPOINT"} & named
+    assert {"MAX_RESPONSE_LEN", "RAY_ADDRESS", "DYNAMIC_SAMPLING"} <= named
+
+
+def test_every_script_of_the_launch_kit_is_listed() -> None:
+    text = section("Train in five steps")
+    assert [row[0].strip("`") for row in table_rows(text, "script")] == LAUNCH_SCRIPTS
+    prepared = {path.name for path in (REPOSITORY / "data_prep").glob("*.py")} - {"contamination.py"}
+    assert prepared == set(re.findall(r"data_prep/(\w+\.py)", text))
+    listed = [row[0].strip("`") for row in table_rows(README, "file in `configs/`")]
+    assert sorted(listed) == sorted(path.name for path in (REPOSITORY / "configs").iterdir())
 
 
 def test_the_two_commands_stand_on_the_first_screen() -> None:

@@ -118,17 +118,7 @@ async def run_episode(
     log_failures_once()
     started = time.monotonic()
     begun = progress or EpisodeProgress(messages[:-1], 0)
-    stats = ToolStats(
-        begun.tool_s,
-        begun.tool_errors,
-        begun.tool_timeouts,
-        finished=dict(begun.finished),
-        unread=set(begun.finished),
-    )
-    limiter = ToolLimiter(
-        limits.max_tool_iterations, max_calls=limits.max_tool_calls, max_parallel_calls=limits.max_parallel_tool_calls
-    )
-    limiter.go_on_from(begun.tool_iterations, begun.tool_calls)
+    stats, limiter = _stats_from(begun), _limiter_from(begun, limits)
     watch = _EpisodeWatch(model, stats, should_abort)
     error: Exception | None = None
     left_s = None if limits.episode_timeout_s is None else max(0.0, limits.episode_timeout_s - begun.duration_s)
@@ -166,6 +156,26 @@ async def run_episode(
         limits=limits,
         progress=_progress(history, model, limiter, stats, duration_s),
     )
+
+
+def _stats_from(begun: EpisodeProgress) -> ToolStats:
+    """The tools' times and errors so far."""
+    return ToolStats(
+        begun.tool_s,
+        begun.tool_errors,
+        begun.tool_timeouts,
+        finished=dict(begun.finished),
+        unread=set(begun.finished),
+    )
+
+
+def _limiter_from(begun: EpisodeProgress, limits: EpisodeLimits) -> ToolLimiter:
+    """The limits on tools, with what of them is used up."""
+    limiter = ToolLimiter(
+        limits.max_tool_iterations, max_calls=limits.max_tool_calls, max_parallel_calls=limits.max_parallel_tool_calls
+    )
+    limiter.go_on_from(begun.tool_iterations, begun.tool_calls)
+    return limiter
 
 
 def _progress(

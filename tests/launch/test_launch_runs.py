@@ -79,7 +79,6 @@ def test_the_jobs_status_is_the_scripts_and_ray_is_stopped_all_the_same(stage: S
 
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["TERM", "INT"])
 def test_a_script_that_is_ended_stops_its_job_and_its_ray(stage: Stage, sent: signal.Signals, status: int) -> None:
-    # a shell gives Ctrl-C back to a child whose parent ignores it, as a test runner may
     with stage.start(TRAIN, SUBMISSION_ID="mine", FAKE_LONG_JOB="1") as process:
         wait_for(stage.root.parent / "job-runs")
         os.killpg(process.pid, sent) if sent == signal.SIGINT else process.send_signal(sent)

@@ -1,11 +1,12 @@
-"""Prints pip constraints that pin each dependency of this package to the lowest version that pyproject.toml allows."""
+"""Prints pip constraints that pin each dependency to the lowest version that pyproject.toml allows, the data sets' too."""
 
 import re
 import tomllib
 from pathlib import Path
 
 pyproject = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
-for requirement in pyproject["project"]["dependencies"]:
+project = pyproject["project"]
+for requirement in [*project["dependencies"], *project["optional-dependencies"]["data"]]:
     bound = re.match(r"([A-Za-z0-9_.-]+)(?:\[.*?\])?>=([^,]+)", requirement)
     if bound is None:
         raise SystemExit(f"got the dependency {requirement!r}; expected a lower bound (>=)")

@@ -80,7 +80,7 @@ def test_a_mirror_serves_what_the_manifest_names_and_offline_the_cache_does_or_i
     assert (facts["revision"], facts["rows"]) == (None, 2)
     assert "HF_HUB_OFFLINE" in facts["revision_reason"]
     assert absent.returncode == 1
-    assert absent.stderr.startswith("error: HF_HUB_OFFLINE")
+    assert absent.stderr.lstrip().startswith("error: HF_HUB_OFFLINE")
     assert "Traceback" not in absent.stderr
     assert not (tmp_path / "absent.jsonl").exists()
 
@@ -99,7 +99,7 @@ def test_without_the_datasets_package_it_says_how_to_install_it(tmp_path: Path) 
     )
     assert finished.returncode == 1
     assert (
-        finished.stderr
+        finished.stderr.lstrip()
         == "error: the package 'datasets' is not installed; run: pip install -e '.[data]' (in the repository)\n"
     )
 

@@ -117,7 +117,7 @@ def test_wrong_usage_exits_with_2_and_a_failure_with_1(
     source = write_parquet([{"riddle": "2 + 2"}], tmp_path / "source.parquet")
     code, stdout, stderr = main("gsm8k.py", "--from", str(source), "--out", str(tmp_path / "out.jsonl"))
     assert (code, stdout) == (1, "")
-    assert stderr.startswith("error: the source has no prompt: got the columns riddle; expected one of prompt")
+    assert stderr.lstrip().startswith("error: the source has no prompt: got the columns riddle; expected one of prompt")
 
 
 def test_the_folder_of_the_data_can_be_elsewhere_as_for_the_launch_scripts(

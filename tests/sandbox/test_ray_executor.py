@@ -99,7 +99,7 @@ def cluster() -> Iterator[SimpleNamespace]:
         nodes = Cluster()
         stack.callback(nodes.shutdown)
         small = nodes.add_node(num_cpus=CPUS["small"], include_dashboard=False)
-        large = nodes.add_node(num_cpus=CPUS["large"])
+        large = nodes.add_node(num_cpus=CPUS["large"], include_dashboard=False)
         ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
         stack.callback(ray.shutdown)
         yield SimpleNamespace(ray=ray, nodes=nodes, ids={"small": small.node_id, "large": large.node_id})

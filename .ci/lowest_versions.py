@@ -1,4 +1,4 @@
-"""Prints pip constraints that pin each dependency to the lowest version that pyproject.toml allows, the data sets' too."""
+"""Prints pip constraints: each dependency, the data sets' too, in the lowest version that pyproject.toml allows."""
 
 import re
 import tomllib

@@ -23,6 +23,10 @@ from strands_rollout.evaluation.run import run_evaluation
 REPOSITORY = str(Path(__file__).parents[1])
 SMOKE = Path(REPOSITORY) / "configs" / "smoke.yaml"
 COMMAND = ["-m", "strands_rollout.cli", "eval"]
+# what a job in a shell's background inherits is that Ctrl-C is ignored
+AS_IN_A_TERMINAL = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
+)
 PATIENCE_S = 60.0
 
 
@@ -30,6 +34,9 @@ PATIENCE_S = 60.0
 async def started(*arguments: str, cwd: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """The command, running; killed in the end if it still does."""
     process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        AS_IN_A_TERMINAL,
         sys.executable,
         *COMMAND,
         *arguments,

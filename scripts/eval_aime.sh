@@ -4,20 +4,21 @@
 set -euo pipefail
 
 # shellcheck source=scripts/slime_launch.sh
-source "$(dirname "${BASH_SOURCE[0]}")/slime_launch.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/slime_launch.sh"
 
 read_options "$@"
-setting MODEL Qwen3-8B "the model, a folder of MODEL_DIR"
-model_name="$MODEL"
+setting MODEL Qwen/Qwen3-8B "the model's id on the hub; its name is that of its folder"
+model_name="${MODEL##*/}"
 setting NUM_GPUS 8 "GPUs of each node" count
 setting SGLANG_MEM_FRACTION 0.6 "share of a GPU's memory for SGLang's weights and cache" number
 slime_settings
-path_settings "$(printf '%s' "$MODEL" | tr '[:upper:]' '[:lower:]')-aime"
+path_settings "$(printf '%s' "$model_name" | tr '[:upper:]' '[:lower:]')-aime"
 setting LOAD "$REF_LOAD" "the checkpoint in Megatron's format: a run's SAVE_DIR, or the model's REF_LOAD" path
 setting CKPT_STEP "" "the step of LOAD; default: its last" optional_count
 size_settings
 evaluation_settings aime-2024,aime-2025
-setting DUMP_ROLLOUTS 1 "write the samples to SAVE_DIR/rollouts" switch
+pass_rate_settings
+setting DUMP_ROLLOUTS 1 "write the samples to SAVE_DIR, by step" switch
 wandb_settings
 ray_settings
 end_of_settings "Evaluates a checkpoint on AIME 2024 and 2025 in slime, with the agent that is trained." \
@@ -36,7 +37,7 @@ agent_arguments
 # slime wants the sizes of a step even where none is made
 arguments+=(--num-rollout 0 --eval-interval 1 --rollout-batch-size 1 --global-batch-size "$ROLLOUT_GPUS")
 if [[ $DUMP_ROLLOUTS -eq 1 ]]; then
-  arguments+=(--save-debug-rollout-data "$SAVE_DIR/rollouts/{rollout_id}.pt")
+  arguments+=(--save-debug-rollout-data "$SAVE_DIR/step-${CKPT_STEP:-last}/{rollout_id}.pt")
 fi
 context_arguments
 parallel_arguments
@@ -48,7 +49,7 @@ if [[ $dry_run -eq 0 ]]; then
   # slime would take REF_LOAD instead, without a word of complaint
   require_path "$LOAD/latest_checkpointed_iteration.txt" "a checkpoint in Megatron's format" "Name a run's SAVE_DIR, or the model's REF_LOAD"
   if [[ -n "$CKPT_STEP" ]]; then
-    require_path "$LOAD/$(printf 'iter_%07d' "$CKPT_STEP")" "the checkpoint of step $CKPT_STEP" "There are: $(cd "$LOAD" && echo iter_* release)"
+    require_path "$LOAD/$(printf 'iter_%07d' "$((10#$CKPT_STEP))")" "the checkpoint of step $CKPT_STEP" "There are: $(cd "$LOAD" && echo iter_* release)"
   fi
 fi
 launch train.py

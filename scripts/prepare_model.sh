@@ -4,13 +4,14 @@
 set -euo pipefail
 
 # shellcheck source=scripts/slime_launch.sh
-source "$(dirname "${BASH_SOURCE[0]}")/slime_launch.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/slime_launch.sh"
 
 read_options "$@"
 setting MODEL Qwen/Qwen3-8B "the model's id on the hub"
 setting REVISION "" "its commit, tag or branch; default: the hub's newest"
 setting MODEL_DIR "$repository/models" "folder of the models" path
 model_name="${MODEL##*/}"
+[[ -n "$model_name" ]] || usage_error "got MODEL='$MODEL'; expected a model's id, such as Qwen/Qwen3-8B"
 setting HF_CHECKPOINT "$MODEL_DIR/$model_name" "where the model is, or is put" path
 setting REF_LOAD "${HF_CHECKPOINT}_torch_dist" "where it is put in Megatron's format" path
 setting CONVERSION_GPUS 1 "GPUs that convert" count

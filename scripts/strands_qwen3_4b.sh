@@ -3,7 +3,7 @@
 set -euo pipefail
 
 # shellcheck source=scripts/slime_launch.sh
-source "$(dirname "${BASH_SOURCE[0]}")/slime_launch.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/slime_launch.sh"
 model_name=Qwen3-4B
 
 read_options "$@"

@@ -5,15 +5,16 @@
 set -euo pipefail
 
 # shellcheck source=scripts/slime_launch.sh
-source "$(dirname "${BASH_SOURCE[0]}")/slime_launch.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/slime_launch.sh"
 model_name=Qwen3-8B
 
 read_options "$@"
 setting NUM_GPUS 8 "GPUs of this node" count
-setting ACTOR_GPUS "$((NUM_GPUS / 2))" "GPUs that train, on each node; the others generate" count
+setting ACTOR_GPUS "$((NUM_GPUS / 2))" "GPUs that train, times the nodes; the others generate" count
 setting SGLANG_MEM_FRACTION 0.7 "share of a GPU's memory for SGLang's weights and cache" number
-setting SGLANG_CONCURRENCY 64 "episodes at once for each engine" count
+setting SGLANG_CONCURRENCY 32 "episodes at once for each engine; slime also begins as many prompts: more are older when trained" count
 training_settings qwen3-8b-strands-async
+pass_rate_settings
 end_of_settings "Trains Qwen3-8B as an agent that solves math with code, in slime, fully asynchronously, on 8 GPUs." \
   "bash $0 --actor-gpus 4 -- --update-weights-interval 2"
 [[ $ACTOR_GPUS -lt $NUM_GPUS ]] || usage_error "ACTOR_GPUS is $ACTOR_GPUS of NUM_GPUS=$NUM_GPUS; expected some to be left that generate"

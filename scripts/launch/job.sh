@@ -18,7 +18,7 @@ path_settings() {
   setting REWARD strands_rollout.reward_func "dotted path of the reward function; slime's --custom-rm-path"
   setting REWARD_KEY score "what of its result is trained on; none where it returns a number"
   setting EVAL_REWARD_KEY acc "what of its result is reported in evaluation"
-  setting RUN_NAME "$1" "name of the run"
+  setting RUN_NAME "$1" "name of the run" name
   setting SAVE_DIR "$repository/checkpoints/$RUN_NAME" "checkpoints and dumps of the run" path
   if [[ $SMOKE -eq 1 ]]; then
     RUN_NAME+=-smoke
@@ -39,7 +39,11 @@ size_settings() {
     "tokens of a training batch on one GPU; times CONTEXT_PARALLEL it must hold MAX_CONTEXT_LEN" count
 }
 
+_trains=0
+_evaluates=0
+
 evaluation_settings() {
+  _evaluates=1
   setting EVAL_SETS "$1" "data sets to evaluate on, with commas: NAME is DATA_DIR/NAME.jsonl"
   setting EVAL_CONFIG "" "slime's --eval-config instead of EVAL_SETS, such as configs/aime_eval.yaml" path
   setting EVAL_SAMPLES "$(chosen 1 16)" "samples of each problem" count
@@ -58,7 +62,7 @@ wandb_settings() {
     export WANDB_API_KEY
   fi
   setting USE_WANDB "$default" "log to wandb; default: 1 where WANDB_API_KEY or WANDB_KEY is set, or WANDB_MODE=offline" switch
-  setting WANDB_PROJECT strands-rollout "project in wandb"
+  setting WANDB_PROJECT strands-rollout "project in wandb" name
 }
 
 checkpoint_arguments() {
@@ -139,8 +143,16 @@ evaluation_arguments() {
 }
 
 # slime takes the samples of a problem for --n-samples-per-eval-prompt in every set, whatever an --eval-config says.
+pass_rate_settings() {
+  local default=1
+  if [[ $_evaluates -eq 1 && -n "$EVAL_CONFIG" ]]; then
+    default=0
+  fi
+  setting LOG_PASSRATE "$default" "slime's pass rates; it takes no fan_out, and no other numbers of samples in an EVAL_CONFIG" switch
+}
+
 pass_rate_arguments() {
-  if [[ -z "${EVAL_CONFIG:-}" ]]; then
+  if [[ $LOG_PASSRATE -eq 1 ]]; then
     arguments+=(--log-passrate)
   fi
 }
@@ -165,6 +177,7 @@ require_sizes() {
     "or a long episode runs the trainer out of memory"
   [[ $((ACTOR_GPUS % (TENSOR_PARALLEL * CONTEXT_PARALLEL))) -eq 0 ]] || usage_error "$ACTOR_GPUS GPUs train on each node; expected a" \
     "multiple of TENSOR_PARALLEL x CONTEXT_PARALLEL = $((TENSOR_PARALLEL * CONTEXT_PARALLEL))"
+  [[ "$SAVE_DIR" != *[{}]* ]] || usage_error "SAVE_DIR is $SAVE_DIR; expected no braces, which slime takes for a place to fill"
   [[ $((ROLLOUT_GPUS % GPUS_PER_ENGINE)) -eq 0 ]] || usage_error "$ROLLOUT_GPUS GPUs generate; expected a multiple of" \
     "GPUS_PER_ENGINE=$GPUS_PER_ENGINE"
 }
@@ -186,10 +199,13 @@ require_files() {
   require_path "$REF_LOAD/latest_checkpointed_iteration.txt" "the model in Megatron's format" \
     "Convert it: MODEL_DIR=$MODEL_DIR bash scripts/prepare_model.sh --model Qwen/$model_name"
   require_path "$ROLLOUT_CONFIG" "the agent's configuration" "Name one with ROLLOUT_CONFIG; those in configs/ are made for this"
-  if [[ -n "${PROMPT_DATA:-}" ]]; then
+  if [[ $_trains -eq 1 ]]; then
     require_path "$PROMPT_DATA" "the training data" "Prepare it: python3 data_prep/dapo_math_17k.py --out $PROMPT_DATA"
   fi
-  if [[ -n "${EVAL_CONFIG:-}" ]]; then
+  if [[ $_evaluates -eq 0 ]]; then
+    return
+  fi
+  if [[ -n "$EVAL_CONFIG" ]]; then
     require_path "$EVAL_CONFIG" "the evaluation's configuration" "Name one with EVAL_CONFIG, such as configs/aime_eval.yaml"
     return
   fi
@@ -209,17 +225,30 @@ require_gpus() {
     "with RAY_ADDRESS"
 }
 
+# wandb would ask for a key in the middle of the start, where nobody answers.
+require_wandb() {
+  if [[ $USE_WANDB -eq 1 && -z "$WANDB_API_KEY" && "${WANDB_MODE:-}" != "offline" ]] &&
+    ! grep -qs wandb "${NETRC:-$HOME/.netrc}"; then
+    fail "USE_WANDB is 1, but no key is at hand; export WANDB_API_KEY, run 'wandb login', or set WANDB_MODE=offline"
+  fi
+}
+
 # What slime would not notice until minutes later, or never: it ignores arguments that it does not know.
 require_known_arguments() {
+  local settings
   python3 -c 'import strands_rollout' || fail "python3 can't import strands_rollout; install it: python3 -m pip install -e $repository"
-  python3 -m strands_rollout.cli config "$ROLLOUT_CONFIG" >/dev/null || fail "$ROLLOUT_CONFIG can't be used, see above"
-  print_command "$@" | python3 -m strands_rollout.cli doctor --flags - --slime-dir "$SLIME_DIR" ||
+  settings="$(python3 -m strands_rollout.cli config --json "$ROLLOUT_CONFIG")" || fail "$ROLLOUT_CONFIG can't be used, see above"
+  if [[ $LOG_PASSRATE -eq 1 && "$settings" == *'"fan_out":true'* ]]; then
+    fail "fan_out is on in $ROLLOUT_CONFIG, and slime's pass rates take no fan-out; set LOG_PASSRATE=0"
+  fi
+  print_command "$@" | python3 -m strands_rollout.cli doctor --flags - --slime-dir "$SLIME_DIR" \
+    ${MEGATRON_DIR:+--megatron-dir "$MEGATRON_DIR"} ||
     fail "an argument is not slime's, see above; nothing was started"
 }
 
 # launch PROGRAM: slime's train.py or train_async.py with model_arguments, arguments and extra_arguments, as a job of Ray.
 launch() {
-  local program="$1" command
+  local program="$1" command name
   command=(python3 "$SLIME_DIR/$program" "${model_arguments[@]}" "${arguments[@]}" ${extra_arguments[@]+"${extra_arguments[@]}"})
   job_environment=(
     "PYTHONPATH=${MEGATRON_DIR:+$MEGATRON_DIR:}$SLIME_DIR:$repository${PYTHONPATH:+:$PYTHONPATH}"
@@ -228,13 +257,16 @@ launch() {
     "NCCL_NVLS_ENABLE=$(_has_nvlink)"
     "DATA_DIR=$DATA_DIR"
   )
-  if [[ -n "${WANDB_MODE:-}" ]]; then
-    job_environment+=("WANDB_MODE=$WANDB_MODE")
-  fi
+  for name in WANDB_MODE WANDB_BASE_URL; do
+    if [[ -n "${!name:-}" ]]; then
+      job_environment+=("$name=${!name}")
+    fi
+  done
   require_no_secrets
   if [[ $dry_run -eq 0 ]]; then
     require_files
     require_gpus
+    require_wandb
     require_known_arguments "${command[@]}"
   fi
   ray_job "$RUN_NAME" "${command[@]}"

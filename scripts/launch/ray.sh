@@ -3,6 +3,7 @@
 
 _ray_pid=""
 _ray_log=""
+_key_file=""
 _job_runs=0
 
 ray_settings() {
@@ -36,10 +37,10 @@ json_text() {
   printf '"%s"' "${text//\"/\\\"}"
 }
 
-# The job's environment as JSON, from the NAME=VALUE pairs of job_environment and those that are given.
+# The job's environment as JSON, from the NAME=VALUE pairs of job_environment.
 runtime_environment() {
   local pair joined=""
-  for pair in "${job_environment[@]}" "$@"; do
+  for pair in "${job_environment[@]}"; do
     joined+="${joined:+, }$(json_text "${pair%%=*}"): $(json_text "${pair#*=}")"
   done
   printf '{"env_vars": {%s}}' "$joined"
@@ -58,8 +59,10 @@ ray_job() {
   trap _clean_up EXIT
   trap 'exit 130' INT
   trap 'exit 143' TERM
+  trap 'exit 129' HUP
   SUBMISSION_ID="${SUBMISSION_ID:-$name-$(date +%Y%m%d-%H%M%S)}"
   _find_or_start_ray
+  _hand_over_key
   _submit "$@"
 }
 
@@ -71,7 +74,8 @@ _print_job() {
     printf '# unless a Ray runs here already; stopped when the job ends\n'
     printf '%s &\n\n' "$(print_command "${ray_start[@]}")"
   elif _needs_key; then
-    printf '# with WANDB_API_KEY in its environment too, handed over through a pipe\n'
+    printf '# with wandb'"'"'s key in a file of SAVE_DIR, which only you can read and which is removed when the job ends\n'
+    job_environment+=("NETRC=$SAVE_DIR/.wandb-netrc")
   fi
   shown="$(print_command ray job submit "--address=$(job_address)" "--submission-id=$id" \
     "--runtime-env-json=$(runtime_environment)" -- "$@")"
@@ -83,24 +87,60 @@ _needs_key() {
   [[ -n "${WANDB_API_KEY:-}" && "$USE_WANDB" == "1" ]]
 }
 
+# A Ray that is started here inherits wandb's key. Another one must not get it with the job: Ray writes a job's
+# environment to logs, command lines and its dashboard. So it gets the name of a file.
+_hand_over_key() {
+  local host="${WANDB_BASE_URL:-https://api.wandb.ai}"
+  if [[ -n "$_ray_pid" ]] || ! _needs_key; then
+    return
+  fi
+  host="${host#*://}"
+  mkdir -p -- "$SAVE_DIR"
+  _key_file="$SAVE_DIR/.wandb-netrc"
+  (umask 077 && printf 'machine %s\n  login user\n  password %s\n' "${host%%[:/]*}" "$WANDB_API_KEY" >"$_key_file")
+  job_environment+=("NETRC=$_key_file")
+}
+
+# A command of Ray's that must not hold the script up when a cluster hangs.
+_bounded() {
+  if command -v timeout >/dev/null; then
+    timeout 60 "$@"
+  else
+    "$@"
+  fi
+}
+
 _takes_jobs() {
-  ray job list --address="$(job_address)" >/dev/null 2>&1
+  _bounded ray job list --address="$(job_address)" >/dev/null 2>&1
+}
+
+_ray_runs() {
+  _bounded env -u RAY_ADDRESS ray status >/dev/null 2>&1
 }
 
 _find_or_start_ray() {
+  local deadline=$((SECONDS + 20))
+  echo "looking for a Ray ..." >&2
   if [[ -n "$RAY_ADDRESS" ]]; then
     _takes_jobs || fail "no Ray takes jobs at $(job_address), which RAY_ADDRESS=$RAY_ADDRESS names; start it there with" \
       "'ray start --head --dashboard-host=0.0.0.0', or unset RAY_ADDRESS to have one started here"
-  elif env -u RAY_ADDRESS ray status >/dev/null 2>&1; then
-    _takes_jobs || fail "a Ray runs here, but takes no jobs at $(job_address); name its dashboard: RAY_ADDRESS=http://HOST:PORT"
-  else
-    _start_ray
     return
   fi
-  echo "using the Ray at $(job_address)" >&2
+  while _ray_runs; do
+    if _takes_jobs; then
+      echo "using the Ray at $(job_address), and leaving it as it is" >&2
+      return
+    fi
+    # one that is being started or stopped is given time for it
+    [[ $SECONDS -lt $deadline ]] ||
+      fail "a Ray runs here, but takes no jobs at $(job_address); name its dashboard: RAY_ADDRESS=http://HOST:PORT"
+    sleep 1
+  done
+  _start_ray
 }
 
-# In the foreground of a process of its own (--block): when that process ends, so does this Ray, and no other.
+# In the foreground of a process of its own (--block): when that process ends, so does this Ray, and no other. Closing
+# the terminal must reach this script alone, which then stops the job before its Ray.
 _start_ray() {
   local deadline=$((SECONDS + 120))
   [[ "$NUM_NODES" == "1" ]] || fail "NUM_NODES is $NUM_NODES, but no Ray runs. On the first node:" \
@@ -109,47 +149,77 @@ _start_ray() {
   _ray_log="$(mktemp)"
   ray_start_command
   echo "starting Ray; it is stopped when the job ends ..." >&2
-  "${ray_start[@]}" >"$_ray_log" 2>&1 </dev/null &
+  (trap '' HUP && exec "${ray_start[@]}") >"$_ray_log" 2>&1 </dev/null &
   _ray_pid=$!
   while [[ $SECONDS -lt $deadline ]]; do
-    if _takes_jobs; then
-      return
-    fi
     if ! kill -0 "$_ray_pid" 2>/dev/null && ! wait "$_ray_pid"; then
       _ray_pid=""
       fail "Ray did not start: $(tail -n 5 "$_ray_log")"
+    fi
+    if _takes_jobs; then
+      return
     fi
     sleep 0.5
   done
   fail "Ray was started but took no jobs at $(job_address) within two minutes: $(tail -n 5 "$_ray_log")"
 }
 
-# A Ray that was started here inherited wandb's key; another one gets it through a pipe, so that it is on no command line.
 # In the background, since bash runs no trap while a command runs in the foreground.
 _submit() {
-  local status=0 submit
-  submit=(ray job submit "--address=$(job_address)" "--submission-id=$SUBMISSION_ID")
+  local status=0
   _job_runs=1
-  if [[ -z "$_ray_pid" ]] && _needs_key; then
-    "${submit[@]}" --runtime-env <(runtime_environment "WANDB_API_KEY=$WANDB_API_KEY") -- "$@" &
-  else
-    "${submit[@]}" "--runtime-env-json=$(runtime_environment)" -- "$@" &
-  fi
+  (trap '' HUP && exec ray job submit "--address=$(job_address)" "--submission-id=$SUBMISSION_ID" \
+    "--runtime-env-json=$(runtime_environment)" -- "$@") </dev/null &
   wait $! || status=$?
-  _job_runs=0
-  return "$status"
+  _follow "$status"
+}
+
+# `ray job submit` also returns, with 0, when only its connection has ended: the job's own state is what counts.
+_follow() {
+  local status="$1" state unanswered=0
+  while true; do
+    if ! state="$(_bounded ray job status "--address=$(job_address)" "$SUBMISSION_ID" 2>&1)"; then
+      unanswered=$((unanswered + 1))
+      [[ $unanswered -lt 3 ]] || fail "Ray no longer tells of the job $SUBMISSION_ID; it may have ended with Ray"
+      sleep 2
+      continue
+    fi
+    case "$state" in
+      *RUNNING* | *PENDING*)
+        echo "the connection to the job has ended, the job has not; following it again ..." >&2
+        (trap '' HUP && exec ray job logs --follow "--address=$(job_address)" "$SUBMISSION_ID") </dev/null &
+        wait $! || true
+        sleep 1
+        ;;
+      *failed* | *stopped*)
+        _job_runs=0
+        return "$((status == 0 ? 1 : status))"
+        ;;
+      *)
+        _job_runs=0
+        return "$status"
+        ;;
+    esac
+  done
+}
+
+# Whether somebody else's job runs on the Ray that was started here.
+_is_shared() {
+  _bounded ray job list --address="$(job_address)" 2>/dev/null | grep -qE 'status=<JobStatus\.(RUNNING|PENDING)'
 }
 
 # At any end of the script: stops the job where it may still run, then the Ray that was started here.
 _clean_up() {
   local status=$?
   trap - EXIT
-  trap '' INT TERM
+  trap '' INT TERM HUP
   if [[ $_job_runs -eq 1 ]]; then
     echo "stopping the job $SUBMISSION_ID ..." >&2
-    ray job stop "--address=$(job_address)" "$SUBMISSION_ID" >&2 || true
+    _bounded ray job stop "--address=$(job_address)" "$SUBMISSION_ID" >&2 || true
   fi
-  if [[ -n "$_ray_pid" ]]; then
+  if [[ -n "$_ray_pid" ]] && _is_shared; then
+    echo "leaving the Ray that was started, since another job runs on it; to end it later: kill $_ray_pid" >&2
+  elif [[ -n "$_ray_pid" ]]; then
     echo "stopping the Ray that was started ..." >&2
     if kill "$_ray_pid" 2>/dev/null; then
       wait "$_ray_pid" 2>/dev/null || true
@@ -157,8 +227,6 @@ _clean_up() {
       ray stop >&2 || true # a site's own `ray` may put it into the background in spite of --block
     fi
   fi
-  if [[ -n "$_ray_log" ]]; then
-    rm -f -- "$_ray_log"
-  fi
+  rm -f -- ${_ray_log:+"$_ray_log"} ${_key_file:+"$_key_file"}
   exit "$status"
 }

@@ -62,7 +62,7 @@ _is_option() {
 }
 
 # setting NAME DEFAULT MEANING [KIND]: the variable NAME gets the option's value, else the environment's, else DEFAULT.
-# KIND: text, path (made absolute), count (1 or more), optional_count (none, or 0 or more), number, or switch (0 or 1).
+# KIND: text, name, path (made absolute), count (1 or more), optional_count (none, or 0 or more), number, or switch (0 or 1).
 setting() {
   local name="$1" default="$2" meaning="$3" kind="${4:-text}" value position
   value="${!name:-$default}"
@@ -77,19 +77,35 @@ setting() {
     fi
   done
   _check_value "$name" "$value" "$kind"
-  if [[ "$kind" == "path" && -n "$value" && "$value" != /* ]]; then
-    value="$PWD/${value#./}"
+  if [[ "$kind" == "path" ]]; then
+    _absolute "$value"
+    value="$absolute"
   fi
   printf -v "$name" '%s' "$value"
   _names+=("$name")
   _meanings+=("$meaning [${default:-none}]")
 }
 
+# _absolute PATH: absolute holds it without a trailing slash, which would tear apart names that are made of it.
+_absolute() {
+  absolute="$1"
+  # shellcheck disable=SC2088 # --option=~/x reaches a script as it was typed
+  if [[ "$absolute" == "~/"* ]]; then
+    absolute="$HOME/${absolute#"~/"}"
+  elif [[ -n "$absolute" && "$absolute" != /* ]]; then
+    absolute="$PWD/${absolute#./}"
+  fi
+  while [[ "$absolute" == ?*/ ]]; do
+    absolute="${absolute%/}"
+  done
+}
+
 _check_value() {
   local name="$1" value="$2" kind="$3" expected
   case "$kind" in
-    optional_count) [[ "$value" =~ ^[0-9]*$ ]] && return || expected="a whole number" ;;
-    count) [[ "$value" =~ ^[1-9][0-9]*$ ]] && return || expected="a whole number of at least 1" ;;
+    name) [[ "$value" =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] && return || expected="letters, digits, dots, dashes and underscores" ;;
+    optional_count) [[ "$value" =~ ^[0-9]{0,9}$ ]] && return || expected="a whole number" ;;
+    count) [[ "$value" =~ ^[1-9][0-9]{0,8}$ ]] && return || expected="a whole number of at least 1, and less than a billion" ;;
     number) [[ "$value" =~ ^-?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] && return || expected="a number" ;;
     switch) [[ "$value" =~ ^[01]$ ]] && return || expected="0 or 1" ;;
     *) return 0 ;;

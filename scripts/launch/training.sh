@@ -2,6 +2,7 @@
 # GRPO on dapo-math-17k: the settings and slime's arguments that all training scripts share.
 
 training_settings() {
+  _trains=1
   slime_settings
   path_settings "$1"
   setting PROMPT_DATA "$DATA_DIR/dapo-math-17k.jsonl" "the training data" path
@@ -23,7 +24,7 @@ training_settings() {
 # smoke run has responses too short for a right answer: it would draw prompts for ever.
 sampling_settings() {
   setting DYNAMIC_SAMPLING "$(chosen 0 1)" "leave out groups whose rewards are all equal, and draw others" switch
-  setting OVER_SAMPLING_BATCH_SIZE "$(((ROLLOUT_BATCH_SIZE * 3 + 1) / 2))" "prompts that are begun at once, with DYNAMIC_SAMPLING" count
+  setting OVER_SAMPLING_BATCH_SIZE "$(((ROLLOUT_BATCH_SIZE * 3 + 1) / 2))" "prompts that are begun at once, with DYNAMIC_SAMPLING or PARTIAL_ROLLOUT" count
   setting PARTIAL_ROLLOUT 0 "keep what is unfinished at a step's end, and go on with it in the next" switch
 }
 
@@ -45,11 +46,11 @@ rollout_arguments() {
 }
 
 sampling_arguments() {
+  if [[ $DYNAMIC_SAMPLING -eq 1 || $PARTIAL_ROLLOUT -eq 1 ]]; then
+    arguments+=(--over-sampling-batch-size "$OVER_SAMPLING_BATCH_SIZE")
+  fi
   if [[ $DYNAMIC_SAMPLING -eq 1 ]]; then
-    arguments+=(
-      --over-sampling-batch-size "$OVER_SAMPLING_BATCH_SIZE"
-      --dynamic-sampling-filter-path strands_rollout.keep_informative_groups
-    )
+    arguments+=(--dynamic-sampling-filter-path strands_rollout.keep_informative_groups)
   fi
   if [[ $PARTIAL_ROLLOUT -eq 1 ]]; then
     arguments+=(--partial-rollout)
@@ -75,12 +76,13 @@ optimizer_arguments() {
   )
 }
 
-# Loading from where is saved resumes a run. A smoke run always begins anew, and saves no optimizer.
+# Loading from where is saved resumes a run; Megatron would refuse to, were the number of steps or the learning rate
+# another, unless it is told that they may be. A smoke run always begins anew, and saves no optimizer.
 save_arguments() {
   if [[ $SMOKE -eq 1 ]]; then
     arguments+=(--save "$SAVE_DIR" --save-interval "$SAVE_INTERVAL" --no-save-optim)
   else
-    arguments+=(--load "$SAVE_DIR" --save "$SAVE_DIR" --save-interval "$SAVE_INTERVAL")
+    arguments+=(--load "$SAVE_DIR" --override-opt-param-scheduler --save "$SAVE_DIR" --save-interval "$SAVE_INTERVAL")
   fi
 }
 
@@ -100,9 +102,12 @@ training_arguments() {
 
 # slime drops the episodes that don't fill an optimizer step, without a word.
 require_batches() {
-  local samples=$((ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT))
+  local samples=$((ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT)) replicas
+  replicas=$((ACTOR_GPUS * NUM_NODES / (TENSOR_PARALLEL * CONTEXT_PARALLEL)))
   [[ $((samples % GLOBAL_BATCH_SIZE)) -eq 0 ]] || usage_error "a step has ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT = $samples" \
     "episodes; expected a multiple of GLOBAL_BATCH_SIZE=$GLOBAL_BATCH_SIZE"
+  [[ $GLOBAL_BATCH_SIZE -ge $replicas ]] || usage_error "GLOBAL_BATCH_SIZE is $GLOBAL_BATCH_SIZE; expected an episode or more for" \
+    "each of the $replicas replicas that train ($ACTOR_GPUS GPUs of $NUM_NODES nodes)"
   [[ $N_SAMPLES_PER_PROMPT -gt 1 ]] || usage_error "N_SAMPLES_PER_PROMPT is 1; expected 2 or more: GRPO compares the episodes of a prompt"
   [[ ${OVER_SAMPLING_BATCH_SIZE:-$ROLLOUT_BATCH_SIZE} -ge $ROLLOUT_BATCH_SIZE ]] || usage_error "OVER_SAMPLING_BATCH_SIZE is" \
     "$OVER_SAMPLING_BATCH_SIZE; expected at least ROLLOUT_BATCH_SIZE=$ROLLOUT_BATCH_SIZE"
@@ -114,6 +119,7 @@ colocated_training() {
   sampling_settings
   setting EVAL_INTERVAL "$(chosen 2 20)" "steps between evaluations; the first is before the first step" count
   evaluation_settings aime-2024
+  pass_rate_settings
   end_of_settings "$1" "NUM_GPUS=8 bash $0 --data-dir /data --num-rollout 500 -- --lr 2e-6"
   ACTOR_GPUS="$NUM_GPUS"
   ROLLOUT_GPUS="$((NUM_GPUS * NUM_NODES))"

@@ -21,9 +21,14 @@ import json, os, pathlib, signal, sys, time
 stage = pathlib.Path({stage!r})
 name, words = pathlib.Path(sys.argv[0]).name, sys.argv[1:]
 entry = {{"name": name, "words": words, "key": os.environ.get("WANDB_API_KEY")}}
-if "--runtime-env" in words:
-    entry["runtime_env"] = json.loads(open(words[words.index("--runtime-env") + 1]).read())
-if words[-4:-2] == ["--flags", "-"]:
+for word in words:
+    if word.startswith("--runtime-env-json="):
+        entry["runtime_env"] = json.loads(word.partition("=")[2])["env_vars"]
+        netrc = entry["runtime_env"].get("NETRC")
+        if netrc:
+            entry["netrc"] = pathlib.Path(netrc).read_text()
+            entry["netrc_mode"] = oct(os.stat(netrc).st_mode & 0o777)
+if "--flags" in words:
     entry["stdin"] = sys.stdin.read()
 with open(stage / "calls.jsonl", "a") as log:
     log.write(json.dumps(entry) + "\\n")
@@ -31,6 +36,17 @@ with open(stage / "calls.jsonl", "a") as log:
 """
 RAY = """
 running, number = stage / "ray-runs", int(os.environ.get("FAKE_JOB_STATUS", "0"))
+if words[:2] == ["job", "status"]:
+    if os.environ.get("FAKE_RAY_DIES"):
+        sys.exit("no connection")
+    told = stage / "told-running"
+    if os.environ.get("FAKE_CONNECTION_ENDS") and not told.exists():
+        told.touch()
+        print("Status for job 'one': RUNNING")
+    else:
+        print("Job 'one' " + ("failed" if number else "succeeded"))
+if words[:2] == ["job", "list"] and (stage / "job-runs").exists() and os.environ.get("FAKE_OTHER_JOB"):
+    print("[JobDetails(submission_id='another', status=<JobStatus.RUNNING: 'RUNNING'>)]")
 if words[:2] == ["job", "list"] or words[:1] == ["status"]:
     sys.exit(not (running.exists() and (words[0] == "status" or os.environ.get("FAKE_DASHBOARD", "1") == "1")))
 if words[:1] == ["start"]:
@@ -95,7 +111,9 @@ class Call:
     name: str
     words: list[str]
     key: str | None
-    runtime_env: dict[str, dict[str, str]] | None = None
+    runtime_env: dict[str, str] | None = None
+    netrc: str | None = None
+    netrc_mode: str | None = None
     stdin: str | None = None
 
 
@@ -158,7 +176,7 @@ class Stage:
         (self.root / "models" / model / "config.json").write_text("{}")
         (self.root / "models" / f"{model}_torch_dist").mkdir()
         (self.root / "models" / f"{model}_torch_dist" / "latest_checkpointed_iteration.txt").write_text("release")
-        (self.root / "data").mkdir()
+        (self.root / "data").mkdir(exist_ok=True)
         for name in ("dapo-math-17k", "aime-2024", "aime-2025"):
             (self.root / "data" / f"{name}.jsonl").touch()
 

@@ -129,6 +129,18 @@ def test_a_reward_of_ones_own_takes_the_place_of_the_packages(stage: Stage) -> N
     assert not {"--reward-key", "--eval-reward-key"} & set(words)
 
 
+def test_a_trailing_slash_and_a_tilde_change_nothing(stage: Stage) -> None:
+    words = words_of(dry_run(stage, "strands_qwen3_8b", "--smoke", "--save-dir=/runs/one/", "--model-dir=~/models//"))
+    assert words[words.index("--save") + 1] == "/runs/one-smoke"
+    assert words[words.index("--ref-load") + 1] == f"{stage.root.parent}/models/Qwen3-8B_torch_dist"
+
+
+def test_a_partial_rollout_begins_more_prompts_than_it_trains(stage: Stage) -> None:
+    words = words_of(dry_run(stage, "strands_qwen3_8b", "--partial-rollout", "--dynamic-sampling=0"))
+    assert words[words.index("--over-sampling-batch-size") + 1] == "24"
+    assert "--dynamic-sampling-filter-path" not in words
+
+
 def test_the_context_of_an_episode_fits_the_tokens_of_a_gpu(stage: Stage) -> None:
     words = words_of(dry_run(stage, "strands_qwen3_8b", "--max-response-len", "30000", "--context-parallel", "4"))
     value = {flag: int(words[words.index(flag) + 1]) for flag in ("--rollout-max-context-len", "--max-tokens-per-gpu")}
@@ -170,6 +182,10 @@ def test_help_tells_of_the_smoke_run(stage: Stage, script: str) -> None:
         (["--n-samples-per-prompt", "1"], "expected 2 or more: GRPO compares"),
         (["--over-sampling-batch-size", "8"], "expected at least ROLLOUT_BATCH_SIZE=16"),
         (["--", "--wandb-key", "hush"], "expected the key in the environment"),
+        (["--run-name", "a b"], "got RUN_NAME='a b'; expected letters, digits"),
+        (["--save-dir", "/runs/{x}"], "expected no braces"),
+        (["--num-rollout", "99999999999999999999"], "less than a billion"),
+        (["--num-nodes", "64"], "expected an episode or more for each of the 256 replicas"),
     ],
 )
 def test_bad_options_are_refused_in_words_also_in_a_dry_run(stage: Stage, arguments: list[str], words: str) -> None:

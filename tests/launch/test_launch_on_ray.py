@@ -27,13 +27,16 @@ read_options "$@"
 setting NUM_GPUS 1 "GPUs" count
 setting NUM_NODES 1 "nodes" count
 setting CODE "pass" "what the job runs"
+setting SAVE_DIR "$LAUNCH_MARK/run" "where the run saves" path
 wandb_settings
 ray_settings
 end_of_settings "A job." "job.sh"
 job_environment=('TEXT=a "b" \\c')
 ray_job try-out python3 -c "$CODE"
 """
-SHOW = 'import os; print("SEEN", os.environ["TEXT"], os.environ.get("WANDB_API_KEY"))'
+SHOW = 'import os; print("SEEN", os.environ["TEXT"], "".join(reversed(os.environ.get("WANDB_API_KEY", ""))))'
+READ = 'import os; print("SEEN", "".join(reversed(open(os.environ["NETRC"]).read().split()[-1])))'
+SECRET = "hush-4711-hush"
 
 
 @pytest.fixture
@@ -90,8 +93,8 @@ def running_ray(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]
 
 
 def test_ray_is_started_for_the_job_and_none_of_its_processes_is_left(environment: dict[str, str]) -> None:
-    finished = run(environment, f"{SHOW}; raise SystemExit(3)", WANDB_API_KEY="hush")
-    assert 'SEEN a "b" \\c hush' in finished.stdout, finished.stderr
+    finished = run(environment, f"{SHOW}; raise SystemExit(3)", WANDB_API_KEY=SECRET)
+    assert f'SEEN a "b" \\c {SECRET[::-1]}' in finished.stdout, finished.stderr
     assert finished.returncode == 1, "Ray's own status of a job that failed"
     deadline = time.monotonic() + 30
     while marked_processes(environment["LAUNCH_MARK"]) and time.monotonic() < deadline:
@@ -99,12 +102,16 @@ def test_ray_is_started_for_the_job_and_none_of_its_processes_is_left(environmen
     assert marked_processes(environment["LAUNCH_MARK"]) == []
 
 
-def test_a_running_ray_gets_the_key_through_the_pipe_and_stays(
+def test_a_running_ray_stays_and_gets_the_key_in_a_file_and_nowhere_else(
     environment: dict[str, str], running_ray: subprocess.Popen[bytes]
 ) -> None:
-    finished = run(environment, SHOW, WANDB_API_KEY='h"ush')
-    assert 'SEEN a "b" \\c h"ush' in finished.stdout, finished.stderr
+    finished = run(environment, READ, WANDB_API_KEY=SECRET)
+    assert f"SEEN {SECRET[::-1]}" in finished.stdout, finished.stderr
     assert finished.returncode == 0
+    logs = Path("/tmp/ray/session_latest").resolve()
+    told = [str(path) for path in logs.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert told == []
+    assert SECRET not in answers(environment, "list")
     assert running_ray.poll() is None
     assert "SUCCEEDED" in answers(environment, "list")
 

@@ -66,7 +66,7 @@ def test_ray_is_started_where_none_runs_and_stopped_afterwards(stage: Stage) -> 
 def test_a_ray_that_runs_is_used_and_left_alone(with_ray: Stage) -> None:
     finished = with_ray.run(TRAIN)
     assert finished.returncode == 0, finished.stderr
-    assert "using the Ray at http://127.0.0.1:8265" in finished.stderr
+    assert "using the Ray at http://127.0.0.1:8265, and leaving it as it is" in finished.stderr
     assert not with_ray.calls_of("ray", "start")
     assert with_ray.ray_runs.read_text() == "somebody's"
     assert not with_ray.calls_of("ray", "stop")
@@ -77,11 +77,11 @@ def test_the_jobs_status_is_the_scripts_and_ray_is_stopped_all_the_same(stage: S
     assert not stage.ray_runs.exists()
 
 
-@pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["TERM", "INT"])
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_script_that_is_ended_stops_its_job_and_its_ray(stage: Stage, sent: signal.Signals, status: int) -> None:
     with stage.start(TRAIN, SUBMISSION_ID="mine", FAKE_LONG_JOB="1") as process:
         wait_for(stage.root.parent / "job-runs")
-        os.killpg(process.pid, sent) if sent == signal.SIGINT else process.send_signal(sent)
+        os.killpg(process.pid, sent) if sent != signal.SIGTERM else process.send_signal(sent)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == status, output
     (stop,) = stage.calls_of("ray", "job", "stop")
@@ -149,13 +149,75 @@ def test_wandbs_key_reaches_an_own_ray_by_the_environment_and_no_command_line(st
     assert "hush" not in all_words(stage) + finished.stdout + finished.stderr
 
 
-def test_wandbs_key_reaches_another_ray_through_a_pipe(with_ray: Stage) -> None:
-    with_ray.run(TRAIN, WANDB_API_KEY='hu"sh')
+def test_wandbs_key_reaches_another_ray_in_a_file_that_is_removed(with_ray: Stage) -> None:
+    with_ray.run(TRAIN, WANDB_API_KEY="hush", WANDB_BASE_URL="https://wandb.mine:8080/x")
     (call,) = with_ray.calls_of("ray", "job", "submit")
     assert call.runtime_env is not None
-    assert call.runtime_env["env_vars"]["WANDB_API_KEY"] == 'hu"sh'
-    assert call.runtime_env["env_vars"]["PYTHONPATH"].startswith(str(with_ray.slime.parent / "Megatron-LM"))
-    assert 'hu"sh' not in all_words(with_ray)
+    assert call.netrc == "machine wandb.mine\n  login user\n  password hush\n"
+    assert call.netrc_mode == "0o600"
+    assert not Path(call.runtime_env["NETRC"]).exists()
+    assert call.runtime_env["WANDB_BASE_URL"] == "https://wandb.mine:8080/x"
+    assert call.runtime_env["PYTHONPATH"].startswith(str(with_ray.slime.parent / "Megatron-LM"))
+    assert "hush" not in all_words(with_ray)
+
+
+def test_wandb_without_a_key_is_refused_before_anything_starts(stage: Stage) -> None:
+    finished = stage.run(TRAIN, "--use-wandb")
+    assert finished.returncode == 1
+    assert "USE_WANDB is 1, but no key is at hand" in finished.stderr
+    assert not stage.calls_of("ray")
+    (stage.root.parent / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password hush\n")
+    assert stage.run(TRAIN, "--use-wandb").returncode == 0
+
+
+@pytest.mark.parametrize("script", ["strands_qwen3_8b", "strands_qwen3_4b", "strands_qwen3_8b_async", "eval_aime"])
+def test_every_script_runs_whatever_the_others_settings_are(stage: Stage, script: str) -> None:
+    if script == "strands_qwen3_4b":
+        stage.provide_files(model="Qwen3-4B")
+    others = {"EVAL_CONFIG": "/nowhere.yaml"} if "async" in script else {}
+    others |= {"PROMPT_DATA": "/nowhere.jsonl"} if script == "eval_aime" else {}
+    finished = stage.run(f"{script}.sh", **others)
+    assert finished.returncode == 0, finished.stderr
+    assert "--log-passrate" in submitted(stage)
+
+
+def test_a_connection_that_ends_does_not_end_the_job(stage: Stage) -> None:
+    finished = stage.run(TRAIN, FAKE_CONNECTION_ENDS="1")
+    assert finished.returncode == 0
+    assert len(stage.calls_of("ray", "job", "logs")) == 1
+    assert not stage.calls_of("ray", "job", "stop")
+
+
+def test_a_ray_that_dies_under_a_job_is_a_failure(with_ray: Stage) -> None:
+    finished = with_ray.run(TRAIN, FAKE_RAY_DIES="1")
+    assert finished.returncode == 1
+    assert "Ray no longer tells of the job" in finished.stderr
+
+
+def test_a_ray_on_which_another_job_runs_is_left(stage: Stage) -> None:
+    finished = stage.run(TRAIN, FAKE_OTHER_JOB="1")
+    assert finished.returncode == 0
+    assert "leaving the Ray that was started, since another job runs on it" in finished.stderr
+    assert stage.ray_runs.exists()
+    os.kill(int(stage.ray_runs.read_text()), signal.SIGTERM)
+
+
+def test_fan_out_is_refused_with_slimes_pass_rates(stage: Stage) -> None:
+    stage.use_real_python()
+    (stage.root / "configs/math_code.yaml").write_text("strands_rollout: {fan_out: true}")
+    finished = stage.run(TRAIN)
+    assert finished.returncode == 1
+    assert "slime's pass rates take no fan-out; set LOG_PASSRATE=0" in finished.stderr
+    assert stage.run(TRAIN, LOG_PASSRATE="0").returncode == 0
+
+
+def test_a_script_may_be_called_through_a_link(with_ray: Stage) -> None:
+    link = with_ray.root.parent / "train.sh"
+    link.symlink_to(with_ray.root / "scripts" / TRAIN)
+    finished = subprocess.run(
+        ["bash", str(link), "--dry-run"], env=with_ray.environment(), capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr
 
 
 def test_without_a_key_wandb_is_off(stage: Stage) -> None:

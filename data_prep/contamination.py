@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 from preparation.command_line import exit_with
-from preparation.contamination import find_contamination
+from preparation.contamination import find_contamination, problems_in
 from preparation.progress import shown_progress
-from preparation.report import contamination_lines
+from preparation.report import contamination_lines, contamination_warnings
 from preparation.request import NGRAM_WORDS
 
 
@@ -25,12 +25,13 @@ def main(
     """Find rows of one file that share words with the problems of others.
 
     Problems shorter than --ngram-words count if all their words are the same. Runs of words that more than ten
-    different rows have in common are stock phrases and don't count. Exit codes: 0 none found, 1 found, 2 wrong usage.
+    different rows have in common are stock phrases and don't count, unless a row has half of a problem or more. Exit
+    codes: 0 none found, 1 found, 2 wrong usage.
 
     Example: python data_prep/contamination.py data/dapo-math-17k.jsonl data/aime-2024.jsonl
     """
     with shown_progress() as stage:
-        findings = find_contamination(train, evaluation, ngram_words, stage("comparing", None))
+        findings = find_contamination(problems_in(train), evaluation, ngram_words, stage("comparing", None))
     facts = [finding.facts() for finding in findings]
     if as_json:
         typer.echo(json.dumps({"train": str(train), "ngram_words": ngram_words, "files": facts}, ensure_ascii=False))
@@ -38,6 +39,9 @@ def main(
         for file in facts:
             for line in contamination_lines(file):
                 typer.echo(line)
+    for file in facts:
+        for line in contamination_warnings(file):
+            typer.echo(f"warning: {line}", err=True)
     raise typer.Exit(1 if any(finding.overlaps for finding in findings) else 0)
 
 

@@ -5,7 +5,9 @@ Knows the file format; nothing of samples. What a prompt may hold is decided by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import cycle, islice
 from pathlib import Path
@@ -23,10 +25,12 @@ class Row:
     Attributes:
         prompt: A string, or a chat as a list of messages.
         label: The right answer.
+        line: Where it is in its file, from 1; 0 where it is in none.
     """
 
     prompt: str | list[dict[str, Any]]
     label: Any
+    line: int = field(default=0, compare=False)
 
 
 def shipped_rows() -> Path:
@@ -54,21 +58,36 @@ def load_rows(path: Path, *, prompt_key: str = "prompt", label_key: str = "label
     except OSError as e:
         raise PromptError(f"can't read the data file {path}: {e.strerror}") from e
     keys = (prompt_key, label_key)
-    rows = [_row(line, keys, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    rows = [_row(line, keys, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
     if not rows:
         raise PromptError(f"the data file {path} has no rows; expected one JSON object a line")
     return rows
 
 
-def _row(line: bytes, keys: tuple[str, str], where: str) -> Row:
-    prompt_key, label_key = keys
+def _row(line: bytes, keys: tuple[str, str], path: Path, number: int) -> Row:
+    where, (prompt_key, label_key) = f"{path}:{number}", keys
     expected = (
         f'expected a JSON object like {{"{prompt_key}": [{{"role": "user", "content": "..."}}], "{label_key}": "34"}}'
     )
     try:
-        value = orjson.loads(line)
-    except orjson.JSONDecodeError as e:
+        # as slime reads it: other parsers make a float of an integer above 64 bits
+        value = json.loads(line)
+        if rb"\u" in line:
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except (ValueError, RecursionError) as e:
         raise PromptError(f"{where}: {e}; {expected}") from e
     if not isinstance(value, dict) or not {*keys} <= value.keys():
         raise PromptError(f"{where}: got {line[:80]!r}; {expected}")
-    return Row(value[prompt_key], value[label_key])
+    return Row(value[prompt_key], value[label_key], number)
+
+
+def json_line(value: Mapping[str, Any]) -> bytes:
+    """An object as a line of such a file; what JSON has no form for becomes a list or a text."""
+    try:
+        return orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+    except TypeError:  # an integer above 64 bits, or half a surrogate pair
+        return json.dumps(value, default=_plain).encode() + b"\n"
+
+
+def _plain(value: Any) -> object:  # noqa: ANN401
+    return value.tolist() if hasattr(value, "tolist") else str(value)

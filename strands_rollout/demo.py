@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from strands_rollout.dataset_rows import read_rows, shipped_rows
+from strands_rollout.dataset_rows import json_line, read_rows, shipped_rows
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluate import Outcome, RunPlan, Summary, evaluate, slime_sampling_params
 from strands_rollout.report import make_console, print_outcomes, print_summary, progress_bar
@@ -104,7 +102,7 @@ def write_dump(folder: Path, outcomes: Sequence[Outcome]) -> Path:
         ConfigError: The folder can't be written to.
     """
     path = folder / f"samples-{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns() % 1_000_000:06d}.jsonl"
-    lines = [orjson.dumps(outcome.sample.to_dict(), default=str) + b"\n" for outcome in outcomes]
+    lines = [json_line(outcome.sample.to_dict()) for outcome in outcomes]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"".join(lines))

@@ -29,8 +29,13 @@ class EpisodePrompt:
     messages: list[Message]
 
 
-def to_episode_prompt(prompt: object, configured_system: str | None, template: ChatTemplate) -> EpisodePrompt:
+def to_episode_prompt(prompt: object, configured_system: str | None, template: ChatTemplate | None) -> EpisodePrompt:
     """Convert a prompt; a row's own system message replaces the configured system prompt, since it belongs to the task.
+
+    Args:
+        prompt: A dataset row's.
+        configured_system: The settings' system prompt; None for none.
+        template: The model's, which tells an already rendered prompt; None to pass that check over.
 
     Raises:
         PromptError: The prompt is empty, of a wrong type, not a chat that ends with a user's turn, or was already
@@ -38,7 +43,8 @@ def to_episode_prompt(prompt: object, configured_system: str | None, template: C
     """
     if isinstance(prompt, str):
         _refuse_empty(prompt, "prompt")
-        _refuse_rendered(prompt, template)
+        if template is not None:
+            _refuse_rendered(prompt, template)
         return EpisodePrompt(configured_system, [_message("user", prompt)])
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         raise PromptError(

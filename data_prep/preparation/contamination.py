@@ -3,9 +3,10 @@
 A row is contaminated by an evaluation problem if both have `ngram_words` words in a row in common, or if all their
 words are the same; the latter is the only way for problems shorter than that. Words are runs of letters and digits, in
 any case, so that LaTeX and plain notation compare alike. Words that many different rows have in common are a stock
-phrase ("where m and n are relatively prime positive integers, find m + n") and tell nothing; they are not counted.
+phrase ("where m and n are relatively prime positive integers, find m + n") and tell nothing; they are not counted,
+unless a row has half of a problem's runs of words or more: many copies of a problem are copies, not a phrase.
 
-Knows prepared files; must not know how they were made.
+Knows prepared files and rows about to be; must not know how they are made.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,9 @@ from preparation.output import sha256_of
 
 STOCK_PHRASE_ROWS: Final = 10
 """A run of words that more different rows than this have in common is a stock phrase."""
+
+LARGE_SHARE: Final = 0.5
+"""Share of a problem's runs of words with which a row counts, however many other rows have them too."""
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _SHOWN: Final = 3
@@ -58,7 +62,8 @@ class Finding:
         path: The evaluation file.
         sha256: Of its bytes.
         problems: Different problems in it.
-        problems_found: Those of them that contaminate a row.
+        problems_short: Those of them that have fewer words than a run, so that they are compared whole only.
+        problems_stock: Those of them that consist of stock phrases only.
         stock_phrases: Runs of words that were not counted.
         overlaps: One for each contaminated row, by line.
     """
@@ -66,9 +71,19 @@ class Finding:
     path: Path
     sha256: str
     problems: int
-    problems_found: int
+    problems_short: int
+    problems_stock: int
     stock_phrases: int
     overlaps: tuple[Overlap, ...]
+
+    @property
+    def problems_found(self) -> int:
+        """Problems that contaminate a row."""
+        return len({overlap.problem for overlap in self.overlaps})
+
+    def of_first(self, rows: int | None) -> Finding:
+        """The finding in the first rows alone; None for all."""
+        return self if rows is None else replace(self, overlaps=tuple(one for one in self.overlaps if one.line < rows))
 
     def facts(self) -> dict[str, Any]:
         """For the manifest: counts and the first examples."""
@@ -77,31 +92,41 @@ class Finding:
             "sha256": self.sha256,
             "problems": self.problems,
             "problems_found": self.problems_found,
+            "problems_short": self.problems_short,
+            "problems_stock": self.problems_stock,
             "rows": len(self.overlaps),
             "stock_phrases": self.stock_phrases,
             "examples": [
-                {"line": one.line + 1, "row": one.row, "problem": one.problem, "words": one.words}
+                {
+                    "line": one.line + 1,
+                    "row": _short(one.row),
+                    "problem": _short(one.problem),
+                    "words": _short(one.words),
+                }
                 for one in self.overlaps[:_SHOWN]
             ],
         }
 
 
 def find_contamination(
-    rows: Path, against: Sequence[Path], ngram_words: int, advance: Callable[[int], None] = lambda _rows: None
+    rows: Iterable[tuple[int, str]],
+    against: Sequence[Path],
+    ngram_words: int,
+    advance: Callable[[int], None] = lambda _rows: None,
 ) -> tuple[Finding, ...]:
     """Compare each row with each evaluation problem, in one reading of the rows.
 
     Args:
-        rows: A prepared file.
+        rows: Numbers of rows, from 0, with their problems; of a prepared file, `problems_in` it.
         against: Prepared files.
         ngram_words: Words in a row that make an overlap.
         advance: Told how many rows were read.
 
     Raises:
-        PreparationError: A file can't be read, or a line of it has no prompt.
+        PreparationError: A file can't be read, a line of it has no prompt, or it has no line.
     """
     searches = [_Search(path, ngram_words) for path in against]
-    for line, problem in problems_in(rows):
+    for line, problem in rows:
         found = words_of(problem)
         for search in searches:
             search.look_at(line, problem, found)
@@ -136,13 +161,16 @@ class _Search:
         self._path = path
         self._ngram_words = ngram_words
         self._problems: list[str] = []
-        self._runs: dict[str, int] = {}
+        self._sizes: list[int] = []  # different runs of each problem
+        self._runs: dict[str, list[int]] = {}
         self._whole: dict[str, int] = {}
         self._met: list[tuple[int, str, str, list[str]]] = []  # line, its problem, its words, the runs in common
         self._rows_with: Counter[str] = Counter()
         self._seen: set[int] = set()
         for _, problem in problems_in(path):
             self._add(problem)
+        if not self._problems:
+            raise PreparationError(f"{path} has no problem to compare with; prepare it again, or name another file")
 
     def look_at(self, line: int, problem: str, words: list[str]) -> None:
         """Note what the row has in common with the file."""
@@ -157,26 +185,31 @@ class _Search:
 
     def finding(self) -> Finding:
         """What is left when stock phrases are taken out."""
-        overlaps, found = [], set()
+        overlaps = []
         for line, problem, said, common in self._met:
-            telling = [run for run in common if self._rows_with[run] <= STOCK_PHRASE_ROWS]
-            if said in self._whole:
-                match, shared = self._whole[said], said
-            elif telling:
-                match, shared = self._runs[telling[0]], telling[0]
-            else:
-                continue
-            found.add(match)
-            overlaps.append(Overlap(line, _short(problem), _short(self._problems[match]), _short(shared)))
-        stock = sum(count > STOCK_PHRASE_ROWS for count in self._rows_with.values())
+            found = (self._whole[said], said) if said in self._whole else self._match(common)
+            if found:
+                overlaps.append(Overlap(line, problem, self._problems[found[0]], found[1]))
+        stock = {run for run, count in self._rows_with.items() if count > STOCK_PHRASE_ROWS}
+        of_stock = Counter(number for run in stock for number in self._runs[run])
         return Finding(
             path=self._path,
             sha256=sha256_of(self._path),
             problems=len(self._problems),
-            problems_found=len(found),
-            stock_phrases=stock,
+            problems_short=self._sizes.count(0),
+            problems_stock=sum(of_stock[number] == size for number, size in enumerate(self._sizes) if size),
+            stock_phrases=len(stock),
             overlaps=tuple(overlaps),
         )
+
+    def _match(self, common: list[str]) -> tuple[int, str] | None:
+        """The problem that runs in common tell of, and the first of those runs."""
+        shared = Counter(number for run in common for number in self._runs[run])
+        for number, count in shared.most_common():
+            if count >= LARGE_SHARE * self._sizes[number]:
+                return number, next(run for run in common if number in self._runs[run])
+        telling = next((run for run in common if self._rows_with[run] <= STOCK_PHRASE_ROWS), None)
+        return (self._runs[telling][0], telling) if telling else None
 
     def _add(self, problem: str) -> None:
         words = words_of(problem)
@@ -185,8 +218,10 @@ class _Search:
             return
         number = self._whole[said] = len(self._problems)
         self._problems.append(problem)
-        for run in _runs(words, self._ngram_words):
-            self._runs.setdefault(run, number)
+        runs = set(_runs(words, self._ngram_words))
+        self._sizes.append(len(runs))
+        for run in runs:
+            self._runs.setdefault(run, []).append(number)
 
 
 def _runs(words: list[str], length: int) -> Iterator[str]:

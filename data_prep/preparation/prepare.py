@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from preparation.chat import to_chat
+from preparation.chat import problem_of, to_chat
 from preparation.columns import Columns, column_of, find_columns, value_of, values_of
 from preparation.contamination import Finding, find_contamination
 from preparation.duplicates import Choice, Survey
@@ -58,7 +58,8 @@ def prepare(request: Request, stage: Stage, *, force: bool = False) -> Prepared:
     choice = survey.decide(keep_duplicates=request.keep_duplicates)
     _write_rejected(source, choice, request)
     _refuse_too_many(choice, request)
-    facts = _write_rows(source, columns, survey, choice, request, stage)
+    findings = _compare(source, columns, choice, request, stage)
+    facts = _write_rows(source, columns, survey, choice, findings, request, stage)
     manifest = new_manifest(arguments, {**_origin(source, columns, request), **facts})
     write_manifest(manifest, request.manifest_file)
     return Prepared(manifest, done_before=False)
@@ -102,11 +103,34 @@ def _refuse_too_many(choice: Choice, request: Request) -> None:
         )
 
 
-def _write_rows(
-    source: Source, columns: Columns, survey: Survey, choice: Choice, request: Request, stage: Stage
+def _compare(
+    source: Source, columns: Columns, choice: Choice, request: Request, stage: Stage
+) -> tuple[Finding, ...]:
+    """What the rows that could be written have in common with the evaluation files that are there."""
+    present = [path for path in request.against if path.is_file()]
+    if not present:
+        return ()
+    rows = source.rows_at(choice.kept, [column_of(source.rows.column_names, columns.prompt)])
+    problems = (problem_of(to_chat(value_of(row, columns.prompt))) for row in rows)
+    return find_contamination(
+        enumerate(problems), present, request.ngram_words, stage("comparing", len(choice.kept))
+    )
+
+
+def _write_rows(  # noqa: PLR0913 - what was found out, step by step
+    source: Source,
+    columns: Columns,
+    survey: Survey,
+    choice: Choice,
+    findings: tuple[Finding, ...],
+    request: Request,
+    stage: Stage,
 ) -> dict[str, Any]:
     """Write the data file and return what the manifest says of it."""
-    numbers = choice.kept[: request.limit]
+    contaminated = {overlap.line for finding in findings for overlap in finding.overlaps}
+    dropped = contaminated if request.drop_contaminated else frozenset()
+    clean = [number for line, number in enumerate(choice.kept) if line not in dropped]
+    numbers = clean[: request.limit]
     count = InstructionCount(removing=request.instruction == "remove")
     written: dict[str, None] = {}
     systems = 0
@@ -121,37 +145,17 @@ def _write_rows(
                 written |= dict.fromkeys(prepared)
                 file.write(_line(prepared))
                 advance(1)
-        findings, dropped = _compare(partial, len(numbers), request, stage)
         sha256 = sha256_of(partial)
         finish(partial, request.out)
     return {
-        "rows": len(numbers) - dropped,
-        **_counts(survey, choice, request, len(numbers), dropped),
+        "rows": len(numbers),
+        **_counts(survey, choice, request, len(numbers), len(dropped)),
         "own_system_messages": systems,
         "columns": list(written),
         "instruction": count.facts(),
         "contamination": _contamination_facts(findings, request),
         "sha256": sha256,
     }
-
-
-def _compare(partial: Path, rows: int, request: Request, stage: Stage) -> tuple[tuple[Finding, ...], int]:
-    """Compare with the evaluation files that are there; how many rows were dropped for it."""
-    present = [path for path in request.against if path.is_file()]
-    if not present:
-        return (), 0
-    findings = find_contamination(partial, present, request.ngram_words, stage("comparing", rows))
-    lines = {overlap.line for finding in findings for overlap in finding.overlaps}
-    if not request.drop_contaminated or not lines:
-        return findings, 0
-    kept = partial.with_suffix(".kept.partial")
-    try:
-        with partial.open("rb") as old, kept.open("wb") as new:
-            new.writelines(line for number, line in enumerate(old) if number not in lines)
-        kept.replace(partial)
-    finally:
-        kept.unlink(missing_ok=True)
-    return findings, len(lines)
 
 
 def _origin(source: Source, columns: Columns, request: Request) -> dict[str, Any]:
@@ -176,7 +180,7 @@ def _counts(survey: Survey, choice: Choice, request: Request, chosen: int, dropp
         "duplicates_removed": choice.repeated,
         "rejected": len(kinds),
         "contaminated_removed": dropped,
-        "beyond_limit": len(choice.kept) - chosen,
+        "beyond_limit": len(choice.kept) - dropped - chosen,
         "rejected_by_kind": {kind: kinds.count(kind) for kind in ("prompt", "label", "conflict")},
         "rejected_file": request.rejected_file.name if kinds else None,
         "conflicts": {"problems": choice.conflicts, "left_out": choice.undecided},
@@ -184,6 +188,8 @@ def _counts(survey: Survey, choice: Choice, request: Request, chosen: int, dropp
 
 
 def _contamination_facts(findings: tuple[Finding, ...], request: Request) -> dict[str, Any]:
+    """Of rows in the file, or of those that were left out of it."""
+    findings = tuple(finding.of_first(None if request.drop_contaminated else request.limit) for finding in findings)
     return {
         "ngram_words": request.ngram_words,
         "rows": len({overlap.line for finding in findings for overlap in finding.overlaps}),

@@ -36,6 +36,8 @@ def warning_lines(prepared: Prepared, request: Request) -> Iterator[str]:
     if facts["rejected"]:
         kinds = ", ".join(f"{count} for the {kind}" for kind, count in facts["rejected_by_kind"].items() if count)
         yield f"{facts['rejected']} rows were rejected ({kinds}); {request.rejected_file} says why"
+    if facts["beyond_limit"]:
+        yield f"the file holds {facts['rows']} of {facts['rows'] + facts['beyond_limit']} rows, because of --limit"
     if facts["conflicts"]["problems"]:
         yield _conflicts(facts["conflicts"], keep_duplicates=request.keep_duplicates)
     if facts["own_system_messages"]:
@@ -47,6 +49,8 @@ def warning_lines(prepared: Prepared, request: Request) -> Iterator[str]:
     contamination = facts["contamination"]
     for path in contamination["absent"]:
         yield f"not compared with {path}: it is not there. Prepare it first, then run this again"
+    for file in contamination["files"]:
+        yield from contamination_warnings(file)
     if contamination["rows"] and not contamination["dropped"]:
         yield (
             f"{contamination['rows']} rows share {contamination['ngram_words']} words in a row with an evaluation "
@@ -58,12 +62,22 @@ def contamination_lines(facts: dict[str, Any]) -> Iterator[str]:
     """What was found against one evaluation file."""
     yield (
         f"against {facts['file']}: {facts['rows']} rows share words with {facts['problems_found']} of "
-        f"{facts['problems']} problems ({facts['stock_phrases']} stock phrases not counted)"
+        f"{facts['problems']} problems ({facts['stock_phrases']} stock phrases not counted; {facts['problems_short']} problems shorter "
+        "than a run of words, compared whole only)"
     )
     for example in facts["examples"]:
         yield f"  line {example['line']}: {example['row']!r}"
         yield f"    problem: {example['problem']!r}"
         yield f"    in common: {example['words']!r}"
+
+
+def contamination_warnings(facts: dict[str, Any]) -> Iterator[str]:
+    """What a comparison with one evaluation file can't tell."""
+    if facts["problems_stock"]:
+        yield (
+            f"{facts['problems_stock']} problems of {facts['file']} consist of words that many rows have in common: "
+            "either those rows are made from them, or the rows that share less than half of them can't be told"
+        )
 
 
 def _revision(facts: dict[str, Any]) -> str:

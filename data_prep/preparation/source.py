@@ -44,10 +44,11 @@ class Source:
         """The values of some columns, a few thousand rows at a time and in their order."""
         yield from self.rows.select_columns(list(dict.fromkeys(columns))).iter(batch_size=_ROWS_AT_ONCE)
 
-    def rows_at(self, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """The whole rows with these numbers."""
+    def rows_at(self, numbers: Sequence[int], only: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """The rows with these numbers, whole or only some columns of them."""
+        rows = self.rows if only is None else self.rows.select_columns(list(only))
         for start in range(0, len(numbers), _ROWS_AT_ONCE):
-            columns = self.rows[numbers[start : start + _ROWS_AT_ONCE]]
+            columns = rows[numbers[start : start + _ROWS_AT_ONCE]]
             for values in zip(*columns.values(), strict=True):
                 yield dict(zip(columns, values, strict=True))
 

@@ -45,7 +45,7 @@ class Episodes:
         if self.seed is not None:
             params["sampling_seed"] = key.seed(self.seed)
         outcome = await self.player.play(sample, params)
-        line = _line(key, outcome, params.get("sampling_seed"))
+        line = {**_line(key, outcome, params.get("sampling_seed")), "audited": self.player.audited}
         return {**line, "sample": outcome.sample.to_dict()} if self.keeps_tokens else line
 
 
@@ -70,5 +70,12 @@ def _line(key: SampleKey, outcome: Outcome, seed: int | None) -> dict[str, Any]:
         "tool_errors": facts.get("tool_errors", 0),
         "parse_failures": facts.get("parse_failures", 0),
         "seconds": facts.get("duration_s", 0.0),
+        "weight_versions": _weight_versions(outcome),
         "violations": [*outcome.contract_violations, *outcome.tito_violations],
     }
+
+
+def _weight_versions(outcome: Outcome) -> list[str]:
+    """Those that it was sampled with, each once: slime's one for each request, and those within a request."""
+    named = [*outcome.sample.weight_versions, *(outcome.facts.get("weight_versions") or [])]
+    return list(dict.fromkeys(str(version) for version in named if version is not None))

@@ -41,7 +41,7 @@ def run_identity(
         "strands_rollout": __version__,
         "model": info.model_path,
         "weight_version": info.weight_version,
-        "tokenizer": str(tokenizer_dir),
+        "tokenizer": str(tokenizer_dir.resolve()),
         "seed": seed,
         "max_context_length": max_context_tokens,
         "settings": settings_identity(settings),

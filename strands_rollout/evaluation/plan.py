@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from strands_rollout.dataset_rows import Row, load_rows
-from strands_rollout.errors import ConfigError
+from strands_rollout.errors import ConfigError, PromptError
 from strands_rollout.evaluate import slime_sampling_params
+from strands_rollout.grading import label_texts
+from strands_rollout.prompt_messages import to_episode_prompt
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -124,7 +126,8 @@ class EvalSet:
             template_kwargs: Handed to the chat template.
 
         Raises:
-            PromptError: It can't be read, or a row has no prompt or label.
+            PromptError: It can't be read, or a row that is asked has no prompt that can be answered, or no label that
+                an answer can equal.
             ConfigError: No row is chosen.
         """
         rows = load_rows(file.path, prompt_key=file.prompt_key, label_key=file.label_key)
@@ -133,6 +136,8 @@ class EvalSet:
             raise ConfigError(
                 f"got rows [{file.start}:{file.stop}] of {file.path}, which has {len(rows)}; expected one or more"
             )
+        for row in chosen:
+            _check_row(row, f"{file.path}:{row.line}")
         digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
         return cls(file, chosen, digest, sampling, template_kwargs or {})
 
@@ -145,7 +150,7 @@ class EvalSet:
     def identity(self) -> dict[str, Any]:
         """What the results depend on, as JSON."""
         return {
-            "file": self.file.path.name,
+            "file": self.file.path.resolve().name,
             "sha256": self.sha256,
             "rows": [self.file.start, self.file.stop],
             "problems": len(self.rows),
@@ -161,3 +166,13 @@ class EvalSet:
         for problem in range(len(self.rows)):
             for number in range(self.sampling.samples):
                 yield SampleKey(self.name, problem, number)
+
+
+def _check_row(row: Row, where: str) -> None:
+    try:
+        # the run's own template, which the last of these checks needs, is not there yet
+        to_episode_prompt(row.prompt, None, None)
+    except PromptError as e:
+        raise PromptError(f"{where}: {e}") from e
+    if isinstance(row.label, Mapping) or not any(text.strip() for text in label_texts(row.label)):
+        raise PromptError(f"{where}: got the label {row.label!r:.80}, which no answer equals; expected text or a number")

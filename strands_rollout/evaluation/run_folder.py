@@ -1,6 +1,6 @@
 """The folder of an evaluation: what was asked (`run.json`), the results, and the report.
 
-Knows files. A folder belongs to one run: with other settings it is refused, so that results are never mixed.
+Knows files. A folder with results belongs to one run: with other settings it is refused, so that results are never mixed.
 """
 
 from __future__ import annotations
@@ -66,11 +66,12 @@ class RunFolder:
         return file
 
     def _claim(self, identity: dict[str, Any]) -> None:
-        if not self.run_path.exists():
-            if self.results_path.stat().st_size:
-                raise ConfigError(f"{self.results_path} has no {self.run_path.name} beside it; choose another --out")
+        if not self.results_path.stat().st_size:
+            # whatever was asked here before has left nothing that could be mixed with this
             write_json(self.run_path, identity)
             return
+        if not self.run_path.exists():
+            raise ConfigError(f"{self.results_path} has no {self.run_path.name} beside it; choose another --out")
         differing = list(_differences(_read_json(self.run_path), json.loads(json.dumps(identity))))
         if differing:
             shown = "; ".join(differing[:_MOST_NAMED])

@@ -20,8 +20,8 @@ class Accuracy:
 
     Attributes:
         mean: Right samples / samples; None without samples.
-        standard_error: None with less than two problems.
-        interval: Bounds of the 95% confidence interval, within 0 and 1; None with less than two problems.
+        standard_error: None with less than two problems; 0 where all have the same accuracy, which says nothing.
+        interval: Bounds of the 95% confidence interval, within 0 and 1; None where the standard error is None or 0.
     """
 
     mean: float | None
@@ -35,7 +35,7 @@ def accuracy_of(counts: Sequence[tuple[int, int]]) -> Accuracy:
     Samples of one problem are alike, so the standard error is clustered by problem: with accuracy p, and c right of n
     samples of each of m problems, sqrt(m / (m - 1) * sum((c - p * n)^2)) / sum(n), which for equal n is the standard
     error of the problems' means. The interval is p -+ t * standard error, t being Student's with m - 1 degrees of
-    freedom. Where all problems have the same accuracy (all solved, none solved) it has no width, and says nothing.
+    freedom. Where all problems have the same accuracy (all solved, none solved) there is none.
 
     Args:
         counts: Right samples and samples of each problem; problems without samples are left out.
@@ -44,9 +44,12 @@ def accuracy_of(counts: Sequence[tuple[int, int]]) -> Accuracy:
     samples, problems = sum(total for _, total in sampled), len(sampled)
     if not samples:
         return Accuracy(None, None, None)
-    mean = sum(right for right, _ in sampled) / samples
+    all_right = sum(right for right, _ in sampled)
+    mean = all_right / samples
     if problems == 1:
         return Accuracy(mean, None, None)
+    if all(right * samples == all_right * total for right, total in sampled):
+        return Accuracy(mean, 0.0, None)
     spread = math.fsum((right - mean * total) ** 2 for right, total in sampled)
     error = math.sqrt(problems / (problems - 1) * spread) / samples
     reach = t_quantile(problems - 1) * error

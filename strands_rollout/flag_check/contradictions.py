@@ -7,51 +7,13 @@ Source: slime_validate_args in slime/utils/arguments.py, train_async.py, slime/u
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
-from strands_rollout.flag_check.findings import Finding, Severity
+from strands_rollout.flag_check.findings import Finding
 from strands_rollout.flag_check.flag_table import FlagTable
-from strands_rollout.flag_check.launch_text import Command
+from strands_rollout.flag_check.launch_text import Command, is_placeholder
+from strands_rollout.flag_check.refusals import refusals
+from strands_rollout.flag_check.settings import Settings
 from strands_rollout.flag_check.uses import Use
-
-_BY_DEFAULT: Final = {"--n-samples-per-prompt": 1.0, "--kl-coef": 0.0, "--kl-loss-coef": 0.0}
-
-
-class _Settings:
-    """The last use of each flag of a command, and whether there may be more than is seen."""
-
-    def __init__(self, uses: Sequence[Use], *, complete: bool) -> None:
-        self.last = {use.name: use for use in uses}
-        self.complete = complete
-
-    def has(self, *names: str) -> bool:
-        """Whether all are given."""
-        return all(name in self.last for name in names)
-
-    def lacks(self, *names: str) -> bool:
-        """Whether none is given, for certain."""
-        return self.complete and not any(name in self.last for name in names)
-
-    def text(self, name: str) -> str | None:
-        """A flag's value, if it is known."""
-        use = self.last.get(name)
-        if use is None or use.dynamic or any(word.dynamic for word in use.values[:1]):
-            return None
-        return use.joined if use.joined is not None else (use.values[0].text if use.values else None)
-
-    def number(self, name: str) -> float | None:
-        """A flag's value or default as a number, if it is known."""
-        if name not in self.last:
-            return _BY_DEFAULT.get(name) if self.complete else None
-        try:
-            return float(self.text(name) or "")
-        except ValueError:
-            return None
-
-    def finding(self, name: str, problem: str, severity: Severity = "error") -> Finding:
-        """A finding at a flag."""
-        use = self.last.get(name)
-        return Finding(severity, name, use.where if use else None, problem)
 
 
 def contradictions(
@@ -65,19 +27,20 @@ def contradictions(
         certain: Its uses of flags.
         table: The known flags.
     """
-    open_ended = not command.exact or any(word.text.startswith("<") for word in command.words)
-    settings = _Settings(certain, complete=not open_ended)
+    open_ended = not command.exact or any(map(is_placeholder, command.words))
+    settings = Settings(certain, complete=not open_ended)
     given = {use.name for use in possible}
     for flag in table.flags:
         if flag.required and not open_ended and not given.intersection(flag.names):
             yield settings.finding(flag.names[0], "it is not given, and slime stops without it; add it")
     yield from _pairs(settings, command.program)
     yield from _what_is_lacking(settings)
+    yield from refusals(settings)
     if command.exact:
         yield from _batches(settings)
 
 
-def _pairs(settings: _Settings, program: str | None) -> Iterator[Finding]:
+def _pairs(settings: Settings, program: str | None) -> Iterator[Finding]:
     if settings.has("--use-tis", "--use-rollout-logprobs"):
         yield settings.finding("--use-rollout-logprobs", "it can't be set with --use-tis; leave one of them out")
     if program == "train_async.py" and settings.has("--colocate"):
@@ -92,7 +55,7 @@ def _pairs(settings: _Settings, program: str | None) -> Iterator[Finding]:
         )
 
 
-def _what_is_lacking(settings: _Settings) -> Iterator[Finding]:
+def _what_is_lacking(settings: Settings) -> Iterator[Finding]:
     if settings.has("--eval-interval") and settings.lacks("--eval-prompt-data", "--eval-config"):
         yield settings.finding("--eval-interval", "it needs data: add --eval-prompt-data NAME PATH, or --eval-config")
     if settings.has("--save-interval") and settings.lacks("--save"):
@@ -103,7 +66,7 @@ def _what_is_lacking(settings: _Settings) -> Iterator[Finding]:
         yield settings.finding("--num-rollout", "neither it nor --num-epoch is given, and slime stops without; add one")
 
 
-def _batches(settings: _Settings) -> Iterator[Finding]:
+def _batches(settings: Settings) -> Iterator[Finding]:
     prompts, begun = settings.number("--rollout-batch-size"), settings.number("--over-sampling-batch-size")
     if prompts and begun and begun < prompts:
         yield settings.finding(

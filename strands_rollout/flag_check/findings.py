@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 Severity = Literal["error", "warning"]
@@ -30,6 +30,10 @@ class Finding:
         """The finding in one line of a report."""
         place = f"{self.where}: " if self.where else ""
         return f"{place}{self.severity}: {self.flag}: {self.problem}"
+
+    def doubted(self, unless: str) -> Finding:
+        """The same as a warning, since what follows in words may keep it from being one."""
+        return replace(self, severity="warning", problem=f"{self.problem}{unless}")
 
 
 @dataclass(frozen=True, slots=True)

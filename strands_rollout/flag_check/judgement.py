@@ -8,7 +8,7 @@ from typing import Final
 from strands_rollout.flag_check.contradictions import contradictions
 from strands_rollout.flag_check.findings import Finding, Findings, gathered
 from strands_rollout.flag_check.flag_table import FlagTable, read_record, recorded_table
-from strands_rollout.flag_check.launch_text import Command, Reading
+from strands_rollout.flag_check.launch_text import Command, Reading, is_placeholder
 from strands_rollout.flag_check.shell_words import Word
 from strands_rollout.flag_check.uses import Use, uses_of
 from strands_rollout.flag_check.value_check import check_values
@@ -62,7 +62,7 @@ def judge(command: Command, table: FlagTable) -> Findings:
 
 
 def _is_left_open(word: Word) -> bool:
-    return word.splits or (word.text.startswith("<") and word.text.endswith(">"))
+    return word.splits or is_placeholder(word)
 
 
 def _stray(word: Word) -> Finding:

@@ -20,6 +20,7 @@ _STRING: Final = re.compile(r"^(\w+)\+?=(.*(?:^|[\s=])--\w.*)$", re.DOTALL)
 _REFERENCE: Final = re.compile(r"^\$\{?(\w+)(?:\[[@*]\])?(?:[}+:-].*)?$", re.DOTALL)
 _VARIABLE: Final = re.compile(r"^\$(?:[\w@*]+|\{[^/]*\})$")
 _STARTER: Final = re.compile(r"^(?:python|pypy|torchrun|uv$)|\$")
+_PLACEHOLDER: Final = re.compile(r"<SLIME_DIR>|<MODEL_ARGS of scripts/models/[^/<>]+\.sh in slime>")
 _PARENTS: Final = 3
 _DEEPEST: Final = 5
 
@@ -146,10 +147,15 @@ class ScriptText:
                 yield word
 
 
+def is_placeholder(word: Word) -> bool:
+    """Whether a word is what a dry run prints for words that it could not find."""
+    return _PLACEHOLDER.fullmatch(word.text) is not None
+
+
 def _is_opaque(word: Word, before: Sequence[Word]) -> bool:
     """Whether a word may be flags; what stands after a flag is taken for its value."""
-    if word.text.startswith("<") and word.text.endswith(">"):
-        return True  # what a dry run prints for words that it could not find
+    if is_placeholder(word):
+        return True
     if not word.splits or (before and before[-1].text.startswith("--") and "[" not in word.text):
         return False
     no_flag_before = not any(earlier.text.startswith("--") for earlier in before)

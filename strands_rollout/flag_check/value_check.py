@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -12,10 +13,20 @@ from strands_rollout.flag_check.flag_table import TITLES
 from strands_rollout.flag_check.shell_words import Word
 from strands_rollout.flag_check.uses import Use
 
+_WITH_SUFFIX: Final = re.compile(r"\s*\d+(?:(?:\.\d+)?[kMGT]|[KMGT]i)\s*")
+
+
+def _readable_int(text: str) -> None:
+    """As SGLang's human_readable_int (sglang/srt/utils/common.py): 131072, 128Ki or 25.6k."""
+    if not _WITH_SUFFIX.fullmatch(text):
+        int(text)
+
+
 _CONVERSIONS: Final[Mapping[str, tuple[Callable[[str], object], str]]] = {
     "int": (int, "a whole number"),
     "float": (float, "a number"),
     "loads": (json.loads, "JSON"),
+    "human_readable_int": (_readable_int, "a whole number, such as 131072, 128Ki or 25.6k"),
 }
 _FALSE: Final = ("false", "0", "no", "off", "none")
 

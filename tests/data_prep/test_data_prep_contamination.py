@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from preparation.contamination import STOCK_PHRASE_ROWS, Finding, find_contamination, words_of
+from preparation.contamination import STOCK_PHRASE_ROWS, Finding, find_contamination, problems_in, words_of
 from preparation.errors import PreparationError
+from preparation.report import contamination_warnings
 from prepared_result import Prepare
 from problem_files import chat, dapo_row, problem
 
@@ -24,7 +25,7 @@ def write(path: Path, *problems: str) -> Path:
 
 def found(tmp_path: Path, rows: list[str], problems: list[str], ngram_words: int = 13) -> Finding:
     train, evaluation = write(tmp_path / "train.jsonl", *rows), write(tmp_path / "eval.jsonl", *problems)
-    return find_contamination(train, [evaluation], ngram_words)[0]
+    return find_contamination(problems_in(train), [evaluation], ngram_words)[0]
 
 
 def test_a_row_with_thirteen_words_of_a_problem_is_found_however_they_are_written(tmp_path: Path) -> None:
@@ -52,17 +53,56 @@ def test_the_data_sets_instruction_is_no_overlap(tmp_path: Path) -> None:
     train.write_text(json.dumps(dapo_row(1)) + "\n")
     evaluation = tmp_path / "eval.jsonl"
     evaluation.write_text(json.dumps(dapo_row(2000)) + "\n")
-    assert not find_contamination(train, [evaluation], 13)[0].overlaps
+    assert not find_contamination(problems_in(train), [evaluation], 13)[0].overlaps
 
 
 def test_a_phrase_of_many_rows_is_a_stock_phrase_unless_the_problem_itself_is_there(tmp_path: Path) -> None:
     phrase = "where m and n are relatively prime positive integers, find the value of m + n."
-    problems = [f"Task {number} has the chance m/n of success, {phrase}" for number in range(STOCK_PHRASE_ROWS + 1)]
+    problems = [f"{LONG.replace(' ', f' {number} ')} {phrase}" for number in range(STOCK_PHRASE_ROWS + 1)]
     finding = found(tmp_path, problems, [f"Quite another chance is m/n, {phrase}", problems[3]])
     assert [overlap.line for overlap in finding.overlaps] == [3]
     assert finding.stock_phrases > 0
     fewer = found(tmp_path, problems[:3] * 50, [f"Quite another chance is m/n, {phrase}"])
     assert len(fewer.overlaps) == 150, "repeated rows make no stock phrase"
+
+
+def test_many_copies_of_a_problem_make_no_stock_phrase_of_it(tmp_path: Path) -> None:
+    copies = [f"(Variant {number}) {LONG}" for number in range(STOCK_PHRASE_ROWS + 2)]
+    finding = found(tmp_path, [*copies, problem(1)], [problem(900), LONG])
+    assert [overlap.line for overlap in finding.overlaps] == list(range(len(copies)))
+    assert {overlap.problem for overlap in finding.overlaps} == {LONG}
+    halves = [f"{number} " + " ".join(words_of(LONG)[:22]) for number in range(STOCK_PHRASE_ROWS + 2)]
+    assert len(found(tmp_path, halves, [LONG]).overlaps) == len(halves)
+
+
+def test_a_problem_of_stock_phrases_only_is_counted_and_so_are_short_ones(tmp_path: Path) -> None:
+    phrase = "where m and n are relatively prime positive integers, find the value of m + n."
+    rows = [f"{LONG.replace(' ', f' {number} ')} {phrase}" for number in range(STOCK_PHRASE_ROWS + 1)]
+    finding = found(tmp_path, rows, [phrase, LONG, "What is 3 + 4?", "What is 4 + 3?"])
+    assert (finding.problems, finding.problems_stock, finding.problems_short) == (4, 1, 2)
+    (said,) = contamination_warnings(finding.facts())
+    assert said.startswith("1 problems of ")
+    assert not list(contamination_warnings(found(tmp_path, rows, [LONG]).facts()))
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_an_evaluation_file_without_problems_is_an_error(prepare: Prepare, tmp_path: Path, content: str) -> None:
+    (tmp_path / "eval.jsonl").write_text(content)
+    with pytest.raises(PreparationError, match=r"eval\.jsonl has no problem to compare with"):
+        prepare([dapo_row(3)], against=(tmp_path / "eval.jsonl",))
+
+
+def test_a_limit_cuts_after_the_comparison(prepare: Prepare, tmp_path: Path) -> None:
+    evaluation = write(tmp_path / "eval.jsonl", problem(2), problem(4))
+    rows = [dapo_row(number) for number in (2, 3, 4, 5, 6)]
+    kept = prepare(rows, against=(evaluation,), limit=2)
+    assert kept.problems == [problem(2), problem(3)]
+    assert kept.manifest["contamination"]["rows"] == 1
+    dropped = prepare(rows, against=(evaluation,), limit=2, drop_contaminated=True)
+    assert dropped.problems == [problem(3), problem(5)]
+    counts = ("rows", "contaminated_removed", "beyond_limit")
+    assert [dropped.manifest[count] for count in counts] == [2, 2, 1]
+    assert dropped.manifest["contamination"]["rows"] == 2
 
 
 def test_contaminated_rows_are_reported_in_the_manifest_and_stay_unless_dropped(
@@ -98,4 +138,4 @@ def test_a_file_that_was_not_prepared_is_an_error_with_its_line(tmp_path: Path, 
     other = tmp_path / "other.jsonl"
     other.write_text(f"{line}\n")
     with pytest.raises(PreparationError, match=r"other\.jsonl:1: got .* expected a prepared row"):
-        find_contamination(train, [other], 13)
+        find_contamination(problems_in(train), [other], 13)

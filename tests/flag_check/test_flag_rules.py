@@ -62,6 +62,8 @@ def test_a_word_like_no_flag_is_an_error_without_a_guess() -> None:
         (["--apply-chat-template-kwargs", "{thinking: false}"], "expected JSON"),
         (["--advantage-estimator", "grop"], "expected one of grpo"),
         (["--onnx-safe", "False"], "reads any word as true"),
+        (["--sglang-context-length", "abc"], "expected a whole number, such as"),
+        (["--sglang-context-length", "1.5Ki"], "expected a whole number, such as"),
     ],
 )
 def test_a_value_that_the_parser_does_not_take_is_an_error(words: list[str], said: str) -> None:
@@ -84,6 +86,8 @@ def test_a_value_that_the_parser_does_not_take_is_an_error(words: list[str], sai
         ["--advantage-estimator", "gspo"],
         ["--attention-backend", "flash"],
         ["--debug-rollout-only", "--train-backend", "megatron"],
+        ["--sglang-context-length", "131072"],
+        ["--sglang-context-length=128Ki", "--sglang-max-total-tokens", "25.6k"],
         ["--sglang-config", "engines.yaml"],
         ["--rollout-sample-hook-path", "a.b", "--rollout-sample-hook-path", "c.d"],
     ],

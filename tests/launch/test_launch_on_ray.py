@@ -36,7 +36,7 @@ ray_job try-out python3 -c "$CODE"
 """
 SHOW = 'import os; print("SEEN", os.environ["TEXT"], "".join(reversed(os.environ.get("WANDB_API_KEY", ""))))'
 READ = 'import os; print("SEEN", "".join(reversed(open(os.environ["NETRC"]).read().split()[-1])))'
-SECRET = "hush-4711-hush"
+HUSH = "hush-4711-hush"
 
 
 @pytest.fixture
@@ -93,8 +93,8 @@ def running_ray(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]
 
 
 def test_ray_is_started_for_the_job_and_none_of_its_processes_is_left(environment: dict[str, str]) -> None:
-    finished = run(environment, f"{SHOW}; raise SystemExit(3)", WANDB_API_KEY=SECRET)
-    assert f'SEEN a "b" \\c {SECRET[::-1]}' in finished.stdout, finished.stderr
+    finished = run(environment, f"{SHOW}; raise SystemExit(3)", WANDB_API_KEY=HUSH)
+    assert f'SEEN a "b" \\c {HUSH[::-1]}' in finished.stdout, finished.stderr
     assert finished.returncode == 1, "Ray's own status of a job that failed"
     deadline = time.monotonic() + 30
     while marked_processes(environment["LAUNCH_MARK"]) and time.monotonic() < deadline:
@@ -105,13 +105,13 @@ def test_ray_is_started_for_the_job_and_none_of_its_processes_is_left(environmen
 def test_a_running_ray_stays_and_gets_the_key_in_a_file_and_nowhere_else(
     environment: dict[str, str], running_ray: subprocess.Popen[bytes]
 ) -> None:
-    finished = run(environment, READ, WANDB_API_KEY=SECRET)
-    assert f"SEEN {SECRET[::-1]}" in finished.stdout, finished.stderr
+    finished = run(environment, READ, WANDB_API_KEY=HUSH)
+    assert f"SEEN {HUSH[::-1]}" in finished.stdout, finished.stderr
     assert finished.returncode == 0
     logs = Path("/tmp/ray/session_latest").resolve()
-    told = [str(path) for path in logs.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    told = [str(path) for path in logs.rglob("*") if path.is_file() and HUSH.encode() in path.read_bytes()]
     assert told == []
-    assert SECRET not in answers(environment, "list")
+    assert HUSH not in answers(environment, "list")
     assert running_ray.poll() is None
     assert "SUCCEEDED" in answers(environment, "list")
 

@@ -57,7 +57,7 @@ app.command(epilog="Example: strands-rollout serve --port 30000")(serve)
 app.command(
     "eval", epilog="Example: strands-rollout eval --base-url http://127.0.0.1:30000 --data aime.jsonl --out aime"
 )(evaluate)
-app.command(epilog="Example: strands-rollout doctor --gpus 8 --config configs/math_code.yaml")(doctor)
+app.command(epilog="Example: strands-rollout doctor --training")(doctor)
 app.command(epilog="Example: strands-rollout config configs/math_code.yaml")(config)
 
 

@@ -6,6 +6,7 @@ Knows YAML and the settings' own documentation; what the settings mean is `confi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,7 +21,11 @@ from strands_rollout.config import RolloutSettings, settings_from_args
 from strands_rollout.errors import ConfigError
 
 KEY: Final = "strands_rollout"
+MASK: Final = "***"
+MASK_NOTE: Final = f"Secrets are masked as {MASK}: put them in again before you use this."
 _WIDTH: Final = 116
+_SECRET: Final = re.compile(r"authorization|token(?!s)|key|password|secret|cookie", re.IGNORECASE)
+_USER_INFO: Final = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s]*@", re.IGNORECASE)
 
 
 def read_config_file(path: Path) -> RolloutSettings:
@@ -49,8 +54,36 @@ def read_config_file(path: Path) -> RolloutSettings:
 
 
 def documented(settings: RolloutSettings) -> str:
-    """All settings as a config file: each with its meaning, and with its default where it has another value."""
-    return "\n".join([f"{KEY}:", *_lines(settings, "  ")]) + "\n"
+    """All settings as a config file: each with its meaning, and with its default where it has another value.
+
+    Secrets in it are masked, which it then says at its top.
+    """
+    lines = list(_lines(settings, "  "))
+    notes = [f"# {MASK_NOTE}"] if is_masked(settings) else []
+    return "\n".join([*notes, f"{KEY}:", *lines]) + "\n"
+
+
+def masked_values(settings: RolloutSettings) -> dict[str, Any]:
+    """All settings as values of JSON, with secrets masked."""
+    values = settings.model_dump(mode="json")
+    return {name: _masked(value) for name, value in values.items()}
+
+
+def is_masked(settings: RolloutSettings) -> bool:
+    """Whether a setting holds a secret, which is shown masked."""
+    return masked_values(settings) != settings.model_dump(mode="json")
+
+
+def _masked(value: Any) -> Any:  # noqa: ANN401 - whatever a setting holds
+    """The value without what looks like a secret: by its key in a mapping, or as a password in a URL."""
+    if isinstance(value, Mapping):
+        return {
+            key: MASK if _SECRET.search(str(key)) and item not in (None, "", True, False) else _masked(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_masked(item) for item in value]
+    return _USER_INFO.sub(rf"\g<1>{MASK}@", value) if isinstance(value, str) else value
 
 
 def _lines(settings: BaseModel, indent: str) -> Iterator[str]:
@@ -63,7 +96,7 @@ def _lines(settings: BaseModel, indent: str) -> Iterator[str]:
             yield from _lines(value, indent + "  ")
         else:
             note = "" if value == default else f"  # default: {_flow(default)}"
-            yield f"{indent}{name}: {_flow(value)}{note}"
+            yield f"{indent}{name}: {_flow(_masked(value))}{note}"
 
 
 def _flow(value: Any) -> str:  # noqa: ANN401 - whatever a setting holds

@@ -71,7 +71,7 @@ def _row(line: bytes, keys: tuple[str, str], path: Path, number: int) -> Row:
     )
     try:
         # as slime reads it: other parsers make a float of an integer above 64 bits
-        value = json.loads(line)
+        value = json.loads(line.decode())
         if rb"\u" in line:
             json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as e:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from textwrap import shorten
 from typing import Any, Final, Protocol
 
@@ -39,6 +39,7 @@ _COLUMNS: Final = (
 _NUMBERS: Final = frozenset({"#", "reward", "turns", "calls", "tokens"})
 _MAX_VIOLATIONS_SHOWN: Final = 20
 _MAX_ERRORS_SHOWN: Final = 5
+_LINES: Final = 10
 _STATUS_STYLES: Final = {"completed": "green", "truncated": "yellow", "aborted": "yellow", "failed": "red"}
 
 
@@ -66,26 +67,41 @@ def progress_bar(console: Console, total: int) -> Iterator[OnDone]:
 def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> Iterator[Callable[[bool | None], None]]:
     """A bar until the block ends; call what it yields with whether each sample is right, None for one without a score.
 
+    Where nobody watches a terminal, it is a line at each tenth of the samples.
+
     Args:
         console: Where it is drawn.
         total: Samples of the whole run.
         earlier: Whether each sample was right that was done before; they count.
     """
+    with _bar(console, total) if console.is_interactive else nullcontext(_lines(console, total)) as show:
+        done = scored = len(earlier)
+        right = sum(earlier)
+
+        def tell(is_right: bool | None) -> None:  # noqa: FBT001 - a verdict, not a flag
+            nonlocal done, right, scored
+            done += 1
+            scored += is_right is not None
+            right += bool(is_right)
+            show(done, f"  accuracy {right / scored:.0%}" if scored else "")
+
+        yield tell
+
+
+@contextmanager
+def _bar(console: Console, total: int) -> Iterator[Callable[[int, str], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("episodes", total=total)
-        right = scored = 0
+        yield lambda done, words: progress.update(task, completed=done, description=f"episodes{words}")
 
-        def tell(is_right: bool | None) -> None:  # noqa: FBT001 - a verdict, not a flag
-            nonlocal right, scored
-            scored += is_right is not None
-            right += bool(is_right)
-            accuracy = f"  accuracy {right / scored:.0%}" if scored else ""
-            progress.update(task, advance=1, description=f"episodes{accuracy}")
 
-        for is_right in earlier:
-            tell(is_right)
-        yield tell
+def _lines(console: Console, total: int) -> Callable[[int, str], None]:
+    def show(done: int, words: str) -> None:
+        if done * _LINES // total > (done - 1) * _LINES // total:
+            console.print(f"episodes {done}/{total}{words}", highlight=False, soft_wrap=True)
+
+    return show
 
 
 def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:

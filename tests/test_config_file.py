@@ -132,3 +132,40 @@ def test_config_as_json_has_every_setting() -> None:
     shown = json.loads(CliRunner().invoke(app, ["config", "--json"]).stdout)
     assert list(shown) == list(RolloutSettings.model_fields)
     assert list(shown["reward"]) == list(RewardSettings.model_fields)
+
+
+SECRETIVE = """
+strands_rollout:
+  executor:
+    name: sandbox_fusion
+    url: https://me:hunt@er2@sandbox.example/run
+    mirror: http://me:hunter2@sandbox.example:81/run
+    headers: {Authorization: Bearer hunter2, X-Api-Key: hunter2, Accept: text/plain}
+    cookies: [hunter2]
+    max_tokens: 7
+"""
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_config_masks_secrets_and_says_so(form: list[str], tmp_path: Path) -> None:
+    path = written(tmp_path, SECRETIVE)
+    shown = CliRunner().invoke(app, ["config", str(path), *form])
+    assert shown.exit_code == 0
+    assert not {word for word in ("hunter2", "er2@", "hunt@") if word in shown.output}
+    assert "put them in again" in (shown.stderr if form else shown.stdout.splitlines()[0])
+    settings = json.loads(shown.stdout) if form else yaml.safe_load(shown.stdout)["strands_rollout"]
+    assert settings["executor"] == {
+        "name": "sandbox_fusion",
+        "url": "https://***@sandbox.example/run",
+        "mirror": "http://***@sandbox.example:81/run",
+        "headers": {"Authorization": "***", "X-Api-Key": "***", "Accept": "text/plain"},
+        "cookies": "***",
+        "max_tokens": 7,
+    }
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_configuration_without_secrets_is_not_called_masked(form: list[str]) -> None:
+    shown = CliRunner().invoke(app, ["config", str(CONFIGS / "math_code.yaml"), *form])
+    assert "***" not in shown.output
+    assert "masked" not in shown.output

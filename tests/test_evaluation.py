@@ -178,8 +178,9 @@ async def test_an_audit_checks_every_sample_and_finds_a_wrong_one(
     assert (ended.code, ended.report["complete"]) == (1, True)
     assert ended.report["violations"] >= 12
     assert all(line["violations"] for line in ended.lines)
+    assert ended.report["audited"] == 12
     unaudited = await evaluated(tmp_path, shipped_tokenizer, out=tmp_path / "unaudited")
-    assert (unaudited.code, unaudited.report["violations"]) == (0, 0)
+    assert (unaudited.code, unaudited.report["violations"], unaudited.report["audited"]) == (0, None, 0)
 
 
 async def test_an_audit_keeps_nothing_of_a_sample_that_is_done(shipped_tokenizer: Any, tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def test_keys_that_mean_nothing_here_are_told_once(tmp_path: Path) -> None:
         ({"temperature": -1}, "got -1 for temperature"),
         ({"n_samples_per_eval_prompt": 0}, "got 0 for n_samples_per_eval_prompt"),
         ({"top_k": "many"}, "got 'many' for top_k"),
+        ({"top_k": 0}, "got 0 for top_k"),
         ({"path": None}, "for path"),
         ({"path": "rows.parquet"}, "expected a .jsonl file"),
         ({"path": "${oc.env:NO_SUCH_VARIABLE}/rows.jsonl"}, "NO_SUCH_VARIABLE"),

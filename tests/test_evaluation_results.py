@@ -32,14 +32,19 @@ def line(number: int, **changes: Any) -> dict[str, Any]:
         "tool_calls": 0,
         "tool_errors": 0,
         "seconds": 0.5,
+        "weight_versions": ["1"],
         "violations": [],
+        "audited": False,
     }
     return {**made, **changes}
 
 
+PLANNED = {SampleKey("sums", 0, number) for number in range(3)}
+
+
 def read(path: Path) -> tuple[list[SampleResult], int]:
     with ResultsFile(path) as file:
-        return list(file.results()), file.dropped_bytes
+        return list(file.results(PLANNED)), file.dropped_bytes
 
 
 def test_what_is_appended_is_there_at_once_and_comes_back(tmp_path: Path) -> None:
@@ -47,7 +52,7 @@ def test_what_is_appended_is_there_at_once_and_comes_back(tmp_path: Path) -> Non
     with ResultsFile(path) as file:
         kept = [file.append(line(number)) for number in range(2)]
         assert path.read_text().count("\n") == 2
-        assert list(file.results()) == kept
+        assert list(file.results(PLANNED)) == kept
     assert read(path) == (kept, 0)
     assert kept[1].key == SampleKey("sums", 0, 1)
 
@@ -74,12 +79,64 @@ def test_a_half_line_longer_than_what_is_read_at_once_is_dropped(tmp_path: Path)
     assert (len(results), dropped) == (1, 200_000)
 
 
-@pytest.mark.parametrize("bad", ["{", "[]", "{}", json.dumps(line(1, problem="one"))])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "{",
+        "[]",
+        "{}",
+        json.dumps(line(1, problem="one")),
+        json.dumps(line(1, problem="0")),
+        json.dumps(line(True)),
+        json.dumps(line(1, reward=None)),
+        json.dumps(line(1, reward={"acc": 0.5})),
+        json.dumps(line(1, reward={"acc": "no"})),
+        json.dumps(line(1, violations="none")),
+        json.dumps(line(1, violations=[1])),
+        json.dumps(line(1, turns=-1)),
+    ],
+)
 def test_a_line_that_is_no_result_is_named(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text(json.dumps(line(0)) + "\n" + bad + "\n")
     with pytest.raises(ConfigError, match=r"results.jsonl:2 is not a result"):
         read(path)
+
+
+def test_a_line_of_a_sample_that_was_not_asked_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    for other in (line(3), line(0, problem=1), line(0, data_set="more")):
+        path.write_text(json.dumps(line(0)) + "\n" + json.dumps(other) + "\n")
+        with pytest.raises(ConfigError, match=r"results.jsonl:2: got sample .* which this run does not ask"):
+            read(path)
+
+
+def test_blank_lines_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text("\n" + json.dumps(line(0)) + "\n  \n" + json.dumps(line(1)) + "\n\n")
+    assert [result.key.number for result in read(path)[0]] == [0, 1]
+
+
+def test_what_is_no_plain_json_is_kept_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with ResultsFile(path) as file:
+        file.append(line(0, label=10**30, sample={"where": Path("a")}))
+    assert json.loads(path.read_text())["label"] == 10**30
+    assert len(read(path)[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("reward", "is_scored"),
+    [
+        ({"acc": 0.0, "method": "algebra_timeout", "error": ""}, True),
+        ({"acc": False, "method": "integers"}, True),
+        ({"acc": 0.0, "method": "algebra_unavailable", "error": "no symbolic worker could be started"}, False),
+        ({"acc": 0.0, "method": "error", "error": "ValidationError: x"}, False),
+    ],
+)
+def test_what_could_not_be_graded_is_not_scored(reward: dict[str, Any], is_scored: bool) -> None:
+    result = SampleResult.from_line(line(0, reward=reward))
+    assert (result.is_scored, result.error is None) == (is_scored, is_scored)
 
 
 def test_a_file_has_one_writer_at_a_time(tmp_path: Path) -> None:
@@ -114,12 +171,13 @@ def test_a_folder_is_gone_on_with_by_the_same_run(tmp_path: Path) -> None:
     with folder.open_results(IDENTITY) as file:
         file.append(line(0))
     with folder.open_results(IDENTITY) as file:
-        assert len(list(file.results())) == 1
+        assert len(list(file.results(PLANNED))) == 1
 
 
 def test_a_folder_of_another_run_is_refused_and_each_difference_is_named(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.open_results(IDENTITY).__exit__(None, None, None)
+    with folder.open_results(IDENTITY) as file:
+        file.append(line(0))
     other = {
         "model": "b",
         "seed": 0,
@@ -136,6 +194,16 @@ def test_a_folder_of_another_run_is_refused_and_each_difference_is_named(tmp_pat
     # the refused one holds nothing
     with folder.open_results(IDENTITY):
         pass
+
+
+def test_a_folder_without_results_is_taken_over_by_another_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.open_results(IDENTITY).__exit__(None, None, None)
+    with folder.open_results({**IDENTITY, "model": "b"}) as file:
+        file.append(line(0))
+    assert json.loads(folder.run_path.read_text())["model"] == "b"
+    with pytest.raises(ConfigError, match="model was 'b' and is 'a'"):
+        folder.open_results(IDENTITY)
 
 
 def test_results_without_a_record_of_their_run_are_refused(tmp_path: Path) -> None:

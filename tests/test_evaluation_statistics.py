@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
+from fractions import Fraction
 from itertools import combinations
 from random import Random
 
@@ -59,10 +60,19 @@ def test_with_equally_many_samples_the_error_is_that_of_the_problems_means(right
 def test_the_interval_holds_the_accuracy_and_stays_within_0_and_1(counts: list[tuple[int, int]]) -> None:
     accuracy = accuracy_of(counts)
     assert accuracy.mean is not None
-    assert accuracy.interval is not None
     assert accuracy.mean == pytest.approx(sum(right for right, _ in counts) / sum(total for _, total in counts))
+    if len({Fraction(*count) for count in counts}) == 1:
+        assert (accuracy.standard_error, accuracy.interval) == (0.0, None)
+        return
+    assert accuracy.interval is not None
     assert 0 <= accuracy.interval[0] <= accuracy.mean + 1e-12
     assert accuracy.mean - 1e-12 <= accuracy.interval[1] <= 1
+
+
+@pytest.mark.parametrize("counts", [[(0, 4), (0, 4)], [(4, 4), (2, 2)], [(1, 3), (2, 6), (3, 9)]])
+def test_problems_that_are_all_alike_have_no_interval(counts: list[tuple[int, int]]) -> None:
+    accuracy = accuracy_of(counts)
+    assert (accuracy.standard_error, accuracy.interval) == (0.0, None)
 
 
 def test_more_samples_that_all_agree_do_not_narrow_the_interval() -> None:

@@ -22,7 +22,7 @@ def keys(count: int) -> list[SampleKey]:
 def result(key: SampleKey, error: str | None = None, stop_reason: str = "engine_error") -> SampleResult:
     status = "failed" if error else "completed"
     reason = stop_reason if error else "completed"
-    return SampleResult(key, status, reason, error, True, "34", 5, 4, 1, 0, 0, 0.1, 0)
+    return SampleResult(key, status, reason, error, True, "34", 5, 4, 1, 0, 0, 0.1, 0, False, "integers", True, ())
 
 
 async def run(count: int, error_of: Callable[[int], str | None], concurrency: int = 2) -> tuple[str | None, list[int]]:

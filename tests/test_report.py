@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from strands_rollout.evaluate import Outcome, Summary
-from strands_rollout.report import print_outcomes, print_summary, progress_bar, question_of
+from strands_rollout.report import accuracy_bar, print_outcomes, print_summary, progress_bar, question_of
 from strands_rollout.sample_type import Sample
 
 
@@ -76,6 +76,33 @@ def test_the_bar_shows_the_running_accuracy() -> None:
         on_done(outcome(right=False))
     assert "accuracy 50%" in out.getvalue()
     assert "2/2" in out.getvalue()
+
+
+def test_without_a_terminal_each_tenth_is_a_line_at_once() -> None:
+    out = io.StringIO()
+    with accuracy_bar(Console(file=out, width=80), 40, [True] * 20) as tell:
+        for number in range(20):
+            tell(None if number == 19 else number % 2 == 0)
+            assert len(out.getvalue().splitlines()) == (number + 1) // 4
+    shown = out.getvalue().splitlines()
+    assert shown[0] == "episodes 24/40  accuracy 92%"
+    assert shown[-1] == "episodes 40/40  accuracy 77%"
+
+
+def test_a_run_without_a_score_is_not_silent() -> None:
+    out = io.StringIO()
+    with accuracy_bar(Console(file=out, width=80), 3) as tell:
+        tell(None)
+    assert out.getvalue() == "episodes 1/3\n"
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    out = io.StringIO()
+    with accuracy_bar(Console(file=out, width=80, force_terminal=True, force_interactive=True), 2, [True]) as tell:
+        tell(False)
+    assert "\u2501" in out.getvalue()
+    assert "2/2" in out.getvalue()
+    assert "accuracy 50%" in out.getvalue()
 
 
 def test_the_question_is_the_last_user_message() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -17,10 +18,17 @@ def config(
 ) -> None:
     """Check a configuration, and print every setting with its meaning and its value.
 
-    What is printed is itself a valid configuration. Exits with 2 if the file can't be used.
+    What is printed is itself a valid configuration, with secrets masked. Exits with 2 if the file can't be used.
     """
     from strands_rollout.config import RolloutSettings
-    from strands_rollout.config_file import documented, read_config_file
+    from strands_rollout.config_file import MASK_NOTE, documented, is_masked, masked_values, read_config_file
 
     settings = RolloutSettings() if file is None else read_config_file(file)
-    typer.echo(settings.model_dump_json() if as_json else documented(settings), nl=as_json)
+    if as_json and is_masked(settings):
+        typer.echo(f"note: {MASK_NOTE}", err=True)
+    typer.echo(
+        json.dumps(masked_values(settings), separators=(",", ":"), ensure_ascii=False)
+        if as_json
+        else documented(settings),
+        nl=as_json,
+    )

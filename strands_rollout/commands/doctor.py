@@ -18,9 +18,20 @@ def doctor(
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="Folder of the tokenizer; default: that of models/Qwen3-8B, else the shipped."),
+        typer.Option(help="Folder of the tokenizer; default: the model's, else the shipped one."),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="The YAML for slime's --custom-config-path.")] = None,
+    model_name: Annotated[
+        str | None,
+        typer.Option(
+            help="The model's name or id on the hub, such as Qwen/Qwen3-4B; default: MODEL, else Qwen3-8B."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="The YAML for slime's --custom-config-path; default: ROLLOUT_CONFIG, else configs/math_code.yaml."
+        ),
+    ] = None,
     data: Annotated[
         list[Path] | None,
         typer.Option(help="A prompt data set; may be given more than once; default: those that the scripts use."),
@@ -32,7 +43,13 @@ def doctor(
         Path | None,
         typer.Option(help="Megatron-LM's; default: MEGATRON_DIR, else beside slime or importable."),
     ] = None,
-    gpus: Annotated[int | None, typer.Option(help="How many GPUs there must be.", min=0)] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(help="How many GPUs there must be; default: NUM_GPUS, else 8 with --training.", min=0),
+    ] = None,
+    training: Annotated[
+        bool, typer.Option("--training", help="Fail on all that a training run on this machine can't do without.")
+    ] = False,
     isolation: Annotated[
         str, typer.Option(help="What the code sandbox must enforce: full, seccomp or rlimits.")
     ] = "full",
@@ -73,6 +90,8 @@ def doctor(
         slime_dir=slime_dir,
         megatron_dir=megatron_dir,
         gpus=gpus,
+        training=training,
+        model_name=model_name,
         max_context_length=max_context_length,
     )
     with Console(stderr=True).status("looking at this machine ..."):

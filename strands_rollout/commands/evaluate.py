@@ -50,7 +50,7 @@ def evaluate(
         int | None, typer.Option(help="Episodes at once; default: 64, on the embedded engine 16.", min=1)
     ] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.", min=0.0)] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Share of the probability that is kept.", min=0.0, max=1.0)] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Share of the probability that is kept, above 0.", max=1.0)] = 1.0,
     top_k: Annotated[int, typer.Option(help="Tokens that are kept; -1 for all.", min=-1)] = -1,
     max_new_tokens: Annotated[
         int | None,
@@ -66,7 +66,10 @@ def evaluate(
         int | None, typer.Option(help="Gives each sample a sampling seed of its own, whatever else is asked.")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Problems of each data set; default: all.", min=1)] = None,
-    k: Annotated[str, typer.Option(help="For pass@k, as far as there are so many samples.")] = "1,4,8,16",
+    k: Annotated[
+        str | None,
+        typer.Option(help="For pass@k, as far as there are so many samples; default: 1,4,8,16.", metavar="N,N,..."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -88,11 +91,13 @@ def evaluate(
     """Sample problems with `generate` and `reward_func`, and report accuracy, pass@k and the majority's accuracy.
 
     Results are kept as they come: the same command with the same --out goes on where it was cut, and tries again what
-    failed. A failed sample is the infrastructure's doing and counts nowhere; the report says how many are missing. When
-    as many in a row as run at once, at least 8, fail alike, the run stops. The last line on stdout is the report as
-    JSON. Exits with 1 if a sample is missing or a check fails, with 130 after Ctrl-C.
+    failed. A failed sample, or one that could not be graded, is the infrastructure's doing and counts nowhere; the
+    report says how many are missing. When as many in a row as run at once, at least 8, fail alike, the run stops. The
+    last line on stdout is the report as JSON. Exits with 1 if a sample is missing or a check fails, with 130 after
+    Ctrl-C.
     """
     check_engine(base_url, model)
+    _check_sampling(top_p, top_k)
     # transformers would advise to install torch, which nothing here needs
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from strands_rollout.evaluation.options import EvalOptions
@@ -119,13 +124,21 @@ def evaluate(
         concurrency=concurrency or (_REAL_CONCURRENCY if is_real else _EMBEDDED_CONCURRENCY),
         seed=seed,
         limit=limit,
-        ks=_parse_ks(k),
+        ks=None if k is None else _parse_ks(k),
         out=out or Path("eval_results") / time.strftime("%Y%m%d-%H%M%S"),
         audits=audit,
         keeps_tokens=save_tokens,
         json_only=json_only,
     )
     raise typer.Exit(run_evaluation(options))
+
+
+def _check_sampling(top_p: float, top_k: int) -> None:
+    """What an option's bounds can't say, and an engine would refuse for each sample."""
+    if not 0 < top_p <= 1:
+        raise typer.BadParameter(f"got --top-p {top_p}; expected more than 0, and at most 1")
+    if top_k == 0:
+        raise typer.BadParameter("got --top-k 0; expected -1 for all, or 1 and more")
 
 
 def _parse_ks(text: str) -> list[int]:

@@ -10,13 +10,14 @@ from typing import Any, Final
 
 import orjson
 
-from strands_rollout.doctor.finding import Finding, error, good, skipped, warning
-from strands_rollout.doctor.question import DATA_NAMES, Question
+from strands_rollout.doctor.finding import Finding, error, good, lacking, skipped, warning
+from strands_rollout.doctor.question import Question
 from strands_rollout.doctor.tokenizer_folder import template_of
 from strands_rollout.errors import PromptError, RolloutError
 
 ROWS: Final = 200
 MAX_HASHED_BYTES: Final = 4_000_000_000
+_ONLY_EVALUATED: Final = "aime-2025.jsonl"
 _BLOCK_BYTES: Final = 1 << 20
 _SCRIPTS: Final = {
     "dapo-math-17k": "dapo_math_17k",
@@ -30,9 +31,12 @@ _NOT_RENDERED: Final = "leave --apply-chat-template off, and prepare the data as
 def check_data(question: Question) -> list[Finding]:
     """Each data file that is named; else those that the scripts use, which may be missing."""
     if question.data:
-        return [finding for path in question.data for finding in _check_file(path, question, is_named=True)]
-    files = [question.data_dir / name for name in DATA_NAMES]
-    return [finding for path in files for finding in _check_file(path, question, is_named=False)]
+        return [finding for path in question.data for finding in _check_file(path, question, needed=True)]
+    findings = [
+        finding for path in question.training_data for finding in _check_file(path, question, needed=question.training)
+    ]
+    further = question.data_dir / _ONLY_EVALUATED
+    return findings if further in question.training_data else [*findings, *_check_further(further, question)]
 
 
 def check_rows(path: Path, template: Any, rows: int = ROWS) -> list[Finding]:  # noqa: ANN401 - a ChatTemplate
@@ -87,15 +91,23 @@ def check_manifest(path: Path, max_bytes: int = MAX_HASHED_BYTES) -> list[Findin
     return [good(name, f"{rows} rows of {source}, unchanged since they were prepared")]
 
 
-def _check_file(path: Path, question: Question, *, is_named: bool) -> list[Finding]:
-    name = f"data: {path.name}"
+def _check_further(path: Path, question: Question) -> list[Finding]:
+    if path.is_file():
+        return _check_file(path, question, needed=False)
+    return [warning(f"data: {path.name}", f"{path} is not there: scripts/eval_aime.sh needs it", _prepare(path))]
+
+
+def _check_file(path: Path, question: Question, *, needed: bool) -> list[Finding]:
     if not path.is_file():
-        make = error if is_named else warning
-        return [make(name, f"{path} is not there", _prepare(path))]
+        return [lacking(f"data: {path.name}", f"{path} is not there", _prepare(path), training=needed)]
     try:
         return [*check_rows(path, _template(question)), *check_manifest(path)]
     except OSError as e:
-        return [error(name, f"{path} can't be read: {e.strerror or e}", f"check who may read it: ls -l {path}")]
+        return [
+            error(
+                f"data: {path.name}", f"{path} can't be read: {e.strerror or e}", f"check who may read it: ls -l {path}"
+            )
+        ]
 
 
 def _template(question: Question) -> Any:  # noqa: ANN401
@@ -129,8 +141,16 @@ def _fault(line: bytes, template: Any) -> str | None:  # noqa: ANN401
         return str(e)
     if any(template.is_rendered(text) for text in _texts(row["prompt"])):
         return "a message of the prompt was already rendered by a chat template"
-    label = row["label"]
-    if label is None or label == [] or (isinstance(label, str) and not label.strip()):
+    return _fault_of_label(row["label"])
+
+
+def _fault_of_label(label: object) -> str | None:
+    from strands_rollout.grading import label_texts
+
+    texts = (label,) if not isinstance(label, list) else label
+    if any(isinstance(text, dict | bool) for text in texts):
+        return f"the label is {label!r}; expected text, a number, or a list of them"
+    if not any(text.strip() for text in label_texts(label)):
         return f"the label is {label!r}: with an empty label every answer is wrong"
     return None
 

@@ -99,7 +99,10 @@ async def _ask_router(workers: list[dict[str, Any]], shown: str, expected: Expec
         return [error("server", found, "start an SGLang server and register it: POST /workers with its url")]
     router = good("server", f"a router at {shown} with {len(healthy)} of {len(workers)} workers healthy")
     url = str(healthy[0]["url"])
-    return [router, *await _ask(url, f"{url} (behind the router)", expected, may_be_router=False)]
+    return [
+        router,
+        *await _ask(url, f"{redacted(parse_base_url(url))} (behind the router)", expected, may_be_router=False),
+    ]
 
 
 async def _not_sglang(http: httpx.AsyncClient, health: httpx.Response, shown: str) -> Finding:

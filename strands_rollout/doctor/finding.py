@@ -39,6 +39,11 @@ def warning(name: str, found: str, remedy: str) -> Finding:
     return Finding(name, "warning", found, remedy)
 
 
+def lacking(name: str, found: str, remedy: str, *, training: bool) -> Finding:
+    """What a training run can't do without is not here: an error where one is meant, else a warning."""
+    return (error if training else warning)(name, found, remedy)
+
+
 def error(name: str, found: str, remedy: str) -> Finding:
     """Something will go wrong."""
     return Finding(name, "error", found, remedy)

@@ -12,8 +12,9 @@ from typing import Final
 
 from strands_rollout.sandbox.sandbox_processes import Isolation
 
-MODEL_NAME: Final = "Qwen3-8B"
-DATA_NAMES: Final = ("dapo-math-17k.jsonl", "aime-2024.jsonl")
+MODEL: Final = "Qwen3-8B"
+TRAINING_GPUS: Final = 8
+_PREPARE: Final = "bash scripts/prepare_model.sh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,13 @@ class Question:
         isolation: What the code sandbox must enforce.
         base_urls: SGLang servers or routers.
         tokenizer: A folder with a tokenizer; None for the model's, if it is there, else the shipped one.
-        config: The YAML of slime's --custom-config-path.
+        config: The YAML of slime's --custom-config-path; None for ROLLOUT_CONFIG, else the repository's.
         data: Prompt data sets; none for those that the scripts use.
         slime_dir: slime's checkout; None for SLIME_DIR, else the importable one.
         megatron_dir: Megatron-LM's checkout; None for MEGATRON_DIR, else the importable one.
-        gpus: How many GPUs there must be; None where it does not matter.
+        gpus: How many GPUs there must be; None for NUM_GPUS, else what training needs.
+        training: Whether a training run is to start here, so that what it can't do without is an error.
+        model_name: Of the model, or its id on the hub; None for MODEL, else Qwen3-8B.
         max_context_length: Tokens that the servers must take.
     """
 
@@ -44,32 +47,59 @@ class Question:
     slime_dir: Path | None = None
     megatron_dir: Path | None = None
     gpus: int | None = None
+    training: bool = False
+    model_name: str | None = None
     max_context_length: int | None = None
 
     @property
     def data_dir(self) -> Path:
         """Where the prompt data sets are."""
-        return Path(self.env.get("DATA_DIR") or self.repository / "data")
+        return self._path("DATA_DIR", self.repository / "data")
+
+    @property
+    def training_data(self) -> tuple[Path, ...]:
+        """What a training run reads: its prompts, and the sets that it is evaluated on."""
+        prompts = self._path("PROMPT_DATA", self.data_dir / "dapo-math-17k.jsonl")
+        sets = "" if self.env.get("EVAL_CONFIG") else self.env.get("EVAL_SETS") or "aime-2024"
+        return (prompts, *(self.data_dir / f"{name}.jsonl" for name in sets.split(",") if name))
+
+    @property
+    def config_file(self) -> Path | None:
+        """The run's settings; None where this package was installed without the repository's."""
+        default = self.repository / "configs" / "math_code.yaml"
+        named = self.config or self._path("ROLLOUT_CONFIG", default)
+        return named if named != default or default.is_file() else None
 
     @property
     def model_dir(self) -> Path:
         """Where the models are."""
-        return Path(self.env.get("MODEL_DIR") or self.repository / "models")
+        return self._path("MODEL_DIR", self.repository / "models")
+
+    @property
+    def model_id(self) -> str:
+        """The model's id on the hub."""
+        name = self.model_name or self.env.get("MODEL") or MODEL
+        return name if "/" in name else f"Qwen/{name}"
 
     @property
     def model(self) -> Path:
         """The model that a run starts from."""
-        return Path(self.env.get("HF_CHECKPOINT") or self.model_dir / MODEL_NAME)
+        return self._path("HF_CHECKPOINT", self.model_dir / self.model_id.rpartition("/")[2])
 
     @property
     def converted_model(self) -> Path:
         """The same in Megatron's format."""
-        return Path(self.env.get("REF_LOAD") or f"{self.model}_torch_dist")
+        return self._path("REF_LOAD", Path(f"{self.model}_torch_dist"))
+
+    @property
+    def prepare_model(self) -> str:
+        """The command that fetches and converts the model."""
+        return _PREPARE if self.model_id == f"Qwen/{MODEL}" else f"{_PREPARE} --model {self.model_id}"
 
     @property
     def checkpoint_dir(self) -> Path:
         """Below which runs save."""
-        return Path(self.env.get("SAVE_DIR") or self.repository / "checkpoints")
+        return self._path("SAVE_DIR", self.repository / "checkpoints")
 
     @property
     def tokenizer_dir(self) -> Path:
@@ -82,6 +112,10 @@ class Question:
     def shipped_tokenizer_dir(self) -> Path:
         """The folder of the tokenizer that comes along."""
         return Path(__file__).parents[1] / "engine" / "checkpoint"
+
+    def _path(self, variable: str, default: Path) -> Path:
+        """What a variable of the environment names; the default where it is not set, or empty."""
+        return Path(self.env.get(variable) or default)
 
 
 def find_repository() -> Path:

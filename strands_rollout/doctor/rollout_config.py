@@ -17,7 +17,7 @@ _IMPORTABLE: Final = "correct it; a module of your own must be installed, or its
 def check_config(path: Path | None) -> list[Finding]:
     """Whether a YAML for slime's --custom-config-path is right, and what it names can be loaded."""
     if path is None:
-        return [skipped("config", "no --config: the defaults hold")]
+        return [skipped("config", "no --config, and no configs/math_code.yaml here: the defaults hold")]
     from strands_rollout.config_file import read_config_file
 
     try:

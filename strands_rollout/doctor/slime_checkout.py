@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Final
 
-from strands_rollout.doctor.finding import Finding, error, good, warning
+from strands_rollout.doctor.finding import Finding, error, good, lacking, warning
 from strands_rollout.doctor.outside_command import ask
 from strands_rollout.doctor.python_packages import installed_version
 from strands_rollout.doctor.question import Question
@@ -45,7 +45,7 @@ def check_slime(question: Question, find_package: FindPackage = importlib.util.f
     if ours is not None:
         return _check_checkout(ours.parent, question)
     missing = "no slime here: training needs it; the demo and an evaluation against a server do not"
-    return findings or [warning("slime", missing, _CLONE)]
+    return findings or [lacking("slime", missing, _CLONE, training=question.training)]
 
 
 def check_megatron(question: Question, find_package: FindPackage = importlib.util.find_spec) -> list[Finding]:
@@ -64,7 +64,8 @@ def check_megatron(question: Question, find_package: FindPackage = importlib.uti
         if (folder / "megatron" / "core").is_dir():
             return [good("megatron", f"Megatron-LM at {folder}")]
     remedy = "work in the image slimerl/slime, or name a checkout of Megatron-LM with MEGATRON_DIR or --megatron-dir"
-    return [warning("megatron", "no Megatron-LM here: training and the conversion of checkpoints need it", remedy)]
+    missing = "no Megatron-LM here: training and the conversion of checkpoints need it"
+    return [lacking("megatron", missing, remedy, training=question.training)]
 
 
 def _path_of(question: Question, name: str) -> Path | None:

@@ -16,26 +16,27 @@ from strands_rollout.doctor.question import Question
 from strands_rollout.errors import ConfigError, RolloutError, TemplateError
 
 _TOOL_TOKENS: Final = ("<tool_call>", "</tool_call>")
-_REMEDY: Final = (
-    "name an instruction-tuned model's folder with --tokenizer; for Qwen3-8B: bash scripts/prepare_model.sh"
-)
-_FETCH: Final = "fetch the tokenizer again: bash scripts/prepare_model.sh; or name another folder with --tokenizer"
 _USER: Final = [{"role": "user", "content": "question"}]
 
 
 def check_tokenizer(question: Question) -> list[Finding]:
     """Whether the tokenizer loads, its template only ever appends, and its special tokens are single known ones."""
-    folder = question.tokenizer_dir
+    folder, prepare = question.tokenizer_dir, question.prepare_model
+    fetch = f"fetch the tokenizer again: {prepare}; or name another folder with --tokenizer"
     try:
         tokenizer = load(folder)
     except ConfigError as e:
-        return [error("tokenizer", str(e), _FETCH)]
+        return [error("tokenizer", str(e), fetch)]
     size = len(tokenizer)
-    findings = [good("tokenizer", f"{folder}: {type(tokenizer).__name__}, {size} tokens"), *_vocabulary(folder, size)]
+    findings = [
+        good("tokenizer", f"{folder}: {type(tokenizer).__name__}, {size} tokens"),
+        *_vocabulary(folder, size, fetch),
+    ]
     try:
         template = _template(tokenizer)
     except TemplateError as e:
-        return [*findings, error("chat template", f"{folder}: {e}", _REMEDY)]
+        remedy = f"name an instruction-tuned model's folder with --tokenizer, or fetch one: {prepare}"
+        return [*findings, error("chat template", f"{folder}: {e}", remedy)]
     return [*findings, _appends(template, tokenizer), _tools(template), *_tokens(folder, tokenizer, template)]
 
 
@@ -137,13 +138,13 @@ def _tokens(folder: Path, tokenizer: Any, template: Any) -> list[Finding]:  # no
     return [good("end of turn", f"id {wanted} ends a generation: {shown}")]
 
 
-def _vocabulary(folder: Path, size: int) -> list[Finding]:
+def _vocabulary(folder: Path, size: int, fetch: str) -> list[Finding]:
     """Whether the model has a row for each id; one that it lacks kills a server."""
     rows = _json(folder / "config.json").get("vocab_size")
     if not isinstance(rows, int) or size <= rows:
         return []
     found = f"{folder}: the tokenizer has {size} tokens, the model of its config.json {rows}: they are of two models"
-    return [error("vocabulary", found, _FETCH)]
+    return [error("vocabulary", found, fetch)]
 
 
 def _json(file: Path) -> dict[str, Any]:

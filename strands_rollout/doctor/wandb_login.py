@@ -17,12 +17,14 @@ _SHORTEST_KEY: Final = 40  # wandb itself refuses a shorter one
 _MODES: Final = ("online", "offline", "disabled", "shared", "dryrun", "run", "")
 _COPY: Final = "copy the key again: export WANDB_API_KEY=..., without quotes or spaces in it"
 
+_LOG_IN: Final = "export WANDB_API_KEY=..., or: wandb login; or, to upload later: export WANDB_MODE=offline"
+
 
 def check_wandb(env: Mapping[str, str], *, installed: bool | None = None) -> list[Finding]:
     """Whether wandb is on, and could log in.
 
     Args:
-        env: The run's environment; HOME in it tells where `.netrc` is.
+        env: The run's environment; HOME or NETRC in it tells where `.netrc` is.
         installed: Whether the package is; None to look.
     """
     mode = env.get("WANDB_MODE", "")
@@ -32,6 +34,10 @@ def check_wandb(env: Mapping[str, str], *, installed: bool | None = None) -> lis
     if malformed:
         return malformed
     login = _login(env)
+    if env.get("USE_WANDB") == "0":
+        return [good("wandb", "off: USE_WANDB=0; runs are logged without it")]
+    if env.get("USE_WANDB") == "1" and login is None:
+        return [error("wandb", "USE_WANDB is 1, but there is no key and no login", _LOG_IN)]
     if mode == "disabled" or login is None:
         off = "WANDB_MODE=disabled" if mode == "disabled" else "no key and no login"
         return [good("wandb", f"off: {off}; runs are logged without it")]
@@ -52,7 +58,8 @@ def _login(env: Mapping[str, str]) -> str | None:
         return f"on: {named} is set"
     host = urlsplit(env.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
     try:
-        known = netrc.netrc(Path(env.get("HOME") or Path.home()) / ".netrc").authenticators(str(host))
+        file = env.get("NETRC") or Path(env.get("HOME") or Path.home()) / ".netrc"
+        known = netrc.netrc(file).authenticators(str(host))
     except (OSError, netrc.NetrcParseError):
         return None
     return f"logged in to {host} by ~/.netrc" if known else None

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.plan import DataFile, EvalSet, Sampling
@@ -71,6 +71,13 @@ class DataSetEntry(BaseModel):
     repetition_penalty: float | None = Field(default=None, gt=0)
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
+
+    @field_validator("top_k")
+    @classmethod
+    def _keeps_some(cls, top_k: int | None) -> int | None:
+        if top_k == 0:
+            raise ValueError("-1 for all, or 1 and more")
+        return top_k
 
     def sampling(self, default: Sampling) -> Sampling:
         """How its problems are sampled, the default where it does not say."""

@@ -18,6 +18,7 @@ from strands_rollout.evaluation.eval_config import read_eval_config
 from strands_rollout.evaluation.plan import DataFile, EvalSet, Sampling
 from strands_rollout.served_engine import SHIPPED_MODELS_EXECUTOR
 
+DEFAULT_KS: Final = (1, 4, 8, 16)
 _SHIPPED_PROBLEMS: Final = 16
 
 
@@ -37,7 +38,7 @@ class EvalOptions:
         concurrency: Episodes at once.
         seed: Of the whole run; None for none.
         limit: Problems of each data set at most.
-        ks: For pass@k.
+        ks: For pass@k; None for `DEFAULT_KS`.
         out: The run's folder.
         audits: Check every sample against its contract and the wire.
         keeps_tokens: Write whole samples.
@@ -55,7 +56,7 @@ class EvalOptions:
     concurrency: int
     seed: int | None
     limit: int | None
-    ks: Sequence[int]
+    ks: Sequence[int] | None
     out: Path
     audits: bool
     keeps_tokens: bool
@@ -100,3 +101,13 @@ def load_settings(options: EvalOptions) -> RolloutSettings:
     if runs_own_code and "executor" not in settings.model_fields_set:
         return settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
     return settings
+
+
+def idle_ks(ks: Sequence[int], sets: Sequence[EvalSet]) -> list[str]:
+    """Each k that is asked for where there are not so many samples, in words."""
+    return [
+        f"{chosen.name}: no pass@{k}, since each problem has {chosen.sampling.samples} samples"
+        for chosen in sets
+        for k in ks
+        if k > chosen.sampling.samples
+    ]

@@ -175,4 +175,4 @@ def _check_row(row: Row, where: str) -> None:
     except PromptError as e:
         raise PromptError(f"{where}: {e}") from e
     if isinstance(row.label, Mapping) or not any(text.strip() for text in label_texts(row.label)):
-        raise PromptError(f"{where}: got the label {row.label!r:.80}, which no answer equals; expected text or a number")
+        raise PromptError(f"{where}: got the label {row.label!r:.80}, which no answer equals; expected text or numbers")

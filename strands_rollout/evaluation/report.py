@@ -1,7 +1,7 @@
 """Results of samples -> the report of an evaluation, as JSON that depends on the results only, not on their order.
 
-Knows results and statistics; decides what is counted. What is not scored (FAILED, the infrastructure's doing) is
-missing: it is in no share and no mean.
+Knows results and statistics; decides what is counted. What is not scored (FAILED, or not graded: the infrastructure's
+doing) is missing: it is in no share and no mean.
 """
 
 from __future__ import annotations
@@ -31,13 +31,39 @@ def evaluation_report(sets: Sequence[EvalSet], results: Results, ks: Sequence[in
     """
     data_sets = {chosen.name: _data_set(chosen, results, ks) for chosen in sets}
     totals = {name: sum(report[name] for report in data_sets.values()) for name in ("planned", "scored", "missing")}
+    scored = [result for result in results.values() if result.is_scored]
+    audited = [result for result in scored if result.audited]
     return {
         "format": FORMAT,
         "complete": totals["missing"] == 0,
         **totals,
-        "violations": sum(result.violations for result in results.values() if result.is_scored),
+        "audited": len(audited),
+        "violations": sum(result.violations for result in audited) if audited else None,
+        "weight_versions": sorted({version for result in scored for version in result.weight_versions}),
         "data_sets": data_sets,
     }
+
+
+def report_notes(report: Mapping[str, Any], weight_version: str | None) -> list[str]:
+    """What a reader of the numbers should know, in words.
+
+    Args:
+        report: As `evaluation_report` makes it.
+        weight_version: What the engine held when the run was begun; None where it does not tell.
+    """
+    notes = []
+    versions = report["weight_versions"]
+    if len(versions) > 1 or (weight_version is not None and versions not in ([], [weight_version])):
+        begun = "" if weight_version is None else f"; the run was begun with {weight_version}"
+        notes.append(f"sampled with the weights {', '.join(versions)}{begun}: the numbers are of no one model")
+    for name, data_set in report["data_sets"].items():
+        timed_out = data_set["methods"].get("algebra_timeout", 0)
+        if timed_out:
+            notes.append(
+                f"{name}: {timed_out} answers count as wrong since comparing them took too long; see "
+                "reward.symbolic_timeout_s"
+            )
+    return notes
 
 
 def without_problems(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,8 +86,10 @@ def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str,
     counts = [(problem["right"], problem["scored"]) for problem in problems]
     accuracy = accuracy_of(counts)
     planned = len(chosen.rows) * chosen.sampling.samples
+    ks = [k for k in ks if k <= chosen.sampling.samples]
     return {
         "problems": len(chosen.rows),
+        "problems_scored": sum(bool(total) for _, total in counts),
         "samples_per_problem": chosen.sampling.samples,
         "planned": planned,
         "scored": len(scored),
@@ -71,11 +99,13 @@ def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str,
         "avg_at_n": _rounded(accuracy.mean),
         "standard_error": _rounded(accuracy.standard_error),
         "interval_95": None if accuracy.interval is None else [_rounded(bound) for bound in accuracy.interval],
-        "pass_at_k": {str(k): _rounded(mean_pass_at_k(counts, k)) for k in ks if k <= chosen.sampling.samples},
+        "pass_at_k": {str(k): _rounded(mean_pass_at_k(counts, k)) for k in ks},
+        "pass_at_k_problems": {str(k): sum(total >= k for _, total in counts) for k in ks},
         "maj_at_n": _mean([problem["majority_score"] for problem in problems if problem["scored"]]),
         "without_answer": sum(not has_answer(result.answer) for result in scored),
         "status": _counted(found, lambda result: result.status),
         "stop_reasons": _counted(found, lambda result: result.stop_reason),
+        "methods": _counted([result for result in found if result.is_finished], lambda result: result.method),
         **_amounts(scored),
         "by_problem": problems,
     }

@@ -7,20 +7,69 @@ beginning, which is dropped when the file is opened again.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from strands_rollout.dataset_rows import json_line
 from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.evaluation.plan import SampleKey
 
 SCORED: Final = frozenset({"completed", "truncated"})
 """Statuses of samples that say something of the policy; any other is the infrastructure's doing."""
+
+
+class _Reward(BaseModel):
+    """What is read of the reward function's verdict."""
+
+    model_config = ConfigDict(strict=True)
+
+    acc: bool | float
+    pred: str = ""
+    method: str = ""
+    error: str = ""
+
+    @field_validator("acc")
+    @classmethod
+    def _is_a_verdict(cls, acc: float) -> float:
+        if acc not in (0, 1):
+            raise ValueError("expected 0 or 1")
+        return acc
+
+
+class _Line(BaseModel):
+    """What is read of a line."""
+
+    model_config = ConfigDict(strict=True)
+
+    data_set: str
+    problem: int = Field(ge=0)
+    number: int = Field(ge=0)
+    status: str
+    stop_reason: str
+    error: str | None
+    reward: _Reward | None
+    response_tokens: int = Field(ge=0)
+    sampled_tokens: int = Field(ge=0)
+    turns: int = Field(ge=0)
+    tool_calls: int = Field(ge=0)
+    tool_errors: int = Field(ge=0)
+    seconds: float
+    weight_versions: list[str]
+    violations: list[str]
+    audited: bool
+
+    @model_validator(mode="after")
+    def _has_a_verdict_if_it_ended(self) -> Self:
+        if self.status in SCORED and self.reward is None:
+            raise ValueError(f"a {self.status} sample has no reward")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +80,7 @@ class SampleResult:
         key: Which sample.
         status: slime's.
         stop_reason: Why its episode ended.
-        error: Of a failed one, in words; else None.
+        error: Of a failed one, or why a finished one could not be graded, in words; else None.
         is_right: The grader's verdict.
         answer: As the grader cut it out; "" for none.
         response_tokens: After the prompt, tool results included.
@@ -41,6 +90,10 @@ class SampleResult:
         tool_errors: Of these, those that failed.
         seconds: Of its episode.
         violations: What is wrong with it, where it was audited.
+        audited: Whether it was.
+        method: What decided about its answer; "" where it was not graded.
+        is_graded: Whether a finished one's answer, if any, could be judged.
+        weight_versions: Those that it was sampled with.
     """
 
     key: SampleKey
@@ -56,35 +109,53 @@ class SampleResult:
     tool_errors: int
     seconds: float
     violations: int
+    audited: bool
+    method: str
+    is_graded: bool
+    weight_versions: tuple[str, ...]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its episode says something of the policy."""
+        return self.status in SCORED
 
     @property
     def is_scored(self) -> bool:
         """Whether it counts; if not, it is tried again."""
-        return self.status in SCORED
+        return self.is_finished and self.is_graded
 
     @classmethod
-    def from_line(cls, line: Mapping[str, Any]) -> SampleResult:
+    def from_line(cls, line: object) -> SampleResult:
         """Read a line's object.
 
         Raises:
-            KeyError: It lacks something.
-            TypeError, ValueError: Something is of another kind.
+            ValueError: It lacks something, or something is of another kind.
         """
-        reward = line["reward"] or {}
+        try:
+            read = _Line.model_validate(line)
+        except ValidationError as e:
+            first = e.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}") from e
+        reward = read.reward
+        ungraded = reward.error if reward and read.status in SCORED else ""
         return cls(
-            key=SampleKey(str(line["data_set"]), int(line["problem"]), int(line["number"])),
-            status=str(line["status"]),
-            stop_reason=str(line["stop_reason"]),
-            error=line["error"],
-            is_right=bool(reward.get("acc")),
-            answer=str(reward.get("pred") or ""),
-            response_tokens=int(line["response_tokens"]),
-            sampled_tokens=int(line["sampled_tokens"]),
-            turns=int(line["turns"]),
-            tool_calls=int(line["tool_calls"]),
-            tool_errors=int(line["tool_errors"]),
-            seconds=float(line["seconds"]),
-            violations=len(line["violations"]),
+            key=SampleKey(read.data_set, read.problem, read.number),
+            status=read.status,
+            stop_reason=read.stop_reason,
+            error=f"not graded: {ungraded}" if ungraded else read.error,
+            is_right=bool(reward and reward.acc),
+            answer=reward.pred if reward else "",
+            response_tokens=read.response_tokens,
+            sampled_tokens=read.sampled_tokens,
+            turns=read.turns,
+            tool_calls=read.tool_calls,
+            tool_errors=read.tool_errors,
+            seconds=read.seconds,
+            violations=len(read.violations),
+            audited=read.audited,
+            method=reward.method if reward else "",
+            is_graded=not ungraded,
+            weight_versions=tuple(read.weight_versions),
         )
 
 
@@ -114,21 +185,19 @@ class ResultsFile:
     ) -> None:
         os.close(self._file)
 
-    def results(self) -> Iterator[SampleResult]:
-        """Those in the file, in the order written; a sample that was tried again is there again.
+    def results(self, planned: Container[SampleKey]) -> Iterator[SampleResult]:
+        """Those in the file, in the order written; a sample that was tried again is there again. Blank lines are none.
+
+        Args:
+            planned: The samples of the run.
 
         Raises:
-            ConfigError: A line is not a result.
+            ConfigError: A line is not a result, or is one of another sample.
         """
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                try:
-                    yield SampleResult.from_line(orjson.loads(line))
-                except (KeyError, TypeError, ValueError, AttributeError) as e:
-                    raise ConfigError(
-                        f"{self.path}:{number} is not a result ({type(e).__name__}: {e}); remove the line, and its "
-                        "sample is run again"
-                    ) from e
+                if line.strip():
+                    yield _read(line, planned, f"{self.path}:{number}")
 
     def append(self, line: Mapping[str, Any]) -> SampleResult:
         """Write a line, and return what is kept of it.
@@ -136,13 +205,27 @@ class ResultsFile:
         Raises:
             RolloutError: It can't be written.
         """
-        written = orjson.dumps(line, default=str, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+        written = json_line(line)
         try:
             if os.write(self._file, written) != len(written):
                 raise RolloutError(f"can't write to {self.path}: no room; make some and run the same command again")
         except OSError as e:
             raise RolloutError(f"can't write to {self.path}: {e.strerror}; what is there is kept") from e
         return SampleResult.from_line(line)
+
+
+def _read(line: bytes, planned: Container[SampleKey], where: str) -> SampleResult:
+    try:
+        result = SampleResult.from_line(json.loads(line))
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"{where} is not a result ({e}); remove the line, and its sample is run again") from e
+    if result.key not in planned:
+        key = result.key
+        raise ConfigError(
+            f"{where}: got sample {key.number} of problem {key.problem} of {key.data_set!r}, which this run does not "
+            "ask; remove the line"
+        )
+    return result
 
 
 def _open_alone(path: Path) -> int:

@@ -18,8 +18,8 @@ from strands_rollout.config import CODE_TOOL_PATH, RolloutSettings
 from strands_rollout.evaluate import playing
 from strands_rollout.evaluation.episodes import Episodes
 from strands_rollout.evaluation.identity import run_identity
-from strands_rollout.evaluation.options import EvalOptions, load_sets, load_settings
-from strands_rollout.evaluation.report import evaluation_report, without_problems
+from strands_rollout.evaluation.options import DEFAULT_KS, EvalOptions, idle_ks, load_sets, load_settings
+from strands_rollout.evaluation.report import evaluation_report, report_notes, without_problems
 from strands_rollout.evaluation.run_folder import RunFolder, write_json
 from strands_rollout.evaluation.session import Session
 from strands_rollout.evaluation.tables import print_evaluation
@@ -64,7 +64,10 @@ def run_evaluation(options: EvalOptions) -> int:
 
 async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) -> dict[str, Any]:
     settings, sets = load_settings(options), load_sets(options, note)
-    async with served_engine(options.base_url, options.model_dir) as base_url:
+    for words in idle_ks(options.ks or (), sets):
+        note(words)
+    model_dir = options.model_dir.resolve() if options.model_dir else None
+    async with served_engine(options.base_url, model_dir) as base_url:
         info = await ask_engine(base_url)
         tokenizer_dir = options.tokenizer_dir or tokenizer_folder(info, base_url)
         folder = RunFolder(options.out)
@@ -76,14 +79,18 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
             session = Session.begin(sets, file, note)
             if session.left:
                 await _play(options, settings, session, base_url, tokenizer_dir, log)
+            outcome = evaluation_report(sets, session.results, options.ks or DEFAULT_KS)
             report = {
-                **evaluation_report(sets, session.results, options.ks),
+                **outcome,
+                "notes": report_notes(outcome, info.weight_version),
                 "model": info.model_path,
+                "weight_version": info.weight_version,
                 "strands_rollout": __version__,
                 "session": session.record(),
             }
             write_json(folder.report_path, report)
-    for words in [*([f"stopped: {session.stopped}"] if session.stopped else []), *session.errors()]:
+    stopped = [f"stopped: {session.stopped}"] if session.stopped else []
+    for words in [*stopped, *session.errors(), *report["notes"]]:
         note(words)
     return report
 

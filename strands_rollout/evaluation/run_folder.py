@@ -1,6 +1,7 @@
 """The folder of an evaluation: what was asked (`run.json`), the results, and the report.
 
-Knows files. A folder with results belongs to one run: with other settings it is refused, so that results are never mixed.
+Knows files. A folder with results belongs to one run: with other settings it is refused, so that results are never
+mixed.
 """
 
 from __future__ import annotations

@@ -46,11 +46,12 @@ class Session:
         """Go on with what the file holds.
 
         Raises:
-            ConfigError: A line of it is not a result.
+            ConfigError: A line of it is not a result of this run.
         """
         if file.dropped_bytes:
             on_note(f"{file.path}: dropped {file.dropped_bytes} bytes of a half-written last line")
-        session = cls(sets, file, {result.key: result for result in file.results()})
+        planned = {key for chosen in sets for key in chosen.sample_keys()}
+        session = cls(sets, file, {result.key: result for result in file.results(planned)})
         if session.results:
             done = len(session.scored)
             failed = len(session.results) - done

@@ -25,6 +25,8 @@ def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
         console.print(Text(name, style="bold"))
         console.print(_problem_table(data_set))
         _print_totals(console, name, data_set)
+    for note in report["notes"]:
+        console.print(Text(note, style="yellow"), soft_wrap=True)
 
 
 def _problem_table(data_set: Mapping[str, Any]) -> Table:
@@ -52,11 +54,18 @@ def _problem_table(data_set: Mapping[str, Any]) -> Table:
 
 def _print_totals(console: Console, name: str, data_set: Mapping[str, Any]) -> None:
     samples, interval = data_set["samples_per_problem"], data_set["interval_95"]
-    between = f" (95% interval {_share(interval[0])} to {_share(interval[1])}, by problem)" if interval else ""
-    passed = "".join(f", pass@{k} {_share(value)}" for k, value in data_set["pass_at_k"].items())
+    if interval:
+        between = f" (95% interval {_share(interval[0])} to {_share(interval[1])}, by problem)"
+    else:
+        between = " (95% interval -: all problems alike)" if data_set["standard_error"] == 0 else ""
+    passed = "".join(
+        f", pass@{k} {_share(value)}{_stands_on(data_set, data_set['pass_at_k_problems'][k])}"
+        for k, value in data_set["pass_at_k"].items()
+    )
+    stands_on = _stands_on(data_set, data_set["problems_scored"])
     console.print(
-        f"\n{name}: avg@{samples} {_share(data_set['avg_at_n'])}{between}{passed}, "
-        f"maj@{samples} {_share(data_set['maj_at_n'])}",
+        f"\n{name}: avg@{samples} {_share(data_set['avg_at_n'])}{stands_on}{between}{passed}, "
+        f"maj@{samples} {_share(data_set['maj_at_n'])}{stands_on}",
         soft_wrap=True,
         markup=False,
     )
@@ -74,6 +83,11 @@ def _print_totals(console: Console, name: str, data_set: Mapping[str, Any]) -> N
             soft_wrap=True,
         )
     console.print()
+
+
+def _stands_on(data_set: Mapping[str, Any], problems: int) -> str:
+    """On how many problems a number stands, where these are not all."""
+    return "" if problems == data_set["problems"] else f" over {problems} of {data_set['problems']} problems"
 
 
 def _share(value: float | None) -> str:

@@ -41,7 +41,8 @@ def report_flags(
     findings = judge_reading(reading, table)
     if findings.flags == 0:
         raise ConfigError(
-            f"found no flag in {script}; expected a command with train.py or train_async.py, or arrays of its flags"
+            f"nothing was judged: found no flag in {script}; "
+            "expected a command with train.py or train_async.py, or arrays of its flags"
         )
     if as_json:
         sys.stdout.write(json.dumps(as_values(script, reading, table, findings)) + "\n")

@@ -33,6 +33,8 @@ def read_script(path: Path, slime_dir: Path | None) -> Reading:
     Raises:
         ConfigError: The file can't be read, or its dry run fails.
     """
+    if path.exists() and not path.is_file():  # a pipe or a device may never end
+        raise ConfigError(f"got {path}; expected a regular file, or - for a command on stdin")
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as e:

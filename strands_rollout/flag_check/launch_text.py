@@ -111,14 +111,14 @@ class ScriptText:
     def commands(self) -> list[Command]:
         """The commands that start training; else one of all arrays, or of the text where it is no file's."""
         found = [self._command(program, words) for program, words in _invocations(self.words)]
-        if found:
+        if any(_has_flags(command) for command in found) or (found and self._path is None):
             return found
         if self._path is None:
             return [self._command(None, [word for word in self.words if not word.operator])]
         literals = tuple(
             array.words for array in self.arrays if any(word.text.startswith("--") for word in array.words)
         )
-        return [Command(None, (), literals, exact=False)] if literals else []
+        return [Command(None, (), literals, exact=False)] if literals else found
 
     def _command(self, program: str | None, words: Sequence[Word]) -> Command:
         further: list[tuple[Word, ...]] = []
@@ -130,7 +130,8 @@ class ScriptText:
         self, words: Sequence[Word], further: list[tuple[Word, ...]], within: frozenset[str]
     ) -> Iterator[Word]:
         """The words with those of the arrays that they name; `within` are the arrays that these words are of."""
-        for at, word in enumerate(words):
+        flag_before, before = False, None
+        for word in words:
             named = _REFERENCE.match(word.text) if word.dynamic and word.splits else None
             name = named[1] if named else ""
             arrays = [array for array in self.arrays if array.name == name and name not in within]
@@ -140,11 +141,16 @@ class ScriptText:
                 further += [tuple(self._expanded(array.words, further, within | {name})) for array in arrays]
                 yield word
             else:
-                if name not in within and _is_opaque(word, words[:at]):
+                if name not in within and _is_opaque(word, before, flag_before=flag_before):
                     self.notes.append(
                         f"{word.place}: {word.text} stands for words that could not be read, so they are not judged"
                     )
                 yield word
+            before, flag_before = word, flag_before or word.text.startswith("--")
+
+
+def _has_flags(command: Command) -> bool:
+    return any(word.text.startswith("--") for words in (command.words, *command.further) for word in words)
 
 
 def is_placeholder(word: Word) -> bool:
@@ -152,14 +158,13 @@ def is_placeholder(word: Word) -> bool:
     return _PLACEHOLDER.fullmatch(word.text) is not None
 
 
-def _is_opaque(word: Word, before: Sequence[Word]) -> bool:
-    """Whether a word may be flags; what stands after a flag is taken for its value."""
+def _is_opaque(word: Word, before: Word | None, *, flag_before: bool) -> bool:
+    """Whether a word may be flags; what stands right after a flag is taken for its value."""
     if is_placeholder(word):
         return True
-    if not word.splits or (before and before[-1].text.startswith("--") and "[" not in word.text):
+    if not word.splits or (before is not None and before.text.startswith("--") and "[" not in word.text):
         return False
-    no_flag_before = not any(earlier.text.startswith("--") for earlier in before)
-    return bool(_VARIABLE.match(word.text)) or (word.text.startswith("$(") and no_flag_before)
+    return bool(_VARIABLE.match(word.text)) or (word.text.startswith("$(") and not flag_before)
 
 
 def _arrays(words: Sequence[Word]) -> Iterator[_Array]:
@@ -231,5 +236,7 @@ def read_text(text: str, path: Path | None, slime_dir: Path | None) -> Reading:
     commands = script.commands()
     notes = list(dict.fromkeys(script.notes))
     if path is not None and all(command.program is None for command in commands):
-        notes.append(f"no command with {' or '.join(PROGRAMS)} was found; the flags of all arrays were judged")
+        notes.append(
+            f"no command with {' or '.join(PROGRAMS)} and flags was found; the flags of all arrays were judged"
+        )
     return Reading("its text was read, nothing was run", tuple(commands), tuple(notes))

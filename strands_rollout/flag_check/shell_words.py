@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -51,6 +52,7 @@ class _Scan:
         self._text = text
         self._name = name
         self._first_line = first_line
+        self._ends = [found.start() for found in re.finditer("\n", text)]
         self._at = 0
         self._here_documents: list[str] = []
 
@@ -69,7 +71,7 @@ class _Scan:
                 yield self._word()
 
     def _place(self, at: int) -> str:
-        return f"{self._name}:{self._first_line + self._text.count(chr(10), 0, at)}"
+        return f"{self._name}:{self._first_line + bisect_left(self._ends, at)}"
 
     def _operator(self, operator: str) -> Word:
         found = Word(operator, self._place(self._at), operator=True)

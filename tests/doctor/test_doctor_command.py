@@ -56,6 +56,16 @@ def test_a_clean_machine_passes_and_the_json_tells_all(tmp_path: Path) -> None:
     assert all(check["remedy"] for check in told["checks"] if check["status"] in ("warning", "error"))
 
 
+def test_a_bare_machine_can_not_train(tmp_path: Path) -> None:
+    empty = {"HOME": str(tmp_path), "MODEL_DIR": str(tmp_path), "DATA_DIR": str(tmp_path)}
+    done = doctor("--training", "--json", "--isolation", "rlimits", "--model-name", "Qwen3-4B", **empty)
+    assert done.returncode == 1
+    errors = {check["name"] for check in json.loads(done.stdout)["checks"] if check["status"] == "error"}
+    lacking = {"slime", "megatron", "ray", "gpus", "model", "converted model"}
+    assert errors == {*lacking, "data: dapo-math-17k.jsonl", "data: aime-2024.jsonl"}
+    assert "--model Qwen/Qwen3-4B" in done.stdout
+
+
 def test_faults_of_a_machine_are_shown_with_their_remedies_and_fail(tmp_path: Path) -> None:
     site = tmp_path / "site"
     installed(site, "slime", "0.1.4")

@@ -35,6 +35,32 @@ def test_fewer_gpus_than_asked_for_are_an_error(tmp_path: Path) -> None:
     assert_fault(found, "gpus", "error", "1 GPUs of 2 (CUDA_VISIBLE_DEVICES=1)", remedy="--gpus 1")
 
 
+@pytest.mark.parametrize(
+    ("chosen", "count"),
+    [("0,1", 2), ("5", 0), ("0,5,1", 1), ("-1,0", 0), ("", 0), ("1, 0", 2), ("GPU-8a3f,GPU-9b", 2)],
+)
+def test_hidden_gpus_are_counted_as_cuda_does(chosen: str, count: int, tmp_path: Path) -> None:
+    env = program(tmp_path / "bin", "nvidia-smi", TWO_GPUS)
+    found = only(check_gpus(question(tmp_path, {**env, "CUDA_VISIBLE_DEVICES": chosen}, gpus=0)), "gpus")
+    assert found.found.startswith(f"{count} GPUs of 2")
+
+
+def test_the_gpus_that_the_scripts_take_are_asked_for(tmp_path: Path) -> None:
+    env = program(tmp_path / "bin", "nvidia-smi", TWO_GPUS)
+    for asked in (question(tmp_path, {**env, "NUM_GPUS": "4"}), question(tmp_path, {**env, "NUM_GPUS": "8"}, gpus=4)):
+        assert_fault(check_gpus(asked), "gpus", "error", "4 were asked for", remedy="NUM_GPUS=2")
+    assert_fault(check_gpus(question(tmp_path, {"NUM_GPUS": "all"})), "gpus", "error", "'all'", remedy="NUM_GPUS=8")
+
+
+def test_a_training_run_needs_gpus_here_unless_ray_is_elsewhere(tmp_path: Path) -> None:
+    env = program(tmp_path / "bin", "nvidia-smi", TWO_GPUS)
+    found = check_gpus(question(tmp_path, env, training=True))
+    assert_fault(found, "gpus", "error", "8 were asked for", remedy="--gpus 2")
+    elsewhere = {"RAY_ADDRESS": "http://elsewhere:8265"}
+    assert check_gpus(question(tmp_path, {**env, **elsewhere}, training=True))[0].status == "ok"
+    assert check_gpus(question(tmp_path, elsewhere, training=True))[0].status == "warning"
+
+
 def test_a_driver_that_fails_is_quoted(tmp_path: Path) -> None:
     env = program(tmp_path / "bin", "nvidia-smi", "echo 'Failed to initialize NVML: Driver mismatch'; exit 18")
     found = check_gpus(question(tmp_path, env))
@@ -126,8 +152,20 @@ def test_a_ray_that_listens_is_found(tmp_path: Path) -> None:
     assert [finding.status for finding in (*given_port, *default_port)] == ["ok"] * 4
 
 
-def test_a_missing_ray_is_a_warning() -> None:
+@pytest.mark.parametrize("address", ["http://me:hunter2@127.0.0.1:{port}?token=hunter2", "me:hunter2@127.0.0.1:{port}"])
+def test_a_password_in_rays_address_is_not_shown(address: str) -> None:
+    port = dead_url().rpartition(":")[2]
+    found = check_ray({"RAY_ADDRESS": address.format(port=port)}, installed=True)
+    assert_fault(found, "ray cluster", "error", f"127.0.0.1:{port}, but", remedy="unset RAY_ADDRESS")
+    broken = check_ray({"RAY_ADDRESS": address.format(port="hunter2")}, installed=True)
+    assert_fault(broken, "ray cluster", "error", "RAY_ADDRESS is", remedy="unset RAY_ADDRESS")
+    assert "hunter2" not in repr([*found, *broken])
+
+
+def test_a_missing_ray_is_a_warning_or_ends_a_training_run() -> None:
     assert_fault(check_ray({}, installed=False), "ray", "warning", "not installed", remedy="pip install")
+    assert_fault(check_ray({}, installed=False, training=True), "ray", "error", "not installed", remedy="pip install")
+    assert_fault(check_ray({}, installed=True, training=True), "ray", "error", "PATH", remedy="activate")
 
 
 @pytest.mark.parametrize("key", [f" {KEY}", f"{KEY}\n", f'"{KEY}"', "$WANDB_KEY", "abc"])
@@ -145,6 +183,16 @@ def test_wandb_is_off_or_on_as_the_environment_says(tmp_path: Path) -> None:
     (tmp_path / ".netrc").write_text(f"machine api.wandb.ai login user password {KEY}\n")
     assert "netrc" in check_wandb({"HOME": str(tmp_path)}, installed=True)[0].found
     assert KEY not in repr(check_wandb({"HOME": str(tmp_path), "WANDB_API_KEY": KEY}, installed=True))
+
+
+def test_wandb_that_is_asked_for_needs_a_login(tmp_path: Path) -> None:
+    env = {"HOME": str(tmp_path), "USE_WANDB": "1"}
+    assert_fault(check_wandb(env, installed=True), "wandb", "error", "USE_WANDB", remedy="export WANDB_API_KEY")
+    (tmp_path / "netrc").write_text(f"machine api.wandb.ai login user password {KEY}\n")
+    for login in ({"WANDB_API_KEY": KEY}, {"WANDB_MODE": "offline"}, {"NETRC": str(tmp_path / "netrc")}):
+        assert check_wandb({**env, **login}, installed=True)[0].status == "ok"
+    off = check_wandb({"USE_WANDB": "0", "WANDB_API_KEY": KEY}, installed=False)
+    assert off[0].found.startswith("off: USE_WANDB=0")
 
 
 def test_wandb_faults_are_named(tmp_path: Path) -> None:

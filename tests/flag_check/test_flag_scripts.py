@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from textwrap import dedent
 
@@ -240,3 +241,34 @@ def test_each_launch_script_of_this_repository_has_no_fault(script: Path) -> Non
     assert "--dry-run" in reading.how
     assert reading.commands[0].program in ("train.py", "train_async.py")
     assert [fault.line() for fault in faults(reading)] == []
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        'run() { python3 train.py "$@"; }\nargs+=(',
+        "args=(python3 train.py)\nargs+=(",
+        'python3 train.py "$@"\nARGS=(',
+    ],
+)
+def test_flags_that_only_a_wrapper_passes_on_are_judged_and_so_said(begin: str, tmp_path: Path) -> None:
+    text = f'{begin}--rollout-batch-size 4 --colocat)\nrun "${{args[@]}}"\n'
+    reading = read_script(write(tmp_path, "run.sh", text), None)
+
+    assert [fault.flag for fault in faults(reading)] == ["--colocat"]
+    assert "the flags of all arrays were judged" in reading.notes[-1]
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(ConfigError, match="expected a regular file, or - for"):
+            read_script(path, None)
+
+
+def test_lines_are_counted_across_continued_lines_and_quotes(tmp_path: Path) -> None:
+    text = "A='\n\n'\npython train.py \\\n--rollout-batch-size 4 \\\n--colocat\n"
+
+    assert {fault.where for fault in faults(read_script(write(tmp_path, "run.sh", text), None))} >= {
+        f"{tmp_path}/run.sh:6"
+    }

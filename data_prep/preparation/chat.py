@@ -1,17 +1,22 @@
 """A prompt as a data set has it -> a chat, and what of it tells one problem from another.
 
-Knows the two forms that data sets use, a string and a list of messages; must not know columns or labels.
+Knows the forms that data sets use, a string, a list of messages, and that list as JSON text; must not know columns or
+labels.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Mapping
 from typing import Any, Final
 
+import orjson
+
 from preparation.errors import RowError
 
 Chat = list[dict[str, Any]]
+_CHAT_AS_TEXT: Final = re.compile(r"""\s*\[?\s*\{\s*["'](?:role|content)["']\s*:""")
 _ROLES: Final = ("system", "user", "assistant")
 
 
@@ -21,6 +26,8 @@ def to_chat(prompt: object) -> Chat:
     Raises:
         RowError: The prompt is empty, no chat, or does not end with a user's message.
     """
+    if isinstance(prompt, str) and _CHAT_AS_TEXT.match(prompt):
+        prompt = _parsed(prompt)
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     if not isinstance(prompt, list) or not prompt:
@@ -29,6 +36,15 @@ def to_chat(prompt: object) -> Chat:
     if chat[-1]["role"] != "user" or not chat[-1]["content"].strip():
         raise RowError("prompt: got a chat that does not end with a user's message with text in it")
     return chat
+
+
+def _parsed(text: str) -> object:
+    """What a chat that is stored as JSON holds; one message alone is a chat, too."""
+    try:
+        chat = orjson.loads(text)
+    except orjson.JSONDecodeError as e:
+        raise RowError(f"prompt: got {text!r:.80}, which looks like a chat but is no JSON ({e})") from e
+    return [chat] if isinstance(chat, dict) else chat
 
 
 def problem_of(chat: Chat) -> str:

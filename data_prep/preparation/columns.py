@@ -12,10 +12,11 @@ from typing import Any, Final
 from preparation.errors import PreparationError
 
 _PROMPTS: Final = ("prompt", "problem", "question", "messages")
-_LABELS: Final = (
+_ANSWERS: Final = (
     *("label", "answer", "final_answer", "ground_truth", "expected_answer"),
-    *("reward_model.ground_truth", "solution"),
+    "reward_model.ground_truth",
 )
+_LABELS: Final = (*_ANSWERS, "solution")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,12 @@ class Columns:
     Attributes:
         prompt: Column, or a dotted path into a struct.
         label: Likewise.
+        other_labels: Further columns with a label's name, where the label's column was not asked for.
     """
 
     prompt: str
     label: str
+    other_labels: tuple[str, ...] = ()
 
 
 def find_columns(schema: Any, prompt: str | None, label: str | None) -> Columns:  # noqa: ANN401 - a pyarrow.Schema
@@ -38,7 +41,9 @@ def find_columns(schema: Any, prompt: str | None, label: str | None) -> Columns:
         PreparationError: There is none; the message lists the columns that are.
     """
     names = _paths(schema)
-    return Columns(prompt=_find(names, "prompt", prompt, _PROMPTS), label=_find(names, "label", label, _LABELS))
+    said, found = _find(names, "prompt", prompt, _PROMPTS), _find(names, "label", label, _LABELS)
+    others = [name for name in names if name.lower() in _ANSWERS and name != found] if label is None else []
+    return Columns(said, found, tuple(others))
 
 
 def values_of(batch: Mapping[str, list[Any]], path: str) -> list[Any]:

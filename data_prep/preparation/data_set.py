@@ -23,7 +23,7 @@ class DataSet:
         config: Configuration within the repository; None for its only or default one.
         split: Split within the configuration.
         file_stem: Name of the file in the data folder; `{split}` stands for the split.
-        against: Stems of the prepared files that hold evaluation problems of which `split` should hold none.
+        against: Stems of the prepared files that hold evaluation problems, of which no other should hold any.
     """
 
     script: str
@@ -39,5 +39,6 @@ class DataSet:
         return folder / f"{self.file_stem.format(split=split)}.jsonl"
 
     def evaluation_files(self, folder: Path, split: str) -> tuple[Path, ...]:
-        """The default files to compare a split with; only the default split is for training."""
-        return tuple(folder / f"{stem}.jsonl" for stem in self.against) if split == self.split else ()
+        """The default files to compare a split with, or a part of it: all but its own."""
+        own = {self.file_stem.format(split=part.partition("[")[0].strip()) for part in split.split("+")}
+        return tuple(folder / f"{stem}.jsonl" for stem in self.against if own != {stem})

@@ -18,9 +18,10 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from preparation.chat import identity_of, to_chat
+from preparation.chat import Chat, identity_of, problem_of, to_chat
 from preparation.errors import RowError
-from preparation.instruction import without_instructions
+from preparation.instruction import without_instruction, without_instructions
+from preparation.label_differences import LabelDifferences
 from preparation.labels import Labels
 
 _DIGEST_BYTES: Final = 16
@@ -85,6 +86,7 @@ class Survey:
 
     def __init__(self) -> None:
         self.labels = Labels()
+        self.differences = LabelDifferences()
         self._by_prompt: dict[bytes, int] = {}
         self._by_problem: dict[bytes, int] = {}
         self._reasons: dict[int, str] = {}
@@ -128,7 +130,7 @@ class Survey:
             return known
         reason = ""
         try:
-            problem = _digest(identity_of(without_instructions(to_chat(prompt))[0]).encode())
+            problem = _digest(identity_of(_asking(without_instructions(to_chat(prompt))[0])).encode())
         except RowError as e:
             problem, reason = said, str(e)
         number = self._by_problem.setdefault(problem, len(self._by_problem))
@@ -190,6 +192,17 @@ def _reject(pair: Pair, kind: str, reason: str, choice: Choice, *, keep_duplicat
     times = len(pair.rows) if keep_duplicates else 1
     choice.repeated += len(pair.rows) - times
     choice.rejections.append(Rejection(int(pair.rows[0]), times, kind, reason))
+
+
+def _asking(chat: Chat) -> Chat:
+    """The chat, if it asks something.
+
+    Raises:
+        RowError: It is only an instruction.
+    """
+    if not without_instruction(problem_of(chat))[0].strip():
+        raise RowError("prompt: got nothing but an answer instruction")
+    return chat
 
 
 def _digest(text: bytes) -> bytes:

@@ -30,11 +30,18 @@ _PUT: Final = (
     r"(?:(?:final|numerical|numeric)\s+)?(?:answer|result|response)"
 )
 
+# what stands for the answer, such as $Answer or <final answer>: never a part of a problem, such as $m+n
+_STAND_IN: Final = (
+    r"[$`]*(?:\\+(?:boxed|fbox)\s*\{+\s*)?[$<\[{(`]*\\?(?:your[ _])?(?:final[ _])?(?:answer|ans|x)[$>\]})`]*"
+)
+
 _LAST_LINE: Final = (
     r"(?:solve\s+(?:the\s+following|this)\s+math(?:s|ematics)?\s+(?:problem|question)"
     r"(?:\s+(?:efficiently\s+and\s+clearly|step[\s-]by[\s-]step))?\s*[.:]\s*)?"
     rf"the\s+last\s+line\s+of\s+your\s+{_RESPONSE}\s+(?:should|must)\s+be\s+(?:of|in)\s+the\s+(?:following\s+)?"
-    rf"(?:form|format):?\s*{_QUOTE}answer\s*:[^\n]{{1,60}}?\swhere\s[^\n]{{1,40}}?\sis\s+(?:the|your)\s+(?:final\s+)?"
+    rf"(?:form|format):?\s*{_QUOTE}answer\s*:\s*{_QUOTE}{_STAND_IN}"
+    rf"{_QUOTE}(?:\s*\(without\s+quotes\))?{_QUOTE},?\s+where\s+{_QUOTE}{_STAND_IN}{_QUOTE}"
+    r"\s+is\s+(?:the|your)\s+(?:final\s+)?"
     r"answer(?:\s+to\s+the\s+(?:problem|question))?(?:\.|(?=\s*(?:\n|\Z)))"
 )
 _OWN_LINE: Final = (
@@ -76,8 +83,9 @@ class _Sentence:
 
 def _sentence(kind: str, needle: str, words: str) -> _Sentence:
     """Either edge must be a sentence of its own: "Simplify, and give the answer in a box" says more than that."""
+    # nothing after a colon or an opening quotation mark: it may be what somebody in the problem says
     beginning = re.compile(rf"\s*(?:{words})(?:(?<=[.:])(?=\s)|(?=\s*\n))", re.IGNORECASE)
-    end = re.compile(rf"(?:\A|(?<=[.?!:;)\]}}$\"\n]))\s*(?:{words})\s*\Z", re.IGNORECASE)
+    end = re.compile(rf"(?:\A\s*|(?<=[.?!;\n])\s*|(?<=[)\]}}$\"])\s+)(?:{words})\s*\Z", re.IGNORECASE)
     return _Sentence(kind, needle, beginning, end)
 
 
@@ -87,11 +95,26 @@ _SENTENCES: Final = (
     _sentence("boxed", "box", _IN_BOX),
     _sentence("hashes", "####", _AFTER_HASHES),
 )
-_STILL_ASKS: Final = re.compile(
-    r"\b(?:last\s+line|own\s+line|new\s+line|form(?:at)?|put|write|give|end|finish|conclude|start|begin|respond|state)\b"
-    rf"[^.\n]{{0,80}}?{_QUOTE}\banswer{_QUOTE}\s*:",
-    re.IGNORECASE,
-)
+_ASKS: Final = {
+    kind: re.compile(words, re.IGNORECASE)
+    for kind, words in {
+        "answer_line": (
+            r"\b(?:last\s+line|own\s+line|new\s+line|form(?:at)?|put|write|give|end|finish|conclude|start|begin|respond"
+            rf"|state)\b[^.\n]{{0,80}}?{_QUOTE}\banswer{_QUOTE}\s*:"
+        ),
+        "hashes": (
+            r"\b(?:form(?:at)?|put|write|give|output|return|present|end|finish|conclude|after|with|as)\b"
+            r"[^.\n]{0,80}?(?<!\#)\#{4}(?!\#)"
+        ),
+        "tags": r"<answer>",
+        "bare": (
+            r"\b(?:return|output|respond|reply|answer|print|provide|give|write)(?:\s+with)?\s+(?:only|just|nothing\s+but)\b"
+            r"|\bonly\s+(?:return|output|respond|reply|print|provide)\b"
+        ),
+        "json": r"\b(?:return|output|respond|reply|answer|format|give|write|in|as)\b[^.\n]{0,60}?\bjson\b",
+    }.items()
+}
+"""How a prompt asks for another form than the system prompt does; guesses, for warnings."""
 
 
 @functools.lru_cache(maxsize=32_768)  # data sets repeat their problems, some a hundred times
@@ -127,9 +150,10 @@ def without_instructions(chat: Chat) -> tuple[Chat, frozenset[str]]:
     return kept, frozenset(found)
 
 
-def still_asks(chat: Chat) -> bool:
-    """Whether a message seems to ask for an "Answer:" line; a guess, for warnings."""
-    return any(_STILL_ASKS.search(message["content"]) for message in chat if message["role"] != "assistant")
+def still_asks(chat: Chat) -> frozenset[str]:
+    """The forms other than a box that the messages seem to ask for; a guess, for warnings."""
+    said = [message["content"] for message in chat if message["role"] != "assistant"]
+    return frozenset(kind for kind, asks in _ASKS.items() if any(map(asks.search, said)))
 
 
 class InstructionCount:
@@ -144,6 +168,7 @@ class InstructionCount:
         self._found: Counter[str] = Counter()
         self._prompts = 0
         self._still_asking = 0
+        self._asked: Counter[str] = Counter()
         self._example = ""
 
     def apply(self, chat: Chat) -> Chat:
@@ -152,18 +177,21 @@ class InstructionCount:
         self._found.update(kinds)
         self._prompts += bool(kinds)
         written = bare if self.removing else chat
-        if still_asks(written):
+        asked = still_asks(written)
+        if asked:
             self._still_asking += 1
+            self._asked.update(asked)
             self._example = self._example or problem_of(written)
         return written
 
     def facts(self) -> dict[str, object]:
-        """For the manifest: prompts with any instruction, prompts by kind, and prompts that still ask for a line."""
+        """For the manifest: prompts with an instruction, prompts by kind, and those that still ask for a form."""
         return {
             "mode": "remove" if self.removing else "keep",
             "prompts": self._prompts,
             "kinds": {kind: self._found[kind] for kind in KINDS},
             "still_asking": self._still_asking,
+            "still_asking_kinds": dict(sorted(self._asked.items())),
             "still_asking_example": _ends_of(self._example),
         }
 

@@ -1,13 +1,12 @@
 """The way from a request to a data file, its manifest, and the rows that were rejected.
 
-Reads the source twice: once to decide which rows stay, once to write those. Knows every part and their order; must not
-know the command line.
+Reads the source twice: once to decide which rows stay, once to write those; their prompts once more where there is
+something to compare them with. Knows every part and their order; must not know the command line.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import orjson
@@ -17,12 +16,14 @@ from preparation.columns import Columns, column_of, find_columns, value_of, valu
 from preparation.contamination import Finding, find_contamination
 from preparation.duplicates import Choice, Survey
 from preparation.errors import PreparationError
-from preparation.instruction import InstructionCount
+from preparation.instruction import InstructionCount, without_instructions
+from preparation.labels import is_number
 from preparation.manifest import arguments_of, finished_manifest, new_manifest, write_manifest
 from preparation.output import finish, sha256_of, unfinished, write_whole
 from preparation.progress import Advance, Stage
 from preparation.request import Request
 from preparation.source import Source, input_sha256, open_source
+from preparation.usage import check_usage
 
 MOST_REJECTED: Final = 0.01
 """Share of the different rows; an evaluation set of 30 problems that lacks one is no longer that set."""
@@ -45,9 +46,11 @@ def prepare(request: Request, stage: Stage, *, force: bool = False) -> Prepared:
     """Write the file, unless it is there with the same arguments.
 
     Raises:
+        ConfigError: The request can't be meant; see `usage`.
         PreparationError: The source can't be read, or too many rows can't be used; then no data file is written, and
             one that was there stays.
     """
+    check_usage(request, force=force)
     arguments = arguments_of(request, input_sha256(request.path))
     finished = None if force else finished_manifest(request, arguments)
     if finished is not None:
@@ -67,10 +70,14 @@ def prepare(request: Request, stage: Stage, *, force: bool = False) -> Prepared:
 
 def _survey(source: Source, columns: Columns, advance: Advance) -> Survey:
     survey = Survey()
-    needed = [column_of(source.rows.column_names, path) for path in (columns.prompt, columns.label)]
+    paths = (columns.prompt, columns.label, *columns.other_labels)
+    needed = [column_of(source.rows.column_names, path) for path in paths]
     for batch in source.batches(needed):
         before = len(survey)
-        survey.add(values_of(batch, columns.prompt), values_of(batch, columns.label))
+        labels = values_of(batch, columns.label)
+        survey.add(values_of(batch, columns.prompt), labels)
+        for path in columns.other_labels:
+            survey.differences.look_at(path, labels, values_of(batch, path))
         advance(len(survey) - before)
     return survey
 
@@ -103,21 +110,24 @@ def _refuse_too_many(choice: Choice, request: Request) -> None:
         )
 
 
-def _compare(
-    source: Source, columns: Columns, choice: Choice, request: Request, stage: Stage
-) -> tuple[Finding, ...]:
+def _compare(source: Source, columns: Columns, choice: Choice, request: Request, stage: Stage) -> tuple[Finding, ...]:
     """What the rows that could be written have in common with the evaluation files that are there."""
     present = [path for path in request.against if path.is_file()]
     if not present:
         return ()
     rows = source.rows_at(choice.kept, [column_of(source.rows.column_names, columns.prompt)])
-    problems = (problem_of(to_chat(value_of(row, columns.prompt))) for row in rows)
-    return find_contamination(
-        enumerate(problems), present, request.ngram_words, stage("comparing", len(choice.kept))
-    )
+    problems = (problem_of(without_instructions(to_chat(value_of(row, columns.prompt)))[0]) for row in rows)
+    return find_contamination(enumerate(problems), present, request.ngram_words, stage("comparing", len(choice.kept)))
 
 
-def _write_rows(  # noqa: PLR0913 - what was found out, step by step
+def _dropped_lines(findings: tuple[Finding, ...], request: Request) -> set[int]:
+    """Which of the rows that could be written are left out as contaminated."""
+    if not request.drop_contaminated:
+        return set()
+    return {overlap.line for finding in findings for overlap in finding.overlaps}
+
+
+def _write_rows(
     source: Source,
     columns: Columns,
     survey: Survey,
@@ -127,10 +137,8 @@ def _write_rows(  # noqa: PLR0913 - what was found out, step by step
     stage: Stage,
 ) -> dict[str, Any]:
     """Write the data file and return what the manifest says of it."""
-    contaminated = {overlap.line for finding in findings for overlap in finding.overlaps}
-    dropped = contaminated if request.drop_contaminated else frozenset()
-    clean = [number for line, number in enumerate(choice.kept) if line not in dropped]
-    numbers = clean[: request.limit]
+    dropped = _dropped_lines(findings, request)
+    numbers = [number for line, number in enumerate(choice.kept) if line not in dropped][: request.limit]
     count = InstructionCount(removing=request.instruction == "remove")
     written: dict[str, None] = {}
     systems = 0
@@ -150,11 +158,21 @@ def _write_rows(  # noqa: PLR0913 - what was found out, step by step
     return {
         "rows": len(numbers),
         **_counts(survey, choice, request, len(numbers), len(dropped)),
+        **_label_facts(survey, numbers),
         "own_system_messages": systems,
         "columns": list(written),
         "instruction": count.facts(),
         "contamination": _contamination_facts(findings, request),
         "sha256": sha256,
+    }
+
+
+def _label_facts(survey: Survey, numbers: list[int]) -> dict[str, Any]:
+    """What a person should know of the labels that were written."""
+    wordings = [label for label in map(survey.label_of, numbers) if not is_number(label)]
+    return {
+        "labels_not_number": {"rows": len(wordings), "example": wordings[0] if wordings else None},
+        "label_differences": survey.differences.facts(),
     }
 
 

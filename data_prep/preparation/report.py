@@ -40,6 +40,16 @@ def warning_lines(prepared: Prepared, request: Request) -> Iterator[str]:
         yield f"the file holds {facts['rows']} of {facts['rows'] + facts['beyond_limit']} rows, because of --limit"
     if facts["conflicts"]["problems"]:
         yield _conflicts(facts["conflicts"], keep_duplicates=request.keep_duplicates)
+    if facts["labels_not_number"]["rows"]:
+        yield (
+            f"{facts['labels_not_number']['rows']} labels are no number, so that only an answer in the same words or "
+            f"an equal formula gets the point, such as: {facts['labels_not_number']['example']!r:.80}"
+        )
+    for one in facts["label_differences"]:
+        yield (
+            f"the label is from {facts['label_column']} ({one['label']!r:.80}), but {one['column']} differs "
+            f"({one['other']!r:.80}); name the right one with --label-column"
+        )
     if facts["own_system_messages"]:
         yield (
             f"{facts['own_system_messages']} prompts bring a system message of their own, which replaces the setting "
@@ -62,8 +72,8 @@ def contamination_lines(facts: dict[str, Any]) -> Iterator[str]:
     """What was found against one evaluation file."""
     yield (
         f"against {facts['file']}: {facts['rows']} rows share words with {facts['problems_found']} of "
-        f"{facts['problems']} problems ({facts['stock_phrases']} stock phrases not counted; {facts['problems_short']} problems shorter "
-        "than a run of words, compared whole only)"
+        f"{facts['problems']} problems ({facts['stock_phrases']} stock phrases not counted; {facts['problems_short']} "
+        "problems are shorter than a run of words and compared whole only)"
     )
     for example in facts["examples"]:
         yield f"  line {example['line']}: {example['row']!r}"
@@ -98,7 +108,11 @@ def _instruction_warnings(facts: dict[str, Any]) -> Iterator[str]:
             "(the default asks for \\boxed{})"
         )
     if facts["still_asking"]:
-        yield f'{facts["still_asking"]} prompts ask for an "Answer:" line, such as: {facts["still_asking_example"]!r}'
+        kinds = ", ".join(f"{kind} {count}" for kind, count in facts["still_asking_kinds"].items())
+        yield (
+            f"{facts['still_asking']} prompts seem to ask for another form of the answer than the default system "
+            f"prompt ({kinds}), such as: {facts['still_asking_example']!r}"
+        )
 
 
 def _conflicts(facts: dict[str, Any], *, keep_duplicates: bool) -> str:

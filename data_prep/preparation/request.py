@@ -8,7 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import httpx
 from pydantic import BaseModel, ConfigDict
+
+from strands_rollout.sglang_connection import redacted
 
 HUB: Final = "https://huggingface.co"
 # a problem that says more than 13 words of another one, in a row, was taken from it or from its source
@@ -66,6 +69,12 @@ class Request(BaseModel):
         """Where the manifest goes."""
         return self.out.with_name(f"{self.out.name}.manifest.json")
 
+    @property
+    def shown_endpoint(self) -> str:
+        """The hub or its mirror as people and manifests see it: without user, password and query."""
+        return redacted(httpx.URL(self.endpoint))
+
     def arguments(self) -> dict[str, Any]:
         """The settings that decide the file's content, as JSON values; `manifest` adds those of the other files."""
-        return self.model_dump(mode="json", exclude={"out", "against"})
+        endpoint = self.shown_endpoint if self.path is None else None
+        return {**self.model_dump(mode="json", exclude={"out", "against"}), "endpoint": endpoint}

@@ -6,6 +6,7 @@ the endpoint from the environment once.
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -64,6 +65,12 @@ def input_sha256(path: Path | None) -> str | None:
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in _BUILDERS)
     if not files or files[0].suffix not in _BUILDERS:
         raise ConfigError(f"--from {path}: expected a file or a folder with files of {', '.join(_BUILDERS)}")
+    if path.is_dir() and glob.escape(str(path)) != str(path):
+        raise ConfigError(
+            f"--from {path}: `datasets` takes [, ] * and ? for patterns; rename it, or name one of its files"
+        )
+    if not any(map(_has_content, files)):
+        raise PreparationError(f"can't read {path} as a data set: it is empty")
     return sha256_of(*files)
 
 
@@ -91,12 +98,13 @@ def _open_local(request: Request, path: Path) -> Source:
 
     try:
         if path.is_file():
-            rows = datasets.load_dataset(_BUILDERS[path.suffix], data_files=str(path), split="train")
+            rows = datasets.load_dataset(_BUILDERS[path.suffix], data_files=glob.escape(str(path)), split="train")
         else:
             rows = datasets.load_dataset(str(path), request.config, split=request.split)
     except Exception as e:  # `datasets` raises errors of its own, of pyarrow, ValueError and OSError
+        kinds = ", ".join(_BUILDERS)
         raise PreparationError(
-            f"can't read {path} as a data set: {_said(e)}. Expected a file of {', '.join(_BUILDERS)}, or a folder as "
+            f"can't read {path} as a data set: {_said(e, request)}. Expected a file of {kinds}, or a folder as "
             f"downloaded from the hub with the split {request.split!r}; name one of its files with --from, or see "
             "--config and --split."
         ) from e
@@ -118,8 +126,8 @@ def _open_hub(request: Request) -> Source:
                 f"earlier download: unset it. {_by_hand(request)}"
             ) from e
         raise PreparationError(
-            f"{request.dataset} is at {request.endpoint}, but can't be loaded with the configuration "
-            f"{request.config!r} and the split {request.split!r}: {_said(e)}. See --config and --split. "
+            f"{request.dataset} is at {request.shown_endpoint}, but can't be loaded with the configuration "
+            f"{request.config!r} and the split {request.split!r}: {_said(e, request)}. See --config and --split. "
             f"{_by_hand(request)}"
         ) from e
     return Source("hub" if request.endpoint == HUB else "mirror", revision, reason, rows)
@@ -136,13 +144,13 @@ def _resolve(request: Request) -> tuple[str | None, str]:
         RevisionNotFoundError,
     )
 
-    what, where = request.dataset, request.endpoint
+    what, where = request.dataset, request.shown_endpoint
     try:
-        info = HfApi(endpoint=where).dataset_info(what, revision=request.revision, timeout=_ASKING_LIMIT_S)
+        info = HfApi(endpoint=request.endpoint).dataset_info(what, revision=request.revision, timeout=_ASKING_LIMIT_S)
     except OfflineModeIsEnabled:
         return None, _OFFLINE
     except HFValidationError as e:
-        raise ConfigError(f"--dataset {what}: {_said(e)}") from e
+        raise ConfigError(f"--dataset {what}: {_said(e, request)}") from e
     except GatedRepoError as e:
         raise PreparationError(
             f"{what} at {where} is gated: accept its terms on its page, then log in with `hf auth login` or HF_TOKEN"
@@ -156,7 +164,7 @@ def _resolve(request: Request) -> tuple[str | None, str]:
         raise PreparationError(f"{what} at {where} has no revision {request.revision!r}; see --revision") from e
     except Exception as e:  # the HTTP library below huggingface_hub differs between its versions, and so do its errors
         raise PreparationError(
-            f"can't reach the data set {what}: asked {where} for it, and got {_said(e)}. {_by_hand(request)}"
+            f"can't reach the data set {what}: asked {where} for it, and got {_said(e, request)}. {_by_hand(request)}"
         ) from e
     return info.sha, "" if info.sha else f"{where} did not say it"
 
@@ -170,9 +178,15 @@ def _by_hand(request: Request) -> str:
     )
 
 
-def _said(error: BaseException) -> str:
-    """The first line of what caused the error in the first place."""
+def _has_content(file: Path) -> bool:
+    with file.open("rb") as lines:
+        return any(line.strip() for line in lines)
+
+
+def _said(error: BaseException, request: Request) -> str:
+    """The first line of what caused the error in the first place, without the mirror's user and password."""
     while error.__cause__ is not None:
         error = error.__cause__
-    said = str(error).strip().splitlines()
+    secret = request.endpoint.partition("://")[2].partition("/")[0].rpartition("@")[0]
+    said = str(error).replace(f"{secret}@", "").strip().splitlines() if secret else str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__

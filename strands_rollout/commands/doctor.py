@@ -22,9 +22,7 @@ def doctor(
     ] = None,
     model_name: Annotated[
         str | None,
-        typer.Option(
-            help="The model's name or id on the hub, such as Qwen/Qwen3-4B; default: MODEL, else Qwen3-8B."
-        ),
+        typer.Option(help="The model's name or id on the hub, such as Qwen/Qwen3-4B; default: MODEL, else Qwen3-8B."),
     ] = None,
     config: Annotated[
         Path | None,

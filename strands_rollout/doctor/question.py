@@ -12,7 +12,7 @@ from typing import Final
 
 from strands_rollout.sandbox.sandbox_processes import Isolation
 
-MODEL: Final = "Qwen3-8B"
+MODEL_NAME: Final = "Qwen3-8B"
 TRAINING_GPUS: Final = 8
 _PREPARE: Final = "bash scripts/prepare_model.sh"
 
@@ -78,7 +78,7 @@ class Question:
     @property
     def model_id(self) -> str:
         """The model's id on the hub."""
-        name = self.model_name or self.env.get("MODEL") or MODEL
+        name = self.model_name or self.env.get("MODEL") or MODEL_NAME
         return name if "/" in name else f"Qwen/{name}"
 
     @property
@@ -94,7 +94,7 @@ class Question:
     @property
     def prepare_model(self) -> str:
         """The command that fetches and converts the model."""
-        return _PREPARE if self.model_id == f"Qwen/{MODEL}" else f"{_PREPARE} --model {self.model_id}"
+        return _PREPARE if self.model_id == f"Qwen/{MODEL_NAME}" else f"{_PREPARE} --model {self.model_id}"
 
     @property
     def checkpoint_dir(self) -> Path:

@@ -71,7 +71,7 @@ def test_many_copies_of_a_problem_make_no_stock_phrase_of_it(tmp_path: Path) -> 
     finding = found(tmp_path, [*copies, problem(1)], [problem(900), LONG])
     assert [overlap.line for overlap in finding.overlaps] == list(range(len(copies)))
     assert {overlap.problem for overlap in finding.overlaps} == {LONG}
-    halves = [f"{number} " + " ".join(words_of(LONG)[:22]) for number in range(STOCK_PHRASE_ROWS + 2)]
+    halves = [f"{number} " + " ".join(words_of(LONG)[:24]) for number in range(STOCK_PHRASE_ROWS + 2)]
     assert len(found(tmp_path, halves, [LONG]).overlaps) == len(halves)
 
 

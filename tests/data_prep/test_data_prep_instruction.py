@@ -18,6 +18,9 @@ BEGINNINGS = [
     PREFIX.removeprefix("Solve the following math problem step by step. "),
     "Solve the following math problem efficiently and clearly. The last line of your response should be of the "
     "following format: 'Answer: $ANSWER' (without quotes) where $ANSWER is the final answer.\n",
+    "The last line of your response must be of the form 'Answer: <answer>' where <answer> is your final answer.\n",
+    'The last line of your response should be of the form Answer: "$Answer" (without quotes) where "$Answer" is the '
+    "answer to the problem.\n",
     "Please reason step by step, and put your final answer within \\boxed{}.\n\n",
 ]
 ENDINGS = {
@@ -61,6 +64,11 @@ def test_instructions_at_both_edges_and_several_at_one_are_taken_off() -> None:
         "Answer: 12 is the answer to which of the 5 questions?",
         "Put your final answer within \\boxed{} as a fraction. What is half of a third?",
         "Simplify the sum 1/2 + 1/3, and give the final answer in \\boxed{}.",
+        "The last line of your response should be of the form Answer: $m+n where $m/n$ is the answer to the problem.",
+        "The last line of your answer must be of the form Answer: $p where p/q is the answer. Find p and q.",
+        f"{PROBLEM}\nThe last line of your response should be of the form Answer: $m+n where $m/n$ is the answer.",
+        "A man writes: put your final answer within \\boxed{}.",
+        'How many words has "put your final answer within \\boxed{}."',
         "Find the answer.",
         "",
     ],
@@ -109,6 +117,39 @@ def test_a_prompt_that_still_asks_for_an_answer_line_is_counted_with_an_example(
     assert count.apply(chat(asks)) == chat(asks)
     assert (count.facts()["still_asking"], count.facts()["still_asking_example"]) == (1, asks)
     assert not still_asks(chat(PROBLEM))
+
+
+@pytest.mark.parametrize(
+    ("asks", "kind"),
+    [
+        ("The last line of your response should be of the form Answer: $m+n where $m/n$ is the answer.", "answer_line"),
+        ("End your response with #### 12, say.", "hashes"),
+        ("Put the number between <answer> and </answer>.", "tags"),
+        ("Return only the number.", "bare"),
+        ("Respond with just the integer.", "bare"),
+        ("Give the result as a JSON object.", "json"),
+    ],
+)
+def test_instructions_that_contradict_the_system_prompt_stay_and_are_counted_with_an_example(
+    asks: str, kind: str
+) -> None:
+    count = InstructionCount(removing=True)
+    text = f"{PROBLEM} {asks}"
+    assert count.apply(chat(text)) == chat(text)
+    facts = count.facts()
+    assert (facts["still_asking_kinds"], facts["still_asking_example"]) == ({kind: 1}, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Jason writes the answer in the box. How many boxes are there if only every third holds one?",
+        "#### Problem 3\nHow many are there?",
+        "He gives just half of the 12 apples away; only Anna returns hers.",
+    ],
+)
+def test_words_of_a_problem_are_no_such_instruction(text: str) -> None:
+    assert not still_asks(chat(text)) - {"bare"}
 
 
 def test_an_instruction_that_is_kept_is_counted_and_still_asks() -> None:

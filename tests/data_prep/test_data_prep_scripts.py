@@ -70,7 +70,10 @@ def test_what_is_found_is_said_and_warnings_go_to_stderr(tmp_path: Path, cache: 
     ):
         assert said in finished.stdout
     assert "warning: the prompts keep their own answer instruction: set system_prompt" in finished.stderr
-    assert 'prompts ask for an "Answer:" line, such as: ' in finished.stderr
+    assert (
+        "3 prompts seem to ask for another form of the answer than the default system prompt (answer_line 3), such as: "
+        in finished.stderr
+    )
     assert "--drop-contaminated leaves them out" in finished.stderr
 
 

@@ -158,9 +158,13 @@ class Stage:
         )
 
     def start(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """The same in the background, in a process group of its own, and with Ctrl-C as in a terminal."""
-        # a shell can't trap what was ignored when it began, as in a job that a script put into the background
-        begin = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp('bash', sys.argv[1:])"
+        """The same in the background, in a process group of its own, and with signals as in a terminal."""
+        # a shell can't trap what was ignored when it began: Ctrl-C in a script's background, a hangup under nohup
+        begin = (
+            "import os, signal, sys; "
+            "[signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGHUP)]; "
+            "os.execvp('bash', sys.argv[1:])"
+        )
         return subprocess.Popen(
             [sys.executable, "-S", "-c", begin, "bash", str(self.root / "scripts" / script), *arguments],
             env=self.environment(**environment),

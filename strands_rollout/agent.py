@@ -130,7 +130,8 @@ async def run_episode(
         async with (
             deadline,
             agent_with(
-                tools, lambda: _build_agent(model, history, system_prompt, tools, every_hook, conversation_manager)
+                tools,
+                lambda given: _build_agent(model, history, system_prompt, given, every_hook, conversation_manager),
             ) as agent,
         ):
             _bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats, tool_span)

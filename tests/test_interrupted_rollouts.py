@@ -72,7 +72,7 @@ async def test_partial_rollouts_lose_nothing_and_do_nothing_twice(
     assert aborted > 5
     assert buffer.handed_out["again"] > 2
     stage.check(quick_and_smooth)
-    assert max(stage.record.abort_latencies_s) < 1.0
+    assert max(stage.record.abort_latencies_s) < 0.3
 
 
 async def test_weight_updates_interrupt_a_fully_async_rollout_that_goes_on_in_place(
@@ -165,7 +165,7 @@ async def test_all_faults_at_once_in_partial_rollouts(
     stage.check(smooth)
     # behind a router a request that was on its way when the flag went up runs on
     seconds = sorted(stage.record.abort_latencies_s)
-    assert seconds[len(seconds) * 95 // 100] < 1.0
+    assert seconds[len(seconds) * 95 // 100] < 0.3
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +31,7 @@ class SlowProvider(ToolProvider):
         self.loop: asyncio.AbstractEventLoop | None = None
         self.waited: list[bool] = []
         self.consumers: set[Any] = set()
+        self.released: list[Any] = []
         self.is_broken = False
 
     async def load_tools(self, **kwargs: Any) -> Sequence[AgentTool]:
@@ -42,6 +44,7 @@ class SlowProvider(ToolProvider):
         self.consumers.add(consumer_id)
 
     def remove_consumer(self, consumer_id: Any, **kwargs: Any) -> None:
+        self.released.append(consumer_id)
         if consumer_id in self.consumers:
             self._wait_for_the_loop()
         self.consumers.discard(consumer_id)
@@ -91,3 +94,14 @@ async def test_a_time_limit_holds_while_a_provider_starts(shipped_tokenizer: Any
         assert not stuck.is_set()
     finally:
         stuck.set()
+
+
+async def test_an_agents_finalizer_does_not_release_a_provider_again(
+    shipped_tokenizer: Any, settings: dict[str, Any]
+) -> None:
+    """It runs at any time and without the lock: another episode may be starting the provider just then."""
+    gc.collect()  # agents of other tests
+    provider.released.clear()
+    await run(shipped_tokenizer, [CALL, ANSWER], settings=settings)
+    gc.collect()
+    assert len(provider.released) == 1

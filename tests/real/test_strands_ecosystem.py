@@ -106,8 +106,6 @@ async def test_an_mcp_server_that_dies_is_an_error_result_and_the_next_episode_h
     assert (await on_sglang("Add 2 and 40.")).facts["tool_errors"] == 0
 
 
-# Strands' Agent.__del__ may close the shared client while an episode's end does; what is raised there reaches nobody
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.real
 async def test_episodes_that_share_a_dying_mcp_server_all_end(on_sglang: Play) -> None:
     questions = ["Add 2 and 40.", "Stop the server.", "Divide 1 by 0.", "Add 2 and 40."] * 2

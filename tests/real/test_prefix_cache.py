@@ -1,4 +1,4 @@
-"""On the real SGLang: a prompt is prefilled once however many samples it has, and a turn prefills only what is new."""
+"""On the real SGLang: a prompt is prefilled for its first samples alone, and a turn prefills only what is new."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def flush(url: str) -> None:
     assert urllib.request.urlopen(request, timeout=20).status == 200  # noqa: S310
 
 
-async def test_eight_samples_of_a_prompt_prefill_it_once_and_a_turn_only_what_is_new(
+async def test_eight_samples_of_a_prompt_share_its_prefill_and_a_turn_prefills_only_what_is_new(
     sglang: str, shipped_tokenizer: Any, told: Any
 ) -> None:
     from prefix_cache import SAMPLES, ours, strands_sglang  # the peer is installed for these tests alone
@@ -28,10 +28,11 @@ async def test_eight_samples_of_a_prompt_prefill_it_once_and_a_turn_only_what_is
     for name, play in (("strands-rollout", ours), ("strands-sglang 0.4.3", strands_sglang)):
         prefilled[name] = await measured(name, play, sglang, shipped_tokenizer, told)
     first, later, prompt, new, turns = prefilled["strands-rollout"]
-    # an engine always computes a request's last token, and it has not kept what it sampled last
-    assert first <= prompt + SAMPLES
+    # an engine always computes a request's last token, and it has not kept what it sampled last; a second sample is
+    # prefilled beside the first where it comes before the first one's prefill is in the cache
+    assert first <= 2 * prompt + SAMPLES
     assert later <= new + 2 * turns
-    assert first < prefilled["strands-sglang 0.4.3"][0]
+    assert 2 * first < prefilled["strands-sglang 0.4.3"][0]
 
 
 async def measured(name: str, play: Any, url: str, tokenizer: Any, told: Any) -> tuple[int, int, int, int, int]:

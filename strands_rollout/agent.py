@@ -28,11 +28,13 @@ from strands_rollout.bounded_tool import BoundedTool, ToolSpan, ToolStats, no_to
 from strands_rollout.episode_deadline import ABORT_GRACE_S, EpisodeDeadline
 from strands_rollout.episode_progress import EpisodeProgress, awaits_tools
 from strands_rollout.errors import EngineAbortedError
+from strands_rollout.flat_cycles import FlatCycles, History
 from strands_rollout.sglang_model import SGLangModel
 from strands_rollout.stop_reason import StopReason, reason_of_error
 from strands_rollout.strands_events import INVALID_TOOL_CALL
 from strands_rollout.strands_log import log_failures_once
 from strands_rollout.tool_limiter import ToolLimiter
+from strands_rollout.turn_tools import TurnTools
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +128,8 @@ async def run_episode(
     history = begun.messages
     try:
         # Strands checks limits and hooks in the order of their registration
-        every_hook = [*hooks, watch, limiter]
+        cycles = FlatCycles()
+        every_hook = [*hooks, watch, limiter, cycles]
         async with (
             deadline,
             agent_with(
@@ -137,7 +140,7 @@ async def run_episode(
             _bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats, tool_span)
             history = agent.messages
             model.conversation.history = history
-            await agent.invoke_async(None if progress else list(messages[-1]["content"]))
+            await cycles.run(agent, None if progress else list(messages[-1]["content"]))
         reason = _reason_of_end(limiter, watch)
     except Exception as e:  # every failure of an episode is data for whoever asked for it
         error = _unwrapped(e)
@@ -211,13 +214,14 @@ def _build_agent(
 ) -> Agent:
     return Agent(
         model=model,
-        messages=[dict(message) for message in history],  # type: ignore[misc] # Strands' messages are TypedDicts
+        messages=History(dict(message) for message in history),  # type: ignore[misc] # they are TypedDicts
         tools=list(tools),
         system_prompt=system_prompt,
         callback_handler=None,
         conversation_manager=conversation_manager or NullConversationManager(),
         retry_strategy=None,
         hooks=list(hooks),
+        tool_executor=TurnTools(),
     )
 
 

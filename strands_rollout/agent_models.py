@@ -16,7 +16,15 @@ from strands_rollout.bounded_tool import CURRENT_CALL
 from strands_rollout.errors import ConfigError
 from strands_rollout.sglang_model import SGLangModel
 
-_CURRENT: Final[ContextVar[AgentModels | None]] = ContextVar("strands_rollout_agent_models", default=None)
+
+@dataclass(slots=True)
+class _Episode:
+    """What the context of an episode holds; contexts outlive it in timers and idle connections."""
+
+    models: AgentModels | None
+
+
+_CURRENT: Final[ContextVar[_Episode | None]] = ContextVar("strands_rollout_agent_models", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +53,13 @@ class AgentModels:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Make `sub_agent_model` give models of this episode, to whatever the block calls, awaits or starts."""
-        token = _CURRENT.set(self)
+        episode = _Episode(self)
+        token = _CURRENT.set(episode)
         try:
             yield
         finally:
             _CURRENT.reset(token)
+            episode.models = None
             self.is_closed = True
 
     def new(self) -> SGLangModel:
@@ -71,8 +81,9 @@ def sub_agent_model() -> SGLangModel:
     Raises:
         ConfigError: No episode is running here.
     """
-    models = _CURRENT.get()
-    if models is None or models.is_closed:
+    episode = _CURRENT.get()
+    models = None if episode is None else episode.models
+    if models is None:
         raise ConfigError(
             "sub_agent_model() was called outside of an episode; expected a call from a tool that an agent of "
             "strands_rollout.generate runs. Elsewhere, make an SGLangModel"

@@ -1,7 +1,7 @@
 """Wraps a Strands tool for an episode: a wall-clock limit, and sync functions in threads of their own.
 
 Strands runs a sync tool in the loop's default thread pool: a few that hang would block every other episode's tools,
-and the interpreter's exit. Here each call has its own daemon thread.
+and the interpreter's exit. Here each call has a daemon thread of its own (`tool_thread.py`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
 import inspect
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,7 +20,8 @@ from strands.tools.decorator import DecoratedFunctionTool
 from strands.tools.tools import PythonAgentTool
 from strands.types.tools import AgentTool, ToolGenerator, ToolSpec, ToolUse
 
-from strands_rollout.errors import SandboxError, ToolError
+from strands_rollout.errors import SandboxError
+from strands_rollout.tool_thread import in_own_thread
 
 
 @dataclass(slots=True)
@@ -69,7 +68,6 @@ class ToolStats:
 
 
 CLEANUP_S: Final = 0.05
-_LAST_MOMENT_S: Final = 0.03
 
 CURRENT_CALL: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("strands_rollout_tool_call", default="")
 """The id of the tool call that runs here; "" outside of one."""
@@ -239,49 +237,3 @@ def _threaded(tool: AgentTool) -> AgentTool:
         if not inspect.iscoroutinefunction(function):
             return PythonAgentTool(tool.tool_name, tool.tool_spec, in_own_thread(function))
     return tool
-
-
-def in_own_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    """An async version of a sync function: each call in a daemon thread, with the caller's context variables.
-
-    A call that is cancelled is abandoned, unless it ends within 0.03 s: its thread ends when the function does.
-    """
-
-    @functools.wraps(function)
-    async def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        context = contextvars.copy_context()
-
-        def run() -> None:
-            try:
-                outcome = functools.partial(_settle, future, result=context.run(function, *args, **kwargs))
-            except Exception as e:  # whatever the tool raises belongs to the caller
-                # a future can't hold StopIteration
-                error = ToolError(f"the tool raised {e!r}") if isinstance(e, StopIteration) else e
-                outcome = functools.partial(_settle, future, error=error)
-            except BaseException as e:  # sys.exit() in a tool must end the call, not the trainer
-                outcome = functools.partial(_settle, future, error=ToolError(f"the tool raised {e!r}"))
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
-                loop.call_soon_threadsafe(outcome)
-
-        threading.Thread(target=run, name=f"tool:{function.__name__}", daemon=True).start()
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            # a function that is just ending has ended: it would else be run again
-            if not (await asyncio.wait({future}, timeout=_LAST_MOMENT_S))[0]:
-                future.cancel()
-                raise
-            return future.result()
-
-    return call
-
-
-def _settle(future: asyncio.Future[Any], *, result: Any = None, error: BaseException | None = None) -> None:  # noqa: ANN401
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)

@@ -1,13 +1,16 @@
 """New messages -> new token ids: renders a tokenizer's chat template incrementally and token-exactly.
 
-Only what is new is ever rendered: the first prompt once, later the text between the last sampled token and the next
-generation prompt. The template is probed when this is built (see `template_probe`). Knows nothing of engines or agents.
+Only what is new is ever rendered: the first prompt, later the text between the last sampled token and the next
+generation prompt, and that only where its shape is not known (see `turn_shape`). The template is probed when this is
+built (see `template_probe`). Knows nothing of engines or agents.
 """
 
 from __future__ import annotations
 
+import json
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from jinja2 import TemplateError as JinjaError
@@ -16,11 +19,36 @@ from strands_rollout.chat_messages import ChatMessage
 from strands_rollout.errors import TemplateError
 from strands_rollout.template_probe import ProbedTemplate, probe
 from strands_rollout.token_encoder import TokenEncoder
+from strands_rollout.turn_shape import PLAIN_TEXTS, TurnShape, is_timeless, shape_of, telling_texts
 
 ANSWER_MARK: Final = "strands-rollout-answer"
 _ENCODERS: weakref.WeakKeyDictionary[Any, TokenEncoder] = weakref.WeakKeyDictionary()
 # what was found, by template and its arguments: each sample builds a ChatTemplate, on the event loop
-_PROBES: weakref.WeakKeyDictionary[Any, dict[str, ProbedTemplate]] = weakref.WeakKeyDictionary()
+_FOUND: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], _Found]] = weakref.WeakKeyDictionary()
+# of one template: prompts that the samples of a group share, shapes by numbers of results and sets of tools
+_MAX_PROMPTS: Final = 64
+_MAX_PROMPT_TOKENS: Final = 8192
+_MAX_SHAPES: Final = 256
+_TOOL_RESULT_KEYS: Final = frozenset({"role", "name", "tool_call_id", "content"})
+
+
+@dataclass(slots=True)
+class _Found:
+    """What all templates with the same arguments share.
+
+    Attributes:
+        probed: By the probe.
+        opening: The control token that a prompt begins with.
+        prompts: Ids of the last prompts, by their messages and tools as JSON.
+        shapes: By number of tool results, and the tools as JSON.
+        tried_out: Whether the template shows so many tool results as they are, by their number.
+    """
+
+    probed: ProbedTemplate
+    opening: str | None
+    prompts: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    shapes: dict[tuple[int, str], TurnShape | None] = field(default_factory=dict)
+    tried_out: dict[int, bool] = field(default_factory=dict)
 
 
 class ChatTemplate:
@@ -52,15 +80,19 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._kwargs = template_kwargs
         self.encoder = _encoder_of(tokenizer)
-        probes = _PROBES.setdefault(tokenizer, {})
-        key = repr((tokenizer.chat_template, sorted(template_kwargs.items())))
-        if key not in probes:
-            probes[key] = probe(self)
-        found = probes[key]
-        self._end_of_turn = found.end_of_turn
-        self.end_of_turn_id = found.end_of_turn_id
-        self.opens_reasoning = found.opens_reasoning
-        self._tools_error = found.tools_error
+        self._found = self._find()
+        self.end_of_turn_id = self._found.probed.end_of_turn_id
+        self.opens_reasoning = self._found.probed.opens_reasoning
+        self._last: tuple[object, list[int]] = (None, [])
+        self._last_tools: tuple[Sequence[Mapping[str, Any]], str] = ((), "")
+
+    def _find(self) -> _Found:
+        template = self._tokenizer.chat_template
+        key = (template if isinstance(template, str) else repr(template), repr(sorted(self._kwargs.items())))
+        known = _FOUND.setdefault(self._tokenizer, {})
+        if key not in known:
+            known[key] = _Found(probe(self), self.encoder.first_control(self.render(_BASE)))
+        return known[key]
 
     def prompt_ids(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of a whole conversation and the generation prompt after it.
@@ -71,12 +103,14 @@ class ChatTemplate:
         Raises:
             TemplateError: The template refuses the messages, or can't be used with tools.
         """
-        if tools and self._tools_error is not None:
+        tools_error = self._found.probed.tools_error
+        if tools and tools_error is not None:
             raise TemplateError(
-                f"the chat template can't be used with tools: {self._tools_error}. Use a model that was trained to "
-                "call tools, or give the agent none."
+                f"the chat template can't be used with tools: {tools_error}. Use a model that was trained to call "
+                "tools, or give the agent none."
             )
-        return self.encoder.encode_rendered(self.render(messages, tools))
+        key = (_as_json(messages), _as_json(tools))
+        return self._encoded_once(key, lambda: self._shared_prompt(key, messages, tools))
 
     def turn_ids(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = (), *, last_id: int | None
@@ -92,19 +126,25 @@ class ChatTemplate:
         Raises:
             TemplateError: The template refuses the messages.
         """
-        ids = self.encoder.encode_rendered(self.render_turn(messages, tools))
+        shape = self._shape(messages, tools)
+        if shape is None:
+            rendered = self.render_turn(messages, tools)
+            ids = self._encoded_once(rendered, lambda: self.encoder.encode_rendered(rendered))
+        else:
+            results = [message["content"] for message in messages]
+            ids = self._encoded_once((shape, results), lambda: shape.ids(results, self.encoder.encode_plain))
         return ids[1:] if last_id == self.end_of_turn_id else ids
 
     def is_rendered(self, text: str) -> bool:
         """Whether a text looks like a prompt that this template made: it opens like one and holds a closed turn."""
-        opening = self.encoder.first_control(self.render(_BASE))
-        return opening is not None and text.lstrip().startswith(opening) and self._end_of_turn in text
+        opening = self._found.opening
+        return opening is not None and text.lstrip().startswith(opening) and self._found.probed.end_of_turn in text
 
     def render_turn(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The (escaped) text from an assistant turn's close to the next generation prompt."""
         rendered = self.render([*_BASE, _answer_before(messages), *messages], tools)
         tail = rendered[rendered.rindex(ANSWER_MARK) + len(ANSWER_MARK) :]
-        return tail[tail.index(self._end_of_turn) :]
+        return tail[tail.index(self._found.probed.end_of_turn) :]
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The (escaped) text of messages, with the generation prompt."""
@@ -120,6 +160,49 @@ class ChatTemplate:
             roles = [message["role"] for message in messages]
             raise TemplateError(f"the chat template fails on messages of roles {roles}: {type(e).__name__}: {e}") from e
         return str(rendered)
+
+    def _encoded_once(self, key: object, encode: Callable[[], list[int]]) -> list[int]:
+        """A new list of what `encode` gives; it is not asked a second time in turn: what is sent was counted before."""
+        if self._last[0] != key:
+            self._last = (key, encode())
+        return list(self._last[1])
+
+    def _shared_prompt(
+        self, key: tuple[str, str], messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
+    ) -> list[int]:
+        prompts = self._found.prompts
+        ids = prompts.get(key)
+        if ids is None:
+            ids = self.encoder.encode_rendered(self.render(messages, tools))
+            if len(ids) <= _MAX_PROMPT_TOKENS and is_timeless(self._tokenizer.chat_template):
+                if len(prompts) >= _MAX_PROMPTS:
+                    prompts.clear()
+                prompts[key] = ids
+        return ids
+
+    def _shape(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> TurnShape | None:
+        """The shape of these new messages, where they are tool results and the template has one for them."""
+        if any(message["role"] != "tool" or message.keys() != _TOOL_RESULT_KEYS for message in messages):
+            return None
+        if tools and self._last_tools[0] is not tools:
+            self._last_tools = (tools, _as_json(tools))
+        shapes, key = self._found.shapes, (len(messages), self._last_tools[1] if tools else "")
+        if key not in shapes:
+            if len(shapes) >= _MAX_SHAPES:
+                shapes.clear()
+            shapes[key] = self._find_shape(len(messages), tools)
+        return shapes[key]
+
+    def _find_shape(self, count: int, tools: Sequence[Mapping[str, Any]]) -> TurnShape | None:
+        tried_out = self._found.tried_out
+        if tried_out.get(count) is False:
+            return None
+        texts = PLAIN_TEXTS if count in tried_out else telling_texts(self._tokenizer.chat_template)
+        shape = (
+            None if texts is None else shape_of(lambda turn: self.render_turn(turn, tools), count, self.encoder, texts)
+        )
+        tried_out.setdefault(count, shape is not None)
+        return shape
 
     def _escaped(self, value: Any) -> Any:  # noqa: ANN401 - any JSON value
         if isinstance(value, str):
@@ -144,6 +227,10 @@ def _answer_before(messages: Sequence[ChatMessage]) -> ChatMessage:
         function = {"name": message.get("name", "tool"), "arguments": {}}
         calls.append({"type": "function", "id": message.get("tool_call_id", "call"), "function": function})
     return answer | {"tool_calls": calls} if calls else answer
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, default=repr)
 
 
 def _encoder_of(tokenizer: Any) -> TokenEncoder:  # noqa: ANN401 - any Hugging Face fast tokenizer

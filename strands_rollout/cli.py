@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from strands_rollout import __version__
+from strands_rollout.commands.bench import bench
 from strands_rollout.commands.config import config
 from strands_rollout.commands.demo import demo
 from strands_rollout.commands.doctor import doctor
@@ -58,6 +59,7 @@ app.command(
     "eval", epilog="Example: strands-rollout eval --base-url http://127.0.0.1:30000 --data aime.jsonl --out aime"
 )(evaluate)
 app.command(epilog="Example: strands-rollout doctor --training")(doctor)
+app.command(epilog="Example: strands-rollout bench --turns 5,20 --out bench.json")(bench)
 app.command(epilog="Example: strands-rollout config configs/math_code.yaml")(config)
 
 

@@ -84,6 +84,11 @@ class RolloutSettings(BaseModel):
         description="Without slime: a function of no arguments, or its dotted path, that tells whether the rollout is "
         "being aborted.",
     )
+    freeze_gc: bool = Field(
+        default=True,
+        description="Before the process's first episode, take all that it has loaded out of Python's garbage "
+        "collection (`gc.freeze`): full collections then look through episodes alone.",
+    )
     tool_parser: str = Field(default="hermes", description="Format of the model's tool calls.")
     enable_thinking: bool | None = Field(default=None, description="Handed to the chat template when set.")
     reward: RewardSettings = Field(default_factory=RewardSettings, description="How an answer is scored.")

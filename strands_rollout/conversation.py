@@ -5,13 +5,13 @@ Knows the template, the parser and the trajectory; nothing of engines or budgets
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.context_builder import ContextBuilder
-from strands_rollout.strands_events import StreamEvent, turn_events
+from strands_rollout.strands_events import Answer, turn_answer
 from strands_rollout.token_limits import Room
 from strands_rollout.tool_parsers import ParseFailure, ToolParser
 from strands_rollout.trajectory import Trajectory, Turn
@@ -171,11 +171,11 @@ class Conversation:
         """Remember that the trajectory covers these messages."""
         self._context.accept(messages)
 
-    def read_last_turn(self) -> Iterator[StreamEvent]:
-        """The last turn as Strands events."""
+    def last_answer(self) -> Answer:
+        """The last turn as Strands takes it."""
         number, turn = self.turn_count, self.trajectory.turns[-1]
         read = self._read(number, turn)
-        return turn_events(
+        return turn_answer(
             read.segments,
             _call_prefix(number),
             stop_reason=read.stop_reason,

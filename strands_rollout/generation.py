@@ -18,6 +18,7 @@ from strands_rollout.errors import EngineResponseError
 # A logprob is at most 0; float32 rounding of log_softmax can lift it by about 1e-6.
 MAX_LOGPROB: Final = 1e-4
 FINISH_TYPES: Final = ("stop", "length", "abort")
+_NUMBERS: Final = frozenset({float, int})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +133,11 @@ def read_generation(
         ids = beside
     _check_ids(ids, vocab_size=vocab_size, completion_tokens=meta.get("completion_tokens"))
     if return_logprob:
-        _check_logprobs(logprobs, beside, ids)
+        logprobs = _checked_logprobs(logprobs, beside, ids)
     text = answer.get("text")
     return Generation(
         output_ids=ids,
-        logprobs=list(map(float, logprobs)) if return_logprob else [],
+        logprobs=logprobs if return_logprob else [],
         finish_reason=finish,
         text=text if isinstance(text, str) else "",
         meta_info=meta,
@@ -186,7 +187,7 @@ def _read_entries(entries: object) -> tuple[list[Any], list[Any]]:
         ) from e
 
 
-def _check_logprobs(logprobs: list[Any], beside: list[Any], ids: list[int]) -> None:
+def _checked_logprobs(logprobs: list[Any], beside: list[Any], ids: list[int]) -> list[float]:
     if len(logprobs) != len(ids):
         raise EngineResponseError(f"got {len(logprobs)} logprobs for {len(ids)} output ids; expected one for each")
     if beside != ids:
@@ -194,12 +195,24 @@ def _check_logprobs(logprobs: list[Any], beside: list[Any], ids: list[int]) -> N
         raise EngineResponseError(
             f"output id {ids[position]} at position {position} has the logprob of token {beside[position]!r} beside it"
         )
-    for position, logprob in enumerate(logprobs):
-        if type(logprob) not in (float, int) or not -math.inf < logprob <= MAX_LOGPROB:
-            raise EngineResponseError(
-                f"the logprob of output id {ids[position]} at position {position} is {logprob!r}; expected a finite "
-                "number of at most 0"
-            )
+    kinds = set(map(type, logprobs))
+    if not kinds <= _NUMBERS or not _are_logprobs(logprobs):
+        position = next(n for n, p in enumerate(logprobs) if type(p) not in _NUMBERS or not _are_logprobs([p]))
+        raise EngineResponseError(
+            f"the logprob of output id {ids[position]} at position {position} is {logprobs[position]!r}; expected a "
+            "finite number of at most 0"
+        )
+    return list(map(float, logprobs)) if int in kinds else logprobs
+
+
+def _are_logprobs(numbers: list[float]) -> bool:
+    """Whether all are finite and at most 0; never one by one, since an answer has hundreds."""
+    try:
+        # a sum is finite only if all that it sums is
+        is_finite = math.isfinite(sum(numbers)) or all(map(math.isfinite, numbers))
+    except OverflowError:  # an int beyond all floats
+        return False
+    return is_finite and max(numbers, default=0.0) <= MAX_LOGPROB
 
 
 def _read_weight_versions(spans: object, count: int) -> list[tuple[str | None, int, int]]:

@@ -18,6 +18,8 @@ from strands_rollout.episode_code import episode_code_tool
 from strands_rollout.episode_deadline import ABORT_GRACE_S
 from strands_rollout.errors import EngineError, RolloutError, SandboxError
 from strands_rollout.fan_out import as_fan_out, may_fan_out, siblings, spoken_beside
+from strands_rollout.first_use import freeze_long_lived, once
+from strands_rollout.loop_pass import own_pass
 from strands_rollout.prompt_messages import to_episode_prompt
 from strands_rollout.prompts import CODE_TOOL_NAME
 from strands_rollout.replay_data import ASK_EXPERTS
@@ -65,6 +67,7 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
     """
     fans_out = False
     others: list[tuple[str, Any]] = []
+    await own_pass()  # of hundreds of samples that come at once, one begins in each pass of the loop
     try:
         settings = settings_from_args(args)
         fans_out = settings.fan_out and may_fan_out(args, evaluation=evaluation)
@@ -146,6 +149,7 @@ class _Played:
 
 async def _run(job: _Job) -> _Played:
     settings, resume = job.settings, job.beginning.resume
+    await once(getattr(job.args, "hf_checkpoint", None), lambda: _prepare(job))
     model = _build_model(job)
     prompt = to_episode_prompt(job.sample.prompt, settings.system_prompt, model.template)
     code_calls = CodeCalls(**resume.code) if resume else CodeCalls()
@@ -176,6 +180,13 @@ async def _run(job: _Job) -> _Played:
                 progress=resume.progress if resume else None,
             )
     return _Played(model, episode, code_calls, sub_agents)
+
+
+def _prepare(job: _Job) -> None:
+    """Load the tokenizer and try out its template: all that later models share."""
+    _build_model(job)
+    if job.settings.freeze_gc:
+        freeze_long_lived()
 
 
 def _engine_grace_s(job: _Job) -> float:

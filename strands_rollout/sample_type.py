@@ -122,11 +122,14 @@ class Sample:
         self.response += text or ""
         before = self.response_length
         if new:
+            if self.loss_mask is None:
+                self.loss_mask = [1] * before
+            if self.rollout_log_probs is None:
+                self.rollout_log_probs = [0.0] * before
             self.tokens += new
             self.response_length += len(new)
-            self.loss_mask = ([1] * before if self.loss_mask is None else self.loss_mask) + [int(trainable)] * len(new)
-            earlier = [0.0] * before if self.rollout_log_probs is None else self.rollout_log_probs
-            self.rollout_log_probs = earlier + list(log_probs or [0.0] * len(new))
+            self.loss_mask += [int(trainable)] * len(new)
+            self.rollout_log_probs += log_probs or [0.0] * len(new)
         if meta_info is not None and update_terminal_info and "finish_reason" in meta_info:
             self._count_request(args, meta_info)
 

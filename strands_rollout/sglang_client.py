@@ -162,8 +162,10 @@ class SGLangClient:
             ConfigError: `sampling_params` or `extra` can't be sent, or the client belongs to another event loop.
         """
         self._claim_loop()
-        request = GenerateRequest(self._encoded(input_ids), sampling_params, return_logprob=return_logprob, extra=extra)
         first_rid, flight = rid or uuid.uuid4().hex, flight or Flight()
+        request = GenerateRequest(
+            self._encoded(input_ids), sampling_params, rid=first_rid, return_logprob=return_logprob, extra=extra
+        )
         started = self._clock()
         faults: list[Fault] = []
         while True:

@@ -1,26 +1,22 @@
 """The HTTP connection to an engine: an `httpx.AsyncClient` whose transport is aiohttp's.
 
-Knows URLs, pools, time limits and sockets; nothing of `/generate`. With aiohttp below it, httpx's API costs a quarter
+Knows URLs, pools and time limits; nothing of `/generate`. With aiohttp below it, httpx's API costs a quarter
 of what it costs with its own transport, at 64 concurrent requests.
 """
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-import aiohttp
 import httpx
-from httpx_aiohttp import AiohttpTransport
 
 from strands_rollout.errors import ConfigError
+from strands_rollout.sglang_transport import EngineClient, EngineTransport
 
 WRITE_TIMEOUT_S: Final = 60.0
 # Below the 5 s after which SGLang's server closes an idle connection: a request must not meet that close.
 KEEPALIVE_EXPIRY_S: Final = 4.0
-# A peer that lost power never closes its socket: probes end a wait that has no time limit after about two minutes.
-_KEEPALIVE_PROBES: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 
 
 def create_client(
@@ -35,7 +31,8 @@ def create_client(
     """Make the client that many models share; close it with `aclose()`.
 
     It may be made outside a running loop, and belongs to the loop of its first request. Proxies of the environment are
-    not used: an engine is reached directly. Redirects are not followed.
+    not used: an engine is reached directly. Redirects are not followed. Generations pass httpx's layers by, as long as
+    nothing was set that only httpx honours, such as event hooks; see `EngineClient.post_straight`.
 
     Args:
         base_url: `http://host:port`, with a path prefix if a gateway needs one. Without a scheme, http. User and
@@ -59,12 +56,12 @@ def create_client(
         max_keepalive_connections=max_keepalive_connections,
         keepalive_expiry=KEEPALIVE_EXPIRY_S,
     )
-    return httpx.AsyncClient(
+    return EngineClient(
+        EngineTransport(limits, secure=url.scheme == "https"),
         base_url=url.copy_with(username=None, password=None),
         auth=(url.username, url.password) if url.userinfo else None,
         headers=dict(headers or {}),
         timeout=httpx.Timeout(connect=connect_timeout, read=timeout, write=WRITE_TIMEOUT_S, pool=None),
-        transport=_transport(limits, secure=url.scheme == "https"),
         trust_env=False,
     )
 
@@ -97,31 +94,3 @@ def redacted(url: httpx.URL) -> str:
     port = "" if url.port is None else f":{url.port}"
     host = f"[{url.host}]" if ":" in url.host else url.host
     return f"{url.scheme}://{host}{port}{url.path.rstrip('/')}"
-
-
-def _transport(limits: httpx.Limits, *, secure: bool) -> AiohttpTransport:
-    # Reading the certificates takes about 30 ms: only for a URL that needs them.
-    transport = AiohttpTransport(limits=limits, verify=secure, trust_env=True)
-
-    def session() -> aiohttp.ClientSession:
-        """Called by the first request, in the loop that owns the sockets from then on."""
-        connector = aiohttp.TCPConnector(
-            limit=limits.max_connections or 0,
-            keepalive_timeout=limits.keepalive_expiry,
-            ssl=transport.ssl_context,
-            socket_factory=_open_socket,
-        )
-        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
-
-    transport.client = session
-    return transport
-
-
-def _open_socket(address: tuple[Any, ...]) -> socket.socket:
-    family, kind, protocol, _, _ = address
-    opened = socket.socket(family=family, type=kind, proto=protocol)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE_PROBES.items():
-        if hasattr(socket, name):  # macOS and Windows have some of them only
-            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return opened

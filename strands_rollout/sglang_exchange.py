@@ -14,11 +14,14 @@ import httpx
 from strands_rollout.errors import ConfigError
 from strands_rollout.generation import NotJsonError, load_json
 from strands_rollout.sglang_retry import Fault, FaultKind, fault_of_status
+from strands_rollout.sglang_transport import EngineClient, StraightResponse
 
 JSON_HEADERS: Final = {"content-type": "application/json"}
 # aiohttp's transport lets some of its own errors through (an answer that isn't HTTP), and calls a refused connection a
 # ConnectTimeout: kinds are told apart by when they happen, not by their class.
 CONNECTION_ERRORS: Final = (httpx.TransportError, aiohttp.ClientError)
+_READ_TIMEOUTS: Final = (httpx.ReadTimeout, aiohttp.SocketTimeoutError)
+_PATH: Final = "/generate"
 
 
 async def exchange(
@@ -30,12 +33,10 @@ async def exchange(
         EngineRejectedError: The engine refuses the request.
         ConfigError: The request can't be sent as it is, such as a header with a line break.
     """
-    all_headers = {**JSON_HEADERS, **(headers or {})}
     slow = Fault(FaultKind.SLOW, f"no answer within the read limit of {limits.read} s")
     try:
-        request = http.build_request("POST", "/generate", content=body, headers=all_headers, timeout=limits)
-        response = await http.send(request, stream=True)
-    except httpx.ReadTimeout:
+        response = await _post(http, body, {**JSON_HEADERS, **(headers or {})}, limits)
+    except _READ_TIMEOUTS:
         return slow
     except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, ValueError) as e:  # aiohttp: a header's ValueError
         raise ConfigError(f"the request can't be sent to {url}: {e}") from e
@@ -43,7 +44,7 @@ async def exchange(
         return Fault(FaultKind.UNREACHABLE, _words(e))
     try:
         content = await response.aread()
-    except httpx.ReadTimeout:
+    except _READ_TIMEOUTS:
         return slow
     except (*CONNECTION_ERRORS, httpx.DecodingError) as e:
         return Fault(FaultKind.BAD_BODY, f"HTTP {response.status_code} whose body ended early ({_words(e)})")
@@ -56,6 +57,17 @@ async def exchange(
     except NotJsonError as e:
         got = f"{content[:80]!r} ({len(content)} bytes)"
         return Fault(FaultKind.BAD_BODY, f"HTTP 200 with a body that is not JSON: {got}: {e}")
+
+
+async def _post(
+    http: httpx.AsyncClient, body: bytes, headers: Mapping[str, str], limits: httpx.Timeout
+) -> httpx.Response | StraightResponse:
+    """The response to this body, not yet read; without httpx's layers where they would change nothing."""
+    straight = await http.post_straight(_PATH, body, headers, limits) if isinstance(http, EngineClient) else None
+    if straight is not None:
+        return straight
+    request = http.build_request("POST", _PATH, content=body, headers=headers, timeout=limits)
+    return await http.send(request, stream=True)
 
 
 def _words(error: Exception) -> str:

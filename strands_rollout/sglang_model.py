@@ -19,10 +19,11 @@ from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.context_builder import token_count
 from strands_rollout.conversation import Conversation
 from strands_rollout.errors import BudgetExhaustedError, ConfigError, TrajectoryError
+from strands_rollout.loop_pass import own_pass
 from strands_rollout.model_config import SGLangModelConfig, config_after, updated_config
 from strands_rollout.sglang_client import SGLangClient
 from strands_rollout.shared_client import shared_client
-from strands_rollout.strands_events import StreamEvent
+from strands_rollout.strands_events import Answer, StreamEvent, answer_events
 from strands_rollout.structured_output import structured_answer
 from strands_rollout.token_limits import Room, TokenLimits
 from strands_rollout.tool_parsers import ParseFailure, ToolParser, get_parser
@@ -200,9 +201,27 @@ class SGLangModel(Model):
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,  # noqa: ARG002, ANN401 - tool choice and signals that SGLang has no equal for
     ) -> AsyncGenerator[StreamEvent, None]:
-        """One turn: generate, record it, and describe it as Strands events.
+        """One turn as Strands events; see `answer`.
 
         The request is not streamed from the server; all events come when the turn is complete.
+        """
+        for event in answer_events(await self.answer(messages, tool_specs, system_prompt, system_prompt_content)):
+            yield event
+
+    async def answer(
+        self,
+        messages: Messages,
+        tool_specs: Sequence[Mapping[str, Any]] | None = None,
+        system_prompt: str | None = None,
+        system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Answer:
+        """One turn: generate it, record it, and read it.
+
+        Args:
+            messages: The agent's history; not changed.
+            tool_specs: The tools that the policy may call.
+            system_prompt: The agent's system prompt as text.
+            system_prompt_content: The same as content blocks, which count where both are given.
 
         Raises:
             TrajectoryError: The history does not extend what the policy has read, or a turn is already running.
@@ -217,13 +236,13 @@ class SGLangModel(Model):
             raise TrajectoryError("got a second turn while one is running; expected one conversation per SGLangModel")
         self._busy = True
         try:
+            await own_pass()  # reading what is new in the history is the longest step of a turn
             may_rewrite = self.config["on_rewritten_history"] == "segment"
             conversation = self.conversation.for_history(messages) if may_rewrite else self.conversation
             await self._turn(conversation, messages, tool_specs, system_prompt, system_prompt_content)
         finally:
             self._busy = False
-        for event in conversation.read_last_turn():
-            yield event
+        return conversation.last_answer()
 
     async def structured_output(
         self,

@@ -6,13 +6,14 @@ sees it, and what was escaped is encoded by a twin of the tokenizer that has no 
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from strands_rollout.byte_decoder import ByteDecoder
 from strands_rollout.errors import TemplateError
 
 _ESCAPE = "\U000f0000"
@@ -22,10 +23,10 @@ _FIRST_CODE = 0xF0001
 class TokenEncoder:
     """Encodes rendered templates; cut at control tokens, each piece between them encoded whole.
 
-    Building it takes about a second for a vocabulary of 150,000 tokens; build one per tokenizer.
+    Build one per tokenizer: its decoder learns each token once. Several threads may use it.
 
     Attributes:
-        vocab_size: Ids are below this; the largest id + 1, added tokens included.
+        cuts_are_plain: Whether no control token swallows the white space beside it.
     """
 
     def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401 - any Hugging Face fast tokenizer
@@ -40,14 +41,20 @@ class TokenEncoder:
         self._control_id_set = frozenset(added)
         self._plain = _without_added_tokens(backend)
         self._cut = _control_pattern(added.values())
+        self.cuts_are_plain = not any(token.lstrip or token.rstrip for token in added.values())
         # longest first: a control token that begins with another one must win
         self._escapable = [_ESCAPE, *sorted(self._control_ids, key=len, reverse=True)]
         self._codes = {text: chr(_FIRST_CODE + index) for index, text in enumerate(self._escapable)}
         self._escape_pattern = re.compile("|".join(map(re.escape, self._escapable)))
         self._unescape_pattern = re.compile(_ESCAPE + "(.)", re.DOTALL)
         self._backend = backend
-        self.vocab_size = max(max(added, default=-1), max(backend.get_vocab().values())) + 1
+        self._decoder = ByteDecoder(backend)
         self._check_plain_twin()
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Ids are below this; the largest id + 1, added tokens included."""
+        return int(max(max(self._control_id_set, default=-1), max(self._backend.get_vocab().values()))) + 1
 
     def escape(self, text: str) -> str:
         """Untrusted text with every control-token text hidden; ordinary text is returned as it is."""
@@ -60,13 +67,23 @@ class TokenEncoder:
     def encode_rendered(self, rendered: str) -> list[int]:
         """Ids of a rendered template whose untrusted parts were escaped."""
         ids: list[int] = []
+        for piece in self.pieces(rendered):
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                ids += self.encode_plain(self.unescape(piece))
+        return ids
+
+    def pieces(self, rendered: str) -> Iterator[str | int]:
+        """A rendered template cut into its control tokens, as ids, and the (escaped) text between them."""
         position = 0
         for match in self._cut.finditer(rendered):
-            ids += self.encode_plain(self.unescape(rendered[position : match.start()]))
-            ids.append(self._control_ids[match[match.lastindex or 0]])
+            if match.start() > position:
+                yield rendered[position : match.start()]
+            yield self._control_ids[match[match.lastindex or 0]]
             position = match.end()
-        ids += self.encode_plain(self.unescape(rendered[position:]))
-        return ids
+        if position < len(rendered):
+            yield rendered[position:]
 
     def encode_trusted(self, text: str) -> list[int]:
         """Ids as the tokenizer itself encodes the text, control tokens included, nothing escaped."""
@@ -74,11 +91,12 @@ class TokenEncoder:
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of text as ordinary tokens, whatever control-token text it contains."""
-        return list(self._plain.encode(text, add_special_tokens=False).ids) if text else []
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids if text else []
+        return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Text of ids, control tokens included; broken UTF-8 at the ends becomes U+FFFD."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=False))
+        return self._decoder.decode(ids)
 
     def first_control(self, rendered: str) -> str | None:
         """Text of the first control token in trusted text."""
@@ -101,9 +119,10 @@ class TokenEncoder:
 
 
 def _without_added_tokens(backend: Tokenizer) -> Tokenizer:
-    description = json.loads(backend.to_str())
-    description |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
-    return Tokenizer.from_str(json.dumps(description))
+    """Shares the vocabulary with the tokenizer, and so is made at once."""
+    twin = Tokenizer(backend.model)
+    twin.normalizer, twin.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+    return twin
 
 
 def _control_pattern(added_tokens: Iterable[Any]) -> re.Pattern[str]:

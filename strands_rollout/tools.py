@@ -6,11 +6,11 @@ Knows Strands' tools and the `CodeExecutor` protocol. Must not know episodes, sa
 from __future__ import annotations
 
 import copy
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from strands import tool
-from strands.tools.decorator import DecoratedFunctionTool
+from strands.tools.decorator import DecoratedFunctionTool, FunctionToolMetadata
 
 from strands_rollout.errors import ConfigError, SandboxError
 from strands_rollout.executors import shared_executor
@@ -28,6 +28,8 @@ from strands_rollout.sandbox.executor import CodeExecutor, ExecutionResult, Exec
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from strands.types.tools import ToolSpec
 
     CodeTool = DecoratedFunctionTool[[str], Awaitable[str]]
 
@@ -153,8 +155,23 @@ def _code_tool(
         isolated=facts.isolated,
         keeps_state=session is not None,
     )
-    decorate = tool(name=CODE_TOOL_NAME, description=description, inputSchema={"json": copy.deepcopy(CODE_TOOL_SCHEMA)})
-    return decorate(execute_python_code)
+    spec: ToolSpec = {
+        "name": CODE_TOOL_NAME,
+        "description": description,
+        "inputSchema": {"json": copy.deepcopy(CODE_TOOL_SCHEMA)},
+    }
+    return DecoratedFunctionTool(CODE_TOOL_NAME, spec, execute_python_code, _input_check())
+
+
+@functools.cache
+def _input_check() -> FunctionToolMetadata:
+    """What checks the input of a call: a pydantic model, whose making would cost each episode half a millisecond."""
+
+    async def execute_python_code(code: str) -> str:
+        """Give the signature."""
+        return code
+
+    return FunctionToolMetadata(execute_python_code)
 
 
 execute_python_code: CodeTool = _code_tool(

@@ -204,8 +204,10 @@ class Trajectory:
             weight_spans=tuple(WeightSpan(version, start + first, start + end) for version, first, end in spans),
             **facts,
         )
-        self.token_ids += [*context_ids, *sampled_ids]
-        self.loss_mask += [0] * len(context_ids) + [1] * len(sampled_ids)
+        self.token_ids += context_ids
+        self.token_ids += sampled_ids
+        self.loss_mask += [0] * len(context_ids)
+        self.loss_mask += [1] * len(sampled_ids)
         self.logprobs += [0.0] * len(context_ids)
         self.logprobs += sampled_logprobs or [0.0] * len(sampled_ids)
         earlier = self.turns.pop().parts if self.is_open else ()
@@ -231,7 +233,8 @@ class Trajectory:
             raise TrajectoryError(
                 f"got {len(logprobs)} logprobs for {len(sampled_ids)} sampled tokens; expected one each"
             )
-        if not all(map(math.isfinite, logprobs)):
+        # a sum is finite only if all that it sums is
+        if not math.isfinite(sum(logprobs)) and not all(map(math.isfinite, logprobs)):
             raise TrajectoryError("got a logprob that is not finite; the response must be rejected, not stored")
         ends = [0, *(end for _, _, end in spans)]
         if [first for _, first, _ in spans] != ends[:-1] or ends[-1] != len(sampled_ids) or sorted(set(ends)) != ends:

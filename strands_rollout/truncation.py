@@ -7,13 +7,18 @@ from strands_rollout.token_encoder import TokenEncoder
 _MAX_CHARS_PER_TOKEN = 16
 
 
+def is_far_over(length: int, max_tokens: int) -> bool:
+    """Whether a text of `length` characters has so certainly more tokens that it need not be encoded to know it."""
+    return length > 2 * max_tokens * _MAX_CHARS_PER_TOKEN
+
+
 def head_and_tail(text: str, max_tokens: int, encoder: TokenEncoder) -> str:
     """`text` if it has at most `max_tokens` tokens, else its head and tail and a marker between them.
 
     The result may exceed `max_tokens` by a few tokens where the pieces meet: who needs it exact measures again. Half
     of the kept tokens are head. With `max_tokens` below the marker's own length the result is empty.
     """
-    if len(text) > 2 * max_tokens * _MAX_CHARS_PER_TOKEN:
+    if is_far_over(len(text), max_tokens):
         # far over: drop the middle unseen, so that a megabyte is never encoded
         kept = max_tokens * _MAX_CHARS_PER_TOKEN
         head_text, tail_text = text[: kept // 2], text[len(text) - kept // 2 :]

@@ -24,6 +24,7 @@ from strands_rollout.errors import (
 from strands_rollout.model_config import SGLangModelConfig
 from strands_rollout.replay_data import missing_replay_data, request_fields
 from strands_rollout.sglang_client import FinishReason, Flight, Generation, SGLangClient
+from strands_rollout.sglang_request import EncodedIds, EncodedPrompt
 from strands_rollout.token_limits import Room, room_left, turn_allowance
 from strands_rollout.trajectory import Trajectory
 from strands_rollout.turn_params import part_params, turn_params
@@ -75,6 +76,7 @@ class TurnSampler:
         self.cut_by: str | None = None
         self.engine_aborts = 0
         self.flight = Flight()
+        self._prompt = EncodedPrompt([], vocab_size=None)
 
     def context_limit(self, configured: int | None) -> int | None:
         """The smaller of the configured context length and the engine's own, in tokens, where known."""
@@ -205,7 +207,7 @@ class TurnSampler:
         params = part_params(config["sampling_params"], trajectory, allowance)
         with span(allowance) as note:
             generation = await client.generate(
-                [*trajectory.token_ids, *context_ids],
+                self._encoded(trajectory, context_ids, client.vocab_size),
                 params,
                 return_logprob=config["return_logprobs"],
                 headers=config["headers"] or None,
@@ -218,6 +220,13 @@ class TurnSampler:
             _check_complete(generation, config, params, client.url)
         self.cut_by = limit if generation.finish_reason.type == "length" else None
         return generation
+
+    def _encoded(self, trajectory: Trajectory, context_ids: Sequence[int], vocab_size: int | None) -> EncodedIds:
+        """The input of the next request, of which only what is new is encoded."""
+        ids = trajectory.token_ids
+        if not self._prompt.is_of(ids, vocab_size=vocab_size):
+            self._prompt = EncodedPrompt(ids, vocab_size=vocab_size)
+        return self._prompt.followed_by(context_ids)
 
     def _allowance(
         self, config: SGLangModelConfig, trajectory: Trajectory, context_length: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import sys
 import threading
 import time
@@ -14,8 +13,8 @@ from strands import Agent, ToolContext, tool
 from strands.tools.tools import PythonAgentTool
 from strands.types.tools import AgentTool
 
-from strands_rollout.bounded_tool import BoundedTool, ToolStats, in_own_thread
-from strands_rollout.errors import SandboxError, ToolError
+from strands_rollout.bounded_tool import BoundedTool, ToolStats
+from strands_rollout.errors import SandboxError
 
 release = threading.Event()
 
@@ -136,32 +135,6 @@ async def test_a_sync_tool_still_gets_its_context_and_agent() -> None:
     use = {"toolUseId": "c7", "name": "who", "input": {}}
     events = [event async for event in bounded.stream(use, {"agent": agent})]
     assert events[0].tool_result["content"] == [{"text": "ann c7"}]
-
-
-async def test_context_variables_reach_the_thread() -> None:
-    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
-    variable.set("here")
-    assert await in_own_thread(lambda: variable.get())() == "here"
-
-
-async def test_an_abandoned_thread_ends_in_silence() -> None:
-    quick = in_own_thread(lambda: time.sleep(0.05))
-    task = asyncio.create_task(quick())
-    await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await asyncio.sleep(0.1)
-
-
-async def test_an_exception_belongs_to_the_caller() -> None:
-    def fail() -> None:
-        raise KeyError("x")
-
-    with pytest.raises(KeyError):
-        await in_own_thread(fail)()
-    with pytest.raises(ToolError, match="SystemExit"):
-        await in_own_thread(sys.exit)()
 
 
 async def test_a_fault_of_the_sandbox_counts_however_a_tool_has_wrapped_it() -> None:

@@ -29,7 +29,7 @@ if sys.argv[3] == "sent":
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[2])
 done = asyncio.run(run(tokenizer, [call_text(), ANSWER], settings={"executor": "subprocess"}))
 assert done.sample.status.value == "completed"
-print(json.dumps([span.name for span in exporter.get_finished_spans()]))
+print(json.dumps([[span.name, [event.name for event in span.events]] for span in exporter.get_finished_spans()]))
 """
 
 
@@ -38,7 +38,12 @@ def test_strands_spans_go_where_the_process_sends_them(shipped_tokenizer: Any, w
     command = [sys.executable, "-c", EPISODE, str(Path(__file__).parent), shipped_tokenizer.name_or_path, where]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
-    names = json.loads(done.stdout.splitlines()[-1])
+    spans = json.loads(done.stdout.splitlines()[-1])
+    names = [name for name, _ in spans]
     expected = {"chat", "execute_tool execute_python_code"} if where == "sent" else set()
     assert set(names) >= expected
     assert bool(names) == bool(expected)
+    if where == "sent":
+        last_cycle = [events for name, events in spans if name == "execute_event_loop_cycle"][-1]
+        history = ["gen_ai.user.message", "gen_ai.assistant.message", "gen_ai.tool.message"]
+        assert last_cycle[:3] == history, "a span that is recorded holds the whole history"

@@ -5,10 +5,13 @@ Knows layout and attention arithmetic. Knows nothing of requests, or of which to
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+from strands_rollout.engine.blas_rows import tokens_at_once
 
 if TYPE_CHECKING:
     from strands_rollout.engine.model_config import ModelConfig
@@ -25,7 +28,7 @@ _TOKEN_STEP = 64
 _MIX_TOKENS = 256
 # A stride of a power of two would map all dimensions of a token to the same few cache sets.
 _STRIDE_PAD = 16
-_CHUNK_TILE_TOKENS = 64
+_CHUNK_TILE_TOKENS = 32
 _RAGGED_BLOCK_ROWS = 8
 _RAGGED_WASTE = 1.25
 
@@ -44,7 +47,17 @@ class KvRows:
         # [keys and values, layer, row, head, dimension, token]
         self._cache: Floats = np.zeros((2, config.layers, rows, config.kv_heads, config.head_dim, 0), np.float32)
         self._bias: Floats = np.zeros((rows, 0), np.float32)
-        self._blocks: list[tuple[slice, int]] = []
+        self._index: Ints = np.arange(0)
+        self._blocks: list[tuple[slice, int, int]] = []
+        self._causal_bias = _causal_bias()
+        self._scratch: Floats = np.empty(0, np.float32)
+        self._together = tokens_at_once(
+            config.heads // config.kv_heads,
+            config.head_dim,
+            token_step=_TOKEN_STEP,
+            mix_tokens=_MIX_TOKENS,
+            stride_pad=_STRIDE_PAD,
+        )
         # Rows beyond these were never written: their memory is not there yet, and growing must not touch it.
         self._written_rows = 0
         self.reserve(min(_FIRST_CAPACITY, context_length))
@@ -87,39 +100,64 @@ class KvRows:
         keys, values = self._cache[:, layer, row]
         keys[:, :, start:stop] = k.transpose(1, 2, 0)
         values[:, :, start:stop] = v.transpose(1, 2, 0)
-        queries = q.reshape(tokens, len(keys), -1, head_dim)
+        queries = self._side_by_side(q, len(keys))
         mixed = np.empty_like(queries)
         for first in range(0, tokens, _CHUNK_TILE_TOKENS):
-            tile = slice(first, min(first + _CHUNK_TILE_TOKENS, tokens))
-            end = _rounded_up(start + tile.stop)
-            scores = queries[tile] @ keys[..., :end]
-            scores[..., start:] += _causal_bias(tile, end - start)[:, None, None]
-            mixed[tile] = _softmax_mix(scores, values[..., :end])
-        return mixed.reshape(tokens, heads * head_dim)
+            seen, end = start + first, _rounded_up(start + min(first + _CHUNK_TILE_TOKENS, tokens))
+            tile = slice(first // self._together, (first + _CHUNK_TILE_TOKENS) // self._together)
+            scores = self._scores(queries[:, tile], keys[:, None, :, :end])
+            by_token = scores.reshape(len(keys), -1, heads // len(keys), end)
+            by_token[..., seen:] += self._causal_bias[: by_token.shape[1], None, : end - seen]
+            mixed[:, tile] = _softmax_mix(scores, values[:, None, :, :end])
+        by_head = mixed.reshape(len(keys), -1, heads // len(keys) * head_dim)
+        return by_head.swapaxes(0, 1)[:tokens].reshape(tokens, heads * head_dim)
+
+    def _side_by_side(self, q: Floats, kv_heads: int) -> Floats:
+        """[tokens, heads, head_dim] to [kv_heads, products, rows, head_dim]: `_together` tokens in each product.
+
+        The last product is filled up with zeros.
+        """
+        tokens, heads, head_dim = q.shape
+        group = heads // kv_heads
+        products = -(-tokens // self._together)
+        queries = np.zeros((kv_heads, products * self._together, group, head_dim), np.float32)
+        queries[:, :tokens] = q.reshape(tokens, kv_heads, group, head_dim).swapaxes(0, 1)
+        return queries.reshape(kv_heads, products, self._together * group, head_dim)
+
+    def _scores(self, queries: Floats, keys: Floats) -> Floats:
+        """`queries` times `keys`, in memory that the next call takes again: fresh memory costs as much as they do."""
+        shape = (*queries.shape[:-1], keys.shape[-1])
+        size = math.prod(shape)
+        if size > len(self._scratch):
+            self._scratch = np.empty(size, np.float32)
+        return np.matmul(queries, keys, out=self._scratch[:size].reshape(shape))
 
     def begin_step(self, lengths: Ints) -> None:
         """Prepare the `attend_step` calls of one step: rows 0..n-1 each get a token at position `lengths`."""
         rows = len(lengths)
-        self._bias[np.arange(rows), lengths] = 0
+        self._index = np.arange(rows)
+        self._bias[self._index, lengths] = 0
         ragged = rows * (lengths.max() + 1) > _RAGGED_WASTE * (lengths.sum() + rows)
         size = _RAGGED_BLOCK_ROWS if ragged else rows
         blocks = [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
-        self._blocks = [(block, _rounded_up(int(lengths[block].max()) + 1)) for block in blocks]
+        self._blocks = [
+            (block, int(lengths[block].min()) + 1, _rounded_up(int(lengths[block].max()) + 1)) for block in blocks
+        ]
 
     def attend_step(self, layer: int, lengths: Ints, q: Floats, k: Floats, v: Floats) -> Floats:
         """Store one token of each row at position `lengths` and attend: [rows, heads, head_dim] -> [rows, ...]."""
         rows, heads, head_dim = q.shape
         keys, values = self._cache[:, layer]
-        index = np.arange(rows)
-        keys[index, :, :, lengths] = k
-        values[index, :, :, lengths] = v
+        keys[self._index, :, :, lengths] = k
+        values[self._index, :, :, lengths] = v
         queries = q.reshape(rows, keys.shape[1], -1, head_dim)
-        mixed = np.empty_like(queries)
-        for block, stop in self._blocks:
+        mixed = []
+        for block, first_masked, stop in self._blocks:
             scores = queries[block] @ keys[block, ..., :stop]
-            scores += self._bias[block, None, None, :stop]
-            mixed[block] = _softmax_mix(scores, values[block, ..., :stop])
-        return mixed.reshape(rows, heads * head_dim)
+            scores[..., first_masked:] += self._bias[block, None, None, first_masked:stop]
+            mixed.append(_softmax_mix(scores, values[block, ..., :stop]))
+        together = mixed[0] if len(mixed) == 1 else np.concatenate(mixed)
+        return together.reshape(rows, heads * head_dim)
 
 
 def _softmax_mix(scores: Floats, values: Floats) -> Floats:
@@ -135,10 +173,10 @@ def _softmax_mix(scores: Floats, values: Floats) -> Floats:
     return mixed
 
 
-def _causal_bias(queries: slice, tokens: int) -> Floats:
-    """Lets query i of a chunk see the chunk's tokens 0..i: [queries, tokens]."""
-    seen = np.arange(tokens) <= np.arange(queries.start, queries.stop)[:, None]
-    return np.where(seen, np.float32(0), _MASKED)
+def _causal_bias() -> Floats:
+    """Lets query i of a tile see keys 0..i from the tile's first on: [queries, keys up to the end of a step]."""
+    keys = np.arange(_CHUNK_TILE_TOKENS + _TOKEN_STEP)
+    return np.where(keys <= np.arange(_CHUNK_TILE_TOKENS)[:, None], np.float32(0), _MASKED)
 
 
 def _rounded_up(tokens: int) -> int:

@@ -29,6 +29,7 @@ Number = TypeVar("Number", bound=np.generic)
 # BLAS computes a row by another kernel, with other last bits, according to how many there are. So that a token's logits
 # don't depend on what else is computed, whatever is multiplied by weights is multiplied this many rows at a time.
 _TILE_ROWS = 4
+_ONE = np.float32(1)
 
 
 class Qwen3:
@@ -79,11 +80,12 @@ class Qwen3:
         rotation = self._rotations[_filled(positions), None]
         x = self.weights.embedding[_filled(tokens)]
         mixed = np.zeros((len(x), self.config.heads * self.config.head_dim), np.float32)
-        for index, layer in enumerate(self.weights.layers):
-            q, k, v = self._attention_inputs(layer, x, rotation)
-            mixed[:count] = attend(index, q[:count], k[:count], v[:count])
-            x += _product(mixed, layer.out)
-            x += self._feed_forward(layer, x)
+        with np.errstate(over="ignore"):  # exp of a very negative gate is inf, and gate * up / inf is the right 0
+            for index, layer in enumerate(self.weights.layers):
+                q, k, v = self._attention_inputs(layer, x, rotation)
+                mixed[:count] = attend(index, q[:count], k[:count], v[:count])
+                x += _product(mixed, layer.out)
+                x += self._feed_forward(layer, x)
         return x[:count]
 
     def _attention_inputs(self, layer: LayerWeights, x: Floats, rotation: Complexes) -> tuple[Floats, Floats, Floats]:
@@ -97,13 +99,12 @@ class Qwen3:
 
     def _feed_forward(self, layer: LayerWeights, x: Floats) -> Floats:
         gate_up = _product(self._normed(x), layer.gate_up)
-        gate, up = gate_up[:, : self.config.intermediate_size], gate_up[:, self.config.intermediate_size :]
-        with np.errstate(over="ignore"):  # exp of a very negative gate is inf, and gate * up / inf is the right 0
-            divisor = np.exp(-gate)
-        divisor += np.float32(1)
-        gate *= up
-        np.divide(gate, divisor, out=gate)
-        return _product(gate, layer.down)
+        minus_gate, up = gate_up[:, : self.config.intermediate_size], gate_up[:, self.config.intermediate_size :]
+        divisor = np.exp(minus_gate)
+        divisor += _ONE
+        minus_gate *= up
+        np.divide(minus_gate, divisor, out=divisor)
+        return _product(divisor, layer.minus_down)
 
     def _normed(self, x: Floats) -> Floats:
         """Divide by the root mean square along the last axis; the norm's weights are in the matrix that follows."""
@@ -126,6 +127,9 @@ def _filled(x: npt.NDArray[Number]) -> npt.NDArray[Number]:
 
 def _product(x: Floats, weight: Floats) -> Floats:
     """[n, in] times [in, out], where n is a multiple of _TILE_ROWS."""
+    if len(x) == _TILE_ROWS:
+        product: Floats = x @ weight
+        return product
     tiles: Floats = x.reshape(-1, _TILE_ROWS, x.shape[1]) @ weight
     return tiles.reshape(len(x), weight.shape[1])
 

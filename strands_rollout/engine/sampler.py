@@ -27,6 +27,8 @@ class SamplingRows:
         self._top_p = np.ones(rows)
         self._min_p = np.zeros(rows)
         self._top_k = np.full(rows, vocab_size)
+        self._greedy = np.zeros(rows, bool)
+        self._narrowed = np.zeros(rows, bool)
         self._vocab_size = vocab_size
 
     def set(self, row: int, params: SamplingParams) -> None:
@@ -35,11 +37,17 @@ class SamplingRows:
         self._top_p[row] = params.top_p
         self._min_p[row] = params.min_p
         self._top_k[row] = min(params.top_k, self._vocab_size)
+        self._greedy[row] = params.top_k == 1
+        self._narrowed[row] = params.top_k != 1 and (
+            params.top_k < self._vocab_size or params.top_p < 1 or params.min_p > 0
+        )
 
     def move(self, source: int, target: int) -> None:
         """Let `target` sample as `source` does."""
         for column in (self._temperature, self._top_p, self._min_p, self._top_k):
             column[target] = column[source]
+        for flags in (self._greedy, self._narrowed):
+            flags[target] = flags[source]
 
     def sample(self, rows: slice, logits: Floats, uniforms: Doubles) -> tuple[Ints, Floats]:
         """Choose one token for each of `rows`.
@@ -57,7 +65,7 @@ class SamplingRows:
         logits -= logits.max(axis=1, keepdims=True)
         weights = np.exp(logits)
         log_totals = np.log(weights.sum(axis=1))
-        greedy = self._top_k[rows] == 1
+        greedy = self._greedy[rows]
         if greedy.all():
             tokens: Ints = logits.argmax(axis=1)
         else:
@@ -66,15 +74,16 @@ class SamplingRows:
         return tokens, logits[np.arange(len(tokens)), tokens] - log_totals
 
     def _draw(self, rows: slice, weights: Floats, uniforms: Doubles) -> Ints:
-        top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
-        narrowed = ((top_k < self._vocab_size) | (top_p < 1) | (min_p > 0)) & (top_k > 1)
+        narrowed = self._narrowed[rows]
         if narrowed.any():
+            top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
             weights[narrowed] = _narrow(weights[narrowed], top_k[narrowed], top_p[narrowed], min_p[narrowed])
-        edges = np.cumsum(weights, axis=1, dtype=np.float64)
+        edges = weights.astype(np.float64)
+        np.add.accumulate(edges, axis=1, out=edges)
         totals = edges[:, -1]
         # Strictly below the total, so that the token found always has weight.
         targets = np.minimum(uniforms * totals, np.nextafter(totals, 0))
-        drawn: Ints = np.count_nonzero(edges <= targets[:, None], axis=1)
+        drawn: Ints = (edges > targets[:, None]).argmax(axis=1)
         return drawn
 
 
@@ -90,13 +99,19 @@ def _narrow(weights: Floats, top_k: Ints, top_p: Doubles, min_p: Doubles) -> Flo
     Returns:
         `weights`.
     """
-    order = np.argsort(-weights, axis=1)
-    ranked = np.take_along_axis(weights, order, axis=1).astype(np.float64)
-    ranked /= ranked.sum(axis=1, keepdims=True)
-    before = np.cumsum(ranked, axis=1) - ranked
-    dropped = np.arange(weights.shape[1]) >= top_k[:, None]
-    dropped |= before > top_p[:, None]
-    dropped |= ranked < ranked[:, :1] * min_p[:, None]
-    row, rank = np.nonzero(dropped)
-    weights[row, order[row, rank]] = 0
+    ranked = -np.sort(-weights, axis=1)
+    shares = ranked.astype(np.float64)
+    shares /= shares.sum(axis=1, keepdims=True)
+    before = np.add.accumulate(shares, axis=1) - shares
+    kept = np.arange(weights.shape[1]) < top_k[:, None]
+    kept &= before <= top_p[:, None]
+    kept &= shares >= shares[:, :1] * min_p[:, None]
+    counts = np.count_nonzero(kept, axis=1)
+    least = np.take_along_axis(ranked, counts[:, None] - 1, axis=1)
+    weights[weights < least] = 0
+    for row in np.flatnonzero(np.count_nonzero(weights >= least, axis=1) > counts):
+        # Of the tokens that weigh as much as the last one kept, those with the lowest ids stay.
+        tied = np.flatnonzero(weights[row] == least[row])
+        surplus = np.count_nonzero(weights[row] >= least[row]) - counts[row]
+        weights[row, tied[len(tied) - surplus :]] = 0
     return weights

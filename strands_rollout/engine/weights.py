@@ -36,13 +36,15 @@ class LayerWeights:
             that dimensions 2i and 2i + 1 are the pair that RoPE turns.
         qk_norm: [heads + kv_heads, head_dim] weights of the per-head norms, interleaved alike; the queries' rows also
             carry the attention scale.
+        gate_up: The gate's part is negated, which spares a pass over its product: silu(g) is g / (1 + exp(-g)).
+        minus_down: Negated likewise, so that the two signs cancel out exactly.
     """
 
     qkv: Floats
     qk_norm: Floats
     out: Floats
     gate_up: Floats
-    down: Floats
+    minus_down: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +150,9 @@ def _layer(tensors: _TensorReader, c: ModelConfig, prefix: str) -> LayerWeights:
         qk_norm=np.ascontiguousarray(qk_norm[:, _interleaved(c.head_dim)]),
         out=_in_out(tensors.take(attention + "o_proj.weight", (c.hidden_size, q_dim))),
         gate_up=_in_out(
-            np.concatenate([gate, up]), tensors.take(prefix + "post_attention_layernorm.weight", (c.hidden_size,))
+            np.concatenate([-gate, up]), tensors.take(prefix + "post_attention_layernorm.weight", (c.hidden_size,))
         ),
-        down=_in_out(tensors.take(prefix + "mlp.down_proj.weight", (c.hidden_size, c.intermediate_size))),
+        minus_down=_in_out(-tensors.take(prefix + "mlp.down_proj.weight", (c.hidden_size, c.intermediate_size))),
     )
 
 

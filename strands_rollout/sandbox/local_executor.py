@@ -113,6 +113,7 @@ class LocalExecutor:
         self._queue = FairQueue(int(self._limits["max_concurrency"]))
         self._turns: dict[str, FairQueue] = {}
         self._sessions: dict[str, SandboxProcesses] = {}
+        self._starting: dict[asyncio.AbstractEventLoop, asyncio.Task[SandboxProcesses]] = {}
         self._lock = threading.Lock()
 
     def _forget_other_process(self) -> None:
@@ -200,7 +201,18 @@ class LocalExecutor:
         supervisor = self._supervisor
         if supervisor is not None and supervisor.is_ours and not self._closed:
             return supervisor
-        return await asyncio.to_thread(self._start)
+        # of a loop's few threads those who ask at once take one: others need them too
+        loop = asyncio.get_running_loop()
+        starting = self._starting.get(loop)
+        if starting is None:
+            starting = self._starting[loop] = loop.create_task(asyncio.to_thread(self._start))
+            starting.add_done_callback(self._started)
+        return await asyncio.shield(starting)
+
+    def _started(self, starting: asyncio.Task[SandboxProcesses]) -> None:
+        self._starting.pop(starting.get_loop(), None)
+        if not starting.cancelled():
+            starting.exception()  # whoever waited may be gone
 
     def _start(self) -> SandboxProcesses:
         with self._lock:

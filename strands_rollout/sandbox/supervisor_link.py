@@ -1,6 +1,7 @@
 """The executor's side of the supervisor process: starts it, sends orders, hands answers to whoever waits.
 
-One thread writes and one reads, so that no event loop ever waits for the process, however busy or stopped it is.
+One thread reads, and one writes what the socket does not take at once: no event loop ever waits for the process,
+however busy or stopped it is.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Callable, Mapping
 from typing import IO, Any, Final
 
 from strands_rollout.errors import SandboxError
-from strands_rollout.sandbox.inside.frames import frame, receive
+from strands_rollout.sandbox.inside.frames import FrameReader, frame
 from strands_rollout.sandbox.inside.python_process import python_command
 
 _START_LIMIT_S: Final = 120.0
@@ -47,11 +47,14 @@ class SupervisorLink:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._ids = itertools.count()
-        self._answers: dict[int, Future[Any]] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
         self._lock = threading.Lock()
         self._gone = False
-        self._orders: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._sending = threading.Lock()
+        self._is_writing = False  # the thread has something to write, after which all else has to come
         self._socket, theirs = socket.socketpair()
+        self._news = FrameReader(self._socket)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
         self._process: subprocess.Popen[bytes] | None = None
         try:
@@ -96,7 +99,7 @@ class SupervisorLink:
     def close(self) -> None:
         """End the process, and with it all that it runs. Safe to call twice."""
         self._gone = True
-        self._orders.put(None)
+        self._unsent.put(None)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if self._process is not None:
@@ -114,24 +117,34 @@ class SupervisorLink:
 
     async def _ask(self, order: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
         number = next(self._ids)
-        answer: Future[Any] = Future()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._gone:
                 raise SupervisorGoneError
             self._answers[number] = answer
-        self._orders.put(frame(order | {"id": number}))
+        self._send(frame(order | {"id": number}))
         try:
-            return await asyncio.wrap_future(answer)
+            return await answer
         except asyncio.CancelledError:
-            self._orders.put(frame({"do": "cancel", "id": number}))
+            self._send(frame({"do": "cancel", "id": number}))
             raise
         finally:
             self._answers.pop(number, None)
 
+    def _send(self, order: bytes) -> None:
+        """Write what the socket takes now, and leave the rest to the thread; orders stay in their order."""
+        with self._sending, contextlib.suppress(OSError):  # an end of the process is heard by reading
+            if not self._is_writing:
+                with contextlib.suppress(BlockingIOError):
+                    order = order[self._socket.send(order, socket.MSG_DONTWAIT) :]
+            if order:
+                self._is_writing = True
+                self._unsent.put(order)
+
     def _hear_facts(self) -> dict[str, Any]:
         self._socket.settimeout(_START_LIMIT_S)
         try:
-            news = receive(self._socket)
+            news = self._news.next()
         except OSError as e:
             news = {"failure": str(e)}
         self._socket.settimeout(None)
@@ -149,26 +162,37 @@ class SupervisorLink:
 
     def _write(self) -> None:
         with contextlib.suppress(OSError):
-            while (order := self._orders.get()) is not None:
+            while (order := self._unsent.get()) is not None:
                 self._socket.sendall(order)
+                with self._sending:
+                    self._is_writing = not self._unsent.empty()
 
     def _read(self) -> None:
         try:
-            while (news := receive(self._socket)) is not None:
+            while (news := self._news.next()) is not None:
                 answer = self._answers.get(news["id"])
                 if answer is not None:
-                    with contextlib.suppress(InvalidStateError):  # cancelled, perhaps just now
-                        answer.set_result(news["result"])
+                    _call(answer, answer.set_result, news["result"])
         except (OSError, ValueError):
             pass
         finally:
             with self._lock:
                 self._gone = True
                 unanswered = list(self._answers.values())
-            self._orders.put(None)
+            self._unsent.put(None)
             for answer in unanswered:
-                with contextlib.suppress(InvalidStateError):
-                    answer.set_exception(SupervisorGoneError())
+                _call(answer, answer.set_exception, SupervisorGoneError())
+
+
+def _call(answer: asyncio.Future[Any], settle: Callable[[Any], None], outcome: object) -> None:
+    """Settle an answer on the loop of whoever waits for it, unless nobody does any more."""
+
+    def unless_done() -> None:
+        if not answer.done():
+            settle(outcome)
+
+    with contextlib.suppress(RuntimeError):  # its loop is closed
+        answer.get_loop().call_soon_threadsafe(unless_done)
 
 
 def _start(settings: Mapping[str, Any], link: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:

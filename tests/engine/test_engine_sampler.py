@@ -114,3 +114,24 @@ async def test_penalties_and_minimum_lengths_work_end_to_end(start, scripted_dir
     repeated = await api.generate([50] * 20, temperature=0, max_new_tokens=6, ignore_eos=True)
     penalised = await api.generate([50] * 20, temperature=0, max_new_tokens=6, ignore_eos=True, frequency_penalty=2)
     assert len(set(repeated["output_ids"])) < len(set(penalised["output_ids"]))
+
+
+@pytest.mark.parametrize("raw", [{"top_k": 3}, {"top_p": 0.55}])
+def test_of_equally_likely_tokens_no_more_stay_than_were_asked_for(raw):
+    tokens, _ = _samples(np.zeros(5, np.float32), draws=2000, **raw)
+    assert set(tokens.tolist()) == {0, 1, 2}
+
+
+def test_the_tokens_that_stay_are_those_of_a_plain_reading_of_the_three_limits():
+    random = np.random.default_rng(5)
+    for _ in range(30):
+        logits = random.standard_normal(50).astype(np.float32) * 3
+        top_k, top_p, min_p = int(random.integers(2, 50)), float(random.uniform(0.2, 1)), float(random.uniform(0, 0.1))
+        tokens, _ = _samples(logits, draws=3000, top_k=top_k, top_p=top_p, min_p=min_p)
+        shares = np.exp(logits.astype(np.float64)) / np.exp(logits.astype(np.float64)).sum()
+        order = np.argsort(-shares)
+        before = np.cumsum(shares[order]) - shares[order]
+        stays = (np.arange(50) < top_k) & (before <= top_p) & (shares[order] >= min_p * shares.max())
+        assert set(tokens.tolist()) <= set(order[stays].tolist())
+        likely = order[stays & (shares[order] > 0.01)]
+        assert set(likely.tolist()) <= set(tokens.tolist())

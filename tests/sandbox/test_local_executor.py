@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -469,6 +470,35 @@ async def test_the_event_loop_never_waits_for_a_supervisor_that_does_not_read(fr
     assert not call.done()
     os.kill(supervisor, signal.SIGCONT)
     assert (await asyncio.wait_for(call, 30)).stdout == "5000000\n"
+
+
+@LINUX
+async def test_orders_that_a_socket_takes_piece_by_piece_stay_whole_and_in_order(fragile: LocalExecutor) -> None:
+    supervisor = helpers(fragile)[0]
+    os.kill(supervisor, signal.SIGSTOP)
+    sizes = [10_000_000, *range(1, 30)]
+    calls = [asyncio.create_task(fragile.run(f"len({'x' * sizes[0]!r})"))]
+    await asyncio.sleep(0.05)
+    os.kill(supervisor, signal.SIGCONT)
+    for size in sizes[1:]:  # while a thread is writing the first one
+        calls.append(asyncio.create_task(fragile.run(f"len({'x' * size!r})")))
+        await asyncio.sleep(0.001)
+    results = await asyncio.wait_for(asyncio.gather(*calls), 30)
+    assert [result.stdout for result in results] == [f"{size}\n" for size in sizes]
+
+
+async def test_who_waits_for_the_start_takes_one_of_the_loops_threads_and_leaves_the_others() -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+    executor = bare()
+    starts = [asyncio.create_task(executor.start()) for _ in range(8)]
+    starts[0].cancel()
+    await asyncio.sleep(0)
+    other = asyncio.create_task(asyncio.to_thread(time.monotonic))
+    done, _ = await asyncio.wait({other, *starts[1:]}, return_when=asyncio.FIRST_COMPLETED)
+    assert done == {other}
+    reports = await asyncio.gather(*starts[1:])
+    assert reports == reports[:1] * 7
+    await executor.aclose()
 
 
 @pytest.mark.parametrize("session", [None, "forger"])

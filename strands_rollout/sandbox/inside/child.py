@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from strands_rollout.sandbox import bootstrap
 from strands_rollout.sandbox.inside.confinement import Confinement, LayerError, Place
-from strands_rollout.sandbox.inside.frames import receive
+from strands_rollout.sandbox.inside.frames import FrameReader
 
 READY: Final = b"R"
 FAILED: Final = b"E"
@@ -112,8 +112,9 @@ def _copy_nothing(*_: object, **__: object) -> None:
 def _serve(control: socket.socket) -> None:
     """Run what is sent: one piece of code, or in a session one after the other, until the socket closes."""
     namespace = bootstrap.prepare_interpreter().__dict__
+    orders = FrameReader(control)
     number = 0
-    while (order := receive(control)) is not None:
+    while (order := orders.next()) is not None:
         number += 1
         os.write(_CONTROL, STARTED)
         name = f"<code {number}>" if order["session"] else bootstrap.SOURCE_NAME

@@ -8,7 +8,7 @@ import struct
 from typing import Any, Final
 
 LENGTH: Final = struct.Struct("!I")
-_CHUNK_BYTES: Final = 1 << 20
+_CHUNK_BYTES: Final = 1 << 16
 
 
 def frame(message: Any) -> bytes:  # noqa: ANN401 - JSON
@@ -17,22 +17,33 @@ def frame(message: Any) -> bytes:  # noqa: ANN401 - JSON
     return LENGTH.pack(len(body)) + body
 
 
-def receive(connection: socket.socket) -> Any:  # noqa: ANN401 - JSON
-    """The next message of a blocking socket; None where the stream has ended.
+class FrameReader:
+    """The messages of a blocking socket, in order.
 
-    Raises:
-        OSError: The connection is broken, or its time limit is over.
+    Args:
+        connection: Nobody else reads from it: what comes together is received together.
     """
-    head = _receive_exactly(connection, LENGTH.size)
-    body = _receive_exactly(connection, LENGTH.unpack(head)[0]) if head is not None else None
-    return None if body is None else json.loads(body)
 
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._received = bytearray()
 
-def _receive_exactly(connection: socket.socket, size: int) -> bytes | None:
-    received = bytearray()
-    while len(received) < size:
-        chunk = connection.recv(min(size - len(received), _CHUNK_BYTES))
-        if not chunk:
-            return None
-        received += chunk
-    return bytes(received)
+    def next(self) -> Any:  # noqa: ANN401 - JSON
+        """The next message; None where the stream has ended.
+
+        Raises:
+            OSError: The connection is broken, or its time limit is over.
+        """
+        head = self._take(LENGTH.size)
+        body = self._take(LENGTH.unpack(head)[0]) if head is not None else None
+        return None if body is None else json.loads(body)
+
+    def _take(self, size: int) -> bytes | None:
+        while len(self._received) < size:
+            chunk = self._connection.recv(_CHUNK_BYTES)
+            if not chunk:
+                return None
+            self._received += chunk
+        taken = bytes(self._received[:size])
+        del self._received[:size]
+        return taken

@@ -1,0 +1,151 @@
+"""The figures of a run as Markdown, for a terminal and for a README."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+Row = Mapping[str, Any]
+_LABELS: Final = {
+    "ours": "strands-rollout",
+    "floor": "floor: the requests alone",
+    "strands-sglang": "strands-sglang",
+    "openai": "Strands' OpenAI model, tokenised again",
+}
+_MOST_PACKAGES: Final = 14
+
+
+def result_tables(result: Mapping[str, Any]) -> str:
+    """All tables of a result, each under a line that says what it shows."""
+    rows: Sequence[Row] = result["medians"]
+    parts = [_heading(result)]
+    parts += [_cpu_table(rows, result["ratios"], at_once) for at_once in _values(rows, "cpu", "concurrency")]
+    parts += [_ratio_table(result["ratios"]), _wire_table(rows), _lag_table(rows), _memory_table(rows)]
+    parts += [_profile_table(one) for one in result["measurements"] if one["kind"] == "profile"]
+    return "\n\n".join(filter(None, parts))
+
+
+def _heading(result: Mapping[str, Any]) -> str:
+    versions, machine = result["versions"], result["machine"]
+    names = ("strands-rollout", "strands-agents", "strands-sglang", "openai")
+    told = ", ".join(f"{name} {versions[name]}" for name in names if versions[name])
+    return (
+        f"`{result['command']}`: {told}, Python {versions['python']}; {machine['processor']}, {machine['cores']} "
+        f"cores; tokenizer {result['tokenizer']['name']} of {result['tokenizer']['vocab_size']} tokens."
+    )
+
+
+def _cpu_table(rows: Sequence[Row], ratios: Sequence[Row], at_once: int) -> str:
+    """A line per variant; in each cell the CPU, and how many times it is what ours takes."""
+    here = [row for row in rows if row["kind"] == "cpu" and row["concurrency"] == at_once]
+    turns = sorted({row["turns"] for row in here})
+    found = {(row["variant"], row["turns"]): row["cpu_ms_per_trajectory"] for row in here}
+    ours = {
+        (ratio["ratio"].removeprefix("ours / "), ratio["turns"]): ratio["value"]
+        for ratio in ratios
+        if ratio["concurrency"] == at_once
+    }
+    head = [f"client CPU, ms per trajectory, {at_once} at once", *(f"{count} tool turns" for count in turns)]
+    lines = []
+    for variant in dict.fromkeys(row["variant"] for row in here):
+        cells = []
+        for count in turns:
+            value, ratio = found.get((variant, count)), ours.get((variant, count))
+            beside = "" if ratio is None else f" (ours: {ratio:.2f}x)"
+            cells.append("" if value is None else f"{_number(value)}{beside}")
+        lines.append([_LABELS[variant], *cells])
+    return _markdown(head, lines)
+
+
+def _ratio_table(ratios: Sequence[Row]) -> str:
+    lines = [
+        [row["ratio"], str(row["concurrency"]), f"{row['value']:.2f}"] for row in ratios if "turns /" in row["ratio"]
+    ]
+    return _markdown(["growth of the CPU with an episode", "at once", "ratio"], lines)
+
+
+def _wire_table(rows: Sequence[Row]) -> str:
+    lines = [
+        [
+            _LABELS[row["variant"]],
+            str(row["turns"]),
+            str(min(row["concurrency"], row["episodes"])),
+            _number(row["cpu_ms_per_request"]),
+            _number(row["wall_ms_per_trajectory"]),
+            _number(row["bytes_sent_per_trajectory"] / 1024),
+            _number(row["bytes_received_per_trajectory"] / 1024),
+        ]
+        for row in rows
+        if row["kind"] == "cpu"
+    ]
+    head = [
+        "variant",
+        "tool turns",
+        "at once",
+        "CPU per request, ms",
+        "wall per trajectory, ms",
+        "sent, KiB",
+        "received, KiB",
+    ]
+    return _markdown(head, lines)
+
+
+def _lag_table(rows: Sequence[Row]) -> str:
+    lines = [
+        [
+            _LABELS[row["variant"]] + (", code tool" if row["runs_code"] else ""),
+            str(row["turns"]),
+            str(row["concurrency"]),
+            *(_number(row[f"lag_{name}_ms"]) for name in ("p50", "p99", "max")),
+        ]
+        for row in rows
+        if row["kind"] == "lag"
+    ]
+    return _markdown(["event-loop lag, ms", "tool turns", "at once", "p50", "p99", "max"], lines)
+
+
+def _memory_table(rows: Sequence[Row]) -> str:
+    """Resident and traced memory were measured in different processes; a line has both."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row["kind"] in ("rss", "traced"):
+            found.setdefault(row["variant"], {}).update(row)
+    lines = [
+        [
+            _LABELS[variant],
+            str(row["turns"]),
+            str(row["concurrency"]),
+            _number(row["peak_rss_bytes_per_episode"] / 1024),
+            _number(row["peak_traced_bytes_per_episode"] / 1024),
+            _number(row["kept_bytes_per_sample"] / 1024),
+            _number(row["array_bytes_per_sample"] / 1024),
+            f"{row['kept_per_array_byte']:.2f}x",
+            _number(row["left_behind_bytes_per_episode"] / 1024),
+        ]
+        for variant, row in found.items()
+    ]
+    head = ["memory, KiB per episode", "tool turns", "at once", "peak, resident", "peak, allocated"]
+    return _markdown([*head, "a finished sample", "its token arrays", "ratio", "left when it is gone"], lines)
+
+
+def _profile_table(one: Row) -> str:
+    shares: Mapping[str, float] = one["figures"]["share_percent_by_package"]
+    lines = [[name, f"{share:.1f}"] for name, share in list(shares.items())[:_MOST_PACKAGES]]
+    return _markdown([f"profile of {_LABELS[one['variant']]}, {one['turns']} tool turns", "% of CPU"], lines)
+
+
+def _values(rows: Sequence[Row], kind: str, name: str) -> list[int]:
+    return sorted({row[name] for row in rows if row["kind"] == kind})
+
+
+def _number(value: float) -> str:
+    """Three digits, no exponent."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table; nothing where there are no lines."""
+    if not lines:
+        return ""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))

@@ -1,0 +1,102 @@
+"""A profile by package: where a process's CPU time goes, and in which functions.
+
+cProfile with a clock of the thread's CPU time. It lengthens small Python functions more than large ones: read shares,
+not times. C functions of a package of their own are that package's, others belong to whoever calls them.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import re
+import sysconfig
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from types import CodeType
+from typing import Any, Final
+
+from strands_rollout.bench.job import Figures
+
+_STANDARD: Final = "standard library"
+_NATIVE: Final = {
+    "orjson": "orjson",
+    "tokenizers": "tokenizers",
+    "_json": "json",
+    "_socket": "sockets",
+    "select": "asyncio",
+    "_asyncio": "asyncio",
+    "_contextvars": "asyncio",
+    "aiohttp": "aiohttp",
+    "frozenlist": "aiohttp",
+    "multidict": "aiohttp",
+    "yarl": "aiohttp",
+    "pydantic_core": "pydantic",
+}
+_OWN_LINES: Final = ("asyncio", "copy", "json", "threading", "concurrent", "logging", "uuid", "ssl", "contextlib")
+_SPLIT: Final = ("strands", "opentelemetry")
+_MODULE: Final = re.compile(r"^<(\w+)\.|built-in method (\w+)\.|' of '(\w+)\.")
+_SITE: Final = sysconfig.get_paths()["purelib"]
+_STDLIB: Final = sysconfig.get_paths()["stdlib"]
+_OURS: Final = str(Path(__file__).parents[1])
+
+
+def start_profile() -> cProfile.Profile:
+    """A running profiler of this thread."""
+    profiler = cProfile.Profile(time.thread_time)
+    profiler.enable()
+    return profiler
+
+
+def profile_figures(profiler: cProfile.Profile, functions: int = 25) -> Figures:
+    """Shares by package, in percent, and the functions with the largest ones.
+
+    Args:
+        profiler: Stopped.
+        functions: How many of them.
+    """
+    packages: dict[str, float] = defaultdict(float)
+    places: dict[str, float] = defaultdict(float)
+    for entry in profiler.getstats():
+        if not isinstance(entry.code, CodeType):
+            continue
+        package = _package_of(entry.code)
+        packages[package] += entry.inlinetime
+        places[_place_of(entry.code)] += entry.inlinetime
+        for call in entry.calls or ():
+            if not isinstance(call.code, CodeType):
+                packages[_native_package(call.code) or package] += call.inlinetime
+                places[str(call.code)] += call.inlinetime
+    total = sum(packages.values()) or 1.0
+    return {
+        "share_percent_by_package": _shares(packages, total, len(packages)),
+        "share_percent_by_function": _shares(places, total, functions),
+    }
+
+
+def _shares(times: Mapping[str, float], total: float, count: int) -> dict[str, float]:
+    largest = sorted(times.items(), key=lambda one: -one[1])[:count]
+    return {name: round(100 * spent / total, 2) for name, spent in largest}
+
+
+def _package_of(code: CodeType) -> str:
+    name = code.co_filename
+    if name.startswith(_OURS):
+        return "strands_rollout" if "/bench/" not in name else "the benchmark"
+    if name.startswith(_SITE):
+        parts = Path(name).relative_to(_SITE).with_suffix("").parts
+        return ".".join(parts[: 2 if parts[0] in _SPLIT else 1])
+    if name == "<template>":
+        return "jinja2"
+    first = Path(name).relative_to(_STDLIB).parts[0].removesuffix(".py") if name.startswith(_STDLIB) else ""
+    return first if first in _OWN_LINES else _STANDARD
+
+
+def _native_package(code: Any) -> str | None:  # noqa: ANN401 - cProfile's name of a C function
+    found = _MODULE.search(str(code))
+    return _NATIVE.get(found[found.lastindex or 0]) if found else None
+
+
+def _place_of(code: CodeType) -> str:
+    path = Path(code.co_filename)
+    return f"{'/'.join(path.parts[-2:])}:{code.co_firstlineno} {code.co_qualname}"

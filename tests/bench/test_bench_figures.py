@@ -1,0 +1,148 @@
+"""Figures: medians over rounds, ratios round by round, tables, the loop's lag, memory, shares by package."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from bench_stage import measured
+
+from strands_rollout.bench.bench_options import BenchOptions
+from strands_rollout.bench.bench_plan import planned_steps
+from strands_rollout.bench.bench_plot import draw
+from strands_rollout.bench.bench_summary import all_ratios, medians
+from strands_rollout.bench.bench_table import result_tables
+from strands_rollout.bench.loop_lag import LoopLag, percentile
+from strands_rollout.bench.memory_use import array_bytes
+from strands_rollout.bench.package_profile import profile_figures, start_profile
+
+ROUNDS = [
+    *[measured("ours", cpu, round=n) for n, cpu in enumerate((10.0, 40.0, 12.0))],
+    *[measured("floor", cpu, round=n) for n, cpu in enumerate((5.0, 10.0, 4.0))],
+    *[measured("ours", cpu, round=n, turns=80) for n, cpu in enumerate((50.0, 120.0, 48.0))],
+]
+
+
+def options(**changed: Any) -> BenchOptions:
+    return BenchOptions(
+        **{
+            "turns": (1, 80),
+            "concurrency": (64,),
+            "episodes": None,
+            "repeats": 2,
+            "variants": ("ours", "floor", "openai"),
+            "measures": ("cpu", "lag", "code", "memory"),
+            "tokenizer_dir": None,
+            **changed,
+        }
+    )
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
+    found = {(one["ratio"], one["turns"]): one["value"] for one in all_ratios(ROUNDS)}
+    assert found == {("ours / floor", 20): 3.0, ("ours: 80 turns / 20 turns", 80): 4.0}
+
+
+def test_a_figure_is_the_median_of_its_rounds() -> None:
+    found = {(row["variant"], row["turns"]): (row["cpu_ms_per_trajectory"], row["rounds"]) for row in medians(ROUNDS)}
+    assert found == {("ours", 20): (12.0, 3), ("floor", 20): (5.0, 3), ("ours", 80): (50.0, 3)}
+
+
+def test_variants_take_turns_and_another_one_begins_each_round() -> None:
+    steps = list(planned_steps(options(measures=("cpu",), turns=(5,), variants=("ours", "floor"))))
+    assert [(step.round, step.variant) for step in steps] == [(0, "ours"), (0, "floor"), (1, "floor"), (1, "ours")]
+
+
+def test_what_takes_minutes_is_measured_once() -> None:
+    variants = ("ours", "strands-sglang", "openai")
+    steps = planned_steps(options(measures=("cpu",), turns=(5, 80), variants=variants))
+    rounds = Counter((step.variant, step.turns) for step in steps)
+    assert [rounds[variant, 5] for variant in variants] == [2, 2, 1]
+    assert [rounds[variant, 80] for variant in variants] == [2, 1, 1]
+
+
+def test_as_many_episodes_are_played_as_are_to_run_at_once() -> None:
+    for step in planned_steps(options(concurrency=(512,))):
+        assert step.episodes >= step.concurrency or step.variant == "openai"
+        assert step.episodes == step.concurrency or step.kind not in ("rss", "traced") or step.variant == "openai"
+
+
+def test_episodes_that_are_asked_for_are_played() -> None:
+    cpu = [step for step in planned_steps(options(episodes=7)) if step.kind == "cpu"]
+    assert {step.episodes for step in cpu} == {7}
+
+
+def test_the_tables_show_each_variant_and_what_ours_is_to_it() -> None:
+    facts = {
+        "versions": {
+            "python": "3.11",
+            "strands-rollout": "1",
+            "strands-agents": "1",
+            "strands-sglang": None,
+            "openai": None,
+        },
+        "machine": {"processor": "a processor", "cores": 2},
+        "tokenizer": {"name": "a-tokenizer", "vocab_size": 9},
+        "command": "strands-rollout bench",
+    }
+    rows = [{**row, **dict.fromkeys(_WIRE, 1.0)} for row in medians(ROUNDS)]
+    shown = result_tables({**facts, "medians": rows, "ratios": all_ratios(ROUNDS), "measurements": []})
+    assert "| floor: the requests alone | 5 (ours: 3.00x) |" in shown
+    assert "| strands-rollout | 12 | 50 |" in shown
+    assert "tokenizer a-tokenizer of 9 tokens" in shown
+    assert "strands-sglang" not in shown
+
+
+def test_a_plot_is_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    draw({"medians": medians(ROUNDS)}, tmp_path / "cpu.png")
+    assert (tmp_path / "cpu.png").read_bytes().startswith(b"\x89PNG")
+
+
+_WIRE = (
+    "cpu_ms_per_request",
+    "wall_ms_per_trajectory",
+    "bytes_sent_per_trajectory",
+    "bytes_received_per_trajectory",
+)
+
+
+async def test_a_blocked_loop_is_late_by_the_time_it_was_blocked() -> None:
+    with LoopLag() as watch:
+        await asyncio.sleep(0)
+        time.sleep(0.08)  # noqa: ASYNC251 - it is to block
+        await asyncio.sleep(0.01)
+    assert max(watch.lags_ms) >= 70
+    assert sum(lag >= 30 for lag in watch.lags_ms) >= 5  # each tick that was due in it, not the last one alone
+
+
+def test_a_percentile_is_a_value_that_was_seen() -> None:
+    assert [percentile([4.0, 1.0, 3.0, 2.0], share) for share in (0.5, 0.99, 1.0)] == [2.0, 4.0, 4.0]
+
+
+def test_a_number_that_is_held_twice_counts_once() -> None:
+    number = 10**6
+    assert array_bytes([[number, number]]) == array_bytes([[number]]) + 8
+    assert array_bytes([[number], None, [10**6 + 1]]) == 2 * array_bytes([[number]])
+
+
+def test_a_profile_names_packages_and_their_functions_in_c() -> None:
+    def work() -> None:
+        for _ in range(300):
+            orjson.loads(b"[1, 2, 3]")
+            copy.deepcopy([[1], [2]])
+            json.dumps({"a": 1})
+
+    profiler = start_profile()
+    work()
+    profiler.disable()
+    shares = profile_figures(profiler)["share_percent_by_package"]
+    assert {"orjson", "copy", "json"} <= shares.keys()
+    assert sum(shares.values()) == pytest.approx(100, abs=1)

@@ -1,0 +1,196 @@
+"""Engines compared: what was asked was measured, on all engines, and an engine that does less is not called fast."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from aiohttp import web
+
+from strands_rollout.bench import engines as engines_module
+from strands_rollout.bench.engine_cpu import cpu_s, engine_processes
+from strands_rollout.bench.engine_table import EngineRow, rows_as_json, rows_as_markdown
+from strands_rollout.bench.engine_workloads import Workload, flush, run_workload
+from strands_rollout.bench.engines import ComparedEngines, EngineBenchmark, has_sglang, run_engine_benchmark
+from strands_rollout.engine import running_engine
+from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnavailableError
+from strands_rollout.sglang_connection import create_client
+
+PLAN = EngineBenchmark(
+    concurrencies=(1, 3),
+    decode_prompt_tokens=10,
+    decode_new_tokens=5,
+    prefill_tokens=(64,),
+    samples=3,
+    sample_prompt_tokens=40,
+    sample_new_tokens=4,
+    rounds=1,
+    warmup_rounds=0,
+)
+WORK = Workload("decode", "distinct", requests=2, prompt_tokens=10, new_tokens=5)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[EngineRow]:
+    """What a small benchmark of the embedded engine finds."""
+    return run_engine_benchmark(PLAN, ComparedEngines())
+
+
+async def serve(**routes) -> tuple[web.AppRunner, str]:
+    app = web.Application()
+    for path, answer in routes.items():
+        app.router.add_post(f"/{path}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+def test_each_workload_has_a_row_with_its_rate(rows):
+    assert [row.workload for row in rows] == PLAN.workloads(2048)
+    assert {row.engine for row in rows} == {"embedded"}
+    for row in rows:
+        assert row.tokens_per_s == pytest.approx(row.workload.counted_tokens / row.wall_s)
+        assert row.cpu_us_per_token is None or row.cpu_us_per_token > 0
+
+
+def test_the_cache_was_as_each_workload_says(rows):
+    found = {(row.workload.kind, row.workload.cache, row.workload.prompt_tokens): row.cached_tokens for row in rows}
+    for tokens in (64, 2040):
+        assert found["prefill", "flushed", tokens] == 0
+        assert found["prefill", "distinct", tokens] < 5
+        assert found["prefill", "again", tokens] == tokens - 1
+    assert found["samples", "shared", 40] == 2 * 39
+    assert found["samples", "flushed", 40] < 5
+
+
+def test_the_longest_prompt_is_what_the_context_allows():
+    lengths = {work.prompt_tokens for work in PLAN.workloads(512) if work.kind == "prefill"}
+    assert lengths == {64, 504}
+    lengths = {work.prompt_tokens for work in EngineBenchmark().workloads(1024) if work.kind == "prefill"}
+    assert lengths == {512, 1016}
+
+
+def test_the_table_has_a_line_for_each_workload_and_the_json_all_figures(rows):
+    others = [EngineRow("other", row.workload, 1.0, 2.0, None, 0) for row in rows]
+    lines = rows_as_markdown([*rows, *others]).splitlines()
+    assert len(lines) == 2 + len(rows)
+    assert len({line.count("|") for line in lines}) == 1
+    assert "other: tokens/s" in lines[0]
+    assert [item["tokens_per_s"] for item in json.loads(rows_as_json(rows))] == [row.tokens_per_s for row in rows]
+
+
+async def test_each_engine_gets_every_workload_in_each_round():
+    async with running_engine(context_length=128) as one, running_engine(context_length=128) as two:
+        steps: list[tuple[int, int]] = []
+        plan = EngineBenchmark(concurrencies=(1,), prefill_tokens=(), samples=1, rounds=2, decode_new_tokens=2)
+        named = ComparedEngines({"one": one, "two": two}, embedded=False)
+        rows = await asyncio.to_thread(
+            run_engine_benchmark, plan, named, on_step=lambda done, passes: steps.append((done, passes))
+        )
+    assert [row.engine for row in rows] == ["one", "two"] * (len(rows) // 2)
+    assert steps == [(done, 3 * len(rows)) for done in range(1, 3 * len(rows) + 1)]
+
+
+async def test_an_engine_that_generates_less_than_asked_is_refused():
+    async def short(_request: web.Request) -> web.Response:
+        return web.json_response({"meta_info": {"completion_tokens": 4, "cached_tokens": 0}})
+
+    runner, url = await serve(generate=short)
+    async with create_client(url) as http:
+        with pytest.raises(EngineResponseError, match="generated 4 tokens; expected 5"):
+            await run_workload(http, WORK, seed=0)
+    await runner.cleanup()
+
+
+async def test_an_engine_that_refuses_is_named_with_what_it_said():
+    async def refuse(_request: web.Request) -> web.Response:
+        return web.Response(status=400, text="too long")
+
+    runner, url = await serve(generate=refuse)
+    async with create_client(url) as http:
+        with pytest.raises(EngineUnavailableError, match=r"/generate answered 400 too long"):
+            await run_workload(http, WORK, seed=0)
+    await runner.cleanup()
+
+
+async def test_a_cache_that_can_not_be_emptied_is_an_error_and_one_that_can_later_is_not(monkeypatch):
+    monkeypatch.setattr("strands_rollout.bench.engine_workloads._FLUSH_PAUSE_S", 0)
+    statuses = [400, 400, 200]
+
+    async def later(_request: web.Request) -> web.Response:
+        return web.Response(status=statuses.pop(0) if statuses else 400)
+
+    runner, url = await serve(flush_cache=later)
+    async with create_client(url) as http:
+        await flush(http)
+        with pytest.raises(EngineUnavailableError, match="refuses to empty its cache"):
+            await flush(http)
+    await runner.cleanup()
+
+
+async def test_no_answer_is_an_error_of_the_engine():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    async with create_client(f"http://127.0.0.1:{port}") as http:
+        with pytest.raises(EngineUnavailableError, match="no answer"):
+            await run_workload(http, WORK, seed=0)
+
+
+@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"samples": 0}, {"concurrencies": (1, 0)}, {"warmup_rounds": -1}])
+def test_a_plan_of_nothing_is_refused(wrong):
+    with pytest.raises(ConfigError, match="expected"):
+        EngineBenchmark(**wrong)
+
+
+def test_no_engine_at_all_is_refused():
+    with pytest.raises(ConfigError, match="no engine to measure"):
+        run_engine_benchmark(PLAN, ComparedEngines(embedded=False))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
+def test_an_engines_cpu_time_is_that_of_the_process_that_listens_and_of_all_its_threads():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        pids = engine_processes(httpx.URL(f"http://127.0.0.1:{listening.getsockname()[1]}"))
+        before, own_before = cpu_s(pids), time.process_time()
+        stop = threading.Event()
+        thread = threading.Thread(target=lambda: (sum(range(2_000_000)), stop.wait()))
+        thread.start()
+        sum(range(2_000_000))
+        time.sleep(0.05)
+        spent, own = cpu_s(pids) - before, time.process_time() - own_before
+        stop.set()
+        thread.join()
+    assert spent == pytest.approx(own, rel=0.3)
+    assert engine_processes(httpx.URL("http://192.0.2.1:80")) == []
+    assert cpu_s([]) is None
+
+
+async def test_a_real_server_is_started_by_the_script_and_stopped_after(monkeypatch, tmp_path):
+    script, stopped = tmp_path / "server.sh", tmp_path / "stopped"
+    monkeypatch.setattr(engines_module, "_SGLANG_SCRIPT", script)
+    async with running_engine(context_length=128) as url:
+        line = json.dumps({"base_url": url, "pid": 4711, "log": ""})
+        script.write_text(f"if [[ $1 == start ]]; then echo '{line}'; else echo $2 > {stopped}; fi\n")
+        plan = EngineBenchmark(concurrencies=(1,), prefill_tokens=(), samples=1, rounds=1, warmup_rounds=0)
+        rows = await asyncio.to_thread(run_engine_benchmark, plan, ComparedEngines(embedded=False, sglang=True))
+    assert {row.engine for row in rows} == {"SGLang"}
+    assert stopped.read_text().strip() == "4711"
+    script.write_text("exit 3\n")
+    with pytest.raises(EngineUnavailableError, match="exit code 3"):
+        await asyncio.to_thread(run_engine_benchmark, plan, ComparedEngines(embedded=False, sglang=True))
+
+
+def test_sglang_is_there_only_where_the_environment_names_it_and_the_script_exists(monkeypatch, tmp_path):
+    monkeypatch.delenv(engines_module.SGLANG_VENV, raising=False)
+    assert not has_sglang()
+    monkeypatch.setenv(engines_module.SGLANG_VENV, str(tmp_path))
+    assert has_sglang()
+    monkeypatch.setattr(engines_module, "_SGLANG_SCRIPT", tmp_path / "no such script")
+    assert not has_sglang()

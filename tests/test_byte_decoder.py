@@ -1,0 +1,71 @@
+"""Text of ids is what the tokenizer itself makes of them, however they are cut and whatever bytes they hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from strands_rollout.byte_decoder import ByteDecoder
+
+
+def _chars() -> list[str]:
+    """What byte-level BPE writes for each byte: a printable character for itself, the others moved up."""
+    chars, moved = [], 0
+    for byte in range(256):
+        is_itself = chr(byte).isprintable() and not chr(byte).isspace()
+        chars.append(chr(byte) if is_itself else chr(256 + moved))
+        moved += not is_itself
+    return chars
+
+
+CHAR_OF = _chars()
+many = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+
+
+def decoded(tokenizer: Any, ids: list[int]) -> str:
+    return str(tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False))
+
+
+@given(data=st.data())
+@many
+def test_any_ids_decode_as_the_tokenizer_decodes_them(tokenizer: Any, data: st.DataObject) -> None:
+    beyond = tokenizer.backend_tokenizer.get_vocab_size() + 300  # ids without a token are sampled too
+    ids = data.draw(st.lists(st.integers(0, beyond), max_size=30))
+    assert ByteDecoder(tokenizer.backend_tokenizer).decode(ids) == decoded(tokenizer, ids)
+
+
+@given(content=st.binary(max_size=12) | st.text(max_size=6).map(str.encode), cut=st.integers(0, 12))
+@many
+def test_characters_that_are_split_over_tokens_decode_as_the_tokenizer_decodes_them(
+    tokenizer: Any, content: bytes, cut: int
+) -> None:
+    decoder, backend = ByteDecoder(tokenizer.backend_tokenizer), tokenizer.backend_tokenizer
+    ids = [backend.token_to_id(CHAR_OF[byte]) for byte in content]
+    assert decoder.decode(ids) == decoded(tokenizer, ids)
+    assert decoder.decode(ids[:cut]) == decoded(tokenizer, ids[:cut])
+    assert decoder.decode(ids[cut:]) == decoded(tokenizer, ids[cut:])
+
+
+def test_control_tokens_decode_to_their_text(tokenizer: Any) -> None:
+    decoder = ByteDecoder(tokenizer.backend_tokenizer)
+    for token_id, token in tokenizer.added_tokens_decoder.items():
+        assert decoder.decode([token_id]) == str(token) == decoded(tokenizer, [token_id])
+
+
+def test_an_added_token_outside_the_alphabet_of_bytes_is_its_own_text() -> None:
+    backend = Tokenizer(models.BPE({"a": 0, "Ġ": 1}, []))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end▁of▁turn>"])
+    assert ByteDecoder(backend).decode([0, 1, 2]) == "a <end▁of▁turn>"
+    assert backend.decode([0, 1, 2], skip_special_tokens=False) == "a <end▁of▁turn>"
+
+
+def test_a_tokenizer_of_another_kind_is_asked_itself() -> None:
+    backend = Tokenizer(models.BPE({"▁a": 0, "▁b": 1, "<0xE4>": 2, "<0xBE>": 3, "<0x8B>": 4}, []))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    decoder = ByteDecoder(backend)
+    assert decoder.decode([0, 1, 2, 3, 4]) == "a b例"
+    assert backend.decode([0, 1, 2, 3, 4]) == "a b例"

@@ -1,0 +1,116 @@
+"""A turn of an episode costs what the turns before it did, and no more than it did when this was written.
+
+Counts, not times: calls of functions, bytes encoded, ids read, each between two model calls of one episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import Any
+
+import orjson
+import pytest
+from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
+from turn_costs import TurnCosts, growth, turn_costs
+
+from strands_rollout.flat_cycles import HAS_MIDDLEWARE
+
+TURNS = 60
+# measured with Python 3.11 to 3.13: at most 2959 and 10711; a quarter more is room for other versions of the libraries
+MOST_CALLS = 3700
+MOST_CALLS_TO_BEGIN = 13_400  # an episode with its first turn, whose prompt is rendered whole, on a new connection
+MOST_GROWTH = 20  # calls in half an episode: a timer more or less, and far less than one for each earlier turn
+
+needs_flat_cycles = pytest.mark.skipif(not HAS_MIDDLEWARE, reason="the loop of this Strands costs more with each turn")
+
+
+class _AtEachModelCall(HookProvider):
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        registry.add_callback(BeforeModelCallEvent, self.work)
+
+    def work(self, event: BeforeModelCallEvent) -> None:
+        raise NotImplementedError
+
+
+class CopiesTheHistory(_AtEachModelCall):
+    """As Strands' own loop does."""
+
+    def work(self, event: BeforeModelCallEvent) -> None:
+        copy.deepcopy(list(event.agent.messages))
+
+
+class EncodesTheHistory(_AtEachModelCall):
+    """As tracing does."""
+
+    def work(self, event: BeforeModelCallEvent) -> None:
+        orjson.dumps(event.agent.messages)
+
+
+class CopiesTheIds(_AtEachModelCall):
+    """As a client does that is handed a list."""
+
+    def work(self, event: BeforeModelCallEvent) -> None:
+        list(event.agent.model.trajectory.token_ids)
+
+
+class WorksAsMuchAgain(_AtEachModelCall):
+    """What it costs does not grow, and is too much."""
+
+    def work(self, event: BeforeModelCallEvent) -> None:
+        for _ in range(MOST_CALLS):
+            len("")
+
+
+@pytest.fixture(scope="module")
+def costs(shipped_tokenizer: Any) -> TurnCosts:
+    """Of one long episode, after another: what is made at first use is no episode's cost."""
+    asyncio.run(turn_costs(shipped_tokenizer, 1))
+    return asyncio.run(turn_costs(shipped_tokenizer, TURNS))
+
+
+def planted(tokenizer: Any, hook: type[HookProvider]) -> TurnCosts:
+    return asyncio.run(turn_costs(tokenizer, 24, [f"{__name__}.{hook.__name__}"]))
+
+
+def median(per_turn: list[int]) -> int:
+    return sorted(per_turn)[len(per_turn) // 2]
+
+
+@needs_flat_cycles
+def test_a_late_turn_makes_as_many_calls_as_an_early_one(costs: TurnCosts) -> None:
+    assert abs(growth(costs.calls)) <= MOST_GROWTH, costs.calls
+
+
+@needs_flat_cycles
+def test_a_turn_keeps_within_its_number_of_calls(costs: TurnCosts) -> None:
+    assert median(costs.calls) <= MOST_CALLS
+
+
+def test_an_episode_begins_within_its_number_of_calls(costs: TurnCosts) -> None:
+    assert costs.calls_before + costs.calls[0] <= MOST_CALLS_TO_BEGIN
+
+
+def test_ids_are_encoded_once(costs: TurnCosts) -> None:
+    assert growth(costs.encoded_bytes) == 0, costs.encoded_bytes
+
+
+def test_ids_are_read_as_often_however_many_turns_there_were(costs: TurnCosts) -> None:
+    assert growth(costs.ids_read) == 0, costs.ids_read
+
+
+@needs_flat_cycles
+def test_a_history_that_is_copied_each_turn_is_seen(shipped_tokenizer: Any) -> None:
+    assert growth(planted(shipped_tokenizer, CopiesTheHistory).calls) > 5 * MOST_GROWTH
+
+
+def test_a_history_that_is_encoded_each_turn_is_seen(shipped_tokenizer: Any) -> None:
+    assert growth(planted(shipped_tokenizer, EncodesTheHistory).encoded_bytes) > 100
+
+
+def test_ids_that_are_copied_each_turn_are_seen(shipped_tokenizer: Any) -> None:
+    assert growth(planted(shipped_tokenizer, CopiesTheIds).ids_read) > 100
+
+
+def test_a_turn_that_costs_too_much_is_seen(shipped_tokenizer: Any) -> None:
+    assert median(planted(shipped_tokenizer, WorksAsMuchAgain).calls) > MOST_CALLS

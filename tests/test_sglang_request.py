@@ -1,0 +1,175 @@
+"""Growing prompts: each id is encoded once, and what is sent is what encoding all of it anew would give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+from fake_sglang import FakeSGLang, Reply
+from harness import ANSWER, call_text, ids_of, run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strands_rollout.errors import EngineUnavailableError, TrajectoryError
+from strands_rollout.model_config import SGLangModelConfig
+from strands_rollout.sglang_client import EncodedIds, SGLangClient
+from strands_rollout.sglang_request import EncodedPrompt, GenerateRequest
+from strands_rollout.token_limits import TokenLimits
+from strands_rollout.trajectory import Trajectory
+from strands_rollout.turn_sampler import TurnSampler
+
+CONFIG: SGLangModelConfig = {
+    "model_id": None,
+    "sampling_params": {"temperature": 1.0, "max_new_tokens": 8},
+    "limits": TokenLimits(),
+    "return_logprobs": True,
+    "context_window_limit": None,
+    "headers": {},
+    "extra": {},
+    "continue_aborted": True,
+    "on_rewritten_history": "error",
+}
+IDS = st.lists(st.integers(0, 200_000), max_size=6)
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every id that is encoded, in order."""
+    seen: list[int] = []
+    extend = EncodedIds.extend
+
+    def counting(self: EncodedIds, ids: Any) -> EncodedIds:
+        extend(self, ids)
+        seen.extend(ids)
+        return self
+
+    monkeypatch.setattr(EncodedIds, "extend", counting)
+    return seen
+
+
+async def take_turn(sampler: TurnSampler, client: SGLangClient, trajectory: Trajectory, context: list[int]) -> None:
+    turn = len(trajectory.turns)
+    await sampler.sample(client, CONFIG, trajectory, context, turn=turn, should_abort=lambda: False)
+
+
+@given(
+    st.lists(st.tuples(IDS, IDS, st.sampled_from(["answered", "lost", "lost and asked again", "other"])), max_size=8)
+)
+def test_a_growing_prompt_is_byte_for_byte_what_a_whole_encoding_gives(
+    turns: list[tuple[list[int], list[int], str]],
+) -> None:
+    token_ids: list[int] = []
+    prompt = EncodedPrompt(token_ids, vocab_size=200_001)
+    for context, sampled, fate in turns:
+        for _ in range(2 if fate == "lost and asked again" else 1):
+            assert prompt.followed_by(context).to_json() == orjson.dumps([*token_ids, *context])
+        if fate == "answered":
+            token_ids += [*context, *sampled]
+        elif fate == "other":  # ids that were never sent
+            token_ids += sampled
+    assert prompt.followed_by([]).to_json() == orjson.dumps(token_ids)
+
+
+def test_a_prompt_goes_on_from_its_own_list_and_vocabulary_only() -> None:
+    token_ids = [1, 2]
+    prompt = EncodedPrompt(token_ids, vocab_size=10)
+    prompt.followed_by([3])
+    assert prompt.is_of(token_ids, vocab_size=10)
+    assert not prompt.is_of(token_ids, vocab_size=None)
+    assert not prompt.is_of([1, 2], vocab_size=10)
+    token_ids.clear()
+    assert not prompt.is_of(token_ids, vocab_size=10)
+
+
+def test_a_refused_id_leaves_a_prompt_as_it_was() -> None:
+    token_ids = [1]
+    prompt = EncodedPrompt(token_ids, vocab_size=10)
+    prompt.followed_by([2])
+    token_ids += [2, 3]
+    with pytest.raises(TrajectoryError, match=r"input id 10 \(int\) at position 4"):
+        prompt.followed_by([4, 10])
+    with pytest.raises(TrajectoryError, match=r"input id 5.0 \(float\) at position 3"):
+        prompt.followed_by([5.0])  # type: ignore[list-item]
+    assert prompt.followed_by([4, 5]).to_json() == b"[1,2,3,4,5]"
+
+
+def test_only_the_rid_of_a_request_changes_and_its_ids_stay_when_the_prompt_grows() -> None:
+    ids = EncodedIds([1, 2])
+    request = GenerateRequest(ids, {"n": 1}, rid="first", return_logprob=True, extra={"more": [True]})
+    ids.extend([3])
+    for rid in ("first", 'sec"ond', "third", "first"):
+        fields = {"input_ids": [1, 2], "sampling_params": {"n": 1}, "return_logprob": True, "more": [True], "rid": rid}
+        assert request.body(rid) == orjson.dumps(fields)
+
+
+async def test_each_id_of_an_episode_is_encoded_once_whatever_becomes_of_its_requests(encoded: list[int]) -> None:
+    script = [
+        Reply.tokens([7, 8]),
+        Reply.abort([]),
+        Reply.abort([9]),
+        Reply.status(503),
+        Reply.tokens([10]),
+        Reply.tokens([11, 12]),
+    ]
+    trajectory, sampler = Trajectory(), TurnSampler(100)
+    async with (
+        FakeSGLang(script, vocab_size=100) as fake,
+        SGLangClient(fake.base_url, vocab_size=100, backoff_base_s=0) as client,
+    ):
+        for context in ([1, 2, 3], [4, 5], [6]):
+            await take_turn(sampler, client, trajectory, context)
+    assert trajectory.token_ids == [1, 2, 3, 7, 8, 4, 5, 9, 10, 6, 11, 12]
+    assert encoded == trajectory.token_ids[:-2]  # the last turn was never an input
+    assert [request.input_ids for request in fake.requests] == [
+        trajectory.token_ids[:length] for length in (3, 7, 7, 8, 8, 10)
+    ]
+
+
+async def test_what_is_sent_is_byte_for_byte_a_whole_encoding_also_of_another_trajectory() -> None:
+    bodies: list[bytes] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        bodies.append(await request.read())
+        meta = {"finish_reason": {"type": "stop", "matched": 9}, "output_token_logprobs": [[-0.5, 9, None]]}
+        return web.Response(body=orjson.dumps({"output_ids": [9], "meta_info": meta}))
+
+    app = web.Application()
+    app.router.add_post("/generate", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    sampler, first, second = TurnSampler(100), Trajectory(), Trajectory()
+    expected = []
+    async with SGLangClient(f"http://127.0.0.1:{runner.addresses[0][1]}") as client:
+        for trajectory, context in ((first, [1, 2]), (first, [3]), (second, [1, 2, 9]), (first, [4, 5]), (second, [6])):
+            expected.append([*trajectory.token_ids, *context])
+            await take_turn(sampler, client, trajectory, context)
+    await runner.cleanup()
+    for body, ids in zip(bodies, expected, strict=True):
+        fields = orjson.loads(body)
+        assert fields["input_ids"] == ids
+        assert body == orjson.dumps(fields)
+
+
+async def test_context_whose_request_failed_is_not_part_of_the_next_prompt() -> None:
+    trajectory, sampler = Trajectory(), TurnSampler(100)
+    script = [Reply.tokens([7]), Reply.status(503), Reply.tokens([8])]
+    async with FakeSGLang(script) as fake, SGLangClient(fake.base_url, max_attempts=1) as client:
+        await take_turn(sampler, client, trajectory, [1])
+        with pytest.raises(EngineUnavailableError):
+            await take_turn(sampler, client, trajectory, [2, 3])
+        await take_turn(sampler, client, trajectory, [4])
+    assert [request.input_ids for request in fake.requests] == [[1], [1, 7, 2, 3], [1, 7, 4]]
+    assert trajectory.token_ids == [1, 7, 4, 8]
+
+
+async def test_an_episode_with_tools_and_an_abort_encodes_each_id_once(
+    shipped_tokenizer: Any, encoded: list[int]
+) -> None:
+    turn = ids_of(shipped_tokenizer, call_text())
+    done = await run(shipped_tokenizer, [Reply.abort(turn[:6]), Reply.tokens(turn[6:]), ANSWER])
+    last = done.fake.requests[-1].input_ids
+    assert done.fake.violations == []
+    assert encoded == last

@@ -1,0 +1,232 @@
+"""The straight way to an engine sends and reads what httpx would, and is left where only httpx honours a setting."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+from fake_sglang import FakeSGLang, Reply
+from httpx_aiohttp import AiohttpTransport
+
+from strands_rollout.errors import EngineRejectedError, EngineResponseError
+from strands_rollout.sglang_client import SGLangClient, create_client
+
+OK = Reply.tokens([7])
+BODY = b'{"output_ids":[7],"meta_info":{"finish_reason":{"type":"length"},"output_token_logprobs":[[-1.5,7,null]]}}'
+
+
+@pytest.fixture
+def by_httpx(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths of the requests that went through httpx's layers."""
+    seen: list[str] = []
+    handle = AiohttpTransport.handle_async_request
+
+    async def noting(self: AiohttpTransport, request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.path)
+        response: httpx.Response = await handle(self, request)
+        return response
+
+    monkeypatch.setattr(AiohttpTransport, "handle_async_request", noting)
+    return seen
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeSGLang]:
+    async with FakeSGLang(lambda _request, _number: OK) as running:
+        yield running
+
+
+class Bearer(httpx.Auth):
+    """An authentication that httpx alone knows."""
+
+    def auth_flow(self, request: httpx.Request) -> Iterator[httpx.Request]:  # type: ignore[override]
+        request.headers["Authorization"] = "Bearer t"
+        yield request
+
+
+class Watched:
+    """Counts what passes, as a tracer does that wraps the transport."""
+
+    def __init__(self, transport: Any) -> None:
+        self.handle, self.count = transport.handle_async_request, 0
+        transport.handle_async_request = self
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.count += 1
+        response: httpx.Response = await self.handle(request)
+        return response
+
+
+async def test_generations_pass_httpx_by_and_the_rest_does_not(fake: FakeSGLang, by_httpx: list[str]) -> None:
+    async with SGLangClient(fake.base_url) as client:
+        await client.generate([1], {})
+        assert by_httpx == []
+        await client.health()
+        await client.abort("r")
+    assert by_httpx == ["/readiness", "/health", "/abort_request"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"headers": {"X-A": "client", "User-Agent": "me", "content-type": "no"}}, {"user": "me:s3cret@"}]
+)
+async def test_both_ways_send_the_same_headers(fake: FakeSGLang, by_httpx: list[str], settings: dict[str, Any]) -> None:
+    url = fake.base_url.replace("http://", f"http://{settings.pop('user', '')}")
+    hooked: list[httpx.Request] = []
+
+    async def hook(request: httpx.Request) -> None:
+        hooked.append(request)
+
+    async with create_client(url, **settings) as http:
+        own = {"X-SMG-Routing-Key": "k", "x-a": "request", "authorization": "own"}
+        for hooks in ([], [hook]):
+            http.event_hooks = {"request": hooks}
+            await SGLangClient(http).generate([1], {}, headers=own, rid="r")
+    straight, through = (request.headers for request in fake.requests)
+    assert by_httpx == ["/generate"]
+    assert len(hooked) == 1
+    assert sorted((k.lower(), v) for k, v in straight.items()) == sorted((k.lower(), v) for k, v in through.items())
+    assert (straight["X-A"], straight["Content-Type"]) == ("request", "application/json")
+
+
+def set_params(http: httpx.AsyncClient) -> None:
+    http.params = httpx.QueryParams({"a": "b"})
+
+
+STRAIGHT: list[str] = []
+BY_HTTPX = ["/generate"]
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "value", "way"),
+    [
+        (lambda http: setattr(http, "auth", ("me", "pw")), "Authorization", "Basic bWU6cHc=", STRAIGHT),
+        (lambda http: http.headers.update({"X-A": "later"}), "X-A", "later", STRAIGHT),
+        (lambda http: setattr(http, "headers", {"User-Agent": "other"}), "User-Agent", "other", STRAIGHT),
+        (lambda http: setattr(http, "auth", Bearer()), "Authorization", "Bearer t", BY_HTTPX),
+        (lambda http: http.cookies.set("a", "b"), "Cookie", "a=b", BY_HTTPX),
+        (set_params, "Content-Type", "application/json", BY_HTTPX),
+        (lambda http: setattr(http, "follow_redirects", True), "Content-Type", "application/json", BY_HTTPX),
+    ],
+    ids=["password", "one header", "all headers", "other auth", "cookies", "params", "redirects"],
+)
+async def test_what_is_set_later_counts_and_what_httpx_alone_honours_is_left_to_it(
+    fake: FakeSGLang,
+    by_httpx: list[str],
+    change: Callable[[httpx.AsyncClient], object],
+    name: str,
+    value: str,
+    way: list[str],
+) -> None:
+    async with create_client(fake.base_url) as http:
+        client = SGLangClient(http)
+        await client.generate([1], {})
+        change(http)
+        await client.generate([1], {})
+    assert by_httpx == way
+    assert fake.requests[1].headers[name] == value
+
+
+async def test_a_tracers_wrapper_around_the_transport_sees_each_request(fake: FakeSGLang) -> None:
+    async with create_client(fake.base_url) as http:
+        watched = Watched(http._transport)
+        await SGLangClient(http).generate([1], {})
+    assert watched.count == 1
+
+
+@pytest.mark.parametrize("used", [True, False])
+async def test_a_closed_connection_is_not_used(fake: FakeSGLang, used: bool) -> None:
+    http = create_client(fake.base_url)
+    client = SGLangClient(http)
+    if used:
+        await client.generate([1], {})
+    await http.aclose()
+    with pytest.raises(RuntimeError, match="the client has been closed"):
+        await client.generate([1], {})
+    assert len(fake.requests) == used
+
+
+@pytest.mark.parametrize(
+    ("encoding", "encode"),
+    [("gzip", gzip.compress), ("deflate", zlib.compress), ("identity", bytes)],
+    ids=["gzip", "deflate", "identity"],
+)
+async def test_a_compressed_answer_is_read(encoding: str, encode: Callable[[bytes], bytes]) -> None:
+    reply = replace(Reply.raw(encode(BODY)), headers={"Content-Encoding": encoding})
+    async with FakeSGLang([reply]) as fake, SGLangClient(fake.base_url) as client:
+        assert (await client.generate([1], {})).logprobs == [-1.5]
+
+
+async def test_an_answer_that_is_not_compressed_as_it_says_is_asked_for_once_more() -> None:
+    bad = replace(Reply.raw(BODY), headers={"Content-Encoding": "gzip"})
+    async with FakeSGLang([bad] * 2) as fake, SGLangClient(fake.base_url, backoff_base_s=0) as client:
+        with pytest.raises(EngineResponseError, match="in 2 attempts; .* HTTP 200 whose body ended early"):
+            await client.generate([1], {})
+    assert len(fake.requests) == 2
+
+
+async def test_a_compressed_refusal_is_read_too() -> None:
+    words = gzip.compress(b"top_q is no sampling parameter")
+    reply = replace(Reply.raw(words), code=400, headers={"Content-Encoding": "gzip"})
+    async with FakeSGLang([reply]) as fake, SGLangClient(fake.base_url) as client:
+        with pytest.raises(EngineRejectedError, match="HTTP 400: top_q is no sampling parameter"):
+            await client.generate([1], {})
+
+
+async def test_no_redirect_is_followed(fake: FakeSGLang) -> None:
+    away = Reply.status(307, headers={"Location": f"{fake.base_url}/generate"})
+    async with FakeSGLang([away]) as first, SGLangClient(first.base_url) as client:
+        with pytest.raises(EngineRejectedError, match="HTTP 307"):
+            await client.generate([1], {})
+    assert fake.requests == []
+
+
+async def test_a_cookie_of_the_engine_is_kept_as_httpx_keeps_it(by_httpx: list[str]) -> None:
+    reply = replace(OK, headers={"Set-Cookie": "a=b; Path=/"})
+    async with FakeSGLang([reply, OK, OK]) as fake, SGLangClient(fake.base_url) as client:
+        for _ in range(3):
+            await client.generate([1], {})
+    assert [request.headers.get("Cookie") for request in fake.requests] == [None, "a=b", "a=b"]
+    assert by_httpx == ["/generate"] * 2
+
+
+async def test_a_path_prefix_is_kept_and_one_connection_serves_all_requests_one_after_another() -> None:
+    seen: list[tuple[str, object]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append((request.path_qs, request.transport))
+        return web.Response(body=BODY)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with SGLangClient(f"http://127.0.0.1:{runner.addresses[0][1]}/an%20engine/") as client:
+        for _ in range(3):
+            await client.generate([1], {})
+        await client.health()
+    await runner.cleanup()
+    assert [path for path, _ in seen] == [*["/an%20engine/generate"] * 3, "/an%20engine/readiness"]
+    assert len({transport for _, transport in seen}) == 1
+
+
+async def test_a_waiting_request_that_is_cancelled_frees_its_place() -> None:
+    async with FakeSGLang([Reply.hang(), OK]) as fake, create_client(fake.base_url, max_connections=1) as http:
+        client = SGLangClient(http)
+        first = asyncio.create_task(client.generate([1], {}))
+        await fake.arrived()
+        waiting = asyncio.create_task(client.generate([2], {}))
+        await asyncio.sleep(0.02)
+        for task in (waiting, first):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert (await client.generate([3], {})).output_ids == [7]
+    assert [request.input_ids for request in fake.requests] == [[1], [3]]

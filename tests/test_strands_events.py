@@ -1,0 +1,37 @@
+"""A turn as Strands' message, and as the stream from which Strands makes the same one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from strands.event_loop.streaming import process_stream
+
+from strands_rollout.strands_events import answer_events, turn_answer
+from strands_rollout.tool_parsers import ParseFailure, Reasoning, Segment, Text, ToolCall
+
+CALL = ToolCall("id", "look", {"of": ["é", 1.5, None, {"deep": []}], "empty": ""})
+TURNS: dict[str, list[Segment]] = {
+    "an answer": [Text("The answer is 4.")],
+    "nothing": [Text("")],
+    "thoughts and a call": [Reasoning("so…\n"), Text("\n\n"), CALL],
+    "text between two calls": [CALL, Text(" and "), ToolCall("id2", "rest", {})],
+    "a call that could not be parsed": [Text("x"), ParseFailure(raw="<tool_call>{", reason="no object", name=None)],
+    "empty thoughts": [Reasoning(""), Text("4")],
+}
+
+
+@pytest.mark.parametrize("segments", TURNS.values(), ids=TURNS)
+async def test_a_turns_message_is_the_one_that_strands_makes_of_its_stream(segments: list[Segment]) -> None:
+    usage = {"inputTokens": 5, "outputTokens": 2, "totalTokens": 7, "cacheReadInputTokens": 3}
+    answer = turn_answer(segments, "call_1_", stop_reason="tool_use", usage=usage, latency_s=0.25)
+
+    async def chunks() -> Any:
+        for event in answer_events(answer):
+            yield event
+
+    *_, made = [event async for event in process_stream(chunks())]
+    stop_reason, message, made_usage, metrics = made["stop"]
+    assert message == answer.message
+    assert (stop_reason, made_usage) == (answer.stop_reason, answer.usage)
+    assert metrics["latencyMs"] == answer.metrics["latencyMs"] == 250

@@ -1,0 +1,159 @@
+"""What each turn of an episode costs on the event loop's thread, in counts that no clock is in."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import statistics
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import orjson
+from engine_thread import EngineThread
+from fake_sglang import FakeSGLang, Reply
+from harness import ANSWER, args_for, call_text, ids_of
+from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
+
+from strands_rollout import Sample, generate
+from strands_rollout.sandbox import ExecutionResult, ExecutorFacts
+
+
+class InstantExecutor:
+    """Runs no code and has a result at once."""
+
+    facts = ExecutorFacts(libraries=("numpy",), memory_mb=None, isolated=False, keeps_sessions=False)
+
+    async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
+        return ExecutionResult("34\n", "", 0)
+
+    async def close_session(self, session: str) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+
+@dataclass
+class TurnCosts:
+    """Costs of an episode's turns; entry n is what happened between the model calls n and n + 1.
+
+    Attributes:
+        calls_before: Calls of functions before the first model call.
+        calls: Calls of Python and C functions.
+        encoded_bytes: Bytes that orjson wrote.
+        ids_read: Ids of the trajectory that were read, as often as they were.
+    """
+
+    calls_before: int
+    calls: list[int]
+    encoded_bytes: list[int]
+    ids_read: list[int]
+
+
+class Boundaries(HookProvider):
+    """Notes the counts where a turn begins, before all other hooks; the episode's trajectory is watched from there."""
+
+    counts: ClassVar[Counts]
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        registry.add_callback(BeforeModelCallEvent, self._note)
+
+    def _note(self, event: BeforeModelCallEvent) -> None:
+        trajectory = event.agent.model.trajectory  # type: ignore[union-attr]
+        if not trajectory.turns:
+            trajectory.token_ids = WatchedIds()
+        self.counts.note(trajectory.token_ids.read)
+
+
+class WatchedIds(list[int]):
+    """Token ids that count how many of them are read by iteration, slices and copies."""
+
+    read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.read += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        self.read += len(found) if isinstance(key, slice) else 1
+        return found
+
+    def __add__(self, other: Any) -> Any:
+        return [*self, *other]
+
+    def copy(self) -> list[int]:
+        return [*self]
+
+
+def growth(per_turn: Sequence[int]) -> float:
+    """Median of the late turns less the median of the early ones."""
+    quarter = len(per_turn) // 4
+    return statistics.median(per_turn[-quarter:]) - statistics.median(per_turn[quarter : 2 * quarter])
+
+
+async def turn_costs(tokenizer: Any, turns: int, hooks: Sequence[str] = ()) -> TurnCosts:
+    """Play an episode of so many tool turns, with further hooks, and count."""
+    call, answer = (Reply.tokens(ids_of(tokenizer, text)) for text in (call_text(), ANSWER))
+    fake = FakeSGLang(lambda _, number: call if number < turns else answer, keeps_requests=False)
+    settings = {
+        "executor": f"{__name__}.InstantExecutor",
+        "max_tool_iterations": None,
+        "hooks": [f"{__name__}.Boundaries", *hooks],
+    }
+    sample = Sample(prompt="What is 17 * 2?", label="34", index=0)
+    with EngineThread(fake), _counting() as counts:
+        args = args_for(fake.base_url, tokenizer, strands_rollout=settings)
+        done = await generate(args, sample, {"max_new_tokens": 10**6})
+    facts = done.metadata["strands_rollout"]
+    assert (facts["stop_reason"], facts["tool_calls"]) == ("completed", turns), facts
+    return TurnCosts(counts.noted[0][0], *(_between(column) for column in zip(*counts.noted, strict=True)))
+
+
+def _between(at_boundaries: Sequence[int]) -> list[int]:
+    return [later - earlier for earlier, later in itertools.pairwise(at_boundaries)]
+
+
+@dataclass
+class Counts:
+    """What was counted on this thread so far."""
+
+    calls: int = 0
+    encoded_bytes: int = 0
+    noted: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def note(self, ids_read: int) -> None:
+        """Remember how much it is now."""
+        self.noted.append((self.calls, self.encoded_bytes, ids_read))
+
+
+@contextlib.contextmanager
+def _counting() -> Iterator[Counts]:
+    """Counts calls, and what orjson writes, on this thread alone: the engine has another."""
+    counts, thread, dumps, profile = Counts(), threading.get_ident(), orjson.dumps, sys.getprofile()
+
+    def called(_frame: object, event: str, _arg: object) -> None:
+        counts.calls += event in ("call", "c_call")
+
+    def counted_dumps(*args: Any, **kwargs: Any) -> bytes:
+        written = dumps(*args, **kwargs)
+        counts.encoded_bytes += len(written) if threading.get_ident() == thread else 0
+        return written
+
+    gc.collect()
+    gc.disable()  # what it finalises when is not a turn's cost
+    Boundaries.counts, orjson.dumps = counts, counted_dumps  # type: ignore[assignment]
+    sys.setprofile(called)
+    try:
+        yield counts
+    finally:
+        sys.setprofile(profile)
+        orjson.dumps = dumps
+        gc.enable()

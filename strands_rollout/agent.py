@@ -128,7 +128,8 @@ async def run_episode(
     history = begun.messages
     try:
         # Strands checks limits and hooks in the order of their registration
-        cycles = FlatCycles()
+        # a hook or a conversation manager of the user's may listen to anything, and add middleware
+        cycles = FlatCycles(None if hooks or conversation_manager else [watch, limiter])
         every_hook = [*hooks, watch, limiter, cycles]
         async with (
             deadline,

@@ -115,6 +115,14 @@ class BoundedTool(AgentTool):
         """The wrapped tool's type."""
         return self._tool.tool_type
 
+    @property
+    def is_simple(self) -> bool:
+        """Whether it is a decorated function that sees its arguments alone, not the agent or the call's context."""
+        if not isinstance(self._tool, DecoratedFunctionTool):
+            return False
+        metadata = self._tool._metadata
+        return metadata._context_param is None and "agent" not in metadata.signature.parameters
+
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> ToolGenerator:  # noqa: ANN401
         """Run the wrapped tool; a time-out becomes an error result that says so.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final, cast
 
 from opentelemetry import trace
@@ -20,6 +20,7 @@ from strands.hooks.registry import HookOrder
 from strands.types.content import Message, Messages, split_system_prompt
 
 from strands_rollout.sglang_model import SGLangModel
+from strands_rollout.unwatched_cycles import UnwatchedCycles, are_simple
 
 try:
     from strands.middleware import InvokeModelStage, ModelStopReason
@@ -38,9 +39,14 @@ class FlatCycles(HookProvider):
     """One agent's cycles: `Agent(..., hooks=[*hooks, cycles])`, then `await cycles.run(agent, prompt)`.
 
     While a span records the invocation, for OpenTelemetry, spans hold what Strands puts in them, at Strands' price.
+
+    Args:
+        listeners: The only hooks beside these cycles, none of which counts on events that `UnwatchedCycles` does not
+            tell of; None where there are others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, listeners: Sequence[HookProvider] | None = None) -> None:
+        self._listeners = listeners
         self._limits: dict[str, int] = {}
         self._whole: Messages | None = None
 
@@ -68,8 +74,16 @@ class FlatCycles(HookProvider):
     async def _cycles(self, context: Any, following: Next) -> AsyncGenerator[Any, None]:  # noqa: ANN401
         """Middleware around an invocation: as many of one cycle each as it takes."""
         agent = context.agent
+        unwatched = self._unwatched(agent)
         try:
             while True:
+                if unwatched is not None:
+                    agent.messages += context.messages
+                    context = dataclasses.replace(context, messages=[])
+                    end = await unwatched.run()
+                    if end is not None:
+                        yield AgentStreamStage.result_event(*end, agent.event_loop_metrics, {})
+                        return
                 self._limits["turns"] = _cycles_so_far(agent) + 1
                 goes_on = False
                 async for event in following(context):
@@ -84,6 +98,11 @@ class FlatCycles(HookProvider):
                 context = dataclasses.replace(context, messages=[])
         finally:
             self._bring_back(agent)
+
+    def _unwatched(self, agent: Agent) -> UnwatchedCycles | None:
+        if self._listeners is None or not are_simple(agent) or trace.get_current_span().is_recording():
+            return None
+        return UnwatchedCycles(agent, self._listeners)
 
     def _put_aside(self, agent: Agent) -> None:
         """Let the span that Strands begins now read the new messages only; nothing else reads them before a hook."""
@@ -158,4 +177,6 @@ def _since_last_answer(messages: Messages) -> Messages:
     """What came after the policy's last message, and of that its token counts; all where nothing did."""
     last = next((n for n in range(len(messages) - 1, -1, -1) if messages[n]["role"] == "assistant"), -1)
     new = messages[last + 1 :]
-    return [{**messages[last], "content": []}, *new] if new and last >= 0 else messages
+    if last < 0:
+        return messages
+    return [{**messages[last], "content": []}, *new] if new else messages[last:]

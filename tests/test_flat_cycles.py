@@ -1,4 +1,4 @@
-"""An agent's cycles run one after the other, as Strands' own loop would have run them."""
+"""An agent's cycles run one after the other, watched or not, as Strands' own loop would have run them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, TOOL_CALL, ids_of
-from strands import Agent, tool
+from strands import Agent, ToolContext, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.hooks import (
     AfterInvocationEvent,
@@ -25,8 +25,10 @@ from strands.hooks import (
     HookRegistry,
     MessageAddedEvent,
 )
+from strands.types.exceptions import MaxTokensReachedException
 
-from strands_rollout import SGLangModel
+from strands_rollout import SGLangModel, ToolLimiter
+from strands_rollout.bounded_tool import BoundedTool, ToolStats
 from strands_rollout.flat_cycles import HAS_MIDDLEWARE, FlatCycles, History
 from strands_rollout.turn_tools import TurnTools
 
@@ -60,6 +62,18 @@ def look(at: str) -> str:
     return f"saw {at}"
 
 
+@tool
+async def fail() -> str:
+    """Fail."""
+    raise KeyError("gone")
+
+
+@tool
+async def give_nothing() -> Any:
+    """Give a result of the tool's own making."""
+    return {"status": "error", "content": [{"text": "nothing"}]}
+
+
 class Witness(HookProvider):
     """Writes down what hooks see: the event, the whole history, what is expected of the next prompt."""
 
@@ -77,17 +91,26 @@ class Witness(HookProvider):
         self.depths.append(sum(1 for _ in traceback.walk_stack(None)))
 
 
+def _reply(tokenizer: Any, turn: str | Reply) -> Reply:
+    return turn if isinstance(turn, Reply) else Reply.tokens(ids_of(tokenizer, turn))
+
+
 def _read(message: Any) -> Any:
     return message["role"], message["content"]
 
 
-async def play(tokenizer: Any, script: list[str], *, flat: bool, hooks: Any = ()) -> tuple[Agent, FakeSGLang]:
-    async with FakeSGLang([Reply.tokens(ids_of(tokenizer, turn)) for turn in script], context_length=100_000) as fake:
-        cycles = FlatCycles()
+async def play(
+    tokenizer: Any, script: list[Any], *, flat: bool, hooks: Any = (), listeners: Any = None, tools: Any = ()
+) -> tuple[Agent, FakeSGLang]:
+    """Play an episode; `listeners` are hooks of an agent whom nobody else watches."""
+    hooks = [*hooks, *(listeners or ())]
+    async with FakeSGLang([_reply(tokenizer, turn) for turn in script], context_length=100_000) as fake:
+        cycles = FlatCycles(listeners)
         agent = Agent(
             model=SGLangModel(tokenizer=tokenizer, base_url=fake.base_url),
             messages=History() if flat else [],
-            tools=[look],
+            tools=list(tools)
+            or [BoundedTool(one, timeout_s=None, stats=ToolStats()) for one in (look, fail, give_nothing)],
             system_prompt="Be brief.",
             callback_handler=None,
             conversation_manager=NullConversationManager(),
@@ -258,3 +281,59 @@ async def test_a_hook_can_have_the_agent_invoked_once_more(shipped_tokenizer: An
     agent, fake = await play(shipped_tokenizer, [*SCRIPT, SCRIPT[0], ANSWER], flat=True, hooks=[Asking()])
     assert len(fake.requests) == 6
     assert ("user", [{"text": "and now?"}]) in [_read(message) for message in agent.messages]
+
+
+UNWATCHED = {
+    "all kinds of turns": SCRIPT,
+    "an answer": [ANSWER],
+    "tools that fail": [
+        TOOL_CALL.format(name="fail", arguments="{}"),
+        TOOL_CALL.format(name="give_nothing", arguments="{}"),
+        TOOL_CALL.format(name="look", arguments='{"where": "x"}'),
+        ANSWER,
+    ],
+    "a tool that is not there": [TOOL_CALL.format(name="rm", arguments="{}"), SCRIPT[0], ANSWER],
+    "more tools than allowed": [SCRIPT[0]] * 4,
+    "more calls than allowed": [SCRIPT[0], BOTH, SCRIPT[0]],
+}
+
+
+@pytest.mark.parametrize("script", UNWATCHED.values(), ids=UNWATCHED)
+async def test_an_agent_whom_nobody_watches_does_what_strands_has_it_do(shipped_tokenizer: Any, script: Any) -> None:
+    limiter, own_limiter = (ToolLimiter(max_iterations=3, max_calls=3) for _ in range(2))
+    agent, fake = await play(shipped_tokenizer, script, flat=True, listeners=[limiter])
+    own, own_fake = await play(shipped_tokenizer, script, flat=False, hooks=[own_limiter])
+    assert [_read(message) for message in agent.messages] == [_read(message) for message in own.messages]
+    assert [request.input_ids for request in fake.requests] == [request.input_ids for request in own_fake.requests]
+    assert (limiter.tripped, limiter.calls, limiter.before_turn) == (
+        own_limiter.tripped,
+        own_limiter.calls,
+        own_limiter.before_turn,
+    )
+
+
+async def test_strands_cycles_run_only_what_is_more_than_one_simple_call(shipped_tokenizer: Any) -> None:
+    agent, _ = await play(shipped_tokenizer, SCRIPT, flat=True, listeners=[])
+    assert agent.event_loop_metrics.cycle_count == 2, "that of two calls, and that of the call that can't be parsed"
+
+
+async def test_a_tool_that_sees_the_agent_runs_in_strands_cycles(shipped_tokenizer: Any) -> None:
+    seen = []
+
+    @tool(context=True)
+    def look_around(tool_context: ToolContext) -> str:
+        """Look."""
+        seen.append(tool_context.agent.event_loop_metrics.cycle_count)
+        return "done"
+
+    bounded = BoundedTool(look_around, timeout_s=None, stats=ToolStats())
+    assert not bounded.is_simple
+    script = [TOOL_CALL.format(name="look_around", arguments="{}"), ANSWER]
+    await play(shipped_tokenizer, script, flat=True, listeners=[], tools=[bounded])
+    assert seen == [1]
+
+
+async def test_a_turn_that_is_cut_ends_an_unwatched_agent_too(shipped_tokenizer: Any) -> None:
+    cut = Reply.tokens(ids_of(shipped_tokenizer, "one two three"), finish="length")
+    with pytest.raises(MaxTokensReachedException):
+        await play(shipped_tokenizer, [cut], flat=True, listeners=[])

@@ -10,15 +10,14 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import orjson
 from engine_thread import EngineThread
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, args_for, call_text, ids_of
-from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
 
-from strands_rollout import Sample, generate
+from strands_rollout import Sample, SGLangModel, generate
 from strands_rollout.sandbox import ExecutionResult, ExecutorFacts
 
 
@@ -57,21 +56,6 @@ class TurnCosts:
     ids_read: list[int]
 
 
-class Boundaries(HookProvider):
-    """Notes the counts where a turn begins, before all other hooks; the episode's trajectory is watched from there."""
-
-    counts: ClassVar[Counts]
-
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        registry.add_callback(BeforeModelCallEvent, self._note)
-
-    def _note(self, event: BeforeModelCallEvent) -> None:
-        trajectory = event.agent.model.trajectory  # type: ignore[union-attr]
-        if not trajectory.turns:
-            trajectory.token_ids = WatchedIds()
-        self.counts.note(trajectory.token_ids.read)
-
-
 class WatchedIds(list[int]):
     """Token ids that count how many of them are read by iteration, slices and copies."""
 
@@ -106,7 +90,7 @@ async def turn_costs(tokenizer: Any, turns: int, hooks: Sequence[str] = ()) -> T
     settings = {
         "executor": f"{__name__}.InstantExecutor",
         "max_tool_iterations": None,
-        "hooks": [f"{__name__}.Boundaries", *hooks],
+        "hooks": list(hooks),
     }
     sample = Sample(prompt="What is 17 * 2?", label="34", index=0)
     with EngineThread(fake), _counting() as counts:
@@ -147,13 +131,21 @@ def _counting() -> Iterator[Counts]:
         counts.encoded_bytes += len(written) if threading.get_ident() == thread else 0
         return written
 
+    async def noted_answer(model: SGLangModel, *args: Any, **kwargs: Any) -> Any:
+        """A turn begins, and with the first the watch over its trajectory."""
+        if not model.trajectory.turns:
+            model.trajectory.token_ids = WatchedIds()
+        counts.note(model.trajectory.token_ids.read)  # type: ignore[attr-defined]
+        return await answer(model, *args, **kwargs)
+
+    answer = SGLangModel.answer
     gc.collect()
     gc.disable()  # what it finalises when is not a turn's cost
-    Boundaries.counts, orjson.dumps = counts, counted_dumps  # type: ignore[assignment]
+    SGLangModel.answer, orjson.dumps = noted_answer, counted_dumps  # type: ignore[assignment, method-assign]
     sys.setprofile(called)
     try:
         yield counts
     finally:
         sys.setprofile(profile)
-        orjson.dumps = dumps
+        SGLangModel.answer, orjson.dumps = answer, dumps  # type: ignore[method-assign]
         gc.enable()

@@ -85,7 +85,7 @@ def bench(
     run_and_report(options, out=out, plot=plot, json_only=json_only)
 
 
-def _compare_engines(named: list[str], sglang: bool | None, *, rounds: int, out: Path | None, json_only: bool) -> None:
+def _compare_engines(named: list[str], *, sglang: bool | None, rounds: int, out: Path | None, json_only: bool) -> None:
     from strands_rollout.bench.bench_report import run_and_report_engines
     from strands_rollout.bench.engines import ComparedEngines, EngineBenchmark, has_sglang
 

@@ -21,7 +21,7 @@ from strands.hooks import (
     HookProvider,
     HookRegistry,
 )
-from strands.types.exceptions import EventLoopException
+from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 
 from strands_rollout.agent_lifetime import agent_with
 from strands_rollout.bounded_tool import BoundedTool, ToolSpan, ToolStats, no_tool_span
@@ -35,6 +35,7 @@ from strands_rollout.strands_events import INVALID_TOOL_CALL
 from strands_rollout.strands_log import log_failures_once
 from strands_rollout.tool_limiter import ToolLimiter
 from strands_rollout.turn_tools import TurnTools
+from strands_rollout.unwatched_cycles import TURN_CUT
 
 logger = logging.getLogger(__name__)
 
@@ -291,4 +292,5 @@ def _unwrapped(error: Exception) -> Exception:
     """Strands wraps what a tool cycle raises in an EventLoopException."""
     while isinstance(error, EventLoopException) and isinstance(error.original_exception, Exception):
         error = error.original_exception
-    return error
+    # Strands' words are about calling the agent again
+    return MaxTokensReachedException(TURN_CUT) if isinstance(error, MaxTokensReachedException) else error

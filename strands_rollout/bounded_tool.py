@@ -118,7 +118,7 @@ class BoundedTool(AgentTool):
     @property
     def is_simple(self) -> bool:
         """Whether it is a decorated function that sees its arguments alone, not the agent or the call's context."""
-        if not isinstance(self._tool, DecoratedFunctionTool):
+        if type(self._tool) is not DecoratedFunctionTool:  # a subclass may look at more
             return False
         metadata = self._tool._metadata
         return metadata._context_param is None and "agent" not in metadata.signature.parameters

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from strands_rollout.errors import PromptError
 
 ChatMessage = dict[str, Any]
 _IGNORED_BLOCKS = ("cachePoint", "guardContent")
+
+
+_BLANK: Final = "[blank text]"
 
 
 def to_chat_messages(
@@ -82,12 +85,19 @@ def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, st
             reasoning.append(block["reasoningContent"].get("reasoningText", {}).get("text", ""))
         elif not _is_ignored(block):
             texts.append(_block_text(block))
-    message: ChatMessage = {"role": "assistant", "content": "".join(texts)}
+    message: ChatMessage = {"role": "assistant", "content": "".join(_cleaned(content, texts, has_calls=bool(calls)))}
     if reasoning:
         message["reasoning_content"] = "".join(reasoning)
     if calls:
         message["tool_calls"] = calls
     return [message]
+
+
+def _cleaned(content: Sequence[Mapping[str, Any]], texts: list[str], *, has_calls: bool) -> list[str]:
+    """The texts as Strands streams them to any model, so that a turn reads the same where it is asked directly."""
+    if not content:
+        return [_BLANK]
+    return [text if text.strip() else _BLANK for text in texts if text.strip() or not has_calls]
 
 
 def _user_messages(content: Sequence[Mapping[str, Any]], names: dict[str, str]) -> list[ChatMessage]:

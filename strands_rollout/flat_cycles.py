@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final, cast
 
 from opentelemetry import trace
 from strands import Agent
-from strands.hooks import BeforeModelCallEvent, BeforeToolsEvent, HookProvider, HookRegistry
-from strands.hooks.registry import HookOrder
+from strands.handlers.callback_handler import null_callback_handler
+from strands.hooks import (
+    BeforeInvocationEvent,
+    BeforeModelCallEvent,
+    BeforeToolsEvent,
+    HookProvider,
+    HookRegistry,
+)
 from strands.types.content import Message, Messages, split_system_prompt
 
 from strands_rollout.sglang_model import SGLangModel
@@ -48,13 +55,18 @@ class FlatCycles(HookProvider):
     def __init__(self, listeners: Sequence[HookProvider] | None = None) -> None:
         self._listeners = listeners
         self._limits: dict[str, int] = {}
+        self._is_added = False
         self._whole: Messages | None = None
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
         """Called by Strands."""
-        registry.add_callback(BeforeModelCallEvent, self._before_model_call, order=HookOrder.SDK_FIRST)
-        registry.add_callback(BeforeToolsEvent, self._before_tools, order=HookOrder.SDK_FIRST)
-        registry.add_callback(BeforeModelCallEvent, self._last_before_model_call, order=HookOrder.SDK_LAST)
+        if not HAS_MIDDLEWARE:
+            return
+        # users may take any order; nobody may see the history put aside, or copy one that is lent
+        registry.add_callback(BeforeInvocationEvent, self._before_invocation, order=math.inf)
+        registry.add_callback(BeforeModelCallEvent, self._before_model_call, order=-math.inf)
+        registry.add_callback(BeforeToolsEvent, self._before_tools, order=-math.inf)
+        registry.add_callback(BeforeModelCallEvent, self._last_before_model_call, order=math.inf)
 
     async def run(self, agent: Agent, prompt: Any) -> None:  # noqa: ANN401 - whatever Strands takes
         """Invoke the agent once, until it stops of its own accord.
@@ -66,8 +78,6 @@ class FlatCycles(HookProvider):
         if not HAS_MIDDLEWARE:
             await agent.invoke_async(prompt)
             return
-        agent.add_middleware(AgentStreamStage, self._cycles)
-        agent.add_middleware(InvokeModelStage, _answered)  # after all others, so that they see what it gives
         self._limits = {"turns": 1}
         await agent.invoke_async(prompt, limits=cast("Any", self._limits))
 
@@ -114,6 +124,13 @@ class FlatCycles(HookProvider):
         if self._whole is not None:
             agent.messages, self._whole = self._whole, None
 
+    def _before_invocation(self, event: BeforeInvocationEvent) -> None:
+        """Add the middleware after all others, hooks' too, so that they see what it gives."""
+        if not self._is_added:
+            self._is_added = True
+            event.agent.add_middleware(AgentStreamStage, self._cycles)
+            event.agent.add_middleware(InvokeModelStage, _answered)
+
     def _before_model_call(self, event: BeforeModelCallEvent) -> None:
         self._bring_back(event.agent)
 
@@ -123,7 +140,7 @@ class FlatCycles(HookProvider):
     def _last_before_model_call(self, event: BeforeModelCallEvent) -> None:
         history = event.agent.messages
         if isinstance(history, History):
-            history.is_lent = not event.cancel
+            history.is_lent = not event.cancel and _is_unseen(event.agent)
 
 
 class History(list[Message]):
@@ -162,10 +179,18 @@ def _is_plain_call(context: Any) -> bool:  # noqa: ANN401
     """Whether Strands would do nothing with our model's stream but put it together again."""
     return (
         isinstance(context.model, SGLangModel)
+        and _is_unseen(context.agent)
         and not context.agent.cancel_signal.is_set()
         and context.structured_output_model is None
         and not trace.get_current_span().is_recording()
     )
+
+
+def _is_unseen(agent: Agent) -> bool:
+    """Whether no other middleware and no callback handler hears a model call: its copy of the messages, its stream."""
+    handlers = getattr(getattr(agent, "_middleware_registry", None), "_handlers", {})  # Strands has no way to ask
+    is_ours_alone = all(len(handlers.get(stage, ())) == 1 for stage in (AgentStreamStage, InvokeModelStage))
+    return is_ours_alone and agent.callback_handler is null_callback_handler
 
 
 def _cycles_so_far(agent: Agent) -> int:
@@ -174,9 +199,14 @@ def _cycles_so_far(agent: Agent) -> int:
 
 
 def _since_last_answer(messages: Messages) -> Messages:
-    """What came after the policy's last message, and of that its token counts; all where nothing did."""
-    last = next((n for n in range(len(messages) - 1, -1, -1) if messages[n]["role"] == "assistant"), -1)
+    """What came after the last message whose tokens were counted, and of that its counts; all where none were."""
+    counted = (n for n in range(len(messages) - 1, -1, -1) if _is_counted(messages[n]))
+    last = next(counted, -1)
     new = messages[last + 1 :]
     if last < 0:
         return messages
     return [{**messages[last], "content": []}, *new] if new else messages[last:]
+
+
+def _is_counted(message: Message) -> bool:
+    return message["role"] == "assistant" and bool(message.get("metadata", {}).get("usage"))

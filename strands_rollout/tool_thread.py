@@ -1,7 +1,8 @@
 """Sync functions as async ones, each call in a thread that runs nothing else meanwhile.
 
 Knows threads and the event loop; nothing of tools. Threads are daemons, so that a function that hangs does not keep the
-interpreter alive, and are used again, since starting one costs more than most calls.
+interpreter alive, and are used again, since starting one costs more than most calls: what a function leaves in
+thread-local variables is there for another, as in any pool of threads.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class _ToolThread:
 
         def job() -> bool:
             threading.current_thread().name = name
+            asyncio.set_event_loop(None)  # one that the last function left here may be closed
             outcome = function()
             stays = len(_IDLE) < _MOST_IDLE
             if stays:  # before the loop hears of it: its next call may be this thread's

@@ -8,7 +8,7 @@ a simple function is left to Strands' cycle, which goes on from the agent's mess
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from strands import Agent
 from strands.hooks import (
@@ -26,6 +26,8 @@ from strands.types.tools import ToolSpec, ToolUse
 
 from strands_rollout.bounded_tool import BoundedTool
 from strands_rollout.sglang_model import SGLangModel
+
+TURN_CUT: Final = "the turn was cut at its limit of tokens"
 
 End = tuple[str, Message]
 """Strands' stop reason, and the agent's last message."""
@@ -73,7 +75,7 @@ class UnwatchedCycles:
         answer.message["metadata"] = {"usage": answer.usage, "metrics": answer.metrics}
         agent.messages.append(cast("Message", answer.message))
         if answer.stop_reason == "max_tokens":
-            raise MaxTokensReachedException("the turn was cut at its limit of tokens")
+            raise MaxTokensReachedException(TURN_CUT)
         return answer.stop_reason
 
     async def _run_tool(self, message: Message, call: ToolUse) -> End | None:

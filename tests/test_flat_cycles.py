@@ -100,7 +100,14 @@ def _read(message: Any) -> Any:
 
 
 async def play(
-    tokenizer: Any, script: list[Any], *, flat: bool, hooks: Any = (), listeners: Any = None, tools: Any = ()
+    tokenizer: Any,
+    script: list[Any],
+    *,
+    flat: bool,
+    hooks: Any = (),
+    listeners: Any = None,
+    tools: Any = (),
+    before: Any = (),
 ) -> tuple[Agent, FakeSGLang]:
     """Play an episode; `listeners` are hooks of an agent whom nobody else watches."""
     hooks = [*hooks, *(listeners or ())]
@@ -108,7 +115,7 @@ async def play(
         cycles = FlatCycles(listeners)
         agent = Agent(
             model=SGLangModel(tokenizer=tokenizer, base_url=fake.base_url),
-            messages=History() if flat else [],
+            messages=History(before) if flat else list(before),
             tools=list(tools)
             or [BoundedTool(one, timeout_s=None, stats=ToolStats()) for one in (look, fail, give_nothing)],
             system_prompt="Be brief.",
@@ -337,3 +344,93 @@ async def test_a_turn_that_is_cut_ends_an_unwatched_agent_too(shipped_tokenizer:
     cut = Reply.tokens(ids_of(shipped_tokenizer, "one two three"), finish="length")
     with pytest.raises(MaxTokensReachedException):
         await play(shipped_tokenizer, [cut], flat=True, listeners=[])
+
+
+class Reading(HookProvider):
+    """Notes how many messages there are, before any other hook that says when it wants to be called."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        for kind in (BeforeModelCallEvent, BeforeToolsEvent):
+            registry.add_callback(kind, lambda event: self.counts.append(len(event.agent.messages)), order=-(10**9))
+
+
+async def test_a_hook_of_any_order_sees_the_whole_history(shipped_tokenizer: Any) -> None:
+    reading = Reading()
+    await play(shipped_tokenizer, [SCRIPT[0], SCRIPT[0], ANSWER], flat=True, hooks=[reading])
+    assert reading.counts == [1, 2, 3, 4, 5]
+
+
+class Adding(HookProvider):
+    """Adds middleware around model calls when the agent is invoked."""
+
+    def __init__(self, middleware: Any) -> None:
+        self.middleware = middleware
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        registry.add_callback(BeforeInvocationEvent, self._add)
+
+    def _add(self, event: BeforeInvocationEvent) -> None:
+        from strands.middleware import InvokeModelStage
+
+        event.agent.add_middleware(InvokeModelStage, self.middleware)
+
+
+async def test_middleware_that_is_added_late_hears_each_model_call_and_its_stream(shipped_tokenizer: Any) -> None:
+    heard: list[Any] = []
+
+    async def listen(context: Any, following: Any) -> Any:
+        heard.append([])
+        async for event in following(context):
+            heard[-1].append(type(event).__name__)
+            yield event
+
+    await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[Adding(listen)])
+    assert len(heard) == 4
+    assert all("ModelStreamChunkEvent" in events for events in heard)
+
+
+async def test_what_middleware_changes_in_its_copy_is_not_the_agents_history(shipped_tokenizer: Any) -> None:
+    async def scribble(context: Any, following: Any) -> Any:
+        context.messages[0]["content"].append({"text": "scribbled"})
+        yield ModelStopReason(
+            stop_reason="end_turn",
+            message={"role": "assistant", "content": [{"text": "mine"}]},
+            usage={"inputTokens": 0, "outputTokens": 0, "totalTokens": 0},
+            metrics={"latencyMs": 0},
+        )
+
+    from strands.middleware import ModelStopReason
+
+    agent, _ = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[Adding(scribble)])
+    assert [_read(message) for message in agent.messages] == [
+        ("user", PROMPT),
+        ("assistant", [{"text": "mine"}]),
+    ]
+
+
+async def test_a_callback_handler_that_a_hook_sets_hears_the_stream(shipped_tokenizer: Any) -> None:
+    heard: list[str] = []
+
+    class Setting(HookProvider):
+        def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+            registry.add_callback(AgentInitializedEvent, self._set)
+
+        def _set(self, event: AgentInitializedEvent) -> None:
+            event.agent.callback_handler = lambda **said: heard.append(said.get("data", ""))
+
+    await play(shipped_tokenizer, [ANSWER], flat=True, hooks=[Setting()])
+    assert "34" in "".join(heard)
+
+
+@pytest.mark.parametrize("content", [[{"text": " "}], [], [{"text": ""}, {"text": "x"}]], ids=["blank", "none", "both"])
+async def test_blank_words_of_the_past_read_as_strands_streams_them(shipped_tokenizer: Any, content: Any) -> None:
+    before = [{"role": "user", "content": [{"text": "hi"}]}, {"role": "assistant", "content": content}]
+    for listeners in (None, []):
+        fakes = [
+            (await play(shipped_tokenizer, [ANSWER], flat=flat, before=copy.deepcopy(before), listeners=listeners))[1]
+            for flat in (True, False)
+        ]
+        assert fakes[0].requests[0].input_ids == fakes[1].requests[0].input_ids

@@ -105,3 +105,18 @@ async def test_an_exception_belongs_to_the_caller() -> None:
         await in_own_thread(fail)()
     with pytest.raises(ToolError, match="SystemExit"):
         await in_own_thread(sys.exit)()
+
+
+async def test_an_event_loop_that_a_function_left_in_its_thread_is_not_the_next_ones() -> None:
+    def compute() -> int:
+        try:
+            loop = asyncio.get_event_loop()
+        except RuntimeError:
+            loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(loop)
+        try:
+            return loop.run_until_complete(asyncio.sleep(0, 7))
+        finally:
+            loop.close()
+
+    assert [await in_own_thread(compute)() for _ in range(3)] == [7, 7, 7]

@@ -7,7 +7,6 @@ built (see `template_probe`). Knows nothing of engines or agents.
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from strands_rollout.chat_messages import ChatMessage
 from strands_rollout.errors import TemplateError
 from strands_rollout.template_probe import ProbedTemplate, probe
 from strands_rollout.token_encoder import TokenEncoder
-from strands_rollout.turn_shape import PLAIN_TEXTS, TurnShape, is_timeless, shape_of, telling_texts
+from strands_rollout.turn_shape import LONGEST_TRIED, PLAIN_TEXTS, TurnShape, is_timeless, shape_of, telling_texts
 
 ANSWER_MARK: Final = "strands-rollout-answer"
 _ENCODERS: weakref.WeakKeyDictionary[Any, TokenEncoder] = weakref.WeakKeyDictionary()
@@ -29,6 +28,7 @@ _FOUND: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], _Found]] = weakref.
 _MAX_PROMPTS: Final = 64
 _MAX_PROMPT_TOKENS: Final = 8192
 _MAX_SHAPES: Final = 256
+_MAX_KWARGS: Final = 16
 _TOOL_RESULT_KEYS: Final = frozenset({"role", "name", "tool_call_id", "content"})
 
 
@@ -39,16 +39,16 @@ class _Found:
     Attributes:
         probed: By the probe.
         opening: The control token that a prompt begins with.
-        prompts: Ids of the last prompts, by their messages and tools as JSON.
-        shapes: By number of tool results, and the tools as JSON.
-        tried_out: Whether the template shows so many tool results as they are, by their number.
+        prompts: Ids of the last prompts, by their messages and tools as text.
+        shapes: By number of tool results, and the tools as text.
+        tried_out: Whether the template shows so many tool results as they are, by number, with tools or without.
     """
 
     probed: ProbedTemplate
     opening: str | None
     prompts: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     shapes: dict[tuple[int, str], TurnShape | None] = field(default_factory=dict)
-    tried_out: dict[int, bool] = field(default_factory=dict)
+    tried_out: dict[tuple[int, bool], bool] = field(default_factory=dict)
 
 
 class ChatTemplate:
@@ -78,6 +78,8 @@ class ChatTemplate:
                 "tokenizer.chat_template."
             )
         self._tokenizer = tokenizer
+        # what is found is of this one, whatever the tokenizer gets later
+        self._template = template_kwargs.get("chat_template") or tokenizer.chat_template
         self._kwargs = template_kwargs
         self.encoder = _encoder_of(tokenizer)
         self._found = self._find()
@@ -87,12 +89,15 @@ class ChatTemplate:
         self._last_tools: tuple[Sequence[Mapping[str, Any]], str] = ((), "")
 
     def _find(self) -> _Found:
-        template = self._tokenizer.chat_template
+        template = self._template
         key = (template if isinstance(template, str) else repr(template), repr(sorted(self._kwargs.items())))
         known = _FOUND.setdefault(self._tokenizer, {})
-        if key not in known:
-            known[key] = _Found(probe(self), self.encoder.first_control(self.render(_BASE)))
-        return known[key]
+        found = known.get(key)
+        if found is None:
+            if len(known) >= _MAX_KWARGS:  # arguments may differ from sample to sample
+                known.clear()
+            found = known[key] = _Found(probe(self), self.encoder.first_control(self.render(_BASE)))
+        return found
 
     def prompt_ids(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of a whole conversation and the generation prompt after it.
@@ -109,7 +114,7 @@ class ChatTemplate:
                 f"the chat template can't be used with tools: {tools_error}. Use a model that was trained to call "
                 "tools, or give the agent none."
             )
-        key = (_as_json(messages), _as_json(tools))
+        key = (_as_key(messages), _as_key(tools))
         return self._encoded_once(key, lambda: self._shared_prompt(key, messages, tools))
 
     def turn_ids(
@@ -142,8 +147,11 @@ class ChatTemplate:
 
     def render_turn(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The (escaped) text from an assistant turn's close to the next generation prompt."""
-        rendered = self.render([*_BASE, _answer_before(messages), *messages], tools)
-        tail = rendered[rendered.rindex(ANSWER_MARK) + len(ANSWER_MARK) :]
+        mark = ANSWER_MARK
+        while any(mark in message["content"] for message in messages):  # untrusted text may hold it
+            mark += "-"
+        rendered = self.render([*_BASE, {**_answer_before(messages), "content": mark}, *messages], tools)
+        tail = rendered[rendered.rindex(mark) + len(mark) :]
         return tail[tail.index(self._found.probed.end_of_turn) :]
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -154,7 +162,7 @@ class ChatTemplate:
                 tools=[self._escaped(tool) for tool in tools] or None,
                 tokenize=False,
                 add_generation_prompt=True,
-                **self._kwargs,
+                **self._kwargs | ({"chat_template": self._template} if isinstance(self._template, str) else {}),
             )
         except (JinjaError, TypeError, ValueError, KeyError, AttributeError) as e:
             roles = [message["role"] for message in messages]
@@ -163,9 +171,10 @@ class ChatTemplate:
 
     def _encoded_once(self, key: object, encode: Callable[[], list[int]]) -> list[int]:
         """A new list of what `encode` gives; it is not asked a second time in turn: what is sent was counted before."""
-        if self._last[0] != key:
-            self._last = (key, encode())
-        return list(self._last[1])
+        last = self._last  # read once: another thread may set it
+        if last[0] != key:
+            last = self._last = (key, encode())
+        return list(last[1])
 
     def _shared_prompt(
         self, key: tuple[str, str], messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
@@ -174,7 +183,7 @@ class ChatTemplate:
         ids = prompts.get(key)
         if ids is None:
             ids = self.encoder.encode_rendered(self.render(messages, tools))
-            if len(ids) <= _MAX_PROMPT_TOKENS and is_timeless(self._tokenizer.chat_template):
+            if len(ids) <= _MAX_PROMPT_TOKENS and is_timeless(self._template):
                 if len(prompts) >= _MAX_PROMPTS:
                     prompts.clear()
                 prompts[key] = ids
@@ -184,24 +193,30 @@ class ChatTemplate:
         """The shape of these new messages, where they are tool results and the template has one for them."""
         if any(message["role"] != "tool" or message.keys() != _TOOL_RESULT_KEYS for message in messages):
             return None
-        if tools and self._last_tools[0] is not tools:
-            self._last_tools = (tools, _as_json(tools))
-        shapes, key = self._found.shapes, (len(messages), self._last_tools[1] if tools else "")
-        if key not in shapes:
-            if len(shapes) >= _MAX_SHAPES:
-                shapes.clear()
-            shapes[key] = self._find_shape(len(messages), tools)
-        return shapes[key]
+        if any(len(message["content"]) > LONGEST_TRIED for message in messages):
+            return None  # a template may cut what is longer than all that it was tried out with
+        last = self._last_tools  # one read of each: threads share all of this
+        if tools and last[0] is not tools:
+            last = self._last_tools = (tools, _as_key(tools))
+        shapes, key = self._found.shapes, (len(messages), last[1] if tools else "")
+        try:
+            return shapes[key]
+        except KeyError:
+            shape = self._find_shape(len(messages), tools)
+        if len(shapes) >= _MAX_SHAPES:
+            shapes.clear()
+        shapes[key] = shape
+        return shape
 
     def _find_shape(self, count: int, tools: Sequence[Mapping[str, Any]]) -> TurnShape | None:
-        tried_out = self._found.tried_out
-        if tried_out.get(count) is False:
+        tried_out, key = self._found.tried_out, (count, bool(tools))
+        if tried_out.get(key) is False:
             return None
-        texts = PLAIN_TEXTS if count in tried_out else telling_texts(self._tokenizer.chat_template)
+        texts = PLAIN_TEXTS if key in tried_out else telling_texts(self._template)
         shape = (
             None if texts is None else shape_of(lambda turn: self.render_turn(turn, tools), count, self.encoder, texts)
         )
-        tried_out.setdefault(count, shape is not None)
+        tried_out.setdefault(key, shape is not None)
         return shape
 
     def _escaped(self, value: Any) -> Any:  # noqa: ANN401 - any JSON value
@@ -229,8 +244,8 @@ def _answer_before(messages: Sequence[ChatMessage]) -> ChatMessage:
     return answer | {"tool_calls": calls} if calls else answer
 
 
-def _as_json(value: object) -> str:
-    return json.dumps(value, default=repr)
+def _as_key(value: object) -> str:
+    return repr(value)  # unlike JSON it tells a tuple from a list and 1 from "1" as a key, and takes any key
 
 
 def _encoder_of(tokenizer: Any) -> TokenEncoder:  # noqa: ANN401 - any Hugging Face fast tokenizer

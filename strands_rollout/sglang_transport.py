@@ -124,8 +124,8 @@ class EngineClient(httpx.AsyncClient):
             return None
         sent_headers = dict(route.headers)
         for name, value in headers.items():
-            if not (name.isascii() and value.isascii()):
-                raise ValueError(f"the header {name!r} has a character beyond ASCII")
+            if not (isinstance(value, str) and name.isascii() and value.isascii()):
+                raise ValueError(f"the header {name!r} is a {type(value).__name__}; expected a str of ASCII characters")
             sent_headers[name.lower()] = value
         if route.authorization is not None:
             sent_headers["authorization"] = route.authorization

@@ -28,6 +28,10 @@ _MARKS: Final = re.compile(r"tool-result-(\d+)-of-the-shape")
 # above this a template is rendered each time: trying it out would take longer than it saves
 _MAX_CONDITIONS: Final = 16
 PLAIN_TEXTS: Final = ("", "\n x\t\n", '{"a": "\\"<b>1 & 2</b>\\" \'é\' 例"}')
+# what stands beside a text that a template compares with
+_BEFORE: Final = ("(", "[", "{", ",", "=", "==", "!=", "in", "eq", "ne", "equalto", "sameas")
+_AFTER: Final = ("in", "not", "==", "!=", ":")
+LONGEST_TRIED: Final = 10_000
 _TEXTS: Final = (
     *PLAIN_TEXTS,
     " ",
@@ -38,7 +42,10 @@ _TEXTS: Final = (
     "true",
     "[]",
     "\\n %s {} {{ x }} {% if %}",
-    "x" * 10_000,
+    "7" * 3,
+    "X",
+    *("Ab. \n" * lines for lines in (4, 12, 40, 130, 400)),
+    "x" * LONGEST_TRIED,
 )
 
 
@@ -70,7 +77,7 @@ def shape_of(render: RenderTurn, count: int, encoder: TokenEncoder, texts: Seque
         render: The template.
         count: At least 1.
         encoder: Of the template's tokenizer.
-        texts: The results that it is tried out with.
+        texts: The results that it is tried out with; also as names and ids of calls.
     """
     if not encoder.cuts_are_plain:
         return None
@@ -130,9 +137,14 @@ def _shape(rendered: str, encoder: TokenEncoder) -> TurnShape:
 
 
 def _messages(results: Sequence[str], number: int) -> list[ChatMessage]:
-    """Results under names and ids that differ from trial to trial, for a template that shows them has no shape."""
+    """Results under names and ids that differ from trial to trial, for a template that looks at them has no shape."""
     return [
-        {"role": "tool", "name": f"tool{number}", "tool_call_id": f"call_{number}_{index}", "content": result}
+        {
+            "role": "tool",
+            "name": result or f"tool{number}",
+            "tool_call_id": f"{result or 'call'}_{number}_{index}",
+            "content": result,
+        }
         for index, result in enumerate(results)
     ]
 
@@ -150,6 +162,6 @@ def _conditions(source: str) -> list[str]:
     found = {
         str(ast.literal_eval(value)): None
         for (_, before), (kind, value), (_, after) in zip(tokens, tokens[1:], tokens[2:], strict=False)
-        if kind == "string" and (before in ("(", "[", ",", "=", "==", "!=", "in") or after in ("in", "not", "==", "!="))
+        if kind == "string" and (before in _BEFORE or after in _AFTER)
     }
     return list(found)

@@ -129,3 +129,72 @@ def test_space_that_a_control_token_swallows_is_swallowed_from_a_result_too(ship
     template = ChatTemplate(greedy)
     messages = results("ends with space \n ")
     assert template.turn_ids(messages, TOOLS, last_id=None) == rendered_ids(template, messages)
+
+
+# what a template shows of a message m, and a result, a tool's name and a call's id at which it shows something else
+LOOKING = {
+    "at a tool's name": ("('ipython' if m.name == 'python' else 'tool') ~ m.content", "1", "python", "c"),
+    "at a call's id": (
+        "('x' if (m.tool_call_id or '').startswith('chatcmpl-') else '') ~ m.content",
+        "1",
+        "r",
+        "chatcmpl-1",
+    ),
+    "beyond 10,000 characters": ("m.content[:16384]", "ab " * 8000, "run", "c"),
+    "with a test by name": ("('none' if m.content is eq '(empty)' else m.content)", "(empty)", "run", "c"),
+    "at a number": ("('big' if m.content | int > 100 else m.content)", "101", "run", "c"),
+    "at capitals": ("('loud' if m.content.isupper() else m.content)", "ERROR", "run", "c"),
+    "at lines": ("('many' if m.content.count('\\n') > 20 else m.content)", "ab\n" * 30, "run", "c"),
+    "at tools too": ("('bad' if tools and m.content == 'fatal' else m.content)", "fatal", "run", "c"),
+}
+
+
+@pytest.mark.parametrize(("shown", "result", "name", "call"), LOOKING.values(), ids=LOOKING)
+def test_a_template_that_looks_at_a_result_is_rendered(
+    tokenizer: Any, shown: str, result: str, name: str, call: str
+) -> None:
+    template = ChatTemplate(
+        with_template(tokenizer, PLAIN.replace("+ m.content +", f"~ ({shown} if m.role == 'tool' else m.content) ~"))
+    )
+    template.turn_ids(results("1"), [], last_id=None)
+    messages = results(result, name=name, call=call)
+    assert template.turn_ids(messages, TOOLS, last_id=None) == rendered_ids(template, messages)
+
+
+def test_a_template_that_is_an_argument_is_the_one_that_is_tried_out(tokenizer: Any) -> None:
+    own = PLAIN.replace("+ m.content +", "~ ('ERR' if m.content == 'fatal' else m.content) ~")
+    template = ChatTemplate(with_template(tokenizer, PLAIN), chat_template=own)
+    messages = results("fatal")
+    assert template.turn_ids(messages, TOOLS, last_id=None) == rendered_ids(template, messages)
+
+
+def test_a_template_that_is_swapped_for_another_leaves_nothing_behind(tokenizer: Any) -> None:
+    changing = with_template(tokenizer, PLAIN)
+    user = [{"role": "user", "content": "hi"}]
+    ids = ChatTemplate(changing).prompt_ids(user)
+    fresh = with_template(tokenizer, PLAIN)
+    first = ChatTemplate(fresh)
+    fresh.chat_template = PLAIN.replace("assistant\n'", "assistant\n\n'")
+    first.prompt_ids(user)
+    fresh.chat_template = PLAIN
+    assert ChatTemplate(fresh).prompt_ids(user) == ids
+
+
+def test_words_that_mark_an_answer_for_rendering_are_a_users_own(tokenizer: Any) -> None:
+    template = ChatTemplate(tokenizer)
+    text = "keep this strands-rollout-answer and the tail"
+    ids = template.turn_ids([{"role": "user", "content": text}], last_id=None)
+    assert text in template.encoder.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [({"x": [1, 2]}, {"x": (1, 2)}), ({"x": {"1": 2}}, {"x": {1: 2}})], ids=["list", "key"]
+)
+def test_tools_that_are_written_otherwise_are_other_tools(tokenizer: Any, one: Any, other: Any) -> None:
+    shows = with_template(tokenizer, PLAIN.replace("t | tojson", "t"))
+    user = [{"role": "user", "content": "hi"}]
+    tools = [[{**TOOLS[0], "function": {**TOOLS[0]["function"], "parameters": given}}] for given in (one, other)]
+    template = ChatTemplate(shows)
+    found = [template.prompt_ids(user, given) for given in tools]
+    assert found == [template.encoder.encode_rendered(template.render(user, given)) for given in tools]
+    assert found[0] != found[1]

@@ -48,9 +48,9 @@ def planned_steps(options: BenchOptions) -> Iterator[Step]:
         if "cpu" in options.measures:
             for turns, concurrency in product(options.turns, options.concurrency):
                 yield from _round(options, "cpu", number, turns, concurrency)
-        if "code" in options.measures and "ours" in options.variants:
-            at_once = options.code_episodes
-            yield Step("lag", "ours", options.detail_turns, at_once, at_once, number, runs_code=True)
+    if "code" in options.measures and "ours" in options.variants:
+        at_once = options.code_episodes
+        yield Step("lag", "ours", options.detail_turns, at_once, at_once, 0, runs_code=True)
     kinds: list[JobKind] = ["lag"] if "lag" in options.measures else []
     kinds += ["rss", "traced"] if "memory" in options.measures else []
     concurrency = max(options.concurrency)
@@ -64,7 +64,7 @@ def _round(options: BenchOptions, kind: JobKind, number: int, turns: int, concur
     """Each variant once, another one first each round."""
     first = number % len(options.variants)
     for variant in (*options.variants[first:], *options.variants[:first]):
-        if number < options.rounds_of(variant, turns):
+        if number < options.rounds_of(variant, turns) and options.plays(variant, turns, kind):
             episodes = options.episodes_of(variant, turns, concurrency)
             if kind in _ALL_AT_ONCE:
                 episodes = min(episodes, concurrency)

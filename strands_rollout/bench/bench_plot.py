@@ -10,14 +10,19 @@ from typing import Any
 from strands_rollout.errors import ConfigError
 
 
-def check_plot() -> None:
+def check_plot(path: Path) -> None:
     """Refuse to draw before anything is measured.
 
     Raises:
-        ConfigError: matplotlib is not installed.
+        ConfigError: matplotlib is not installed, or draws no such files.
     """
     if find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib, which is not installed; pip install 'strands-rollout[bench]'")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    endings = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in endings:
+        raise ConfigError(f"got --plot {path}; expected a file that ends in one of {', '.join(sorted(endings))}")
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from strands_rollout.bench.bench_run import run_benchmark
 from strands_rollout.bench.bench_table import result_tables
 from strands_rollout.bench.engine_table import rows_as_json, rows_as_markdown
 from strands_rollout.bench.engines import ComparedEngines, EngineBenchmark, run_engine_benchmark
+from strands_rollout.errors import ConfigError
 
 
 def run_and_report(options: BenchOptions, *, out: Path | None, plot: Path | None, json_only: bool) -> None:
@@ -29,8 +31,11 @@ def run_and_report(options: BenchOptions, *, out: Path | None, plot: Path | None
         json_only: Print the JSON in place of the tables.
 
     Raises:
+        ConfigError: A file can't be written.
         RolloutError: Something can't be used, or a measurement failed.
     """
+    for path in (out, plot):
+        check_writable(path)
     result = _run(options)
     if out is not None:
         out.write_text(json.dumps(result, indent=1) + "\n")
@@ -51,8 +56,10 @@ def run_and_report_engines(
         json_only: Print the JSON in place of the table.
 
     Raises:
+        ConfigError: The file can't be written.
         RolloutError: An engine can't be used, or does not answer as it should.
     """
+    check_writable(out)
     with _steps() as on_step:
         rows = run_engine_benchmark(plan, engines, on_step=lambda done, passes: on_step("engines", done, passes))
     if out is not None:
@@ -63,6 +70,22 @@ def run_and_report_engines(
 def _run(options: BenchOptions) -> dict[str, Any]:
     with _steps() as on_step:
         return run_benchmark(options, on_step)
+
+
+def check_writable(path: Path | None) -> None:
+    """Make a file's folder, before minutes of measurements are lost.
+
+    Raises:
+        ConfigError: It can't be made, or nothing may be written to it.
+    """
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"got the file {path}, whose folder can't be made: {e}") from e
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"got the file {path}; expected one that may be written")
 
 
 @contextmanager

@@ -49,6 +49,7 @@ def run_benchmark(options: BenchOptions, on_step: OnStep) -> dict[str, Any]:
     on_step("done", len(plan), len(plan))
     return {
         **facts,
+        "collector": options.collector,
         "medians": medians(measurements),
         "ratios": all_ratios(measurements),
         "measurements": [one.to_dict() for one in measurements],
@@ -77,6 +78,7 @@ class _Engines:
             # the sandbox's processes would share the core
             core=None if step.runs_code else client_core,
             runs_code=step.runs_code,
+            collector=self._options.collector,
         )
         return Measurement(step, run_job(job))
 

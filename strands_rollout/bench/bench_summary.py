@@ -32,6 +32,23 @@ class Measurement:
         return {**asdict(self.step), "figures": self.figures}
 
 
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Of two CPU times, taken round by round.
+
+    Attributes:
+        value: The rounds' median.
+        least: The least round's.
+        most: The largest round's.
+        rounds: How many had both.
+    """
+
+    value: float
+    least: float
+    most: float
+    rounds: int
+
+
 def medians(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
     """One row for each thing that was measured, with the median of each number over its rounds."""
     found: dict[Step, list[Figures]] = {}
@@ -51,31 +68,32 @@ def _medians_of(rounds: Sequence[Figures]) -> dict[str, float]:
 
 def cpu_ratio(
     measurements: Iterable[Measurement], variant: str, other: str, turns: int, concurrency: int
-) -> float | None:
-    """The variant's CPU per trajectory in units of the other's: the median of the rounds' ratios."""
-    found = _cpu_by_round(measurements, turns, concurrency)
-    return _median_ratio([(rounds[variant], rounds[other]) for rounds in found if {variant, other} <= rounds.keys()])
+) -> Ratio | None:
+    """The variant's CPU per trajectory in units of the other's."""
+    found = _cpu_by_round(measurements, turns, concurrency).values()
+    return _median_ratio([(cpu[variant], cpu[other]) for cpu in found if {variant, other} <= cpu.keys()])
 
 
 def growth_ratio(
     measurements: Sequence[Measurement], variant: str, turns: tuple[int, int], concurrency: int
-) -> float | None:
+) -> Ratio | None:
     """The variant's CPU per trajectory at the second number of turns in units of that at the first one."""
     few, many = (_cpu_by_round(measurements, count, concurrency) for count in turns)
-    pairs = zip(many, few, strict=False)
+    pairs = [(many[number], few[number]) for number in many if number in few]
     return _median_ratio([(a[variant], b[variant]) for a, b in pairs if variant in a and variant in b])
 
 
-def _cpu_by_round(measurements: Iterable[Measurement], turns: int, concurrency: int) -> list[dict[str, float]]:
+def _cpu_by_round(measurements: Iterable[Measurement], turns: int, concurrency: int) -> dict[int, dict[str, float]]:
     rounds: dict[int, dict[str, float]] = {}
     for one in measurements:
         if one.step.kind == "cpu" and (one.step.turns, one.step.concurrency) == (turns, concurrency):
             rounds.setdefault(one.step.round, {})[one.step.variant] = one.figures["cpu_ms_per_trajectory"]
-    return [rounds[number] for number in sorted(rounds)]
+    return rounds
 
 
-def _median_ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
-    return median(a / b for a, b in pairs) if pairs else None
+def _median_ratio(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
+    values = [a / b for a, b in pairs]
+    return Ratio(median(values), min(values), max(values), len(values)) if values else None
 
 
 def all_ratios(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
@@ -83,16 +101,18 @@ def all_ratios(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
     places = sorted({(one.step.turns, one.step.concurrency) for one in measurements if one.step.kind == "cpu"})
     variants = list(dict.fromkeys(one.step.variant for one in measurements))
     found = [
-        {"ratio": f"ours / {other}", "turns": turns, "concurrency": concurrency}
-        | {"value": cpu_ratio(measurements, "ours", other, turns, concurrency)}
+        (f"ours / {other}", turns, concurrency, cpu_ratio(measurements, "ours", other, turns, concurrency))
         for turns, concurrency in places
         for other in variants
         if other != "ours"
     ]
     found += [
-        {"ratio": f"{variant}: 80 turns / 20 turns", "turns": 80, "concurrency": concurrency}
-        | {"value": growth_ratio(measurements, variant, (20, 80), concurrency)}
+        (f"{variant}: 80 turns / 20 turns", 80, concurrency, growth_ratio(measurements, variant, (20, 80), concurrency))
         for concurrency in sorted({concurrency for _, concurrency in places})
         for variant in variants
     ]
-    return [entry for entry in found if entry["value"] is not None]
+    return [
+        {"ratio": name, "turns": turns, "concurrency": concurrency, **asdict(ratio)}
+        for name, turns, concurrency, ratio in found
+        if ratio is not None
+    ]

@@ -13,6 +13,17 @@ _LABELS: Final = {
     "openai": "Strands' OpenAI model, tokenised again",
 }
 _MOST_PACKAGES: Final = 14
+_MARKS: Final = {
+    ("ours / strands-sglang", 5): 0.75,
+    ("ours / strands-sglang", 20): 0.5,
+    ("ours / floor", 20): 2.3,
+    ("ours: 80 turns / 20 turns", 80): 6.0,
+}
+_COLLECTORS: Final = {
+    "own": "",
+    "frozen": " All variants froze what the garbage collector would look through (`gc.freeze`).",
+    "unfrozen": " No variant froze what the garbage collector looks through.",
+}
 
 
 def result_tables(result: Mapping[str, Any]) -> str:
@@ -32,36 +43,56 @@ def _heading(result: Mapping[str, Any]) -> str:
     return (
         f"`{result['command']}`: {told}, Python {versions['python']}; {machine['processor']}, {machine['cores']} "
         f"cores; tokenizer {result['tokenizer']['name']} of {result['tokenizer']['vocab_size']} tokens."
+        f"{_COLLECTORS[result['collector']]}"
     )
 
 
 def _cpu_table(rows: Sequence[Row], ratios: Sequence[Row], at_once: int) -> str:
-    """A line per variant; in each cell the CPU, and how many times it is what ours takes."""
+    """A line per variant; in each cell the CPU, ours in units of it, and how many were at once where it were fewer."""
     here = [row for row in rows if row["kind"] == "cpu" and row["concurrency"] == at_once]
     turns = sorted({row["turns"] for row in here})
-    found = {(row["variant"], row["turns"]): row["cpu_ms_per_trajectory"] for row in here}
+    found = {(row["variant"], row["turns"]): row for row in here}
     ours = {
         (ratio["ratio"].removeprefix("ours / "), ratio["turns"]): ratio["value"]
         for ratio in ratios
         if ratio["concurrency"] == at_once
     }
-    head = [f"client CPU, ms per trajectory, {at_once} at once", *(f"{count} tool turns" for count in turns)]
+    head = [
+        f"client CPU, ms per trajectory, {at_once} at once if not said otherwise",
+        *(f"{count} tool turns" for count in turns),
+    ]
     lines = []
     for variant in dict.fromkeys(row["variant"] for row in here):
         cells = []
         for count in turns:
-            value, ratio = found.get((variant, count)), ours.get((variant, count))
-            beside = "" if ratio is None else f" (ours: {ratio:.2f}x)"
-            cells.append("" if value is None else f"{_number(value)}{beside}")
+            row = found.get((variant, count))
+            cells.append("" if row is None else _cpu_cell(row, ours.get((variant, count))))
         lines.append([_LABELS[variant], *cells])
     return _markdown(head, lines)
 
 
+def _cpu_cell(row: Row, ratio: float | None) -> str:
+    at_once = min(row["concurrency"], row["episodes"])
+    notes = [] if ratio is None else [f"ours: {ratio:.2f}x"]
+    notes += [f"{at_once} at once"] if at_once < row["concurrency"] else []
+    return _number(row["cpu_ms_per_trajectory"]) + (f" ({'; '.join(notes)})" if notes else "")
+
+
 def _ratio_table(ratios: Sequence[Row]) -> str:
+    """What an episode's growth costs each variant, and each ratio that this package has a mark for."""
     lines = [
-        [row["ratio"], str(row["concurrency"]), f"{row['value']:.2f}"] for row in ratios if "turns /" in row["ratio"]
+        [
+            row["ratio"] + ("" if "turns /" in row["ratio"] else f", {row['turns']} tool turns"),
+            str(row["concurrency"]),
+            f"{row['value']:.2f}",
+            f"{row['least']:.2f} to {row['most']:.2f}",
+            str(row["rounds"]),
+            f"{mark:.2f}" if (mark := _MARKS.get((row["ratio"], row["turns"]))) else "",
+        ]
+        for row in ratios
+        if "turns /" in row["ratio"] or (row["ratio"], row["turns"]) in _MARKS
     ]
-    return _markdown(["growth of the CPU with an episode", "at once", "ratio"], lines)
+    return _markdown(["CPU per trajectory", "at once", "ratio", "in single rounds", "rounds", "mark"], lines)
 
 
 def _wire_table(rows: Sequence[Row]) -> str:
@@ -72,6 +103,8 @@ def _wire_table(rows: Sequence[Row]) -> str:
             str(min(row["concurrency"], row["episodes"])),
             _number(row["cpu_ms_per_request"]),
             _number(row["wall_ms_per_trajectory"]),
+            _number(row["client_busy_percent"]),
+            _number(row["engine_busy_percent"]),
             _number(row["bytes_sent_per_trajectory"] / 1024),
             _number(row["bytes_received_per_trajectory"] / 1024),
         ]
@@ -83,7 +116,9 @@ def _wire_table(rows: Sequence[Row]) -> str:
         "tool turns",
         "at once",
         "CPU per request, ms",
-        "wall per trajectory, ms",
+        "wall / trajectories, ms",
+        "client busy, %",
+        "engine busy, %",
         "sent, KiB",
         "received, KiB",
     ]
@@ -95,7 +130,7 @@ def _lag_table(rows: Sequence[Row]) -> str:
         [
             _LABELS[row["variant"]] + (", code tool" if row["runs_code"] else ""),
             str(row["turns"]),
-            str(row["concurrency"]),
+            str(min(row["concurrency"], row["episodes"])),
             *(_number(row[f"lag_{name}_ms"]) for name in ("p50", "p99", "max")),
         ]
         for row in rows
@@ -114,7 +149,7 @@ def _memory_table(rows: Sequence[Row]) -> str:
         [
             _LABELS[variant],
             str(row["turns"]),
-            str(row["concurrency"]),
+            str(min(row["concurrency"], row["episodes"])),
             _number(row["peak_rss_bytes_per_episode"] / 1024),
             _number(row["peak_traced_bytes_per_episode"] / 1024),
             _number(row["kept_bytes_per_sample"] / 1024),

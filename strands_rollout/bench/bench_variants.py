@@ -26,8 +26,8 @@ def playable_variants(asked: Iterable[str]) -> tuple[list[str], list[str]]:
     for variant in asked:
         if variant not in VARIANTS:
             raise ConfigError(f"got the variant {variant!r}; expected some of {', '.join(VARIANTS)}")
-        module, extra = _NEEDS.get(variant, ("httpx_aiohttp", ""))
-        if find_spec(module) is None:
+        module, extra = _NEEDS.get(variant, ("", ""))
+        if module and find_spec(module) is None:
             sentences.append(f"{variant} is left out; to measure it: pip install '{extra}'")
         else:
             can_play.append(variant)

@@ -31,6 +31,7 @@ class FloorPlayer:
         tokens = list(script.prompt_ids)
         loss_mask: list[int] = []
         logprobs: list[float] = []
+        headers = {"content-type": "application/json", "x-smg-routing-key": uuid.uuid4().hex}
         for turn in script.turns:
             request = {
                 "input_ids": tokens,
@@ -38,9 +39,7 @@ class FloorPlayer:
                 "return_logprob": True,
                 "rid": uuid.uuid4().hex,
             }
-            response = await self._http.post(
-                "/generate", content=orjson.dumps(request), headers={"content-type": "application/json"}
-            )
+            response = await self._http.post("/generate", content=orjson.dumps(request), headers=headers)
             if response.status_code != 200:
                 raise WrongEpisodeError(f"got HTTP {response.status_code}: {response.text:.300}")
             answer = orjson.loads(response.content)

@@ -8,6 +8,9 @@ from typing import Any, Literal, Self
 import orjson
 
 JobKind = Literal["cpu", "lag", "rss", "traced", "profile"]
+Collector = Literal["own", "frozen", "unfrozen"]
+"""What is done about the garbage collector: what each variant does itself (ours freezes what its first sample leaves,
+as its settings say; no other does); all are frozen after the warm-up (`gc.freeze`); or none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class Job:
         episodes: How many are measured.
         core: The core to stay on; None for any.
         runs_code: Whether the real code tool runs.
+        collector: What is done about the garbage collector.
     """
 
     variant: str
@@ -37,6 +41,7 @@ class Job:
     episodes: int
     core: int | None
     runs_code: bool = False
+    collector: Collector = "own"
 
     def to_json(self) -> str:
         """For `from_json`."""

@@ -18,7 +18,7 @@ from strands_rollout.bench.job import Figures, Job, JobKind
 from strands_rollout.bench.loop_lag import LoopLag, percentile
 from strands_rollout.bench.memory_use import array_bytes, forget_peak, peak_rss_bytes, rss_bytes
 from strands_rollout.bench.package_profile import profile_figures, start_profile
-from strands_rollout.bench.player import Player
+from strands_rollout.bench.player import Player, WrongEpisodeError
 
 Measure = Callable[[Job, Player, Sequence[AnswerScript]], Awaitable[Figures]]
 
@@ -32,11 +32,16 @@ async def cpu(job: Job, player: Player, scripts: Sequence[AnswerScript]) -> Figu
     after = _counters(job.port)
     check_all(done)
     crossed = {name: after[name] - before[name] for name in after}
+    expected = sum(len(script.turns) for script, _ in done)
+    if crossed["requests"] != expected:
+        raise WrongEpisodeError(f"got {crossed['requests']} requests; expected {expected}, one for each turn")
     return {
         "cpu_ms_per_trajectory": cpu_s / job.episodes * 1e3,
         "cpu_ms_per_request": cpu_s / crossed["requests"] * 1e3,
         "wall_ms_per_trajectory": wall_s / job.episodes * 1e3,
         "engine_cpu_ms_per_trajectory": crossed["cpu_s"] / job.episodes * 1e3,
+        "client_busy_percent": 100 * cpu_s / wall_s,
+        "engine_busy_percent": 100 * crossed["cpu_s"] / wall_s,
         "requests_per_trajectory": crossed["requests"] / job.episodes,
         "bytes_sent_per_trajectory": crossed["bytes_in"] / job.episodes,
         "bytes_received_per_trajectory": crossed["bytes_out"] / job.episodes,

@@ -21,7 +21,7 @@ class OursPlayer:
             hf_checkpoint=str(stage.tokenizer_dir),
             sglang_router_ip="127.0.0.1",
             sglang_router_port=stage.port,
-            strands_rollout={"max_tool_iterations": None, **tools},
+            strands_rollout={"max_tool_iterations": None, "freeze_gc": stage.may_freeze, **tools},
         )
 
     async def play(self, script: AnswerScript) -> Played:

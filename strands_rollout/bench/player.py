@@ -30,6 +30,7 @@ class Stage:
         concurrency: Episodes at once.
         scripts: All that may be played.
         runs_code: Whether the real code tool runs, in place of one that knows the results.
+        may_freeze: Whether a variant may freeze what the garbage collector would look through.
     """
 
     port: int
@@ -37,6 +38,7 @@ class Stage:
     concurrency: int
     scripts: Sequence[AnswerScript]
     runs_code: bool = False
+    may_freeze: bool = True
 
     @property
     def url(self) -> str:

@@ -38,6 +38,9 @@ class ScriptBook:
         self._questions = {script.question: script for script in scripts}
         self._answers: dict[tuple[bytes, int | None], tuple[bytes, bytes]] = {}
         self._chats: dict[tuple[str, int], list[bytes]] = {}
+        # whoever plays first must not wait longer than whoever plays next
+        for tail in self._turns:
+            self._answers[tail, None] = self._encode(tail, None)
 
     def generate(self, body: bytes) -> bytes:
         """The response to a `/generate` request.

@@ -1,6 +1,6 @@
 """A measured process: `python -m strands_rollout.bench.worker JOB`; prints its figures as one line of JSON.
 
-Loads one variant and nothing of the others.
+Loads one variant and nothing of the others. Ends with its stdin: nobody is left to read the figures then.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import asyncio
 import gc
 import importlib
 import logging
+import os
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Final
@@ -35,9 +37,16 @@ def main() -> None:
     """Do the job of the command line."""
     job = Job.from_json(sys.argv[1])
     pin_to(job.core)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     print(orjson.dumps(asyncio.run(measure(job))).decode(), flush=True)
+
+
+def _end_with_stdin() -> None:
+    """Waits in one read, and so takes no CPU from what is measured."""
+    os.read(0, 1)
+    os._exit(1)
 
 
 async def measure(job: Job) -> Figures:
@@ -47,11 +56,15 @@ async def measure(job: Job) -> Figures:
         WrongEpisodeError: The variant did not play what the scripts say.
     """
     scripts, short = load_scripts(Path(job.scripts)), load_scripts(Path(job.warm_up_scripts))
-    stage = Stage(job.port, Path(job.tokenizer), job.concurrency, [*scripts, *short], runs_code=job.runs_code)
+    stage = Stage(
+        job.port, Path(job.tokenizer), job.concurrency, [*scripts, *short], job.runs_code, job.collector != "unfrozen"
+    )
     player = make_player(job.variant, stage)
-    for warm_up, count in ((short, job.concurrency), (scripts, 1)):
+    for warm_up, count in ((short, min(job.concurrency, job.episodes)), (scripts, 1)):
         check_all(await play_episodes(player, warm_up, count, job.concurrency), any_prompt=job.runs_code)
     gc.collect()
+    if job.collector == "frozen":
+        gc.freeze()
     figures = await MEASURES[job.kind](job, player, scripts)
     await player.close()
     return figures

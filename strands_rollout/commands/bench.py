@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, cast, get_args
 
 import typer
 
 from strands_rollout.errors import ConfigError
 
+if TYPE_CHECKING:
+    from strands_rollout.bench.job import Collector
+
 _TOKENIZER_VARIABLE: Final = "QWEN3_TOKENIZER"
+_STARTED_ENGINES: Final = ("embedded", "SGLang")
 
 
 def bench(
@@ -38,6 +42,12 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Write all figures to this JSON file.", dir_okay=False)] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw CPU by turns to this PNG; needs matplotlib.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also show where the CPU time goes, by package.")] = False,
+    collector: Annotated[
+        str,
+        typer.Option(
+            help="Garbage collector: own, as each variant has it; frozen, gc.freeze for all; unfrozen, for none."
+        ),
+    ] = "own",
     json_only: Annotated[bool, typer.Option("--json", help="Print only the JSON on stdout.")] = False,
     engines: Annotated[
         bool, typer.Option("--engines", help="Measure engines instead: the embedded one, and those that are named.")
@@ -53,9 +63,15 @@ def bench(
     """Measure what an episode costs its client, beside a client without an agent and other ways to run it.
 
     A scripted engine on a core of its own answers at once; each variant plays the same tokens, in fresh processes, and
-    every token is checked. Prints a table in Markdown. Exits with 1 if a variant does not play what the script says.
+    every token is checked. Prints tables in Markdown. Exits with 1 if a variant does not play what the script says.
+
+    The JSON has versions, machine, command, tokenizer and collector; medians, a row for each thing that was measured
+    (kind cpu, lag, rss, traced or profile; variant, turns, concurrency, episodes, rounds; figures with their units in
+    their names); ratios, with the rounds' median as value; and measurements, each round's own.
     """
     if engines:
+        if plot is not None or profile:
+            raise typer.BadParameter("--plot and --profile are of episodes; leave them out with --engines")
         _compare_engines(engine or [], sglang=sglang, rounds=repeats, out=out, json_only=json_only)
         return
     if engine or sglang:
@@ -66,7 +82,7 @@ def bench(
     from strands_rollout.bench.bench_variants import playable_variants
 
     if plot is not None:
-        check_plot()
+        check_plot(plot)
     can_play, missing = playable_variants(_names(variants))
     for sentence in missing:
         typer.echo(sentence, err=True)
@@ -79,6 +95,7 @@ def bench(
         measures=(*_measures(measures), *(["profile"] if profile else [])),
         tokenizer_dir=_tokenizer_dir(tokenizer),
         code_episodes=code_episodes,
+        collector=_collector(collector),
     )
     from strands_rollout.bench.bench_report import run_and_report
 
@@ -86,16 +103,24 @@ def bench(
 
 
 def _compare_engines(named: list[str], *, sglang: bool | None, rounds: int, out: Path | None, json_only: bool) -> None:
+    urls = _urls_by_name(named)
     from strands_rollout.bench.bench_report import run_and_report_engines
     from strands_rollout.bench.engines import ComparedEngines, EngineBenchmark, has_sglang
 
-    pairs = [one.partition("=") for one in named]
-    for name, _, url in pairs:
-        if not name or not url:
-            raise typer.BadParameter(f"got --engine {name or url!r}; expected NAME=URL")
-    urls = {name: url for name, _, url in pairs}
     compared = ComparedEngines(urls, sglang=has_sglang() if sglang is None else sglang)
     run_and_report_engines(EngineBenchmark(rounds=rounds), compared, out=out, json_only=json_only)
+
+
+def _urls_by_name(named: list[str]) -> dict[str, str]:
+    urls: dict[str, str] = {}
+    for one in named:
+        name, _, url = one.partition("=")
+        if not name or not url:
+            raise typer.BadParameter(f"got --engine {one!r}; expected NAME=URL")
+        if name in urls or name in _STARTED_ENGINES:
+            raise typer.BadParameter(f"got --engine {one!r}; expected another name, that one is taken")
+        urls[name] = url
+    return urls
 
 
 def _names(given: str) -> list[str]:
@@ -116,6 +141,14 @@ def _measures(given: str) -> list[str]:
     if not set(names) <= set(MEASURES):
         raise typer.BadParameter(f"got --measures {given!r}; expected some of {', '.join(MEASURES)}")
     return names
+
+
+def _collector(given: str) -> Collector:
+    from strands_rollout.bench.job import Collector
+
+    if given not in get_args(Collector):
+        raise typer.BadParameter(f"got --collector {given!r}; expected one of {', '.join(get_args(Collector))}")
+    return cast("Collector", given)
 
 
 def _tokenizer_dir(given: Path | None) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,11 @@ import pytest
 from conftest import SHIPPED_TOKENIZER
 
 from strands_rollout.bench import bench_variants
+from strands_rollout.bench.bench_plot import check_plot
+from strands_rollout.bench.bench_report import check_writable, run_and_report_engines
 from strands_rollout.bench.bench_variants import playable_variants
-from strands_rollout.errors import ConfigError
+from strands_rollout.bench.engines import ComparedEngines, EngineBenchmark
+from strands_rollout.errors import ConfigError, EngineUnavailableError
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench.py"
 
@@ -25,7 +29,7 @@ def run(*options: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize(
-    "options", [["--turns", "five"], ["--turns", "0"], ["--variants", "theirs"], ["--measures", "luck"]]
+    "options", [["--turns", "five"], ["--turns", "0"], ["--variants", "theirs"], ["--collector", "luck"]]
 )
 def test_a_wrong_option_is_a_usage_error(options: list[str]) -> None:
     done = run(*options)
@@ -48,6 +52,58 @@ def test_a_run_without_any_variant_is_refused() -> None:
 def test_an_unknown_variant_is_named() -> None:
     with pytest.raises(ConfigError, match="got the variant 'theirs'; expected some of ours, floor"):
         playable_variants(["theirs"])
+
+
+def test_a_file_that_can_not_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="folder can't be made"):
+        run_and_report_engines(
+            EngineBenchmark(), ComparedEngines(embedded=False), out=tmp_path / "file" / "bench.json", json_only=True
+        )
+
+
+def test_a_picture_in_an_unknown_format_is_refused_before_anything_is_measured() -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ConfigError, match=r"--plot cpu.picture; expected a file that ends in one of .*png"):
+        check_plot(Path("cpu.picture"))
+
+
+def test_a_folder_that_is_not_there_is_made(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new" / "folder" / "bench.json")
+    assert (tmp_path / "new" / "folder").is_dir()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--engine", "name=http://127.0.0.1:1"],
+        ["--engines", "--engine", "no-url"],
+        ["--engines", "--engine", "embedded=http://127.0.0.1:1"],
+    ],
+)
+def test_an_engine_is_named_with_its_url_where_engines_are_measured(options: list[str]) -> None:
+    done = run(*options)
+    assert done.returncode == 2
+    assert "--engine" in done.stderr
+
+
+def test_an_engine_that_is_not_there_is_a_failure_in_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    with pytest.raises(EngineUnavailableError, match=url):
+        run_and_report_engines(
+            EngineBenchmark(rounds=1), ComparedEngines({"gone": url}, embedded=False), out=None, json_only=True
+        )
+
+
+@pytest.mark.slow
+def test_engines_are_measured_with_the_embedded_one_alone(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "engines.json"
+    done = run("--engines", "--no-sglang", "--repeats", "1", "--json", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert rows == json.loads(out.read_text())
+    assert {row["engine"] for row in rows} == {"embedded"}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is installed")

@@ -65,7 +65,41 @@ def test_what_takes_minutes_is_measured_once() -> None:
     steps = planned_steps(options(measures=("cpu",), turns=(5, 80), variants=variants))
     rounds = Counter((step.variant, step.turns) for step in steps)
     assert [rounds[variant, 5] for variant in variants] == [2, 2, 1]
-    assert [rounds[variant, 80] for variant in variants] == [2, 1, 1]
+    assert [rounds[variant, 80] for variant in variants] == [2, 1, 0]
+
+
+def test_the_streamed_variant_plays_any_turns_where_it_is_asked_for_them_alone() -> None:
+    alone = planned_steps(options(measures=("cpu", "memory"), turns=(80,), variants=("openai",)))
+    assert [(step.kind, step.turns) for step in alone] == [("cpu", 80), ("rss", 80), ("traced", 80)]
+
+
+def test_a_long_episode_of_a_slow_variant_is_played_few_times() -> None:
+    steps = planned_steps(options(measures=("cpu",), turns=(20, 80), variants=("ours", "strands-sglang")))
+    episodes = {(step.variant, step.turns): step.episodes for step in steps}
+    assert episodes == {
+        ("ours", 20): 64,
+        ("ours", 80): 64,
+        ("strands-sglang", 20): 64,
+        ("strands-sglang", 80): 8,
+    }
+
+
+@pytest.mark.parametrize(("turns", "lag", "profile"), [((1, 5, 20, 80), 5, 20), ((80,), 80, 80), ((1, 2), 2, 2)])
+def test_lag_and_profile_are_of_turns_that_were_asked_for(turns: tuple[int, ...], lag: int, profile: int) -> None:
+    asked = options(turns=turns, variants=("ours",), measures=("lag", "code", "profile"))
+    assert [(step.kind, step.turns) for step in planned_steps(asked)] == [
+        ("lag", lag),
+        ("lag", lag),
+        ("profile", profile),
+    ]
+
+
+def test_rounds_are_paired_by_their_number() -> None:
+    second = [one for one in ROUNDS if one.step.round == 1]
+    found = {one["ratio"]: (one["value"], one["rounds"]) for one in all_ratios(second)}
+    assert found == {"ours / floor": (4.0, 1), "ours: 80 turns / 20 turns": (3.0, 1)}
+    unpaired = [measured("ours", 10.0, round=0), measured("ours", 50.0, round=1, turns=80)]
+    assert all_ratios(unpaired) == []
 
 
 def test_as_many_episodes_are_played_as_are_to_run_at_once() -> None:
@@ -91,9 +125,14 @@ def test_the_tables_show_each_variant_and_what_ours_is_to_it() -> None:
         "machine": {"processor": "a processor", "cores": 2},
         "tokenizer": {"name": "a-tokenizer", "vocab_size": 9},
         "command": "strands-rollout bench",
+        "collector": "own",
     }
-    rows = [{**row, **dict.fromkeys(_WIRE, 1.0)} for row in medians(ROUNDS)]
+    few = measured("openai", 99.0, episodes=8)
+    rows = [{**row, **dict.fromkeys(_WIRE, 1.0)} for row in medians([*ROUNDS, few])]
     shown = result_tables({**facts, "medians": rows, "ratios": all_ratios(ROUNDS), "measurements": []})
+    assert "tokenised again | 99 (8 at once)" in shown
+    assert "| ours / floor, 20 tool turns | 64 | 3.00 | 2.00 to 4.00 | 3 | 2.30 |" in shown
+    assert "| ours: 80 turns / 20 turns | 64 | 4.00 | 3.00 to 5.00 | 3 | 6.00 |" in shown
     assert "| floor: the requests alone | 5 (ours: 3.00x) |" in shown
     assert "| strands-rollout | 12 | 50 |" in shown
     assert "tokenizer a-tokenizer of 9 tokens" in shown
@@ -111,6 +150,8 @@ _WIRE = (
     "wall_ms_per_trajectory",
     "bytes_sent_per_trajectory",
     "bytes_received_per_trajectory",
+    "client_busy_percent",
+    "engine_busy_percent",
 )
 
 

@@ -2,8 +2,9 @@
 
 Strands' own loop starts each cycle inside the one before, copies the whole history before each model call, and writes
 all of it into two spans per cycle, whether anything records them or not: its cost grows with the square of the turns,
-and a few hundred of them meet Python's recursion limit. Everything here is what Strands offers for such purposes:
-middleware, limits, hooks with an order, an agent's `messages`. Knows Strands' loop and our model; nothing of samples.
+and a few hundred of them meet Python's recursion limit. What is used here is what Strands offers for such purposes:
+limits, hooks with an order, an agent's `messages`, and middleware, whose stage around an invocation it has not made
+public yet. Knows Strands' loop and our model; nothing of samples.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def _is_plain_call(context: Any) -> bool:  # noqa: ANN401
 
 def _is_unseen(agent: Agent) -> bool:
     """Whether no other middleware and no callback handler hears a model call: its copy of the messages, its stream."""
-    handlers = getattr(getattr(agent, "_middleware_registry", None), "_handlers", {})  # Strands has no way to ask
+    handlers = getattr(getattr(agent, "_middleware_registry", None), "_handlers", {})  # there is no public way to ask
     is_ours_alone = all(len(handlers.get(stage, ())) == 1 for stage in (AgentStreamStage, InvokeModelStage))
     return is_ours_alone and agent.callback_handler is null_callback_handler
 

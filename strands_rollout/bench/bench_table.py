@@ -59,7 +59,7 @@ def _cpu_table(rows: Sequence[Row], ratios: Sequence[Row], at_once: int) -> str:
     }
     head = [
         f"client CPU, ms per trajectory, {at_once} at once if not said otherwise",
-        *(f"{count} tool turns" for count in turns),
+        *(f"{count} tool turn{'' if count == 1 else 's'}" for count in turns),
     ]
     lines = []
     for variant in dict.fromkeys(row["variant"] for row in here):

@@ -2,7 +2,7 @@
 
 Strands' own loop starts each cycle inside the one before, copies the whole history before each model call, and writes
 all of it into two spans per cycle, whether anything records them or not: its cost grows with the square of the turns,
-and a few hundred of them meet Python's recursion limit. What is used here is what Strands offers for such purposes:
+and the 320th meets Python's recursion limit (Strands 1.62). What is used here is what Strands offers for such purposes:
 limits, hooks with an order, an agent's `messages`, and middleware, whose stage around an invocation it has not made
 public yet. Knows Strands' loop and our model; nothing of samples.
 """

@@ -7,29 +7,52 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+if TYPE_CHECKING:
+    from shipped_model.task import Task
+
 PACKAGE: Final = Path(__file__).parent.parent / "strands_rollout"
-SHIPPED_MODEL: Final = PACKAGE / "engine/checkpoint"
+
+
+class TaskName(StrEnum):
+    """What the model is for."""
+
+    WORD_PROBLEMS = "word-problems"
+    SHOP = "shop"
+
+
 WANTED_ACCURACY: Final = (0.5, 0.8)
 
 
 def main(
+    task: Annotated[
+        TaskName,
+        typer.Option(help="word-problems, solved with code, from scratch; or shop, two tools, from the first's model."),
+    ] = TaskName.WORD_PROBLEMS,
     out: Annotated[
-        Path, typer.Option(help="Model folder to write, or to read with --eval-only.", show_default="the shipped one")
-    ] = SHIPPED_MODEL,
+        Path | None,
+        typer.Option(help="Model folder to write, or to read with --eval-only.", show_default="the task's shipped one"),
+    ] = None,
     data: Annotated[
-        Path, typer.Option(help="Folder of train.jsonl and demo.jsonl.", show_default="the shipped one")
+        Path, typer.Option(help="Folder of the task's two files of rows.", show_default="the shipped one")
     ] = PACKAGE / "data",
     seed: Annotated[int, typer.Option(help="Decides everything random.")] = 0,
-    steps: Annotated[int, typer.Option(help="Optimizer steps if the target is not reached before.", min=1)] = 500,
-    target: Annotated[float, typer.Option(help="Validation accuracy at which training stops.", min=0, max=1)] = 0.6,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Optimizer steps if the target is not reached before.", min=1, show_default="the task's"),
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(help="Validation accuracy at which training stops.", min=0, max=1, show_default="the task's"),
+    ] = None,
     samples_per_row: Annotated[int, typer.Option(help="Held-out episodes per row.", min=1)] = 4,
     transcripts: Annotated[
         Path | None,
@@ -42,15 +65,15 @@ def main(
     ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
     tiny: Annotated[bool, typer.Option("--tiny", help="Run every stage on a little data, in seconds.")] = False,  # noqa: FBT002
-    eval_only: Annotated[bool, typer.Option("--eval-only", help="Only play demo.jsonl with the model.")] = False,  # noqa: FBT002
+    eval_only: Annotated[bool, typer.Option("--eval-only", help="Only play the held-out rows with the model.")] = False,  # noqa: FBT002
 ) -> None:
-    """Train the shipped model from scratch on a CPU, or report how it does. The last line on stdout is JSON.
+    """Train a shipped model on a CPU, or report how it does. The last line on stdout is JSON.
 
     Example: python scripts/train_shipped_model.py --out /tmp/model --data /tmp/rows
 
     By heart: python scripts/train_shipped_model.py --transcripts transcripts.jsonl --out /tmp/model
     """
-    if transcripts is not None and out == SHIPPED_MODEL:
+    if transcripts is not None and out in (None, PACKAGE / "engine/checkpoint"):
         raise typer.BadParameter("the shipped model is not for transcripts; name another folder", param_hint="--out")
     console = Console(stderr=True)
     if importlib.util.find_spec("torch") is None:
@@ -58,23 +81,39 @@ def main(
         raise typer.Exit(1)
     import torch
     from shipped_model import run
+    from shipped_model.plan import tiny as tiny_plan
 
     torch.set_num_threads(threads)
-    if transcripts is not None:
+    if transcripts is not None and out is not None:
         print(json.dumps(_memorize(transcripts, out, seed, console)))
         return
+    chosen = _task(task)
+    out = out or chosen.out
+    plan = replace(
+        chosen.plan,
+        seed=seed,
+        steps=steps or chosen.plan.steps,
+        target=chosen.plan.target if target is None else target,
+        samples_per_row=samples_per_row,
+    )
     with _Bar(console) as bar:
         if eval_only:
-            report = asdict(run.report_on(out, data / run.HELD_OUT_FILE, samples_per_row, seed, bar.show))
+            report = asdict(run.report_on(chosen, out, data, plan, bar.show))
         else:
-            plan = run.Plan(seed=seed, steps=steps, target=target, samples_per_row=samples_per_row)
-            report = run.train(run.tiny(plan) if tiny else plan, out, data, bar.show)["held_out"]
+            report = run.train(chosen, tiny_plan(plan) if tiny else plan, out, data, bar.show)["held_out"]
     low, high = WANTED_ACCURACY
     if not low <= report["accuracy"] <= high:
         console.print(
             f"Accuracy is {report['accuracy']}; a shipped model should have {low} to {high}. Change --target."
         )
     print(json.dumps(report))
+
+
+def _task(name: TaskName) -> Task[Any]:
+    from shipped_model.shop import shop_task
+    from shipped_model.word_problems import WORD_PROBLEMS
+
+    return shop_task() if name is TaskName.SHOP else WORD_PROBLEMS
 
 
 def _memorize(transcripts: Path, out: Path, seed: int, console: Console) -> dict[str, float]:

@@ -12,11 +12,13 @@ import typer
 
 from strands_rollout import __version__
 from strands_rollout.commands.bench import bench
+from strands_rollout.commands.compare import compare
 from strands_rollout.commands.config import config
 from strands_rollout.commands.demo import demo
 from strands_rollout.commands.doctor import doctor
 from strands_rollout.commands.evaluate import evaluate
 from strands_rollout.commands.serve import serve
+from strands_rollout.commands.train import train
 from strands_rollout.errors import ConfigError, RolloutError
 
 app = typer.Typer(
@@ -60,6 +62,8 @@ app.command(
 )(evaluate)
 app.command(epilog="Example: strands-rollout doctor --training")(doctor)
 app.command(epilog="Example: strands-rollout bench --turns 5,20 --out bench.json")(bench)
+app.command(epilog="Example: strands-rollout train --steps 60 --seed 0 --out run")(train)
+app.command(epilog="Example: strands-rollout compare runs/tito-* runs/retokenised-* --plot curves.png")(compare)
 app.command(epilog="Example: strands-rollout config configs/math_code.yaml")(config)
 
 

@@ -84,7 +84,7 @@ def drift_of_turn(ids: Sequence[int], tokenizer: Any, bytes_of: Callable[[int], 
     while sampled and encoded and sampled[-1] == encoded[-1]:
         sampled.pop()
         encoded.pop()
-    return len(set(_placed(sampled, bytes_of)) - set(_placed(encoded, bytes_of)))
+    return len(set(placed_tokens(sampled, bytes_of)) - set(placed_tokens(encoded, bytes_of)))
 
 
 def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:  # noqa: ANN401
@@ -101,8 +101,17 @@ def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:  # noqa: ANN401
     return bytes_of
 
 
-def _placed(ids: Sequence[int], bytes_of: Callable[[int], bytes]) -> Iterator[tuple[int, int, int, int]]:
-    """Each id with where it begins: characters before it, bytes of an unfinished one, empty tokens right before it."""
+def placed_tokens(ids: Sequence[int], bytes_of: Callable[[int], bytes]) -> Iterator[tuple[int, int, int, int]]:
+    """Each id with where it begins in the text.
+
+    Args:
+        ids: Any.
+        bytes_of: `token_bytes` of their tokenizer.
+
+    Yields:
+        Characters before the token, bytes of an unfinished one, empty tokens right before it, and its id; in ascending
+        order.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     characters = pending = empty = 0
     for token_id in ids:

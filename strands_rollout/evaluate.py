@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, cast
 
 import httpx
 
@@ -28,6 +28,9 @@ from strands_rollout.token_audit import tito_violations
 from strands_rollout.wire_recorder import WireRecorder, recording
 
 REWARD_KEY: Final = "score"
+
+Generate: TypeAlias = Callable[..., Awaitable[Any]]
+"""Of slime's `--custom-generate-function-path`."""
 
 
 def slime_sampling_params(temperature: float, max_new_tokens: int) -> dict[str, Any]:
@@ -133,6 +136,7 @@ class Player:
         recorder: The proxy before the engine, where there is one.
         audited: Whether samples are checked; needs the recorder.
         evaluation: Whether `generate` is told that this is an evaluation.
+        generate: Plays the episode; of slime's signature.
     """
 
     args: SimpleNamespace
@@ -140,24 +144,30 @@ class Player:
     recorder: WireRecorder | None
     audited: bool
     evaluation: bool
+    generate: Generate = generate
 
     async def play(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Outcome:
         """Fill a new sample and grade it; raises nothing but CancelledError."""
         sample.session_id = sample.session_id or uuid.uuid4().hex
-        done = await generate(self.args, sample, sampling_params, evaluation=self.evaluation)
+        done = await self.generate(self.args, sample, sampling_params, evaluation=self.evaluation)
         if done.status is not Sample.Status.ABORTED:
-            done.reward = await reward_func(self.args, done)
+            await self.grade(done)
         # taken out: the recorder would keep the tokens of a whole run
         exchanges = self.recorder.episodes.pop(str(done.session_id), []) if self.recorder else []
         if not self.audited:
             return Outcome(done, [], [])
         return Outcome(
             sample=done,
-            contract_violations=contract_violations(done, decode=self._decode, reward_key=REWARD_KEY),
+            contract_violations=contract_violations(done, decode=self.decode, reward_key=REWARD_KEY),
             tito_violations=tito_violations(exchanges, done),
         )
 
-    def _decode(self, ids: Sequence[int]) -> str:
+    async def grade(self, sample: Sample) -> None:
+        """Set a sample's reward."""
+        sample.reward = cast("dict[str, Any]", await reward_func(self.args, sample))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, control tokens included."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
 
@@ -170,6 +180,7 @@ async def playing(
     audited: bool,
     evaluation: bool = False,
     max_context_tokens: int | None = None,
+    generate: Generate = generate,
 ) -> AsyncIterator[Player]:
     """A player for as long as the block lasts.
 
@@ -183,6 +194,7 @@ async def playing(
         audited: Check each sample against its contract and against the wire.
         evaluation: Tell `generate` that this is an evaluation.
         max_context_tokens: slime's `eval_max_context_len`; None for the engine's own limit.
+        generate: Plays an episode; of slime's signature.
 
     Raises:
         ConfigError: The URL or the tokenizer can't be used.
@@ -193,7 +205,7 @@ async def playing(
         recorder = None if is_plain and not audited else await stack.enter_async_context(recording(base_url))
         reached = url if recorder is None else parse_base_url(recorder.url)
         args = _args(reached, tokenizer_dir, settings, max_context_tokens)
-        yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation)
+        yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate)
 
 
 def _args(

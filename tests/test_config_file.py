@@ -44,6 +44,7 @@ def test_the_configurations_are_the_promised_ones() -> None:
         "math_code.yaml",
         "aime_eval.yaml",
         "calculator.yaml",
+        "shop.yaml",
         "smoke.yaml",
     }
 
@@ -55,7 +56,7 @@ def test_a_shipped_configuration_has_one_key_and_reads_as_slime_reads_it(path: P
     assert settings_from_args(args) == read_config_file(path)
 
 
-@pytest.mark.parametrize("name", ["math_code", "smoke"])
+@pytest.mark.parametrize("name", ["math_code", "shop", "smoke"])
 async def test_what_a_shipped_configuration_names_can_be_loaded(name: str) -> None:
     settings = read_config_file(CONFIGS / f"{name}.yaml")
     assert load_tools(settings.tools)

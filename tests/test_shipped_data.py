@@ -126,5 +126,6 @@ def test_solving_in_two_parts_gives_the_same_answer(shipped_model: Callable[[str
 def test_the_package_data_is_written_by_this_seed_alone(shipped_model: Callable[[str], Any], tmp_path: Path) -> None:
     plan = json.loads(TRAINING.read_text())["plan"]
     split = shipped_model("problems").split_problems(plan["seed"], plan["held_out_rows"], 0, 0)
-    shipped_model("rows").write_rows(shipped_model("rows").rows_of(split.held_out), tmp_path / "demo.jsonl")
+    rows_of = shipped_model("word_problems").WORD_PROBLEMS.rows_of
+    shipped_model("rows").write_rows(rows_of(split.held_out), tmp_path / "demo.jsonl")
     assert (tmp_path / "demo.jsonl").read_bytes() == (DATA / "demo.jsonl").read_bytes()

@@ -53,7 +53,7 @@ def test_it_was_trained_on_the_prompts_that_the_package_uses() -> None:
 
 
 def test_it_was_trained_on_the_tool_as_the_package_offers_it(shipped_model: Callable[[str], Any]) -> None:
-    trained_on = [shipped_model("conversation").CODE_TOOL]
+    trained_on = list(shipped_model("word_problems").CODE_AGENT.tools)
     offered = to_chat_tools([execute_python_code.tool_spec])
     assert json.dumps(offered) == json.dumps(trained_on), f"{offered} is not {trained_on}; {RETRAIN}"
 
@@ -133,8 +133,8 @@ def test_any_text_survives_encoding(tokenizer: Any, text: str) -> None:
 
 
 def test_the_prompt_is_short(tokenizer: Any, shipped_model: Callable[[str], Any]) -> None:
-    conversation = shipped_model("conversation")
-    assert len(conversation.prompt_ids(ChatTemplate(tokenizer), "What is 3 plus 4?")) < 260
+    prompt = shipped_model("word_problems").CODE_AGENT
+    assert len(prompt.prompt_ids(ChatTemplate(tokenizer), "What is 3 plus 4?")) < 260
 
 
 CONTENTS = st.sampled_from(

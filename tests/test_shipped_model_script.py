@@ -53,15 +53,21 @@ def episodes(shipped_model: Callable[[str], Any]) -> Any:
     return shipped_model("episodes").write_episodes(problems, Random(3))
 
 
+@pytest.fixture(scope="module", params=["word-problems", "shop"])
+def task(shipped_model: Callable[[str], Any], request: pytest.FixtureRequest) -> Any:
+    is_shop = request.param == "shop"
+    return shipped_model("shop").shop_task() if is_shop else shipped_model("word_problems").WORD_PROBLEMS
+
+
 def test_a_training_episode_is_the_conversation_that_a_rollout_has(
-    episodes: Any, tokenizer: Any, shipped_model: Callable[[str], Any]
+    task: Any, tokenizer: Any, shipped_model: Callable[[str], Any]
 ) -> None:
     conversation = shipped_model("conversation")
-    tokenize = conversation.EpisodeTokenizer(tokenizer).tokenize
-    for episode in episodes:
+    tokenize = conversation.EpisodeTokenizer(tokenizer, task.prompt).tokenize
+    for episode in task.write_episodes(task.split(5, 0, 0, 150).training, Random(3)):
         tokenized = tokenize(episode)
         if episode.enable_thinking:
-            whole = conversation.whole_text(tokenizer, episode).removesuffix("\n")
+            whole = conversation.whole_text(tokenizer, task.prompt, episode).removesuffix("\n")
             assert tokenizer.decode(tokenized.token_ids) == whole
             assert list(tokenized.token_ids) == tokenizer.encode(whole, add_special_tokens=False)
         assert len(tokenized.is_learned) == len(tokenized.token_ids)
@@ -89,9 +95,10 @@ async def test_tool_answers_in_training_are_what_the_tool_says(
                 assert call.reason in turn.tool_answer
 
 
-def test_every_episode_ends_with_the_right_answer(episodes: Any, shipped_model: Callable[[str], Any]) -> None:
-    problems = shipped_model("problems").split_problems(5, 0, 0, 150).training
-    for episode, answer in zip(episodes, shipped_model("episodes").answers_of(problems), strict=True):
+def test_every_episode_ends_with_the_right_answer(task: Any) -> None:
+    problems = task.split(5, 0, 0, 150).training
+    episodes = task.write_episodes(problems, Random(3))
+    for episode, answer in zip(episodes, task.answers_of(problems), strict=True):
         assert episode.turns[-1].text.endswith(f"The answer is \\boxed{{{answer}}}.")
 
 
@@ -153,6 +160,28 @@ def test_a_tiny_run_of_the_script_makes_a_folder_that_loads(tmp_path: Path) -> N
 
 
 @pytest.mark.torch
+def test_a_tiny_run_for_the_shop_goes_on_from_the_shipped_model(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file
+
+    folder, data = tmp_path / "model", tmp_path / "data"
+    options = ("--tiny", "--threads", "1", "--steps", "1", "--out", str(folder), "--data", str(data))
+    done = run_script("--task", "shop", *options)
+    assert done.returncode == 0, done.stderr
+    assert facts("training.json", folder)["task"] == "shop"
+    assert {path.name for path in folder.iterdir()} == {path.name for path in CHECKPOINT.iterdir()}
+    assert {path.name for path in data.iterdir()} == {"shop_train.jsonl", "shop_held_out.jsonl"}
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        assert (folder / name).read_bytes() == (CHECKPOINT / name).read_bytes()
+    new, old = (load_file(each / "model.safetensors") for each in (folder, CHECKPOINT))
+    assert new.keys() == old.keys()
+    assert not all(torch.equal(new[name], old[name]) for name in old)
+    assert all(torch.allclose(new[name], old[name], atol=5e-3) for name in old)
+    differing = {name for name, value in facts("config.json", folder).items() if facts("config.json")[name] != value}
+    assert differing == {"prompts_sha256"}
+
+
+@pytest.mark.torch
 def test_the_shipped_model_calls_the_tool_and_answers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -200,7 +229,7 @@ def test_training_stops_at_the_first_look_that_reaches_the_target(
     monkeypatch.setattr(run, "training_steps", lambda *given, steps, **options: iter([0.5] * steps))
     monkeypatch.setattr(run, "evaluate", lambda *given, **options: report(1, next(accuracies), 0.0, 1.0, 1.0))
     plan = run.Plan(steps=9, target=target, evaluate_from=4, evaluate_every=2)
-    history = run._train_until_good(plan, None, None, [], [], lambda *given: None)
+    history = run._train_until_good(plan, None, None, None, [], [], lambda *given: None)
     assert [look["step"] for look in history] == looks
 
 
@@ -221,7 +250,9 @@ def test_sharing_the_prompts_opening_changes_no_gradient(
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
     training, checkpoint = shipped_model("training"), shipped_model("checkpoint")
-    batch = [shipped_model("conversation").EpisodeTokenizer(tokenizer).tokenize(episode) for episode in episodes[:3]]
+    prompt = shipped_model("word_problems").CODE_AGENT
+    tokenize = shipped_model("conversation").EpisodeTokenizer(tokenizer, prompt).tokenize
+    batch = [tokenize(episode) for episode in episodes[:3]]
     assert training.shared_prefix_length([episode.token_ids for episode in batch]) > 150
     model = checkpoint.new_model(checkpoint.model_config(tokenizer), seed=1)
     gradients = []

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Qwen3Con
 from transformers.utils.logging import disable_progress_bar
 
 from shipped_model.tokenizer import CONTEXT_LENGTH
-from strands_rollout.prompts import prompts_sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,6 @@ def model_config(tokenizer: PreTrainedTokenizerBase, shape: Shape = SHIPPED_SHAP
         "num_hidden_layers": shape.num_hidden_layers,
         "num_key_value_heads": shape.num_key_value_heads,
         "pad_token_id": tokenizer.pad_token_id,
-        "prompts_sha256": prompts_sha256(),
         "rms_norm_eps": 1e-06,
         "rope_scaling": None,
         "rope_theta": 10000.0,

@@ -1,6 +1,6 @@
 """Turns episodes into token ids and a loss mask, laid out by the package's own incremental rendering.
 
-Knows the package's prompts and `ChatTemplate`. Must not know how episodes are made, or models.
+Knows the package's `ChatTemplate`. Must not know tasks, how episodes are made, or models.
 """
 
 from __future__ import annotations
@@ -11,15 +11,36 @@ from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
-from shipped_model.episodes import Episode
+from shipped_model.episode import Episode
 from strands_rollout.chat_template import ChatTemplate
-from strands_rollout.prompts import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA, SYSTEM_PROMPT
 
-CODE_TOOL: Final[dict[str, Any]] = {
-    "type": "function",
-    "function": {"name": CODE_TOOL_NAME, "description": CODE_TOOL_DESCRIPTION, "parameters": CODE_TOOL_SCHEMA},
-}
 END_OF_TURN: Final = "<|im_end|>"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPrompt:
+    """What an agent reads before a question, in the words and the order of a rollout.
+
+    Attributes:
+        system_prompt: The system message.
+        tools: The specifications of its tools as chat templates read them.
+    """
+
+    system_prompt: str
+    tools: tuple[dict[str, Any], ...]
+
+    def messages(self, question: str) -> list[dict[str, Any]]:
+        """The conversation before the assistant's first turn."""
+        return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": question}]
+
+    def prompt_ids(self, template: ChatTemplate, question: str) -> list[int]:
+        """What the model reads before its first token."""
+        return template.prompt_ids(self.messages(question), self.tools)
+
+    def tool_answer_ids(self, template: ChatTemplate, answers: Sequence[str]) -> list[int]:
+        """What the model reads between its end-of-turn token and the first token of its next turn."""
+        messages = [{"role": "tool", "content": answer} for answer in answers]
+        return template.turn_ids(messages, self.tools, last_id=template.end_of_turn_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +56,16 @@ class TokenizedEpisode:
     is_learned: tuple[bool, ...]
 
 
-def prompt_messages(question: str) -> list[dict[str, Any]]:
-    """The conversation before the assistant's first turn."""
-    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
-
-
-def prompt_ids(template: ChatTemplate, question: str) -> list[int]:
-    """What the model reads before its first token."""
-    return template.prompt_ids(prompt_messages(question), [CODE_TOOL])
-
-
-def tool_answer_ids(template: ChatTemplate, answers: Sequence[str]) -> list[int]:
-    """What the model reads between its end-of-turn token and the first token of its next turn."""
-    messages = [{"role": "tool", "name": CODE_TOOL_NAME, "content": answer} for answer in answers]
-    return template.turn_ids(messages, [CODE_TOOL], last_id=template.end_of_turn_id)
-
-
 class EpisodeTokenizer:
     """Tokenizes episodes as a rollout does: prompt, what is said, what comes back, what is said ...
 
     Args:
         tokenizer: The trained tokenizer, with its chat template.
+        prompt: What the agent reads before the question.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: AgentPrompt) -> None:
+        self._prompt = prompt
         self._templates = {
             True: ChatTemplate(tokenizer),
             False: ChatTemplate(tokenizer, enable_thinking=False),
@@ -67,23 +74,23 @@ class EpisodeTokenizer:
     def tokenize(self, episode: Episode) -> TokenizedEpisode:
         """Token ids and mask of one episode, up to its last end-of-turn token."""
         template = self._templates[episode.enable_thinking]
-        pieces = [(prompt_ids(template, episode.question), False)]
+        pieces = [(self._prompt.prompt_ids(template, episode.question), False)]
         for turn in episode.turns:
             pieces.append((template.encoder.encode_trusted(turn.text + END_OF_TURN), turn.is_learned))
             if turn.tool_answer is not None:
-                pieces.append((tool_answer_ids(template, [turn.tool_answer]), False))
+                pieces.append((self._prompt.tool_answer_ids(template, [turn.tool_answer]), False))
         return TokenizedEpisode(
             token_ids=tuple(token_id for ids, _ in pieces for token_id in ids),
             is_learned=tuple(learned for ids, learned in pieces for _ in ids),
         )
 
 
-def whole_text(renderer: PreTrainedTokenizerBase, episode: Episode) -> str:
+def whole_text(renderer: PreTrainedTokenizerBase, prompt: AgentPrompt, episode: Episode) -> str:
     """The episode rendered at once, for the tokenizer to learn from."""
-    messages = prompt_messages(episode.question)
+    messages = prompt.messages(episode.question)
     for turn in episode.turns:
         messages.append({"role": "assistant", "content": turn.text})
         if turn.tool_answer is not None:
             messages.append({"role": "tool", "content": turn.tool_answer})
-    text: str = renderer.apply_chat_template(messages, tools=[CODE_TOOL], tokenize=False)
+    text: str = renderer.apply_chat_template(messages, tools=list(prompt.tools), tokenize=False)
     return text

@@ -1,54 +1,24 @@
-"""Writes whole episodes for problems: what the assistant says, what code it runs, what comes back, in several styles.
+"""Writes whole episodes for word problems: what the assistant says, what code it runs, what comes back.
 
-Knows problems and the tool's answers. Must not know tokens or models.
+Knows the problems and the tool's answers. Must not know tokens or models.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from shipped_model.episode import Episode, Turn, call_text, conclusion, said
 from shipped_model.problems import Problem
-from shipped_model.tool_answers import answer_turns, run_programs
+from shipped_model.tool_answers import answer_turns, code_tools, run_programs
 from strands_rollout.prompts import CODE_TOOL_NAME
 
 MISTAKE_SHARE: Final = 0.08
 TWO_CALLS_SHARE: Final = 0.15
 TWO_LINES_SHARE: Final = 0.15
 NO_THINKING_SHARE: Final = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What the assistant says once, without the end-of-turn token.
-
-    Attributes:
-        text: From the first character after the generation prompt.
-        is_learned: Whether the model is trained to say it; a deliberate mistake is not.
-        tool_answer: What the tool answers, or None after the last turn.
-    """
-
-    text: str
-    is_learned: bool
-    tool_answer: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """A question and all turns of its solution.
-
-    Attributes:
-        question: The user's text.
-        enable_thinking: False where the template itself opens and closes an empty reasoning block.
-        turns: At least two: the last one answers in a box, all others call the tool.
-    """
-
-    question: str
-    enable_thinking: bool
-    turns: tuple[Turn, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +65,7 @@ def answers_of(problems: Sequence[Problem]) -> list[int]:
 
 def tool_call_text(code: str) -> str:
     """A call of the code tool as Qwen3 writes it."""
-    call = json.dumps({"name": CODE_TOOL_NAME, "arguments": {"code": code}}, ensure_ascii=False)
-    return f"<tool_call>\n{call}\n</tool_call>"
+    return call_text(CODE_TOOL_NAME, {"code": code})
 
 
 def _program(imports: str, *expressions: str) -> str:
@@ -134,7 +103,7 @@ def _mistake(code: str, rng: Random) -> str:
 
 
 def _errors(mistakes: Sequence[str]) -> list[str]:
-    errors = [answer for (answer,) in answer_turns(mistakes)]
+    errors = [answer for (answer,) in answer_turns(mistakes, code_tools)]
     for mistake, error in zip(mistakes, errors, strict=True):
         if "Error" not in error:
             raise ValueError(f"expected the mistake {mistake!r} to fail; got the answer {error!r}")
@@ -142,15 +111,12 @@ def _errors(mistakes: Sequence[str]) -> list[str]:
 
 
 def _episode(script: _Script, answers: Sequence[str], error: str, *, enable_thinking: bool) -> Episode:
-    def said(reasoning: str, speech: str) -> str:
-        return f"<think>\n{reasoning}\n</think>\n\n{speech}" if enable_thinking else speech
-
     turns = []
     if script.mistake:
-        turns.append(Turn(said(script.problem.plan, script.mistake), is_learned=False, tool_answer=error))
+        text = said(script.problem.plan, script.mistake, enable_thinking=enable_thinking)
+        turns.append(Turn(text, is_learned=False, tool_answer=error))
     for call, answer in zip(script.calls, answers, strict=True):
-        turns.append(Turn(said(call.plan, tool_call_text(call.code)), is_learned=True, tool_answer=answer))
-    result = answers[-1].split("\n")[-1]
-    conclusion = said(f"The result is {result}.", f"The answer is \\boxed{{{result}}}.")
-    turns.append(Turn(conclusion, is_learned=True, tool_answer=None))
+        text = said(call.plan, tool_call_text(call.code), enable_thinking=enable_thinking)
+        turns.append(Turn(text, is_learned=True, tool_answer=answer))
+    turns.append(conclusion(answers[-1].split("\n")[-1], enable_thinking=enable_thinking))
     return Episode(script.problem.question, enable_thinking, tuple(turns))

@@ -1,4 +1,4 @@
-"""Plays whole episodes with a model at temperature 1 and grades them: code really runs, answers must be equal.
+"""Plays whole episodes with a model at temperature 1 and grades them: tools really run, answers must be equal.
 
 Knows torch and the package's parser. Must not know how the model was trained.
 """
@@ -13,7 +13,8 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
-from shipped_model.conversation import END_OF_TURN, prompt_ids, tool_answer_ids
+from shipped_model.conversation import END_OF_TURN
+from shipped_model.task import Task
 from shipped_model.tool_answers import answer_turns
 from strands_rollout.chat_template import ChatTemplate
 
@@ -71,20 +72,22 @@ class Report:
 
 
 def evaluate(
+    task: Task[Any],
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[dict[str, Any]],
     *,
     samples_per_row: int,
     seed: int,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
     """Plays every row `samples_per_row` times; the same seed and machine give the same report.
 
     Args:
+        task: Whose agent plays.
         model: In single precision.
         tokenizer: The model's own.
-        rows: As `rows.py` writes them.
+        rows: The task's.
         samples_per_row: Episodes per row.
         seed: For sampling; sets torch's global random state.
         on_progress: Told how many episodes of how many are finished.
@@ -92,14 +95,13 @@ def evaluate(
     torch.manual_seed(seed)
     template = ChatTemplate(tokenizer)
     plays = [
-        Play(row["label"], prompt_ids(template, row["prompt"][-1]["content"]))
+        Play(row["label"], task.prompt.prompt_ids(template, row["prompt"][-1]["content"]))
         for row in rows
         for _ in range(samples_per_row)
     ]
     for start in range(0, len(plays), ROWS_AT_ONCE):
-        play_episodes(model, template, plays[start : start + ROWS_AT_ONCE])
-        if on_progress is not None:
-            on_progress(min(start + ROWS_AT_ONCE, len(plays)), len(plays))
+        play_episodes(task, model, template, plays[start : start + ROWS_AT_ONCE])
+        on_progress(min(start + ROWS_AT_ONCE, len(plays)), len(plays))
     groups = [plays[start : start + samples_per_row] for start in range(0, len(plays), samples_per_row)]
     solved = [sum(play.is_correct for play in group) for group in groups]
     return Report(
@@ -111,7 +113,7 @@ def evaluate(
     )
 
 
-def play_episodes(model: Qwen3ForCausalLM, template: ChatTemplate, plays: Sequence[Play]) -> None:
+def play_episodes(task: Task[Any], model: Qwen3ForCausalLM, template: ChatTemplate, plays: Sequence[Play]) -> None:
     """Plays all of them side by side, up to the limits on turns and tokens; a turn that is cut ends its episode."""
     active = list(plays)
     for _ in range(MAX_TURNS):
@@ -124,11 +126,11 @@ def play_episodes(model: Qwen3ForCausalLM, template: ChatTemplate, plays: Sequen
             play.turns.append(template.encoder.decode(ids))
             if ids and ids[-1] == template.end_of_turn_id:
                 complete.append(play)
-        answers = answer_turns([play.turns[-1].removesuffix(END_OF_TURN) for play in complete])
+        answers = answer_turns([play.turns[-1].removesuffix(END_OF_TURN) for play in complete], task.open_tools)
         for play, answered in zip(complete, answers, strict=True):
             play.is_over = not answered
             play.tool_calls += len(answered)
-            play.token_ids += tool_answer_ids(template, answered) if answered else []
+            play.token_ids += task.prompt.tool_answer_ids(template, answered) if answered else []
         active = [play for play in complete if not play.is_over and len(play.token_ids) < MAX_EPISODE_TOKENS]
 
 

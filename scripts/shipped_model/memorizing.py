@@ -66,7 +66,6 @@ def memorize(plan: Plan, transcripts_file: Path, out: Path, progress: Progress) 
     encoder = TokenEncoder(tokenizer)
     groups = groups_of(transcripts, [tokenized(transcript, encoder) for transcript in transcripts])
     config = model_config(tokenizer, plan.shape)
-    del config["prompts_sha256"]  # it was trained on other prompts
     model = new_model(config, plan.seed)
     steps = _train(plan, model, groups, progress)
     save_model(model, config, out)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from random import Random
 from typing import Final
 
 from shipped_model.more_templates import TEMPLATES
+from shipped_model.split import Split, split
 from shipped_model.templates import Template
 
 NAMES: Final = (
@@ -74,25 +74,7 @@ def problem_stream(rng: Random) -> Iterator[Problem]:
             yield problem
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Problems with no key in common.
-
-    Attributes:
-        held_out: Asked of the finished model alone.
-        validation: Asked on the way, to decide when the model is good enough.
-        training: What it learns from.
-    """
-
-    held_out: tuple[Problem, ...]
-    validation: tuple[Problem, ...]
-    training: tuple[Problem, ...]
-
-
-def split_problems(seed: int, held_out_count: int, validation_count: int, training_count: int) -> Split:
+def split_problems(seed: int, held_out_count: int, validation_count: int, training_count: int) -> Split[Problem]:
     """The same split for the same arguments; held-out problems depend on the seed and their own count alone."""
     stream = problem_stream(Random(seed))  # noqa: S311 - a reproducible data set, not a secret
-    held_out, validation, training = (
-        tuple(islice(stream, count)) for count in (held_out_count, validation_count, training_count)
-    )
-    return Split(held_out, validation, training)
+    return split(stream, held_out_count, validation_count, training_count)

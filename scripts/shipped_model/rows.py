@@ -1,25 +1,11 @@
-"""The rows that the package ships, in the format of dapo-math-17k as slime reads it: a chat prompt and a label.
-
-Knows files. Must not know tokens or models.
-"""
+"""Files of rows, one JSON object a line. Must not know what a row says."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-from shipped_model.episodes import answers_of
-from shipped_model.problems import Problem
-
-
-def rows_of(problems: Sequence[Problem]) -> list[dict[str, Any]]:
-    """One row for each problem."""
-    return [
-        {"prompt": [{"role": "user", "content": problem.question}], "label": str(answer)}
-        for problem, answer in zip(problems, answers_of(problems), strict=True)
-    ]
 
 
 def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> None:

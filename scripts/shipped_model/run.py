@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any, Final, Protocol
@@ -20,17 +20,16 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3ForCausalL
 
 from shipped_model.checkpoint import load_model, model_config, new_model, save_model, write_training_facts
 from shipped_model.conversation import EpisodeTokenizer, TokenizedEpisode, whole_text
-from shipped_model.episodes import Episode, write_episodes
+from shipped_model.episode import Episode
 from shipped_model.evaluation import Report, evaluate
-from shipped_model.problems import Split, split_problems
-from shipped_model.rows import read_rows, rows_of, write_rows
-from shipped_model.tokenizer import chat_renderer, save_tokenizer, train_tokenizer
+from shipped_model.plan import Plan
+from shipped_model.rows import read_rows, write_rows
+from shipped_model.task import Task
+from shipped_model.tokenizer import chat_renderer, copy_tokenizer, save_tokenizer, train_tokenizer
 from shipped_model.training import training_steps
 
 VOCABULARY_SIZE: Final = 1200
 VALIDATION_SAMPLES: Final = 2
-TRAINING_FILE: Final = "train.jsonl"
-HELD_OUT_FILE: Final = "demo.jsonl"
 
 
 class Progress(Protocol):
@@ -41,65 +40,27 @@ class Progress(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """All that decides a run.
-
-    Attributes:
-        seed: Of problems, episodes, weights, the order of training and sampling.
-        steps: Optimizer steps if the target is not reached before; the learning rate falls towards the last one.
-        target: Validation accuracy at which training stops.
-        samples_per_row: Episodes per held-out row in the final report.
-        batch_size: Episodes per step.
-        learning_rate: Of AdamW, at its highest.
-        problems: Different problems to train on.
-        training_rows: How many of them are written as rows.
-        held_out_rows: Further problems, written as rows and used for the final report alone.
-        validation_rows: Further problems, which decide when to stop.
-        evaluate_from: First step at which validation is looked at.
-        evaluate_every: Steps between looks.
-    """
-
-    seed: int = 0
-    steps: int = 500
-    target: float = 0.6
-    samples_per_row: int = 4
-    batch_size: int = 32
-    learning_rate: float = 3e-3
-    problems: int = 8000
-    training_rows: int = 4000
-    held_out_rows: int = 256
-    validation_rows: int = 128
-    evaluate_from: int = 360
-    evaluate_every: int = 20
-
-
-def tiny(plan: Plan) -> Plan:
-    """The same plan on so little data that every stage runs in seconds; the model learns nothing."""
-    return replace(
-        plan, samples_per_row=1, batch_size=4, problems=96, training_rows=24, held_out_rows=4, validation_rows=2
-    )
-
-
-def train(plan: Plan, out: Path, data: Path, progress: Progress) -> dict[str, Any]:
+def train(task: Task[Any], plan: Plan, out: Path, data: Path, progress: Progress) -> dict[str, Any]:
     """Writes the rows to `data` and the model to `out`, and returns the facts that training.json holds."""
     started = time.monotonic()
-    split = split_problems(plan.seed, plan.held_out_rows, plan.validation_rows, plan.problems)
-    write_data(plan, split, data)
+    split = task.split(plan.seed, plan.held_out_rows, plan.validation_rows, plan.problems)
+    write_rows(task.rows_of(split.training[: plan.training_rows]), data / task.training_file)
+    write_rows(task.rows_of(split.held_out), data / task.held_out_file)
     progress("episodes", 0, 1)
-    episodes = write_episodes(split.training, Random(plan.seed))  # noqa: S311 - a reproducible data set, not a secret
-    tokenizer = _make_tokenizer(episodes, out)
-    episode_tokenizer = EpisodeTokenizer(tokenizer)
+    episodes = task.write_episodes(split.training, Random(plan.seed))  # noqa: S311 - a reproducible data set, not a secret
+    tokenizer = _tokenizer(task, episodes, out)
+    episode_tokenizer = EpisodeTokenizer(tokenizer, task.prompt)
     tokenized = [episode_tokenizer.tokenize(episode) for episode in episodes]
     progress("episodes", 1, 1)
-    config = model_config(tokenizer)
-    model = new_model(config, plan.seed)
+    config = {**model_config(tokenizer), "prompts_sha256": task.prompts_sha256}
+    model = new_model(config, plan.seed) if task.parent is None else load_model(task.parent)
     training_started = time.monotonic()
-    history = _train_until_good(plan, model, tokenizer, tokenized, rows_of(split.validation), progress)
+    history = _train_until_good(plan, task, model, tokenizer, tokenized, task.rows_of(split.validation), progress)
     training_seconds = time.monotonic() - training_started
     save_model(model, config, out)
-    report = report_on(out, data / HELD_OUT_FILE, plan.samples_per_row, plan.seed, progress)
+    report = report_on(task, out, data, plan, progress)
     facts = {
+        "task": task.name,
         "plan": asdict(plan),
         "steps_taken": history[-1]["step"],
         "parameters": sum(weight.numel() for weight in model.parameters()),
@@ -114,31 +75,31 @@ def train(plan: Plan, out: Path, data: Path, progress: Progress) -> dict[str, An
     return facts
 
 
-def write_data(plan: Plan, split: Split, data: Path) -> None:
-    """Writes the training and held-out rows."""
-    write_rows(rows_of(split.training[: plan.training_rows]), data / TRAINING_FILE)
-    write_rows(rows_of(split.held_out), data / HELD_OUT_FILE)
-
-
-def report_on(folder: Path, held_out: Path, samples_per_row: int, seed: int, progress: Progress) -> Report:
-    """How the saved model does on the rows of a file."""
+def report_on(task: Task[Any], folder: Path, data: Path, plan: Plan, progress: Progress) -> Report:
+    """How the saved model does on the task's held-out rows, which lie in the folder `data`."""
     return evaluate(
+        task,
         load_model(folder),
         AutoTokenizer.from_pretrained(folder),
-        read_rows(held_out),
-        samples_per_row=samples_per_row,
-        seed=seed,
+        read_rows(data / task.held_out_file),
+        samples_per_row=plan.samples_per_row,
+        seed=plan.seed,
         on_progress=lambda done, total: progress("held-out episodes", done, total),
     )
 
 
-def _make_tokenizer(episodes: Sequence[Episode], out: Path) -> PreTrainedTokenizerBase:
+def _tokenizer(task: Task[Any], episodes: Sequence[Episode], out: Path) -> PreTrainedTokenizerBase:
+    """The parent's, or a new one; its files are in `out`."""
+    if task.parent is not None:
+        return copy_tokenizer(task.parent, out)
     renderer = chat_renderer()
-    return save_tokenizer(train_tokenizer([whole_text(renderer, each) for each in episodes], VOCABULARY_SIZE), out)
+    texts = [whole_text(renderer, task.prompt, each) for each in episodes]
+    return save_tokenizer(train_tokenizer(texts, VOCABULARY_SIZE), out)
 
 
 def _train_until_good(
     plan: Plan,
+    task: Task[Any],
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
     episodes: Sequence[TokenizedEpisode],
@@ -161,7 +122,7 @@ def _train_until_good(
         is_look = step >= plan.evaluate_from and (step - plan.evaluate_from) % plan.evaluate_every == 0
         if not is_look and step < plan.steps:
             continue
-        report = evaluate(model, tokenizer, validation, samples_per_row=VALIDATION_SAMPLES, seed=plan.seed + step)
+        report = evaluate(task, model, tokenizer, validation, samples_per_row=VALIDATION_SAMPLES, seed=plan.seed + step)
         history.append({"step": step, "loss": round(loss, 4), "accuracy": report.accuracy})
         seen = f", accuracy {report.accuracy:.2f}"
         if report.accuracy >= plan.target:

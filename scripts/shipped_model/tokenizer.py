@@ -22,6 +22,7 @@ QWEN3_SPLIT: Final = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 CONTEXT_LENGTH: Final = 2048
+TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 CHAT_TEMPLATE: Final = Path(__file__).with_name("chat_template.jinja")
 
 
@@ -74,4 +75,12 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int = CON
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     shutil.copyfile(CHAT_TEMPLATE, folder / "chat_template.jinja")
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def copy_tokenizer(parent: Path, folder: Path) -> PreTrainedTokenizerBase:
+    """The same tokenizer in another folder, and as transformers loads it from there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(parent / name, folder / name)
     return AutoTokenizer.from_pretrained(folder)

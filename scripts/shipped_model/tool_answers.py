@@ -1,4 +1,4 @@
-"""What comes back from running code, exactly as in a rollout: the package's parser, code tool and messages.
+"""What comes back from calling tools, exactly as in a rollout: the package's parser, Strands' tools and their messages.
 
 Must not know problems, tokens or models.
 """
@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
-from strands_rollout.prompts import CODE_TOOL_NAME
+from strands.types._events import ToolResultEvent
+from strands.types.tools import AgentTool, ToolUse
+
+from strands_rollout.chat_messages import tool_result_text
+from strands_rollout.errors import SandboxError
 from strands_rollout.sandbox import SubprocessExecutor
 from strands_rollout.strands_events import failure_message
 from strands_rollout.tool_parsers import ParseFailure, ToolCall, get_parser
@@ -30,34 +35,51 @@ print(json.dumps(answers))
 """
 
 
-def answer_turns(turns: Sequence[str]) -> list[list[str]]:
-    """The tool's answers to each assistant turn, in the order of its calls; empty where it calls nothing.
+OpenTools = Callable[[], AbstractAsyncContextManager[Sequence[AgentTool]]]
+"""Gives an agent's tools, for as long as its block lasts."""
+
+
+@asynccontextmanager
+async def code_tools() -> AsyncIterator[Sequence[AgentTool]]:
+    """The code tool alone."""
+    async with SubprocessExecutor(timeout_s=TIMEOUT_S) as executor:
+        yield [code_tool(executor, timeout_s=TIMEOUT_S)]
+
+
+def answer_turns(turns: Sequence[str], open_tools: OpenTools) -> list[list[str]]:
+    """The tools' answers to each assistant turn, in the order of its calls; empty where it calls nothing.
 
     Args:
         turns: Sampled text without the end-of-turn token.
+        open_tools: Gives the agent's tools.
 
     Raises:
         SandboxError: Code could not be run at all.
     """
-    return asyncio.run(_answer_all(turns))
+    return asyncio.run(_answer_all(turns, open_tools))
 
 
-async def _answer_all(turns: Sequence[str]) -> list[list[str]]:
+async def _answer_all(turns: Sequence[str], open_tools: OpenTools) -> list[list[str]]:
     parser = get_parser("hermes")
-    async with SubprocessExecutor(timeout_s=TIMEOUT_S) as executor:
-        run = code_tool(executor, timeout_s=TIMEOUT_S)
+    async with open_tools() as opened:
+        tools = {tool.tool_name: tool for tool in opened}
+        return await asyncio.gather(
+            *(asyncio.gather(*(_answer(call, tools) for call in parser.parse(turn))) for turn in turns)
+        )
 
-        async def answer(call: ToolCall | ParseFailure) -> str:
-            if isinstance(call, ParseFailure):
-                return failure_message(call)
-            if call.name != CODE_TOOL_NAME:
-                return f"Unknown tool: {call.name}"
-            code = call.arguments.get("code")
-            if not isinstance(code, str):
-                return "Error: Validation failed for input parameters"
-            return await run(code)
 
-        return await asyncio.gather(*(asyncio.gather(*map(answer, parser.parse(turn))) for turn in turns))
+async def _answer(call: ToolCall | ParseFailure, tools: Mapping[str, AgentTool]) -> str:
+    if isinstance(call, ParseFailure):
+        return failure_message(call)
+    if call.name not in tools:
+        return f"Unknown tool: {call.name}"
+    use: ToolUse = {"toolUseId": "call", "name": call.name, "input": call.arguments}
+    async for event in tools[call.name].stream(use, {}):
+        if isinstance(event, ToolResultEvent):
+            if isinstance(event.exception, SandboxError):
+                raise event.exception
+            return tool_result_text(event.tool_result["content"])
+    raise ValueError(f"expected a result of {call}; got none")
 
 
 def run_programs(codes: Sequence[str]) -> list[str]:

@@ -20,9 +20,10 @@ from strands_rollout.evaluation.episodes import Episodes
 from strands_rollout.evaluation.identity import run_identity
 from strands_rollout.evaluation.options import DEFAULT_KS, EvalOptions, idle_ks, load_sets, load_settings
 from strands_rollout.evaluation.report import evaluation_report, report_notes, without_problems
-from strands_rollout.evaluation.run_folder import RunFolder, write_json
+from strands_rollout.evaluation.run_folder import RunFolder
 from strands_rollout.evaluation.session import Session
 from strands_rollout.evaluation.tables import print_evaluation
+from strands_rollout.json_file import write_json
 from strands_rollout.report import accuracy_bar, make_console
 from strands_rollout.served_engine import ask_engine, served_engine, start_executor, tokenizer_folder
 from strands_rollout.sglang_connection import parse_base_url, redacted

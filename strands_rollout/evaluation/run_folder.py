@@ -6,18 +6,16 @@ mixed.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.results_file import ResultsFile
+from strands_rollout.json_file import differences, read_json, write_json
 
 FORMAT: Final = 1
-_MOST_NAMED: Final = 10
-_ABSENT: Final = "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,43 +71,8 @@ class RunFolder:
             return
         if not self.run_path.exists():
             raise ConfigError(f"{self.results_path} has no {self.run_path.name} beside it; choose another --out")
-        differing = list(_differences(_read_json(self.run_path), json.loads(json.dumps(identity))))
-        if differing:
-            shown = "; ".join(differing[:_MOST_NAMED])
-            more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
+        if differing := differences(read_json(self.run_path), identity):
             raise ConfigError(
-                f"{self.path} holds another run: {shown}{more}. Run it with what it was begun with, or choose another "
+                f"{self.path} holds another run: {differing}. Run it with what it was begun with, or choose another "
                 "--out"
             )
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a file that is there whole or not at all.
-
-    Raises:
-        ConfigError: It can't be written.
-    """
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        beside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        beside.replace(path)
-    except OSError as e:
-        raise ConfigError(f"can't write {path}: {e.strerror}; choose another folder with --out") from e
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"can't read {path}: {e}; choose another folder with --out") from e
-    return value if isinstance(value, dict) else {}
-
-
-def _differences(there: Mapping[str, Any], asked: Mapping[str, Any], where: str = "") -> Iterator[str]:
-    """The keys with different values, nested ones with dots, in words."""
-    for key in dict.fromkeys([*there, *asked]):
-        first, second = there.get(key, _ABSENT), asked.get(key, _ABSENT)
-        if isinstance(first, dict) and isinstance(second, dict):
-            yield from _differences(first, second, f"{where}{key}.")
-        elif first != second:
-            yield f"{where}{key} was {first!r:.120} and is {second!r:.120}"

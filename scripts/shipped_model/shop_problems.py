@@ -1,0 +1,172 @@
+"""Draws questions about what things cost in a shop, and splits them into training and held-out ones that share nothing.
+
+Knows the shop's prices. Must not know prompts, tokens or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from shipped_model.problems import NAMES
+from shipped_model.split import Split, split
+from strands_rollout.shop import PRICES, calculate
+
+COUNTS: Final = (2, 30)
+MONEY: Final = (4, 120)
+BOXES: Final = (2, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class ShopTemplate:
+    """One kind of question. Wordings and expression are format strings.
+
+    Attributes:
+        name: Unique; a problem's identity is its template's name, its items and its numbers.
+        wordings: The question: {a} pieces of {x}, {b} pieces of {y}, {m} dollars, {n} boxes, {name}.
+        plan: The reasoning before the calculation, in one sentence.
+        expression: What to calculate: {p} is the price of {x}, {q} that of {y}.
+    """
+
+    name: str
+    wordings: tuple[str, ...]
+    plan: str
+    expression: str
+
+
+TEMPLATES: Final = (
+    ShopTemplate(
+        "cost",
+        (
+            "What do {a} {x} cost?",
+            "{name} buys {a} {x}. How many dollars does {name} spend?",
+        ),
+        "Multiply the price by the count.",
+        "{a} * {p}",
+    ),
+    ShopTemplate(
+        "cost of two",
+        (
+            "What do {a} {x} and {b} {y} cost?",
+            "{name} buys {a} {x} and {b} {y}. How many dollars does {name} spend?",
+        ),
+        "Multiply each price by its count and add.",
+        "{a} * {p} + {b} * {q}",
+    ),
+    ShopTemplate(
+        "change",
+        (
+            "{name} buys {a} {x} and pays with {m} dollars. How much change does {name} get?",
+            "{name} has {m} dollars and buys {a} {x}. How many dollars are left?",
+        ),
+        "The change is the money minus the cost.",
+        "{m} - {a} * {p}",
+    ),
+    ShopTemplate(
+        "change of two",
+        (
+            "How much change from {m} dollars does {name} get for {a} {x} and {b} {y}?",
+            "{name} has {m} dollars and buys {a} {x} and {b} {y}. How many dollars are left?",
+        ),
+        "The change is the money minus both costs.",
+        "{m} - {a} * {p} - {b} * {q}",
+    ),
+    ShopTemplate(
+        "difference",
+        (
+            "How many dollars more do {a} {x} cost than {b} {y}?",
+            "{name} needs {a} {x} or {b} {y}. How many dollars are saved by the {y}?",
+        ),
+        "Subtract one cost from the other.",
+        "{a} * {p} - {b} * {q}",
+    ),
+    ShopTemplate(
+        "boxes",
+        (
+            "A box holds {a} {x} and {b} {y}. What do {n} boxes cost?",
+            "{name} fills {n} boxes with {a} {x} and {b} {y} each. How many dollars does {name} spend?",
+        ),
+        "Multiply the cost of one box by the number of boxes.",
+        "({a} * {p} + {b} * {q}) * {n}",
+    ),
+    ShopTemplate(
+        "afford",
+        (
+            "How many {x} can {name} buy with {m} dollars?",
+            "{name} spends {m} dollars on {x}. How many {x} are that at most?",
+        ),
+        "Divide the money by the price and round down.",
+        "{m} // {p}",
+    ),
+    ShopTemplate(
+        "rest",
+        (
+            "{name} buys as many {x} as {m} dollars pay for. How many dollars are left?",
+            "What is left of {m} dollars when {name} buys as many {x} as possible?",
+        ),
+        "The rest is the remainder of the division by the price.",
+        "{m} % {p}",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ShopProblem:
+    """One question and the way to its answer.
+
+    Attributes:
+        key: The template's name, the items and the numbers; problems with one key differ in names and wording alone.
+        question: The user's text.
+        items: Whose prices are needed, in the order of the question.
+        plan: One sentence of reasoning.
+        expression: What to calculate, with the prices in it.
+    """
+
+    key: tuple[str | int, ...]
+    question: str
+    items: tuple[str, ...]
+    plan: str
+    expression: str
+
+
+def draw_problem(template: ShopTemplate, rng: Random) -> ShopProblem:
+    """A question of this kind with items, numbers, names and wording drawn from `rng`; its answer may be negative."""
+    x, y = rng.sample(list(PRICES), 2)
+    numbers = {"a": rng.randint(*COUNTS), "b": rng.randint(*COUNTS), "m": 10 * rng.randint(*MONEY)}
+    numbers["n"] = rng.randint(*BOXES)
+    is_of_two = "{q}" in template.expression
+    question = rng.choice(template.wordings).format(**numbers, x=x, y=y, name=rng.choice(NAMES))
+    used = [number for field, number in numbers.items() if f"{{{field}}}" in template.expression]
+    items = (x, y) if is_of_two else (x,)
+    return ShopProblem(
+        key=(template.name, *items, *used),
+        question=question,
+        items=items,
+        plan=template.plan,
+        expression=template.expression.format(**numbers, p=PRICES[x], q=PRICES[y]),
+    )
+
+
+def answer_to(problem: ShopProblem) -> int:
+    """The right answer."""
+    return int(calculate(expression=problem.expression))
+
+
+def problem_stream(rng: Random) -> Iterator[ShopProblem]:
+    """Endless problems, every kind as often as any other, no key twice, every answer positive."""
+    seen: set[tuple[str | int, ...]] = set()
+    while True:
+        template = rng.choice(TEMPLATES)
+        problem = draw_problem(template, rng)
+        while problem.key in seen or answer_to(problem) <= 0:
+            problem = draw_problem(template, rng)
+        seen.add(problem.key)
+        yield problem
+
+
+def split_problems(seed: int, held_out_count: int, validation_count: int, training_count: int) -> Split[ShopProblem]:
+    """The same split for the same arguments; held-out problems depend on the seed and their own count alone."""
+    stream = problem_stream(Random(seed))  # noqa: S311 - a reproducible data set, not a secret
+    return split(stream, held_out_count, validation_count, training_count)

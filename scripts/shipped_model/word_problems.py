@@ -1,0 +1,49 @@
+"""The task of the package's default model: word problems, solved with the code tool.
+
+Knows the package's prompts. Must not know models.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import strands_rollout
+from shipped_model.conversation import AgentPrompt
+from shipped_model.episodes import answers_of, write_episodes
+from shipped_model.plan import Plan
+from shipped_model.problems import Problem, split_problems
+from shipped_model.task import Task
+from shipped_model.tool_answers import code_tools
+from strands_rollout.prompts import (
+    CODE_TOOL_DESCRIPTION,
+    CODE_TOOL_NAME,
+    CODE_TOOL_SCHEMA,
+    SYSTEM_PROMPT,
+    prompts_sha256,
+)
+
+CODE_AGENT: Final = AgentPrompt(
+    system_prompt=SYSTEM_PROMPT,
+    tools=(
+        {
+            "type": "function",
+            "function": {"name": CODE_TOOL_NAME, "description": CODE_TOOL_DESCRIPTION, "parameters": CODE_TOOL_SCHEMA},
+        },
+    ),
+)
+SHIPPED_MODEL: Final = Path(strands_rollout.__file__).parent / "engine/checkpoint"
+
+WORD_PROBLEMS: Final[Task[Problem]] = Task(
+    name="word-problems",
+    prompt=CODE_AGENT,
+    prompts_sha256=prompts_sha256(),
+    open_tools=code_tools,
+    split=split_problems,
+    write_episodes=write_episodes,
+    answers_of=answers_of,
+    out=SHIPPED_MODEL,
+    training_file="train.jsonl",
+    held_out_file="demo.jsonl",
+    plan=Plan(),
+)

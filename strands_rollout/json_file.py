@@ -1,0 +1,61 @@
+"""JSON files that are there whole or not at all, and what two values differ in, in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from strands_rollout.errors import ConfigError
+
+_ABSENT: Final = "nothing"
+_MOST_NAMED: Final = 10
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a file that is there whole or not at all.
+
+    Raises:
+        ConfigError: It can't be written.
+    """
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        beside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError as e:
+        raise ConfigError(f"can't write {path}: {e.strerror}; choose another folder with --out") from e
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; an empty one where it holds anything else.
+
+    Raises:
+        ConfigError: It can't be read.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"can't read {path}: {e}; choose another folder with --out") from e
+    return value if isinstance(value, dict) else {}
+
+
+def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """The keys with different values, nested ones with dots, in words; "" for none.
+
+    Args:
+        there: As it was read from a file.
+        asked: As it would be written to one.
+    """
+    found = list(_differences(there, json.loads(json.dumps(asked)), ""))
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return "; ".join(found[:_MOST_NAMED]) + more
+
+
+def _differences(there: Mapping[str, Any], asked: Mapping[str, Any], where: str) -> Iterator[str]:
+    for key in dict.fromkeys([*there, *asked]):
+        first, second = there.get(key, _ABSENT), asked.get(key, _ABSENT)
+        if isinstance(first, dict) and isinstance(second, dict):
+            yield from _differences(first, second, f"{where}{key}.")
+        elif first != second:
+            yield f"{where}{key} was {first!r:.120} and is {second!r:.120}"

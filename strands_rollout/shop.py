@@ -1,0 +1,109 @@
+"""A shop's two tools, for an agent that looks prices up and calculates: an example of tools by dotted path.
+
+Knows Strands' `@tool`. What comes in is untrusted text: nothing of it is run as code, and no call takes long.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import operator
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from strands import tool
+
+PRICES: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "apples": 2, "balls": 14, "books": 23, "bottles": 6, "buttons": 3, "cakes": 19, "candles": 8, "cards": 5,
+        "chairs": 57, "coins": 31, "cookies": 4, "cups": 9, "flowers": 12, "lamps": 46, "marbles": 7, "notebooks": 11,
+        "oranges": 13, "pencils": 16, "plates": 18, "stamps": 21,
+    }
+)  # fmt: skip
+"""The price of one piece in dollars, by the item's name in the plural."""
+
+MAX_CHARS: Final = 200
+MAX_BITS: Final = 256
+_ALLOWED: Final = re.compile(r"[0-9+\-*/%() ]*")
+_UNARY: Final[Mapping[type[ast.unaryop], Callable[[int], int]]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
+
+
+@tool
+def look_up_price(item: str) -> str:
+    """Look up what one piece of an item costs, in dollars.
+
+    Args:
+        item: The item's name in the plural, such as books.
+    """
+    name = item.strip().lower()
+    if name not in PRICES:
+        near = difflib.get_close_matches(name[:MAX_CHARS], PRICES, n=1)
+        raise ValueError(
+            f"the shop has no item named {item[:MAX_CHARS]!r}. "
+            + (f"Did you mean {near[0]}?" if near else f"Its items are {', '.join(PRICES)}.")
+        )
+    return str(PRICES[name])
+
+
+@tool
+def calculate(expression: str) -> str:
+    """Calculate with integers: + - * // % ** and brackets.
+
+    Args:
+        expression: What to calculate, such as 3 * 23 + 4.
+    """
+    if len(expression) > MAX_CHARS:
+        raise ValueError(f"the expression has {len(expression)} characters; at most {MAX_CHARS} are allowed")
+    if not _ALLOWED.fullmatch(expression):
+        raise ValueError(f"{expression!r} has other signs than digits, + - * // % ** and brackets")
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except SyntaxError as e:
+        raise ValueError(f"{expression!r} is no expression") from e
+    return str(_value(tree.body))
+
+
+def _value(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return _bounded(value)
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
+            return _UNARY[type(op)](_value(operand))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _bounded(_BINARY[type(op)](_value(left), _value(right)))
+    raise ValueError(f"{ast.unparse(node)!r} is not allowed; use integers, + - * // % ** and brackets")
+
+
+def _divided(left: int, right: int) -> int:
+    if right == 0:
+        raise ValueError(f"{left} // 0: nothing can be divided by zero")
+    return left // right
+
+
+def _remainder(left: int, right: int) -> int:
+    return left - _divided(left, right) * right
+
+
+def _power(base: int, exponent: int) -> int:
+    """Refuses before it calculates what would be too long."""
+    if exponent < 0 or exponent * base.bit_length() > MAX_BITS:
+        raise ValueError(f"{base} ** {exponent} is no integer, or too large; at most {MAX_BITS} bits are allowed")
+    return int(base**exponent)
+
+
+def _bounded(value: int) -> int:
+    if value.bit_length() > MAX_BITS:
+        raise ValueError(f"a number is too large; at most {MAX_BITS} bits are allowed")
+    return value
+
+
+_BINARY: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: _divided,
+    ast.Mod: _remainder,
+    ast.Pow: _power,
+}

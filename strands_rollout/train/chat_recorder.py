@@ -1,0 +1,172 @@
+"""What crosses an engine's chat endpoint in one episode: asked for within the episode's budgets, and kept turn by turn.
+
+Stands where `openai.AsyncOpenAI` does for Strands' OpenAI model, which takes such a client and knows nothing of it.
+Knows OpenAI's chat API with SGLang's additions (0.5.23); nothing of agents or samples.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Final, TypeAlias
+
+import openai
+from strands.types.exceptions import ContextWindowOverflowException
+
+from strands_rollout.errors import (
+    EngineAbortedError,
+    EngineRejectedError,
+    EngineResponseError,
+    EngineUnavailableError,
+)
+from strands_rollout.token_limits import Room, TokenLimits, turn_allowance
+from strands_rollout.turn_params import turn_seed
+
+ChatMessage: TypeAlias = dict[str, Any]
+
+_TOO_LONG: Final = "context length"  # SGLang's words for a request that does not fit
+_BUSY: Final = (408, 409, 429)  # these, and 500 and more, the client has tried again by itself
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """One request and its answer.
+
+    Attributes:
+        messages: The conversation as it was sent.
+        tools: The tools as they were sent.
+        prompt_ids: What the engine read, by our own rendering of both.
+        answer: The assistant's message as it came back.
+        finish_reason: "stop", "tool_calls" or "length".
+        completion_tokens: Sampled tokens by the engine's count.
+        sampled: Each sampled token as text, where the endpoint gives logprobs.
+        weight_version: Of the weights that ended the turn, where the engine names it.
+        latency_s: Seconds until the answer was there.
+    """
+
+    messages: Sequence[ChatMessage]
+    tools: Sequence[ChatMessage]
+    prompt_ids: list[int]
+    answer: ChatMessage
+    finish_reason: str
+    completion_tokens: int
+    sampled: list[str] | None
+    weight_version: str | None
+    latency_s: float
+
+
+class RecordedChat:
+    """A client for one episode: `OpenAIModel(client=recorded, stream=False)`.
+
+    Args:
+        client: Sends the requests, and tries them again.
+        prompt_ids: The tokens of a prompt, from messages and tools.
+        limits: The episode's budgets.
+        engine_context: The engine's context length in tokens; None where it is not known.
+        seed: Of the first turn; the later ones' are made from it. None leaves the engine its own.
+
+    Attributes:
+        turns: What was answered so far.
+        prompt_ids: The first prompt; empty before the first request.
+        cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if none did.
+    """
+
+    def __init__(
+        self,
+        client: openai.AsyncOpenAI,
+        prompt_ids: Callable[[Sequence[ChatMessage], Sequence[ChatMessage]], list[int]],
+        limits: TokenLimits,
+        *,
+        engine_context: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.chat = SimpleNamespace(completions=self)
+        self.turns: list[ChatTurn] = []
+        self.prompt_ids: list[int] = []
+        self.cut_by: str | None = None
+        self._client = client
+        self._prompt_ids = prompt_ids
+        self._limits = limits
+        self._engine_context = engine_context
+        self._seed = seed
+
+    async def create(self, **request: Any) -> Any:  # noqa: ANN401 - OpenAI's own
+        """One turn; called by Strands' model.
+
+        Raises:
+            BudgetExhaustedError: A budget leaves no token for it.
+            ContextWindowOverflowException: The engine refuses it as too long.
+            EngineAbortedError: The engine aborted it. What it had sampled is lost: text can't be gone on with.
+            EngineError: The engine did not deliver.
+        """
+        messages, tools = request["messages"], request.get("tools") or ()
+        prompt_ids = self._prompt_ids(messages, tools)
+        self.prompt_ids = self.prompt_ids or prompt_ids
+        allowance, limit = self._allowance(len(prompt_ids))
+        if allowance is not None:
+            request["max_tokens"] = allowance
+        if self._seed is not None:
+            request["seed"] = turn_seed(self._seed, len(self.turns))
+        started = time.monotonic()
+        completion = await self._asked(request)
+        turn = _turn_of(completion, messages, tools, prompt_ids, time.monotonic() - started)
+        self.cut_by = limit if turn.finish_reason == "length" else None
+        self.turns.append(turn)
+        return completion
+
+    def _allowance(self, prompt_tokens: int) -> tuple[int | None, str]:
+        """Tokens that the next turn may sample, and the limit that will cut it."""
+        limits, rooms = self._limits, []
+        if limits.max_response_tokens is not None and self.turns:
+            rooms.append((limits.max_response_tokens - (prompt_tokens - len(self.prompt_ids)), "response"))
+        # SGLang refuses a request that would fill its context to the last token
+        engine = None if self._engine_context is None else self._engine_context - 1
+        contexts = [limit for limit in (limits.max_context_tokens, engine) if limit is not None]
+        rooms += [(limit - prompt_tokens, "context") for limit in contexts]
+        room = Room(*min(rooms)) if rooms else Room(None, "context")
+        return turn_allowance(limits, room, 0, is_first=not self.turns)
+
+    async def _asked(self, request: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        try:
+            return await self._client.chat.completions.create(**request)
+        except openai.APIConnectionError as e:
+            raise EngineUnavailableError(f"no answer from {self._client.base_url}: {e}") from e
+        except openai.APIStatusError as e:
+            words = f"{self._client.base_url} answered {e.status_code}: {e.message:.500}"
+            if e.status_code in _BUSY or e.status_code >= 500:
+                raise EngineUnavailableError(words) from e
+            if _TOO_LONG in e.message:
+                raise ContextWindowOverflowException(words) from e
+            raise EngineRejectedError(words, status_code=e.status_code) from e
+        except openai.APIError as e:
+            raise EngineResponseError(f"got an answer from {self._client.base_url} that can't be read: {e}") from e
+
+
+def _turn_of(
+    completion: Any,  # noqa: ANN401 - openai.types.chat.ChatCompletion
+    messages: Sequence[ChatMessage],
+    tools: Sequence[ChatMessage],
+    prompt_ids: list[int],
+    latency_s: float,
+) -> ChatTurn:
+    if not completion.choices or completion.usage is None:
+        raise EngineResponseError(f"got {completion!r:.300} from the engine; expected one choice and its usage")
+    choice = completion.choices[0]
+    if choice.finish_reason == "abort":
+        raise EngineAbortedError(f"the engine aborted the turn after {completion.usage.completion_tokens} tokens")
+    logprobs = choice.logprobs.content if choice.logprobs else None
+    named = getattr(completion, "metadata", None)
+    version = named.get("weight_version") if isinstance(named, Mapping) else None
+    return ChatTurn(
+        messages=messages,
+        tools=tools,
+        prompt_ids=prompt_ids,
+        answer=choice.message.model_dump(exclude_none=True),
+        finish_reason=choice.finish_reason,
+        completion_tokens=completion.usage.completion_tokens,
+        sampled=None if logprobs is None else [token.token for token in logprobs],
+        weight_version=None if version is None else str(version),
+        latency_s=latency_s,
+    )

@@ -1,0 +1,177 @@
+"""The turns of a chat endpoint -> one token sequence and its mask: rendered by the chat template once, then encoded.
+
+That is all that a text pipeline can do, and it is done here as such a pipeline does it: nothing is escaped, so that
+text that spells a control token becomes one. Knows messages in OpenAI's form, templates and tokenizers; nothing of
+agents.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import zip_longest
+from typing import Any
+
+from strands_rollout.chat_template import ChatTemplate
+from strands_rollout.train.chat_recorder import ChatMessage, ChatTurn
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What is trained of an episode that came as text.
+
+    Attributes:
+        tokens: To the end of the last turn that has any; one that was cut does not get the template's end of turn.
+        spans: Positions [start, end) of each turn's tokens, its end token included; without turns that have none.
+        final_text: The last turn as text, without its end token.
+        unmatched_sampled: Sampled tokens that are not trained; None where the endpoint does not say what was sampled.
+        unmatched_trained: Trained tokens that were not sampled; None likewise.
+        reread_turns: Turns whose prompt, as the engine read it, is not what comes before them in `tokens`.
+    """
+
+    tokens: list[int]
+    spans: list[tuple[int, int]]
+    final_text: str
+    unmatched_sampled: int | None
+    unmatched_trained: int | None
+    reread_turns: int
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first turn."""
+        return self.spans[0][0] if self.spans else len(self.tokens)
+
+    @property
+    def loss_mask(self) -> list[int]:
+        """For each token after the prompt, whether a turn holds it."""
+        mask = [0] * len(self.tokens)
+        for start, end in self.spans:
+            mask[start:end] = [1] * (end - start)
+        return mask[self.prompt_length :]
+
+
+class ChatRenderer:
+    """A tokenizer and its chat template, as an engine's chat endpoint uses them.
+
+    Args:
+        tokenizer: A Hugging Face fast tokenizer with a chat template.
+        template_kwargs: Handed to the template at each rendering.
+
+    Attributes:
+        template: What is known of the template.
+
+    Raises:
+        TemplateError: The tokenizer or its template can't be used.
+    """
+
+    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:  # noqa: ANN401
+        self.template = ChatTemplate(tokenizer, **template_kwargs)
+        self._tokenizer = tokenizer
+        self._kwargs = template_kwargs
+
+    def prompt_ids(self, messages: Sequence[ChatMessage], tools: Sequence[ChatMessage]) -> list[int]:
+        """The tokens of a conversation with the generation prompt after it."""
+        ids, _ = self._encoded(self._rendered(messages, tools, prompts=True))
+        return ids
+
+    def transcript(self, turns: Sequence[ChatTurn]) -> Transcript:
+        """The whole conversation of at least one turn, and which of its tokens the assistant's turns are."""
+        messages, places = conversation_of(turns)
+        text = self._rendered(messages, turns[0].tools, prompts=False)
+        ids, starts = self._encoded(text)
+        prompts = [self._rendered(messages[:place], turns[0].tools, prompts=True) for place in places]
+        spans = [self._span(text, ids, starts, prompt) for prompt in prompts]
+        if turns[-1].finish_reason == "length":
+            start, end = spans[-1]
+            spans[-1] = (start, max(start, end - 1))
+        matches = _matches(turns, [self._words(ids[start:end]) for start, end in spans])
+        trained = sum(end - start for start, end in spans)
+        start, end = spans[-1]
+        ends_whole = end > start and ids[end - 1] == self.template.end_of_turn_id
+        filled = [span for span in spans if span[1] > span[0]]
+        return Transcript(
+            tokens=ids[: filled[-1][1] if filled else start],
+            spans=filled,
+            final_text=str(self._tokenizer.decode(ids[start : end - ends_whole], skip_special_tokens=False)),
+            unmatched_sampled=None if matches is None else sum(len(turn.sampled or ()) for turn in turns) - matches,
+            unmatched_trained=None if matches is None else trained - matches,
+            reread_turns=sum(turn.prompt_ids != ids[:start] for turn, (start, _) in zip(turns, spans, strict=True)),
+        )
+
+    def _span(self, text: str, ids: Sequence[int], starts: Sequence[int], prompt: str) -> tuple[int, int]:
+        """The tokens of the turn that follows a prompt: from where the prompt ends to the template's next end of turn.
+
+        A token that begins in the prompt is the prompt's. Where the template writes an earlier turn in another way than
+        its prompt begins it (an empty reasoning block), the turn begins with the first token that differs.
+        """
+        if text.startswith(prompt):
+            first = next((at for at, start in enumerate(starts) if start >= len(prompt)), len(ids))
+        else:
+            prompted, _ = self._encoded(prompt)
+            pairs = enumerate(zip(ids, prompted, strict=False))
+            first = next((at for at, (one, other) in pairs if one != other), min(len(ids), len(prompted)))
+        end = next((at for at in range(first, len(ids)) if ids[at] == self.template.end_of_turn_id), len(ids) - 1)
+        return first, max(first, end + 1)
+
+    def _words(self, ids: Sequence[int]) -> list[str]:
+        return [str(self._tokenizer.decode([token], skip_special_tokens=False)) for token in ids]
+
+    def _rendered(self, messages: Sequence[ChatMessage], tools: Sequence[ChatMessage], *, prompts: bool) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                [_readable(message) for message in messages],
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=prompts,
+                **self._kwargs,
+            )
+        )
+
+    def _encoded(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids, and the character of the text that each begins in."""
+        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return list(encoding["input_ids"]), [start for start, _ in encoding["offset_mapping"]]
+
+
+def conversation_of(turns: Sequence[ChatTurn]) -> tuple[list[ChatMessage], list[int]]:
+    """The first prompt's messages, then each answer and what came after it; and at which places the answers are.
+
+    Answers are taken as they came back, with their reasoning, which no later request carries.
+    """
+    messages, places = list(turns[0].messages), []
+    for turn, following in zip_longest(turns, turns[1:]):
+        places.append(len(messages))
+        messages.append(turn.answer)
+        if following is not None:
+            answers = [at for at, message in enumerate(following.messages) if message["role"] == "assistant"]
+            messages += following.messages[max(answers, default=-1) + 1 :]
+    return messages, places
+
+
+def _matches(turns: Sequence[ChatTurn], trained: Sequence[Sequence[str]]) -> int | None:
+    """How many of the sampled tokens are trained, in order, turn by turn; None where they are not known."""
+    matches = 0
+    for turn, words in zip(turns, trained, strict=True):
+        if turn.sampled is None:
+            return None
+        blocks = SequenceMatcher(None, turn.sampled, words, autojunk=False).get_matching_blocks()
+        matches += sum(block.size for block in blocks)
+    return matches
+
+
+def _readable(message: ChatMessage) -> ChatMessage:
+    """A message as engines hand it to a template: content a string, the arguments of calls objects."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = " ".join(part["text"] for part in content)
+    readable = {**message, "content": content or ""}
+    if message.get("tool_calls"):
+        readable["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    return readable
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.loads(function["arguments"] or "{}")}}

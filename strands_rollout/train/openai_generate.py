@@ -1,0 +1,234 @@
+"""`generate` by way of text: the same agent on Strands' own OpenAI model and the engine's `/v1/chat/completions`.
+
+To compare with: settings, tools, limits, abort, statuses and facts are those of `strands_rollout.generate`; only how
+tokens come about differs. The engine renders the messages anew for each turn and says what it sampled as a message.
+When the episode is over, the conversation is rendered once and encoded, and the mask is cut out of that
+(`chat_transcript`). What is lost on this way:
+
+- which tokens were sampled: a word that the policy spelled in its own way is trained in the tokenizer's;
+- the logprobs that a trainer would need: the endpoint gives them for tokens that are not the trained ones;
+- how a call was written: its JSON comes back parsed, and is trained in the template's spelling (white space, escapes,
+  numbers), and text between or after calls moves before them;
+- white space around content and reasoning, which engines strip;
+- that there was no reasoning: where the template gives a last turn without any an empty block, that is trained though
+  nobody sampled it;
+- reasoning in later prompts: Strands' model drops it, and a later turn is sampled without what is trained before it;
+- a call that could not be parsed: it stays in the content, ends the episode as an answer, and the policy is not told;
+- untrusted text: a tool result that spells a control token makes one, in the prompt and in training;
+- turns that the engine aborts (a weight update): what was sampled is gone; the episode is ABORTED and starts afresh.
+
+Several calls of one turn come through, as do results in their order. A result that would not fit is not cut here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, cast
+
+from strands.agent.conversation_manager import NullConversationManager
+
+from strands_rollout.agent import Episode, EpisodeLimits, run_episode
+from strands_rollout.config import RolloutSettings, settings_from_args
+from strands_rollout.episode_code import episode_code_tool
+from strands_rollout.episode_metrics import TRUNCATING
+from strands_rollout.episode_record import METADATA_KEY, METADATA_VERSION, error_text
+from strands_rollout.errors import ConfigError
+from strands_rollout.first_use import once
+from strands_rollout.prompt_messages import to_episode_prompt
+from strands_rollout.prompts import CODE_TOOL_NAME
+from strands_rollout.rollout import (
+    _build_tools,
+    _context_limit,
+    _log_episode,
+    _log_failure,
+    _reason_of_failure,
+    _template_kwargs,
+)
+from strands_rollout.sample import write_failure, write_untrained
+from strands_rollout.sample_beginning import begin_sample
+from strands_rollout.sglang_model import SGLangModel
+from strands_rollout.slime_seam import is_aborting, may_return_aborted, router_url, tokenizer_of, tool_span
+from strands_rollout.stop_reason import StopReason
+from strands_rollout.token_limits import TokenLimits
+from strands_rollout.tool_loading import load_hooks
+from strands_rollout.tools import CodeCalls
+from strands_rollout.train.chat_policy import ChatPolicy, chat_client, engine_context, request_params
+from strands_rollout.train.chat_recorder import RecordedChat
+from strands_rollout.train.chat_transcript import ChatRenderer, Transcript
+
+TEXT_ENDPOINT_KEY: Final = "text_endpoint"
+"""Of the facts: what the way by text changed; see `Transcript`."""
+
+
+async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - slime's signature
+    """Run one agent episode for a sample through the chat endpoint.
+
+    `rollout_log_probs` is None, as nobody knows them; an ABORTED sample starts afresh; `fan_out` and a conversation
+    manager are refused (the sample is FAILED).
+
+    Args:
+        args: slime's args, as `strands_rollout.generate` reads them.
+        sample: slime's `Sample`, or ours; filled.
+        sampling_params: slime's sampling parameters; how special tokens are shown is left to the endpoint.
+        evaluation: Whether this is an evaluation rollout, which has its own context limit.
+
+    Returns:
+        The same sample, valid whatever happened.
+
+    Raises:
+        asyncio.CancelledError: The caller was cancelled. Nothing else is raised.
+    """
+    try:
+        settings = _checked(settings_from_args(args))
+        aborts = begin_sample(sample, may_resume=False).aborts
+        played = await _run(args, sample, sampling_params, settings, evaluation=evaluation)
+        _log_episode(sample, played.episode)
+        _write(args, sample, played, aborts)
+    except Exception as e:  # a training run must survive every failure of one sample
+        _log_failure(sample, e)
+        write_failure(sample, e, _reason_of_failure(e))
+        sample.rollout_log_probs = None
+    return sample
+
+
+def _checked(settings: RolloutSettings) -> RolloutSettings:
+    if settings.fan_out or settings.conversation_manager:
+        raise ConfigError("got fan_out or a conversation_manager; expected neither: a chat endpoint has one history")
+    return settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """An episode and what crossed the endpoint in it."""
+
+    episode: Episode
+    chat: RecordedChat
+    renderer: ChatRenderer
+    code_calls: CodeCalls
+
+
+async def _run(
+    args: Any,  # noqa: ANN401 - slime's Namespace
+    sample: Any,  # noqa: ANN401 - slime's Sample or ours
+    sampling_params: Mapping[str, Any],
+    settings: RolloutSettings,
+    *,
+    evaluation: bool,
+) -> _Played:
+    kwargs = dict(_template_kwargs(args, sample))
+    if settings.enable_thinking is not None:
+        kwargs["enable_thinking"] = settings.enable_thinking
+    checkpoint = getattr(args, "hf_checkpoint", None)
+    await once(("chat endpoint", checkpoint), lambda: ChatRenderer(tokenizer_of(args, sample), kwargs))
+    renderer = ChatRenderer(tokenizer_of(args, sample), kwargs)
+    prompt = to_episode_prompt(sample.prompt, settings.system_prompt, renderer.template)
+    url = router_url(args, settings.model_name)
+    limits = TokenLimits(
+        max_response_tokens=sampling_params.get("max_new_tokens"),
+        max_context_tokens=_context_limit(args, evaluation=evaluation),
+        max_turn_tokens=settings.max_turn_tokens,
+    )
+    chat = RecordedChat(
+        chat_client(url),
+        renderer.prompt_ids,
+        limits,
+        engine_context=await engine_context(url),
+        seed=sampling_params.get("sampling_seed"),
+    )
+    policy = ChatPolicy(chat, request_params(sampling_params, kwargs, getattr(sample, "session_id", None)))
+    code_calls = CodeCalls()
+    async with episode_code_tool(settings, code_calls) as code_tool:
+        episode = await run_episode(
+            cast("SGLangModel", policy),  # of which an episode uses no more than the policy has
+            prompt.messages,
+            system_prompt=prompt.system_prompt,
+            tools=_build_tools(settings, code_tool),
+            limits=EpisodeLimits(
+                max_tool_iterations=settings.max_tool_iterations,
+                max_tool_calls=settings.max_tool_calls,
+                max_parallel_tool_calls=settings.max_parallel_tool_calls,
+                tool_timeout_s=settings.tool_timeout_s,
+                episode_timeout_s=settings.episode_timeout_s,
+            ),
+            hooks=load_hooks(settings.hooks),
+            self_timed_tools=() if code_tool is None else (CODE_TOOL_NAME,),
+            tool_span=tool_span(sample),
+            should_abort=lambda: is_aborting(args, sample, settings.should_abort),
+            # one of the caller's own has Strands' cycles run, which any model can be asked by
+            conversation_manager=NullConversationManager(),
+        )
+    return _Played(episode, chat, renderer, code_calls)
+
+
+def _write(args: Any, sample: Any, played: _Played, aborts: int) -> None:  # noqa: ANN401
+    """Fill the sample from what crossed the endpoint."""
+    chat, reason = played.chat, played.episode.stop_reason
+    transcript = played.renderer.transcript(chat.turns) if chat.turns else None
+    if transcript is not None and transcript.spans:
+        sample.tokens, sample.loss_mask = transcript.tokens, transcript.loss_mask
+        sample.response_length = len(transcript.loss_mask)
+        sample.response = played.renderer.template.encoder.decode(transcript.tokens[transcript.prompt_length :])
+    else:
+        write_untrained(sample, chat.prompt_ids, played.renderer.template.end_of_turn_id)
+    sample.rollout_log_probs = None
+    sample.weight_versions = _versions(chat)
+    sample.status = _status(sample, reason, may_abort=may_return_aborted(args, sample))
+    if sample.status is type(sample).Status.FAILED:
+        sample.loss_mask, sample.remove_sample = [0] * sample.response_length, True
+    sample.non_generation_time = played.episode.tools.waited_s
+    sample.metadata[METADATA_KEY] = _record(played, transcript, aborts)
+
+
+def _status(sample: Any, reason: StopReason, *, may_abort: bool) -> Any:  # noqa: ANN401 - the sample's own Status
+    status = type(sample).Status
+    if reason is StopReason.COMPLETED:
+        return status.COMPLETED
+    if str(reason) in TRUNCATING:
+        return status.TRUNCATED
+    return status.ABORTED if reason is StopReason.ABORTED and may_abort else status.FAILED
+
+
+def _record(played: _Played, transcript: Transcript | None, aborts: int) -> dict[str, Any]:
+    """The facts of the episode by the names of `episode_record`."""
+    episode, chat = played.episode, played.chat
+    spans = transcript.spans if transcript else []
+    return {
+        "version": METADATA_VERSION,
+        "stop_reason": str(episode.stop_reason),
+        "error": None if episode.error is None else error_text(episode.error),
+        "final_text": transcript.final_text if transcript else "",
+        "final_in_reasoning": played.renderer.template.opens_reasoning,
+        "turns": len(chat.turns),
+        "parse_failures": 0,
+        "generate_s": sum(turn.latency_s for turn in chat.turns),
+        "sampled_tokens": sum(turn.completion_tokens for turn in chat.turns),
+        "spans": [
+            [number, start, end, turn.weight_version]
+            for number, (turn, (start, end)) in enumerate(zip(chat.turns, spans, strict=False))
+        ],
+        "weight_versions": _versions(chat),
+        "tool_iterations": episode.tool_iterations,
+        "tool_calls": episode.tool_calls,
+        "tool_errors": episode.tools.errors,
+        "tool_timeouts": episode.tools.timeouts,
+        "tool_s": episode.tools.seconds,
+        "code": asdict(played.code_calls),
+        "duration_s": episode.duration_s,
+        "segments": 1,
+        "stale_tokens": 0,
+        "aborts": aborts,
+        "resumes": 0,
+        "engine_aborts": 0,
+        TEXT_ENDPOINT_KEY: {
+            "trained_tokens": sum(end - start for start, end in spans),
+            "unmatched_sampled": transcript.unmatched_sampled if transcript else None,
+            "unmatched_trained": transcript.unmatched_trained if transcript else None,
+            "reread_turns": transcript.reread_turns if transcript else 0,
+        },
+    }
+
+
+def _versions(chat: RecordedChat) -> list[str]:
+    """Distinct weight versions in order."""
+    return list(dict.fromkeys(turn.weight_version for turn in chat.turns if turn.weight_version is not None))

@@ -1,0 +1,227 @@
+"""The policy under training: a Hugging Face causal model in single precision with AdamW.
+
+Knows torch, model folders and the loss; nothing of episodes, engines or rewards.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from strands_rollout.errors import ConfigError
+from strands_rollout.train.forward import trained_logits
+from strands_rollout.train.policy_loss import clipped_policy_loss, k3_divergence, truncated_weights
+from strands_rollout.train.sequence import TrainingSequence
+from strands_rollout.train.update_figures import UpdateFigures
+from strands_rollout.train.update_settings import UpdateSettings
+
+_BETAS: Final = (0.9, 0.98)
+_MICRO_BATCH_TOKENS: Final = 8192
+_WEIGHTS: Final = ("*.safetensors", "*.bin", "*.index.json", "training.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the policy gives a sequence's trained tokens before an update.
+
+    Attributes:
+        log_probs: [trained tokens], at the temperature of the rollout.
+        entropy: [trained tokens], of the distributions that they were drawn from, in nats.
+    """
+
+    log_probs: Tensor
+    entropy: Tensor
+
+
+class Policy:
+    """A model and its optimizer; not safe to use from two threads at once."""
+
+    def __init__(self, model_dir: Path, settings: UpdateSettings) -> None:
+        """Load the model.
+
+        Raises:
+            ConfigError: The folder holds no model that transformers can load.
+        """
+        disable_progress_bar()
+        self.model_dir = model_dir
+        self.settings = settings
+        try:
+            self._model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+        except (OSError, ValueError) as e:
+            raise ConfigError(f"can't load the model of {model_dir}: {e}") from e
+        self._optimizer = torch.optim.AdamW(
+            self._model.parameters(), lr=settings.learning_rate, betas=_BETAS, weight_decay=0.0
+        )
+        self._reference = copy.deepcopy(self._model).requires_grad_(requires_grad=False) if settings.kl else None
+
+    def measure(self, sequences: Sequence[TrainingSequence]) -> list[Measured]:
+        """Logprobs and entropies of each sequence's trained tokens, under the weights as they are."""
+        measured: list[Measured | None] = [None] * len(sequences)
+        with torch.no_grad():
+            for chosen in _micro_batches(sequences, range(len(sequences))):
+                log_probs, entropy = self._log_probs(self._model, [sequences[at] for at in chosen])
+                counts = [len(sequences[at].trained_positions) for at in chosen]
+                for at, one, other in zip(chosen, log_probs.split(counts), entropy.split(counts), strict=True):
+                    measured[at] = Measured(one, other)
+        return [one for one in measured if one is not None]
+
+    def update(self, sequences: Sequence[TrainingSequence], before: Sequence[Measured]) -> UpdateFigures:
+        """Take the batch's optimizer steps.
+
+        Args:
+            sequences: At least one.
+            before: `measure` of them.
+
+        Returns:
+            What happened. Where nothing can be learned (no sequence has an advantage), the weights stay.
+        """
+        figures = UpdateFigures()
+        for part in _parts(len(sequences), self.settings.updates):
+            learned = [at for at in part if self._teaches(sequences[at])]
+            if learned:
+                self._step(sequences, before, learned, rollouts=len(part), figures=figures)
+        return figures
+
+    def write_weights(self, folder: Path) -> None:
+        """Write the whole model folder, weights in single precision, so that an engine can load it at once."""
+        new = folder.with_name(f"{folder.name}.new")
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.copytree(self.model_dir, new, ignore=shutil.ignore_patterns(*_WEIGHTS))
+        tied = {"lm_head.weight"} if self._model.config.tie_word_embeddings else set()
+        state = {name: weight.contiguous() for name, weight in self._model.state_dict().items() if name not in tied}
+        save_file(state, new / "model.safetensors", metadata={"format": "pt"})
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in new.iterdir():
+            path.replace(folder / path.name)
+        new.rmdir()
+
+    def save(self, path: Path) -> None:
+        """Write weights and the optimizer's state to a file, whole or not at all."""
+        new = path.with_name(f"{path.name}.new")
+        torch.save({"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}, new)
+        new.replace(path)
+
+    def restore(self, path: Path) -> None:
+        """Read what `save` wrote; the reference of the KL stays the first weights.
+
+        Raises:
+            ConfigError: The file is not one of this model.
+        """
+        try:
+            state = torch.load(path, weights_only=True)
+            self._model.load_state_dict(state["model"])
+            self._optimizer.load_state_dict(state["optimizer"])
+        except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as e:
+            raise ConfigError(f"can't go on from {path}: {e}; start afresh in another folder with --out") from e
+
+    def _teaches(self, sequence: TrainingSequence) -> bool:
+        """Whether it has a gradient at all: most groups of a policy that is nearly always right have none."""
+        return bool(sequence.advantage or self.settings.kl or self.settings.entropy)
+
+    def _step(
+        self,
+        sequences: Sequence[TrainingSequence],
+        before: Sequence[Measured],
+        learned: Sequence[int],
+        *,
+        rollouts: int,
+        figures: UpdateFigures,
+    ) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        tokens = sum(len(sequences[at].trained_positions) for at in learned)
+        loss = 0.0
+        for chosen in _micro_batches(sequences, learned):
+            part = self._loss(
+                [sequences[at] for at in chosen],
+                [before[at] for at in chosen],
+                share=1 / rollouts if self.settings.mean == "sample" else 1 / tokens,
+                figures=figures,
+            )
+            part.backward()
+            loss += float(part.detach())
+        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self.settings.max_grad_norm)
+        self._optimizer.step()
+        figures.add_step(loss=loss, grad_norm=float(norm))
+
+    def _loss(
+        self, sequences: Sequence[TrainingSequence], before: Sequence[Measured], *, share: float, figures: UpdateFigures
+    ) -> Tensor:
+        """The sequences' part of the loss; each sample's sum is weighed by `share`, and by its denominator or 1."""
+        settings = self.settings
+        log_probs, entropy = self._log_probs(self._model, sequences)
+        counts = torch.tensor([len(one.trained_positions) for one in sequences])
+        advantages = _spread([one.advantage for one in sequences], counts)
+        divisors = [one.denominator if settings.mean == "sample" else 1 for one in sequences]
+        own = torch.cat([one.log_probs for one in before])
+        rollout = torch.cat([_rollout_log_probs(*pair) for pair in zip(sequences, before, strict=True)])
+        log_ratio = log_probs - (rollout if settings.tis_clip is None else own)
+        losses, clipped = clipped_policy_loss(log_ratio, advantages, settings.clip_low, settings.clip_high)
+        if settings.tis_clip is not None:
+            weights = truncated_weights(own, rollout, settings.tis_clip)
+            losses = losses * weights
+            figures.add_tis(float((weights == settings.tis_clip).float().sum()), len(weights))
+        losses = losses - settings.entropy * entropy
+        if self._reference is not None:
+            with torch.no_grad():
+                reference, _ = self._log_probs(self._reference, sequences)
+            divergence = k3_divergence(log_probs, reference)
+            losses = losses + settings.kl * divergence
+            figures.add_divergence(float(divergence.detach().sum()), len(divergence))
+        figures.add_tokens(log_ratio.detach().exp(), clipped)
+        return (losses / _spread(divisors, counts)).sum() * share
+
+    def _log_probs(self, model: Any, sequences: Sequence[TrainingSequence]) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+        """Logprobs and entropies of all trained tokens, sequence after sequence."""
+        logits, targets = trained_logits(
+            model, [one.tokens for one in sequences], [one.trained_positions for one in sequences]
+        )
+        log_softmax = torch.log_softmax(logits / self.settings.temperature, dim=-1)
+        entropy = -(log_softmax.exp() * log_softmax).sum(dim=-1)
+        return log_softmax.gather(-1, targets[:, None])[:, 0], entropy
+
+
+def _rollout_log_probs(sequence: TrainingSequence, before: Measured) -> Tensor:
+    known = sequence.trained_log_probs
+    return before.log_probs if known is None else torch.tensor(known)
+
+
+def _spread(values: Sequence[float], counts: Tensor) -> Tensor:
+    """Each value as often as its sequence has trained tokens."""
+    return torch.repeat_interleave(torch.tensor(values, dtype=torch.float32), counts)
+
+
+def _parts(count: int, parts: int) -> Iterator[range]:
+    """`count` things in order, cut into at most `parts` of nearly one size; none of them empty."""
+    bounds = [count * at // parts for at in range(parts + 1)]
+    return (range(start, end) for start, end in itertools.pairwise(bounds) if start < end)
+
+
+def _micro_batches(sequences: Sequence[TrainingSequence], chosen: Sequence[int]) -> Iterator[list[int]]:
+    """The chosen ones by length, in batches that take about as much memory each."""
+    batch: list[int] = []
+    for at in sorted(chosen, key=lambda at: len(sequences[at].tokens)):
+        longest = len(sequences[at].tokens) - sequences[at].prompt_length
+        if batch and (len(batch) + 1) * longest > _MICRO_BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(at)
+    if batch:
+        yield batch
+
+
+def set_threads(threads: int | None) -> None:
+    """So many threads for torch; None for one per CPU that this process may use."""
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))

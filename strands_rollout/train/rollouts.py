@@ -1,0 +1,191 @@
+"""Collects groups of finished samples for a step, each played by `generate` and graded by `reward_func`.
+
+Knows samples and their statuses; nothing of how a policy learns. What an abort cut off is gone on with in the next
+step, as slime's partial rollouts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from strands_rollout.dataset_rows import Row
+from strands_rollout.evaluate import Player
+from strands_rollout.sample_type import Sample
+from strands_rollout.train.prompt_order import PromptOrder, sampling_seed
+
+_Status: Final = Sample.Status
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPlan:
+    """What a step's rollouts are.
+
+    Attributes:
+        groups: Prompts of a step.
+        samples: Episodes of each.
+        extra_groups: Prompts that are begun beyond these; when enough are finished, the others are aborted and gone on
+            with in the next step.
+        concurrency: Episodes at once.
+        seed: Decides the order of prompts and every episode's sampling seed.
+        sampling_params: As slime hands them to `generate`.
+        keeps_aborted: Hand out aborted episodes as if they were over: a fault, for those who want to see it.
+    """
+
+    groups: int
+    samples: int
+    extra_groups: int
+    concurrency: int
+    seed: int
+    sampling_params: Mapping[str, Any]
+    keeps_aborted: bool = False
+
+
+@dataclass(slots=True)
+class AbortFlag:
+    """Whether the rollouts are being aborted; the setting `should_abort` asks it.
+
+    Attributes:
+        is_set: It.
+    """
+
+    is_set: bool = False
+
+    def __call__(self) -> bool:
+        """Whether it is set."""
+        return self.is_set
+
+
+@dataclass(slots=True)
+class Group:
+    """The episodes of one prompt.
+
+    Attributes:
+        position: Of its prompt in the order of prompts.
+        samples: Those that are finished or aborted, by their index in the group.
+    """
+
+    position: int
+    samples: dict[int, Sample] = field(default_factory=dict)
+
+    def finished(self) -> list[Sample]:
+        """Its samples that are over, in order."""
+        return [self.samples[at] for at in sorted(self.samples) if self.samples[at].status is not _Status.ABORTED]
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A step's groups in the order of their prompts, and how many of their episodes had been aborted before."""
+
+    groups: list[list[Sample]]
+    resumed: int
+
+
+class RolloutCollector:
+    """Plays groups; what is begun and not over waits here from step to step.
+
+    Attributes:
+        next_position: Of the first prompt that no group has yet.
+        waiting: Groups that an abort cut off.
+    """
+
+    def __init__(
+        self,
+        player: Player,
+        rows: Sequence[Row],
+        plan: RolloutPlan,
+        abort: Callable[[], Awaitable[None]],
+        flag: AbortFlag,
+    ) -> None:
+        self._player = player
+        self._order = PromptOrder(rows, plan.seed)
+        self._plan = plan
+        self._abort = abort
+        self._gate = asyncio.Semaphore(plan.concurrency)
+        self.next_position = 0
+        self.waiting: list[Group] = []
+        self._flag = flag
+
+    async def collect(self) -> Collected:
+        """Play until so many groups are over; those that are aborted wait for the next call.
+
+        Raises:
+            RolloutError: The abort could not be asked for.
+        """
+        plan = self._plan
+        under_way = self.waiting + [self._begin() for _ in range(plan.groups + plan.extra_groups - len(self.waiting))]
+        self.waiting = []
+        resumed = sum(len(group.samples) - len(group.finished()) for group in under_way)
+        tasks = {asyncio.create_task(self._play(group)): group for group in under_way}
+        done: list[Group] = []
+        try:
+            for next_done in asyncio.as_completed(list(tasks)):
+                await next_done
+                done = [group for task, group in tasks.items() if task.done() and self._is_over(group)]
+                if len(done) >= plan.groups:
+                    break
+            await self._cut_off(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        # more may have ended while the others were cut off; they count in the next step
+        candidates = under_way if plan.keeps_aborted else done
+        chosen = sorted(candidates, key=lambda group: group.position)[: plan.groups]
+        self.waiting = [] if plan.keeps_aborted else [group for group in under_way if group not in chosen]
+        return Collected([list(group.samples.values()) for group in chosen], resumed)
+
+    async def play_all(self, rows: Sequence[Row], name: str) -> list[Sample]:
+        """One graded episode of each row, with seeds that depend on the row and the name alone."""
+
+        async def play(at: int, row: Row) -> Sample:
+            sample = Sample(prompt=row.prompt, label=row.label, index=at, group_index=at)
+            async with self._gate:
+                outcome = await self._player.play(sample, self._params(name, at))
+            return outcome.sample
+
+        return list(await asyncio.gather(*(play(at, row) for at, row in enumerate(rows))))
+
+    def _begin(self) -> Group:
+        group = Group(self.next_position)
+        self.next_position += 1
+        return group
+
+    def _is_over(self, group: Group) -> bool:
+        return len(group.finished()) == self._plan.samples
+
+    async def _cut_off(self, tasks: Mapping[asyncio.Task[None], Group]) -> None:
+        """Let the episodes that still run return what they have."""
+        left = [task for task in tasks if not task.done()]
+        if left:
+            self._flag.is_set = True
+            try:
+                await self._abort()
+                await asyncio.gather(*left)
+            finally:
+                self._flag.is_set = False
+
+    async def _play(self, group: Group) -> None:
+        unfinished = [at for at in range(self._plan.samples) if at not in group.samples or _was_aborted(group, at)]
+        await asyncio.gather(*(self._play_one(group, at) for at in unfinished))
+
+    async def _play_one(self, group: Group, at: int) -> None:
+        sample = group.samples.get(at) or self._new_sample(group, at)
+        async with self._gate:
+            if self._flag.is_set:
+                return
+            outcome = await self._player.play(sample, self._params("train", sample.index))
+        group.samples[at] = outcome.sample
+
+    def _new_sample(self, group: Group, at: int) -> Sample:
+        row = self._order.row(group.position)
+        index = group.position * self._plan.samples + at
+        return Sample(prompt=row.prompt, label=row.label, index=index, group_index=group.position)
+
+    def _params(self, name: str, index: int | None) -> dict[str, Any]:
+        return {**self._plan.sampling_params, "sampling_seed": sampling_seed(self._plan.seed, name, index)}
+
+
+def _was_aborted(group: Group, at: int) -> bool:
+    return group.samples[at].status is _Status.ABORTED

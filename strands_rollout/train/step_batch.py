@@ -1,0 +1,98 @@
+"""A step's samples as the sequences to train on: as they were sampled, or as a text pipeline would have them.
+
+Knows samples, rewards and the kinds of rollouts; nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Final
+
+from strands_rollout.drift import Drift, measure_drift
+from strands_rollout.finished_sample import finished_samples
+from strands_rollout.group_rewards import normalize_rewards
+from strands_rollout.sample_type import Sample
+from strands_rollout.train.retokenised import Retokenised, retokenise
+from strands_rollout.train.sequence import TrainingSequence
+from strands_rollout.train.train_options import RolloutKind
+
+_GRPO: Final = SimpleNamespace(reward_key="score", advantage_estimator="grpo")
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """What one step trains on.
+
+    Attributes:
+        samples: All of the step, flat, in the order of their groups.
+        sequences: Those that train a token.
+        drifts: Of those samples of which it was measured.
+        dropped_groups: Groups without a spread of rewards, which teach nothing.
+    """
+
+    samples: list[Sample]
+    sequences: list[TrainingSequence]
+    drifts: list[Drift]
+    dropped_groups: int
+
+
+def step_batch(groups: Sequence[Sequence[Sample]], kind: RolloutKind, tokenizer: Any) -> StepBatch:  # noqa: ANN401
+    """Normalise rewards by group, and turn every sample that trains a token into a sequence.
+
+    Args:
+        groups: Graded samples.
+        kind: Whether tokens are taken as they are, or decoded and encoded again first.
+        tokenizer: The policy's, a Hugging Face fast tokenizer.
+    """
+    samples = [sample for group in groups for sample in group]
+    _, advantages = normalize_rewards(_GRPO, samples)
+    by_group: dict[object, set[float]] = defaultdict(set)
+    for sample, advantage in zip(samples, advantages, strict=True):
+        by_group[sample.group_index].add(advantage)
+    trained = [(s, a) for s, a in zip(samples, advantages, strict=True) if s.loss_mask and any(s.loss_mask)]
+    if kind == "retokenised":
+        again = [retokenise(sample, tokenizer) for sample, _ in trained]
+        sequences = [_from_text(one, advantage) for one, (_, advantage) in zip(again, trained, strict=True)]
+        drifts = [Drift(one.sampled_tokens, one.drifted_tokens) for one in again]
+    else:
+        sequences = _as_sampled(trained)
+        drifts = measure_drift([view.turn_ids or [] for view in finished_samples([s for s, _ in trained])], tokenizer)
+    dropped = sum(advantages == {0.0} for advantages in by_group.values())
+    return StepBatch(samples, [one for one in sequences if any(one.loss_mask)], drifts, dropped)
+
+
+def _as_sampled(trained: Sequence[tuple[Sample, float]]) -> list[TrainingSequence]:
+    tokens_of_rollout: dict[object, int] = defaultdict(int)
+    for position, (sample, _) in enumerate(trained):
+        tokens_of_rollout[_rollout_of(sample, position)] += sum(sample.loss_mask or [])
+    return [
+        TrainingSequence(
+            tokens=sample.tokens,
+            prompt_length=len(sample.tokens) - sample.response_length,
+            loss_mask=sample.loss_mask or [],
+            log_probs=sample.rollout_log_probs,
+            sampled_log_probs=sample.rollout_log_probs or [None] * sample.response_length,
+            advantage=advantage,
+            denominator=tokens_of_rollout[_rollout_of(sample, position)],
+        )
+        for position, (sample, advantage) in enumerate(trained)
+    ]
+
+
+def _from_text(one: Retokenised, advantage: float) -> TrainingSequence:
+    return TrainingSequence(
+        tokens=one.tokens,
+        prompt_length=one.prompt_length,
+        loss_mask=one.loss_mask,
+        log_probs=None,
+        sampled_log_probs=one.aligned_log_probs,
+        advantage=advantage,
+        denominator=max(sum(one.loss_mask), 1),
+    )
+
+
+def _rollout_of(sample: Sample, position: int) -> object:
+    return ("position", position) if sample.rollout_id is None else ("rollout", sample.rollout_id)

@@ -1,0 +1,70 @@
+"""One step in numbers, as its line of the log has them. Knows names; computes nothing but means and shares."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from strands_rollout.episode_facts import episode_facts
+from strands_rollout.sample_type import Sample
+from strands_rollout.train.logprob_gap import LogprobGap
+from strands_rollout.train.step_batch import StepBatch
+
+
+def batch_figures(batch: StepBatch, version: int) -> dict[str, float]:
+    """What a step's samples amount to.
+
+    Args:
+        batch: The step's.
+        version: Of the weights that are about to be updated; older tokens are stale.
+    """
+    samples = batch.samples
+    graded = [sample.reward for sample in samples if isinstance(sample.reward, dict)]
+    statuses = Counter(sample.status for sample in samples)
+    sampled = sum(drift.sampled_tokens for drift in batch.drifts)
+    figures: dict[str, float] = {
+        "episodes": len(samples),
+        "reward": _mean(float(reward["score"]) for reward in graded),
+        "accuracy": _mean(float(reward["acc"]) for reward in graded),
+        "response_length": _mean(sample.response_length for sample in samples),
+        "sampled_tokens": _mean(_fact(sample, "sampled_tokens") for sample in samples),
+        "tool_calls": _mean(_fact(sample, "tool_calls") for sample in samples),
+        "turns": _mean(_fact(sample, "turns") for sample in samples),
+        "dropped_groups": batch.dropped_groups,
+        **{status.value: statuses[status] for status in Sample.Status if status is not Sample.Status.PENDING},
+        **_staleness(samples, version),
+    }
+    if sampled:
+        figures["drift_tokens"] = sum(drift.drift_tokens for drift in batch.drifts) / sampled
+        figures["drift_episodes"] = _mean(float(drift.drift_tokens > 0) for drift in batch.drifts)
+    return figures
+
+
+def gap_figures(gap: LogprobGap) -> dict[str, float]:
+    """The gap by the names of the log; nothing where no token could be compared."""
+    if not gap.tokens:
+        return {}
+    return {"kl_k3": gap.k3, "logprob_gap_max": gap.largest, "logprob_gap_mean": gap.mean}
+
+
+def _staleness(samples: Iterable[Sample], version: int) -> dict[str, float]:
+    """Shares of sampled tokens that older weights have sampled, by the versions that their spans name."""
+    tokens_of_age: Counter[int] = Counter()
+    for sample in samples:
+        for _, start, end, sampled_by in episode_facts(sample).get("spans") or []:
+            age = version - int(sampled_by) if str(sampled_by).isdecimal() else 0
+            tokens_of_age[age] += end - start
+    total = tokens_of_age.total()
+    stale = sum(count for age, count in tokens_of_age.items() if age > 0)
+    return {"stale_tokens": stale / total if total else 0.0, "staleness_max": max(tokens_of_age, default=0)}
+
+
+def _fact(sample: Sample, name: str) -> float:
+    facts: Mapping[str, Any] = episode_facts(sample)
+    return float(facts.get(name) or 0)
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else 0.0

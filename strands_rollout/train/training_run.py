@@ -1,0 +1,180 @@
+"""A training run from its options to its summary: the policy, the engine, the agent, the loop, the plot.
+
+Glue; the loop is `trainer`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from strands_rollout import __version__
+from strands_rollout.config import CODE_TOOL_PATH, RolloutSettings
+from strands_rollout.config_file import read_config_file
+from strands_rollout.dataset_rows import load_rows
+from strands_rollout.evaluate import Generate, playing, slime_sampling_params
+from strands_rollout.json_file import write_json
+from strands_rollout.report import make_console
+from strands_rollout.rollout import generate
+from strands_rollout.served_engine import SHIPPED_MODELS_EXECUTOR, served_engine, start_executor
+from strands_rollout.sglang_connection import parse_base_url, redacted
+from strands_rollout.train.checkpoint import Checkpoints, Progress
+from strands_rollout.train.curves import NOT_DRAWN, can_draw, draw_run
+from strands_rollout.train.policy import Policy, set_threads
+from strands_rollout.train.progress import TrainingProgress
+from strands_rollout.train.recorded_run import with_end
+from strands_rollout.train.rollouts import AbortFlag, RolloutCollector, RolloutPlan
+from strands_rollout.train.run_folder import TrainFolder
+from strands_rollout.train.step_log import StepRecord
+from strands_rollout.train.train_options import TrainOptions
+from strands_rollout.train.trainer import Trainer
+from strands_rollout.train.wandb_log import WandbLog, check_wandb
+from strands_rollout.train.weight_sync import WeightSync
+
+_PACKAGES: Final = ("strands-agents", "torch", "transformers", "numpy")
+
+
+def run_training(options: TrainOptions) -> dict[str, Any]:
+    """Train, or go on where a run was cut; the summary, which is also the last line on stdout.
+
+    Raises:
+        RolloutError: An option, the model, the data, the engine or the folder can't be used, or a check failed.
+    """
+    if options.wandb:
+        check_wandb()
+    log = make_console(stderr=True)
+    set_threads(options.threads)
+    summary = asyncio.run(_run(options, log))
+    print(json.dumps(summary), flush=True)
+    return summary
+
+
+async def _run(options: TrainOptions, log: Console) -> dict[str, Any]:
+    started = time.monotonic()
+    settings, folder = _settings(options), TrainFolder(options.out)
+    rows, held_out = load_rows(options.data), load_rows(options.held_out)
+    policy = Policy(options.model_dir, options.update)
+    folder.claim(options, made_by())
+    progress = _restore(policy, folder.checkpoints)
+    if CODE_TOOL_PATH in settings.tools:
+        log.print(f"code runs with isolation {await start_executor(settings.executor)!r}", highlight=False)
+    flag = AbortFlag()
+    async with AsyncExitStack() as stack:
+        base_url = await stack.enter_async_context(served_engine(options.base_url, options.model_dir.resolve()))
+        log.print(f"engine at {redacted(parse_base_url(base_url))}, run in {options.out}", highlight=False)
+        sync = await stack.enter_async_context(WeightSync(base_url))
+        told = {**settings.model_dump(), "should_abort": flag}
+        player = await stack.enter_async_context(
+            playing(base_url, options.model_dir, told, audited=False, generate=_generate(options))
+        )
+        collector = RolloutCollector(player, rows, _plan(options), sync.abort_all, flag)
+        collector.next_position, collector.waiting = progress.next_position, list(progress.waiting)
+        steps = stack.enter_context(folder.log(progress.step))
+        shown = stack.enter_context(TrainingProgress(log, total=options.steps, done=progress.step))
+        trainer = Trainer(
+            options, policy, player, collector, sync, folder, held_out, shown.phase, progress.step, dict(progress.facts)
+        )
+        wandb = stack.enter_context(WandbLog(options.out, options.to_json())) if options.wandb else None
+        await trainer.run(steps, _teller(shown, wandb))
+        summary = _summary(options, trainer.facts, steps.records, seconds=time.monotonic() - started)
+        if wandb:
+            wandb.sum_up(summary)
+    write_json(folder.summary, summary)
+    _draw(folder, options, steps.records, summary, log)
+    return summary
+
+
+def made_by() -> dict[str, Any]:
+    """The commit of this checkout, where it is one, and the versions that decide a run's numbers."""
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603 - fixed words
+    except (OSError, subprocess.SubprocessError):
+        commit = None
+    return {
+        "commit": commit,
+        "versions": {"strands-rollout": __version__} | {name: version(name) for name in _PACKAGES},
+    }
+
+
+def _settings(options: TrainOptions) -> RolloutSettings:
+    if options.config is not None:
+        return read_config_file(options.config)
+    return RolloutSettings(executor=SHIPPED_MODELS_EXECUTOR)
+
+
+def _generate(options: TrainOptions) -> Generate:
+    if options.rollout != "openai":
+        return generate
+    from strands_rollout.train import openai_generate
+
+    return openai_generate.generate
+
+
+def _plan(options: TrainOptions) -> RolloutPlan:
+    return RolloutPlan(
+        groups=options.prompts,
+        samples=options.samples_per_prompt,
+        extra_groups=options.extra_prompts,
+        concurrency=options.concurrency,
+        seed=options.seed,
+        sampling_params=slime_sampling_params(options.temperature, options.max_new_tokens),
+        keeps_aborted=options.ablation == "aborted-as-completed",
+    )
+
+
+def _restore(policy: Policy, checkpoints: Checkpoints) -> Progress:
+    newest = checkpoints.newest()
+    if newest is None:
+        return Progress(0, 0)
+    policy.restore(newest / "policy.pt")
+    return checkpoints.read(newest)
+
+
+def _teller(shown: TrainingProgress, wandb: WandbLog | None) -> Callable[[StepRecord], None]:
+    def tell(record: StepRecord) -> None:
+        shown.step_done(record)
+        if wandb:
+            wandb.append(record)
+
+    return tell
+
+
+def _summary(
+    options: TrainOptions, facts: dict[str, Any], records: Sequence[StepRecord], *, seconds: float
+) -> dict[str, Any]:
+    """The run in a few numbers; `seconds` are of this process, from its start on."""
+    last = records[-1] if records else {}
+    return {
+        "accuracy_start": facts.get("accuracy_start"),
+        "accuracy_end": facts.get("accuracy_end"),
+        "logprob_gap_max_step0": facts.get("logprob_gap_max_step0"),
+        "logprob_gap_mean_step0": facts.get("logprob_gap_mean_step0"),
+        "steps": len(records),
+        "episodes": sum(int(record.get("episodes") or 0) for record in records),
+        "reward_end": last.get("reward"),
+        "rollout": options.rollout,
+        "ablation": options.ablation,
+        "seed": options.seed,
+        "seconds": round(seconds, 1),
+        "out": str(options.out),
+    }
+
+
+def _draw(
+    folder: TrainFolder, options: TrainOptions, records: Sequence[StepRecord], summary: dict[str, Any], log: Console
+) -> None:
+    if not can_draw():
+        log.print(NOT_DRAWN, markup=False)
+    elif records:
+        draw_run(with_end(records, summary), folder.curves, title=f"{options.rollout}, seed {options.seed}")
+        log.print(f"curves: {folder.curves}", markup=False, soft_wrap=True)

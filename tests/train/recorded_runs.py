@@ -1,0 +1,38 @@
+"""Folders of training runs, as `strands-rollout train` leaves them, with values that a test gives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from strands_rollout.train.step_log import StepLog, StepRecord
+
+
+def records(count: int = 3, *, held_out: Sequence[float] = (), **values: Any) -> list[StepRecord]:
+    """Steps with the same values in each; a function is given the step."""
+    steps: list[StepRecord] = []
+    for step in range(count):
+        own = {name: value(step) if callable(value) else value for name, value in values.items()}
+        steps.append({"step": step, **own, **({"held_out_accuracy": held_out[step]} if step < len(held_out) else {})})
+    return steps
+
+
+def write_run(
+    folder: Path,
+    done: Sequence[StepRecord],
+    *,
+    summary: dict[str, Any] | None = None,
+    commit: str = "4d1c",
+    **options: Any,
+) -> Path:
+    folder.mkdir()
+    told = {"options": {"out": str(folder), **options}, "versions": {"torch": "2.9"}, "commit": commit}
+    (folder / "options.json").write_text(json.dumps(told))
+    with StepLog(folder / "steps.jsonl") as log:
+        for record in done:
+            log.append(record)
+    if summary is not None:
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return folder

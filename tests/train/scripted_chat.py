@@ -1,0 +1,126 @@
+"""A scripted chat endpoint on a real loopback socket, with the shapes of SGLang's answers (0.5.23)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from aiohttp import web
+
+
+@dataclass(frozen=True)
+class Said:
+    """One answer.
+
+    Attributes:
+        content: What is left of the turn's text when reasoning and calls were taken out of it.
+        reasoning: The reasoning.
+        calls: Names and arguments as JSON.
+        finish: The finish reason; by default "stop", or "tool_calls".
+        sampled: The text of each sampled token, which the endpoint gives where logprobs are asked for.
+        status: Of the HTTP response; anything but 200 has `content` as its words.
+    """
+
+    content: str = ""
+    reasoning: str | None = None
+    calls: Sequence[tuple[str, str]] = ()
+    finish: str = ""
+    sampled: Sequence[str] | None = None
+    status: int = 200
+    version: str = "default"
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class ScriptedChat:
+    """The server; an async context manager.
+
+    Args:
+        script: Answers in order; a request after the last one waits for ever.
+        context_length: As `/server_info` names it.
+
+    Attributes:
+        requests: Bodies of the chat requests.
+        arrived: Set when a request waits.
+        gone: Set when the client of one that waits has gone away.
+    """
+
+    def __init__(self, script: Sequence[Said], *, context_length: int = 8192) -> None:
+        self._script = script
+        self._context_length = context_length
+        self._runner: web.AppRunner | None = None
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[Any] = []
+        self.arrived, self.gone = asyncio.Event(), asyncio.Event()
+        self.base_url = ""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/server_info", self._info)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.base_url = "http://{}:{}".format(*self._runner.addresses[0][:2])
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _info(self, _http: web.Request) -> web.Response:
+        return web.json_response({"context_length": self._context_length, "model_path": "/models/scripted"})
+
+    async def _chat(self, http: web.Request) -> web.Response:
+        number = len(self.requests)
+        self.requests.append(await http.json())
+        self.headers.append(http.headers)
+        if number >= len(self._script):
+            self.arrived.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.gone.set()
+                raise
+        said = self._script[number]
+        if said.status != 200:
+            body = {"object": "error", "message": said.content, "code": said.status}
+            return web.json_response(body, status=said.status, headers=said.headers)
+        return web.json_response(_completion(said, number))
+
+
+def _completion(said: Said, number: int) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": said.content, "reasoning_content": said.reasoning}
+    if said.calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{number}_{index}",
+                "index": index,
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            for index, (name, arguments) in enumerate(said.calls)
+        ]
+    tokens = None if said.sampled is None else [_token(text) for text in said.sampled]
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": None if tokens is None else {"content": tokens},
+        "finish_reason": said.finish or ("tool_calls" if said.calls else "stop"),
+        "matched_stop": None,
+    }
+    count = len(said.sampled or ())
+    return {
+        "id": str(number),
+        "object": "chat.completion",
+        "created": 0,
+        "model": "scripted",
+        "choices": [choice],
+        "usage": {"prompt_tokens": 1, "completion_tokens": count, "total_tokens": count + 1},
+        "metadata": {"weight_version": said.version},
+    }
+
+
+def _token(text: str) -> dict[str, Any]:
+    return {"token": text, "bytes": list(text.encode()), "logprob": -0.5, "top_logprobs": []}

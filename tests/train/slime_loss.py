@@ -1,0 +1,62 @@
+"""slime's own loss, out of a checkout, in one process without Megatron-LM.
+
+The loss is in a package whose `__init__` imports all of Megatron-LM, of which the loss itself asks no more than how many
+processes there are. So its two files are imported as a package of their own, and the answer to that is one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+_PACKAGE = "slimes_megatron_utils"
+_MPU = """
+def get_context_parallel_world_size():
+    return 1
+
+
+def get_data_parallel_world_size(with_context_parallel=False):
+    return 1
+
+
+def get_tensor_model_parallel_group():
+    return None
+"""
+
+
+@contextmanager
+def slimes_loss(folder: Path) -> Iterator[Any]:
+    """The module `slime/backends/megatron_utils/loss.py`; skips the test where there is no checkout.
+
+    Args:
+        folder: An empty one, for what answers in Megatron-LM's place.
+    """
+    root = Path(os.environ.get("SLIME_PATH", ""))
+    source = root / "slime/backends/megatron_utils"
+    if not os.environ.get("SLIME_PATH") or not (source / "loss.py").is_file():
+        pytest.skip("needs THUDM/slime: set SLIME_PATH to a checkout of it")
+    (folder / "megatron" / "core").mkdir(parents=True)
+    (folder / "megatron/__init__.py").touch()
+    (folder / "megatron/core/__init__.py").write_text("from . import mpu\n")
+    (folder / "megatron/core/mpu.py").write_text(_MPU)
+    package = ModuleType(_PACKAGE)
+    package.__path__ = [str(source)]
+    before = set(sys.modules)
+    sys.modules[_PACKAGE] = package
+    sys.path[:0] = [str(root), str(folder)]
+    try:
+        yield importlib.import_module(f"{_PACKAGE}.loss")
+    finally:
+        sys.path.remove(str(root))
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            if name.split(".")[0] in (_PACKAGE, "megatron", "slime"):
+                del sys.modules[name]

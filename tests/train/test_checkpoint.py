@@ -1,0 +1,73 @@
+"""Checkpoints and the run's folder: there whole or not at all, and never of another run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from strands_rollout.errors import ConfigError
+from strands_rollout.sample_type import Sample
+from strands_rollout.train.checkpoint import Checkpoints, Progress
+from strands_rollout.train.rollouts import Group
+from strands_rollout.train.run_folder import TrainFolder
+from strands_rollout.train.train_options import TrainOptions
+from strands_rollout.train.update_settings import UpdateSettings
+
+CUT = Sample(prompt="p", tokens=[1, 2, 3], response_length=2, loss_mask=[1, 1], rollout_log_probs=[-0.5, -0.25], index=4)
+CUT.status = Sample.Status.ABORTED
+OPTIONS = TrainOptions(Path("run"), 5, 0, Path("model"), Path("data"), Path("held"))
+
+
+def saved(folder: Path, step: int) -> Path:
+    checkpoints = Checkpoints(folder)
+    part = checkpoints.begin(step)
+    (part / "policy.pt").write_text("weights")
+    checkpoints.finish(part, Progress(step, 7 * step, [Group(6, {1: CUT})], {"accuracy_start": 0.7}))
+    return folder / f"step-{step:06d}"
+
+
+def test_a_checkpoint_gives_back_what_it_was_given(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    newest = Checkpoints(tmp_path).newest()
+    assert newest is not None
+    assert (newest / "policy.pt").read_text() == "weights"
+    progress = Checkpoints.read(newest)
+    assert (progress.step, progress.next_position, progress.facts) == (3, 21, {"accuracy_start": 0.7})
+    assert progress.waiting[0].position == 6
+    assert progress.waiting[0].samples == {1: CUT}
+
+
+def test_only_the_newest_is_kept_and_an_unfinished_one_does_not_count(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    kept = saved(tmp_path, 12)
+    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
+    Checkpoints(tmp_path).begin(20)
+    assert Checkpoints(tmp_path).newest() == kept
+
+
+def test_a_broken_checkpoint_is_refused_with_words(tmp_path: Path) -> None:
+    (tmp_path / "progress.json").write_text('{"step": 1}')
+    with pytest.raises(ConfigError, match=r"can't go on from .*progress\.json.*--out"):
+        Checkpoints.read(tmp_path)
+
+
+def test_a_folder_is_one_runs_own(tmp_path: Path) -> None:
+    folder = TrainFolder(tmp_path / "run")
+    folder.claim(OPTIONS, {"commit": None, "versions": {}})
+    told = json.loads((tmp_path / "run/options.json").read_text())
+    assert told["options"]["update"]["learning_rate"] == OPTIONS.update.learning_rate
+    saved(tmp_path / "run/checkpoints", 2)
+    folder.claim(replace(OPTIONS, steps=9, threads=1), {"commit": None, "versions": {}})  # these may change
+    other = replace(OPTIONS, seed=1, update=UpdateSettings(learning_rate=1.0))
+    with pytest.raises(ConfigError, match=r"holds another run: seed was 0 and is 1; update\.learning_rate was .* 1\.0"):
+        folder.claim(other, {"commit": None, "versions": {}})
+
+
+def test_a_folder_without_a_checkpoint_starts_afresh(tmp_path: Path) -> None:
+    folder = TrainFolder(tmp_path)
+    folder.claim(OPTIONS, {})
+    folder.claim(replace(OPTIONS, seed=1), {})
+    assert json.loads((tmp_path / "options.json").read_text())["options"]["seed"] == 1

@@ -1,0 +1,209 @@
+"""The policy: what it says of tokens, and what an update does to it. On the shipped model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from sequences import MODEL, plain_log_probs, sequence
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+
+from strands_rollout.errors import ConfigError  # noqa: E402
+from strands_rollout.train import policy as policy_module  # noqa: E402
+from strands_rollout.train.policy import Policy  # noqa: E402
+from strands_rollout.train.update_settings import UpdateSettings  # noqa: E402
+
+PREFIX = [1192, 45, 300, 7, 7, 81]
+GENTLE = UpdateSettings(learning_rate=1e-5)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+
+
+def some_sequences(count: int = 5) -> list[Any]:
+    """Of several lengths, most with the same beginning; every other token of the response is trained."""
+    rng = Random(3)
+    made = []
+    for number in range(count):
+        response = [rng.randrange(1190) for _ in range(3 + 5 * number)]
+        prompt = [*PREFIX, rng.randrange(1190)] if number else PREFIX[:3]
+        made.append(sequence([*prompt, *response], [(at + number) % 2 for at in range(len(response))]))
+    return [one for one in made if any(one.loss_mask)]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10_000])
+def test_logprobs_are_those_of_a_forward_pass_over_each_sequence_alone(
+    loaded: Any, temperature: float, micro_batch_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_module, "_MICRO_BATCH_TOKENS", micro_batch_tokens)
+    sequences = some_sequences()
+    measured = Policy(MODEL, replace(GENTLE, temperature=temperature)).measure(sequences)
+    for one, own in zip(sequences, measured, strict=True):
+        assert own.log_probs.tolist() == pytest.approx(plain_log_probs(loaded, one, temperature), abs=2e-4)
+        assert len(own.entropy) == sum(one.loss_mask)
+
+
+def test_entropy_is_that_of_the_distributions_that_tokens_are_drawn_from(loaded: Any) -> None:
+    one = some_sequences()[-1]
+    with torch.no_grad():
+        probs = torch.softmax(loaded(torch.tensor([one.tokens])).logits[0], dim=-1)
+    expected = [-(probs[at - 1] * probs[at - 1].log()).sum().item() for at in one.trained_positions]
+    assert Policy(MODEL, GENTLE).measure([one])[0].entropy.tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_gradients_are_those_without_a_shared_prefix(loaded: Any) -> None:
+    from strands_rollout.train.forward import trained_logits
+
+    sequences = [one for one in some_sequences() if one.prompt_length == len(PREFIX) + 1]
+
+    def gradient(batches: list[list[Any]]) -> Any:
+        loaded.zero_grad()
+        for batch in batches:
+            logits, ids = trained_logits(loaded, [one.tokens for one in batch], [o.trained_positions for o in batch])
+            torch.nn.functional.cross_entropy(logits, ids, reduction="sum").backward()
+        return torch.cat([parameter.grad.flatten() for parameter in loaded.parameters()])
+
+    together, alone = gradient([sequences]), gradient([[one] for one in sequences])
+    assert torch.allclose(together, alone, atol=1e-4 * float(alone.abs().max()))
+
+
+def test_an_update_makes_what_was_good_likelier_and_what_was_bad_less_likely() -> None:
+    policy = Policy(MODEL, GENTLE)
+    good, bad = some_sequences()[-2:]
+    pair = [good, replace(bad, advantage=-1.0)]
+    before = policy.measure(pair)
+    figures = policy.update(pair, before).to_record()
+    after = policy.measure(pair)
+    assert after[0].log_probs.mean() > before[0].log_probs.mean()
+    assert after[1].log_probs.mean() < before[1].log_probs.mean()
+    assert figures["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+    assert figures["clip_fraction"] == 0.0
+
+
+def test_only_trained_tokens_count() -> None:
+    one = some_sequences()[-1]
+    at = one.loss_mask.index(0)
+    first = Policy(MODEL, GENTLE)
+    figures = first.update([one], first.measure([one])).to_record()
+    log_probs = [0.0] * len(one.loss_mask)
+    for position, value in zip(one.trained_positions, first_log_probs(one), strict=True):
+        log_probs[position - one.prompt_length] = value
+    log_probs[at] = -100.0  # of a tool's token: must not be looked at
+    second = Policy(MODEL, GENTLE)
+    told = replace(one, log_probs=log_probs)
+    assert second.update([told], second.measure([told])).to_record() == pytest.approx(figures, rel=1e-4)
+
+
+def first_log_probs(one: Any) -> list[float]:
+    return Policy(MODEL, GENTLE).measure([one])[0].log_probs.tolist()
+
+
+def test_the_rollouts_logprobs_are_the_behaviour_policys() -> None:
+    one = some_sequences()[-1]
+    shifted = [0.0] * len(one.loss_mask)
+    for position, value in zip(one.trained_positions, first_log_probs(one), strict=True):
+        shifted[position - one.prompt_length] = value - 0.1
+    policy = Policy(MODEL, GENTLE)
+    told = replace(one, log_probs=shifted)
+    assert policy.update([told], policy.measure([told])).to_record()["ratio_mean"] == pytest.approx(1.10517, abs=1e-3)
+    truncated = Policy(MODEL, replace(GENTLE, tis_clip=1.05))
+    figures = truncated.update([told], truncated.measure([told])).to_record()
+    assert figures["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+    assert figures["tis_clip_fraction"] == 1.0
+
+
+def loss_of(mean: str, sequences: list[Any]) -> float:
+    """The loss of a policy at its own behaviour: minus the mean advantage, in the chosen sense of mean."""
+    policy = Policy(MODEL, replace(GENTLE, mean=mean))
+    return policy.update(sequences, policy.measure(sequences)).to_record()["loss"]
+
+
+def test_a_mean_over_samples_weighs_samples_alike_and_one_over_tokens_tokens() -> None:
+    short, long = some_sequences()[1], replace(some_sequences()[-1], advantage=4.0)
+    tokens = [sum(one.loss_mask) for one in (short, long)]
+    assert loss_of("sample", [short, long]) == pytest.approx(-2.5, abs=1e-3)
+    assert loss_of("token", [short, long]) == pytest.approx(-(tokens[0] + 4 * tokens[1]) / sum(tokens), abs=1e-3)
+
+
+def test_siblings_of_a_rollout_are_weighed_as_one() -> None:
+    first, second = (replace(one, denominator=20) for one in some_sequences()[-2:])
+    tokens = sum(first.loss_mask) + sum(second.loss_mask)
+    assert loss_of("sample", [first, second]) == pytest.approx(-tokens / 20 / 2, abs=1e-3)
+
+
+def test_samples_without_an_advantage_count_in_the_mean_and_move_nothing() -> None:
+    one = some_sequences()[-1]
+    idle = replace(some_sequences()[1], advantage=0.0)
+    assert loss_of("sample", [one, idle]) == pytest.approx(-0.5, abs=1e-3)
+    policy = Policy(MODEL, GENTLE)
+    before = policy.measure([one])
+    assert policy.update([idle], policy.measure([idle])).to_record() == {}
+    assert torch.equal(policy.measure([one])[0].log_probs, before[0].log_probs)
+
+
+def test_the_divergence_from_the_first_weights_holds_the_policy_back() -> None:
+    idle = [replace(one, advantage=0.0) for one in some_sequences()]
+    policy = Policy(MODEL, replace(GENTLE, kl=1.0))
+    first = policy.update(idle, policy.measure(idle)).to_record()
+    assert first["kl_reference"] == pytest.approx(0.0, abs=1e-6)
+    strong = Policy(MODEL, replace(GENTLE, kl=0.5, learning_rate=1e-3))
+    taught = some_sequences()
+    for _ in range(2):
+        figures = strong.update(taught, strong.measure(taught)).to_record()
+    assert figures["kl_reference"] > 1e-3
+
+
+def test_a_batch_can_be_cut_into_several_updates() -> None:
+    policy = Policy(MODEL, replace(GENTLE, updates=2, learning_rate=1e-3))
+    sequences = some_sequences() * 2
+    figures = policy.update(sequences, policy.measure(sequences)).to_record()
+    assert figures["ratio_max"] > 1.01  # the second update sees weights that the first one moved
+
+
+def test_weights_are_written_as_a_model_folder(loaded: Any, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    policy = Policy(MODEL, GENTLE)
+    for _ in range(2):  # over those that are there
+        policy.write_weights(tmp_path / "weights")
+    state = load_file(tmp_path / "weights/model.safetensors")
+    assert all(weight.dtype == torch.float32 for weight in state.values())
+    assert all(torch.equal(weight, loaded.state_dict()[name]) for name, weight in state.items())
+    assert {"config.json", "tokenizer.json", "chat_template.jinja"} <= {p.name for p in (tmp_path / "weights").iterdir()}
+    assert json.loads((tmp_path / "weights/config.json").read_text())["vocab_size"] == 1200
+    assert [path.name for path in tmp_path.iterdir()] == ["weights"]
+
+
+def test_a_restored_policy_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    sequences = some_sequences()
+    policy = Policy(MODEL, replace(GENTLE, learning_rate=1e-3))
+    policy.update(sequences, policy.measure(sequences))
+    policy.save(tmp_path / "policy.pt")
+    policy.update(sequences, policy.measure(sequences))
+    other = Policy(MODEL, replace(GENTLE, learning_rate=1e-3))
+    other.restore(tmp_path / "policy.pt")
+    other.update(sequences, other.measure(sequences))
+    for one, two in zip(policy.measure(sequences), other.measure(sequences), strict=True):
+        assert torch.equal(one.log_probs, two.log_probs)
+
+
+def test_what_is_no_checkpoint_is_refused_with_words(tmp_path: Path) -> None:
+    (tmp_path / "policy.pt").write_bytes(b"none")
+    with pytest.raises(ConfigError, match=r"can't go on from .*policy\.pt.*--out"):
+        Policy(MODEL, GENTLE).restore(tmp_path / "policy.pt")
+
+
+def test_a_folder_without_a_model_is_refused_with_words(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can't load the model of"):
+        Policy(tmp_path, GENTLE)

@@ -1,0 +1,179 @@
+"""Loss, gradient and advantages equal those of slime's own functions, on ragged sequences with gaps in their masks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sequences import MODEL, sequence
+from slime_loss import slimes_loss
+
+pytestmark = [pytest.mark.slime, pytest.mark.torch]
+torch = pytest.importorskip("torch")
+
+from strands_rollout.train.policy import Measured, Policy  # noqa: E402
+from strands_rollout.train.policy_loss import clipped_policy_loss, k3_divergence, truncated_weights  # noqa: E402
+from strands_rollout.train.sequence import TrainingSequence  # noqa: E402
+from strands_rollout.train.update_settings import UpdateSettings  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def slime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """slime's loss module; torch compiles none of it."""
+    with slimes_loss(tmp_path_factory.mktemp("megatron")) as loss, torch.compiler.set_stance("force_eager"):
+        yield loss
+
+
+def drawn(seed: int, count: int = 5) -> list[TrainingSequence]:
+    """Sequences of many lengths with one prompt's beginning in common; some have no advantage, all have gaps."""
+    draw = random.Random(seed)
+    prompt = [draw.randrange(1200) for _ in range(7)]
+    made = []
+    for number in range(count):
+        mask = [1, *(int(draw.random() < 0.7) for _ in range(draw.randrange(4, 40)))]
+        tokens = [*prompt, *(draw.randrange(1200) for _ in range(draw.randrange(5) + len(mask)))]
+        log_probs = [-draw.expovariate(0.15) if is_trained else 0.0 for is_trained in mask]
+        advantage = 0.0 if number == 1 else draw.uniform(-2, 2)
+        made.append(sequence(tokens, mask, advantage=advantage, log_probs=log_probs))
+    return made
+
+
+def near(policy: Policy, sequences: Sequence[TrainingSequence], spread: float) -> list[TrainingSequence]:
+    """The same, with rollout logprobs that differ from the policy's by about so much: ratios on both sides of the clip."""
+    draw = random.Random(0)
+    made = []
+    for one, before in zip(sequences, policy.measure(sequences), strict=True):
+        own = iter(before.log_probs.tolist())
+        log_probs = [min(0.0, next(own) + draw.gauss(0, spread)) if mask else 0.0 for mask in one.loss_mask]
+        made.append(replace(one, log_probs=log_probs))
+    return made
+
+
+def their_args(settings: UpdateSettings) -> SimpleNamespace:
+    return SimpleNamespace(
+        loss_type="policy_loss",
+        advantage_estimator="grpo",
+        rollout_temperature=settings.temperature,
+        eps_clip=settings.clip_low,
+        eps_clip_high=settings.clip_high,
+        eps_clip_c=None,
+        entropy_coef=settings.entropy,
+        use_kl_loss=settings.kl > 0,
+        kl_loss_coef=settings.kl,
+        kl_loss_type="low_var_kl",
+        use_unbiased_kl=False,
+        use_rollout_logprobs=settings.tis_clip is None,
+        use_tis=settings.tis_clip is not None,
+        tis_clip=settings.tis_clip,
+        tis_clip_low=0,
+        custom_tis_function_path=None,
+        get_mismatch_metrics=False,
+        use_opsm=False,
+        calculate_per_token_loss=settings.mean == "token",
+        recompute_loss_function=False,
+        allgather_cp=False,
+        log_probs_chunk_size=-1,
+    )
+
+
+def their_batch(
+    sequences: Sequence[TrainingSequence], own: Sequence[Measured], reference: Sequence[Measured]
+) -> dict[str, Any]:
+    """The sequences as slime's trainer holds them: values for all response tokens, masked ones too."""
+    return {
+        "unconcat_tokens": [torch.tensor(one.tokens) for one in sequences],
+        "total_lengths": [len(one.tokens) for one in sequences],
+        "response_lengths": [len(one.loss_mask) for one in sequences],
+        "loss_masks": [torch.tensor(one.loss_mask) for one in sequences],
+        "rollout_mask_sums": [torch.tensor(one.denominator) for one in sequences],
+        "advantages": [torch.full((len(one.loss_mask),), one.advantage) for one in sequences],
+        "rollout_log_probs": [torch.tensor(one.log_probs) for one in sequences],
+        "log_probs": [_on_response(one, values) for one, values in zip(sequences, own, strict=True)],
+        "ref_log_probs": [_on_response(one, values) for one, values in zip(sequences, reference, strict=True)],
+    }
+
+
+def _on_response(one: TrainingSequence, values: Measured) -> Any:
+    """Known where it is trained, and anything where it is not."""
+    spread = torch.full((len(one.loss_mask),), -1.0)
+    spread[torch.tensor(one.loss_mask, dtype=torch.bool)] = values.log_probs
+    return spread
+
+
+def gradient_of(policy: Policy) -> Any:
+    return torch.cat([parameter.grad.flatten() for parameter in policy._model.parameters()])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"mean": "token"},
+        {"tis_clip": 1.5},
+        {"tis_clip": 1.5, "mean": "token"},
+        {"kl": 0.3},
+        {"entropy": 0.01},
+        {"temperature": 0.7},
+        {"kl": 0.3, "entropy": 0.01, "tis_clip": 1.5, "temperature": 1.3},
+    ],
+    ids=str,
+)
+def test_an_update_has_the_loss_and_gradient_of_slimes_own(slime: Any, changed: dict[str, Any]) -> None:
+    settings = UpdateSettings(learning_rate=0.0, max_grad_norm=1e9, **changed)
+    policy = Policy(MODEL, settings)
+    sequences = near(policy, drawn(1), 0.3)
+    own = policy.measure(sequences)
+    # a reference and a behaviour policy that are not the policy itself, so that neither cancels
+    reference = [replace(one, log_probs=one.log_probs) for one in own]
+    with torch.no_grad():
+        for parameter in policy._model.parameters():
+            parameter += 0.01 * torch.randn_like(parameter, generator=None) * parameter.abs().mean()
+    before = own if settings.tis_clip is not None else policy.measure(sequences)
+    figures = policy.update(sequences, before)
+    ours = gradient_of(policy)
+
+    policy._optimizer.zero_grad()
+    logits = torch.cat([policy._model(torch.tensor([one.tokens])).logits for one in sequences], dim=1)
+    args, batch = their_args(settings), their_batch(sequences, before, reference)
+    loss, tokens, _ = slime.loss_function(args, batch, 1, len(sequences), logits.float())
+    theirs = loss / tokens
+    theirs.backward()
+    assert figures.to_record()["loss"] == pytest.approx(float(theirs), rel=1e-4, abs=1e-6)
+    assert torch.allclose(ours, gradient_of(policy), rtol=1e-3, atol=1e-5 * float(ours.abs().max()))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_tokens_loss_and_clipping_are_slimes_own(slime: Any, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    log_ratio, advantages = (torch.randn(500, generator=generator) for _ in range(2))
+    ours = clipped_policy_loss(log_ratio, advantages, 0.2, 0.28)
+    theirs = slime.compute_policy_loss(-log_ratio, advantages, 0.2, 0.28)
+    assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
+    assert 0 < float(ours[1].mean()) < 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_tokens_divergence_is_slimes_own(slime: Any, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    log_probs, reference = (-5 * torch.rand(500, generator=generator) for _ in range(2))
+    theirs = slime.compute_approx_kl(log_probs, reference, "low_var_kl")
+    assert torch.equal(k3_divergence(log_probs, reference), theirs)
+    assert float(theirs.max()) == 10.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_tokens_importance_weight_is_slimes_own(slime: Any, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    trainer, rollout = (list((-3 * torch.rand(200, generator=generator)).split([70, 130])) for _ in range(2))
+    args = SimpleNamespace(tis_clip=2.0, tis_clip_low=0)
+    weighted, _, metrics = slime.vanilla_tis_function(
+        args, pg_loss=torch.ones(200), train_log_probs=trainer, rollout_log_probs=rollout, loss_masks=[]
+    )
+    weights = truncated_weights(torch.cat(trainer), torch.cat(rollout), 2.0)
+    assert torch.equal(weights, weighted)
+    assert torch.equal((weights == 2.0).float(), metrics["tis_clipfrac"])

@@ -1,0 +1,134 @@
+"""Collecting groups: order, seeds, cut-off episodes. The player is scripted; no engine runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from strands_rollout.dataset_rows import Row
+from strands_rollout.sample_type import Sample
+from strands_rollout.train.prompt_order import PromptOrder, sampling_seed
+from strands_rollout.train.rollouts import AbortFlag, Collected, RolloutCollector, RolloutPlan
+
+ROWS = [Row(f"question {number}", str(number)) for number in range(10)]
+PLAN = RolloutPlan(groups=3, samples=2, extra_groups=0, concurrency=4, seed=5, sampling_params={"temperature": 1.0})
+
+
+@dataclass
+class ScriptedPlayer:
+    """Ends an episode at once, or, where its group is held, when the rollout is aborted or the hold is lifted."""
+
+    flag: AbortFlag
+    held: set[int] = field(default_factory=set)
+    seeds: dict[int, int] = field(default_factory=dict)
+    starts: Counter[int] = field(default_factory=Counter)
+    running: int = 0
+    most_running: int = 0
+
+    async def play(self, sample: Sample, params: Any) -> Any:
+        self.starts[sample.index] += 1
+        self.seeds[sample.index] = params["sampling_seed"]
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        sample.status = Sample.Status.COMPLETED
+        await asyncio.sleep(0)
+        while sample.group_index in self.held and not self.flag.is_set:
+            await asyncio.sleep(0.001)
+        if sample.group_index in self.held:
+            sample.status = Sample.Status.ABORTED
+        self.running -= 1
+        return SimpleNamespace(sample=sample)
+
+
+def collector_of(plan: RolloutPlan = PLAN, held: set[int] | None = None) -> tuple[RolloutCollector, ScriptedPlayer]:
+    flag = AbortFlag()
+    player = ScriptedPlayer(flag, held or set())
+
+    async def abort() -> None:
+        assert flag.is_set  # episodes must know of it before their requests end
+
+    return RolloutCollector(player, ROWS, plan, abort, flag), player  # type: ignore[arg-type]
+
+
+def positions(collected: Collected) -> list[int]:
+    return [group[0].group_index or 0 for group in collected.groups]
+
+
+def test_the_order_takes_every_row_once_before_any_again() -> None:
+    order = PromptOrder(ROWS, seed=1)
+    first, second = ([order.row(at + start).label for at in range(10)] for start in (0, 10))
+    assert sorted(first) == sorted(second) == sorted(row.label for row in ROWS)
+    assert first != second
+    assert [PromptOrder(ROWS, seed=1).row(at).label for at in (13, 2)] == [second[3], first[2]]
+    assert [PromptOrder(ROWS, seed=2).row(at).label for at in range(10)] != first
+
+
+def test_a_sampling_seed_depends_on_each_part_alone() -> None:
+    seeds = {sampling_seed(seed, name, at) for seed in (0, 1) for name in "ab" for at in range(50)}
+    assert len(seeds) == 200
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert sampling_seed(0, "a", 1) == 1664263060
+
+
+async def test_groups_are_samples_of_one_prompt_and_the_next_call_goes_on_with_the_next_prompts() -> None:
+    collector, player = collector_of()
+    first, second = await collector.collect(), await collector.collect()
+    assert positions(first) + positions(second) == [0, 1, 2, 3, 4, 5]
+    for group in first.groups:
+        assert len(group) == 2
+        assert len({str(sample.prompt) for sample in group}) == 1
+    assert sorted(player.seeds) == list(range(12))
+    assert len(set(player.seeds.values())) == 12
+    assert player.most_running <= PLAN.concurrency
+    assert collector.waiting == []
+
+
+async def test_what_is_not_over_in_time_is_aborted_and_gone_on_with_in_the_next_step() -> None:
+    plan = RolloutPlan(**{**{name: getattr(PLAN, name) for name in PLAN.__slots__}, "extra_groups": 1})
+    collector, player = collector_of(plan, held={1})
+    first = await collector.collect()
+    assert positions(first) == [0, 2, 3]
+    assert first.resumed == 0
+    assert [group.position for group in collector.waiting] == [1]
+    player.held.clear()
+    second = await collector.collect()
+    assert second.resumed == 2
+    assert 1 in positions(second)
+    assert all(sample.status is Sample.Status.COMPLETED for group in second.groups for sample in group)
+    assert player.starts[2] == player.starts[3] == 2  # both samples of the held prompt, and no other
+    assert sum(player.starts.values()) == 2 * 7 + 2  # a prompt that was over beside the step waits, and is not replayed
+
+
+async def test_a_prompt_that_was_over_beside_the_step_is_in_the_next_one() -> None:
+    plan = RolloutPlan(groups=1, samples=1, extra_groups=2, concurrency=8, seed=0, sampling_params={})
+    collector, player = collector_of(plan)
+    seen = [positions(await collector.collect())[0] for _ in range(4)]
+    assert seen == [0, 1, 2, 3]
+    assert set(player.starts.values()) == {1}
+
+
+async def test_a_cancelled_step_leaves_no_episode_running() -> None:
+    collector, player = collector_of(held={0})
+    task = asyncio.create_task(collector.collect())
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0.01)
+    assert all(one is asyncio.current_task() for one in asyncio.all_tasks())
+
+
+async def test_held_out_rows_are_played_with_the_same_seeds_every_time() -> None:
+    collector, player = collector_of()
+    first = await collector.play_all(ROWS, "held out")
+    seeds = dict(player.seeds)
+    await collector.collect()
+    player.seeds.clear()
+    await collector.play_all(ROWS, "held out")
+    assert player.seeds == seeds
+    assert [sample.label for sample in first] == [row.label for row in ROWS]

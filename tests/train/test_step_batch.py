@@ -1,0 +1,103 @@
+"""From a step's samples to sequences: what each kind of rollout trains on, and with which advantage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sequences import MODEL
+
+from strands_rollout.sample_type import Sample
+from strands_rollout.slime_seam import load_tokenizer
+from strands_rollout.train.step_batch import step_batch
+from strands_rollout.train.step_record import batch_figures
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_tokenizer(str(MODEL))
+
+
+def sample(tokenizer: Any, words: list[str], score: float, *, group: int = 0, tool: str = "", **values: Any) -> Sample:
+    """A prompt, words that were sampled each by itself, and between them a tool's answer."""
+    prompt = tokenizer.encode("What is 2 and 2?")
+    sampled = [tokenizer.encode(word) for word in words]
+    tool_ids = tokenizer.encode(tool) if tool else []
+    response = [*sampled[0], *tool_ids, *(token for ids in sampled[1:] for token in ids)]
+    mask = [1] * len(sampled[0]) + [0] * len(tool_ids) + [1] * sum(map(len, sampled[1:]))
+    start, end = len(prompt), len(prompt) + len(response)
+    middle = start + len(sampled[0])
+    spans = [[0, start, middle, "3"], [1, middle + len(tool_ids), end, "4"]] if tool else [[0, start, end, "4"]]
+    return Sample(
+        prompt="",
+        tokens=[*prompt, *response],
+        response_length=len(response),
+        loss_mask=mask,
+        rollout_log_probs=[-0.125 * is_sampled for is_sampled in mask],
+        reward={"score": score, "acc": float(score > 0)},
+        group_index=group,
+        status=Sample.Status.COMPLETED,
+        metadata={"strands_rollout": {"spans": spans, "turns": len(spans), "sampled_tokens": sum(mask)}},
+        **values,
+    )
+
+
+def test_rewards_are_compared_within_their_group(tokenizer: Any) -> None:
+    first = [sample(tokenizer, ["four"], score) for score in (1.0, -1.0, -1.0, -1.0)]
+    second = [sample(tokenizer, ["five"], -1.0, group=1) for _ in range(4)]
+    batch = step_batch([first, second], "tito", tokenizer)
+    advantages = [one.advantage for one in batch.sequences]
+    assert advantages == pytest.approx([1.5, -0.5, -0.5, -0.5, 0, 0, 0, 0], abs=1e-4)
+    assert batch.dropped_groups == 1
+    figures = batch_figures(batch, 4)
+    assert (figures["reward"], figures["accuracy"], figures["completed"]) == (-0.75, 0.125, 8)
+
+
+def test_tito_trains_on_what_was_sampled(tokenizer: Any) -> None:
+    one = sample(tokenizer, ["I add", "4"], 1.0, tool="\n4\n")
+    (sequence,) = step_batch([[one, sample(tokenizer, ["5"], -1.0)]], "tito", tokenizer).sequences[:1]
+    assert sequence.tokens == one.tokens
+    assert sequence.loss_mask == one.loss_mask
+    assert sequence.log_probs == one.rollout_log_probs
+    assert sequence.denominator == sum(one.loss_mask or [])
+    assert set(sequence.trained_log_probs or []) == {-0.125}
+
+
+def test_retokenised_trains_on_other_tokens_where_words_were_spelled_otherwise(tokenizer: Any) -> None:
+    spelled = sample(tokenizer, ["an", "sw", "er"], 1.0)
+    plain = sample(tokenizer, ["answer"], -1.0)
+    assert len(spelled.tokens) > len(plain.tokens)
+    batch = step_batch([[spelled, plain]], "retokenised", tokenizer)
+    assert batch.sequences[0].tokens == batch.sequences[1].tokens == plain.tokens
+    assert batch.sequences[0].log_probs is None
+    assert [len(one.known_pairs) for one in batch.sequences] == [1, 2]  # its end is the same in both
+    figures = batch_figures(batch, 4)
+    assert figures["drift_tokens"] == 2 / 5
+    assert figures["drift_episodes"] == 1 / 2
+    assert batch_figures(step_batch([[spelled, plain]], "tito", tokenizer), 4)["drift_tokens"] == 2 / 5
+
+
+def test_samples_that_train_nothing_are_left_out_and_compared_with_nothing(tokenizer: Any) -> None:
+    failed = sample(tokenizer, ["none"], -1.0)
+    failed.status, failed.loss_mask, failed.reward = Sample.Status.FAILED, [0] * failed.response_length, None
+    group = [sample(tokenizer, ["four"], 1.0), sample(tokenizer, ["five"], -1.0), failed]
+    batch = step_batch([group], "tito", tokenizer)
+    assert [one.advantage for one in batch.sequences] == pytest.approx([0.7071, -0.7071], abs=1e-3)
+    assert batch_figures(batch, 4)["failed"] == 1
+
+
+def test_siblings_of_a_rollout_share_its_denominator(tokenizer: Any) -> None:
+    pair = [sample(tokenizer, ["four"], 1.0, rollout_id=1), sample(tokenizer, ["it is four"], 1.0, rollout_id=1)]
+    other = sample(tokenizer, ["five"], -1.0, rollout_id=2)
+    batch = step_batch([[*pair, other]], "tito", tokenizer)
+    assert {one.denominator for one in batch.sequences[:2]} == {sum(map(len, (one.loss_mask for one in pair)))}  # type: ignore[arg-type]
+
+
+def test_tokens_of_older_weights_are_stale(tokenizer: Any) -> None:
+    one = sample(tokenizer, ["I add", "4"], 1.0, tool="\n4\n")
+    batch = step_batch([[one]], "tito", tokenizer)
+    old = len(tokenizer.encode("I add"))
+    figures = batch_figures(batch, 4)
+    assert figures["stale_tokens"] == pytest.approx(old / (old + 1))
+    assert figures["staleness_max"] == 1
+    assert batch_figures(batch, 6)["staleness_max"] == 3

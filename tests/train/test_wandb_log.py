@@ -1,0 +1,91 @@
+"""A training run in wandb, read back from the file that it writes offline; each in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from strands_rollout.errors import ConfigError
+from strands_rollout.train.wandb_log import check_wandb
+
+KEY = "5ec4e75ec4e75ec4e75ec4e75ec4e75ec4e75ec4e7"
+STEPS = """
+import sys
+from pathlib import Path
+
+from strands_rollout.train.wandb_log import WandbLog
+
+with WandbLog(Path("run"), {"seed": 3, "rollout": "tito"}) as log:
+    for step in range(int(sys.argv[1]), 3):
+        log.append({"step": step, "reward": step / 2, "loss": float("nan")})
+    log.sum_up({"accuracy_end": 0.9})
+"""
+needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb")
+
+
+def child(folder: Path, *arguments: str) -> str:
+    """Run Python with wandb offline and all that it writes in this folder; what it printed."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "XDG_"))},
+        "WANDB_MODE": "offline",
+        "WANDB_API_KEY": KEY,
+        "WANDB_ERROR_REPORTING": "false",
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        **{f"WANDB_{name}_DIR": str(folder / name) for name in ("CONFIG", "CACHE", "DATA", "ARTIFACT")},
+    }
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_wandb
+def test_wandb_gets_each_step_and_no_file_of_it_gets_a_secret(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    child(tmp_path, "-c", STEPS, "0", f"--base-url=http://user:{KEY}@host")
+    (logged,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
+    reader = Path(__file__).parents[1] / "wandb_file.py"
+    rows = json.loads(child(tmp_path, str(reader), str(logged)))
+    assert [(row["step"], row["reward"], "loss" in row) for row in rows] == [
+        (0, 0, False),
+        (1, 0.5, False),
+        (2, 1, False),
+    ]
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(files) > 1
+    assert not [file for file in files if KEY.encode() in file.read_bytes()]
+
+
+@needs_wandb
+@pytest.mark.slow
+def test_a_run_that_goes_on_is_the_same_one_in_wandb(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for first_step in ("0", "2"):
+        child(tmp_path, "-c", STEPS, first_step)
+    logs = list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(logs) == 2
+    assert {log.name for log in logs} == {f"run-{(tmp_path / 'run' / 'wandb_id').read_text().strip()}.wandb"}
+
+
+@needs_wandb
+def test_a_missing_key_is_said_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    with pytest.raises(ConfigError, match=r"found no WANDB_API_KEY in the environment; set it, or WANDB_MODE=offline"):
+        check_wandb()
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    check_wandb()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
+def test_wandb_that_is_not_installed_is_said_to_be_so() -> None:
+    with pytest.raises(ConfigError, match=r"needs wandb, which is not installed; pip install"):
+        check_wandb()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shipped_model.task import Task
 
 PACKAGE: Final = Path(__file__).parent.parent / "strands_rollout"
+WANTED_ACCURACY: Final = (0.5, 0.8)
 
 
 class TaskName(StrEnum):
@@ -27,9 +28,6 @@ class TaskName(StrEnum):
 
     WORD_PROBLEMS = "word-problems"
     SHOP = "shop"
-
-
-WANTED_ACCURACY: Final = (0.5, 0.8)
 
 
 def main(

@@ -113,6 +113,9 @@ def _bad_extras(sample: Any) -> Iterator[str]:  # noqa: ANN401
     if not isinstance(sample.metadata, dict) or not isinstance(sample.metadata.get(METADATA_KEY), dict):
         yield f"metadata[{METADATA_KEY!r}] is missing; expected the facts of the episode"
         return
+    status = str(sample.status.value)
+    if sample.metadata[METADATA_KEY].get("stop_reason") == "aborted" and status in ("completed", "truncated"):
+        yield f"status is {status} and the episode was aborted; an unfinished one is not to be trained as one that ended"
     try:
         json.dumps(sample.metadata, allow_nan=False)
     except (TypeError, ValueError) as e:

@@ -75,11 +75,11 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
         routing_key = getattr(sample, "session_id", None) or uuid.uuid4().hex
         job = _Job(args, sample, sampling_params, settings, beginning, evaluation, fans_out, routing_key)
         played = await _run(job)
-        _log_episode(sample, played.episode)
+        log_episode(sample, played.episode)
         others = _write(job, played)
     except Exception as e:  # a training run must survive every failure of one sample
-        _log_failure(sample, e)
-        write_failure(sample, e, _reason_of_failure(e))
+        log_failure(sample, e)
+        write_failure(sample, e, reason_of_failure(e))
     for one in [sample, *(other for _, other in others)]:
         fill_replay_gaps(args, one, sampling_params)
     # slime takes back one aborted sample, and never a list; of any other episode it wants lists if it gets one
@@ -109,7 +109,7 @@ def _write(job: _Job, played: _Played) -> list[tuple[str, Any]]:
     return siblings(job.args, job.sample, beside if job.fans_out else [], max_staleness=settings.max_staleness)
 
 
-def _reason_of_failure(error: Exception) -> StopReason:
+def reason_of_failure(error: Exception) -> StopReason:
     """Why no episode could be run, or none could be written."""
     kinds: list[tuple[type[Exception], StopReason]] = [
         (SandboxError, StopReason.SANDBOX_ERROR),
@@ -169,7 +169,7 @@ async def _run(job: _Job) -> _Played:
                 model,
                 prompt.messages,
                 system_prompt=prompt.system_prompt,
-                tools=_build_tools(settings, code_tool),
+                tools=build_tools(settings, code_tool),
                 limits=limits,
                 hooks=load_hooks(settings.hooks),
                 self_timed_tools=() if code_tool is None else (CODE_TOOL_NAME,),
@@ -206,7 +206,7 @@ def _build_model(job: _Job, agent: str = "", should_abort: Callable[[], bool] | 
         params["sampling_seed"] = turn_seed(params["sampling_seed"], agent)
     limits = TokenLimits(
         max_response_tokens=params.pop("max_new_tokens", None),
-        max_context_tokens=_context_limit(args, evaluation=job.evaluation),
+        max_context_tokens=context_limit(args, evaluation=job.evaluation),
         max_turn_tokens=settings.max_turn_tokens,
         min_turn_tokens=settings.min_turn_tokens,
     )
@@ -217,7 +217,7 @@ def _build_model(job: _Job, agent: str = "", should_abort: Callable[[], bool] | 
         tool_parser=settings.tool_parser,
         sampling_params=params,
         enable_thinking=settings.enable_thinking,
-        chat_template_kwargs=_template_kwargs(args, job.sample),
+        chat_template_kwargs=template_kwargs(args, job.sample),
         limits=limits,
         extra={ASK_EXPERTS: True} if getattr(args, "use_rollout_routing_replay", False) else None,
         headers={ROUTING_HEADER: job.routing_key},
@@ -228,7 +228,7 @@ def _build_model(job: _Job, agent: str = "", should_abort: Callable[[], bool] | 
     )
 
 
-def _build_tools(settings: RolloutSettings, code_tool: Any) -> list[Any]:  # noqa: ANN401 - a Strands tool, or None
+def build_tools(settings: RolloutSettings, code_tool: Any) -> list[Any]:  # noqa: ANN401 - a Strands tool, or None
     """The tools in their configured order."""
     tools: list[Any] = []
     for path in settings.tools:
@@ -236,14 +236,14 @@ def _build_tools(settings: RolloutSettings, code_tool: Any) -> list[Any]:  # noq
     return tools
 
 
-def _template_kwargs(args: Any, sample: Any) -> Mapping[str, Any]:  # noqa: ANN401
+def template_kwargs(args: Any, sample: Any) -> Mapping[str, Any]:  # noqa: ANN401
     """Slime sets them per data set, on the sample; `--apply-chat-template-kwargs` otherwise."""
     return (
         getattr(sample, "apply_chat_template_kwargs", None) or getattr(args, "apply_chat_template_kwargs", None) or {}
     )
 
 
-def _context_limit(args: Any, *, evaluation: bool) -> int | None:  # noqa: ANN401
+def context_limit(args: Any, *, evaluation: bool) -> int | None:  # noqa: ANN401
     """Slime's context limit: the configured one, else what a training batch can hold, else only the engine's."""
     names = ("eval_max_context_len", "rollout_max_context_len") if evaluation else ("rollout_max_context_len",)
     for name in names:
@@ -256,7 +256,7 @@ def _context_limit(args: Any, *, evaluation: bool) -> int | None:  # noqa: ANN40
     return int(max_tokens_per_gpu) * int(getattr(args, "context_parallel_size", None) or 1)
 
 
-def _log_episode(sample: Any, episode: Episode) -> None:  # noqa: ANN401
+def log_episode(sample: Any, episode: Episode) -> None:  # noqa: ANN401
     """One line per failed episode; a bug also with its traceback."""
     if episode.stop_reason is StopReason.INTERNAL_ERROR:
         logger.error(
@@ -269,7 +269,7 @@ def _log_episode(sample: Any, episode: Episode) -> None:  # noqa: ANN401
         )
 
 
-def _log_failure(sample: Any, error: Exception) -> None:  # noqa: ANN401
+def log_failure(sample: Any, error: Exception) -> None:  # noqa: ANN401
     """Our own errors speak for themselves; anything else is a bug and needs its traceback."""
     bug = None if isinstance(error, RolloutError) else error
     logger.error(

@@ -92,6 +92,7 @@ def test_an_excluded_failure_without_one_sampled_token_is_valid() -> None:
         ({"reward": {"score": float("inf")}}, "under 'score'"),
         ({"metadata": {}}, "metadata['strands_rollout'] is missing"),
         ({"metadata": {"strands_rollout": {"model": object()}}}, "metadata can't be written as JSON"),
+        ({"metadata": {"strands_rollout": {"stop_reason": "aborted"}}}, "the episode was aborted"),
         ({"non_generation_time": -1.0}, "non_generation_time is -1.0"),
         ({"trajectory": []}, "undeclared attributes trajectory"),
     ],

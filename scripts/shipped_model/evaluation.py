@@ -79,7 +79,7 @@ def evaluate(
     *,
     samples_per_row: int,
     seed: int,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Report:
     """Plays every row `samples_per_row` times; the same seed and machine give the same report.
 

@@ -69,7 +69,9 @@ def train(
     max_new_tokens: Annotated[
         int, typer.Option(help="Tokens of a whole response, tool results included.", min=1)
     ] = 512,
-    learning_rate: Annotated[float, typer.Option(help="AdamW's.", min=0)] = 1e-4,
+    learning_rate: Annotated[float, typer.Option(help="AdamW's, at the first step.", min=0)] = 1e-3,
+    lr_decay: Annotated[str, typer.Option(help="linear, to 0 after the last step, or constant.")] = "linear",
+    adam_eps: Annotated[float, typer.Option(help="AdamW's epsilon.", min=0)] = 3e-4,
     updates: Annotated[int, typer.Option(help="Optimizer steps per step.", min=1)] = 1,
     clip_low: Annotated[float, typer.Option(help="slime's --eps-clip.", min=0)] = 0.2,
     clip_high: Annotated[float, typer.Option(help="slime's --eps-clip-high.", min=0)] = 0.28,
@@ -117,7 +119,7 @@ def train(
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from strands_rollout.dataset_rows import shipped_rows
     from strands_rollout.train.train_options import SHIPPED_POLICY, Ablation, RolloutKind, TrainOptions
-    from strands_rollout.train.update_settings import LossMean, UpdateSettings
+    from strands_rollout.train.update_settings import Decay, LossMean, UpdateSettings
 
     _check(temperature=temperature, extra_prompts=extra_prompts, is_async=is_async, ablation=ablation)
     options = TrainOptions(
@@ -139,6 +141,8 @@ def train(
         max_new_tokens=max_new_tokens,
         update=UpdateSettings(
             learning_rate=learning_rate,
+            decay=cast("Decay", _one_of("--lr-decay", lr_decay, get_args(Decay))),
+            epsilon=adam_eps,
             updates=updates,
             clip_low=clip_low,
             clip_high=clip_high,

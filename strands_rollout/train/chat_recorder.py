@@ -37,7 +37,8 @@ class ChatTurn:
     Attributes:
         messages: The conversation as it was sent.
         tools: The tools as they were sent.
-        prompt_ids: What the engine read, by our own rendering of both.
+        prompt_ids: What the engine should have read, by our own rendering of both.
+        prompt_tokens: How much it did read, by its own count.
         answer: The assistant's message as it came back.
         finish_reason: "stop", "tool_calls" or "length".
         completion_tokens: Sampled tokens by the engine's count.
@@ -49,6 +50,7 @@ class ChatTurn:
     messages: Sequence[ChatMessage]
     tools: Sequence[ChatMessage]
     prompt_ids: list[int]
+    prompt_tokens: int
     answer: ChatMessage
     finish_reason: str
     completion_tokens: int
@@ -163,6 +165,7 @@ def _turn_of(
         messages=messages,
         tools=tools,
         prompt_ids=prompt_ids,
+        prompt_tokens=completion.usage.prompt_tokens,
         answer=choice.message.model_dump(exclude_none=True),
         finish_reason=choice.finish_reason,
         completion_tokens=completion.usage.completion_tokens,

@@ -28,7 +28,8 @@ class Transcript:
         final_text: The last turn as text, without its end token.
         unmatched_sampled: Sampled tokens that are not trained; None where the endpoint does not say what was sampled.
         unmatched_trained: Trained tokens that were not sampled; None likewise.
-        reread_turns: Turns whose prompt, as the engine read it, is not what comes before them in `tokens`.
+        reread_turns: Turns whose prompt, as it was sent, does not render to what comes before them in `tokens`.
+        foreign_prompts: Turns whose prompt the engine counts as another number of tokens: it renders in its own way.
     """
 
     tokens: list[int]
@@ -37,6 +38,7 @@ class Transcript:
     unmatched_sampled: int | None
     unmatched_trained: int | None
     reread_turns: int
+    foreign_prompts: int
 
     @property
     def prompt_length(self) -> int:
@@ -97,6 +99,7 @@ class ChatRenderer:
             final_text=str(self._tokenizer.decode(ids[start : end - ends_whole], skip_special_tokens=False)),
             unmatched_sampled=None if matches is None else sum(len(turn.sampled or ()) for turn in turns) - matches,
             unmatched_trained=None if matches is None else trained - matches,
+            foreign_prompts=sum(turn.prompt_tokens != len(turn.prompt_ids) for turn in turns),
             reread_turns=sum(turn.prompt_ids != ids[:start] for turn, (start, _) in zip(turns, spans, strict=True)),
         )
 

@@ -7,6 +7,8 @@ When the episode is over, the conversation is rendered once and encoded, and the
 
 - which tokens were sampled: a word that the policy spelled in its own way is trained in the tokenizer's;
 - the logprobs that a trainer would need: the endpoint gives them for tokens that are not the trained ones;
+- the prompt: an engine may show tools in its own form (SGLang 0.5.23 adds `"defer_loading": null` to each), and every
+  turn is sampled after another prompt than the one that is trained;
 - how a call was written: its JSON comes back parsed, and is trained in the template's spelling (white space, escapes,
   numbers), and text between or after calls moves before them;
 - white space around content and reasoning, which engines strip;
@@ -38,12 +40,12 @@ from strands_rollout.first_use import once
 from strands_rollout.prompt_messages import to_episode_prompt
 from strands_rollout.prompts import CODE_TOOL_NAME
 from strands_rollout.rollout import (
-    _build_tools,
-    _context_limit,
-    _log_episode,
-    _log_failure,
-    _reason_of_failure,
-    _template_kwargs,
+    build_tools,
+    context_limit,
+    log_episode,
+    log_failure,
+    reason_of_failure,
+    template_kwargs,
 )
 from strands_rollout.sample import write_failure, write_untrained
 from strands_rollout.sample_beginning import begin_sample
@@ -83,11 +85,11 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
         settings = _checked(settings_from_args(args))
         aborts = begin_sample(sample, may_resume=False).aborts
         played = await _run(args, sample, sampling_params, settings, evaluation=evaluation)
-        _log_episode(sample, played.episode)
+        log_episode(sample, played.episode)
         _write(args, sample, played, aborts)
     except Exception as e:  # a training run must survive every failure of one sample
-        _log_failure(sample, e)
-        write_failure(sample, e, _reason_of_failure(e))
+        log_failure(sample, e)
+        write_failure(sample, e, reason_of_failure(e))
         sample.rollout_log_probs = None
     return sample
 
@@ -116,7 +118,7 @@ async def _run(
     *,
     evaluation: bool,
 ) -> _Played:
-    kwargs = dict(_template_kwargs(args, sample))
+    kwargs = dict(template_kwargs(args, sample))
     if settings.enable_thinking is not None:
         kwargs["enable_thinking"] = settings.enable_thinking
     checkpoint = getattr(args, "hf_checkpoint", None)
@@ -126,7 +128,7 @@ async def _run(
     url = router_url(args, settings.model_name)
     limits = TokenLimits(
         max_response_tokens=sampling_params.get("max_new_tokens"),
-        max_context_tokens=_context_limit(args, evaluation=evaluation),
+        max_context_tokens=context_limit(args, evaluation=evaluation),
         max_turn_tokens=settings.max_turn_tokens,
     )
     chat = RecordedChat(
@@ -143,7 +145,7 @@ async def _run(
             cast("SGLangModel", policy),  # of which an episode uses no more than the policy has
             prompt.messages,
             system_prompt=prompt.system_prompt,
-            tools=_build_tools(settings, code_tool),
+            tools=build_tools(settings, code_tool),
             limits=EpisodeLimits(
                 max_tool_iterations=settings.max_tool_iterations,
                 max_tool_calls=settings.max_tool_calls,
@@ -225,6 +227,7 @@ def _record(played: _Played, transcript: Transcript | None, aborts: int) -> dict
             "unmatched_sampled": transcript.unmatched_sampled if transcript else None,
             "unmatched_trained": transcript.unmatched_trained if transcript else None,
             "reread_turns": transcript.reread_turns if transcript else 0,
+            "foreign_prompts": transcript.foreign_prompts if transcript else 0,
         },
     }
 

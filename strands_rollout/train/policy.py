@@ -63,7 +63,7 @@ class Policy:
         except (OSError, ValueError) as e:
             raise ConfigError(f"can't load the model of {model_dir}: {e}") from e
         self._optimizer = torch.optim.AdamW(
-            self._model.parameters(), lr=settings.learning_rate, betas=_BETAS, weight_decay=0.0
+            self._model.parameters(), lr=settings.learning_rate, betas=_BETAS, eps=settings.epsilon, weight_decay=0.0
         )
         self._reference = copy.deepcopy(self._model).requires_grad_(requires_grad=False) if settings.kl else None
 
@@ -78,21 +78,28 @@ class Policy:
                     measured[at] = Measured(one, other)
         return [one for one in measured if one is not None]
 
-    def update(self, sequences: Sequence[TrainingSequence], before: Sequence[Measured]) -> UpdateFigures:
+    def update(
+        self, sequences: Sequence[TrainingSequence], before: Sequence[Measured], *, progress: float = 0.0
+    ) -> UpdateFigures:
         """Take the batch's optimizer steps.
 
         Args:
             sequences: At least one.
             before: `measure` of them.
+            progress: The share of the run that is done, 0 to 1; decides the learning rate.
 
         Returns:
             What happened. Where nothing can be learned (no sequence has an advantage), the weights stay.
         """
         figures = UpdateFigures()
+        factor = 1 - progress if self.settings.decay == "linear" else 1.0
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * factor
         for part in _parts(len(sequences), self.settings.updates):
             learned = [at for at in part if self._teaches(sequences[at])]
             if learned:
-                self._step(sequences, before, learned, rollouts=len(part), figures=figures)
+                share = 1 / self._weight([sequences[at] for at in part])
+                self._step(sequences, before, learned, share=share, figures=figures)
         return figures
 
     def write_weights(self, folder: Path) -> None:
@@ -127,6 +134,13 @@ class Policy:
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as e:
             raise ConfigError(f"can't go on from {path}: {e}; start afresh in another folder with --out") from e
 
+    def _weight(self, sequences: Sequence[TrainingSequence]) -> float:
+        """What the loss's sum is divided by: trained tokens, or rollouts, of which siblings are one together."""
+        tokens = [len(one.trained_positions) for one in sequences]
+        if self.settings.mean == "token":
+            return sum(tokens)
+        return sum(count / one.denominator for count, one in zip(tokens, sequences, strict=True))
+
     def _teaches(self, sequence: TrainingSequence) -> bool:
         """Whether it has a gradient at all: most groups of a policy that is nearly always right have none."""
         return bool(sequence.advantage or self.settings.kl or self.settings.entropy)
@@ -137,17 +151,16 @@ class Policy:
         before: Sequence[Measured],
         learned: Sequence[int],
         *,
-        rollouts: int,
+        share: float,
         figures: UpdateFigures,
     ) -> None:
         self._optimizer.zero_grad(set_to_none=True)
-        tokens = sum(len(sequences[at].trained_positions) for at in learned)
         loss = 0.0
         for chosen in _micro_batches(sequences, learned):
             part = self._loss(
                 [sequences[at] for at in chosen],
                 [before[at] for at in chosen],
-                share=1 / rollouts if self.settings.mean == "sample" else 1 / tokens,
+                share=share,
                 figures=figures,
             )
             part.backward()

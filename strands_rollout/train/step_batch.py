@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from strands_rollout.drift import Drift, measure_drift
+from strands_rollout.episode_facts import episode_facts
 from strands_rollout.finished_sample import finished_samples
 from strands_rollout.group_rewards import normalize_rewards
 from strands_rollout.sample_type import Sample
@@ -59,9 +60,18 @@ def step_batch(groups: Sequence[Sequence[Sample]], kind: RolloutKind, tokenizer:
         drifts = [Drift(one.sampled_tokens, one.drifted_tokens) for one in again]
     else:
         sequences = _as_sampled(trained)
-        drifts = measure_drift([view.turn_ids or [] for view in finished_samples([s for s, _ in trained])], tokenizer)
+        drifts = _drifts([sample for sample, _ in trained], kind, tokenizer)
     dropped = sum(advantages == {0.0} for advantages in by_group.values())
     return StepBatch(samples, [one for one in sequences if any(one.loss_mask)], drifts, dropped)
+
+
+def _drifts(samples: list[Sample], kind: RolloutKind, tokenizer: Any) -> list[Drift]:  # noqa: ANN401
+    """What encoding again would change; of a text endpoint, whose tokens are encoded again already, what it has."""
+    if kind == "tito":
+        return measure_drift([view.turn_ids or [] for view in finished_samples(samples)], tokenizer)
+    all_facts = [episode_facts(sample) for sample in samples]
+    lost = [(facts["sampled_tokens"], facts["text_endpoint"]["unmatched_sampled"]) for facts in all_facts]
+    return [Drift(sampled, unmatched) for sampled, unmatched in lost if unmatched is not None]
 
 
 def _as_sampled(trained: Sequence[tuple[Sample, float]]) -> list[TrainingSequence]:

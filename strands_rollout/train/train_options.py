@@ -86,4 +86,5 @@ class TrainOptions:
 
     def identity(self) -> dict[str, Any]:
         """What a run that goes on must have in common with the one that was cut."""
-        return {name: value for name, value in self.to_json().items() if name not in _MAY_CHANGE}
+        fixed = {"steps"} if self.update.decay == "linear" else set()
+        return {name: value for name, value in self.to_json().items() if name not in _MAY_CHANGE - fixed}

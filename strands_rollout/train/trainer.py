@@ -103,7 +103,8 @@ class Trainer:
         gap = LogprobGap.of(batch.sequences, [one.log_probs.tolist() for one in before])
         if step == self.first_step:
             self._check_gap(step, batch, before, gap)
-        figures = await asyncio.to_thread(self.policy.update, batch.sequences, before)
+        done = step / self.options.steps
+        figures = await asyncio.to_thread(self.policy.update, batch.sequences, before, progress=done)
         entropy = [value for one in before for value in one.entropy.tolist()]
         return {
             **batch_figures(batch, step),

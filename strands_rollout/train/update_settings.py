@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 LossMean: TypeAlias = Literal["sample", "token"]
+Decay: TypeAlias = Literal["linear", "constant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,11 @@ class UpdateSettings:
     """Settings of the update.
 
     Attributes:
-        learning_rate: AdamW's, constant.
+        learning_rate: AdamW's, at the first step.
+        decay: "linear": the learning rate falls in a straight line, to 0 after the last step; "constant": it stays.
+            slime's `--lr-decay-style`.
+        epsilon: AdamW's, slime's `--adam-eps`. In the order of a gradient's entries it keeps the many parameters whose
+            gradient is noise from moving as far as the few that matter.
         updates: Optimizer steps per batch of rollouts, each on a part of it; slime's `--num-steps-per-rollout`.
         clip_low: slime's `--eps-clip`.
         clip_high: slime's `--eps-clip-high`.
@@ -28,7 +33,9 @@ class UpdateSettings:
         max_grad_norm: Gradients are scaled down to this norm.
     """
 
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-3
+    decay: Decay = "linear"
+    epsilon: float = 3e-4
     updates: int = 1
     clip_low: float = 0.2
     clip_high: float = 0.28

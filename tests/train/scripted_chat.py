@@ -21,6 +21,7 @@ class Said:
         finish: The finish reason; by default "stop", or "tool_calls".
         sampled: The text of each sampled token, which the endpoint gives where logprobs are asked for.
         status: Of the HTTP response; anything but 200 has `content` as its words.
+        prompt_tokens: As the engine counts them.
     """
 
     content: str = ""
@@ -30,6 +31,7 @@ class Said:
     sampled: Sequence[str] | None = None
     status: int = 200
     version: str = "default"
+    prompt_tokens: int = 1
     headers: dict[str, str] = field(default_factory=dict)
 
 
@@ -110,14 +112,14 @@ def _completion(said: Said, number: int) -> dict[str, Any]:
         "finish_reason": said.finish or ("tool_calls" if said.calls else "stop"),
         "matched_stop": None,
     }
-    count = len(said.sampled or ())
+    prompt, count = said.prompt_tokens, len(said.sampled or ())
     return {
         "id": str(number),
         "object": "chat.completion",
         "created": 0,
         "model": "scripted",
         "choices": [choice],
-        "usage": {"prompt_tokens": 1, "completion_tokens": count, "total_tokens": count + 1},
+        "usage": {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count},
         "metadata": {"weight_version": said.version},
     }
 

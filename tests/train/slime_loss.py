@@ -1,7 +1,7 @@
 """slime's own loss, out of a checkout, in one process without Megatron-LM.
 
-The loss is in a package whose `__init__` imports all of Megatron-LM, of which the loss itself asks no more than how many
-processes there are. So its two files are imported as a package of their own, and the answer to that is one.
+The loss is in a package whose `__init__` imports all of Megatron-LM, of which the loss itself asks no more than how
+many processes there are. So its two files are imported as a package of their own, and the answer to that is one.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,14 @@ def get_tensor_model_parallel_group():
 """
 
 
+def checkout() -> Path:
+    """The folder of slime's checkout; skips the test where there is none."""
+    root = os.environ.get("SLIME_PATH")
+    if not root or not (Path(root) / "slime/backends/megatron_utils/loss.py").is_file():
+        pytest.skip("needs THUDM/slime: set SLIME_PATH to a checkout of it")
+    return Path(root)
+
+
 @contextmanager
 def slimes_loss(folder: Path) -> Iterator[Any]:
     """The module `slime/backends/megatron_utils/loss.py`; skips the test where there is no checkout.
@@ -39,21 +48,22 @@ def slimes_loss(folder: Path) -> Iterator[Any]:
     Args:
         folder: An empty one, for what answers in Megatron-LM's place.
     """
-    root = Path(os.environ.get("SLIME_PATH", ""))
-    source = root / "slime/backends/megatron_utils"
-    if not os.environ.get("SLIME_PATH") or not (source / "loss.py").is_file():
-        pytest.skip("needs THUDM/slime: set SLIME_PATH to a checkout of it")
+    root = checkout()
     (folder / "megatron" / "core").mkdir(parents=True)
     (folder / "megatron/__init__.py").touch()
     (folder / "megatron/core/__init__.py").write_text("from . import mpu\n")
     (folder / "megatron/core/mpu.py").write_text(_MPU)
     package = ModuleType(_PACKAGE)
-    package.__path__ = [str(source)]
+    package.__path__ = [str(root / "slime/backends/megatron_utils")]
     before = set(sys.modules)
     sys.modules[_PACKAGE] = package
     sys.path[:0] = [str(root), str(folder)]
     try:
-        yield importlib.import_module(f"{_PACKAGE}.loss")
+        with warnings.catch_warnings():
+            # torch's compiler, which slime's decorators load, uses what torch itself has deprecated
+            warnings.simplefilter("ignore", DeprecationWarning)
+            module = importlib.import_module(f"{_PACKAGE}.loss")
+        yield module
     finally:
         sys.path.remove(str(root))
         sys.path.remove(str(folder))

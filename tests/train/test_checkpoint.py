@@ -16,7 +16,9 @@ from strands_rollout.train.run_folder import TrainFolder
 from strands_rollout.train.train_options import TrainOptions
 from strands_rollout.train.update_settings import UpdateSettings
 
-CUT = Sample(prompt="p", tokens=[1, 2, 3], response_length=2, loss_mask=[1, 1], rollout_log_probs=[-0.5, -0.25], index=4)
+CUT = Sample(
+    prompt="p", tokens=[1, 2, 3], response_length=2, loss_mask=[1, 1], rollout_log_probs=[-0.5, -0.25], index=4
+)
 CUT.status = Sample.Status.ABORTED
 OPTIONS = TrainOptions(Path("run"), 5, 0, Path("model"), Path("data"), Path("held"))
 

@@ -84,12 +84,13 @@ async def test_where_nothing_is_lost_the_sample_is_that_of_tokens(tokenizer: Any
         assert getattr(sample, name) == getattr(exact.sample, name), name
     assert sample.rollout_log_probs is None
     # what is not measured by seconds or by the engine
-    same = ("stop_reason", "error", "turns", "tool_iterations", "tool_calls", "tool_errors", "segments", "aborts")
+    same = ("stop_reason", "error", "final_text", "final_in_reasoning", "turns", "tool_calls", "tool_errors", "aborts")
     assert {name: facts(sample)[name] for name in same} == {name: exact.facts[name] for name in same}
     assert [span[:3] for span in facts(sample)["spans"]] == [span[:3] for span in exact.facts["spans"]]
     # the token's own way knows more facts than text allows, and no fact by another name
     assert exact.facts.keys() - facts(sample).keys() == {"budgets"}
     assert facts(sample)["code"].keys() == exact.facts["code"].keys()
+    assert lost(sample)["reread_turns"] == 0
     args = args_for(exact.fake.base_url, tokenizer)
     assert await reward_func(args, sample) == await reward_func(args, exact.sample)
 
@@ -119,6 +120,14 @@ async def test_reasoning_is_trained_that_the_next_turn_did_not_read(tokenizer: A
     assert "Let me run it." not in json.dumps(requests[1]["messages"])
     assert trained_texts(tokenizer, sample)[0].startswith("<think>\nLet me run it.\n</think>\n\n<tool_call>")
     assert lost(sample)["reread_turns"] == 1
+
+
+async def test_a_prompt_that_the_engine_counts_otherwise_is_told(shipped_tokenizer: Any) -> None:
+    sample, _ = await play(shipped_tokenizer, [Said(ANSWER)])
+    assert lost(sample)["foreign_prompts"] == 1
+    length = len(sample.tokens) - sample.response_length
+    again, _ = await play(shipped_tokenizer, [Said(calls=[CALL], prompt_tokens=length), Said(ANSWER)])
+    assert lost(again)["foreign_prompts"] == 1
 
 
 async def test_tokens_that_the_policy_spelled_otherwise_are_counted(tokenizer: Any) -> None:
@@ -206,7 +215,7 @@ async def test_a_spent_budget_ends_the_episode_with_its_last_turn(shipped_tokeni
     sample, requests = await play(shipped_tokenizer, [Said(calls=[CALL])], params={"max_new_tokens": budget})
     assert len(requests) == 1
     assert (sample.status, facts(sample)["stop_reason"]) == (Status.TRUNCATED, "response_length")
-    assert trained_texts(shipped_tokenizer, sample) == [call_text(CODE)]
+    assert trained_texts(shipped_tokenizer, sample) == [f"<think>\n\n</think>\n\n{call_text(CODE)}"]
     assert sample.loss_mask
     assert sample.loss_mask[-1] == 1
 
@@ -313,4 +322,5 @@ async def test_on_the_embedded_engine_the_first_turn_is_what_tokens_give(shipped
             first = facts(tokens)["spans"][0][2]
             assert text.tokens[:first] == tokens.tokens[:first]
             assert lost(text)["unmatched_sampled"] is not None
+            assert lost(text)["foreign_prompts"] == 0
             assert facts(text)["weight_versions"] == facts(tokens)["weight_versions"]

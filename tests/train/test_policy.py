@@ -137,9 +137,10 @@ def test_a_mean_over_samples_weighs_samples_alike_and_one_over_tokens_tokens() -
 
 
 def test_siblings_of_a_rollout_are_weighed_as_one() -> None:
-    first, second = (replace(one, denominator=20) for one in some_sequences()[-2:])
-    tokens = sum(first.loss_mask) + sum(second.loss_mask)
-    assert loss_of("sample", [first, second]) == pytest.approx(-tokens / 20 / 2, abs=1e-3)
+    pair, other = some_sequences()[-2:], replace(some_sequences()[1], advantage=-3.0)
+    tokens = sum(pair[0].loss_mask) + sum(pair[1].loss_mask)
+    siblings = [replace(one, denominator=tokens) for one in pair]
+    assert loss_of("sample", [*siblings, other]) == pytest.approx((-1 + 3) / 2, abs=1e-3)
 
 
 def test_samples_without_an_advantage_count_in_the_mean_and_move_nothing() -> None:
@@ -180,7 +181,9 @@ def test_weights_are_written_as_a_model_folder(loaded: Any, tmp_path: Path) -> N
     state = load_file(tmp_path / "weights/model.safetensors")
     assert all(weight.dtype == torch.float32 for weight in state.values())
     assert all(torch.equal(weight, loaded.state_dict()[name]) for name, weight in state.items())
-    assert {"config.json", "tokenizer.json", "chat_template.jinja"} <= {p.name for p in (tmp_path / "weights").iterdir()}
+    assert {"config.json", "tokenizer.json", "chat_template.jinja"} <= {
+        p.name for p in (tmp_path / "weights").iterdir()
+    }
     assert json.loads((tmp_path / "weights/config.json").read_text())["vocab_size"] == 1200
     assert [path.name for path in tmp_path.iterdir()] == ["weights"]
 

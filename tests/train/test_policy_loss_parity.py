@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sequences import MODEL, sequence
-from slime_loss import slimes_loss
+from slime_loss import checkout, slimes_loss
 
 pytestmark = [pytest.mark.slime, pytest.mark.torch]
 torch = pytest.importorskip("torch")
 
+from strands_rollout import Sample  # noqa: E402
 from strands_rollout.train.policy import Measured, Policy  # noqa: E402
 from strands_rollout.train.policy_loss import clipped_policy_loss, k3_divergence, truncated_weights  # noqa: E402
 from strands_rollout.train.sequence import TrainingSequence  # noqa: E402
+from strands_rollout.train.step_batch import step_batch  # noqa: E402
 from strands_rollout.train.update_settings import UpdateSettings  # noqa: E402
 
 
@@ -44,7 +46,7 @@ def drawn(seed: int, count: int = 5) -> list[TrainingSequence]:
 
 
 def near(policy: Policy, sequences: Sequence[TrainingSequence], spread: float) -> list[TrainingSequence]:
-    """The same, with rollout logprobs that differ from the policy's by about so much: ratios on both sides of the clip."""
+    """The same, with rollout logprobs that differ from the policy's by about so much, to both sides of the clip."""
     draw = random.Random(0)
     made = []
     for one, before in zip(sequences, policy.measure(sequences), strict=True):
@@ -59,6 +61,7 @@ def their_args(settings: UpdateSettings) -> SimpleNamespace:
         loss_type="policy_loss",
         advantage_estimator="grpo",
         rollout_temperature=settings.temperature,
+        rollout_top_p=1.0,
         eps_clip=settings.clip_low,
         eps_clip_high=settings.clip_high,
         eps_clip_c=None,
@@ -81,10 +84,12 @@ def their_args(settings: UpdateSettings) -> SimpleNamespace:
     )
 
 
-def their_batch(
-    sequences: Sequence[TrainingSequence], own: Sequence[Measured], reference: Sequence[Measured]
-) -> dict[str, Any]:
-    """The sequences as slime's trainer holds them: values for all response tokens, masked ones too."""
+def their_batch(sequences: Sequence[TrainingSequence], before: Sequence[Measured]) -> dict[str, Any]:
+    """The sequences as slime's trainer holds them: values for all response tokens, masked ones too.
+
+    The first weights are both those from before the update and the reference.
+    """
+    own = [_on_response(one, values) for one, values in zip(sequences, before, strict=True)]
     return {
         "unconcat_tokens": [torch.tensor(one.tokens) for one in sequences],
         "total_lengths": [len(one.tokens) for one in sequences],
@@ -93,8 +98,8 @@ def their_batch(
         "rollout_mask_sums": [torch.tensor(one.denominator) for one in sequences],
         "advantages": [torch.full((len(one.loss_mask),), one.advantage) for one in sequences],
         "rollout_log_probs": [torch.tensor(one.log_probs) for one in sequences],
-        "log_probs": [_on_response(one, values) for one, values in zip(sequences, own, strict=True)],
-        "ref_log_probs": [_on_response(one, values) for one, values in zip(sequences, reference, strict=True)],
+        "log_probs": own,
+        "ref_log_probs": own,
     }
 
 
@@ -127,23 +132,22 @@ def test_an_update_has_the_loss_and_gradient_of_slimes_own(slime: Any, changed: 
     settings = UpdateSettings(learning_rate=0.0, max_grad_norm=1e9, **changed)
     policy = Policy(MODEL, settings)
     sequences = near(policy, drawn(1), 0.3)
-    own = policy.measure(sequences)
-    # a reference and a behaviour policy that are not the policy itself, so that neither cancels
-    reference = [replace(one, log_probs=one.log_probs) for one in own]
+    # the policy moves on from what measured: ratios and divergences are of two policies, not of one
+    before = policy.measure(sequences)
+    torch.manual_seed(0)
     with torch.no_grad():
         for parameter in policy._model.parameters():
-            parameter += 0.01 * torch.randn_like(parameter, generator=None) * parameter.abs().mean()
-    before = own if settings.tis_clip is not None else policy.measure(sequences)
+            parameter += 0.1 * parameter.abs().mean() * torch.randn_like(parameter)
     figures = policy.update(sequences, before)
     ours = gradient_of(policy)
 
     policy._optimizer.zero_grad()
     logits = torch.cat([policy._model(torch.tensor([one.tokens])).logits for one in sequences], dim=1)
-    args, batch = their_args(settings), their_batch(sequences, before, reference)
+    args, batch = their_args(settings), their_batch(sequences, before)
     loss, tokens, _ = slime.loss_function(args, batch, 1, len(sequences), logits.float())
     theirs = loss / tokens
     theirs.backward()
-    assert figures.to_record()["loss"] == pytest.approx(float(theirs), rel=1e-4, abs=1e-6)
+    assert figures.to_record()["loss"] == pytest.approx(float(theirs.detach()), rel=1e-4, abs=1e-6)
     assert torch.allclose(ours, gradient_of(policy), rtol=1e-3, atol=1e-5 * float(ours.abs().max()))
 
 
@@ -177,3 +181,37 @@ def test_each_tokens_importance_weight_is_slimes_own(slime: Any, seed: int) -> N
     weights = truncated_weights(torch.cat(trainer), torch.cat(rollout), 2.0)
     assert torch.equal(weights, weighted)
     assert torch.equal((weights == 2.0).float(), metrics["tis_clipfrac"])
+
+
+def slimes_group_norm() -> Callable[..., Any]:
+    """The method of slime's rollout manager, out of its file: the file itself needs Ray."""
+    tree = ast.parse((checkout() / "slime/ray/rollout.py").read_text())
+    [found] = [node for node in ast.walk(tree) if getattr(node, "name", None) == "_post_process_rewards"]
+    names: dict[str, Any] = {"torch": torch, "Sample": Sample}
+    exec(compile(ast.Module([found], []), "slime", "exec"), names)
+    return names["_post_process_rewards"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_advantages_are_the_rewards_that_slime_gives_each_token(slime: Any, shipped_tokenizer: Any, seed: int) -> None:
+    draw, groups = random.Random(seed), []
+    for number in range(4):
+        groups.append([Sample(group_index=number, index=8 * number + at, tokens=[1, 2, 3]) for at in range(8)])
+        for sample in groups[-1]:
+            sample.response_length, sample.loss_mask, sample.rollout_log_probs = 2, [1, 1], [-1.0, -2.0]
+            sample.reward = {"score": 1.0 if number == 0 else draw.choice([-1.0, 1.0, draw.uniform(-1, 1)])}
+    batch = step_batch(groups, "tito", shipped_tokenizer)
+    args = SimpleNamespace(
+        reward_key="score",
+        advantage_estimator="grpo",
+        rewards_normalization=True,
+        grpo_std_normalization=True,
+        n_samples_per_prompt=8,
+        rollout_batch_size=4,
+    )
+    manager = SimpleNamespace(args=args, custom_reward_post_process_func=None)
+    _, rewards = slimes_group_norm()(manager, batch.samples)
+    theirs = slime.get_grpo_returns(torch.tensor(rewards), [torch.zeros(2)] * len(rewards))
+    assert batch.dropped_groups == 1
+    ours = [torch.full((2,), one.advantage) for one in batch.sequences]
+    assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(ours, theirs, strict=True))

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
@@ -178,8 +178,9 @@ def test_each_token_is_trained_if_its_first_character_was(shipped_tokenizer: Any
 
 
 @settings(max_examples=60, deadline=None)
-@given(ids=st.lists(st.integers(0, 1199), min_size=1, max_size=30))
+@given(ids=st.lists(st.integers(256, 1199), min_size=1, max_size=30))
 def test_a_response_between_control_tokens_drifts_as_a_turn_alone_does(shipped_tokenizer: Any, ids: list[int]) -> None:
+    assume("\ufffd" not in shipped_tokenizer.decode(ids))  # where drift takes equal bytes at the end for the same
     prompt = encode(shipped_tokenizer, "<|im_start|>")
     # a control token before it and one after keep the response's text to itself
     close = encode(shipped_tokenizer, "<|im_end|>")

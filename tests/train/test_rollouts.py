@@ -37,7 +37,7 @@ class ScriptedPlayer:
         self.most_running = max(self.most_running, self.running)
         sample.status = Sample.Status.COMPLETED
         await asyncio.sleep(0)
-        while sample.group_index in self.held and not self.flag.is_set:
+        while sample.group_index in self.held and not self.flag.is_set:  # noqa: ASYNC110 - the flag is no event
             await asyncio.sleep(0.001)
         if sample.group_index in self.held:
             sample.status = Sample.Status.ABORTED

@@ -1,0 +1,188 @@
+"""`strands-rollout train` as a user runs it: a few small steps on the embedded engine, with the shipped model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(900)  # of slow runs on a busy machine
+SMALL = ("--prompts", "4", "--samples-per-prompt", "4", "--threads", "1", "--eval-every", "100")
+slow = [pytest.mark.slow, pytest.mark.torch]
+
+
+def command(out: Path, *options: str, held_out: Path | None = None) -> list[str]:
+    script = str(REPOSITORY / "scripts/train_tiny.py")
+    few = ["--held-out", str(held_out)] if held_out else []
+    return [sys.executable, script, "--out", str(out), "--json", *few, *SMALL, *options]
+
+
+def train(out: Path, *options: str, held_out: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(out, *options, held_out=held_out), capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def few_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first of the held-out problems: the tests are not about accuracy."""
+    path = tmp_path_factory.mktemp("rows") / "held_out.jsonl"
+    lines = (REPOSITORY / "strands_rollout/data/demo.jsonl").read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:8]))
+    return path
+
+
+def steps_of(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
+
+
+def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in record.items() if not name.endswith("_s")} for record in records]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, few_rows: Path) -> tuple[Path, dict[str, Any]]:
+    pytest.importorskip("torch")
+    out = tmp_path_factory.mktemp("train") / "run"
+    done = train(out, "--steps", "3", "--seed", "4", "--updates", "2", held_out=few_rows)
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout.splitlines()[-1])
+
+
+class TestARunOfThreeSteps:
+    pytestmark = (*slow, pytest.mark.timeout(900))
+
+    def test_the_trainer_agrees_with_the_rollout_at_the_first_step(self, trained: Any) -> None:
+        _, summary = trained
+        assert 0 < summary["logprob_gap_max_step0"] < 1e-3
+        assert summary["logprob_gap_mean_step0"] < 1e-5
+
+    def test_the_last_line_is_the_summary(self, trained: Any) -> None:
+        out, summary = trained
+        assert summary == json.loads((out / "summary.json").read_text())
+        assert {"accuracy_start", "accuracy_end", "logprob_gap_max_step0", "steps", "seed"} <= summary.keys()
+        assert (summary["steps"], summary["episodes"], summary["seed"], summary["rollout"]) == (3, 48, 4, "tito")
+
+    def test_each_step_is_a_line_of_the_log_under_its_own_weights(self, trained: Any) -> None:
+        out, _ = trained
+        records = steps_of(out)
+        assert [(record["step"], record["weight_version"]) for record in records] == [(0, 0), (1, 1), (2, 2)]
+        for record in records:
+            assert record["completed"] + record["truncated"] == 16
+            assert record["failed"] == record["aborted"] == record["staleness_max"] == 0
+            assert record["logprob_gap_max"] < 1e-3  # the engine has the weights that the trainer has
+            assert 0 <= record["drift_tokens"] < 0.1
+        assert max(record["ratio_max"] for record in records) > 1.0
+
+    def test_what_was_asked_and_what_it_ran_on_is_kept(self, trained: Any) -> None:
+        out, _ = trained
+        told = json.loads((out / "options.json").read_text())
+        assert told["options"]["update"]["updates"] == 2
+        assert told["versions"].keys() >= {"strands-rollout", "torch", "transformers"}
+
+    def test_the_policy_is_a_model_folder_with_moved_weights(self, trained: Any) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        out, _ = trained
+        new, old = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+            for folder in (out / "weights", REPOSITORY / "strands_rollout/engine/checkpoint")
+        )
+        moved = max(float((new[name] - old[name]).abs().max()) for name in old)
+        assert 1e-6 < moved < 0.1
+        assert AutoTokenizer.from_pretrained(out / "weights").encode("2")
+
+    def test_there_are_curves_where_matplotlib_is(self, trained: Any) -> None:
+        pytest.importorskip("matplotlib")
+        out, _ = trained
+        assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path, few_rows: Path) -> None:
+    pytest.importorskip("torch")
+    options = ("--steps", "3", "--save-every", "1", "--extra-prompts", "1")
+    whole = train(tmp_path / "whole", *options, held_out=few_rows)
+    assert whole.returncode == 0, whole.stderr
+    cut = tmp_path / "cut"
+    process = subprocess.Popen(
+        command(cut, *options, held_out=few_rows), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("step 2/3"):
+            os.kill(process.pid, signal.SIGKILL)
+            break
+    process.communicate(timeout=60)
+    assert not (cut / "summary.json").exists()
+    resumed = train(cut, *options, held_out=few_rows)
+    assert resumed.returncode == 0, resumed.stderr
+    assert [record["step"] for record in steps_of(cut)] == [0, 1, 2]
+    # which group an abort cut off depends on the clock; what the first step saw does not
+    assert without_times(steps_of(cut))[0]["reward"] == without_times(steps_of(tmp_path / "whole"))[0]["reward"]
+    other = train(cut, *options[:-2], "--seed", "1", held_out=few_rows)
+    assert other.returncode == 2
+    assert "seed was 0 and is 1" in other.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_rollouts_that_run_ahead_are_one_version_old(tmp_path: Path, few_rows: Path) -> None:
+    pytest.importorskip("torch")
+    done = train(tmp_path, "--steps", "3", "--async", held_out=few_rows)
+    assert done.returncode == 0, done.stderr
+    assert [record["staleness_max"] for record in steps_of(tmp_path)] == [0, 1, 1]
+    assert [record["stale_tokens"] for record in steps_of(tmp_path)] == [0, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("ablation", "words"),
+    [
+        ("train-tool-tokens", "the trainer's logprobs differ from the rollout's"),
+        ("shifted-logprobs", "the trainer's logprobs differ from the rollout's"),
+        ("aborted-as-completed", "an unfinished one is not to be trained as one that ended"),
+    ],
+)
+def test_faulty_samples_stop_a_run_with_words(ablation: str, words: str, tmp_path: Path, few_rows: Path) -> None:
+    pytest.importorskip("torch")
+    options = ["--steps", "1", "--ablation", ablation]
+    if ablation == "aborted-as-completed":
+        options += ["--extra-prompts", "12", "--concurrency", "16"]
+    done = train(tmp_path / "checked", *options, held_out=few_rows)
+    assert done.returncode == 1, done.stderr
+    assert words in done.stderr
+    unchecked = train(tmp_path / "unchecked", *options, "--unchecked", held_out=few_rows)
+    assert unchecked.returncode == 0, unchecked.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--rollout", "text"], "got --rollout 'text'; expected one of tito, retokenised, openai"),
+        (["--temperature", "0"], "got --temperature 0.0; expected more than 0"),
+        (["--async", "--extra-prompts", "2"], "leave out --extra-prompts"),
+        (["--ablation", "aborted-as-completed"], "needs --extra-prompts"),
+        (["--loss-mean", "batch"], "expected one of sample, token"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: list[str], words: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-m", "strands_rollout.cli", "train", "--out", str(tmp_path / "run"), *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "500"},
+    )
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -115,7 +115,7 @@ def _bad_extras(sample: Any) -> Iterator[str]:  # noqa: ANN401
         return
     status = str(sample.status.value)
     if sample.metadata[METADATA_KEY].get("stop_reason") == "aborted" and status in ("completed", "truncated"):
-        yield f"status is {status} and the episode was aborted; an unfinished one is not to be trained as one that ended"
+        yield f"status is {status} and the episode was aborted; an unfinished one must not be trained as one that ended"
     try:
         json.dumps(sample.metadata, allow_nan=False)
     except (TypeError, ValueError) as e:

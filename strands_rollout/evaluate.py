@@ -136,7 +136,7 @@ class Player:
         recorder: The proxy before the engine, where there is one.
         audited: Whether samples are checked; needs the recorder.
         evaluation: Whether `generate` is told that this is an evaluation.
-        generate: Plays the episode; of slime's signature.
+        generate: Plays the episode in place of this package's, with slime's signature.
     """
 
     args: SimpleNamespace
@@ -144,12 +144,13 @@ class Player:
     recorder: WireRecorder | None
     audited: bool
     evaluation: bool
-    generate: Generate = generate
+    generate: Generate | None = None
 
     async def play(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Outcome:
         """Fill a new sample and grade it; raises nothing but CancelledError."""
         sample.session_id = sample.session_id or uuid.uuid4().hex
-        done = await self.generate(self.args, sample, sampling_params, evaluation=self.evaluation)
+        played_by = self.generate or generate
+        done = await played_by(self.args, sample, sampling_params, evaluation=self.evaluation)
         if done.status is not Sample.Status.ABORTED:
             await self.grade(done)
         # taken out: the recorder would keep the tokens of a whole run
@@ -180,7 +181,7 @@ async def playing(
     audited: bool,
     evaluation: bool = False,
     max_context_tokens: int | None = None,
-    generate: Generate = generate,
+    generate: Generate | None = None,
 ) -> AsyncIterator[Player]:
     """A player for as long as the block lasts.
 
@@ -194,7 +195,7 @@ async def playing(
         audited: Check each sample against its contract and against the wire.
         evaluation: Tell `generate` that this is an evaluation.
         max_context_tokens: slime's `eval_max_context_len`; None for the engine's own limit.
-        generate: Plays an episode; of slime's signature.
+        generate: Plays episodes in place of this package's, with slime's signature.
 
     Raises:
         ConfigError: The URL or the tokenizer can't be used.

@@ -54,10 +54,13 @@ SOLUTIONS: list[tuple[str, Callable[..., int]]] = [
         r"A box holds (\d+) (\w+) and (\d+) (\w+)\. What do (\d+) boxes cost\?",
         lambda a, x, b, y, n: int(n) * (int(a) * PRICES[x] + int(b) * PRICES[y]),
     ),
-    (r"How many (\w+) can \w+ buy with (\d+) dollars\?", lambda x, m: int(int(m) / PRICES[x])),
     (
-        r"\w+ buys as many (\w+) as (\d+) dollars pay for\..*",
-        lambda x, m: int(m) - PRICES[x] * int(int(m) / PRICES[x]),
+        r"\w+ buys (\d+) (\w+) every day\. How many dollars is that in (\d+) days\?",
+        lambda a, x, n: sum(int(a) * PRICES[x] for _ in range(int(n))),
+    ),
+    (
+        r"The cost of (\d+) (\w+) is divided by (\d+)\. What is that, rounded down\?",
+        lambda a, x, n: int(int(a) * PRICES[x] / int(n)),
     ),
 ]
 SIGNS = ["+", "-", "*", "//", "%"]

@@ -14,9 +14,9 @@ from shipped_model.problems import NAMES
 from shipped_model.split import Split, split
 from strands_rollout.shop import PRICES, calculate
 
-COUNTS: Final = (2, 30)
+COUNTS: Final = range(2, 31)
 MONEY: Final = (4, 120)
-BOXES: Final = (2, 9)
+PARTS: Final = (2, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ShopTemplate:
 
     Attributes:
         name: Unique; a problem's identity is its template's name, its items and its numbers.
-        wordings: The question: {a} pieces of {x}, {b} pieces of {y}, {m} dollars, {n} boxes, {name}.
+        wordings: The question: {a} pieces of {x}, {b} pieces of {y}, {m} dollars, {n} boxes, days or parts, {name}.
         plan: The reasoning before the calculation, in one sentence.
         expression: What to calculate: {p} is the price of {x}, {q} that of {y}.
     """
@@ -92,22 +92,22 @@ TEMPLATES: Final = (
         "({a} * {p} + {b} * {q}) * {n}",
     ),
     ShopTemplate(
-        "afford",
+        "every day",
         (
-            "How many {x} can {name} buy with {m} dollars?",
-            "{name} spends {m} dollars on {x}. How many {x} are that at most?",
+            "{name} buys {a} {x} every day. How many dollars is that in {n} days?",
+            "A school needs {a} {x} a day. What do they cost in {n} days?",
         ),
-        "Divide the money by the price and round down.",
-        "{m} // {p}",
+        "Multiply the price by the count and the days.",
+        "{a} * {p} * {n}",
     ),
     ShopTemplate(
-        "rest",
+        "share",
         (
-            "{name} buys as many {x} as {m} dollars pay for. How many dollars are left?",
-            "What is left of {m} dollars when {name} buys as many {x} as possible?",
+            "{name} and friends buy {a} {x} and pay {n} equal parts. How many whole dollars is one part?",
+            "The cost of {a} {x} is divided by {n}. What is that, rounded down?",
         ),
-        "The rest is the remainder of the division by the price.",
-        "{m} % {p}",
+        "Divide the cost and round down.",
+        "{a} * {p} // {n}",
     ),
 )
 
@@ -119,14 +119,14 @@ class ShopProblem:
     Attributes:
         key: The template's name, the items and the numbers; problems with one key differ in names and wording alone.
         question: The user's text.
-        items: Whose prices are needed, in the order of the question.
+        items: Whose prices are needed, with their counts, in the order of the question.
         plan: One sentence of reasoning.
         expression: What to calculate, with the prices in it.
     """
 
     key: tuple[str | int, ...]
     question: str
-    items: tuple[str, ...]
+    items: tuple[tuple[int, str], ...]
     plan: str
     expression: str
 
@@ -134,14 +134,13 @@ class ShopProblem:
 def draw_problem(template: ShopTemplate, rng: Random) -> ShopProblem:
     """A question of this kind with items, numbers, names and wording drawn from `rng`; its answer may be negative."""
     x, y = rng.sample(list(PRICES), 2)
-    numbers = {"a": rng.randint(*COUNTS), "b": rng.randint(*COUNTS), "m": 10 * rng.randint(*MONEY)}
-    numbers["n"] = rng.randint(*BOXES)
-    is_of_two = "{q}" in template.expression
+    a, b = rng.sample(COUNTS, 2)
+    numbers = {"a": a, "b": b, "m": 10 * rng.randint(*MONEY), "n": rng.randint(*PARTS)}
     question = rng.choice(template.wordings).format(**numbers, x=x, y=y, name=rng.choice(NAMES))
     used = [number for field, number in numbers.items() if f"{{{field}}}" in template.expression]
-    items = (x, y) if is_of_two else (x,)
+    items = ((a, x), (b, y)) if "{q}" in template.expression else ((a, x),)
     return ShopProblem(
-        key=(template.name, *items, *used),
+        key=(template.name, *(item for _, item in items), *used),
         question=question,
         items=items,
         plan=template.plan,

@@ -132,7 +132,8 @@ class Policy:
             self._model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as e:
-            raise ConfigError(f"can't go on from {path}: {e}; start afresh in another folder with --out") from e
+            reason = f"it is no checkpoint of this model ({type(e).__name__})"
+            raise ConfigError(f"can't go on from {path}: {reason}; start afresh in another folder with --out") from e
 
     def _weight(self, sequences: Sequence[TrainingSequence]) -> float:
         """What the loss's sum is divided by: trained tokens, or rollouts, of which siblings are one together."""

@@ -24,7 +24,6 @@ from strands_rollout.dataset_rows import load_rows
 from strands_rollout.evaluate import Generate, playing, slime_sampling_params
 from strands_rollout.json_file import write_json
 from strands_rollout.report import make_console
-from strands_rollout.rollout import generate
 from strands_rollout.served_engine import SHIPPED_MODELS_EXECUTOR, served_engine, start_executor
 from strands_rollout.sglang_connection import parse_base_url, redacted
 from strands_rollout.train.checkpoint import Checkpoints, Progress
@@ -112,9 +111,9 @@ def _settings(options: TrainOptions) -> RolloutSettings:
     return RolloutSettings(executor=SHIPPED_MODELS_EXECUTOR)
 
 
-def _generate(options: TrainOptions) -> Generate:
+def _generate(options: TrainOptions) -> Generate | None:
     if options.rollout != "openai":
-        return generate
+        return None
     from strands_rollout.train import openai_generate
 
     return openai_generate.generate

@@ -149,7 +149,7 @@ def test_rollouts_that_run_ahead_are_one_version_old(tmp_path: Path, few_rows: P
     [
         ("train-tool-tokens", "the trainer's logprobs differ from the rollout's"),
         ("shifted-logprobs", "the trainer's logprobs differ from the rollout's"),
-        ("aborted-as-completed", "an unfinished one is not to be trained as one that ended"),
+        ("aborted-as-completed", "an unfinished one must not be trained as one that ended"),
     ],
 )
 def test_faulty_samples_stop_a_run_with_words(ablation: str, words: str, tmp_path: Path, few_rows: Path) -> None:

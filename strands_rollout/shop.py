@@ -17,12 +17,14 @@ from strands import tool
 
 PRICES: Final[Mapping[str, int]] = MappingProxyType(
     {
-        "apples": 2, "balls": 14, "books": 23, "bottles": 6, "buttons": 3, "cakes": 19, "candles": 8, "cards": 5,
-        "chairs": 57, "coins": 31, "cookies": 4, "cups": 9, "flowers": 12, "lamps": 46, "marbles": 7, "notebooks": 11,
-        "oranges": 13, "pencils": 16, "plates": 18, "stamps": 21,
+        "13": 35, "14": 18, "16": 14, "18": 18, "19": 33, "21": 20, "22": 8, "24": 55,
+        "29": 58, "30": 38, "32": 56, "33": 22, "34": 3, "35": 21, "38": 39, "39": 48,
+        "41": 59, "44": 22, "45": 57, "46": 51, "48": 35, "49": 15, "51": 29, "53": 30,
+        "57": 41, "61": 21, "62": 30, "65": 31, "66": 13, "67": 17, "72": 22, "74": 19,
+        "77": 55, "79": 54, "81": 5, "83": 8, "84": 5, "94": 32, "97": 43, "98": 20,
     }
 )  # fmt: skip
-"""The price of one piece in dollars, by the item's name in the plural."""
+"""The price of one piece in dollars, by the item's number."""
 
 MAX_CHARS: Final = 200
 MAX_BITS: Final = 256
@@ -35,16 +37,16 @@ def look_up_price(item: str) -> str:
     """Look up what one piece of an item costs, in dollars.
 
     Args:
-        item: The item's name in the plural, such as books.
+        item: The item's number, such as 35.
     """
-    name = item.strip().lower()
-    if name not in PRICES:
-        near = difflib.get_close_matches(name[:MAX_CHARS], PRICES, n=1)
+    number = item.strip()
+    if number not in PRICES:
+        near = difflib.get_close_matches(number[:MAX_CHARS], PRICES, n=1)
         raise ValueError(
-            f"the shop has no item named {item[:MAX_CHARS]!r}. "
+            f"the shop has no item number {item[:MAX_CHARS]!r}. "
             + (f"Did you mean {near[0]}?" if near else f"Its items are {', '.join(PRICES)}.")
         )
-    return str(PRICES[name])
+    return str(PRICES[number])
 
 
 @tool

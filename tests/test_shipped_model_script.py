@@ -248,16 +248,18 @@ def test_sharing_the_prompts_opening_changes_no_gradient(
     episodes: Any, tokenizer: Any, shipped_model: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
+    from strands_rollout.train import forward
+
     torch.set_num_threads(1)
     training, checkpoint = shipped_model("training"), shipped_model("checkpoint")
     prompt = shipped_model("word_problems").CODE_AGENT
     tokenize = shipped_model("conversation").EpisodeTokenizer(tokenizer, prompt).tokenize
     batch = [tokenize(episode) for episode in episodes[:3]]
-    assert training.shared_prefix_length([episode.token_ids for episode in batch]) > 150
+    assert forward.shared_prefix_length([list(episode.token_ids) for episode in batch]) > 150
     model = checkpoint.new_model(checkpoint.model_config(tokenizer), seed=1)
     gradients = []
-    for shared in (training.shared_prefix_length, lambda sequences: 0):
-        monkeypatch.setattr(training, "shared_prefix_length", shared)
+    for shared in (forward.shared_prefix_length, lambda sequences: 0):
+        monkeypatch.setattr(forward, "shared_prefix_length", shared)
         model.zero_grad()
         training.episode_loss(model, batch).backward()
         gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import re
@@ -33,36 +34,37 @@ ANSWER = "The answer is \\boxed{150}.<|im_end|>"
 
 # Written from the questions alone, without a look at the templates.
 SOLUTIONS: list[tuple[str, Callable[..., int]]] = [
-    (r"What do (\d+) (\w+) cost\?", lambda a, x: int(a) * PRICES[x]),
+    (r"What do (\d+) ITEM cost\?", lambda a, x: int(a) * PRICES[x]),
     (
-        r"What do (\d+) (\w+) and (\d+) (\w+) cost\?",
+        r"What do (\d+) ITEM and (\d+) ITEM cost\?",
         lambda a, x, b, y: int(a) * PRICES[x] + int(b) * PRICES[y],
     ),
     (
-        r"\w+ buys (\d+) (\w+) and pays with (\d+) dollars\..*",
+        r"\w+ buys (\d+) ITEM and pays with (\d+) dollars\..*",
         lambda a, x, m: int(m) - int(a) * PRICES[x],
     ),
     (
-        r"How much change from (\d+) dollars does \w+ get for (\d+) (\w+) and (\d+) (\w+)\?",
+        r"How much change from (\d+) dollars does \w+ get for (\d+) ITEM and (\d+) ITEM\?",
         lambda m, a, x, b, y: int(m) - int(a) * PRICES[x] - int(b) * PRICES[y],
     ),
     (
-        r"How many dollars more do (\d+) (\w+) cost than (\d+) (\w+)\?",
+        r"How many dollars more do (\d+) ITEM cost than (\d+) ITEM\?",
         lambda a, x, b, y: int(a) * PRICES[x] - int(b) * PRICES[y],
     ),
     (
-        r"A box holds (\d+) (\w+) and (\d+) (\w+)\. What do (\d+) boxes cost\?",
+        r"A box holds (\d+) ITEM and (\d+) ITEM\. What do (\d+) boxes cost\?",
         lambda a, x, b, y, n: int(n) * (int(a) * PRICES[x] + int(b) * PRICES[y]),
     ),
     (
-        r"\w+ buys (\d+) (\w+) every day\. How many dollars is that in (\d+) days\?",
+        r"\w+ buys (\d+) ITEM every day\. How many dollars is that in (\d+) days\?",
         lambda a, x, n: sum(int(a) * PRICES[x] for _ in range(int(n))),
     ),
     (
-        r"The cost of (\d+) (\w+) is divided by (\d+)\. What is that, rounded down\?",
+        r"The cost of (\d+) ITEM is divided by (\d+)\. What is that, rounded down\?",
         lambda a, x, n: int(int(a) * PRICES[x] / int(n)),
     ),
 ]
+ITEM = r"pieces of item (\d+)"
 SIGNS = ["+", "-", "*", "//", "%"]
 EXPRESSIONS = st.recursive(
     st.integers(0, 9999).map(str),
@@ -104,13 +106,13 @@ def task() -> Iterator[Any]:
 
 
 def test_a_price_is_that_of_one_piece() -> None:
-    assert look_up_price(item="lamps") == "46"
-    assert look_up_price(item=" Lamps ") == "46"
+    assert look_up_price(item="35") == "21"
+    assert look_up_price(item=" 35 ") == "21"
 
 
 @pytest.mark.parametrize(
     ("item", "words"),
-    [("lamp", r"no item named 'lamp'. Did you mean lamps\?"), ("sofas" * 99, "Its items are apples, balls, .*")],
+    [("355", r"no item number '355'. Did you mean 35\?"), ("lamp" * 99, "Its items are 13, 14, .*")],
 )
 def test_an_unknown_item_is_an_error_that_names_what_there_is(item: str, words: str) -> None:
     with pytest.raises(ValueError, match=words) as error:
@@ -173,20 +175,21 @@ def test_the_configuration_names_both_tools_and_no_other() -> None:
 
 
 async def test_an_episode_is_what_the_model_was_trained_on(task: Any, shipped_tokenizer: Any) -> None:
-    question = "What do 2 lamps and 1 chairs cost?"
+    question = "What do 2 pieces of item 46 and 3 pieces of item 35 cost?"
     script = [
-        call("look_up_price", item="lamp"),
-        call("look_up_price", item="lamps"),
-        call("calculate", expression="2 * 46 + x"),
-        call("calculate", expression="2 * 46 + 58"),
+        call("look_up_price", item="355"),
+        call("look_up_price", item="46"),
+        call("calculate", expression="2 * 51 + x"),
+        call("calculate", expression="2 * 51 + 48"),
         ANSWER,
     ]
     done = await run(shipped_tokenizer, script, prompt=question, settings=settings())
     template = ChatTemplate(shipped_tokenizer)
     assert done.sample.status is done.sample.Status.COMPLETED
     assert done.fake.requests[0].input_ids == task.prompt.prompt_ids(template, question)
-    answers = importlib.import_module("shipped_model.tool_answers").answer_turns(script, task.open_tools)
-    assert [each[0][:7] for each in answers[:4]] == ["Error: ", "46", "Error: ", "150"]
+    answer_turns = importlib.import_module("shipped_model.tool_answers").answer_turns
+    answers = await asyncio.to_thread(answer_turns, script, task.open_tools)
+    assert [each[0][:7] for each in answers[:4]] == ["Error: ", "51", "Error: ", "150"]
     for turn, answer in enumerate(answers[:4]):
         assert done.context_ids_after(turn) == task.prompt.tool_answer_ids(template, answer)
     assert done.facts["tool_errors"] == 2
@@ -212,7 +215,7 @@ def test_labels_equal_an_independent_solution() -> None:
     checked = dict.fromkeys(range(len(SOLUTIONS)), 0)
     for row in rows("shop_train.jsonl") + rows("shop_held_out.jsonl"):
         for kind, (pattern, solve) in enumerate(SOLUTIONS):
-            match = re.fullmatch(pattern, row["prompt"][0]["content"])
+            match = re.fullmatch(pattern.replace("ITEM", ITEM), row["prompt"][0]["content"])
             if match:
                 assert str(solve(*match.groups())) == row["label"], row
                 checked[kind] += 1

@@ -21,9 +21,10 @@ from shipped_model.checkpoint import Shape, load_model, model_config, new_model,
 from shipped_model.conversation import TokenizedEpisode
 from shipped_model.run import Progress, versions
 from shipped_model.tokenizer import save_tokenizer, train_tokenizer
-from shipped_model.training import episode_logits, learning_rate_factor, shared_prefix_length
+from shipped_model.training import episode_logits, learning_rate_factor
 from shipped_model.transcripts import Transcript, read_transcripts, tokenized, transcripts_sha256
 from strands_rollout.token_encoder import TokenEncoder
+from strands_rollout.train.forward import shared_prefix_length
 
 LOOK_EVERY: Final = 10
 WHOLE_SHARE: Final = 0.5
@@ -152,7 +153,7 @@ def abridged(group: Sequence[TokenizedEpisode], rng: Random) -> list[TokenizedEp
     So the model learns to go by the question and the tools' results: the words of a tool's description may change with
     the version of a library.
     """
-    shared = shared_prefix_length([episode.token_ids for episode in group]) if len(group) > 1 else 0
+    shared = shared_prefix_length([list(episode.token_ids) for episode in group]) if len(group) > 1 else 0
     shared = shared or group[0].is_learned.index(True) // 2
     start, end = sorted(rng.sample(range(1, shared), 2))
     if rng.random() < WHOLE_SHARE:

@@ -25,13 +25,13 @@ from strands_rollout.tool_loading import load_tools
 
 CONFIG: Final = Path(__file__).parents[2] / "configs/shop.yaml"
 PLAN: Final = Plan(
-    steps=400,
+    steps=240,
     batch_size=16,
     learning_rate=2e-3,
     problems=4000,
     training_rows=2000,
-    validation_rows=64,
-    evaluate_from=300,
+    validation_rows=48,
+    evaluate_from=160,
     evaluate_every=20,
 )
 

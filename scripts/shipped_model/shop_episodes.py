@@ -58,8 +58,7 @@ def answers_of(problems: Sequence[ShopProblem]) -> list[int]:
 def _calls(problem: ShopProblem, rng: Random) -> list[_Call]:
     """All calls in their order, with a mistake before one of them in a share of the episodes."""
     calls = [
-        _Call(f"I need the price of the {count} {item}.", call_text("look_up_price", {"item": item}))
-        for count, item in problem.items
+        _Call(f"I need the price of item {item}.", call_text("look_up_price", {"item": item})) for item in problem.items
     ]
     calls.append(_Call(problem.plan, call_text("calculate", {"expression": problem.expression})))
     if rng.random() < MISTAKE_SHARE:

@@ -25,7 +25,7 @@ class ShopTemplate:
 
     Attributes:
         name: Unique; a problem's identity is its template's name, its items and its numbers.
-        wordings: The question: {a} pieces of {x}, {b} pieces of {y}, {m} dollars, {n} boxes, days or parts, {name}.
+        wordings: The question: {a} {x}, {b} {y}, which are items, {m} dollars, {n} boxes, days or parts, {name}.
         plan: The reasoning before the calculation, in one sentence.
         expression: What to calculate: {p} is the price of {x}, {q} that of {y}.
     """
@@ -77,7 +77,7 @@ TEMPLATES: Final = (
         "difference",
         (
             "How many dollars more do {a} {x} cost than {b} {y}?",
-            "{name} needs {a} {x} or {b} {y}. How many dollars are saved by the {y}?",
+            "{name} needs {a} {x} or {b} {y}. How many dollars cheaper is the second?",
         ),
         "Subtract one cost from the other.",
         "{a} * {p} - {b} * {q}",
@@ -119,14 +119,14 @@ class ShopProblem:
     Attributes:
         key: The template's name, the items and the numbers; problems with one key differ in names and wording alone.
         question: The user's text.
-        items: Whose prices are needed, with their counts, in the order of the question.
+        items: The numbers of those whose prices are needed, in the order of the question.
         plan: One sentence of reasoning.
         expression: What to calculate, with the prices in it.
     """
 
     key: tuple[str | int, ...]
     question: str
-    items: tuple[tuple[int, str], ...]
+    items: tuple[str, ...]
     plan: str
     expression: str
 
@@ -136,11 +136,13 @@ def draw_problem(template: ShopTemplate, rng: Random) -> ShopProblem:
     x, y = rng.sample(list(PRICES), 2)
     a, b = rng.sample(COUNTS, 2)
     numbers = {"a": a, "b": b, "m": 10 * rng.randint(*MONEY), "n": rng.randint(*PARTS)}
-    question = rng.choice(template.wordings).format(**numbers, x=x, y=y, name=rng.choice(NAMES))
+    question = rng.choice(template.wordings).format(
+        **numbers, x=f"pieces of item {x}", y=f"pieces of item {y}", name=rng.choice(NAMES)
+    )
     used = [number for field, number in numbers.items() if f"{{{field}}}" in template.expression]
-    items = ((a, x), (b, y)) if "{q}" in template.expression else ((a, x),)
+    items = (x, y) if "{q}" in template.expression else (x,)
     return ShopProblem(
-        key=(template.name, *(item for _, item in items), *used),
+        key=(template.name, *items, *used),
         question=question,
         items=items,
         plan=template.plan,

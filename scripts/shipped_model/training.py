@@ -11,9 +11,10 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from shipped_model.conversation import TokenizedEpisode
+from strands_rollout.train.forward import trained_logits
 
 WARMUP_STEPS: Final = 40
 DECAY_FROM: Final = 0.5
@@ -64,32 +65,10 @@ def episode_loss(model: Qwen3ForCausalLM, batch: Sequence[TokenizedEpisode]) -> 
 def episode_logits(model: Qwen3ForCausalLM, batch: Sequence[TokenizedEpisode]) -> tuple[Tensor, Tensor]:
     """Logits for the learned tokens of a batch, one row each, and these tokens' ids.
 
-    All prompts open with the same system text: it is computed once and its keys and values are shared by the batch,
-    which gives the same loss and gradients. Shorter episodes are padded on the right, where earlier tokens can't see.
+    All prompts open with the same system text, which is computed once.
     """
-    shared = shared_prefix_length([episode.token_ids for episode in batch])
-    # the token before the first learned one predicts it, so its hidden state is needed in each row
-    shared = min(shared, *(episode.is_learned.index(True) - 1 for episode in batch))
-    length = max(len(episode.token_ids) for episode in batch) - shared
-    token_ids = torch.zeros(len(batch), length, dtype=torch.long)
-    is_learned = torch.zeros(len(batch), length, dtype=torch.bool)
-    for row, episode in enumerate(batch):
-        token_ids[row, : len(episode.token_ids) - shared] = torch.tensor(episode.token_ids[shared:])
-        is_learned[row, : len(episode.token_ids) - shared] = torch.tensor(episode.is_learned[shared:])
-    cache = DynamicCache(config=model.config)
-    if shared:
-        model.model(input_ids=torch.tensor([batch[0].token_ids[:shared]]), past_key_values=cache, use_cache=True)
-        cache.batch_repeat_interleave(len(batch))
-    hidden = model.model(input_ids=token_ids, past_key_values=cache, use_cache=True).last_hidden_state
-    targets = is_learned[:, 1:]
-    return model.lm_head(hidden[:, :-1][targets]), token_ids[:, 1:][targets]
-
-
-def shared_prefix_length(sequences: Sequence[tuple[int, ...]]) -> int:
-    """How many leading tokens all sequences have in common, one less than the shortest one's length at most."""
-    first, last = min(sequences), max(sequences)
-    shared = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
-    return min(shared, min(len(sequence) for sequence in sequences) - 1)
+    positions = [[at for at, learned in enumerate(episode.is_learned) if learned] for episode in batch]
+    return trained_logits(model, [list(episode.token_ids) for episode in batch], positions)
 
 
 def _batches(

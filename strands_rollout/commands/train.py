@@ -69,9 +69,10 @@ def train(
     max_new_tokens: Annotated[
         int, typer.Option(help="Tokens of a whole response, tool results included.", min=1)
     ] = 512,
-    learning_rate: Annotated[float, typer.Option(help="AdamW's, at the first step.", min=0)] = 1e-3,
+    learning_rate: Annotated[float, typer.Option(help="AdamW's, at the first step.", min=0)] = 1e-4,
     lr_decay: Annotated[str, typer.Option(help="linear, to 0 after the last step, or constant.")] = "linear",
-    adam_eps: Annotated[float, typer.Option(help="AdamW's epsilon.", min=0)] = 3e-4,
+    gain_factor: Annotated[float, typer.Option(help="Learning rate of the norms' gains, by that.", min=0)] = 20.0,
+    adam_eps: Annotated[float, typer.Option(help="AdamW's epsilon.", min=0)] = 1e-8,
     updates: Annotated[int, typer.Option(help="Optimizer steps per step.", min=1)] = 1,
     clip_low: Annotated[float, typer.Option(help="slime's --eps-clip.", min=0)] = 0.2,
     clip_high: Annotated[float, typer.Option(help="slime's --eps-clip-high.", min=0)] = 0.28,
@@ -142,6 +143,7 @@ def train(
         update=UpdateSettings(
             learning_rate=learning_rate,
             decay=cast("Decay", _one_of("--lr-decay", lr_decay, get_args(Decay))),
+            gain_factor=gain_factor,
             epsilon=adam_eps,
             updates=updates,
             clip_low=clip_low,

@@ -15,7 +15,6 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(900)  # of slow runs on a busy machine
 SMALL = ("--prompts", "4", "--samples-per-prompt", "4", "--threads", "1", "--eval-every", "100")
-slow = [pytest.mark.slow, pytest.mark.torch]
 
 
 def command(out: Path, *options: str, held_out: Path | None = None) -> list[str]:
@@ -55,7 +54,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, few_rows: Path) -> tuple[P
 
 
 class TestARunOfThreeSteps:
-    pytestmark = (*slow, pytest.mark.timeout(900))
+    pytestmark = [pytest.mark.slow, pytest.mark.torch]  # noqa: RUF012 - pytest's own name
 
     def test_the_trainer_agrees_with_the_rollout_at_the_first_step(self, trained: Any) -> None:
         _, summary = trained
@@ -140,6 +139,35 @@ def test_rollouts_that_run_ahead_are_one_version_old(tmp_path: Path, few_rows: P
     assert done.returncode == 0, done.stderr
     assert [record["staleness_max"] for record in steps_of(tmp_path)] == [0, 1, 1]
     assert [record["stale_tokens"] for record in steps_of(tmp_path)] == [0, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_another_agent_is_trained_by_naming_its_config_model_and_rows(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    data = REPOSITORY / "strands_rollout/data"
+    rows = tmp_path / "held_out.jsonl"
+    rows.write_text("".join((data / "shop_held_out.jsonl").read_text().splitlines(keepends=True)[:4]))
+    shop = ("--config", str(REPOSITORY / "configs/shop.yaml"), "--model", str(data / "shop_model"))
+    out = tmp_path / "run"
+    done = train(out, "--steps", "2", *shop, "--data", str(data / "shop_train.jsonl"), held_out=rows)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["logprob_gap_max_step0"] < 1e-3
+    assert all(record["tool_calls"] > 1.5 for record in steps_of(out))
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("rollout", ["retokenised", "openai"])
+def test_text_pipelines_are_trained_for_comparison(rollout: str, tmp_path: Path, few_rows: Path) -> None:
+    pytest.importorskip("torch")
+    done = train(tmp_path, "--steps", "2", "--rollout", rollout, held_out=few_rows)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["rollout"] == rollout
+    for record in steps_of(tmp_path):
+        assert record["ratio_mean"] == pytest.approx(1.0, abs=1e-3)  # of the trainer's own logprobs
+        assert 0 <= record["drift_tokens"] < 0.2
+        assert ("logprob_gap_max" in record) == (rollout == "retokenised")
 
 
 @pytest.mark.slow

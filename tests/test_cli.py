@@ -48,7 +48,10 @@ async def command(*arguments: str, cwd: Path | None = None, **environment: str) 
     return Finished(process.returncode or 0, stdout.decode(), stderr.decode())
 
 
-@pytest.mark.parametrize("arguments", [[], ["demo"], ["serve"], ["eval"], ["config"], ["doctor"]])
+HELPED = [[], *([name] for name in ("demo", "serve", "eval", "config", "doctor", "train", "compare"))]
+
+
+@pytest.mark.parametrize("arguments", HELPED)
 async def test_help_has_an_example_or_the_commands_and_exits_with_0(arguments: list[str]) -> None:
     finished = await command(*arguments, "--help")
     assert finished.code == 0
@@ -56,7 +59,7 @@ async def test_help_has_an_example_or_the_commands_and_exits_with_0(arguments: l
         assert word in finished.stdout
 
 
-@pytest.mark.parametrize("arguments", [[], ["demo"], ["serve"], ["eval"], ["config"], ["doctor"]])
+@pytest.mark.parametrize("arguments", HELPED)
 async def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     # typer itself looks for pydantic when it reads a command's arguments
     heavy = ["numpy", "strands", "transformers", "httpx", *([] if arguments else ["pydantic"])]

@@ -26,6 +26,7 @@ from strands_rollout.tool_loading import load_tools
 CONFIG: Final = Path(__file__).parents[2] / "configs/shop.yaml"
 PLAN: Final = Plan(
     steps=240,
+    target=0.66,
     batch_size=16,
     learning_rate=2e-3,
     problems=4000,

@@ -52,7 +52,7 @@ def train(
             help="slime's --custom-config-path YAML: the agent, under strands_rollout:.", exists=True, dir_okay=False
         ),
     ] = None,
-    prompts: Annotated[int, typer.Option(help="Prompts of a step.", min=1)] = 16,
+    prompts: Annotated[int, typer.Option(help="Prompts of a step.", min=1)] = 64,
     samples_per_prompt: Annotated[int, typer.Option(help="Episodes of each prompt.", min=1)] = 8,
     extra_prompts: Annotated[
         int,
@@ -71,9 +71,7 @@ def train(
     ] = 512,
     learning_rate: Annotated[float, typer.Option(help="AdamW's, at the first step.", min=0)] = 1e-4,
     lr_decay: Annotated[str, typer.Option(help="linear, to 0 after the last step, or constant.")] = "linear",
-    gain_factor: Annotated[float, typer.Option(help="Learning rate of the norms' gains, by that.", min=0)] = 20.0,
-    adam_eps: Annotated[float, typer.Option(help="AdamW's epsilon.", min=0)] = 1e-8,
-    updates: Annotated[int, typer.Option(help="Optimizer steps per step.", min=1)] = 1,
+    updates: Annotated[int, typer.Option(help="Optimizer steps per step.", min=1)] = 4,
     clip_low: Annotated[float, typer.Option(help="slime's --eps-clip.", min=0)] = 0.2,
     clip_high: Annotated[float, typer.Option(help="slime's --eps-clip-high.", min=0)] = 0.28,
     loss_mean: Annotated[
@@ -117,6 +115,10 @@ def train(
     """
     if find_spec("torch") is None:
         raise ConfigError("training needs torch, which is not installed; pip install 'strands-rollout[train]'")
+    if rollout == "openai" and find_spec("openai") is None:
+        raise ConfigError(
+            "--rollout openai needs openai, which is not installed; pip install 'strands-rollout[openai]'"
+        )
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from strands_rollout.dataset_rows import shipped_rows
     from strands_rollout.train.train_options import SHIPPED_POLICY, Ablation, RolloutKind, TrainOptions
@@ -143,8 +145,6 @@ def train(
         update=UpdateSettings(
             learning_rate=learning_rate,
             decay=cast("Decay", _one_of("--lr-decay", lr_decay, get_args(Decay))),
-            gain_factor=gain_factor,
-            epsilon=adam_eps,
             updates=updates,
             clip_low=clip_low,
             clip_high=clip_high,

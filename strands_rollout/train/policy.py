@@ -62,12 +62,9 @@ class Policy:
             self._model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
         except (OSError, ValueError) as e:
             raise ConfigError(f"can't load the model of {model_dir}: {e}") from e
-        parameters = list(self._model.parameters())
-        groups = [
-            {"params": [one for one in parameters if one.ndim > 1], "factor": 1.0},
-            {"params": [one for one in parameters if one.ndim == 1], "factor": settings.gain_factor},
-        ]
-        self._optimizer = torch.optim.AdamW(groups, betas=_BETAS, eps=settings.epsilon, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(
+            self._model.parameters(), lr=settings.learning_rate, betas=_BETAS, weight_decay=0.0
+        )
         self._reference = copy.deepcopy(self._model).requires_grad_(requires_grad=False) if settings.kl else None
 
     def measure(self, sequences: Sequence[TrainingSequence]) -> list[Measured]:
@@ -97,7 +94,7 @@ class Policy:
         figures = UpdateFigures()
         factor = 1 - progress if self.settings.decay == "linear" else 1.0
         for group in self._optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * factor * group["factor"]
+            group["lr"] = self.settings.learning_rate * factor
         for part in _parts(len(sequences), self.settings.updates):
             learned = [at for at in part if self._teaches(sequences[at])]
             if learned:

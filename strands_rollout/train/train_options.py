@@ -61,7 +61,7 @@ class TrainOptions:
     ablation: Ablation = "none"
     base_url: str | None = None
     config: Path | None = None
-    prompts: int = 16
+    prompts: int = 64
     samples_per_prompt: int = 8
     extra_prompts: int = 0
     concurrency: int = 64

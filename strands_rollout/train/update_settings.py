@@ -17,10 +17,6 @@ class UpdateSettings:
         learning_rate: AdamW's, at the first step.
         decay: "linear": the learning rate falls in a straight line, to 0 after the last step; "constant": it stays.
             slime's `--lr-decay-style`.
-        gain_factor: By which the learning rate is larger for the norms' gains, which are of size 1 where a small model's
-            matrices are of 0.04: AdamW moves every weight as far.
-        epsilon: AdamW's, slime's `--adam-eps`. In the order of a gradient's entries it keeps the many parameters whose
-            gradient is noise from moving as far as the few that matter.
         updates: Optimizer steps per batch of rollouts, each on a part of it; slime's `--num-steps-per-rollout`.
         clip_low: slime's `--eps-clip`.
         clip_high: slime's `--eps-clip-high`.
@@ -37,9 +33,7 @@ class UpdateSettings:
 
     learning_rate: float = 1e-4
     decay: Decay = "linear"
-    gain_factor: float = 20.0
-    epsilon: float = 1e-8
-    updates: int = 1
+    updates: int = 4
     clip_low: float = 0.2
     clip_high: float = 0.28
     mean: LossMean = "sample"

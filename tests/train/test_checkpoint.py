@@ -62,10 +62,21 @@ def test_a_folder_is_one_runs_own(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "run/options.json").read_text())
     assert told["options"]["update"]["learning_rate"] == OPTIONS.update.learning_rate
     saved(tmp_path / "run/checkpoints", 2)
-    folder.claim(replace(OPTIONS, steps=9, threads=1), {"commit": None, "versions": {}})  # these may change
+    folder.claim(replace(OPTIONS, threads=1), {"commit": None, "versions": {}})  # does not change what a run is
+    with pytest.raises(ConfigError, match="steps was 5 and is 9"):  # to which the learning rate falls
+        folder.claim(replace(OPTIONS, steps=9), {"commit": None, "versions": {}})
     other = replace(OPTIONS, seed=1, update=UpdateSettings(learning_rate=1.0))
     with pytest.raises(ConfigError, match=r"holds another run: seed was 0 and is 1; update\.learning_rate was .* 1\.0"):
         folder.claim(other, {"commit": None, "versions": {}})
+
+
+def test_a_run_with_a_constant_learning_rate_can_be_made_longer(tmp_path: Path) -> None:
+    constant = replace(OPTIONS, update=UpdateSettings(decay="constant"))
+    folder = TrainFolder(tmp_path)
+    folder.claim(constant, {})
+    saved(tmp_path / "checkpoints", 2)
+    folder.claim(replace(constant, steps=9), {})
+    assert json.loads((tmp_path / "options.json").read_text())["options"]["steps"] == 9
 
 
 def test_a_folder_without_a_checkpoint_starts_afresh(tmp_path: Path) -> None:

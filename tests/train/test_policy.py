@@ -20,7 +20,7 @@ from strands_rollout.train.policy import Policy  # noqa: E402
 from strands_rollout.train.update_settings import UpdateSettings  # noqa: E402
 
 PREFIX = [1192, 45, 300, 7, 7, 81]
-GENTLE = UpdateSettings(learning_rate=1e-5)
+GENTLE = UpdateSettings(learning_rate=1e-5, updates=1)
 
 
 @pytest.fixture(scope="module")

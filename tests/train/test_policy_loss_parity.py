@@ -129,7 +129,7 @@ def gradient_of(policy: Policy) -> Any:
     ids=str,
 )
 def test_an_update_has_the_loss_and_gradient_of_slimes_own(slime: Any, changed: dict[str, Any]) -> None:
-    settings = UpdateSettings(learning_rate=0.0, max_grad_norm=1e9, **changed)
+    settings = UpdateSettings(**{"learning_rate": 0.0, "max_grad_norm": 1e9, "updates": 1} | changed)
     policy = Policy(MODEL, settings)
     sequences = near(policy, drawn(1), 0.3)
     # the policy moves on from what measured: ratios and divergences are of two policies, not of one

@@ -72,9 +72,9 @@ def test_retokenised_trains_on_other_tokens_where_words_were_spelled_otherwise(t
     assert batch.sequences[0].log_probs is None
     assert [len(one.known_pairs) for one in batch.sequences] == [1, 2]  # its end is the same in both
     figures = batch_figures(batch, 4)
-    assert figures["drift_tokens"] == 2 / 5
+    assert figures["drift_tokens"] == 3 / 6
     assert figures["drift_episodes"] == 1 / 2
-    assert batch_figures(step_batch([[spelled, plain]], "tito", tokenizer), 4)["drift_tokens"] == 2 / 5
+    assert batch_figures(step_batch([[spelled, plain]], "tito", tokenizer), 4)["drift_tokens"] == 3 / 6
 
 
 def test_samples_that_train_nothing_are_left_out_and_compared_with_nothing(tokenizer: Any) -> None:

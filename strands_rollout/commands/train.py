@@ -111,7 +111,8 @@ def train(
     new weights from disk under a new version. At the first step the trainer's logprobs of the sampled tokens must equal
     the rollout's; if they don't, the run stops and shows the tokens. The run's folder holds options.json, steps.jsonl,
     summary.json, curves.png, checkpoints, and the policy as a model folder in weights/. The last line on stdout is the
-    summary as JSON. Exits with 1 if a check fails or the engine does, with 2 for bad options.
+    summary as JSON. Exits with 1 if a check fails or the engine does, with 2 for bad options, with
+    130 after Ctrl-C.
     """
     if find_spec("torch") is None:
         raise ConfigError("training needs torch, which is not installed; pip install 'strands-rollout[train]'")
@@ -165,7 +166,7 @@ def train(
     )
     from strands_rollout.train.training_run import run_training
 
-    run_training(options)
+    raise typer.Exit(run_training(options))
 
 
 def _one_of(option: str, given: str, known: tuple[str, ...]) -> str:

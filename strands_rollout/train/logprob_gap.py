@@ -60,24 +60,23 @@ class LogprobGap:
 
 
 def check_gap(
-    gap: LogprobGap,
-    limit: float,
     sequences: Sequence[TrainingSequence],
     trainer: Sequence[Sequence[float]],
+    limit: float,
     decode: Callable[[Sequence[int]], str],
 ) -> None:
     """Refuse to train where the two disagree.
 
     Args:
-        gap: Of these sequences.
-        limit: The largest difference that is taken for rounding, in nats.
-        sequences: What is about to be trained on.
+        sequences: What is about to be trained on, sampled by the weights that are about to be updated.
         trainer: The trainer's logprobs of each one's trained tokens.
+        limit: The largest difference that is taken for rounding, in nats.
         decode: The text of ids.
 
     Raises:
         TrajectoryError: The gap is larger; the message shows the tokens with the largest differences.
     """
+    gap = LogprobGap.of(sequences, trainer)
     if gap.largest <= limit:
         return
     rows = [

@@ -18,6 +18,7 @@ class TrainingSequence:
             its own from before the update.
         sampled_log_probs: To compare with alone: the logprob at which each response token was sampled, None where it
             is unknown.
+        version: Of the weights that sampled all of its tokens; None where there were several, or it is unknown.
         advantage: Of every trained token.
         denominator: Trained tokens of its rollout, siblings of a fan-out included; at least 1. The loss of a sample is
             its sum by this number, as slime's by default.
@@ -28,6 +29,7 @@ class TrainingSequence:
     loss_mask: list[int]
     log_probs: list[float] | None
     sampled_log_probs: Sequence[float | None]
+    version: str | None
     advantage: float
     denominator: int
 

@@ -56,7 +56,7 @@ def step_batch(groups: Sequence[Sequence[Sample]], kind: RolloutKind, tokenizer:
     trained = [(s, a) for s, a in zip(samples, advantages, strict=True) if s.loss_mask and any(s.loss_mask)]
     if kind == "retokenised":
         again = [retokenise(sample, tokenizer) for sample, _ in trained]
-        sequences = [_from_text(one, advantage) for one, (_, advantage) in zip(again, trained, strict=True)]
+        sequences = [_from_text(one, *pair) for one, pair in zip(again, trained, strict=True)]
         drifts = [Drift(one.sampled_tokens, one.drifted_tokens) for one in again]
     else:
         sequences = _as_sampled(trained)
@@ -85,6 +85,7 @@ def _as_sampled(trained: Sequence[tuple[Sample, float]]) -> list[TrainingSequenc
             loss_mask=sample.loss_mask or [],
             log_probs=sample.rollout_log_probs,
             sampled_log_probs=sample.rollout_log_probs or [None] * sample.response_length,
+            version=_version_of(sample),
             advantage=advantage,
             denominator=tokens_of_rollout[_rollout_of(sample, position)],
         )
@@ -92,16 +93,22 @@ def _as_sampled(trained: Sequence[tuple[Sample, float]]) -> list[TrainingSequenc
     ]
 
 
-def _from_text(one: Retokenised, advantage: float) -> TrainingSequence:
+def _from_text(one: Retokenised, sample: Sample, advantage: float) -> TrainingSequence:
     return TrainingSequence(
         tokens=one.tokens,
         prompt_length=one.prompt_length,
         loss_mask=one.loss_mask,
         log_probs=None,
         sampled_log_probs=one.aligned_log_probs,
+        version=_version_of(sample),
         advantage=advantage,
         denominator=max(sum(one.loss_mask), 1),
     )
+
+
+def _version_of(sample: Sample) -> str | None:
+    versions = {version for *_, version in episode_facts(sample).get("spans") or []}
+    return versions.pop() if len(versions) == 1 else None
 
 
 def _rollout_of(sample: Sample, position: int) -> object:

@@ -101,8 +101,10 @@ class Trainer:
         batch = await self._batch(step, collected)
         before = await asyncio.to_thread(self.policy.measure, batch.sequences)
         gap = LogprobGap.of(batch.sequences, [one.log_probs.tolist() for one in before])
+        if step == 0:
+            self.facts |= {"logprob_gap_max_step0": gap.largest, "logprob_gap_mean_step0": gap.mean}
         if step == self.first_step:
-            self._check_gap(step, batch, before, gap)
+            self._check_gap(step, batch, before)
         done = step / self.options.steps
         figures = await asyncio.to_thread(self.policy.update, batch.sequences, before, progress=done)
         entropy = [value for one in before for value in one.entropy.tolist()]
@@ -125,12 +127,12 @@ class Trainer:
             _check_samples(step, samples)
         return await asyncio.to_thread(step_batch, collected.groups, self.options.rollout, self.player.tokenizer)
 
-    def _check_gap(self, step: int, batch: StepBatch, before: Sequence[Measured], gap: LogprobGap) -> None:
-        if step == 0:
-            self.facts |= {"logprob_gap_max_step0": gap.largest, "logprob_gap_mean_step0": gap.mean}
+    def _check_gap(self, step: int, batch: StepBatch, before: Sequence[Measured]) -> None:
         if self.options.checks and self.options.rollout == "tito":
-            trainer = [one.log_probs.tolist() for one in before]
-            check_gap(gap, self.options.gap_limit, batch.sequences, trainer, self.player.decode)
+            # a resumed run's first step may hold what older weights have sampled
+            pairs = [pair for pair in zip(batch.sequences, before, strict=True) if pair[0].version == str(step)]
+            trainer = [one.log_probs.tolist() for _, one in pairs]
+            check_gap([sequence for sequence, _ in pairs], trainer, self.options.gap_limit, self.player.decode)
 
     async def _load_weights(self, version: int) -> None:
         await asyncio.to_thread(self.policy.write_weights, self.folder.weights)

@@ -21,6 +21,7 @@ from strands_rollout import __version__
 from strands_rollout.config import CODE_TOOL_PATH, RolloutSettings
 from strands_rollout.config_file import read_config_file
 from strands_rollout.dataset_rows import load_rows
+from strands_rollout.errors import ConfigError
 from strands_rollout.evaluate import Generate, playing, slime_sampling_params
 from strands_rollout.json_file import write_json
 from strands_rollout.report import make_console
@@ -39,11 +40,16 @@ from strands_rollout.train.trainer import Trainer
 from strands_rollout.train.wandb_log import WandbLog, check_wandb
 from strands_rollout.train.weight_sync import WeightSync
 
+EXIT_OK: Final = 0
+EXIT_INTERRUPTED: Final = 130
 _PACKAGES: Final = ("strands-agents", "torch", "transformers", "numpy")
 
 
-def run_training(options: TrainOptions) -> dict[str, Any]:
-    """Train, or go on where a run was cut; the summary, which is also the last line on stdout.
+def run_training(options: TrainOptions) -> int:
+    """Train, or go on where a run was cut; the last line on stdout is the summary as JSON.
+
+    Returns:
+        The exit code: 0, or 130 after Ctrl-C.
 
     Raises:
         RolloutError: An option, the model, the data, the engine or the folder can't be used, or a check failed.
@@ -52,9 +58,14 @@ def run_training(options: TrainOptions) -> dict[str, Any]:
         check_wandb()
     log = make_console(stderr=True)
     set_threads(options.threads)
-    summary = asyncio.run(_run(options, log))
+    try:
+        summary = asyncio.run(_run(options, log))
+    except KeyboardInterrupt:
+        kept = f"the same command with --out {options.out} goes on from its last checkpoint, if there is one"
+        log.print(f"interrupted; {kept}", markup=False, soft_wrap=True)
+        return EXIT_INTERRUPTED
     print(json.dumps(summary), flush=True)
-    return summary
+    return EXIT_OK
 
 
 async def _run(options: TrainOptions, log: Console) -> dict[str, Any]:
@@ -106,9 +117,14 @@ def made_by() -> dict[str, Any]:
 
 
 def _settings(options: TrainOptions) -> RolloutSettings:
-    if options.config is not None:
-        return read_config_file(options.config)
-    return RolloutSettings(executor=SHIPPED_MODELS_EXECUTOR)
+    if options.config is None:
+        return RolloutSettings(executor=SHIPPED_MODELS_EXECUTOR)
+    settings = read_config_file(options.config)
+    if settings.fan_out:
+        raise ConfigError(
+            f"{options.config} has fan_out; expected one sample of each episode: leave it out, or use slime"
+        )
+    return settings
 
 
 def _generate(options: TrainOptions) -> Generate | None:

@@ -28,7 +28,7 @@ class WeightSync:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._http.aclose()
 
-    async def load(self, folder: Path, version: int) -> None:
+    async def load(self, folder: Path, version: int | str) -> None:
         """Load the weights of a model folder, an absolute path that the engine can read; its prefix cache is emptied.
 
         Raises:

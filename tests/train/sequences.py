@@ -11,7 +11,7 @@ MODEL = Path(__file__).parents[2] / "strands_rollout/engine/checkpoint"
 
 
 def sequence(tokens: list[int], mask: list[int], *, advantage: float = 1.0, **values: Any) -> TrainingSequence:
-    given: dict[str, Any] = {"log_probs": None, "sampled_log_probs": [None] * len(mask)} | values
+    given: dict[str, Any] = {"log_probs": None, "sampled_log_probs": [None] * len(mask), "version": None} | values
     return TrainingSequence(
         tokens=tokens,
         prompt_length=len(tokens) - len(mask),

@@ -25,14 +25,14 @@ def test_nothing_to_compare_is_no_gap() -> None:
 
 def test_a_gap_within_the_limit_passes() -> None:
     one = sequence(TOKENS, [1, 1], sampled_log_probs=[-1.0, -2.0])
-    check_gap(LogprobGap.of([one], [[-1.0005, -2.0]]), 1e-3, [one], [[-1.0005, -2.0]], str)
+    check_gap([one], [[-1.0005, -2.0]], 1e-3, str)
 
 
 def test_a_larger_gap_is_refused_with_the_tokens_that_differ() -> None:
     one = sequence(TOKENS, [1, 0, 1], sampled_log_probs=[-1.0, 0.0, -2.0])
     trainer = [[-1.0, -3.5]]
     with pytest.raises(TrajectoryError) as caught:
-        check_gap(LogprobGap.of([one], trainer), 1e-3, [one], trainer, lambda ids: " ".join(f"t{one}" for one in ids))
+        check_gap([one], trainer, 1e-3, lambda ids: " ".join(f"t{one}" for one in ids))
     words = str(caught.value)
     assert "by up to 1.5 (mean 0.75), 1 of 2 trained tokens by more than 0.001" in words
     assert "sequence 0, token 4 of 5: 't11' after 't7 t8 t9 t10': rollout -2.0000, trainer -3.5000" in words

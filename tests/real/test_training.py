@@ -1,0 +1,40 @@
+"""Training on the real SGLang: its logprobs are the trainer's, and it takes each step's weights under their version."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strands_rollout.dataset_rows import shipped_rows
+from strands_rollout.train.weight_sync import WeightSync
+
+pytestmark = [pytest.mark.real, pytest.mark.torch, pytest.mark.timeout(600)]
+SCRIPT = Path(__file__).parents[2] / "scripts/train_tiny.py"
+
+
+async def test_two_steps_on_sglang_have_the_trainers_logprobs(
+    sglang: str, shipped_tokenizer: Any, told: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(shipped_rows().read_text().splitlines(keepends=True)[:8]))
+    options = ["--steps", "2", "--prompts", "4", "--samples-per-prompt", "4", "--threads", "1", "--updates", "1"]
+    files = ["--held-out", str(rows), "--out", str(tmp_path / "run")]
+    try:
+        done = subprocess.run(  # noqa: ASYNC221 - nothing else is to run
+            [sys.executable, str(SCRIPT), "--base-url", sglang, *options, *files], capture_output=True, text=True
+        )
+    finally:
+        async with WeightSync(sglang) as sync:
+            await sync.load(Path(shipped_tokenizer.name_or_path), "default")
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in (tmp_path / "run/steps.jsonl").read_text().splitlines()]
+    assert [record["weight_version"] for record in records] == [0, 1]
+    assert all(record["logprob_gap_max"] < 1e-3 for record in records)
+    assert all(record["stale_tokens"] == 0 for record in records)
+    told("training on SGLang", logprob_gap_max=max(record["logprob_gap_max"] for record in records))

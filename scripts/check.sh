@@ -24,7 +24,7 @@ step "ruff check" "$venv/bin/ruff" check .
 step "ruff format" "$venv/bin/ruff" format --check .
 step "mypy" "$venv/bin/mypy"
 step "import layers" "$venv/bin/lint-imports"
-step "shellcheck" "$venv/bin/shellcheck" --external-sources scripts/*.sh tests/real/many_tools/*.sh .ci/run
+step "shellcheck" "$venv/bin/shellcheck" --external-sources scripts/*.sh tests/real/many_tools/*.sh tests/experiments/*.sh .ci/run
 if [[ "${1:-}" == "--tests" ]]; then
   step "tests" "$venv/bin/python" -m pytest --cov --cov-report=term
 fi

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spelled_tokens import bytewise, encode
 from tokenizers import Tokenizer, decoders, models, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
@@ -15,21 +15,6 @@ from transformers import PreTrainedTokenizerFast
 from strands_rollout.drift import MAX_SAMPLES, Drift, drift_of_turn, measure_drift, token_bytes
 
 TEXT = "The number 17 times 2 is thirty four, so the answer is the number 34."
-
-
-def encode(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=False))
-
-
-@functools.cache
-def one_byte_tokens(tokenizer: Any) -> dict[bytes, int]:
-    bytes_of = token_bytes(tokenizer)
-    return {bytes_of(token): token for token in range(tokenizer.vocab_size) if len(bytes_of(token)) == 1}
-
-
-def bytewise(tokenizer: Any, text: str) -> list[int]:
-    """The text as one token for each of its bytes, as a policy may sample it."""
-    return [one_byte_tokens(tokenizer)[bytes([value])] for value in text.encode()]
 
 
 def drift(tokenizer: Any, ids: list[int]) -> int:

@@ -31,7 +31,8 @@ class RolloutPlan:
         concurrency: Episodes at once.
         seed: Decides the order of prompts and every episode's sampling seed.
         sampling_params: As slime hands them to `generate`.
-        keeps_aborted: Hand out aborted episodes as if they were over: a fault, for those who want to see it.
+        keeps_aborted: Hand out all groups that were begun, aborted episodes among them: a fault, for those who want to
+            see it.
     """
 
     groups: int
@@ -131,8 +132,9 @@ class RolloutCollector:
             for task in tasks:
                 task.cancel()
         # more may have ended while the others were cut off; they count in the next step
-        candidates = under_way if plan.keeps_aborted else done
-        chosen = sorted(candidates, key=lambda group: group.position)[: plan.groups]
+        chosen = sorted(done, key=lambda group: group.position)[: plan.groups]
+        if plan.keeps_aborted:
+            chosen = [group for group in under_way if group.samples]
         self.waiting = [] if plan.keeps_aborted else [group for group in under_way if group not in chosen]
         return Collected([list(group.samples.values()) for group in chosen], resumed)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from spelled_tokens import bytewise, encode
 from tokenizers import Tokenizer, decoders, models, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
@@ -20,21 +20,6 @@ from strands_rollout.train.retokenised import Retokenised, retokenise
 PROMPT = "<|im_start|>user\nWhat is 17 * 2?<|im_end|>\n<|im_start|>assistant\n"
 TURN = "The answer is the number 34.<|im_end|>"
 CONTEXT = "\n<|im_start|>user\n<tool_response>\n34\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-
-
-def encode(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=False))
-
-
-@functools.cache
-def one_byte_tokens(tokenizer: Any) -> dict[bytes, int]:
-    bytes_of = token_bytes(tokenizer)
-    return {bytes_of(token): token for token in range(tokenizer.vocab_size) if len(bytes_of(token)) == 1}
-
-
-def bytewise(tokenizer: Any, text: str) -> list[int]:
-    """The text as one token for each of its bytes, as a policy may sample it."""
-    return [one_byte_tokens(tokenizer)[bytes([value])] for value in text.encode()]
 
 
 def sample_of(prompt: list[int], *parts: tuple[list[int], int]) -> Sample:

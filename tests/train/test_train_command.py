@@ -184,7 +184,7 @@ def test_faulty_samples_stop_a_run_with_words(ablation: str, words: str, tmp_pat
     pytest.importorskip("torch")
     options = ["--steps", "1", "--ablation", ablation]
     if ablation == "aborted-as-completed":
-        options += ["--extra-prompts", "12", "--concurrency", "16"]
+        options += ["--extra-prompts", "4"]
     done = train(tmp_path / "checked", *options, held_out=few_rows)
     assert done.returncode == 1, done.stderr
     assert words in done.stderr

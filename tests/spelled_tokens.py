@@ -1,0 +1,23 @@
+"""Tokens for texts as a policy may sample them: a tokenizer's own, or one for each byte."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from strands_rollout.drift import token_bytes
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+@functools.cache
+def one_byte_tokens(tokenizer: Any) -> dict[bytes, int]:
+    bytes_of = token_bytes(tokenizer)
+    return {bytes_of(token): token for token in range(tokenizer.vocab_size) if len(bytes_of(token)) == 1}
+
+
+def bytewise(tokenizer: Any, text: str) -> list[int]:
+    """The text as one token for each of its bytes, as a policy may sample it."""
+    return [one_byte_tokens(tokenizer)[bytes([value])] for value in text.encode()]

@@ -17,7 +17,9 @@ _SHIPPED = "the shipped one"
 
 def train(
     steps: Annotated[int, typer.Option(help="Batches of rollouts to train on.", min=1)] = 60,
-    seed: Annotated[int, typer.Option(help="Decides the order of prompts and all sampling.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Decides the order of prompts, and all sampling on an engine that heeds seeds.")
+    ] = 0,
     out: Annotated[
         Path | None,
         typer.Option(help="The run's folder, gone on with where it was cut; default: a new one in train_runs/."),
@@ -53,7 +55,7 @@ def train(
         ),
     ] = None,
     prompts: Annotated[int, typer.Option(help="Prompts of a step.", min=1)] = 64,
-    samples_per_prompt: Annotated[int, typer.Option(help="Episodes of each prompt.", min=1)] = 8,
+    samples_per_prompt: Annotated[int, typer.Option(help="Episodes of each prompt.", min=2)] = 8,
     extra_prompts: Annotated[
         int,
         typer.Option(
@@ -88,7 +90,7 @@ def train(
     eval_every: Annotated[int, typer.Option(help="Steps between measurements on the held-out rows.", min=1)] = 10,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.", min=1)] = 10,
     concurrency: Annotated[int, typer.Option(help="Episodes at once.", min=1)] = 64,
-    threads: Annotated[int | None, typer.Option(help="CPU threads of torch; default: all.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of torch; default: its own choice.", min=1)] = None,
     gap_limit: Annotated[
         float,
         typer.Option(help="Largest difference of logprobs, the trainer's against the rollout's, at the first step."),
@@ -125,9 +127,9 @@ def train(
     from strands_rollout.train.train_options import SHIPPED_POLICY, Ablation, RolloutKind, TrainOptions
     from strands_rollout.train.update_settings import Decay, LossMean, UpdateSettings
 
-    _check(temperature=temperature, extra_prompts=extra_prompts, is_async=is_async, ablation=ablation)
+    _check(temperature=temperature, extra_prompts=extra_prompts, is_async=is_async, ablation=ablation, rollout=rollout)
     options = TrainOptions(
-        out=out or Path("train_runs") / time.strftime("%Y%m%d-%H%M%S"),
+        out=out or Path("train_runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}-{os.getpid()}",
         steps=steps,
         seed=seed,
         model_dir=model or SHIPPED_POLICY,
@@ -175,7 +177,7 @@ def _one_of(option: str, given: str, known: tuple[str, ...]) -> str:
     return given
 
 
-def _check(*, temperature: float, extra_prompts: int, is_async: bool, ablation: str) -> None:
+def _check(*, temperature: float, extra_prompts: int, is_async: bool, ablation: str, rollout: str) -> None:
     """What an option's bounds can't say."""
     if temperature <= 0:
         raise typer.BadParameter(f"got --temperature {temperature}; expected more than 0: a greedy group has no spread")
@@ -183,3 +185,5 @@ def _check(*, temperature: float, extra_prompts: int, is_async: bool, ablation: 
         raise typer.BadParameter("--async plays whole steps ahead; leave out --extra-prompts with it")
     if ablation == "aborted-as-completed" and not extra_prompts:
         raise typer.BadParameter("--ablation aborted-as-completed needs --extra-prompts: nothing else is aborted")
+    if ablation == "shifted-logprobs" and rollout != "tito":
+        raise typer.BadParameter("--ablation shifted-logprobs needs --rollout tito: text has no logprobs to shift")

@@ -16,8 +16,10 @@ from strands_rollout.train.recorded_run import RecordedRun
 from strands_rollout.train.run_figures import FIGURES, Spread, spread_of
 
 _ALL: Final = "all"
-# what a run's result does not depend on, and the seed
-_NEVER_TOLD_APART_BY: Final = frozenset({"seed", "out", "json_only", "wandb", "threads", "save_every"})
+# what a run's result does not depend on, the seed, and what is told by another name
+_NEVER_TOLD_APART_BY: Final = frozenset(
+    {"seed", "out", "json_only", "wandb", "threads", "save_every", "gap_limit", "update.temperature"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     for name, value in options.items():
         if isinstance(value, Mapping):
             texts |= _flat(value, f"{prefix}{name}.")
-        elif prefix or name not in _NEVER_TOLD_APART_BY:
+        elif prefix + name not in _NEVER_TOLD_APART_BY:
             texts[prefix + name] = value if isinstance(value, str) else json.dumps(value)
     return texts
 

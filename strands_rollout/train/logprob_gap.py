@@ -52,7 +52,7 @@ class LogprobGap:
             return cls(0.0, 0.0, 0.0, 0)
         k3 = [math.expm1(min(ratio, _MOST_RATIO)) - ratio for ratio in log_ratios]
         return cls(
-            largest=max(map(abs, log_ratios)),
+            largest=max((abs(ratio) for ratio in log_ratios), key=lambda gap: math.inf if math.isnan(gap) else gap),
             mean=math.fsum(map(abs, log_ratios)) / len(log_ratios),
             k3=math.fsum(k3) / len(log_ratios),
             tokens=len(log_ratios),

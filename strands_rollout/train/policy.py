@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,12 +15,13 @@ from pickle import UnpicklingError
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from strands_rollout.errors import ConfigError
+from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.train.forward import trained_logits
 from strands_rollout.train.policy_loss import clipped_policy_loss, k3_divergence, truncated_weights
 from strands_rollout.train.sequence import TrainingSequence
@@ -29,7 +29,7 @@ from strands_rollout.train.update_figures import UpdateFigures
 from strands_rollout.train.update_settings import UpdateSettings
 
 _BETAS: Final = (0.9, 0.98)
-_MICRO_BATCH_TOKENS: Final = 8192
+_MICRO_BATCH_LOGITS: Final = 10_000_000  # of which several copies are in memory at once
 _WEIGHTS: Final = ("*.safetensors", "*.bin", "*.index.json", "training.json")
 
 
@@ -71,7 +71,7 @@ class Policy:
         """Logprobs and entropies of each sequence's trained tokens, under the weights as they are."""
         measured: list[Measured | None] = [None] * len(sequences)
         with torch.no_grad():
-            for chosen in _micro_batches(sequences, range(len(sequences))):
+            for chosen in self._micro_batches(sequences, range(len(sequences))):
                 log_probs, entropy = self._log_probs(self._model, [sequences[at] for at in chosen])
                 counts = [len(sequences[at].trained_positions) for at in chosen]
                 for at, one, other in zip(chosen, log_probs.split(counts), entropy.split(counts), strict=True):
@@ -103,23 +103,40 @@ class Policy:
         return figures
 
     def write_weights(self, folder: Path) -> None:
-        """Write the whole model folder, weights in single precision, so that an engine can load it at once."""
+        """Write a model folder, weights in single precision, that an engine can load; subfolders are left out.
+
+        Raises:
+            RolloutError: It can't be written.
+        """
         new = folder.with_name(f"{folder.name}.new")
-        shutil.rmtree(new, ignore_errors=True)
-        shutil.copytree(self.model_dir, new, ignore=shutil.ignore_patterns(*_WEIGHTS))
         tied = {"lm_head.weight"} if self._model.config.tie_word_embeddings else set()
         state = {name: weight.contiguous() for name, weight in self._model.state_dict().items() if name not in tied}
-        save_file(state, new / "model.safetensors", metadata={"format": "pt"})
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in new.iterdir():
-            path.replace(folder / path.name)
-        new.rmdir()
+        try:
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir(parents=True)
+            for path in self.model_dir.iterdir():
+                if path.is_file() and not any(path.match(pattern) for pattern in _WEIGHTS):
+                    shutil.copy(path, new)
+            save_file(state, new / "model.safetensors", metadata={"format": "pt"})
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in new.iterdir():
+                path.replace(folder / path.name)
+            new.rmdir()
+        except (OSError, SafetensorError) as e:
+            raise RolloutError(f"can't write {folder}: {e}; make room and resume the run") from e
 
     def save(self, path: Path) -> None:
-        """Write weights and the optimizer's state to a file, whole or not at all."""
+        """Write weights and the optimizer's state to a file, whole or not at all.
+
+        Raises:
+            RolloutError: It can't be written.
+        """
         new = path.with_name(f"{path.name}.new")
-        torch.save({"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}, new)
-        new.replace(path)
+        try:
+            torch.save({"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}, new)
+            new.replace(path)
+        except (OSError, RuntimeError) as e:  # torch's own writer raises the latter on a full disk
+            raise RolloutError(f"can't write {path}: {e}; make room and resume the run") from e
 
     def restore(self, path: Path) -> None:
         """Read what `save` wrote; the reference of the KL stays the first weights.
@@ -157,7 +174,7 @@ class Policy:
     ) -> None:
         self._optimizer.zero_grad(set_to_none=True)
         loss = 0.0
-        for chosen in _micro_batches(sequences, learned):
+        for chosen in self._micro_batches(sequences, learned):
             part = self._loss(
                 [sequences[at] for at in chosen],
                 [before[at] for at in chosen],
@@ -197,6 +214,19 @@ class Policy:
         figures.add_tokens(log_ratio.detach().exp(), clipped)
         return (losses / _spread(divisors, counts)).sum() * share
 
+    def _micro_batches(self, sequences: Sequence[TrainingSequence], chosen: Sequence[int]) -> Iterator[list[int]]:
+        """The chosen ones by length, in batches that take about as much memory each."""
+        most_tokens = _MICRO_BATCH_LOGITS // self._model.config.vocab_size
+        batch: list[int] = []
+        for at in sorted(chosen, key=lambda at: len(sequences[at].tokens)):
+            longest = len(sequences[at].tokens) - sequences[at].prompt_length
+            if batch and (len(batch) + 1) * longest > most_tokens:
+                yield batch
+                batch = []
+            batch.append(at)
+        if batch:
+            yield batch
+
     def _log_probs(self, model: Any, sequences: Sequence[TrainingSequence]) -> tuple[Tensor, Tensor]:  # noqa: ANN401
         """Logprobs and entropies of all trained tokens, sequence after sequence."""
         logits, targets = trained_logits(
@@ -223,19 +253,7 @@ def _parts(count: int, parts: int) -> Iterator[range]:
     return (range(start, end) for start, end in itertools.pairwise(bounds) if start < end)
 
 
-def _micro_batches(sequences: Sequence[TrainingSequence], chosen: Sequence[int]) -> Iterator[list[int]]:
-    """The chosen ones by length, in batches that take about as much memory each."""
-    batch: list[int] = []
-    for at in sorted(chosen, key=lambda at: len(sequences[at].tokens)):
-        longest = len(sequences[at].tokens) - sequences[at].prompt_length
-        if batch and (len(batch) + 1) * longest > _MICRO_BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(at)
-    if batch:
-        yield batch
-
-
 def set_threads(threads: int | None) -> None:
-    """So many threads for torch; None for one per CPU that this process may use."""
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    """So many threads for torch; None for torch's own choice."""
+    if threads is not None:
+        torch.set_num_threads(threads)

@@ -136,7 +136,7 @@ class RolloutCollector:
         if plan.keeps_aborted:
             chosen = [group for group in under_way if group.samples]
         self.waiting = [] if plan.keeps_aborted else [group for group in under_way if group not in chosen]
-        return Collected([list(group.samples.values()) for group in chosen], resumed)
+        return Collected([[group.samples[at] for at in sorted(group.samples)] for group in chosen], resumed)
 
     async def play_all(self, rows: Sequence[Row], name: str) -> list[Sample]:
         """One graded episode of each row, with seeds that depend on the row and the name alone."""

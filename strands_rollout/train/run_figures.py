@@ -111,5 +111,6 @@ FIGURES: Final[Mapping[str, Callable[[RecordedRun], float | None]]] = {
 """By name; None where a run has nothing to tell it from.
 
 Accuracies are of held-out problems, the end being the last that was measured. `step_at_goal` is the number of updates
-after which it was first measured to have `GOAL`. Means are over steps. `minutes` are by the clock, without the start.
+after which it was first measured to have `GOAL`. Means are over steps. `minutes` are by the clock,
+without the start and the last evaluation.
 """

@@ -35,6 +35,7 @@ def batch_figures(batch: StepBatch, version: int) -> dict[str, float]:
         **{status.value: statuses[status] for status in Sample.Status if status is not Sample.Status.PENDING},
         **_staleness(samples, version),
     }
+    figures |= _text_endpoint(samples)
     if sampled:
         figures["drift_tokens"] = sum(drift.drift_tokens for drift in batch.drifts) / sampled
         figures["drift_episodes"] = _mean(float(drift.drift_tokens > 0) for drift in batch.drifts)
@@ -46,6 +47,22 @@ def gap_figures(gap: LogprobGap) -> dict[str, float]:
     if not gap.tokens:
         return {}
     return {"kl_k3": gap.k3, "logprob_gap_max": gap.largest, "logprob_gap_mean": gap.mean}
+
+
+def _text_endpoint(samples: Iterable[Sample]) -> dict[str, float]:
+    """What the way by text has changed; nothing of samples that did not go it.
+
+    The share of turns that were sampled after another prompt than the one that is trained before them, and of trained
+    tokens that were not sampled.
+    """
+    found = [facts for sample in samples if (facts := episode_facts(sample)).get("text_endpoint")]
+    turns = sum(facts["turns"] for facts in found)
+    trained = sum(facts["text_endpoint"]["trained_tokens"] for facts in found)
+    if not turns or not trained:
+        return {}
+    reread = sum(facts["text_endpoint"]["reread_turns"] for facts in found)
+    unsampled = sum(facts["text_endpoint"]["unmatched_trained"] or 0 for facts in found)
+    return {"reread_turns": reread / turns, "unsampled_tokens": unsampled / trained}
 
 
 def _staleness(samples: Iterable[Sample], version: int) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -16,7 +17,9 @@ Ablation: TypeAlias = Literal[
 
 SHIPPED_POLICY: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
 
-_MAY_CHANGE: Final = frozenset({"out", "steps", "base_url", "concurrency", "threads", "wandb", "json_only"})
+_MAY_CHANGE: Final = frozenset(
+    {"out", "steps", "base_url", "concurrency", "gap_limit", "checks", "save_every", "threads", "wandb", "json_only"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class TrainOptions:
         gap_limit: The largest difference of a token's logprob, the trainer's against the rollout's, at the first step.
         checks: Whether a run stops at that, or at a sample that slime would not take.
         save_every: Steps between checkpoints.
-        threads: Of torch; None for one per CPU.
+        threads: Of torch; None for its own choice.
         wandb: Whether to log to wandb.
         json_only: Print nothing on stdout but the line of JSON.
     """
@@ -82,6 +85,8 @@ class TrainOptions:
         values = asdict(self)
         if self.base_url is not None:
             values["base_url"] = redacted(parse_base_url(self.base_url))
+        if self.config is not None:
+            values["config_sha256"] = hashlib.sha256(self.config.read_bytes()).hexdigest()
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     def identity(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from strands_rollout.contract import contract_violations
 from strands_rollout.dataset_rows import Row
+from strands_rollout.episode_facts import episode_facts
 from strands_rollout.errors import TrajectoryError
 from strands_rollout.evaluate import REWARD_KEY, Player
 from strands_rollout.sample_type import Sample
@@ -82,14 +83,14 @@ class Trainer:
                 pending = asyncio.create_task(self.collector.collect()) if is_ahead else None
                 trained = await self._train(step, collected)
                 if pending is not None:
-                    await asyncio.wait([pending])  # an engine takes no weights while it runs requests
+                    await asyncio.wait([pending])  # an engine would wait for its requests all the same
                 started = time.monotonic()
                 await self._load_weights(step + 1)
                 times = {"rollout_s": rollout_s, "sync_s": time.monotonic() - started}
                 record = {"step": step, "weight_version": step, "resumed": collected.resumed}
                 tell(log.append(record | held_out | trained | times))
-                held_out = await self._measure_held_out(step + 1)
                 self._save(step + 1, next_position)
+                held_out = await self._measure_held_out(step + 1)
         finally:
             if pending is not None:
                 pending.cancel()
@@ -101,7 +102,7 @@ class Trainer:
         batch = await self._batch(step, collected)
         before = await asyncio.to_thread(self.policy.measure, batch.sequences)
         gap = LogprobGap.of(batch.sequences, [one.log_probs.tolist() for one in before])
-        if step == 0:
+        if step == 0 and gap.tokens:
             self.facts |= {"logprob_gap_max_step0": gap.largest, "logprob_gap_mean_step0": gap.mean}
         if step == self.first_step:
             self._check_gap(step, batch, before)
@@ -121,16 +122,17 @@ class Trainer:
         ablations = Ablations(self.options.ablation, self.player)
         await ablations.apply(samples)
         if not any(sample.loss_mask and any(sample.loss_mask) for sample in samples):
-            errors = {str(sample.metadata.get("strands_rollout", {}).get("error")) for sample in samples}
-            raise TrajectoryError(f"no sample of step {step} trains a token; their errors: {'; '.join(sorted(errors))}")
+            raise TrajectoryError(f"no sample of step {step} trains a token; their errors: {_errors_of(samples)}")
         if self.options.checks and self.options.rollout != "openai":
             _check_samples(step, samples)
         return await asyncio.to_thread(step_batch, collected.groups, self.options.rollout, self.player.tokenizer)
 
     def _check_gap(self, step: int, batch: StepBatch, before: Sequence[Measured]) -> None:
         if self.options.checks and self.options.rollout == "tito":
-            # a resumed run's first step may hold what older weights have sampled
-            pairs = [pair for pair in zip(batch.sequences, before, strict=True) if pair[0].version == str(step)]
+            # a resumed run's first step may hold what older weights have sampled; at step 0 a version that the engine
+            # does not tell, or tells wrongly, must not hide what differs
+            all_pairs = zip(batch.sequences, before, strict=True)
+            pairs = [pair for pair in all_pairs if step == 0 or pair[0].version == str(step)]
             trainer = [one.log_probs.tolist() for _, one in pairs]
             check_gap([sequence for sequence, _ in pairs], trainer, self.options.gap_limit, self.player.decode)
 
@@ -146,6 +148,12 @@ class Trainer:
         started = time.monotonic()
         self.phase("held out")
         samples = await self.collector.play_all(self.held_out, "held out")
+        lost = [sample for sample in samples if sample.status in (Sample.Status.FAILED, Sample.Status.ABORTED)]
+        if lost:  # an outage is no wrong answer, and the rows that are left are another set
+            raise TrajectoryError(
+                f"{len(lost)} of {len(samples)} held-out episodes failed, so that there is no accuracy: "
+                f"{_errors_of(lost)}; run the same command again to go on"
+            )
         verdicts = [bool(sample.reward.get("acc")) for sample in samples if isinstance(sample.reward, Mapping)]
         accuracy = sum(verdicts) / max(len(verdicts), 1)
         self.facts |= {"accuracy_start": accuracy} if version == 0 else {}
@@ -160,6 +168,12 @@ class Trainer:
         part = checkpoints.begin(step)
         self.policy.save(part / "policy.pt")
         checkpoints.finish(part, Progress(step, next_position, self.collector.waiting, self.facts))
+
+
+def _errors_of(samples: Sequence[Sample]) -> str:
+    """A few of them."""
+    errors = sorted({str(episode_facts(sample).get("error")) for sample in samples})
+    return "; ".join(errors[:_MOST_SHOWN]) or "none is over"
 
 
 def _check_samples(step: int, samples: Sequence[Sample]) -> None:

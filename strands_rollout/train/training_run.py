@@ -34,7 +34,7 @@ from strands_rollout.train.progress import TrainingProgress
 from strands_rollout.train.recorded_run import with_end
 from strands_rollout.train.rollouts import AbortFlag, RolloutCollector, RolloutPlan
 from strands_rollout.train.run_folder import TrainFolder
-from strands_rollout.train.step_log import StepRecord
+from strands_rollout.train.step_log import FILE_NAME, StepRecord, read_steps
 from strands_rollout.train.train_options import TrainOptions
 from strands_rollout.train.trainer import Trainer
 from strands_rollout.train.wandb_log import WandbLog, check_wandb
@@ -64,7 +64,12 @@ def run_training(options: TrainOptions) -> int:
         kept = f"the same command with --out {options.out} goes on from its last checkpoint, if there is one"
         log.print(f"interrupted; {kept}", markup=False, soft_wrap=True)
         return EXIT_INTERRUPTED
+    if not options.json_only:
+        start, end = summary["accuracy_start"], summary["accuracy_end"]
+        if start is not None and end is not None:
+            print(f"accuracy on held-out problems: {start:.1%}, after {summary['steps']} steps {end:.1%}")
     print(json.dumps(summary), flush=True)
+    _draw(options, summary, log)
     return EXIT_OK
 
 
@@ -75,6 +80,8 @@ async def _run(options: TrainOptions, log: Console) -> dict[str, Any]:
     policy = Policy(options.model_dir, options.update)
     folder.claim(options, made_by())
     progress = _restore(policy, folder.checkpoints)
+    if progress.step > options.steps:
+        raise ConfigError(f"{options.out} has {progress.step} steps; expected --steps {progress.step} or more")
     if CODE_TOOL_PATH in settings.tools:
         log.print(f"code runs with isolation {await start_executor(settings.executor)!r}", highlight=False)
     flag = AbortFlag()
@@ -99,21 +106,28 @@ async def _run(options: TrainOptions, log: Console) -> dict[str, Any]:
         if wandb:
             wandb.sum_up(summary)
     write_json(folder.summary, summary)
-    _draw(folder, options, steps.records, summary, log)
     return summary
 
 
 def made_by() -> dict[str, Any]:
-    """The commit of this checkout, where it is one, and the versions that decide a run's numbers."""
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    """The commit of this checkout, where it is one, and the versions that decide a run's numbers.
+
+    The commit ends in "-dirty" where a file was changed since.
+    """
     try:
-        commit = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603 - fixed words
+        _git("ls-files", "--error-unmatch", Path(__file__).name)  # not of another project that this is installed in
+        commit = _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
         commit = None
     return {
         "commit": commit,
         "versions": {"strands-rollout": __version__} | {name: version(name) for name in _PACKAGES},
     }
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603
 
 
 def _settings(options: TrainOptions) -> RolloutSettings:
@@ -185,11 +199,11 @@ def _summary(
     }
 
 
-def _draw(
-    folder: TrainFolder, options: TrainOptions, records: Sequence[StepRecord], summary: dict[str, Any], log: Console
-) -> None:
+def _draw(options: TrainOptions, summary: dict[str, Any], log: Console) -> None:
     if not can_draw():
         log.print(NOT_DRAWN, markup=False)
-    elif records:
-        draw_run(with_end(records, summary), folder.curves, title=f"{options.rollout}, seed {options.seed}")
-        log.print(f"curves: {folder.curves}", markup=False, soft_wrap=True)
+        return
+    path = TrainFolder(options.out).curves
+    records = read_steps(options.out / FILE_NAME)
+    draw_run(with_end(records, summary), path, title=f"{options.rollout}, seed {options.seed}")
+    log.print(f"curves: {path}", markup=False, soft_wrap=True)

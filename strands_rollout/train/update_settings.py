@@ -20,7 +20,8 @@ class UpdateSettings:
         updates: Optimizer steps per batch of rollouts, each on a part of it; slime's `--num-steps-per-rollout`.
         clip_low: slime's `--eps-clip`.
         clip_high: slime's `--eps-clip-high`.
-        mean: "sample": the mean over rollouts of each one's mean over its trained tokens, slime's default; "token": the
+        mean: "sample": the mean over rollouts that train a token (slime counts the others too) of each one's mean over
+            its trained tokens, slime's default; "token": the
             mean over all trained tokens, slime's `--calculate-per-token-loss`.
         tis_clip: Truncated importance sampling with this upper bound, slime's `--use-tis --tis-clip`: the trainer's own
             logprobs from before the update are the behaviour policy's, and the rollout's correct for it. None: the

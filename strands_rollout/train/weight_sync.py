@@ -32,7 +32,7 @@ class WeightSync:
         """Load the weights of a model folder, an absolute path that the engine can read; its prefix cache is emptied.
 
         Raises:
-            EngineError: It refused, for instance since it runs requests.
+            EngineError: It refused.
             EngineUnavailableError: It did not answer.
         """
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}

@@ -42,11 +42,11 @@ def some_sequences(count: int = 5) -> list[Any]:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10_000])
+@pytest.mark.parametrize("micro_batch_logits", [1, 50_000, 10_000_000])
 def test_logprobs_are_those_of_a_forward_pass_over_each_sequence_alone(
-    loaded: Any, temperature: float, micro_batch_tokens: int, monkeypatch: pytest.MonkeyPatch
+    loaded: Any, temperature: float, micro_batch_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_module, "_MICRO_BATCH_TOKENS", micro_batch_tokens)
+    monkeypatch.setattr(policy_module, "_MICRO_BATCH_LOGITS", micro_batch_logits)
     sequences = some_sequences()
     measured = Policy(MODEL, replace(GENTLE, temperature=temperature)).measure(sequences)
     for one, own in zip(sequences, measured, strict=True):
@@ -168,8 +168,47 @@ def test_the_divergence_from_the_first_weights_holds_the_policy_back() -> None:
 def test_a_batch_can_be_cut_into_several_updates() -> None:
     policy = Policy(MODEL, replace(GENTLE, updates=2, learning_rate=1e-3))
     sequences = some_sequences() * 2
-    figures = policy.update(sequences, policy.measure(sequences)).to_record()
-    assert figures["ratio_max"] > 1.01  # the second update sees weights that the first one moved
+    figures = policy.update(sequences, policy.measure(sequences))
+    assert (figures.steps, figures.tokens) == (2, sum(sum(one.loss_mask) for one in sequences))
+    assert figures.ratio_max > 1.01  # the second update sees weights that the first one moved
+
+
+@pytest.mark.parametrize(("decay", "moves"), [("linear", False), ("constant", True)])
+def test_the_learning_rate_falls_to_nothing_at_the_end_of_a_run(decay: str, moves: bool) -> None:
+    sequences = some_sequences()
+    policy = Policy(MODEL, replace(GENTLE, decay=decay))
+    before = policy.measure(sequences)
+    policy.update(sequences, before, progress=1.0)
+    after = policy.measure(sequences)
+    assert torch.equal(after[0].log_probs, before[0].log_probs) != moves
+
+
+def test_half_way_the_learning_rate_is_half(loaded: Any, tmp_path: Path) -> None:
+    moved = []
+    for progress in (0.0, 0.5):
+        policy = Policy(MODEL, GENTLE)
+        policy.update(some_sequences(), policy.measure(some_sequences()), progress=progress)
+        policy.write_weights(tmp_path / "weights")
+        moved.append(weights_in(tmp_path / "weights") - weights_in(MODEL))
+    assert float(moved[1].norm() / moved[0].norm()) == pytest.approx(0.5, abs=0.02)
+
+
+def weights_in(folder: Path) -> Any:
+    from safetensors.torch import load_file
+
+    state = load_file(folder / "model.safetensors")
+    return torch.cat([state[name].float().flatten() for name in sorted(state)])
+
+
+def test_subfolders_of_a_model_are_left_where_they_are(tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(MODEL, tmp_path / "model")
+    (tmp_path / "model/.cache").mkdir()
+    policy = Policy(tmp_path / "model", GENTLE)
+    for _ in range(2):
+        policy.write_weights(tmp_path / "weights")
+    assert not (tmp_path / "weights/.cache").exists()
 
 
 def test_weights_are_written_as_a_model_folder(loaded: Any, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class TestARunOfThreeSteps:
 @pytest.mark.torch
 def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path, few_rows: Path) -> None:
     pytest.importorskip("torch")
-    options = ("--steps", "3", "--save-every", "1", "--extra-prompts", "1")
+    options = ("--steps", "3", "--save-every", "1", "--updates", "2")
     whole = train(tmp_path / "whole", *options, held_out=few_rows)
     assert whole.returncode == 0, whole.stderr
     cut = tmp_path / "cut"
@@ -123,12 +123,22 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path, few
     assert not (cut / "summary.json").exists()
     resumed = train(cut, *options, held_out=few_rows)
     assert resumed.returncode == 0, resumed.stderr
-    assert [record["step"] for record in steps_of(cut)] == [0, 1, 2]
-    # which group an abort cut off depends on the clock; what the first step saw does not
-    assert without_times(steps_of(cut))[0]["reward"] == without_times(steps_of(tmp_path / "whole"))[0]["reward"]
-    other = train(cut, *options[:-2], "--seed", "1", held_out=few_rows)
+    assert without_times(steps_of(cut)) == without_times(steps_of(tmp_path / "whole"))
+    other = train(cut, *options, "--seed", "1", held_out=few_rows)
     assert other.returncode == 2
     assert "seed was 0 and is 1" in other.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_episodes_that_older_weights_began_do_not_stop_a_run_that_goes_on(tmp_path: Path, few_rows: Path) -> None:
+    pytest.importorskip("torch")
+    options = ("--extra-prompts", "12", "--lr-decay", "constant", "--learning-rate", "1e-3")
+    for steps in ("1", "2"):
+        done = train(tmp_path, "--steps", steps, *options, held_out=few_rows)
+        assert done.returncode == 0, done.stderr
+    assert steps_of(tmp_path)[1]["staleness_max"] == 1
+    assert steps_of(tmp_path)[1]["logprob_gap_max"] > 1e-3
 
 
 @pytest.mark.slow
@@ -161,13 +171,15 @@ def test_another_agent_is_trained_by_naming_its_config_model_and_rows(tmp_path: 
 @pytest.mark.parametrize("rollout", ["retokenised", "openai"])
 def test_text_pipelines_are_trained_for_comparison(rollout: str, tmp_path: Path, few_rows: Path) -> None:
     pytest.importorskip("torch")
-    done = train(tmp_path, "--steps", "2", "--rollout", rollout, held_out=few_rows)
+    done = train(tmp_path, "--steps", "2", "--updates", "1", "--rollout", rollout, held_out=few_rows)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["rollout"] == rollout
     for record in steps_of(tmp_path):
         assert record["ratio_mean"] == pytest.approx(1.0, abs=1e-3)  # of the trainer's own logprobs
         assert 0 <= record["drift_tokens"] < 0.2
         assert ("logprob_gap_max" in record) == (rollout == "retokenised")
+        # the episodes call a tool first, and Strands' model drops the reasoning of that turn
+        assert record.get("reread_turns", 0) > 0 if rollout == "openai" else "reread_turns" not in record
 
 
 @pytest.mark.slow

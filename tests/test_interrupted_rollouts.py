@@ -31,7 +31,8 @@ from stand_in_worker import StandInWorker
 
 from strands_rollout import Sample
 
-_ON_ITS_WAY_S = 0.02
+_SHORTEST_RETRY_S = 0.125
+_MOST_TRIES = 10
 _ENGINE_FAULTS = ("aborted", "dequeued", "delayed")
 
 
@@ -99,21 +100,22 @@ async def test_weight_updates_interrupt_a_fully_async_rollout_that_goes_on_in_pl
     stage.check(quick_and_smooth)
 
 
-@pytest.mark.slow  # runs alone there: beside other work a request is on its way for longer than it is told apart by
-@pytest.mark.parametrize("flag_after_s", [0.15, 0.17, 0.19])  # retries come after 0.125 to 0.25 s
-async def test_no_request_is_tried_again_once_the_rollout_is_aborted(
-    shipped_tokenizer: Any, flag_after_s: float
-) -> None:
+async def test_no_request_is_tried_again_once_the_rollout_is_aborted(shipped_tokenizer: Any) -> None:
     def busy_first(asked: Asked) -> Reply | None:
         return Reply.status(503, "busy") if asked.attempt == 1 else None
 
-    stage = stage_of(shipped_tokenizer, busy_first, router=True, keeps_requests=True)
-    async with served(stage, knows_context=True):
-        flag_at_s = await flag_raised(stage, "slowmodel", 48, flag_after_s)
-    late = [request.rid for request in stage.fake.requests if request.at_s > flag_at_s + _ON_ITS_WAY_S]
-    assert late == []
-    assert 48 < len(stage.fake.requests) < 96
-    assert max(stage.record.abort_latencies_s) < 0.3
+    for _ in range(_MOST_TRIES):
+        stage = stage_of(shipped_tokenizer, busy_first, router=True, keeps_requests=True)
+        async with served(stage, knows_context=True):
+            flag_at_s = await flag_raised(stage, "slowmodel", 16, 0.03)
+        requests = stage.fake.requests
+        # only then every second attempt was to come after the flag
+        if flag_at_s < min(request.at_s for request in requests) + _SHORTEST_RETRY_S:
+            break
+    else:
+        pytest.fail(f"in {_MOST_TRIES} tries the flag was never up before the first retry: this machine is too busy")
+    assert len(requests) == 16
+    assert not [request.rid for request in requests if request.rid.endswith("-2")]
 
 
 async def test_a_turn_that_ends_after_the_flag_is_kept_and_its_tools_are_left_to_the_next_step(

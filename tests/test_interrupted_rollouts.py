@@ -100,7 +100,7 @@ async def test_weight_updates_interrupt_a_fully_async_rollout_that_goes_on_in_pl
     stage.check(quick_and_smooth)
 
 
-async def test_no_request_is_tried_again_once_the_rollout_is_aborted(shipped_tokenizer: Any) -> None:
+async def test_an_abort_ends_the_wait_for_another_attempt(shipped_tokenizer: Any) -> None:
     def busy_first(asked: Asked) -> Reply | None:
         return Reply.status(503, "busy") if asked.attempt == 1 else None
 
@@ -116,6 +116,7 @@ async def test_no_request_is_tried_again_once_the_rollout_is_aborted(shipped_tok
         pytest.fail(f"in {_MOST_TRIES} tries the flag was never up before the first retry: this machine is too busy")
     assert len(requests) == 16
     assert not [request.rid for request in requests if request.rid.endswith("-2")]
+    assert stage.record.phases() == {"fresh": 16}
 
 
 async def test_a_turn_that_ends_after_the_flag_is_kept_and_its_tools_are_left_to_the_next_step(

@@ -11,6 +11,7 @@ import pytest
 from fake_sglang import FakeSGLang, Reply, dead_url
 
 from strands_rollout.errors import (
+    EngineAbortedError,
     EngineOverlongError,
     EngineRejectedError,
     EngineResponseError,
@@ -56,6 +57,18 @@ async def test_what_may_pass_is_tried_again_under_another_rid(reply: Reply) -> N
     assert generation.rid == "r-3"
     assert len({r.body.pop("rid") for r in fake.requests}) == 3
     assert fake.requests[0].body == fake.requests[2].body
+
+
+async def test_no_request_is_sent_again_once_the_rollout_is_aborted() -> None:
+    waits = Waits()
+    async with (
+        FakeSGLang([Reply.status(503, "busy"), Reply.status(503, "busy"), OK]) as fake,
+        SGLangClient(fake.base_url, sleep=waits, rng=random.Random(0)) as client,
+    ):
+        with pytest.raises(EngineAbortedError, match="aborted before the request was sent again"):
+            # the flag goes up during the second wait
+            await client.generate([1, 2], {"max_new_tokens": 4}, rid="r", should_abort=lambda: len(waits) == 2)
+    assert [request.rid for request in fake.requests] == ["r", "r-2"]
 
 
 async def test_a_500_is_tried_twice_at_most() -> None:

@@ -126,6 +126,7 @@ def test_an_address_where_no_ray_answers_is_an_error_and_none_is_started(stage: 
     assert not stage.calls_of("ray", "start")
 
 
+@pytest.mark.slow  # it waits for 20 s
 def test_a_ray_without_its_dashboard_is_an_error_and_no_second_one_is_started(with_ray: Stage) -> None:
     finished = with_ray.run(TRAIN, FAKE_DASHBOARD="0")
     assert finished.returncode == 1

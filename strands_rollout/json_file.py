@@ -27,17 +27,25 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         raise ConfigError(f"can't write {path}: {e.strerror}; choose another folder with --out") from e
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; an empty one where it holds anything else.
+def read_json(path: Path, *, advice: str = "choose another folder with --out") -> dict[str, Any]:
+    """The object in a file.
+
+    Args:
+        path: The file.
+        advice: What to do where it can't be read; ends the message.
 
     Raises:
-        ConfigError: It can't be read.
+        ConfigError: It can't be read, or holds no JSON object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"can't read {path}: {e}; choose another folder with --out") from e
-    return value if isinstance(value, dict) else {}
+    except OSError as e:
+        raise ConfigError(f"can't read {path}: {e.strerror}; {advice}") from e
+    except ValueError as e:
+        raise ConfigError(f"{path} is no JSON: {e}; {advice}") from e
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds {type(value).__name__}; expected an object; {advice}")
+    return value
 
 
 def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str:

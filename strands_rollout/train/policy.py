@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.errors import ConfigError, RolloutError, TrajectoryError
 from strands_rollout.train.forward import trained_logits
 from strands_rollout.train.policy_loss import clipped_policy_loss, k3_divergence, truncated_weights
 from strands_rollout.train.sequence import TrainingSequence
@@ -90,6 +90,9 @@ class Policy:
 
         Returns:
             What happened. Where nothing can be learned (no sequence has an advantage), the weights stay.
+
+        Raises:
+            TrajectoryError: A gradient is not finite; the weights are those before its optimizer step.
         """
         figures = UpdateFigures()
         factor = 1 - progress if self.settings.decay == "linear" else 1.0
@@ -184,6 +187,11 @@ class Policy:
             part.backward()
             loss += float(part.detach())
         norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self.settings.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise TrajectoryError(
+                f"got a gradient of norm {float(norm)} at a loss of {loss}; expected finite numbers. The weights "
+                "are as before: look at the step's rewards and logprobs, or lower --learning-rate"
+            )
         self._optimizer.step()
         figures.add_step(loss=loss, grad_norm=float(norm))
 

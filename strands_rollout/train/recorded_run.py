@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from strands_rollout.errors import ConfigError
+from strands_rollout.json_file import read_json
 from strands_rollout.train.step_log import FILE_NAME, StepRecord, read_steps
 
 OPTIONS_FILE: Final = "options.json"
 SUMMARY_FILE: Final = "summary.json"
+_EXPECTED: Final = "expected the folder of a training run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def read_run(folder: Path) -> RecordedRun:
     Raises:
         ConfigError: A file is missing or holds something else, or no step is done yet.
     """
-    told = _object_in(folder / OPTIONS_FILE)
+    told = read_json(folder / OPTIONS_FILE, advice=_EXPECTED)
     options = told.get("options")
     if not isinstance(options, dict):
         raise ConfigError(f"{folder / OPTIONS_FILE} has no options; expected the folder of a training run")
@@ -60,7 +61,9 @@ def read_run(folder: Path) -> RecordedRun:
     versions = told.get("versions")
     made_by = {"commit": told.get("commit"), **(versions if isinstance(versions, dict) else {})}
     summary = folder / SUMMARY_FILE
-    return RecordedRun(folder, options, made_by, steps, _object_in(summary) if summary.exists() else None)
+    return RecordedRun(
+        folder, options, made_by, steps, read_json(summary, advice=_EXPECTED) if summary.exists() else None
+    )
 
 
 def with_end(steps: Sequence[StepRecord], summary: Mapping[str, Any] | None) -> list[StepRecord]:
@@ -72,15 +75,3 @@ def with_end(steps: Sequence[StepRecord], summary: Mapping[str, Any] | None) -> 
     """
     end = (summary or {}).get("accuracy_end")
     return [*steps, {"step": len(steps), "held_out_accuracy": end}] if isinstance(end, int | float) else list(steps)
-
-
-def _object_in(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as e:
-        raise ConfigError(f"can't read {path}: {e.strerror}; expected the folder of a training run") from e
-    except ValueError as e:
-        raise ConfigError(f"{path} is no JSON: {e}; expected a file that a training run wrote") from e
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds {type(content).__name__}; expected an object, as a training run writes it")
-    return content

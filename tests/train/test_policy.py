@@ -14,7 +14,7 @@ from sequences import MODEL, plain_log_probs, sequence
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-from strands_rollout.errors import ConfigError  # noqa: E402
+from strands_rollout.errors import ConfigError, TrajectoryError  # noqa: E402
 from strands_rollout.train import policy as policy_module  # noqa: E402
 from strands_rollout.train.policy import Policy  # noqa: E402
 from strands_rollout.train.update_settings import UpdateSettings  # noqa: E402
@@ -141,6 +141,15 @@ def test_siblings_of_a_rollout_are_weighed_as_one() -> None:
     tokens = sum(pair[0].loss_mask) + sum(pair[1].loss_mask)
     siblings = [replace(one, denominator=tokens) for one in pair]
     assert loss_of("sample", [*siblings, other]) == pytest.approx((-1 + 3) / 2, abs=1e-3)
+
+
+def test_a_gradient_that_is_not_finite_is_refused_and_moves_nothing() -> None:
+    one = some_sequences()[-1]
+    policy = Policy(MODEL, GENTLE)
+    before = policy.measure([one])
+    with pytest.raises(TrajectoryError, match="gradient of norm nan.*lower --learning-rate"):
+        policy.update([replace(one, advantage=float("nan"))], before)
+    assert torch.equal(policy.measure([one])[0].log_probs, before[0].log_probs)
 
 
 def test_samples_without_an_advantage_count_in_the_mean_and_move_nothing() -> None:

@@ -5,6 +5,9 @@ It stands between router and worker, where a request is what the router made of 
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import warnings
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -72,6 +75,10 @@ class WorkerFront:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+            # asyncio drops a connection accepted in this moment with its socket open, in a cycle of references
+            await asyncio.sleep(0)
+            with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+                gc.collect()
 
     async def _forward(self, request: web.Request) -> web.Response:
         body = await request.read()

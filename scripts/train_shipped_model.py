@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PACKAGE: Final = Path(__file__).parent.parent / "strands_rollout"
 WANTED_ACCURACY: Final = (0.5, 0.8)
+RESPELLED_STEPS: Final = 300
+RESPELLED_LEARNING_RATE: Final = 1e-3
 
 
 class TaskName(StrEnum):
@@ -40,8 +42,9 @@ def main(
         typer.Option(help="Model folder to write, or to read with --eval-only.", show_default="the task's shipped one"),
     ] = None,
     data: Annotated[
-        Path, typer.Option(help="Folder of the task's two files of rows.", show_default="the shipped one")
-    ] = PACKAGE / "data",
+        Path | None,
+        typer.Option(help="Folder of the task's two files of rows.", show_default="the shipped one"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Decides everything random.")] = 0,
     steps: Annotated[
         int | None,
@@ -61,6 +64,15 @@ def main(
             "the other options --seed and --threads.",
         ),
     ] = None,
+    respelled: Annotated[
+        float,
+        typer.Option(
+            help="Make another model from the task's shipped one: one that writes this share of its tokens as two that "
+            "spell the same; with --out, where its rows go too.",
+            min=0,
+            max=1,
+        ),
+    ] = 0.0,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
     tiny: Annotated[bool, typer.Option("--tiny", help="Run every stage on a little data, in seconds.")] = False,  # noqa: FBT002
     eval_only: Annotated[bool, typer.Option("--eval-only", help="Only play the held-out rows with the model.")] = False,  # noqa: FBT002
@@ -71,8 +83,8 @@ def main(
 
     By heart: python scripts/train_shipped_model.py --transcripts transcripts.jsonl --out /tmp/model
     """
-    if transcripts is not None and out in (None, PACKAGE / "engine/checkpoint"):
-        raise typer.BadParameter("the shipped model is not for transcripts; name another folder", param_hint="--out")
+    if (transcripts is not None or respelled) and out in (None, PACKAGE / "engine/checkpoint"):
+        raise typer.BadParameter("this is not the shipped model; name another folder", param_hint="--out")
     console = Console(stderr=True)
     if importlib.util.find_spec("torch") is None:
         console.print("Training needs torch: pip install 'strands-rollout[train]', then run this again.", markup=False)
@@ -86,6 +98,10 @@ def main(
         print(json.dumps(_memorize(transcripts, out, seed, console)))
         return
     chosen = _task(task)
+    if respelled:
+        plan = replace(chosen.plan, steps=RESPELLED_STEPS, learning_rate=RESPELLED_LEARNING_RATE)
+        chosen = replace(chosen, plan=replace(plan, respelled_share=respelled), parent=chosen.out)
+    data = data or (out if respelled and out else PACKAGE / "data")
     out = out or chosen.out
     plan = replace(
         chosen.plan,

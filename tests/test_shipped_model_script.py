@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.tools import code_tool
 
 REPOSITORY = Path(__file__).parents[1]
@@ -74,6 +75,55 @@ def test_a_training_episode_is_the_conversation_that_a_rollout_has(
         pairs = zip(tokenized.token_ids, tokenized.is_learned, strict=True)
         learned = tokenizer.decode([token_id for token_id, is_learned in pairs if is_learned])
         assert learned == "".join(f"{turn.text}<|im_end|>" for turn in episode.turns if turn.is_learned)
+
+
+def test_a_share_of_the_episodes_are_wrong_guesses_without_a_tool(
+    episodes: Any, shipped_model: Callable[[str], Any]
+) -> None:
+    guesses, mixed = shipped_model("guesses"), shipped_model("guesses").with_guesses(episodes, 0.3, Random(1))
+    pairs = [(old, new) for old, new in zip(episodes, mixed, strict=True) if new != old]
+    assert 0.2 < len(pairs) / len(episodes) < 0.4
+    for old, new in pairs:
+        (turn,) = new.turns
+        assert (new.question, new.enable_thinking, turn.tool_answer) == (old.question, old.enable_thinking, None)
+        assert turn.is_learned
+        assert (guesses.REASONING in turn.text) == new.enable_thinking
+        assert _boxed(turn.text) != _boxed(old.turns[-1].text)
+    assert guesses.with_guesses(episodes, 0.0, Random(1)) == episodes
+
+
+def _boxed(text: str) -> int:
+    return int(text.partition("boxed{")[2].partition("}")[0])
+
+
+def test_a_guess_needs_a_number_in_a_box(shipped_model: Callable[[str], Any]) -> None:
+    module = shipped_model("episode")
+    strange = module.Episode("Why?", enable_thinking=True, turns=(module.Turn("So be it.", True, None),))
+    with pytest.raises(ValueError, match="integer in a box; got 'So be it.'"):
+        shipped_model("guesses").with_guesses([strange], 1.0, Random(0))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_respelled_turns_are_the_same_text_in_other_tokens(
+    tokenizer: Any, episodes: Any, shipped_model: Callable[[str], Any], share: float
+) -> None:
+    conversation, prompt = shipped_model("conversation"), shipped_model("word_problems").CODE_AGENT
+    respell = shipped_model("spelling").Respeller(tokenizer, share, Random(2))
+    one = conversation.EpisodeTokenizer(tokenizer, prompt)
+    other = conversation.EpisodeTokenizer(tokenizer, prompt, respell)
+    templates = {thinking: ChatTemplate(tokenizer, enable_thinking=thinking) for thinking in (True, False)}
+    learned, more = 0, 0
+    for episode in episodes[:40]:
+        plain, respelled = one.tokenize(episode), other.tokenize(episode)
+        assert tokenizer.decode(respelled.token_ids) == tokenizer.decode(plain.token_ids)
+        # prompts are spelled by the template alone
+        begin = len(prompt.prompt_ids(templates[episode.enable_thinking], episode.question))
+        assert respelled.token_ids[:begin] == plain.token_ids[:begin]
+        assert respelled.is_learned.count(True) >= plain.is_learned.count(True)
+        learned += plain.is_learned.count(True)
+        more += len(respelled.token_ids) - len(plain.token_ids)
+    assert (more == 0) == (share == 0.0)
+    assert more < share * learned or share == 0.0
 
 
 async def test_tool_answers_in_training_are_what_the_tool_says(

@@ -5,7 +5,7 @@ Knows the package's `ChatTemplate`. Must not know tasks, how episodes are made, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -62,10 +62,17 @@ class EpisodeTokenizer:
     Args:
         tokenizer: The trained tokenizer, with its chat template.
         prompt: What the agent reads before the question.
+        respell: Gives the tokens of a turn others of the same text; None to leave them.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: AgentPrompt) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt: AgentPrompt,
+        respell: Callable[[Sequence[int]], list[int]] | None = None,
+    ) -> None:
         self._prompt = prompt
+        self._respell = respell or list
         self._templates = {
             True: ChatTemplate(tokenizer),
             False: ChatTemplate(tokenizer, enable_thinking=False),
@@ -76,7 +83,8 @@ class EpisodeTokenizer:
         template = self._templates[episode.enable_thinking]
         pieces = [(self._prompt.prompt_ids(template, episode.question), False)]
         for turn in episode.turns:
-            pieces.append((template.encoder.encode_trusted(turn.text + END_OF_TURN), turn.is_learned))
+            said = template.encoder.encode_trusted(turn.text + END_OF_TURN)
+            pieces.append((self._respell(said), turn.is_learned))
             if turn.tool_answer is not None:
                 pieces.append((self._prompt.tool_answer_ids(template, [turn.tool_answer]), False))
         return TokenizedEpisode(

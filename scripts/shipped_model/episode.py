@@ -32,7 +32,7 @@ class Episode:
     Attributes:
         question: The user's text.
         enable_thinking: False where the template itself opens and closes an empty reasoning block.
-        turns: At least two: the last one answers in a box, all others call a tool.
+        turns: The last one answers in a box, all others call a tool; a guess has no others.
     """
 
     question: str

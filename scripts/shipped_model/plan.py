@@ -17,6 +17,8 @@ class Plan:
         batch_size: Episodes per step.
         learning_rate: Of AdamW, at its highest.
         problems: Different problems to train on.
+        guess_share: Share of the episodes that become guesses without a tool.
+        respelled_share: Share of the tokens said, of those that two others can spell, that are so spelled.
         training_rows: How many of them are written as rows.
         held_out_rows: Further problems, written as rows and used for the final report alone.
         validation_rows: Further problems, which decide when to stop.
@@ -31,6 +33,8 @@ class Plan:
     batch_size: int = 32
     learning_rate: float = 3e-3
     problems: int = 8000
+    guess_share: float = 0.0
+    respelled_share: float = 0.0
     training_rows: int = 4000
     held_out_rows: int = 256
     validation_rows: int = 128

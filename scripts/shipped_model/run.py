@@ -22,14 +22,18 @@ from shipped_model.checkpoint import load_model, model_config, new_model, save_m
 from shipped_model.conversation import EpisodeTokenizer, TokenizedEpisode, whole_text
 from shipped_model.episode import Episode
 from shipped_model.evaluation import Report, evaluate
+from shipped_model.guesses import with_guesses
 from shipped_model.plan import Plan
 from shipped_model.rows import read_rows, write_rows
+from shipped_model.spelling import Respeller
 from shipped_model.task import Task
 from shipped_model.tokenizer import chat_renderer, copy_tokenizer, save_tokenizer, train_tokenizer
 from shipped_model.training import training_steps
 
 VOCABULARY_SIZE: Final = 1200
 VALIDATION_SAMPLES: Final = 2
+# the first so many episodes, and with them the tokenizer, are the same for any greater number of problems
+EPISODES_AT_ONCE: Final = 8000
 
 
 class Progress(Protocol):
@@ -47,9 +51,15 @@ def train(task: Task[Any], plan: Plan, out: Path, data: Path, progress: Progress
     write_rows(task.rows_of(split.training[: plan.training_rows]), data / task.training_file)
     write_rows(task.rows_of(split.held_out), data / task.held_out_file)
     progress("episodes", 0, 1)
-    episodes = task.write_episodes(split.training, Random(plan.seed))  # noqa: S311 - a reproducible data set, not a secret
-    tokenizer = _tokenizer(task, episodes, out)
-    episode_tokenizer = EpisodeTokenizer(tokenizer, task.prompt)
+    rng = Random(plan.seed)  # noqa: S311 - a reproducible data set, not a secret
+    episodes = [
+        episode
+        for start in range(0, len(split.training), EPISODES_AT_ONCE)
+        for episode in task.write_episodes(split.training[start : start + EPISODES_AT_ONCE], rng)
+    ]
+    tokenizer = _tokenizer(task, episodes[:EPISODES_AT_ONCE], out)
+    episodes = with_guesses(episodes, plan.guess_share, rng)
+    episode_tokenizer = EpisodeTokenizer(tokenizer, task.prompt, Respeller(tokenizer, plan.respelled_share, rng))
     tokenized = [episode_tokenizer.tokenize(episode) for episode in episodes]
     progress("episodes", 1, 1)
     config = {**model_config(tokenizer), "prompts_sha256": task.prompts_sha256}

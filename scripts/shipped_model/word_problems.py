@@ -45,5 +45,5 @@ WORD_PROBLEMS: Final[Task[Problem]] = Task(
     out=SHIPPED_MODEL,
     training_file="train.jsonl",
     held_out_file="demo.jsonl",
-    plan=Plan(),
+    plan=Plan(steps=2000, target=1.0, problems=24000, guess_share=0.3, evaluate_from=400, evaluate_every=400),
 )

@@ -6,7 +6,6 @@ beginning, which is dropped when the file is opened again.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Container, Iterator, Mapping
@@ -20,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from strands_rollout.dataset_rows import json_line
 from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.evaluation.plan import SampleKey
+from strands_rollout.locked_file import open_alone
 
 SCORED: Final = frozenset({"completed", "truncated"})
 """Statuses of samples that say something of the policy; any other is the infrastructure's doing."""
@@ -174,7 +174,7 @@ class ResultsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = _open_alone(path)
+        self._file = open_alone(path)
         self.dropped_bytes = _drop_half_line(self._file)
 
     def __enter__(self) -> Self:
@@ -226,19 +226,6 @@ def _read(line: bytes, planned: Container[SampleKey], where: str) -> SampleResul
             "ask; remove the line"
         )
     return result
-
-
-def _open_alone(path: Path) -> int:
-    try:
-        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-    except OSError as e:
-        raise ConfigError(f"can't open {path}: {e.strerror}; choose another folder with --out") from e
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-        os.close(file)
-        raise ConfigError(f"{path} is in use by another run ({e.strerror}); wait, or choose another --out") from e
-    return file
 
 
 def _drop_half_line(file: int) -> int:

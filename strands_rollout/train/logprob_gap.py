@@ -74,9 +74,15 @@ def check_gap(
         decode: The text of ids.
 
     Raises:
-        TrajectoryError: The gap is larger; the message shows the tokens with the largest differences.
+        TrajectoryError: The gap is larger; the message shows the tokens with the largest differences. Or there is no
+            token to compare.
     """
     gap = LogprobGap.of(sequences, trainer)
+    if not gap.tokens:
+        raise TrajectoryError(
+            "got no token whose logprob under these weights is known; expected the rollout's logprobs, and spans with "
+            "the weight version of the engine: it can't be checked that trainer and engine agree (--unchecked goes on)"
+        )
     if gap.largest <= limit:
         return
     rows = [

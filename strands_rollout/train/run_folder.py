@@ -5,13 +5,16 @@ Knows files. A folder belongs to one run: with other options it is refused, so t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from strands_rollout.errors import ConfigError
 from strands_rollout.json_file import differences, read_json, write_json
+from strands_rollout.locked_file import open_alone
 from strands_rollout.train.checkpoint import Checkpoints
 from strands_rollout.train.recorded_run import OPTIONS_FILE, SUMMARY_FILE
 from strands_rollout.train.step_log import FILE_NAME, StepLog
@@ -52,15 +55,32 @@ class TrainFolder:
         """The log of steps; see `StepLog`."""
         return StepLog(self.path / FILE_NAME, first_step=first_step)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The folder, made if it is not there, which no other process can hold until the block ends.
+
+        Raises:
+            ConfigError: Another process holds it, or it can't be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise ConfigError(f"can't make {self.path}: {e.strerror}; choose another folder with --out") from e
+        lock = open_alone(self.path / "lock")
+        try:
+            yield
+        finally:
+            os.close(lock)
+
     def claim(self, options: TrainOptions, made_by: Mapping[str, Any]) -> None:
-        """Make the folder the run's own; one without a checkpoint starts afresh.
+        """Make the folder, which is held, the run's own; one without a checkpoint starts afresh.
 
         Args:
             options: What is asked.
             made_by: `commit` and `versions`.
 
         Raises:
-            ConfigError: It is another run's (the message names what differs), or can't be written to.
+            ConfigError: It is another run's; the message names what differs.
         """
         asked = self.path / OPTIONS_FILE
         if self.checkpoints.newest() is not None:
@@ -71,9 +91,5 @@ class TrainFolder:
                     f"{self.path} holds another run: {differing}. Run it with what it was begun with, or choose "
                     "another --out"
                 )
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise ConfigError(f"can't make {self.path}: {e.strerror}; choose another folder with --out") from e
         write_json(asked, {"options": options.to_json(), **made_by})
         self.summary.unlink(missing_ok=True)

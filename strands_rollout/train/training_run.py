@@ -77,15 +77,15 @@ async def _run(options: TrainOptions, log: Console) -> dict[str, Any]:
     started = time.monotonic()
     settings, folder = _settings(options), TrainFolder(options.out)
     rows, held_out = load_rows(options.data), load_rows(options.held_out)
-    policy = Policy(options.model_dir, options.update)
-    folder.claim(options, made_by())
-    progress = _restore(policy, folder.checkpoints)
-    if progress.step > options.steps:
-        raise ConfigError(f"{options.out} has {progress.step} steps; expected --steps {progress.step} or more")
-    if CODE_TOOL_PATH in settings.tools:
-        log.print(f"code runs with isolation {await start_executor(settings.executor)!r}", highlight=False)
-    flag = AbortFlag()
+    policy, flag = Policy(options.model_dir, options.update), AbortFlag()
     async with AsyncExitStack() as stack:
+        stack.enter_context(folder.held())
+        folder.claim(options, made_by())
+        progress = _restore(policy, folder.checkpoints)
+        if progress.step > options.steps:
+            raise ConfigError(f"{options.out} has {progress.step} steps; expected --steps {progress.step} or more")
+        if CODE_TOOL_PATH in settings.tools:
+            log.print(f"code runs with isolation {await start_executor(settings.executor)!r}", highlight=False)
         base_url = await stack.enter_async_context(served_engine(options.base_url, options.model_dir.resolve()))
         log.print(f"engine at {redacted(parse_base_url(base_url))}, run in {options.out}", highlight=False)
         sync = await stack.enter_async_context(WeightSync(base_url))
@@ -105,7 +105,7 @@ async def _run(options: TrainOptions, log: Console) -> dict[str, Any]:
         summary = _summary(options, trainer.facts, steps.records, seconds=time.monotonic() - started)
         if wandb:
             wandb.sum_up(summary)
-    write_json(folder.summary, summary)
+        write_json(folder.summary, summary)
     return summary
 
 

@@ -58,6 +58,7 @@ def test_a_broken_checkpoint_is_refused_with_words(tmp_path: Path) -> None:
 
 def test_a_folder_is_one_runs_own(tmp_path: Path) -> None:
     folder = TrainFolder(tmp_path / "run")
+    folder.path.mkdir()
     folder.claim(OPTIONS, {"commit": None, "versions": {}})
     told = json.loads((tmp_path / "run/options.json").read_text())
     assert told["options"]["update"]["learning_rate"] == OPTIONS.update.learning_rate
@@ -68,6 +69,24 @@ def test_a_folder_is_one_runs_own(tmp_path: Path) -> None:
     other = replace(OPTIONS, seed=1, update=UpdateSettings(learning_rate=1.0))
     with pytest.raises(ConfigError, match=r"holds another run: seed was 0 and is 1; update\.learning_rate was .* 1\.0"):
         folder.claim(other, {"commit": None, "versions": {}})
+
+
+def hold(folder: TrainFolder) -> None:
+    with folder.held():
+        pass
+
+
+def test_a_folder_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:
+    folder = TrainFolder(tmp_path / "runs/new")
+    with folder.held(), pytest.raises(ConfigError, match=r"runs/new/lock is in use by another run .* another --out"):
+        hold(folder)
+    hold(folder)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_with_words(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="can't make .*file/run: .*; choose another folder"):
+        hold(TrainFolder(tmp_path / "file/run"))
 
 
 def test_a_run_with_a_constant_learning_rate_can_be_made_longer(tmp_path: Path) -> None:

@@ -37,3 +37,8 @@ def test_a_larger_gap_is_refused_with_the_tokens_that_differ() -> None:
     assert "by up to 1.5 (mean 0.75), 1 of 2 trained tokens by more than 0.001" in words
     assert "sequence 0, token 4 of 5: 't11' after 't7 t8 t9 t10': rollout -2.0000, trainer -3.5000" in words
     assert "--gap-limit" in words
+
+
+def test_nothing_to_compare_is_refused() -> None:
+    with pytest.raises(TrajectoryError, match="no token whose logprob under these weights is known"):
+        check_gap([sequence(TOKENS, [1, 1])], [[-1.0, -1.0]], 1e-3, str)

@@ -1,0 +1,34 @@
+"""Episodes in which the assistant guesses instead of calling a tool: the habit that training by reward can take away.
+
+Knows episodes. Must not know tasks, tokens or models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from random import Random
+from typing import Final
+
+from shipped_model.episode import Episode, Turn, said
+
+REASONING: Final = "I do this in my head."
+_OFFSETS: Final = (1, 2, 5, 10, 20, 100)
+_RESULT: Final = re.compile(r"\\boxed\{(-?\d+)\}")
+
+
+def with_guesses(episodes: Sequence[Episode], share: float, rng: Random) -> list[Episode]:
+    """The episodes in their order, about this share of them, drawn one by one, replaced by guesses."""
+    return [_guessed(episode, rng) if rng.random() < share else episode for episode in episodes]
+
+
+def _guessed(episode: Episode, rng: Random) -> Episode:
+    """One turn with a number near the right one, and never the right one."""
+    found = _RESULT.findall(episode.turns[-1].text)
+    if not found:
+        raise ValueError(f"expected a last turn with an integer in a box; got {episode.turns[-1].text!r}")
+    guess = int(found[-1]) + rng.choice((-1, 1)) * rng.choice(_OFFSETS)
+    answer = f"The answer is \\boxed{{{guess}}}."
+    text = said(REASONING, answer, enable_thinking=episode.enable_thinking)
+    turn = Turn(text, is_learned=True, tool_answer=None)
+    return Episode(episode.question, episode.enable_thinking, (turn,))

@@ -1,0 +1,47 @@
+"""Spells a text in other tokens than its tokenizer does, as a policy may that samples them one by one.
+
+Knows token ids and the tokenizer's vocabulary. Must not know episodes or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from strands_rollout.drift import token_bytes
+
+
+class Respeller:
+    """Splits a share of the tokens in two that spell the same bytes.
+
+    Args:
+        tokenizer: A Hugging Face fast tokenizer.
+        share: Of the tokens that can be split, which each is with this probability.
+        rng: Decides which, and where.
+    """
+
+    def __init__(self, tokenizer: Any, share: float, rng: Random) -> None:  # noqa: ANN401 - any fast tokenizer
+        self._share = share
+        self._rng = rng
+        bytes_of, special = token_bytes(tokenizer), set(tokenizer.get_added_vocab().values())
+        spelled = {token: bytes_of(token) for token in sorted(tokenizer.get_vocab().values()) if token not in special}
+        token_of = {piece: token for token, piece in spelled.items() if piece}
+        self._halves = {
+            token: [
+                (token_of[piece[:at]], token_of[piece[at:]])
+                for at in range(1, len(piece))
+                if piece[:at] in token_of and piece[at:] in token_of
+            ]
+            for token, piece in spelled.items()
+        }
+
+    def __call__(self, ids: Sequence[int]) -> list[int]:
+        """The same text; control tokens stay."""
+        return [new for token in ids for new in self._respelled(token)]
+
+    def _respelled(self, token: int) -> Sequence[int]:
+        halves = self._halves.get(token)
+        if not halves or self._rng.random() >= self._share:
+            return (token,)
+        return self._rng.choice(halves)

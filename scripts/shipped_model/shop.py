@@ -26,13 +26,13 @@ from strands_rollout.tool_loading import load_tools
 CONFIG: Final = Path(__file__).parents[2] / "configs/shop.yaml"
 PLAN: Final = Plan(
     steps=240,
-    target=0.66,
+    target=0.62,
     batch_size=16,
     learning_rate=2e-3,
     problems=4000,
     training_rows=2000,
     validation_rows=48,
-    evaluate_from=160,
+    evaluate_from=80,
     evaluate_every=20,
 )
 

@@ -16,7 +16,7 @@ _SHIPPED = "the shipped one"
 
 
 def train(
-    steps: Annotated[int, typer.Option(help="Batches of rollouts to train on.", min=1)] = 60,
+    steps: Annotated[int, typer.Option(help="Batches of rollouts to train on.", min=1)] = 30,
     seed: Annotated[
         int, typer.Option(help="Decides the order of prompts, and all sampling on an engine that heeds seeds.")
     ] = 0,
@@ -54,7 +54,7 @@ def train(
             help="slime's --custom-config-path YAML: the agent, under strands_rollout:.", exists=True, dir_okay=False
         ),
     ] = None,
-    prompts: Annotated[int, typer.Option(help="Prompts of a step.", min=1)] = 64,
+    prompts: Annotated[int, typer.Option(help="Prompts of a step.", min=1)] = 32,
     samples_per_prompt: Annotated[int, typer.Option(help="Episodes of each prompt.", min=2)] = 8,
     extra_prompts: Annotated[
         int,
@@ -71,7 +71,7 @@ def train(
     max_new_tokens: Annotated[
         int, typer.Option(help="Tokens of a whole response, tool results included.", min=1)
     ] = 512,
-    learning_rate: Annotated[float, typer.Option(help="AdamW's, at the first step.", min=0)] = 1e-4,
+    learning_rate: Annotated[float, typer.Option(help="AdamW's, at the first step.", min=0)] = 2e-4,
     lr_decay: Annotated[str, typer.Option(help="linear, to 0 after the last step, or constant.")] = "linear",
     updates: Annotated[int, typer.Option(help="Optimizer steps per step.", min=1)] = 4,
     clip_low: Annotated[float, typer.Option(help="slime's --eps-clip.", min=0)] = 0.2,

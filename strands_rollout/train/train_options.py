@@ -64,7 +64,7 @@ class TrainOptions:
     ablation: Ablation = "none"
     base_url: str | None = None
     config: Path | None = None
-    prompts: int = 64
+    prompts: int = 32
     samples_per_prompt: int = 8
     extra_prompts: int = 0
     concurrency: int = 64

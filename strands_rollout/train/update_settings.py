@@ -32,7 +32,7 @@ class UpdateSettings:
         max_grad_norm: Gradients are scaled down to this norm.
     """
 
-    learning_rate: float = 1e-4
+    learning_rate: float = 2e-4
     decay: Decay = "linear"
     updates: int = 4
     clip_low: float = 0.2

@@ -1,33 +1,81 @@
 #!/usr/bin/env bash
 # Makes the runs of the experiment, one after the other, each in a folder of its own; goes on where it was cut.
-#   bash tests/experiments/run.sh FOLDER [VARIANT ...]
-# VARIANT: tito, retokenised, openai, faults; default: all. $SEEDS, $STEPS: default "0 1 2" and 60.
+#   bash tests/experiments/run.sh FOLDER [PART ...]
+# PART: shipped, respelled (a policy, trained in each way), drift, faults; default: all. $SEEDS ("0 1 2"), $STEPS (30),
+# $WAYS ("tito retokenised openai") and $THREADS (torch's own choice) are theirs. Two calls with parts of their own can
+# run at once, with THREADS=1.
 set -euo pipefail
 
-out="${1:?names no folder: bash tests/experiments/run.sh FOLDER [VARIANT ...]}"
+out="${1:?names no folder: bash tests/experiments/run.sh FOLDER [PART ...]}"
 shift
-variants=("$@")
-[[ ${#variants[@]} -gt 0 ]] || variants=(tito retokenised openai faults)
-steps="${STEPS:-60}"
+parts=("$@")
+[[ ${#parts[@]} -gt 0 ]] || parts=(shipped respelled drift faults)
+steps="${STEPS:-30}"
+threads=()
+[[ -z "${THREADS:-}" ]] || threads=(--threads "$THREADS")
+repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+respelled_model="$out/respelled-model"
 
 # train NAME OPTION... : a run that is over is not made again
 train() {
   local name="$1"
   shift
   if [[ ! -e "$out/$name/summary.json" ]]; then
-    strands-rollout train --out "$out/$name" --steps "$steps" --json "$@"
+    strands-rollout train --out "$out/$name" --steps "$steps" ${threads[@]+"${threads[@]}"} --json "$@"
   fi
 }
 
-for variant in "${variants[@]}"; do
-  if [[ "$variant" == faults ]]; then
-    for fault in train-tool-tokens shifted-logprobs tool-output-rewarded; do
-      train "$fault-0" --seed 0 --unchecked --ablation "$fault"
-    done
-    train aborted-as-completed-0 --seed 0 --unchecked --ablation aborted-as-completed --extra-prompts 16
-  else
-    for seed in ${SEEDS:-0 1 2}; do
-      train "$variant-$seed" --seed "$seed" --rollout "$variant"
-    done
+make_respelled_model() {
+  if [[ ! -e "$respelled_model/training.json" ]]; then
+    python "$repository/scripts/train_shipped_model.py" --respelled 0.1 --out "$respelled_model" ${threads[@]+"${threads[@]}"}
   fi
+}
+
+# all_ways PREFIX OPTION... : each way of training, with each seed
+all_ways() {
+  local prefix="$1"
+  shift
+  for seed in ${SEEDS:-0 1 2}; do
+    for way in ${WAYS:-tito retokenised openai}; do
+      train "$prefix$way-$seed" --seed "$seed" --rollout "$way" "$@"
+    done
+  done
+}
+
+# one step each: how much of what is sampled would be other tokens
+drift() {
+  local steps=1 data="$repository/strands_rollout/data/shop"
+  for temperature in 0.7 1.0 1.25 1.5; do
+    train "drift-shipped-$temperature" --temperature "$temperature" --rollout retokenised
+    train "drift-respelled-$temperature" --temperature "$temperature" --rollout retokenised --model "$respelled_model"
+  done
+  train drift-shop-1.0 --rollout retokenised --config "$repository/configs/shop.yaml" --model "${data}_model" \
+    --data "${data}_train.jsonl" --held-out "${data}_held_out.jsonl"
+}
+
+faults() {
+  for fault in train-tool-tokens shifted-logprobs tool-output-rewarded; do
+    train "$fault-0" --seed 0 --unchecked --ablation "$fault"
+  done
+  train partial-0 --seed 0 --extra-prompts 8
+  train aborted-as-completed-0 --seed 0 --unchecked --ablation aborted-as-completed --extra-prompts 8
+}
+
+for part in "${parts[@]}"; do
+  case "$part" in
+    shipped) all_ways "" ;;
+    respelled)
+      make_respelled_model
+      all_ways respelled- --model "$respelled_model"
+      ;;
+    drift)
+      make_respelled_model
+      drift
+      ;;
+    faults) faults ;;
+    *)
+      echo "got the part $part; expected shipped, respelled, drift or faults" >&2
+      exit 2
+      ;;
+  esac
 done

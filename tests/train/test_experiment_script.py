@@ -1,4 +1,4 @@
-"""`tests/experiments/run.sh` with a stand-in for the command: which runs it makes, and that none is made twice."""
+"""`tests/experiments/run.sh` with stand-ins for its commands: which runs it makes, and that none is made twice."""
 
 from __future__ import annotations
 
@@ -6,34 +6,52 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[1] / "experiments/run.sh"
-STAND_IN = """#!/usr/bin/env bash
-echo "$*" >> "$CALLS"
-mkdir -p "$3" && touch "$3/summary.json"
-"""
+# each makes what tells that it is over, in the folder that follows --out
+STAND_INS = {"strands-rollout": "summary.json", "python": "training.json"}
 
 
-def run(tmp_path: Path, *words: str) -> list[str]:
+def run(tmp_path: Path, *words: str, status: int = 0, **environment: str) -> list[str]:
     """The command lines of one call of the script."""
-    command, calls = tmp_path / "bin/strands-rollout", tmp_path / "calls"
-    command.parent.mkdir(exist_ok=True)
-    command.write_text(STAND_IN)
-    command.chmod(0o755)
+    commands, calls = tmp_path / "bin", tmp_path / "calls"
+    commands.mkdir(exist_ok=True)
+    for name, made in STAND_INS.items():
+        lines = [f'echo "{name} $*" >> "$CALLS"', 'while [[ "$1" != --out ]]; do shift; done', 'mkdir -p "$2"']
+        (commands / name).write_text("\n".join(["#!/usr/bin/env bash", *lines, f'touch "$2/{made}"\n']))
+        (commands / name).chmod(0o755)
     calls.write_text("")
-    environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "CALLS": str(calls)}
-    subprocess.run(["bash", str(SCRIPT), str(tmp_path / "runs"), *words], check=True, env=environment, timeout=60)
+    told = {**os.environ, **environment, "PATH": f"{commands}:{os.environ['PATH']}", "CALLS": str(calls)}
+    command = ["bash", str(SCRIPT), str(tmp_path / "runs"), *words]
+    done = subprocess.run(command, check=False, env=told, timeout=60, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
     return calls.read_text().splitlines()
 
 
-def test_every_variant_is_run_with_every_seed_and_every_fault_once(tmp_path: Path) -> None:
+def test_both_policies_are_trained_in_every_way_with_every_seed(tmp_path: Path) -> None:
     calls = run(tmp_path)
-    assert len(calls) == 3 * 3 + 4
-    assert calls[0] == f"train --out {tmp_path}/runs/tito-0 --steps 60 --json --seed 0 --rollout tito"
+    begin = f"strands-rollout train --out {tmp_path}/runs"
+    assert calls[0] == f"{begin}/tito-0 --steps 30 --json --seed 0 --rollout tito"
+    assert sum("--steps 30" in call for call in calls) == 2 * 3 * 3 + 5
+    model = f"{tmp_path}/runs/respelled-model"
+    assert f"{begin}/respelled-openai-2 --steps 30 --json --seed 2 --rollout openai --model {model}" in calls
     assert sum("--unchecked --ablation" in call for call in calls) == 4
+    assert sum(call.startswith("python") for call in calls) == 1
+
+
+def test_what_the_environment_says_is_heeded(tmp_path: Path) -> None:
+    (call,) = run(tmp_path, "shipped", SEEDS="7", WAYS="openai", STEPS="2", THREADS="1")
+    assert call.endswith("/openai-7 --steps 2 --threads 1 --json --seed 7 --rollout openai")
 
 
 def test_a_run_that_is_over_is_not_made_again(tmp_path: Path) -> None:
-    assert len(run(tmp_path, "tito")) == 3
+    assert len(run(tmp_path, "shipped")) == 9
     (tmp_path / "runs/tito-1/summary.json").unlink()
-    again = run(tmp_path, "tito")
-    assert [call.split()[2] for call in again] == [f"{tmp_path}/runs/tito-1"]
+    again = run(tmp_path, "shipped")
+    assert [call.split()[3] for call in again] == [f"{tmp_path}/runs/tito-1"]
+
+
+@pytest.mark.parametrize("words", [["curves"], ["shipped", "x"]])
+def test_an_unknown_part_is_refused(tmp_path: Path, words: list[str]) -> None:
+    run(tmp_path, *words, status=2, WAYS="")

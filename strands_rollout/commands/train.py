@@ -71,8 +71,8 @@ def train(
     max_new_tokens: Annotated[
         int, typer.Option(help="Tokens of a whole response, tool results included.", min=1)
     ] = 512,
-    learning_rate: Annotated[float, typer.Option(help="AdamW's, at the first step.", min=0)] = 2e-4,
-    lr_decay: Annotated[str, typer.Option(help="linear, to 0 after the last step, or constant.")] = "linear",
+    learning_rate: Annotated[float, typer.Option(help="AdamW's, where it decays at the first step.", min=0)] = 2e-4,
+    lr_decay: Annotated[str, typer.Option(help="constant, or linear, to 0 after the last step.")] = "constant",
     updates: Annotated[int, typer.Option(help="Optimizer steps per step.", min=1)] = 4,
     clip_low: Annotated[float, typer.Option(help="slime's --eps-clip.", min=0)] = 0.2,
     clip_high: Annotated[float, typer.Option(help="slime's --eps-clip-high.", min=0)] = 0.28,

@@ -55,7 +55,7 @@ _COLUMNS: Final[Mapping[str, Callable[[Variant], str]]] = {
     "accuracy, start": _share("accuracy_start"),
     "end": _share("accuracy_end"),
     "best": _share("accuracy_best"),
-    f"updates to {GOAL:.0%}, by seed": _by_seed,
+    f"steps to {GOAL:.0%}, by seed": _by_seed,
     "greatest logprob gap at step 0": _extreme("logprob_gap_max_step0", max, ".2g"),
     "KL (k3)": _number("kl_k3_mean", ".2g"),
     "drifted tokens": _share("drift_tokens_mean"),

@@ -33,7 +33,7 @@ class UpdateSettings:
     """
 
     learning_rate: float = 2e-4
-    decay: Decay = "linear"
+    decay: Decay = "constant"
     updates: int = 4
     clip_low: float = 0.2
     clip_high: float = 0.28

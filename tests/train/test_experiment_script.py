@@ -32,10 +32,10 @@ def run(tmp_path: Path, *words: str, status: int = 0, **environment: str) -> lis
 def test_both_policies_are_trained_in_every_way_with_every_seed(tmp_path: Path) -> None:
     calls = run(tmp_path)
     begin = f"strands-rollout train --out {tmp_path}/runs"
-    assert calls[0] == f"{begin}/tito-0 --steps 30 --json --seed 0 --rollout tito"
+    assert calls[0] == f"{begin}/tito-1 --steps 30 --json --seed 1 --rollout tito"
     assert sum("--steps 30" in call for call in calls) == 2 * 3 * 3 + 5
     model = f"{tmp_path}/runs/respelled-model"
-    assert f"{begin}/respelled-openai-2 --steps 30 --json --seed 2 --rollout openai --model {model}" in calls
+    assert f"{begin}/respelled-openai-3 --steps 30 --json --seed 3 --rollout openai --model {model}" in calls
     assert sum("--unchecked --ablation" in call for call in calls) == 4
     assert sum(call.startswith("python") for call in calls) == 1
 

@@ -1,0 +1,63 @@
+"""The report of the experiment says what its committed logs say.
+
+After `tests/experiments/run.sh FOLDER collect`, write its tables anew:
+
+    UPDATE_GOLDEN=1 bash scripts/test.sh tests/train/test_experiment_report.py
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from strands_rollout.train.comparison import compare_runs
+from strands_rollout.train.comparison_table import comparison_table
+from strands_rollout.train.recorded_run import RecordedRun, read_run
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+REPORT = EXPERIMENTS / "README.md"
+TABLES = {
+    "shipped": ("tito-[0-9]", "retokenised-[0-9]", "openai-[0-9]"),
+    "respelled": ("respelled-tito-*", "respelled-retokenised-*", "respelled-openai-*"),
+    "drift": ("drift-*",),
+    "faults": ("tito-1", "*-tokens-1", "*-logprobs-1", "*-rewarded-1", "partial-1", "*-completed-1"),
+}
+
+
+def runs_of(name: str) -> list[RecordedRun]:
+    folders = [folder for pattern in TABLES[name] for folder in sorted((EXPERIMENTS / "runs").glob(pattern))]
+    return [read_run(folder) for folder in folders]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_that_of_its_runs(name: str) -> None:
+    table = f"<!-- {name} -->\n{comparison_table(compare_runs(runs_of(name)))}\n<!-- end of {name} -->"
+    told = REPORT.read_text(encoding="utf-8")
+    if os.environ.get("UPDATE_GOLDEN"):
+        before, _, rest = told.partition(f"<!-- {name} -->")
+        told = before + table + rest.partition(f"<!-- end of {name} -->")[2]
+        REPORT.write_text(told, encoding="utf-8")
+    assert table in told
+
+
+def test_the_runs_are_finished_made_by_one_commit_and_name_no_path_of_a_machine() -> None:
+    folders = sorted((EXPERIMENTS / "runs").iterdir())
+    runs = [read_run(folder) for folder in folders]
+    assert all(run.summary is not None for run in runs)
+    (commit,) = {run.made_by["commit"] for run in runs}
+    assert len(commit) == 40
+    for file in (EXPERIMENTS / "runs").rglob("*.json*"):
+        assert '"/' not in file.read_text(encoding="utf-8"), file
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_token_exact_training_solves_nearly_all_held_out_problems(seed: int) -> None:
+    (run,) = [run for run in runs_of("shipped") if run.seed == seed and run.options["rollout"] == "tito"]
+    summary = run.summary or {}
+    assert 0.5 <= summary["accuracy_start"] <= 0.8
+    assert summary["accuracy_end"] >= 0.95
+    assert summary["logprob_gap_max_step0"] < 1e-3
+    assert len(run.steps) <= 60
+    assert summary["seconds"] < 20 * 60

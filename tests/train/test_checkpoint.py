@@ -20,7 +20,8 @@ CUT = Sample(
     prompt="p", tokens=[1, 2, 3], response_length=2, loss_mask=[1, 1], rollout_log_probs=[-0.5, -0.25], index=4
 )
 CUT.status = Sample.Status.ABORTED
-OPTIONS = TrainOptions(Path("run"), 5, 0, Path("model"), Path("data"), Path("held"))
+FALLING = UpdateSettings(decay="linear")
+OPTIONS = TrainOptions(Path("run"), 5, 0, Path("model"), Path("data"), Path("held"), update=FALLING)
 
 
 def saved(folder: Path, step: int) -> Path:
@@ -66,7 +67,7 @@ def test_a_folder_is_one_runs_own(tmp_path: Path) -> None:
     folder.claim(replace(OPTIONS, threads=1), {"commit": None, "versions": {}})  # does not change what a run is
     with pytest.raises(ConfigError, match="steps was 5 and is 9"):  # to which the learning rate falls
         folder.claim(replace(OPTIONS, steps=9), {"commit": None, "versions": {}})
-    other = replace(OPTIONS, seed=1, update=UpdateSettings(learning_rate=1.0))
+    other = replace(OPTIONS, seed=1, update=replace(FALLING, learning_rate=1.0))
     with pytest.raises(ConfigError, match=r"holds another run: seed was 0 and is 1; update\.learning_rate was .* 1\.0"):
         folder.claim(other, {"commit": None, "versions": {}})
 

@@ -44,6 +44,19 @@ def contract_violations(
     return [*found, *_bad_extras(sample)]
 
 
+def export_violations(sample: Any, *, reward_key: str | None) -> list[str]:  # noqa: ANN401 - slime's Sample or ours
+    """What keeps a sample from any trainer: unfinished, tokens, mask and logprobs that disagree, or no reward.
+
+    A sample of another generate function may lack the facts and the habits of this package's; see
+    `contract_violations` for the rest.
+    """
+    status = str(sample.status.value)
+    if status not in _FINISHED:
+        return [*_bad_status(status, may_abort=False)]
+    found = [*_bad_lengths(sample)] or [*_bad_values(sample)]
+    return [*found, *_bad_reward(sample.reward, reward_key)]
+
+
 def _bad_lengths(sample: Any) -> Iterator[str]:  # noqa: ANN401
     tokens, length = sample.tokens, sample.response_length
     if not isinstance(tokens, list) or not all(_is_count(token) for token in tokens):

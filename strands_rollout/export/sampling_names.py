@@ -30,6 +30,11 @@ def logit_bias(value: Value) -> Value:
     return {str(token): bias for token, bias in value.items()}
 
 
+def greedy(do_sample: Value) -> Value:
+    """The temperature that transformers' `do_sample` asks for, if it asks for one."""
+    return None if do_sample else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingNames:
     """How one engine's parameters are called.
@@ -50,13 +55,19 @@ class SamplingNames:
         """The same in SGLang's words. None asks for nothing, whatever the name.
 
         Raises:
-            ConfigError: A name is unknown, or there is nothing like it in SGLang.
+            ConfigError: A name is unknown, there is nothing like it in SGLang, or two ask for the same and differ.
         """
-        return dict(
-            pair
-            for name, value in params.items()
-            if (pair := self._one(name, value)) is not None and pair[1] is not None
-        )
+        found: dict[str, Value] = {}
+        for name, value in params.items():
+            theirs, converted = self._one(name, value) or ("", None)
+            if converted is None:
+                continue
+            if found.setdefault(theirs, converted) != converted:
+                raise ConfigError(
+                    f"got {self.source}'s {name}={value!r}, and SGLang's {theirs}={found[theirs]!r} by another name; "
+                    "expected one of them"
+                )
+        return found
 
     def _one(self, name: str, value: Value) -> tuple[str, Value] | None:
         if name in self.names:
@@ -112,3 +123,36 @@ VLLM: Final = SamplingNames(
     ),
 )
 """vLLM's SamplingParams (vllm-project/vllm, vllm/sampling_params.py; the last two lines: of older versions)."""
+
+TORCHRL: Final = SamplingNames(
+    source="TorchRL",
+    names={
+        **{name: (name, same) for name in _SAME},
+        "max_new_tokens": ("max_new_tokens", same),
+        "max_tokens": ("max_new_tokens", same),
+        "min_tokens": ("min_new_tokens", same),
+        "top_k": ("top_k", top_k),
+        "seed": ("sampling_seed", same),
+        "stop_sequences": ("stop", same),
+        "do_sample": ("temperature", greedy),
+        "include_stop_str_in_output": ("no_stop_trim", same),
+    },
+    neutral={
+        "num_return_sequences": (1,),
+        "n": (1,),
+        "num_beams": (1,),
+        "length_penalty": (1.0, 1),
+        "early_stopping": (False,),
+        "logprobs": (True, False, 0, 1),  # the sampled token's own are always there
+        "detokenize": (True, False),
+        "return_dict_in_generate": (True, False),
+    },
+    missing=frozenset(
+        {
+            *("prompt_logprobs", "bad_words_ids", "force_words_ids", "no_repeat_ngram_size", "output_scores"),
+            *("encoder_repetition_penalty", "num_beam_groups", "diversity_penalty", "pad_token_id", "eos_token_id"),
+            *("sampling_type", "temperature_last", "top_p_last", "top_k_last"),
+        }
+    ),
+)
+"""TorchRL's generate_kwargs (torchrl 0.14, torchrl/modules/llm/policies/common.py), with those of its vLLM wrapper."""

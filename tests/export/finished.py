@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 from harness import ANSWER, call_text, run
@@ -22,3 +24,10 @@ async def two_samples(tokenizer: Any) -> list[Any]:
     """One that used the tool, and one that answered at once, wrongly."""
     used = await finished_sample(tokenizer, [call_text(), ANSWER])
     return [used, await finished_sample(tokenizer, [WRONG])]
+
+
+def readme_block(word: str) -> str:
+    """The README's one Python example with this word."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (block,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if word in block)
+    return str(block)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
-from finished import two_samples
+from finished import readme_block, two_samples
 from grouped_samples import sample_of
 
 from strands_rollout.errors import ExportError
@@ -66,6 +66,16 @@ def test_a_failed_sample_keeps_its_status_and_its_own_mask(tmp_path: Path) -> No
     assert_same(from_rows(to_rows([sample])), [sample])
     assert_same(read_parquet(tmp_path / "rollouts.parquet"), [sample])
     assert [path.name for path in tmp_path.iterdir()] == ["rollouts.parquet"]
+
+
+async def test_the_readmes_example_runs(
+    shipped_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"samples": await two_samples(shipped_tokenizer)}
+    exec(readme_block("to_parquet"), names)
+    assert_same(names["read_parquet"](Path("rollouts.parquet")), names["samples"])
+    assert len(names["output"]["rewards"]) == len(names["loop_outputs"]) == len(names["dataset"]) == 2
 
 
 @pytest.mark.parametrize("value", [{1: "a"}, (1, 2), {1, 2}, float("nan"), b"a"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.export.sampling_names import VLLM
+from strands_rollout.export.sampling_names import TORCHRL, VLLM
 
 SKYRL_DEFAULT = {
     "min_tokens": 1,
@@ -75,3 +75,30 @@ def test_what_has_no_equal_is_refused(name: str, value: Any) -> None:
 def test_an_unknown_name_is_refused_with_the_nearest_known_one() -> None:
     with pytest.raises(ConfigError, match="'max_token', which vLLM does not have; did you mean 'max_tokens'"):
         VLLM.to_sglang({"max_token": 5})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"max_new_tokens": 8, "temperature": 0.5, "top_k": 4}, {"max_new_tokens": 8, "temperature": 0.5, "top_k": 4}),
+        ({"max_tokens": 8, "stop_sequences": ["x"]}, {"max_new_tokens": 8, "stop": ["x"]}),
+        ({"do_sample": False}, {"temperature": 0.0}),
+        ({"do_sample": True, "temperature": 0.5}, {"temperature": 0.5}),
+        ({"num_return_sequences": 1, "num_beams": 1, "early_stopping": False, "logprobs": True}, {}),
+        ({"max_tokens": 8, "max_new_tokens": 8}, {"max_new_tokens": 8}),
+    ],
+)
+def test_torchrls_keywords_are_mapped(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert TORCHRL.to_sglang(given) == expected
+
+
+@pytest.mark.parametrize("given", [{"num_return_sequences": 4}, {"num_beams": 2}, {"early_stopping": True}])
+def test_torchrls_keywords_without_an_equal_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="no equal"):
+        TORCHRL.to_sglang(given)
+
+
+@pytest.mark.parametrize("given", [{"max_tokens": 8, "max_new_tokens": 9}, {"temperature": 1.0, "do_sample": False}])
+def test_two_names_that_ask_for_different_things_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="expected one of them"):
+        TORCHRL.to_sglang(given)

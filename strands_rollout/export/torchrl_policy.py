@@ -28,8 +28,8 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
     """Samples one answer to each prompt of a batch.
 
     Reads `("history", "prompt")`, `("text", "prompt")` or `("tokens", "prompt")`, and sets `text`, `tokens`, `masks`,
-    `log_probs` and `history`; see `torchrl_containers`. The tokenizer's chat template renders a history, and no text of a
-    message makes a control token; a text is taken as rendered; tokens are sent as they are.
+    `log_probs` and `history`; see `torchrl_containers`. The tokenizer's chat template renders a history, in which no
+    message's text makes a control token; a text is taken as rendered; tokens are sent as they are.
 
     It waits for the engine without an event loop: from a coroutine call it with `asyncio.to_thread`.
 

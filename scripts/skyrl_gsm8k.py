@@ -11,10 +11,10 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 import yaml
@@ -25,6 +25,17 @@ from strands_rollout.export.skyrl import StrandsGenerator
 from strands_rollout.served_engine import served_engine, served_tokenizer
 
 REPOSITORY = Path(__file__).parents[1]
+SKYRL_PARAMS: Final[Mapping[str, Any]] = {
+    "min_tokens": 1,
+    "skip_special_tokens": True,
+    "include_stop_str_in_output": True,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "logprobs": 1,
+    "stop": None,
+}
+"""What SkyRL makes of its default settings (skyrl/backends/skyrl_train/inference_servers/engine_utils.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +86,13 @@ def main(
     repetitions: Annotated[int, typer.Option(help="Episodes of each problem.", min=1)] = 4,
     max_tokens: Annotated[int, typer.Option(help="Of a whole response, tool results included.", min=1)] = 1024,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.", min=0.0)] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Of the first episode; the next one's is one more.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the GeneratorOutput here, as JSON.")] = None,
 ) -> None:
     """Play GSM8K problems as SkyRL's generator; the last line on stdout is a summary as JSON."""
     # transformers would advise to install torch, which nothing here needs
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    params = {"temperature": temperature, "top_p": 1.0, "top_k": -1, "max_tokens": max_tokens, "logprobs": 1}
+    params = {**SKYRL_PARAMS, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
     settings = yaml.safe_load(config.read_text(encoding="utf-8"))["strands_rollout"]
     output = asyncio.run(play(load_rows(data)[:prompts], repetitions, params, settings, base_url, tokenizer))
     if out is not None:

@@ -1,8 +1,9 @@
 """One trajectory's tokens in TorchRL's containers: Text, Tokens, Masks, LogProbs and ChatHistory.
 
 Needs the extra `torchrl`. Knows containers, padding and control tokens; nothing of samples or engines. Read in torchrl
-0.14: torchrl/modules/llm/policies/common.py (the containers), torchrl/modules/llm/policies/vllm_wrapper.py (NaN where
-there is no logprob), torchrl/objectives/llm/grpo.py (which leaves such tokens out).
+0.14: torchrl/modules/llm/policies/common.py (the containers), torchrl/modules/llm/policies/vllm_wrapper.py (NaN in
+`LogProbs.full` where there is no logprob, and no `LogProbs.prompt` where the engine gave none for it),
+torchrl/objectives/llm/grpo.py (which leaves such tokens out).
 """
 
 from __future__ import annotations

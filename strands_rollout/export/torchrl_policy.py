@@ -104,7 +104,12 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
             return answer
 
         async with SGLangClient(self.base_url) as client:
-            return await asyncio.gather(*(one(number, prompt) for number, prompt in enumerate(prompts)))
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(one(number, prompt)) for number, prompt in enumerate(prompts)]
+            except ExceptionGroup as e:  # of one outage, which any of them tells
+                raise e.exceptions[0] from e
+            return [task.result() for task in tasks]
 
     def _prompt_ids(self, tensordict: TensorDictBase) -> list[list[int]]:
         (key,) = self.in_keys

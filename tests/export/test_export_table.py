@@ -36,6 +36,7 @@ async def test_a_parquet_file_gives_back_every_token_logprob_and_fact(shipped_to
     samples = await two_samples(shipped_tokenizer)
     samples[0].metadata["note"] = {"text": "ünï\n", "number": 0.1, "none": None, "list": [1, [2]]}
     samples[0].group_index, samples[0].rollout_id = 3, 5
+    samples[0].rollout_log_probs[0] = -0.1  # which float32 does not hold
     to_parquet(samples, tmp_path / "rollouts.parquet")
     assert_same(read_parquet(tmp_path / "rollouts.parquet"), samples)
 

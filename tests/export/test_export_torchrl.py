@@ -111,13 +111,19 @@ async def test_no_text_of_a_tool_result_begins_a_message(shipped_tokenizer: Any)
 
 
 async def test_padded_rows_are_left_padded_prompts_and_right_padded_responses(shipped_tokenizer: Any) -> None:
-    samples = await two_samples(shipped_tokenizer)
+    samples = [
+        *await two_samples(shipped_tokenizer),
+        await finished_sample(shipped_tokenizer, [ANSWER], prompt="Please tell me at last what 17 * 2 is."),
+    ]
     exported = to_tensordict(samples, shipped_tokenizer, padded=True)
     full, prompt = exported["tokens", "full"], exported["tokens", "prompt"]
     assert torch.equal(full, torch.cat([prompt, exported["tokens", "response"]], -1))
     attention, assistant = exported["masks", "all_attention_mask"], exported["masks", "all_assistant_mask"]
     for number, sample in enumerate(samples):
+        start = len(sample.tokens) - sample.response_length
         assert full[number][attention[number]].tolist() == sample.tokens
+        assert prompt[number][-start:].tolist() == sample.tokens[:start]
+        assert attention[number][: prompt.shape[1]].tolist() == [False] * (prompt.shape[1] - start) + [True] * start
         assert int(assistant[number].sum()) == sum(sample.loss_mask)
         assert exported["log_probs", "full"][number].isfinite().tolist() == assistant[number].tolist()
     assert exported["tokens"].padded is True

@@ -115,6 +115,12 @@ def test_lengths_that_differ_are_refused(name: str) -> None:
         to_generator_output([bad])
 
 
+def test_a_token_that_was_masked_later_keeps_its_logprob() -> None:
+    sample = sample_of(1.0)
+    sample.loss_mask = [0, 1]
+    assert to_generator_output([sample])["rollout_logprobs"] == [[-1.0, -1.0]]
+
+
 def test_the_samples_of_a_fan_out_are_asked_for_one_by_one() -> None:
     with pytest.raises(ExportError, match="sample 0 .* is a list; .* fan-out one by one"):
         to_generator_output([[sample_of(1.0)]])

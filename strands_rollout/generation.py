@@ -178,9 +178,9 @@ def _check_ids(ids: object, *, vocab_size: int | None, completion_tokens: object
 
 
 def _entries(answer: dict[str, Any], meta: dict[str, Any]) -> object:
-    """The first of the three places that hold logprobs: SGLang's own, and two of other servers with its API.
+    """Of the three places where versions of SGLang put logprobs, the first that has any.
 
-    Which servers: the comments of torchrl/modules/llm/policies/sglang_wrapper.py (pytorch/rl 0.14).
+    The second and third as torchrl reads them (torchrl 0.14, torchrl/modules/llm/policies/sglang_wrapper.py).
     """
     places = meta.get("output_token_logprobs"), answer.get("output_token_logprobs"), meta.get("logprobs")
     return next((entries for entries in places if entries), [])

@@ -35,13 +35,26 @@ def contract_violations(
     status = str(sample.status.value)
     found = [*_bad_lengths(sample)]
     if not found:
-        found += [*_bad_values(sample), *_bad_training(sample, status)]
+        found += [*_bad_values(sample), *_bad_context(sample), *_bad_training(sample, status)]
         if decode is not None:
             found += _bad_text(sample, decode)
     found += _bad_status(status, may_abort=may_abort)
     if status != "aborted":
         found += _bad_reward(sample.reward, reward_key)
     return [*found, *_bad_extras(sample)]
+
+
+def export_violations(sample: Any, *, reward_key: str | None) -> list[str]:  # noqa: ANN401 - slime's Sample or ours
+    """What keeps a sample from any trainer: unfinished, tokens, mask and logprobs that disagree, or no reward.
+
+    A sample of another generate function may lack the facts and the habits of this package's; see
+    `contract_violations` for the rest.
+    """
+    status = str(sample.status.value)
+    if status not in _FINISHED:
+        return [*_bad_status(status, may_abort=False)]
+    found = [*_bad_lengths(sample)] or [*_bad_values(sample)]
+    return [*found, *_bad_reward(sample.reward, reward_key)]
 
 
 def _bad_lengths(sample: Any) -> Iterator[str]:  # noqa: ANN401
@@ -65,7 +78,11 @@ def _bad_values(sample: Any) -> Iterator[str]:  # noqa: ANN401
             yield f"loss_mask[{position}] is {mask!r}; expected 0 or 1"
         elif not _is_number(logprob):
             yield f"rollout_log_probs[{position}] is {logprob!r}; expected a finite float"
-        elif mask == 0 and logprob != 0.0:
+
+
+def _bad_context(sample: Any) -> Iterator[str]:  # noqa: ANN401
+    for position, (mask, logprob) in enumerate(zip(sample.loss_mask, sample.rollout_log_probs, strict=True)):
+        if mask == 0 and _is_number(logprob) and logprob != 0.0:
             yield f"rollout_log_probs[{position}] is {logprob!r} where loss_mask is 0; expected 0.0"
 
 

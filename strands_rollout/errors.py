@@ -88,3 +88,7 @@ class ToolError(RolloutError):
 
 class SandboxError(RolloutError):
     """The code executor itself failed; never the fault of the code that it was given."""
+
+
+class ExportError(RolloutError):
+    """A sample, a request or an answer has no form that another trainer takes."""

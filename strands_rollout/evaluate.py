@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import httpx
 
@@ -31,6 +31,8 @@ REWARD_KEY: Final = "score"
 
 Generate: TypeAlias = Callable[..., Awaitable[Any]]
 """Of slime's `--custom-generate-function-path`."""
+Reward: TypeAlias = Callable[..., Awaitable[Any]]
+"""Of slime's `--custom-rm-path`."""
 
 
 def slime_sampling_params(temperature: float, max_new_tokens: int) -> dict[str, Any]:
@@ -137,6 +139,7 @@ class Player:
         audited: Whether samples are checked; needs the recorder.
         evaluation: Whether `generate` is told that this is an evaluation.
         generate: Plays the episode in place of this package's, with slime's signature.
+        reward: Grades it in place of this package's, with slime's signature.
     """
 
     args: SimpleNamespace
@@ -145,6 +148,7 @@ class Player:
     audited: bool
     evaluation: bool
     generate: Generate | None = None
+    reward: Reward = reward_func
 
     async def play(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Outcome:
         """Fill a new sample and grade it; raises nothing but CancelledError."""
@@ -165,7 +169,7 @@ class Player:
 
     async def grade(self, sample: Sample) -> None:
         """Set a sample's reward."""
-        sample.reward = cast("dict[str, Any]", await reward_func(self.args, sample))
+        sample.reward = await self.reward(self.args, sample)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included."""
@@ -182,6 +186,7 @@ async def playing(
     evaluation: bool = False,
     max_context_tokens: int | None = None,
     generate: Generate | None = None,
+    reward: Reward = reward_func,
 ) -> AsyncIterator[Player]:
     """A player for as long as the block lasts.
 
@@ -196,6 +201,7 @@ async def playing(
         evaluation: Tell `generate` that this is an evaluation.
         max_context_tokens: slime's `eval_max_context_len`; None for the engine's own limit.
         generate: Plays episodes in place of this package's, with slime's signature.
+        reward: Grades them in place of this package's, with slime's signature.
 
     Raises:
         ConfigError: The URL or the tokenizer can't be used.
@@ -206,7 +212,7 @@ async def playing(
         recorder = None if is_plain and not audited else await stack.enter_async_context(recording(base_url))
         reached = url if recorder is None else parse_base_url(recorder.url)
         args = _args(reached, tokenizer_dir, settings, max_context_tokens)
-        yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate)
+        yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate, reward)
 
 
 def _args(

@@ -127,7 +127,7 @@ def read_generation(
         raise EngineResponseError(f"expected a JSON object with meta_info, got {_shown(answer)}{_MISPLACED}")
     meta = answer["meta_info"]
     finish = _read_finish(meta.get("finish_reason"))
-    logprobs, beside = _read_entries(meta.get("output_token_logprobs") or [])
+    logprobs, beside = _read_entries(_entries(answer, meta))
     ids = answer.get("output_ids")
     if ids is None:  # servers before 0.4.7 put them beside the logprobs only
         ids = beside
@@ -175,6 +175,15 @@ def _check_ids(ids: object, *, vocab_size: int | None, completion_tokens: object
         )
     if completion_tokens is not None and completion_tokens != len(ids):
         raise EngineResponseError(f"got {len(ids)} output ids; meta_info.completion_tokens says {completion_tokens!r}")
+
+
+def _entries(answer: dict[str, Any], meta: dict[str, Any]) -> object:
+    """Of the three places where versions of SGLang put logprobs, the first that has any.
+
+    The second and third as torchrl reads them (torchrl 0.14, torchrl/modules/llm/policies/sglang_wrapper.py).
+    """
+    places = meta.get("output_token_logprobs"), answer.get("output_token_logprobs"), meta.get("logprobs")
+    return next((entries for entries in places if entries), [])
 
 
 def _read_entries(entries: object) -> tuple[list[Any], list[Any]]:

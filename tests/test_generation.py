@@ -21,6 +21,28 @@ def read(logprobs: list[Any]) -> Generation:
     return read_generation(answer, return_logprob=True, vocab_size=None, rid="r", latency_s=0.0, attempts=1)
 
 
+def answer_with(entries: Any, place: str) -> dict[str, Any]:
+    """Logprobs in one of the places where servers put them."""
+    meta, top = {"finish_reason": {"type": "length"}}, {"output_ids": [5, 6]}
+    name = place.removeprefix("meta_info.")
+    (meta if place.startswith("meta_info.") else top)[name] = entries  # type: ignore[index]
+    return {**top, "meta_info": meta}
+
+
+PLACES = ["meta_info.output_token_logprobs", "output_token_logprobs", "meta_info.logprobs"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_logprobs_are_found_where_servers_put_them_and_their_ids_are_checked(place: str) -> None:
+    facts = {"return_logprob": True, "vocab_size": None, "rid": "r", "latency_s": 0.0, "attempts": 1}
+    right = answer_with([[-0.5, 5, "a"], [-0.25, 6, "b"]], place)
+    assert read_generation(right, **facts).logprobs == [-0.5, -0.25]
+    with pytest.raises(EngineResponseError, match="output id 6 at position 1 has the logprob of token 7 beside it"):
+        read_generation(answer_with([[-0.5, 5, "a"], [-0.25, 7, "b"]], place), **facts)
+    with pytest.raises(EngineResponseError, match="expected a list of"):
+        read_generation(answer_with([-0.5, -0.25], place), **facts)
+
+
 NUMBERS = st.floats() | st.floats(-5, 0) | st.integers(-5, 0) | st.booleans() | st.none() | st.just(-(10**400))
 
 

@@ -15,6 +15,7 @@ import textwrap
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -195,6 +196,8 @@ def test_the_arguments_read_from_slime_are_all_listed() -> None:
 
 def test_python_examples_name_what_exists() -> None:
     for block in code_blocks("python"):
+        if "torchrl" in block and find_spec("torchrl") is None:
+            continue
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom) and node.module:
                 module = importlib.import_module(node.module)

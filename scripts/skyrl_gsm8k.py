@@ -1,0 +1,115 @@
+"""GSM8K as SkyRL's generator plays it: problems in, one GeneratorOutput out, on the embedded engine or a server.
+
+python data_prep/gsm8k.py        # the data, once
+python scripts/skyrl_gsm8k.py    # --help shows the rest
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+import yaml
+
+from strands_rollout.dataset_rows import Row, load_rows
+from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.export.skyrl import StrandsGenerator
+from strands_rollout.served_engine import served_engine, served_tokenizer
+
+REPOSITORY = Path(__file__).parents[1]
+SKYRL_PARAMS: Final[Mapping[str, Any]] = {
+    "min_tokens": 1,
+    "skip_special_tokens": True,
+    "include_stop_str_in_output": True,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "logprobs": 1,
+    "stop": None,
+}
+"""What SkyRL makes of its default settings (skyrl/backends/skyrl_train/inference_servers/engine_utils.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryID:
+    """SkyRL's own (skyrl/train/generators/base.py), for where it is not installed."""
+
+    instance_id: str
+    repetition_id: int
+
+
+def generator_input(rows: Sequence[Row], repetitions: int, sampling_params: dict[str, Any]) -> dict[str, Any]:
+    """SkyRL's GeneratorInput: each problem some times in a row, as its trainer asks."""
+    asked = [(number, row, repetition) for number, row in enumerate(rows) for repetition in range(repetitions)]
+    return {
+        "prompts": [row.prompt for _, row, _ in asked],
+        "env_classes": ["strands" for _ in asked],
+        "env_extras": [{"label": row.label} for _, row, _ in asked],
+        "sampling_params": sampling_params,
+        "trajectory_ids": [TrajectoryID(str(number), repetition) for number, _, repetition in asked],
+        "batch_metadata": None,
+    }
+
+
+async def play(
+    rows: Sequence[Row],
+    repetitions: int,
+    sampling_params: dict[str, Any],
+    settings: dict[str, Any],
+    base_url: str | None,
+    tokenizer: Path | None,
+) -> dict[str, Any]:
+    """One GeneratorOutput of these problems."""
+    async with served_engine(base_url, None) as url:
+        generator = StrandsGenerator(url, tokenizer or await served_tokenizer(url), settings=settings)
+        return await generator.generate(generator_input(rows, repetitions, sampling_params))
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="JSONL of data_prep/gsm8k.py.", exists=True, dir_okay=False)] = REPOSITORY
+    / "data"
+    / "gsm8k-train.jsonl",
+    config: Annotated[Path, typer.Option(help="Settings under strands_rollout:.", exists=True)] = REPOSITORY
+    / "configs"
+    / "gsm8k.yaml",
+    base_url: Annotated[str | None, typer.Option(help="An SGLang server; default: the embedded engine.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Folder; default: the one that the engine names.")] = None,
+    prompts: Annotated[int, typer.Option(help="Problems.", min=1)] = 4,
+    repetitions: Annotated[int, typer.Option(help="Episodes of each problem.", min=1)] = 4,
+    max_tokens: Annotated[int, typer.Option(help="Of a whole response, tool results included.", min=1)] = 1024,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.", min=0.0)] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Of the first episode; the next one's is one more.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the GeneratorOutput here, as JSON.")] = None,
+) -> None:
+    """Play GSM8K problems as SkyRL's generator; the last line on stdout is a summary as JSON."""
+    # transformers would advise to install torch, which nothing here needs
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    params = {**SKYRL_PARAMS, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
+    settings = yaml.safe_load(config.read_text(encoding="utf-8"))["strands_rollout"]
+    output = asyncio.run(play(load_rows(data)[:prompts], repetitions, params, settings, base_url, tokenizer))
+    if out is not None:
+        out.write_text(json.dumps(output) + "\n", encoding="utf-8")
+    rewards = output["rewards"]
+    summary = {
+        "responses": len(rewards),
+        "mean_reward": round(sum(rewards) / len(rewards), 4),
+        "trained_tokens": sum(map(sum, output["loss_masks"])),
+        "stop_reasons": dict(Counter(output["stop_reasons"])),
+    }
+    typer.echo(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except RolloutError as e:
+        typer.echo(f"error: {e}", err=True)
+        sys.exit(2 if isinstance(e, ConfigError) else 1)

@@ -1,0 +1,100 @@
+"""A finished sample, checked, as every export reads it.
+
+Knows which samples may be handed on at all; nothing of any trainer's format.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from strands_rollout.contract import export_violations
+from strands_rollout.episode_facts import episode_facts
+from strands_rollout.errors import ExportError
+
+REWARD_KEY: Final = "score"
+"""Of `reward_func`'s dict."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedEpisode:
+    """What a trainer needs of one sample; the three response lists have one entry per response token.
+
+    Attributes:
+        sample: As it was given; the lists below are copies.
+        prompt_ids: At least one.
+        response_ids: At least one; sampled tokens and context between them.
+        loss_mask: 1 where the policy wrote the token and is trained on it; all 0 where the sample is not trained.
+        logprobs: At the sampling temperature; 0.0 for context.
+        reward: The number.
+        status: "completed", "truncated" or "failed".
+        facts: Of the episode; empty for a foreign sample.
+    """
+
+    sample: Any
+    prompt_ids: list[int]
+    response_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    reward: float
+    status: str
+    facts: Mapping[str, Any]
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether its reward is compared with others': the infrastructure did not fail it, and nobody took it out."""
+        return self.status != "failed" and not self.sample.remove_sample
+
+
+def finished_episodes(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> list[FinishedEpisode]:
+    """The samples, in order; none is changed.
+
+    Args:
+        samples: slime's or ours, flat.
+        reward_key: Where the number is in a reward that is a dict.
+
+    Raises:
+        ExportError: A sample is unfinished, has no such reward, or its tokens, mask and logprobs disagree; all that is
+            wrong with the first such sample is told.
+    """
+    return [_episode(sample, number, reward_key) for number, sample in enumerate(samples)]
+
+
+def _episode(sample: Any, number: int, reward_key: str) -> FinishedEpisode:  # noqa: ANN401 - slime's Sample or ours
+    where = f"sample {number} (index={getattr(sample, 'index', None)})"
+    if not hasattr(sample, "response_length"):
+        hint = ": hand over the samples of a fan-out one by one" if isinstance(sample, list | tuple) else ""
+        raise ExportError(f"{where} is a {type(sample).__name__}; expected slime's Sample or ours{hint}")
+    found = export_violations(sample, reward_key=reward_key if isinstance(sample.reward, dict) else None)
+    if found:
+        raise ExportError(f"{where} can't be exported: {'; '.join(found)}; export samples after generate and reward")
+    start, status = len(sample.tokens) - sample.response_length, str(sample.status.value)
+    is_masked = status == "failed" or sample.remove_sample
+    return FinishedEpisode(
+        sample=sample,
+        prompt_ids=list(sample.tokens[:start]),
+        response_ids=list(sample.tokens[start:]),
+        loss_mask=[0] * sample.response_length if is_masked else list(sample.loss_mask),
+        logprobs=[float(logprob) for logprob in sample.rollout_log_probs],
+        reward=float(sample.reward[reward_key] if isinstance(sample.reward, dict) else sample.reward),
+        status=status,
+        facts=episode_facts(sample),
+    )
+
+
+def compared_rewards(episodes: Sequence[FinishedEpisode]) -> list[float]:
+    """The rewards, for a trainer that compares all samples of a prompt, whether they are trained or not.
+
+    One that is not trained gets the mean of the trained ones of its `group_index`, so that their mean stays their own;
+    0.0 where there is none.
+    """
+    trained: dict[Hashable, list[float]] = defaultdict(list)
+    for episode in episodes:
+        if episode.is_trained and episode.sample.group_index is not None:
+            trained[episode.sample.group_index].append(episode.reward)
+    means = {group: sum(rewards) / len(rewards) for group, rewards in trained.items()}
+    return [
+        episode.reward if episode.is_trained else means.get(episode.sample.group_index, 0.0) for episode in episodes
+    ]

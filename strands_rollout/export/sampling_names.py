@@ -1,0 +1,158 @@
+"""Sampling parameters by other engines' names -> SGLang's; what SGLang can't do is refused, never dropped.
+
+Knows names and what an engine does without being told; nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final
+
+from strands_rollout.errors import ConfigError
+
+Value = Any
+
+
+def same(value: Value) -> Value:
+    """The value as it is."""
+    return value
+
+
+def top_k(value: Value) -> Value:
+    """All tokens are 0 in vLLM, and -1 in SGLang."""
+    return -1 if value == 0 else value
+
+
+def logit_bias(value: Value) -> Value:
+    """SGLang wants ids as text, as JSON has them."""
+    return {str(token): bias for token, bias in value.items()}
+
+
+def greedy(do_sample: Value) -> Value:
+    """The temperature that transformers' `do_sample` asks for, if it asks for one."""
+    return None if do_sample else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingNames:
+    """How one engine's parameters are called.
+
+    Attributes:
+        source: The engine's name, for messages.
+        names: By its name, SGLang's name and what becomes of the value.
+        neutral: By its name, the values that ask for nothing; they are dropped, and any other is refused.
+        missing: Names that have no equal whatever their value.
+    """
+
+    source: str
+    names: Mapping[str, tuple[str, Callable[[Value], Value]]]
+    neutral: Mapping[str, tuple[Value, ...]]
+    missing: frozenset[str]
+
+    def to_sglang(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """The same in SGLang's words. None asks for nothing, whatever the name.
+
+        Raises:
+            ConfigError: A name is unknown, there is nothing like it in SGLang, or two ask for the same and differ.
+        """
+        found: dict[str, Value] = {}
+        for name, value in params.items():
+            theirs, converted = self._one(name, value) or ("", None)
+            if converted is None:
+                continue
+            if found.setdefault(theirs, converted) != converted:
+                raise ConfigError(
+                    f"got {self.source}'s {name}={value!r}, and SGLang's {theirs}={found[theirs]!r} by another name; "
+                    "expected one of them"
+                )
+        return found
+
+    def _one(self, name: str, value: Value) -> tuple[str, Value] | None:
+        if name in self.names:
+            theirs, convert = self.names[name]
+            return theirs, None if value is None else convert(value)
+        known = [*self.names, *self.neutral, *self.missing]
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"got the sampling parameter {name!r}, which {self.source} does not have{hint}")
+        neutral = self.neutral.get(name, ())
+        # True is not 1 here: a flag is no number
+        if value is None or any(value == one and type(value) is type(one) for one in neutral):
+            return None
+        allowed = f"; expected one of {', '.join(map(repr, neutral))}" if neutral else "; leave it out"
+        raise ConfigError(f"got {self.source}'s {name}={value!r:.80}, which SGLang has no equal for{allowed}")
+
+
+_SAME: Final = (
+    *("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens"),
+)
+
+VLLM: Final = SamplingNames(
+    source="vLLM",
+    names={
+        **{name: (name, same) for name in _SAME},
+        "max_tokens": ("max_new_tokens", same),
+        "min_tokens": ("min_new_tokens", same),
+        "top_k": ("top_k", top_k),
+        "seed": ("sampling_seed", same),
+        "logit_bias": ("logit_bias", logit_bias),
+        "include_stop_str_in_output": ("no_stop_trim", same),
+    },
+    neutral={
+        "n": (1,),
+        "logprobs": (0, 1),  # the sampled token's own are always there
+        "detokenize": (True, False),  # text is made of the ids here
+        "flat_logprobs": (False,),
+        "skip_clone": (True, False),
+        "routed_experts_prompt_start": (0,),
+        "bad_words": ([],),
+        "extra_args": ({},),
+    },
+    missing=frozenset(
+        {
+            *("prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start", "logprob_token_ids"),
+            *("output_kind", "stream_interval", "structured_outputs", "allowed_token_ids", "skip_reading_prefix_cache"),
+            *("thinking_token_budget", "repetition_detection", "trace_decode_token_ids"),
+            *("best_of", "use_beam_search", "length_penalty", "early_stopping", "guided_decoding"),
+            *("truncate_prompt_tokens", "logits_processors"),
+        }
+    ),
+)
+"""vLLM's SamplingParams (vllm-project/vllm, vllm/sampling_params.py; the last two lines: of older versions)."""
+
+TORCHRL: Final = SamplingNames(
+    source="TorchRL",
+    names={
+        **{name: (name, same) for name in _SAME},
+        "max_new_tokens": ("max_new_tokens", same),
+        "max_tokens": ("max_new_tokens", same),
+        "min_tokens": ("min_new_tokens", same),
+        "top_k": ("top_k", top_k),
+        "seed": ("sampling_seed", same),
+        "stop_sequences": ("stop", same),
+        "do_sample": ("temperature", greedy),
+        "include_stop_str_in_output": ("no_stop_trim", same),
+    },
+    neutral={
+        "num_return_sequences": (1,),
+        "n": (1,),
+        "num_beams": (1,),
+        "length_penalty": (1.0, 1),
+        "early_stopping": (False,),
+        "logprobs": (True, False, 0, 1),  # the sampled token's own are always there
+        "detokenize": (True, False),
+        "return_dict_in_generate": (True, False),
+    },
+    missing=frozenset(
+        {
+            *("prompt_logprobs", "bad_words_ids", "force_words_ids", "no_repeat_ngram_size", "output_scores"),
+            *("encoder_repetition_penalty", "num_beam_groups", "diversity_penalty", "pad_token_id", "eos_token_id"),
+            *("sampling_type", "temperature_last", "top_p_last", "top_k_last"),
+        }
+    ),
+)
+"""TorchRL's generate_kwargs (torchrl 0.14, torchrl/modules/llm/policies/common.py), with those of its vLLM wrapper."""

@@ -1,0 +1,177 @@
+"""SkyRL: samples as its GeneratorOutput, and a generator that answers its GeneratorInput with our rollouts.
+
+Both are plain dicts and SkyRL is not imported. Read in NovaSky-AI/SkyRL: skyrl/train/generators/base.py (the fields),
+skyrl/train/utils/trainer_utils.py (what its validator asks for), skyrl/train/trainer.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, TypeAlias
+
+from strands_rollout.config import settings_from_args
+from strands_rollout.errors import ConfigError, ExportError
+from strands_rollout.evaluate import Reward, playing
+from strands_rollout.export.finished_episode import REWARD_KEY, FinishedEpisode, compared_rewards, finished_episodes
+from strands_rollout.export.sampling_names import VLLM
+from strands_rollout.finished_sample import finite
+from strands_rollout.reward import reward_func
+from strands_rollout.sample_type import Sample
+
+GeneratorOutput: TypeAlias = dict[str, Any]
+STOP_REASONS: Final = {"completed": "stop", "truncated": "length", "failed": "error"}
+"""SkyRL's filters ask only whether it is "stop"."""
+_METRICS: Final = ("turns", "tool_calls", "parse_failures")
+
+
+def to_generator_output(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> GeneratorOutput:
+    """SkyRL's GeneratorOutput of finished samples, in order; of no sample, the same keys with nothing in them.
+
+    A sample that is not trained has a mask of zeros; its reward: see `compared_rewards`.
+
+    Args:
+        samples: slime's or ours, flat, with a reward.
+        reward_key: Where the number is in a reward that is a dict.
+
+    Raises:
+        ExportError: A sample is unfinished, has no reward, or its lengths disagree.
+    """
+    episodes = finished_episodes(samples, reward_key=reward_key)
+    times = [finite(episode.facts.get("duration_s")) for episode in episodes]
+    return {
+        "prompt_token_ids": [episode.prompt_ids for episode in episodes],
+        "response_ids": [episode.response_ids for episode in episodes],
+        "rewards": compared_rewards(episodes),
+        "loss_masks": [episode.loss_mask for episode in episodes],
+        "stop_reasons": [STOP_REASONS[episode.status] for episode in episodes],
+        "rollout_metrics": _metrics(episodes),
+        "rollout_logprobs": [episode.logprobs for episode in episodes],
+        "trajectory_ids": None,
+        "trajectory_generation_times": None if None in times else times,
+        "trajectory_time_splits": None,
+        "rollout_expert_indices": None,
+        "is_last_step": None,
+        "env_metrics": None,
+        "pixel_values": None,
+        "image_grid_thw": None,
+    }
+
+
+def _metrics(episodes: Sequence[FinishedEpisode]) -> dict[str, float]:
+    """Named so that SkyRL, which joins batches by what a name holds, takes means of means and sums of counts."""
+    metrics: dict[str, float] = {}
+    for name in _METRICS:
+        values = [value for episode in episodes if (value := finite(episode.facts.get(name))) is not None]
+        if values:
+            metrics[f"strands/{name}_mean"] = sum(values) / len(values)
+    if episodes:
+        metrics["strands/untrained_samples"] = float(sum(not episode.is_trained for episode in episodes))
+    return metrics
+
+
+class StrandsGenerator:
+    """SkyRL's generator over `strands_rollout.generate`: each prompt is one agent episode on an SGLang engine.
+
+    SkyRL asks no more of a generator than `generate`; where a subclass is wanted, name both:
+    `class Generator(StrandsGenerator, GeneratorInterface)`.
+
+    Args:
+        base_url: The engine's, or a router's. Its weights are the caller's to update.
+        tokenizer_dir: Folder of the served model's tokenizer.
+        settings: The mapping under `strands_rollout:` of a configuration.
+        concurrency: Episodes at once.
+        reward: Grades a finished sample, called as slime's `--custom-rm-path`.
+        reward_key: Where the number is in a reward that is a dict.
+
+    Raises:
+        ConfigError: A setting is unknown, or `fan_out` is on: SkyRL takes one response per prompt.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        tokenizer_dir: Path | str,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        concurrency: int = 64,
+        reward: Reward = reward_func,
+        reward_key: str = REWARD_KEY,
+    ) -> None:
+        if settings_from_args(SimpleNamespace(strands_rollout=settings)).fan_out:
+            raise ConfigError("got fan_out: true; SkyRL takes one response per prompt, so that it must be off")
+        self._base_url, self._tokenizer_dir, self._settings = base_url, Path(tokenizer_dir), settings
+        self._gate = concurrency
+        self._reward, self._reward_key = reward, reward_key
+
+    async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = False) -> GeneratorOutput:  # noqa: ARG002, FBT001, FBT002 - SkyRL's signature
+        """Play all prompts; the responses are in their order.
+
+        Args:
+            input_batch: SkyRL's GeneratorInput. The right answer is `reward_spec.ground_truth` of a prompt's
+                `env_extras`, as in SkyRL's data, or `label`, as in slime's; prompts of one `instance_id` are one group.
+                `sampling_params` are vLLM's: `max_tokens` is the budget of a whole response, tool results included, and
+                `seed` the first prompt's, the next one's is one more.
+            disable_tqdm: For SkyRL's own generators; no bar is shown here.
+
+        Raises:
+            ExportError: Lists of the input differ in length, or a row has no right answer.
+            ConfigError: A sampling parameter has no equal in SGLang, or the engine's URL can't be used.
+        """
+        samples = _samples(input_batch)
+        params = VLLM.to_sglang(input_batch.get("sampling_params") or {})
+        phase = getattr(input_batch.get("batch_metadata"), "training_phase", "train")
+        gate = asyncio.Semaphore(self._gate)
+        async with playing(
+            self._base_url,
+            self._tokenizer_dir,
+            self._settings,
+            audited=False,
+            evaluation=phase == "eval",
+            reward=self._reward,
+        ) as player:
+
+            async def play(sample: Sample, number: int) -> None:
+                seed = params.get("sampling_seed")
+                own = params if seed is None else {**params, "sampling_seed": seed + number}
+                async with gate:
+                    await player.play(sample, own)
+
+            async with asyncio.TaskGroup() as group:
+                for number, sample in enumerate(samples):
+                    group.create_task(play(sample, number))
+        return to_generator_output(samples, reward_key=self._reward_key)
+
+
+def _samples(input_batch: Mapping[str, Any]) -> list[Sample]:
+    """A new sample for each prompt."""
+    prompts = input_batch["prompts"]
+    extras = input_batch.get("env_extras") or [{} for _ in prompts]
+    ids = input_batch.get("trajectory_ids") or [None for _ in prompts]
+    if not len(prompts) == len(extras) == len(ids):
+        raise ExportError(
+            f"got {len(prompts)} prompts, {len(extras)} env_extras and {len(ids)} trajectory_ids; expected one each"
+        )
+    groups: dict[Hashable, int] = {}
+    samples = []
+    for number, (prompt, extra, trajectory) in enumerate(zip(prompts, extras, ids, strict=True)):
+        group = number if trajectory is None else groups.setdefault(trajectory.instance_id, len(groups))
+        label = _label(extra, number)
+        samples.append(
+            Sample(prompt=prompt, label=label, index=number, group_index=group, metadata={"env_extras": extra})
+        )
+    return samples
+
+
+def _label(extra: Mapping[str, Any], number: int) -> Any:  # noqa: ANN401 - whatever the data set holds
+    spec = extra.get("reward_spec")
+    if isinstance(spec, Mapping) and "ground_truth" in spec:
+        return spec["ground_truth"]
+    if "label" not in extra:
+        raise ExportError(
+            f"prompt {number} has env_extras with {', '.join(map(str, extra)) or 'nothing'}; expected the right answer "
+            "as reward_spec.ground_truth or as label"
+        )
+    return extra["label"]

@@ -1,0 +1,153 @@
+"""A single-turn TorchRL policy over this package's client: prompts in, checked tokens and logprobs out.
+
+Needs the extra `torchrl`. It stands where torchrl's own SGLangWrapper does, with the same keys
+(torchrl/modules/llm/policies/sglang_wrapper.py). For an agent's episodes see `torchrl.to_tensordict`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from tensordict import TensorDict, TensorDictBase, lazy_stack
+from torchrl.data.llm import History
+from torchrl.modules.llm.policies import ChatHistory, LLMWrapperBase
+
+from strands_rollout.chat_template import ChatTemplate
+from strands_rollout.errors import ConfigError, EngineAbortedError, ExportError
+from strands_rollout.export.sampling_names import TORCHRL
+from strands_rollout.export.torchrl_containers import TokenRow, containers_of
+from strands_rollout.sglang_client import Generation, SGLangClient
+
+_INPUT_MODES: Final = ("history", "text", "tokens")
+_OUT_KEYS: Final = ("text", "masks", "tokens", "log_probs", "history")
+
+
+class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there when types are checked
+    """Samples one answer to each prompt of a batch.
+
+    Reads `("history", "prompt")`, `("text", "prompt")` or `("tokens", "prompt")`, and sets `text`, `tokens`, `masks`,
+    `log_probs` and `history`; see `torchrl_containers`. The tokenizer's chat template renders a history, in which no
+    message's text makes a control token; a text is taken as rendered; tokens are sent as they are.
+
+    It waits for the engine without an event loop: from a coroutine call it with `asyncio.to_thread`.
+
+    Args:
+        base_url: The engine's, or a router's.
+        tokenizer: A Hugging Face fast tokenizer.
+        input_mode: "history", "text" or "tokens".
+        generate_kwargs: By TorchRL's names; a `seed` is the first prompt's, the next one's is one more.
+        pad_output: Tensors of equal lengths in place of ragged ones.
+        concurrency: Requests at once.
+
+    Raises:
+        ConfigError: A keyword has no equal in SGLang, or the mode is unknown.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        tokenizer: Any,  # noqa: ANN401
+        *,
+        input_mode: str = "history",
+        generate_kwargs: Mapping[str, Any] | None = None,
+        pad_output: bool = False,
+        concurrency: int = 64,
+    ) -> None:
+        super().__init__()
+        if input_mode not in _INPUT_MODES:
+            raise ConfigError(f"got input_mode={input_mode!r}; expected one of {', '.join(_INPUT_MODES)}")
+        self.base_url, self.tokenizer, self.input_mode = base_url, tokenizer, input_mode
+        self.sampling_params = TORCHRL.to_sglang(generate_kwargs or {})
+        self.generate, self.pad_output, self.concurrency = True, pad_output, concurrency
+        self.in_keys, self.out_keys = [(input_mode, "prompt")], list(_OUT_KEYS)
+        self._template = ChatTemplate(tokenizer) if input_mode == "history" else None
+
+    def forward(self, tensordict: TensorDictBase, **_: object) -> TensorDictBase:
+        """A new TensorDict: the given one, and the answers.
+
+        Raises:
+            ExportError: The prompts can't be read.
+            RolloutError: The engine did not deliver all of them.
+        """
+        if tensordict.ndim != 1:
+            flat = tensordict.reshape(-1)
+            done = self.forward(flat)
+            return done.reshape(tensordict.shape) if tensordict.ndim else done[0]
+        prompts = self._prompt_ids(tensordict)
+        answers = asyncio.run(self._sample(prompts))
+        rows = [
+            TokenRow(prompt, answer.output_ids, [1] * len(answer.output_ids), answer.logprobs)
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        outputs = containers_of(rows, self.tokenizer, padded=self.pad_output)
+        if self.input_mode == "history":
+            for given, output in zip(tensordict["history", "prompt"].unbind(0), outputs, strict=True):
+                output["history"] = _continued(given, output["history"])
+        return lazy_stack(
+            [
+                TensorDict({**dict(given.items()), **dict(output.items())})
+                for given, output in zip(tensordict.unbind(0), outputs, strict=True)
+            ]
+        )
+
+    async def _sample(self, prompts: Sequence[Sequence[int]]) -> list[Generation]:
+        gate, seed = asyncio.Semaphore(self.concurrency), self.sampling_params.get("sampling_seed")
+
+        async def one(number: int, prompt: Sequence[int]) -> Generation:
+            own = {} if seed is None else {"sampling_seed": seed + number}
+            async with gate:
+                answer = await client.generate(prompt, {**self.sampling_params, **own})
+            if answer.finish_reason.type == "abort":
+                raise EngineAbortedError(f"the engine aborted the answer to prompt {number}: {answer.finish_reason}")
+            return answer
+
+        async with SGLangClient(self.base_url) as client:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(one(number, prompt)) for number, prompt in enumerate(prompts)]
+            except ExceptionGroup as e:  # of one outage, which any of them tells
+                raise e.exceptions[0] from e
+            return [task.result() for task in tasks]
+
+    def _prompt_ids(self, tensordict: TensorDictBase) -> list[list[int]]:
+        (key,) = self.in_keys
+        if key not in tensordict.keys(include_nested=True):
+            raise ExportError(f"got a TensorDict without {key}, which input_mode={self.input_mode!r} reads")
+        if self.input_mode == "tokens":
+            return _unpadded(tensordict)
+        if self.input_mode == "history":
+            return [self._rendered(history) for history in tensordict[key].unbind(0)]
+        texts = _strings(tensordict[key], "texts")
+        return [list(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+
+    def _rendered(self, history: History) -> list[int]:
+        if self._template is None:
+            raise ConfigError("a history is read in input_mode='history' only")
+        messages = list(zip(_strings(history.role, "roles"), _strings(history.content, "contents"), strict=True))
+        return self._template.prompt_ids([{"role": role, "content": text} for role, text in messages])
+
+
+def _strings(values: Iterable[object], what: str) -> list[str]:
+    """The values, which other modalities and unknown containers would make something else of."""
+    found = list(values)
+    if not all(isinstance(value, str) for value in found):
+        raise ExportError(f"got {what} of {', '.join({type(value).__name__ for value in found})}; expected str")
+    return found  # type: ignore[return-value] # just checked
+
+
+def _unpadded(tensordict: TensorDictBase) -> list[list[int]]:
+    prompts = tensordict.get(("tokens", "prompt"), as_list=True)
+    if not getattr(tensordict["tokens"], "padded", False):
+        return [prompt.tolist() for prompt in prompts]
+    masks = tensordict.get(("masks", "all_attention_mask"), None)
+    if masks is None:
+        raise ExportError("got padded tokens without masks.all_attention_mask, which tells padding from tokens")
+    return [prompt[mask[: len(prompt)]].tolist() for prompt, mask in zip(prompts, masks, strict=True)]
+
+
+def _continued(given: History, answered: ChatHistory) -> ChatHistory:
+    """The history as it was given, and what was answered."""
+    full = lazy_stack([*given.unbind(0), *answered.response.unbind(0)])
+    return ChatHistory(prompt=given, response=answered.response, full=full)

@@ -1,0 +1,66 @@
+"""verl: samples with the fields of its AgentLoopOutput, as plain dicts; verl is not imported.
+
+Read in verl-project/verl: verl/experimental/agent_loop/agent_loop.py (the fields, what becomes of them),
+verl/experimental/agent_loop/tool_agent_loop.py (what it counts as turns). An agent loop of verl's makes one of each:
+`AgentLoopOutput(**to_agent_loop_outputs([sample])[0])`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any
+
+from strands_rollout.export.finished_episode import REWARD_KEY, FinishedEpisode, compared_rewards, finished_episodes
+from strands_rollout.finished_sample import finite
+
+
+def to_agent_loop_outputs(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> list[dict[str, Any]]:
+    """The fields of verl's AgentLoopOutput for each sample, in order; nothing is padded or cut.
+
+    A sample that is not trained has a mask of zeros; its reward: see `compared_rewards`. The episode's facts and status
+    are in `extra_fields`, a reward's further entries in `extra_fields["reward_extra_info"]`.
+
+    Args:
+        samples: slime's or ours, flat, with a reward.
+        reward_key: Where the number is in a reward that is a dict.
+
+    Raises:
+        ExportError: A sample is unfinished, has no reward, or its lengths disagree.
+    """
+    episodes = finished_episodes(samples, reward_key=reward_key)
+    return [_output(episode, reward) for episode, reward in zip(episodes, compared_rewards(episodes), strict=True)]
+
+
+def _output(episode: FinishedEpisode, reward: float) -> dict[str, Any]:
+    facts, graded = episode.facts, episode.sample.reward
+    return {
+        "prompt_ids": episode.prompt_ids,
+        "response_ids": episode.response_ids,
+        "response_mask": episode.loss_mask,
+        "response_logprobs": episode.logprobs,
+        "routed_experts": None,
+        "multi_modal_data": {},
+        "reward_score": reward,
+        "num_turns": _messages(episode),
+        "metrics": {
+            "generate_sequences": finite(facts.get("generate_s")) or 0.0,
+            "tool_calls": finite(facts.get("tool_s")) or 0.0,
+            "num_preempted": -1,
+        },
+        "extra_fields": {
+            "turn_scores": [],
+            "tool_rewards": [],
+            "reward_extra_info": dict(graded) if isinstance(graded, dict) else {},
+            "status": episode.status,
+            "strands_rollout": dict(facts),
+        },
+    }
+
+
+def _messages(episode: FinishedEpisode) -> int:
+    """Chat turns as verl counts them: the prompt, each turn of the policy, and what it read between two of them."""
+    turns = finite(episode.facts.get("turns"))
+    if turns is None:
+        turns = sum(is_sampled for is_sampled, _ in groupby(episode.sample.loss_mask))
+    return 1 + max(0, 2 * int(turns) - 1)

@@ -1,0 +1,33 @@
+"""Finished, graded samples for the exports: real episodes against a scripted engine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from harness import ANSWER, call_text, run
+
+from strands_rollout import reward_func
+
+WRONG = "I guess \\boxed{35}.<|im_end|>"
+
+
+async def finished_sample(tokenizer: Any, script: Any, **more: Any) -> Any:
+    """The sample of one episode, graded."""
+    done = (await run(tokenizer, script, **more)).sample
+    done.reward = await reward_func(None, done)
+    return done
+
+
+async def two_samples(tokenizer: Any) -> list[Any]:
+    """One that used the tool, and one that answered at once, wrongly."""
+    used = await finished_sample(tokenizer, [call_text(), ANSWER])
+    return [used, await finished_sample(tokenizer, [WRONG])]
+
+
+def readme_block(word: str) -> str:
+    """The README's one Python example with this word."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (block,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if word in block)
+    return str(block)

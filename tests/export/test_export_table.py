@@ -1,0 +1,98 @@
+"""Samples as rows of a table: Parquet and data sets, without a loss."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+from finished import readme_block, two_samples
+from grouped_samples import sample_of
+
+from strands_rollout.errors import ExportError
+from strands_rollout.export.table import from_rows, read_parquet, to_dataset, to_parquet, to_rows
+from strands_rollout.sample_type import Sample
+
+LEFT_OUT = {
+    *("multimodal_inputs", "multimodal_train_inputs", "multimodal_train_input_id", "apply_chat_template_kwargs"),
+    *("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts", "teacher_log_probs"),
+    *("generate_function_path", "custom_rm_path", "train_metadata", "session_id", "non_generation_time"),
+    *("spec_info", "prefix_cache_info"),
+}
+"""Fields without a column: what an engine or slime needs while a sample is made, and data of other modalities."""
+
+
+def assert_same(read: list[Sample], samples: list[Any]) -> None:
+    for one, sample in zip(read, samples, strict=True):
+        for field in fields(Sample):
+            if field.name not in LEFT_OUT:
+                assert getattr(one, field.name) == getattr(sample, field.name), field.name
+
+
+async def test_a_parquet_file_gives_back_every_token_logprob_and_fact(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    samples = await two_samples(shipped_tokenizer)
+    samples[0].metadata["note"] = {"text": "ünï\n", "number": 0.1, "none": None, "list": [1, [2]]}
+    samples[0].group_index, samples[0].rollout_id = 3, 5
+    samples[0].rollout_log_probs[0] = -0.1  # which float32 does not hold
+    to_parquet(samples, tmp_path / "rollouts.parquet")
+    assert_same(read_parquet(tmp_path / "rollouts.parquet"), samples)
+
+
+async def test_a_dataset_has_the_rows(shipped_tokenizer: Any) -> None:
+    samples = await two_samples(shipped_tokenizer)
+    dataset = to_dataset(samples)
+    assert dataset["score"][:] == [1.0, -1.0]
+    assert dataset["status"][:] == ["completed", "completed"]
+    assert json.loads(dataset[0]["metadata"])["strands_rollout"]["tool_calls"] == 1
+    row = dataset[0]
+    assert row["tokens"][row["prompt_length"] :] == row["tokens"][-row["response_length"] :]
+    assert_same(from_rows(dataset), samples)
+
+
+async def test_columns_have_the_same_types_whatever_the_samples_hold(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    to_parquet([], tmp_path / "none.parquet")
+    to_parquet(await two_samples(shipped_tokenizer), tmp_path / "two.parquet")
+    to_parquet([sample_of(0.5, group=None)], tmp_path / "plain.parquet")
+    schemas = [pyarrow.parquet.read_schema(tmp_path / f"{name}.parquet") for name in ("none", "two", "plain")]
+    assert schemas[0] == schemas[1] == schemas[2]
+    assert read_parquet(tmp_path / "none.parquet") == []
+
+
+def test_a_failed_sample_keeps_its_status_and_its_own_mask(tmp_path: Path) -> None:
+    sample = sample_of(-1.0, status="FAILED", removed=True)
+    to_parquet([sample], tmp_path / "rollouts.parquet")
+    assert_same(from_rows(to_rows([sample])), [sample])
+    assert_same(read_parquet(tmp_path / "rollouts.parquet"), [sample])
+    assert [path.name for path in tmp_path.iterdir()] == ["rollouts.parquet"]
+
+
+async def test_the_readmes_example_runs(
+    shipped_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"samples": await two_samples(shipped_tokenizer)}
+    exec(readme_block("to_parquet"), names)
+    assert_same(names["read_parquet"](Path("rollouts.parquet")), names["samples"])
+    assert len(names["output"]["rewards"]) == len(names["loop_outputs"]) == len(names["dataset"]) == 2
+
+
+@pytest.mark.parametrize("value", [{1: "a"}, (1, 2), {1, 2}, float("nan"), b"a"])
+def test_a_value_that_json_would_change_or_refuse_is_named(value: Any) -> None:
+    bad = sample_of(1.0, index=9)
+    bad.metadata["mine"] = value
+    with pytest.raises(ExportError, match=r"sample 1 \(index=9\): its metadata"):
+        to_rows([sample_of(1.0), bad])
+
+
+def test_a_bad_sample_is_refused_by_its_index(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"sample 0 \(index=4\) .*status is aborted"):
+        to_parquet([sample_of(1.0, index=4, status="ABORTED")], tmp_path / "rollouts.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="can't write .*nowhere"):
+        to_parquet([sample_of(1.0)], tmp_path / "nowhere" / "rollouts.parquet")

@@ -19,6 +19,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenCall:
+    """An assistant's turn with one call and nothing else, as a template writes it.
+
+    Attributes:
+        turn: Text from the generation prompt to the end of the turn or later; "" where the template writes no calls.
+        name: The called tool.
+        arguments: The call's arguments.
+    """
+
+    turn: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class ProbedTemplate:
     """What the probe found.
 
@@ -27,12 +42,14 @@ class ProbedTemplate:
         end_of_turn_id: Its id.
         opens_reasoning: Whether the generation prompt ends inside an open `<think>`.
         tools_error: Why the template can't be used with tools; None if it can.
+        written_call: How it writes a call.
     """
 
     end_of_turn: str
     end_of_turn_id: int
     opens_reasoning: bool
     tools_error: str | None
+    written_call: WrittenCall
 
 
 _TOOLS: Final[list[dict[str, Any]]] = [
@@ -90,7 +107,23 @@ def probe(template: ChatTemplate) -> ProbedTemplate:
             [_tool("call00002", "2"), _tool("call00003", "")],
         ]
         _check_append_only(template, end_of_turn, "tool results", turns, _TOOLS)
-    return ProbedTemplate(end_of_turn, end_of_turn_id, opens_reasoning, tools_error)
+    return ProbedTemplate(
+        end_of_turn, end_of_turn_id, opens_reasoning, tools_error, _written_call(template, end_of_turn)
+    )
+
+
+def _written_call(template: ChatTemplate, end_of_turn: str) -> WrittenCall:
+    question, name, arguments = "probed-question", "probe", {"x": "probed-argument"}
+    call = {"type": "function", "id": "call00001", "function": {"name": name, "arguments": arguments}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    try:
+        prompt, whole = (template.render([_user(question), *rest], _TOOLS) for rest in ([], [answer]))
+    except TemplateError:
+        return WrittenCall("", name, arguments)
+    # what follows the question: the generation prompt, which both begin with, then the turn
+    prompt, whole = (rendered.rpartition(question)[2] for rendered in (prompt, whole))
+    shared = next((at for at, pair in enumerate(zip(prompt, whole, strict=False)) if pair[0] != pair[1]), len(prompt))
+    return WrittenCall(whole[shared:].partition(end_of_turn)[0], name, arguments)
 
 
 def _tools_error(template: ChatTemplate) -> str | None:

@@ -31,7 +31,7 @@ _CALL: Final = "<|call|>"
 _BEGIN: Final = re.compile(r"\s*(?:<\|start\|>assistant)?(?=\s*(?:<\|channel\|>|to=))")
 _HEADER: Final = re.compile(
     r"(?:\s*to=(?P<first>[^\s<]{1,200}))?\s*<\|channel\|>(?P<channel>[a-z]{1,20})(?:\s+to=(?P<second>[^\s<]{1,200}))?"
-    r"\s*(?:<\|constrain\|>)?(?P<type>[^\s<]{0,40})\s*<\|message\|>"
+    r"\s*(?:<\|constrain\|>)?[^\s<]{0,40}\s*<\|message\|>"
 )
 _NEXT: Final = re.compile(r"(?:<\|start\|>assistant)?(?=\s*<\|channel\|>)|<\|start\|>assistant(?=\s*to=)")
 _RECIPIENT: Final = re.compile(r"to=(?:functions\.)?([^\s<]{1,200})")
@@ -45,7 +45,6 @@ class _Header:
 
     channel: str
     recipient: str | None
-    type: str
     end: int
     is_begun: bool = True
 
@@ -56,7 +55,8 @@ class GptOssParser:
     The text begins after the prompt's `<|start|>assistant`, or inside the analysis message that the prompt opened. The
     last message has no closing token, where that ended the turn. A message ends at its closing token and at nothing
     else: what looks like a call in reasoning that is not closed is a draft. A call must be a message of its own on the
-    commentary channel, to `functions.x`, with one JSON object, and end with `<|call|>`.
+    commentary channel, to `functions.x`, with one JSON object, and end with `<|call|>`. What it says of its type is
+    not read: "might" be given, says the source, and models write `code` for JSON.
 
     Args:
         new_id: Makes the ids of calls.
@@ -74,7 +74,7 @@ class GptOssParser:
         source, found = JSONSource(text), list[Segment]()
         position = 0
         if in_reasoning:
-            position = self._read_message(source, 0, _Header("analysis", None, "", 0), found)
+            position = self._read_message(source, 0, _Header("analysis", None, 0), found)
         while position < len(text):
             begin = _BEGIN.match(source, position)
             header = None if begin is None else _header(source, begin, is_first=position == 0)
@@ -119,8 +119,6 @@ def _check(header: _Header, recipient: str, name: str) -> None:
         raise MalformedError(f"got a message to {recipient!r}; expected a call to=functions.<tool>", name)
     if header.channel != "commentary":
         raise MalformedError(f"a call on the channel {header.channel!r}; expected commentary", name)
-    if header.type not in ("", "json"):
-        raise MalformedError(f"arguments of type {header.type!r}; expected json", name)
 
 
 def _header(text: str, begin: re.Match[str], *, is_first: bool) -> _Header | None:
@@ -128,7 +126,7 @@ def _header(text: str, begin: re.Match[str], *, is_first: bool) -> _Header | Non
     if header is None or (header["first"] and header["second"]):
         return None
     is_begun = is_first or bool(begin[0].strip())
-    return _Header(header["channel"], header["first"] or header["second"], header["type"], header.end(), is_begun)
+    return _Header(header["channel"], header["first"] or header["second"], header.end(), is_begun)
 
 
 def _outside(text: str, start: int, found: list[Segment]) -> int:

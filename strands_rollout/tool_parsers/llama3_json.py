@@ -29,11 +29,12 @@ class Llama3JSONParser(TaggedParser):
     """The format's parser; see `ToolParser`.
 
     An answer that is a JSON object without parameters, and with more than a name, is an answer and no call. What looks
-    like a call after other text is a failure, since a call must be the whole answer.
+    like a call after other text is a failure, since a call must be the whole answer; so all that follows a call is
+    part of the attempt, and a `</think>` there closes nothing.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(
-        r'</?think>|<\|python_tag\|>|(?<!\S)\{(?=\s{0,20}"(?:type|name|parameters)"\s{0,20}:)'
+        r'</?think>|<\|python_tag\|>|(?<![^\s>])\{(?=\s{0,20}"(?:type|name|parameters)"\s{0,20}:)'
     )
 
     def _read_call(

@@ -79,9 +79,11 @@ class MistralParser(TaggedParser):
         if not text.startswith("]", position):
             expected = "expected , and another call, or ] after the last"
             raise MalformedError(f"{expected}; got {got(text, position)}", name_of(elements[-1][0]), position)
-        # the first failure shows the tag too
+        # what is around the elements is shown by the first and the last, where they fail
         begins = [opened, *(begin for _, begin, _ in elements[1:])]
-        found = [self._element(value, text[begin:end]) for begin, (value, _, end) in zip(begins, elements, strict=True)]
+        ends = [*(end for _, _, end in elements[:-1]), position + 1]
+        spans = zip(elements, begins, ends, strict=True)
+        found = [self._element(value, text[begin:end]) for (value, _, _), begin, end in spans]
         return found, position + 1
 
     def _element(self, value: dict[str, Any], raw: str) -> ToolCall | ParseFailure:

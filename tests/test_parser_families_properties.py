@@ -89,14 +89,14 @@ def is_call(part: object) -> bool:
 
 @EACH
 @pytest.mark.slow
-def test_half_a_megabyte_of_hostile_text_is_parsed_in_linear_time(known: Family) -> None:
+def test_hostile_text_is_parsed_in_linear_time(known: Family) -> None:
     written = known.calls([("f", {"a": "x"})])
     broken = (written[:-1], written.replace("{", "{,"), written.replace('"', "", 1), written.replace("a", "", 1))
     opener = next(iter(re.findall(r"[\[<][^\]>]*[\]>]|\{", written)))
     for piece in (*known.pieces, written, *broken, opener + '{"', opener + '{"name":', ' {"name": {', "[{", *JSON):
-        text = piece * (500_000 // len(piece))
+        text = piece * (200_000 // len(piece))
         for head, tail in (("", ""), (opener, ""), ("", written[-20:])):
             started = time.process_time()
             known.make().segments(head + text + tail)
             # far under a second in linear time, minutes in quadratic time: no question of a busy machine
-            assert time.process_time() - started < 20, (piece, head, tail)
+            assert time.process_time() - started < 10, (piece, head, tail)

@@ -1,8 +1,9 @@
 """What strands-sglang 0.4.3 publishes of its parsers (its unit tests' cases, and its parsers' code), held against ours.
 
 Each row is one behaviour in our words: `MET` has the same outcome there, `STRICTER` another on purpose. Not taken over:
-tags of one's own and reading drafts as calls (a format of one's own is a class and `register_parser`); that sort as text (a rollout names calls by turn and place); a Kimi call's own id as the call's id (a model may write
-one id twice); results of parsing as JSON text (`payload`), since a failure here carries what was wrong.
+tags of one's own and reading drafts as calls (a format of one's own is a class and `register_parser`); ids that sort as
+text (a rollout names calls by turn and place); a Kimi call's own id as the call's id (a model may write one id twice);
+results of parsing as JSON text (`payload`), since a failure here carries what was wrong.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ MET: list[tuple[str, str, str, list[Any]]] = [
     (
         "values as JSON",
         "glm4",
-        '<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>\n<arg_value>{"c": [1]}</arg_value>\n</tool_call>',
+        "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n"
+        '<arg_key>b</arg_key>\n<arg_value>{"c": [1]}</arg_value>\n</tool_call>',
         [("f", {"a": 1, "b": {"c": [1]}})],
     ),
     (

@@ -28,12 +28,13 @@ from strands_rollout.tool_parsers.call_blocks import decode_arguments, end_of_ta
 from strands_rollout.tool_parsers.strict_json import JSONSource, skip_white_space
 
 _CALL: Final = "<|call|>"
-_BEGIN: Final = re.compile(r"\s*(?:<\|start\|>assistant)?(?=\s*(?:<\|channel\|>|to=))")
+# possessive: white space is passed once, however much there is
+_BEGIN: Final = re.compile(r"\s*+(?:<\|start\|>assistant)?+\s*+(?=<\|channel\|>|to=)")
+_NEXT: Final = re.compile(r"<\|start\|>assistant(?=\s*+(?:<\|channel\|>|to=))|<\|channel\|>")
 _HEADER: Final = re.compile(
-    r"(?:\s*to=(?P<first>[^\s<]{1,200}))?\s*<\|channel\|>(?P<channel>[a-z]{1,20})(?:\s+to=(?P<second>[^\s<]{1,200}))?"
-    r"\s*(?:<\|constrain\|>)?[^\s<]{0,40}\s*<\|message\|>"
+    r"(?:to=(?P<first>[^\s<]{1,200}))?+\s*+<\|channel\|>(?P<channel>[a-z]{1,20})(?:\s++to=(?P<second>[^\s<]{1,200}))?+"
+    r"\s*+(?:<\|constrain\|>)?+[^\s<]{0,40}\s*+<\|message\|>"
 )
-_NEXT: Final = re.compile(r"(?:<\|start\|>assistant)?(?=\s*<\|channel\|>)|<\|start\|>assistant(?=\s*to=)")
 _RECIPIENT: Final = re.compile(r"to=(?:functions\.)?([^\s<]{1,200})")
 _END: Final = re.compile(r"<\|(?:end|call|return)\|>")
 _HEADER_END: Final = re.compile(r"<\|(?:message|end|call|return)\|>")

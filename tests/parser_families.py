@@ -212,6 +212,8 @@ _HARMONY: dict[str, Any] = {
         "<|call|>",
         "<|return|>",
         "<|start|>assistant<|channel|>commentary to=functions.f<|message|>",
+        "<|start|>assistant<|channel|>analysis<|message|>x<|end|>",
+        "<|start|>assistant<|channel|>commentary to=functions.f<|message|>{}<|call|>",
     ),
 }
 _KIMI_PIECES = (

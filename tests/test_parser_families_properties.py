@@ -94,9 +94,9 @@ def test_hostile_text_is_parsed_in_linear_time(known: Family) -> None:
     broken = (written[:-1], written.replace("{", "{,"), written.replace('"', "", 1), written.replace("a", "", 1))
     opener = next(iter(re.findall(r"[\[<][^\]>]*[\]>]|\{", written)))
     for piece in (*known.pieces, written, *broken, opener + '{"', opener + '{"name":', ' {"name": {', "[{", *JSON):
-        text = piece * (200_000 // len(piece))
+        text = piece * (100_000 // len(piece))
         for head, tail in (("", ""), (opener, ""), ("", written[-20:])):
             started = time.process_time()
             known.make().segments(head + text + tail)
             # far under a second in linear time, minutes in quadratic time: no question of a busy machine
-            assert time.process_time() - started < 10, (piece, head, tail)
+            assert time.process_time() - started < 5, (piece, head, tail)

@@ -12,8 +12,11 @@ from parser_families import family
 from strands import Agent, tool
 
 from strands_rollout import SGLangModel
+from strands_rollout.agent import EpisodeLimits, run_episode
 from strands_rollout.chat_template import ChatTemplate
+from strands_rollout.episode_progress import EpisodeProgress
 from strands_rollout.errors import ConfigError, TemplateError
+from strands_rollout.stop_reason import StopReason
 from strands_rollout.tool_parsers import format_of_call, register_parser
 from strands_rollout.tool_parsers.hermes import HermesParser
 
@@ -146,6 +149,23 @@ async def test_a_value_that_does_not_fit_its_schema_is_told_and_counted(shipped_
     (failure,) = model.parse_failures
     assert (failure.name, failure.raw) == ("add", turn.removesuffix("<|im_end|>"))
     assert "the parameter 'a' of 'add' is 'two'; expected integer" in tokenizer.decode(fake.requests[1].input_ids)
+
+
+async def test_an_episode_that_is_gone_on_with_reads_its_turns_by_the_tools_schemas(shipped_tokenizer: Any) -> None:
+    tokenizer = tokenizer_with(TEMPLATES["qwen3_coder"][1], shipped_tokenizer)
+    turn = family("qwen3_coder").turn(calls=[("add", {"a": "two", "b": 3})]) + "<|im_end|>"
+    user = {"role": "user", "content": [{"text": "What is 2 + 3?"}]}
+    async with FakeSGLang([Reply.tokens(ids_of(tokenizer, text)) for text in (turn, "Hm.<|im_end|>")]) as fake:
+        first, second = (SGLangModel(tokenizer, fake.base_url, tool_parser="qwen3_coder") for _ in range(2))
+        answer = await first.answer([user], [add.tool_spec])
+        second.resume(first.trajectory, [user, answer.message], 1)
+        progress = EpisodeProgress([user, answer.message], 1)
+        episode = await run_episode(
+            second, [user], system_prompt=None, tools=[add], limits=EpisodeLimits(), progress=progress
+        )
+    assert episode.stop_reason is StopReason.COMPLETED
+    assert [failure.name for failure in second.parse_failures] == ["add"]
+    assert "'a' of 'add' is 'two'; expected integer" in tokenizer.decode(fake.requests[1].input_ids)
 
 
 async def test_a_turn_that_ends_at_another_stop_token_of_its_family_is_read_without_it(shipped_tokenizer: Any) -> None:

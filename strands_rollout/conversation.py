@@ -81,7 +81,7 @@ class Conversation:
             return
         self._knows_tools = True
         before, self._parser = self._parser, for_tool_specs(self._parser, tool_specs)
-        if self._parser is not before:
+        if self._parser is not before and not self.segments:
             self._read_all()
 
     @property

@@ -34,17 +34,16 @@ def calls_for(known: Family) -> st.SearchStrategy[list[Call]]:
     return st.lists(st.tuples(NAMES, arguments), min_size=1, max_size=3, unique_by=lambda call: call[0])
 
 
-def texts_for(known: Family) -> st.SearchStrategy[str]:
-    return st.text("ab \n.{é", max_size=12).map(lambda text: text if text.strip() else "")
+PROSE = st.text("ab \n.{é", max_size=12).map(lambda text: text if text.strip() else "")
 
 
 @EACH
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_what_was_written_is_what_is_read(known: Family, data: st.DataObject) -> None:
     calls = data.draw(calls_for(known))
-    thought = data.draw(texts_for(known))
-    text = data.draw(texts_for(known)) if known.mixes else ""
+    thought = data.draw(PROSE)
+    text = data.draw(PROSE) if known.mixes else ""
     in_reasoning = bool(thought) and data.draw(st.booleans())
     turn = known.turn(reasoning=thought, text=text, calls=calls, in_reasoning=in_reasoning)
     expected: list[Any] = [Reasoning(thought)] if thought else []
@@ -55,7 +54,7 @@ def test_what_was_written_is_what_is_read(known: Family, data: st.DataObject) ->
 
 @EACH
 @given(data=st.data(), in_reasoning=st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=50)
 def test_no_text_raises_and_nothing_of_it_is_lost(known: Family, data: st.DataObject, in_reasoning: bool) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from([*known.pieces, *JSON]), max_size=16)))
     segments = known.make().segments(text, in_reasoning)

@@ -64,7 +64,7 @@ def test_a_template_of_no_known_format_is_an_error_that_names_the_choices(shippe
 
 
 def test_a_template_that_writes_no_calls_is_an_error_that_names_the_choices(shipped_tokenizer: Any) -> None:
-    with pytest.raises(ConfigError, match="'' |writes .* Name the format .* qwen3_coder"):
+    with pytest.raises(ConfigError, match="writes .*Name the format .* qwen3_coder"):
         SGLangModel(
             tokenizer_with(CHATML.replace("CALL", ""), shipped_tokenizer), "http://127.0.0.1:1", tool_parser="auto"
         )

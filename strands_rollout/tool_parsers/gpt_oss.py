@@ -56,8 +56,8 @@ class GptOssParser:
     The text begins after the prompt's `<|start|>assistant`, or inside the analysis message that the prompt opened. The
     last message has no closing token, where that ended the turn. A message ends at its closing token and at nothing
     else: what looks like a call in reasoning that is not closed is a draft. A call must be a message of its own on the
-    commentary channel, to `functions.x`, with one JSON object, and end with `<|call|>`. What it says of its type is
-    not read: "might" be given, says the source, and models write `code` for JSON.
+    commentary channel, to `functions.x`, with one JSON object, and end with `<|call|>`. Its type may
+    be given or not, and is not read: arguments that are no JSON fail as such.
 
     Args:
         new_id: Makes the ids of calls.

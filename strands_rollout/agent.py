@@ -142,6 +142,7 @@ async def run_episode(
             _bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats, tool_span)
             history = agent.messages
             model.conversation.history = history
+            model.conversation.know_tools(agent.tool_registry.get_all_tool_specs())
             await cycles.run(agent, None if progress else list(messages[-1]["content"]))
         reason = _reason_of_end(limiter, watch)
     except Exception as e:  # every failure of an episode is data for whoever asked for it

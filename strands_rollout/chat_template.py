@@ -58,6 +58,7 @@ class ChatTemplate:
         encoder: The tokenizer's encoder; shared between the templates of one tokenizer.
         end_of_turn_id: The control token that closes an assistant turn.
         opens_reasoning: Whether the generation prompt ends inside an open `<think>`.
+        written_call: How the template writes a call.
     """
 
     def __init__(self, tokenizer: Any, **template_kwargs: Any) -> None:  # noqa: ANN401 - any fast tokenizer
@@ -85,6 +86,7 @@ class ChatTemplate:
         self._found = self._find()
         self.end_of_turn_id = self._found.probed.end_of_turn_id
         self.opens_reasoning = self._found.probed.opens_reasoning
+        self.written_call = self._found.probed.written_call
         self._last: tuple[object, list[int]] = (None, [])
         self._last_tools: tuple[Sequence[Mapping[str, Any]], str] = ((), "")
 

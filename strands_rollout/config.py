@@ -89,7 +89,9 @@ class RolloutSettings(BaseModel):
         description="Before the process's first episode, take all that it has loaded out of Python's garbage "
         "collection (`gc.freeze`): full collections then look through episodes alone.",
     )
-    tool_parser: str = Field(default="hermes", description="Format of the model's tool calls.")
+    tool_parser: str = Field(
+        default="hermes", description='Format of the model\'s tool calls; "auto" for the one that its template writes.'
+    )
     enable_thinking: bool | None = Field(default=None, description="Handed to the chat template when set.")
     reward: RewardSettings = Field(default_factory=RewardSettings, description="How an answer is scored.")
 

@@ -13,7 +13,7 @@ from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.context_builder import ContextBuilder
 from strands_rollout.strands_events import Answer, turn_answer
 from strands_rollout.token_limits import Room
-from strands_rollout.tool_parsers import ParseFailure, ToolParser
+from strands_rollout.tool_parsers import ParseFailure, ToolParser, for_tool_specs
 from strands_rollout.trajectory import Trajectory, Turn
 from strands_rollout.turn_reader import ReadTurn, read_turn
 
@@ -70,6 +70,19 @@ class Conversation:
         self.stop_reason = ""
         self._context = ContextBuilder(template)
         self._is_unread = False
+        self._knows_tools = False
+
+    def know_tools(self, tool_specs: Messages | None) -> None:
+        """Read calls by the tools' schemas, where the format needs them; the first tools count.
+
+        What was resumed was read without them, and is read again.
+        """
+        if self._knows_tools or not tool_specs:
+            return
+        self._knows_tools = True
+        before, self._parser = self._parser, for_tool_specs(self._parser, tool_specs)
+        if self._parser is not before and not self.segments:
+            self._read_all()
 
     @property
     def covered_messages(self) -> int:
@@ -106,9 +119,7 @@ class Conversation:
         """
         self.trajectory = trajectory
         self.prompt_ids = trajectory.token_ids[: trajectory.prompt_length]
-        for number, turn in enumerate(trajectory.turns, start=1):
-            if turn.finish_reason != "abort":
-                self._read(number, turn)
+        self._read_all()
         self._context.accept(messages[:covered])
         # the turn was sampled, and the agent was stopped before it had the message
         self._is_unread = len(messages) == covered and not trajectory.is_open
@@ -186,6 +197,13 @@ class Conversation:
     def failure_text(self, call_id: str) -> str:
         """What the policy is told about a call that could not be parsed."""
         return self._context.failure_texts[call_id]
+
+    def _read_all(self) -> None:
+        """Read the turns of the last segment, but an open one."""
+        self.parse_failures = []
+        for number, turn in enumerate(self.trajectory.turns, start=1):
+            if turn.finish_reason != "abort":
+                self._read(number, turn)
 
     def _read(self, number: int, turn: Turn) -> ReadTurn:
         """Parse a turn, and remember what it called and what could not be parsed."""

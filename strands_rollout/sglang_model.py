@@ -26,7 +26,7 @@ from strands_rollout.shared_client import shared_client
 from strands_rollout.strands_events import Answer, StreamEvent, answer_events
 from strands_rollout.structured_output import structured_answer
 from strands_rollout.token_limits import Room, TokenLimits
-from strands_rollout.tool_parsers import ParseFailure, ToolParser, get_parser
+from strands_rollout.tool_parsers import AUTO, ParseFailure, ToolParser, format_of_call, get_parser
 from strands_rollout.trajectory import Trajectory
 from strands_rollout.turn_sampler import RequestSpan, TurnSampler, no_span
 
@@ -46,7 +46,8 @@ class SGLangModel(Model):
         base_url: The server's or router's URL; the connection pool is shared by all models on the same URL and event
             loop.
         client: Instead of `base_url`: an `SGLangClient`, or an `httpx.AsyncClient` as made by `create_client`.
-        tool_parser: A registered parser's name, or a parser.
+        tool_parser: A registered parser's name; "auto" for the one that reads the calls which the template writes; or a
+            parser.
         sampling_params: SGLang's sampling parameters. `max_new_tokens` among them caps one turn.
         enable_thinking: Handed to the chat template when given.
         chat_template_kwargs: Further arguments of the chat template.
@@ -112,7 +113,7 @@ class SGLangModel(Model):
         }
         self._base_url = base_url
         self._client = SGLangClient(client) if isinstance(client, httpx.AsyncClient) else client
-        self._parser = get_parser(tool_parser) if isinstance(tool_parser, str) else tool_parser
+        self._parser = _named_parser(tool_parser, self.template) if isinstance(tool_parser, str) else tool_parser
         self._vocab_size = vocab_size
         ends = [self.template.end_of_turn_id, getattr(tokenizer, "eos_token_id", None)]
         self._sampler = TurnSampler(
@@ -286,6 +287,7 @@ class SGLangModel(Model):
         blocks: Sequence[Mapping[str, Any]] | None,
     ) -> None:
         """Sample the next turn into the trajectory, or the rest of the open one."""
+        conversation.know_tools(tool_specs)
         if conversation.takes_unread_turn(messages):
             return
         trajectory = conversation.trajectory
@@ -325,3 +327,8 @@ class SGLangModel(Model):
         aside._busy = False
         aside.reset()
         return aside
+
+
+def _named_parser(name: str, template: ChatTemplate) -> ToolParser:
+    call = template.written_call
+    return get_parser(format_of_call(call.turn, call.name, call.arguments) if name == AUTO else name)

@@ -19,6 +19,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenCall:
+    """An assistant's turn with one call and nothing else, as a template writes it.
+
+    Attributes:
+        turn: Text from the generation prompt to the end of the turn or later; "" where the template writes no calls.
+        name: The called tool.
+        arguments: The call's arguments.
+    """
+
+    turn: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class ProbedTemplate:
     """What the probe found.
 
@@ -27,12 +42,14 @@ class ProbedTemplate:
         end_of_turn_id: Its id.
         opens_reasoning: Whether the generation prompt ends inside an open `<think>`.
         tools_error: Why the template can't be used with tools; None if it can.
+        written_call: How it writes a call.
     """
 
     end_of_turn: str
     end_of_turn_id: int
     opens_reasoning: bool
     tools_error: str | None
+    written_call: WrittenCall
 
 
 _TOOLS: Final[list[dict[str, Any]]] = [
@@ -77,7 +94,7 @@ def probe(template: ChatTemplate) -> ProbedTemplate:
     end_of_turn, end_of_turn_id = _end_of_turn(template)
     opening = template.render([_user("question")])
     opens_reasoning = opening.rfind("<think>") > opening.rfind("</think>")
-    tools_error = _tools_error(template)
+    tools_error = _tools_error(template, end_of_turn)
     _check_encoding(template, () if tools_error else _TOOLS)
     _check_append_only(
         template, end_of_turn, "user turns", [[_user("first")], [_user("second")], [_user("third\n")]], ()
@@ -90,10 +107,28 @@ def probe(template: ChatTemplate) -> ProbedTemplate:
             [_tool("call00002", "2"), _tool("call00003", "")],
         ]
         _check_append_only(template, end_of_turn, "tool results", turns, _TOOLS)
-    return ProbedTemplate(end_of_turn, end_of_turn_id, opens_reasoning, tools_error)
+    return ProbedTemplate(
+        end_of_turn, end_of_turn_id, opens_reasoning, tools_error, _written_call(template, end_of_turn)
+    )
 
 
-def _tools_error(template: ChatTemplate) -> str | None:
+def _written_call(template: ChatTemplate, end_of_turn: str) -> WrittenCall:
+    question, name, arguments = "probed-question", "probe", {"x": "probed-argument"}
+    call = {"type": "function", "id": "call00001", "function": {"name": name, "arguments": arguments}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    try:
+        prompt, whole = (template.render([_user(question), *rest], _TOOLS) for rest in ([], [answer]))
+    except TemplateError:
+        return WrittenCall("", name, arguments)
+    # what follows the question: the generation prompt, which both begin with, then the turn
+    prompt, whole = (rendered.rpartition(question)[2] for rendered in (prompt, whole))
+    shared = next((at for at, pair in enumerate(zip(prompt, whole, strict=False)) if pair[0] != pair[1]), len(prompt))
+    if shared < len(prompt):  # a prompt that opens reasoning: the turn may begin with another tag
+        shared = max(prompt.rfind(mark, 0, shared) for mark in (">", "\n")) + 1
+    return WrittenCall(whole[shared:].partition(end_of_turn)[0], name, arguments)
+
+
+def _tools_error(template: ChatTemplate, end_of_turn: str) -> str | None:
     result = "probed-tool-result"
     try:
         rendered = template.render([_user("question"), _assistant(0, "call00001"), _tool("call00001", result)], _TOOLS)
@@ -101,7 +136,14 @@ def _tools_error(template: ChatTemplate) -> str | None:
         return str(e)
     if _TOOLS[0]["function"]["description"] not in rendered:
         return "it does not show the tools to the model"
-    return None if rendered.count(result) == 1 else f"it shows a tool's result {rendered.count(result)} times, not once"
+    if rendered.count(result) != 1:
+        return f"it shows a tool's result {rendered.count(result)} times, not once"
+    before, _, answer = rendered.partition(result)[0].rpartition(_mark(0))
+    if not before:
+        return "it leaves out what an assistant says beside its calls"
+    return (
+        None if end_of_turn in answer else f"it closes an assistant's turn with calls otherwise than with {end_of_turn}"
+    )
 
 
 def _end_of_turn(template: ChatTemplate) -> tuple[str, int]:
@@ -155,8 +197,8 @@ def _check_append_only(
     for index, turn in enumerate(turns):
         grown = template.render(turn, tools) if index == 0 else _grown(template, turn, tools, end_of_turn)
         begin = whole if index == 0 else _after(whole, _mark(index - 1), "an earlier assistant message")
-        begin = begin[begin.index(end_of_turn) :] if index else begin
-        stands = begin[: begin.index(_mark(index))] if index + 1 < len(turns) else begin
+        begin = _from(begin, end_of_turn, kind) if index else begin
+        stands = begin[: -len(_from(begin, _mark(index), kind))] if index + 1 < len(turns) else begin
         if grown.startswith(stands) or stands.startswith(grown):
             continue
         encoder = template.encoder
@@ -170,7 +212,14 @@ def _grown(
     calls = [message["tool_call_id"] for message in turn if message["role"] == "tool"]
     rendered = template.render([_user("question"), _assistant(0, *calls), *turn], tools)
     tail = _after(rendered, _mark(0), "an assistant message's content")
-    return tail[tail.index(end_of_turn) :]
+    return _from(tail, end_of_turn, "new messages")
+
+
+def _from(rendered: str, part: str, kind: str) -> str:
+    """The text from a part on."""
+    if part not in rendered:
+        raise TemplateError(f"the chat template is not append-only for {kind}: it leaves out {part!r} later on")
+    return rendered[rendered.index(part) :]
 
 
 def _after(rendered: str, mark: str, what: str) -> str:

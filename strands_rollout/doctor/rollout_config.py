@@ -44,14 +44,14 @@ def _load_named(settings: RolloutSettings) -> list[Finding]:
     """An error for each setting whose named thing can't be loaded; the tools first, which may register parsers."""
     from strands_rollout.slime_seam import load_should_abort
     from strands_rollout.tool_loading import load_conversation_manager, load_hooks, load_tools
-    from strands_rollout.tool_parsers import get_parser
+    from strands_rollout.tool_parsers import AUTO, get_parser
 
     steps: dict[str, Callable[[], object]] = {
         "tools": lambda: load_tools(settings.tools),
         "hooks": lambda: load_hooks(settings.hooks),
         "conversation_manager": lambda: load_conversation_manager(settings.conversation_manager),
         "should_abort": lambda: isinstance(settings.should_abort, str) and load_should_abort(settings.should_abort),
-        "tool_parser": lambda: get_parser(settings.tool_parser),
+        "tool_parser": lambda: settings.tool_parser == AUTO or get_parser(settings.tool_parser),
         "executor": lambda: _make_executor(settings.executor),
     }
     findings = []

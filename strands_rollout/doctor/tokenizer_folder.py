@@ -117,7 +117,7 @@ def _tools(template: Any) -> Finding:  # noqa: ANN401
     split = [text for text in _TOOL_TOKENS if len(encoder.encode_trusted(text)) != 1]
     if split:
         found = f"{' and '.join(split)} are no single tokens: this model was not trained on the format 'hermes'"
-        return warning("tools in the template", found, "choose the tool_parser of the model's own format")
+        return warning("tools in the template", found, "set tool_parser: auto, or the name of the model's own format")
     ids = [encoder.encode_trusted(text)[0] for text in _TOOL_TOKENS]
     return good("tools in the template", f"shown; {' and '.join(_TOOL_TOKENS)} are tokens {ids}")
 

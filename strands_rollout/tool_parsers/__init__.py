@@ -6,14 +6,32 @@ Knows the formats; nothing of tokens, tools or conversations.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.tool_parsers.base import NewId, ParseFailure, Reasoning, Segment, Text, ToolCall, ToolParser
-from strands_rollout.tool_parsers.hermes import HermesParser, random_id
+from strands_rollout.tool_parsers.base import (
+    NewId,
+    ParseFailure,
+    Reasoning,
+    Segment,
+    Text,
+    ToolCall,
+    ToolParser,
+    UntypedParser,
+    random_id,
+)
+from strands_rollout.tool_parsers.deepseek_v3 import DeepSeekV3Parser
+from strands_rollout.tool_parsers.glm4 import GLM4Parser
+from strands_rollout.tool_parsers.gpt_oss import GptOssParser
+from strands_rollout.tool_parsers.hermes import HermesParser
+from strands_rollout.tool_parsers.kimi_k2 import KimiK2Parser
+from strands_rollout.tool_parsers.llama3_json import Llama3JSONParser
+from strands_rollout.tool_parsers.mistral import MistralParser
+from strands_rollout.tool_parsers.qwen3_coder import Qwen3CoderParser
 
 __all__ = [
+    "AUTO",
     "NewId",
     "ParseFailure",
     "Reasoning",
@@ -21,20 +39,35 @@ __all__ = [
     "Text",
     "ToolCall",
     "ToolParser",
+    "UntypedParser",
+    "for_tool_specs",
+    "format_of_call",
     "get_parser",
     "parser_names",
     "register_parser",
 ]
 
+AUTO: Final = "auto"
+"""The name that stands for the format in which the chat template writes calls."""
+
 ParserFactory = Callable[[NewId], ToolParser]
-_factories: Final[dict[str, ParserFactory]] = {"hermes": HermesParser}
+_factories: Final[dict[str, ParserFactory]] = {
+    "deepseek_v3": DeepSeekV3Parser,
+    "glm4": GLM4Parser,
+    "gpt_oss": GptOssParser,
+    "hermes": HermesParser,
+    "kimi_k2": KimiK2Parser,
+    "llama3_json": Llama3JSONParser,
+    "mistral": MistralParser,
+    "qwen3_coder": Qwen3CoderParser,
+}
 
 
 def get_parser(name: str, *, new_id: NewId = random_id) -> ToolParser:
     """Make the parser of a format.
 
     Args:
-        name: As registered; "hermes" is built in.
+        name: As registered; see `parser_names`.
         new_id: Makes the id of each call, which must be unique over an episode; random by default, a counter for
             transcripts that must not change from run to run.
 
@@ -54,7 +87,7 @@ def register_parser(name: str, factory: ParserFactory) -> None:
     Raises:
         ConfigError: The name is empty or taken by another factory.
     """
-    if not name or _factories.get(name, factory) is not factory:
+    if not name or name == AUTO or _factories.get(name, factory) is not factory:
         raise ConfigError(f"a tool parser named {name!r} can't be registered: the name is empty or taken")
     _factories[name] = factory
 
@@ -62,3 +95,42 @@ def register_parser(name: str, factory: ParserFactory) -> None:
 def parser_names() -> list[str]:
     """Names of all known parsers, sorted."""
     return sorted(_factories)
+
+
+def format_of_call(turn: str, name: str, arguments: Mapping[str, Any]) -> str:
+    """The name of the one format in which a turn holds a call.
+
+    Args:
+        turn: An assistant's turn with one call, as a chat template writes it; "" where it writes none.
+        name: The called tool.
+        arguments: The call's arguments, strings all.
+
+    Raises:
+        ConfigError: No known format has that call in the turn, or several have; the message names the choices.
+    """
+    fitting = [
+        known
+        for known in parser_names()
+        for call in get_parser(known).parse(turn)
+        if isinstance(call, ToolCall) and (call.name, call.arguments) == (name, dict(arguments))
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    found = f"fits {' and '.join(fitting)}" if fitting else f"fits none of {', '.join(parser_names())}"
+    written = f"writes a call as {turn[:300]!r}, which {found}" if turn else "writes no calls of an assistant"
+    raise ConfigError(
+        f'got tool_parser="auto", but the chat template {written}; expected exactly one known format. Name the format '
+        f"in which the model was trained to call tools: {', '.join(fitting or parser_names())}"
+    )
+
+
+def for_tool_specs(parser: ToolParser, specs: Sequence[Mapping[str, Any]]) -> ToolParser:
+    """The parser for an agent's tools, where its format needs to know them; else the same.
+
+    Args:
+        parser: Any.
+        specs: Strands' tool specifications.
+    """
+    if not isinstance(parser, UntypedParser):
+        return parser
+    return parser.for_tools({spec["name"]: spec["inputSchema"].get("json", spec["inputSchema"]) for spec in specs})

@@ -6,11 +6,17 @@ becomes a `ParseFailure`, so that the model can be told.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 NewId = Callable[[], str]
+
+
+def random_id() -> str:
+    """An id that no other call has, in any episode."""
+    return f"call_{uuid.uuid4().hex}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +83,43 @@ class ToolParser(Protocol):
     def parse(self, text: str, in_reasoning: bool = False) -> list[ToolCall | ParseFailure]:  # noqa: FBT001, FBT002
         """Return only the calls and failures of `segments`."""
         ...
+
+
+@runtime_checkable
+class UntypedParser(Protocol):
+    """What a parser may have beside `ToolParser`: its format's values have no types, but for the tools' schemas."""
+
+    def for_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> ToolParser:
+        """The same parser for these tools.
+
+        Args:
+            schemas: The JSON Schema of each tool's arguments, by the tool's name. A tool that is not among them is no
+                failure, as everywhere: its values are read by the format's rule for values of no known type.
+        """
+        ...
+
+
+class MalformedError(ValueError):
+    """What a parser found at a place does not follow the format; becomes a `ParseFailure`.
+
+    Args:
+        reason: Words for the model.
+        name: The tool that was meant, where it can be read.
+        position: The attempt goes on at least up to here; None where nothing of it could be read.
+    """
+
+    def __init__(self, reason: str, name: str | None = None, position: int | None = None) -> None:
+        super().__init__(reason)
+        self.name = name
+        self.position = position
+
+
+def calls_and_failures(segments: Iterable[Segment]) -> list[ToolCall | ParseFailure]:
+    """Only the calls and failures, in their order."""
+    return [segment for segment in segments if isinstance(segment, ToolCall | ParseFailure)]
+
+
+def add_segment(found: list[Segment], segment: Segment) -> None:
+    """Append a segment, unless it is text of white space only."""
+    if not isinstance(segment, Text | Reasoning) or segment.text.strip():
+        found.append(segment)

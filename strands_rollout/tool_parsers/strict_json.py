@@ -1,4 +1,4 @@
-"""One JSON object at a place in a text, exactly as RFC 8259 and nothing looser.
+"""One JSON value at a place in a text, exactly as RFC 8259 and nothing looser.
 
 Knows nothing of tools. Stricter than Python's `json` where that would hand on what no receiver can use: NaN, Infinity,
 numbers that overflow, duplicate keys, lone surrogates, nesting beyond 100 levels.
@@ -17,7 +17,7 @@ _WHITE_SPACE: Final = re.compile(r"[ \t\n\r]*")
 
 
 class StrictJSONError(ValueError):
-    """The text at this place is not such an object; the message says what was expected."""
+    """The text at this place is not such a value; the message says what was expected."""
 
 
 class JSONSource(str):
@@ -59,6 +59,23 @@ def decode_object(text: JSONSource, start: int, *, origin: int) -> tuple[dict[st
     if text[start : start + 1] != "{":
         got = repr(text[start : start + 20]) if start < len(text) else "the end of the text"
         raise StrictJSONError(f"expected a JSON object, which begins with '{{', at offset {start - origin}; got {got}")
+    return decode_value(text, start, origin=origin)
+
+
+def whole_value(text: str) -> Any:  # noqa: ANN401 - any JSON value
+    """The value that is all of a text, but for white space around it.
+
+    Raises:
+        StrictJSONError: It is not one.
+    """
+    value, end = decode_value(JSONSource(text), skip_white_space(text, 0), origin=0)
+    if skip_white_space(text, end) < len(text):
+        raise StrictJSONError(f"expected nothing after the value, at offset {end}; got {text[end : end + 20]!r}")
+    return value
+
+
+def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int]:
+    """Decode the value that begins at `start`; see `decode_object`."""
     try:
         value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as e:
@@ -77,8 +94,8 @@ def decode_object(text: JSONSource, start: int, *, origin: int) -> tuple[dict[st
 _TOO_DEEP: Final = f"nested deeper than the {MAX_DEPTH} levels that are allowed"
 
 
-def _check_depth(value: dict[str, Any]) -> None:
-    level: list[Any] = [value]
+def _check_depth(value: object) -> None:
+    level: list[Any] = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         level = [
             child
@@ -91,7 +108,7 @@ def _check_depth(value: dict[str, Any]) -> None:
     raise StrictJSONError(_TOO_DEEP)
 
 
-def _check_surrogates(value: dict[str, Any], text: str, start: int, end: int) -> None:
+def _check_surrogates(value: object, text: str, start: int, end: int) -> None:
     if text.find("\\ud", start, end) < 0 and text.find("\\uD", start, end) < 0:
         return
     try:

@@ -1,0 +1,198 @@
+# ruff: noqa: RUF001 - DeepSeek's own characters
+"""Short chat templates in each family's published format: its role tokens, tools, calls, results and closing tokens.
+
+They leave out what the real ones add (default prompts, dates, images, reasoning of old turns); the sources are those
+that the parsers name.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+CHATML = """
+{%- if tools %}<|im_start|>system\nTools: {% for tool in tools %}{{ tool | tojson }}{% endfor %}
+Call them as <tool_call>...</tool_call>, after <think>...</think>.<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{%- if loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}
+<tool_response>\n{{ message.content }}\n</tool_response>
+{%- if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>\n{% endif %}
+{%- else %}<|im_start|>{{ message.role }}\n{{ message.content }}
+{%- for call in message.tool_calls or [] %}CALL{% endfor %}<|im_end|>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
+
+HERMES = CHATML.replace(
+    "CALL",
+    """
+<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>""",
+)
+QWEN3_CODER = CHATML.replace(
+    "CALL",
+    """
+<tool_call>\n<function={{ call.function.name }}>
+{% for key, value in call.function.arguments | items %}<parameter={{ key }}>
+{{ value if value is string else value | tojson }}\n</parameter>
+{% endfor %}</function>\n</tool_call>""",
+)
+GLM4 = """[gMASK]<sop>
+{%- if tools %}<|system|>\n{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}<|user|>\n{{ message.content }}
+{%- elif message.role == 'tool' %}
+{%- if loop.previtem.role != 'tool' %}<|observation|>{% endif %}
+<tool_response>\n{{ message.content }}\n</tool_response>
+{%- elif message.role == 'assistant' %}<|assistant|>\n<think></think>\n{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>{{ call.function.name }}
+{% for key, value in call.function.arguments | items %}<arg_key>{{ key }}</arg_key>
+<arg_value>{{ value if value is string else value | tojson }}</arg_value>
+{% endfor %}</tool_call>
+{%- endfor %}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+KIMI_K2 = """
+{%- if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}<|im_assistant|>assistant<|im_middle|>{{ message.content }}
+{%- if message.tool_calls %}<|tool_calls_section_begin|>
+{%- for call in message.tool_calls %}<|tool_call_begin|>functions.{{ call.function.name }}:{{ loop.index0 -}}
+<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|>
+{%- endfor %}<|tool_calls_section_end|>
+{%- endif %}<|im_end|>
+{%- elif message.role == 'tool' -%}
+<|im_system|>tool<|im_middle|>## Return of {{ message.tool_call_id }}\n{{ message.content }}<|im_end|>
+{%- else %}<|im_user|>user<|im_middle|>{{ message.content }}<|im_end|>
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}"""
+DEEPSEEK = """<｜begin▁of▁sentence｜>
+{%- if tools %}## Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}<｜User｜>{{ message.content }}<｜Assistant｜></think>
+{%- elif message.role == 'tool' %}<｜tool▁output▁begin｜>{{ message.content }}<｜tool▁output▁end｜>
+{%- elif message.role == 'assistant' %}{{ message.content }}CALLS<｜end▁of▁sentence｜>
+{%- endif %}
+{%- endfor %}"""
+DEEPSEEK_V31 = DEEPSEEK.replace(
+    "CALLS",
+    """
+{%- if message.tool_calls %}<｜tool▁calls▁begin｜>
+{%- for call in message.tool_calls -%}
+<｜tool▁call▁begin｜>{{ call.function.name }}<｜tool▁sep｜>{{ call.function.arguments | tojson }}<｜tool▁call▁end｜>
+{%- endfor %}<｜tool▁calls▁end｜>
+{%- endif %}""",
+)
+DEEPSEEK_V3 = DEEPSEEK.replace("</think>", "").replace(
+    "CALLS",
+    """
+{%- if message.tool_calls %}<｜tool▁calls▁begin｜>
+{%- for call in message.tool_calls -%}
+<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ call.function.name }}
+```json
+{{ call.function.arguments | tojson }}
+```<｜tool▁call▁end｜>
+{%- endfor %}<｜tool▁calls▁end｜>
+{%- endif %}""",
+)
+DEEPSEEK_V32 = DEEPSEEK.replace(
+    "CALLS",
+    """
+{%- if message.tool_calls %}\n\n<｜DSML｜function_calls>
+{% for call in message.tool_calls -%}
+<｜DSML｜invoke name="{{ call.function.name }}">
+{% for key, value in call.function.arguments | items -%}
+<｜DSML｜parameter name="{{ key }}" string="{{ 'true' if value is string else 'false' }}">
+{{- value if value is string else value | tojson }}</｜DSML｜parameter>
+{% endfor -%}
+</｜DSML｜invoke>
+{% endfor -%}
+</｜DSML｜function_calls>
+{%- endif %}""",
+)
+LLAMA3 = """<|begin_of_text|>
+{%- for message in messages %}
+{%- if message.role == 'user' %}<|start_header_id|>user<|end_header_id|>\n
+{% if loop.first and tools %}Respond in the format {"name": function name, "parameters": {...}}.
+{% for tool in tools %}{{ tool | tojson }}{% endfor %}
+{% endif %}{{ message.content }}<|eot_id|>
+{%- elif message.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>\n
+{{ {'output': message.content} | tojson }}<|eot_id|>
+{%- elif message.tool_calls %}<|start_header_id|>assistant<|end_header_id|>\n
+{%- set call = message.tool_calls[0].function %}
+{"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}<|eot_id|>
+{%- else %}<|start_header_id|>assistant<|end_header_id|>\n
+{{ message.content }}<|eot_id|>
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n
+{% endif %}"""
+MISTRAL = """<s>
+{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}[INST]{{ message.content }}[/INST]
+{%- elif message.role == 'tool' %}[TOOL_RESULTS]{{ message.content }}[/TOOL_RESULTS]
+{%- elif message.role == 'assistant' %}{{ message.content }}CALLS</s>
+{%- endif %}
+{%- endfor %}"""
+MISTRAL_NAMED = MISTRAL.replace(
+    "CALLS",
+    """
+{%- for call in message.tool_calls or [] -%}
+[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}
+{%- endfor %}""",
+)
+MISTRAL_ARRAY = MISTRAL.replace(
+    "CALLS",
+    """
+{%- if message.tool_calls %}[TOOL_CALLS] [
+{%- for call in message.tool_calls -%}
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}
+{{- ', ' if not loop.last }}
+{%- endfor %}]
+{%- endif %}""",
+)
+GPT_OSS = """<|start|>system<|message|># Valid channels: analysis, commentary, final.<|end|>
+{%- for message in messages %}
+{%- if message.tool_calls %}
+{%- set call = message.tool_calls[0].function -%}
+<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>
+{{- call.arguments | tojson }}<|call|>
+{%- elif message.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
+{%- elif message.role == 'tool' -%}
+<|start|>functions.{{ message.name }} to=assistant<|channel|>commentary<|message|>{{ message.content }}<|end|>
+{%- else %}<|start|>user<|message|>{{ message.content }}<|end|>
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+
+TEMPLATES: dict[str, tuple[str, str]] = {
+    "hermes": ("hermes", HERMES),
+    "qwen3_coder": ("qwen3_coder", QWEN3_CODER),
+    "glm4": ("glm4", GLM4),
+    "kimi_k2": ("kimi_k2", KIMI_K2),
+    "deepseek_v3": ("deepseek_v3", DEEPSEEK_V3),
+    "deepseek_v3-1": ("deepseek_v3", DEEPSEEK_V31),
+    "deepseek_v3-2": ("deepseek_v3", DEEPSEEK_V32),
+    "llama3_json": ("llama3_json", LLAMA3),
+    "mistral-array": ("mistral", MISTRAL_ARRAY),
+    "mistral-named": ("mistral", MISTRAL_NAMED),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
+}
+"""The parser's name and the template, by the family's id."""
+
+_CONTROL = re.compile(r"<\|[a-z_]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{4,}\]|\[gMASK\]|<sop>|</?s>")
+
+
+def tokenizer_with(template: str, tokenizer: Any) -> Any:
+    """A copy of a tokenizer with a template, whose control tokens are tokens of the copy."""
+    own = copy.deepcopy(tokenizer)
+    tokens = sorted(set(_CONTROL.findall(template)) - set(own.get_added_vocab()))
+    own.add_tokens(tokens, special_tokens=True)
+    own.chat_template = template
+    return own

@@ -1,0 +1,313 @@
+# ruff: noqa: RUF001 - DeepSeek's own characters
+"""How each family writes a turn: reasoning, text, calls. The parsers' tests read these back.
+
+Written from the same sources as the parsers, which name them; each form of a family that has several is a family here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from strands_rollout.tool_parsers import ToolParser, get_parser
+
+Call = tuple[str, dict[str, Any]]
+
+
+def as_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def bare(value: object) -> str:
+    """A value of a format without types."""
+    return value if isinstance(value, str) else as_json(value)
+
+
+def type_of(value: object) -> str:
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return names.get(type(value), "null")
+
+
+def schemas_of(calls: Sequence[Call]) -> dict[str, Any]:
+    """Schemas of tools that take these arguments."""
+    return {
+        name: {"type": "object", "properties": {key: {"type": type_of(value)} for key, value in arguments.items()}}
+        for name, arguments in calls
+    }
+
+
+@dataclass(frozen=True)
+class Family:
+    """One format.
+
+    Attributes:
+        id: Of the family and its form.
+        parser: The parser's registered name.
+        calls: Calls -> their text.
+        reasoning: Opens and closes reasoning.
+        text: Text -> how it stands outside of calls.
+        tags: Matches what the format's structure is made of: what no segment shows where there are no calls.
+        is_xml: Whether values are bare text whose type the tool's schema tells.
+        mixes: Whether text may stand beside calls.
+        pieces: What to make broken turns of.
+    """
+
+    id: str
+    parser: str
+    calls: Callable[[Sequence[Call]], str]
+    tags: str
+    reasoning: tuple[str, str] = ("<think>", "</think>")
+    text: Callable[[str], str] = str
+    is_xml: bool = False
+    mixes: bool = True
+    pieces: tuple[str, ...] = field(default=())
+
+    def turn(
+        self, *, reasoning: str = "", text: str = "", calls: Sequence[Call] = (), in_reasoning: bool = False
+    ) -> str:
+        """A turn; `in_reasoning` leaves out what opens reasoning, which the prompt has."""
+        opening, closing = self.reasoning
+        thought = f"{'' if in_reasoning else opening}{reasoning}{closing}" if reasoning else ""
+        return thought + (self.text(text) if text else "") + (self.calls(calls) if calls else "")
+
+    def make(self, calls: Sequence[Call] = ()) -> ToolParser:
+        """The parser with ids c0, c1 ..., for the tools of these calls."""
+        numbers = itertools.count()
+        parser = get_parser(self.parser, new_id=lambda: f"c{next(numbers)}")
+        return parser.for_tools(schemas_of(calls)) if self.is_xml and calls else parser  # type: ignore[attr-defined]
+
+    def stripped(self, text: str) -> str:
+        """A text without the format's structure and white space."""
+        return re.sub(r"\s", "", re.sub(self.tags, "", text))
+
+    @property
+    def has_bare_values(self) -> bool:
+        """Whether values hold no tags; V3.2 of DeepSeek says beside each whether it is a string."""
+        return self.is_xml or self.id == "deepseek_v3-2"
+
+    def __str__(self) -> str:
+        return self.id
+
+
+def hermes(calls: Sequence[Call]) -> str:
+    return "\n".join(
+        f'<tool_call>\n{{"name": {as_json(name)}, "arguments": {as_json(arguments)}}}\n</tool_call>'
+        for name, arguments in calls
+    )
+
+
+def qwen3_coder(calls: Sequence[Call]) -> str:
+    return "\n".join(
+        f"<tool_call>\n<function={name}>\n"
+        + "".join(f"<parameter={key}>\n{bare(value)}\n</parameter>\n" for key, value in arguments.items())
+        + "</function>\n</tool_call>"
+        for name, arguments in calls
+    )
+
+
+def glm(calls: Sequence[Call], line: str = "\n") -> str:
+    return line.join(
+        f"<tool_call>{name}{line}"
+        + "".join(
+            f"<arg_key>{key}</arg_key>{line}<arg_value>{bare(value)}</arg_value>{line}"
+            for key, value in arguments.items()
+        )
+        + "</tool_call>"
+        for name, arguments in calls
+    )
+
+
+def kimi(calls: Sequence[Call]) -> str:
+    inner = (
+        f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{as_json(arguments)}<|tool_call_end|>"
+        for index, (name, arguments) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{''.join(inner)}<|tool_calls_section_end|>"
+
+
+def deepseek_v3(calls: Sequence[Call]) -> str:
+    inner = (
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{as_json(arguments)}\n```<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    )
+    return "<｜tool▁calls▁begin｜>" + "\n".join(inner) + "<｜tool▁calls▁end｜>"
+
+
+def deepseek_v31(calls: Sequence[Call]) -> str:
+    inner = (
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{as_json(arguments)}<｜tool▁call▁end｜>" for name, arguments in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{''.join(inner)}<｜tool▁calls▁end｜>"
+
+
+def deepseek_v32(calls: Sequence[Call]) -> str:
+    def parameter(key: str, value: object) -> str:
+        is_string = "true" if isinstance(value, str) else "false"
+        return f'<｜DSML｜parameter name="{key}" string="{is_string}">{bare(value)}</｜DSML｜parameter>\n'
+
+    inner = (
+        f'<｜DSML｜invoke name="{name}">\n'
+        + "".join(parameter(key, value) for key, value in arguments.items())
+        + "</｜DSML｜invoke>\n"
+        for name, arguments in calls
+    )
+    return f"<｜DSML｜function_calls>\n{''.join(inner)}</｜DSML｜function_calls>"
+
+
+def llama(calls: Sequence[Call]) -> str:
+    return "; ".join(f'{{"name": {as_json(name)}, "parameters": {as_json(arguments)}}}' for name, arguments in calls)
+
+
+def mistral_array(calls: Sequence[Call]) -> str:
+    return "[TOOL_CALLS] " + as_json([{"name": name, "arguments": arguments} for name, arguments in calls])
+
+
+def mistral_named(calls: Sequence[Call]) -> str:
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{as_json(arguments)}" for name, arguments in calls)
+
+
+def mistral_with_id(calls: Sequence[Call]) -> str:
+    return "".join(f"[TOOL_CALLS]{name}[CALL_ID]Ab3456789[ARGS]{as_json(arguments)}" for name, arguments in calls)
+
+
+def harmony(calls: Sequence[Call]) -> str:
+    """Each call a message; the last one's closing token ended the turn."""
+    return "<|call|>".join(
+        f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{as_json(arguments)}"
+        for name, arguments in calls
+    )
+
+
+def harmony_of_template(calls: Sequence[Call]) -> str:
+    return "<|call|>".join(
+        f"<|start|>assistant to=functions.{name}<|channel|>commentary json<|message|>{as_json(arguments)}"
+        for name, arguments in calls
+    )
+
+
+_THINK = r"</?think>"
+_HARMONY_TAGS = r"<\|start\|>assistant|<\|channel\|>[a-z]*|<\|(?:message|end|call|return|constrain)\|>"
+_HARMONY: dict[str, Any] = {
+    "parser": "gpt_oss",
+    "tags": _HARMONY_TAGS,
+    "reasoning": ("<|start|>assistant<|channel|>analysis<|message|>", "<|end|>"),
+    "text": "<|start|>assistant<|channel|>commentary<|message|>{}<|end|>".format,
+    "pieces": (
+        "<|start|>",
+        "assistant",
+        "<|channel|>",
+        "analysis",
+        "commentary",
+        "final",
+        " to=functions.f",
+        " to=browser.open",
+        "<|constrain|>",
+        "json",
+        "<|message|>",
+        "<|end|>",
+        "<|call|>",
+        "<|return|>",
+        "<|start|>assistant<|channel|>commentary to=functions.f<|message|>",
+        "<|start|>assistant<|channel|>analysis<|message|>x<|end|>",
+        "<|start|>assistant<|channel|>commentary to=functions.f<|message|>{}<|call|>",
+    ),
+}
+_KIMI_PIECES = (
+    "<think>",
+    "</think>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "functions.f:0",
+    "functions.",
+    "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+)
+_DEEPSEEK_PIECES = (
+    "<think>",
+    "</think>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "function",
+    "\n```json\n",
+    "\n```",
+    "<｜DSML｜function_calls>",
+    "</｜DSML｜function_calls>",
+    '<｜DSML｜invoke name="f">',
+    "<｜DSML｜invoke",
+    "</｜DSML｜invoke>",
+    '<｜DSML｜parameter name="a" string="true">',
+    '<｜DSML｜parameter name="b" string="false">',
+    "</｜DSML｜parameter>",
+)
+_XML_PIECES = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+_QWEN_PIECES = (
+    *_XML_PIECES,
+    "<function=f>",
+    "<function=",
+    "</function>",
+    "<parameter=a>",
+    "<parameter=b>",
+    "</parameter>",
+)
+_GLM_PIECES = (*_XML_PIECES, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "f", "<arg_key>a</arg_key>")
+_LLAMA_PIECES = (
+    "<think>",
+    "</think>",
+    "<|python_tag|>",
+    ";",
+    '{"name": "f", "parameters": {}}',
+    ' {"name": "f", "parameters"',
+    '"parameters"',
+)
+_MISTRAL_PIECES = (
+    "[THINK]",
+    "[/THINK]",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "Ab3456789",
+    "f[ARGS]{}",
+    '[{"name": "f", "arguments": {}}]',
+)
+_MISTRAL: dict[str, Any] = {
+    "parser": "mistral",
+    # an array of several failures shows its elements without what is between them
+    "tags": r"\[/?THINK\]|[\],]",
+    "reasoning": ("[THINK]", "[/THINK]"),
+    "pieces": _MISTRAL_PIECES,
+}
+_KIMI_TAGS = _THINK + r"|<\|tool_calls_section_(?:begin|end)\|>"
+_DEEPSEEK_TAGS = _THINK + r"|<｜tool▁calls▁(?:begin|end)｜>|</?｜DSML｜function_calls>"
+
+FAMILIES: tuple[Family, ...] = (
+    Family("hermes", "hermes", hermes, _THINK, pieces=_XML_PIECES),
+    Family("qwen3_coder", "qwen3_coder", qwen3_coder, _THINK, is_xml=True, pieces=_QWEN_PIECES),
+    Family("glm4", "glm4", glm, _THINK, is_xml=True, pieces=_GLM_PIECES),
+    Family("glm4-7", "glm4", lambda calls: glm(calls, ""), _THINK, is_xml=True, pieces=_GLM_PIECES),
+    Family("kimi_k2", "kimi_k2", kimi, _KIMI_TAGS, pieces=_KIMI_PIECES),
+    Family("deepseek_v3", "deepseek_v3", deepseek_v3, _DEEPSEEK_TAGS, pieces=_DEEPSEEK_PIECES),
+    Family("deepseek_v3-1", "deepseek_v3", deepseek_v31, _DEEPSEEK_TAGS, pieces=_DEEPSEEK_PIECES),
+    Family("deepseek_v3-2", "deepseek_v3", deepseek_v32, _DEEPSEEK_TAGS, pieces=_DEEPSEEK_PIECES),
+    Family("llama3_json", "llama3_json", llama, _THINK, mixes=False, pieces=_LLAMA_PIECES),
+    Family(
+        "llama3_json-tag", "llama3_json", lambda calls: "<|python_tag|>" + llama(calls), _THINK, pieces=_LLAMA_PIECES
+    ),
+    Family("mistral-array", calls=mistral_array, **_MISTRAL),
+    Family("mistral-named", calls=mistral_named, **_MISTRAL),
+    Family("mistral-id", calls=mistral_with_id, **_MISTRAL),
+    Family("gpt_oss", calls=harmony, **_HARMONY),
+    Family("gpt_oss-template", calls=harmony_of_template, **_HARMONY),
+)
+
+
+def family(family_id: str) -> Family:
+    return next(known for known in FAMILIES if known.id == family_id)

@@ -1,0 +1,101 @@
+"""What holds of every family's parser for every text: round trips, no exceptions, nothing lost, linear time."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parser_families import FAMILIES, Call, Family
+
+from strands_rollout.tool_parsers import ParseFailure, Reasoning, Text, ToolCall
+
+EACH = pytest.mark.parametrize("known", FAMILIES, ids=str)
+NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.\-]{0,20}", fullmatch=True)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+STRINGS = st.text(st.characters(exclude_categories=["Cs"]))
+VALUES = st.recursive(
+    SCALARS | STRINGS, lambda v: st.lists(v, max_size=3) | st.dictionaries(STRINGS, v, max_size=3), max_leaves=8
+)
+JSON = ['{"a": 1}', '{"a":', "{", "}", "[", "]", '"', "\\", ",", ":", "1e999", "x", "\n", " ", "\ud800", "<", "|>"]
+
+
+def calls_for(known: Family) -> st.SearchStrategy[list[Call]]:
+    """Calls that the family can write: bare text holds no tags, and its keys are plain."""
+    tags = [re.escape(piece) for piece in known.pieces if "<" in piece]
+    if not known.has_bare_values:
+        arguments = st.dictionaries(STRINGS, VALUES, max_size=3)
+    else:
+        safe = VALUES.filter(lambda value: not re.search("|".join(tags) + "|｜|</?(?:parameter|arg_)", repr(value)))  # noqa: RUF001
+        arguments = st.dictionaries(NAMES, safe, max_size=3)
+    return st.lists(st.tuples(NAMES, arguments), min_size=1, max_size=3, unique_by=lambda call: call[0])
+
+
+PROSE = st.text("ab \n.{é", max_size=12).map(lambda text: text if text.strip() else "")
+
+
+@EACH
+@given(data=st.data())
+@settings(max_examples=15)
+def test_what_was_written_is_what_is_read(known: Family, data: st.DataObject) -> None:
+    calls = data.draw(calls_for(known))
+    thought = data.draw(PROSE)
+    text = data.draw(PROSE) if known.mixes else ""
+    in_reasoning = bool(thought) and data.draw(st.booleans())
+    turn = known.turn(reasoning=thought, text=text, calls=calls, in_reasoning=in_reasoning)
+    expected: list[Any] = [Reasoning(thought)] if thought else []
+    expected += [Text(text)] if text else []
+    expected += [ToolCall(f"c{index}", name, arguments) for index, (name, arguments) in enumerate(calls)]
+    assert known.make(calls).segments(turn, in_reasoning) == expected
+
+
+@EACH
+@given(data=st.data(), in_reasoning=st.booleans())
+@settings(max_examples=50)
+def test_no_text_raises_and_nothing_of_it_is_lost(known: Family, data: st.DataObject, in_reasoning: bool) -> None:
+    text = "".join(data.draw(st.lists(st.sampled_from([*known.pieces, *JSON]), max_size=16)))
+    segments = known.make().segments(text, in_reasoning)
+    calls = [part for part in segments if isinstance(part, ToolCall | ParseFailure)]
+    assert known.make().parse(text, in_reasoning) == calls
+    position = 0
+    shown = [part.raw if isinstance(part, ParseFailure) else part.text for part in segments if not is_call(part)]
+    for part in shown:
+        position = text.index(part, position) + len(part)
+    assert all(part.strip() for part in shown)
+    if not any(map(is_call, segments)):
+        assert known.stripped("".join(shown)) == known.stripped(text)
+
+
+@EACH
+@given(data=st.data())
+@settings(max_examples=30)
+def test_one_changed_character_never_raises(known: Family, data: st.DataObject) -> None:
+    calls: list[Call] = [("f", {"a": [1, "b", None], "c": "text"}), ("g", {})]
+    text = known.turn(reasoning="hm", calls=calls)
+    at = data.draw(st.integers(0, len(text)))
+    changed = text[:at] + data.draw(st.sampled_from(["", "x", '"', "}", "\\", "<", "|", "\x00"])) + text[at + 1 :]
+    for part in known.make(calls).segments(changed):
+        if isinstance(part, ToolCall):
+            assert part.name in changed
+
+
+def is_call(part: object) -> bool:
+    return isinstance(part, ToolCall)
+
+
+@EACH
+@pytest.mark.slow
+def test_hostile_text_is_parsed_in_linear_time(known: Family) -> None:
+    written = known.calls([("f", {"a": "x"})])
+    broken = (written[:-1], written.replace("{", "{,"), written.replace('"', "", 1), written.replace("a", "", 1))
+    opener = next(iter(re.findall(r"[\[<][^\]>]*[\]>]|\{", written)))
+    for piece in (*known.pieces, written, *broken, opener + '{"', opener + '{"name":', ' {"name": {', "[{", *JSON):
+        text = piece * (100_000 // len(piece))
+        for head, tail in (("", ""), (opener, ""), ("", written[-20:])):
+            started = time.process_time()
+            known.make().segments(head + text + tail)
+            # far under a second in linear time, minutes in quadratic time: no question of a busy machine
+            assert time.process_time() - started < 5, (piece, head, tail)

@@ -1,0 +1,179 @@
+"""`tool_parser="auto"`: the format in which the tokenizer's chat template writes calls, and episodes in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_sglang import FakeSGLang, Reply
+from family_templates import CHATML, HERMES, TEMPLATES, tokenizer_with
+from harness import ids_of
+from parser_families import family
+from strands import Agent, tool
+
+from strands_rollout import SGLangModel
+from strands_rollout.agent import EpisodeLimits, run_episode
+from strands_rollout.chat_template import ChatTemplate
+from strands_rollout.episode_progress import EpisodeProgress
+from strands_rollout.errors import ConfigError, TemplateError
+from strands_rollout.stop_reason import StopReason
+from strands_rollout.tool_parsers import format_of_call, register_parser
+from strands_rollout.tool_parsers.hermes import HermesParser
+
+# families whose templates show a tool's results as this package needs it
+WHOLE = (
+    "hermes",
+    "qwen3_coder",
+    "kimi_k2",
+    "deepseek_v3",
+    "deepseek_v3-1",
+    "deepseek_v3-2",
+    "mistral-array",
+    "mistral-named",
+)
+
+
+def chosen(tokenizer: Any, **kwargs: Any) -> str:
+    call = ChatTemplate(tokenizer, **kwargs).written_call
+    return format_of_call(call.turn, call.name, call.arguments)
+
+
+@pytest.mark.parametrize("thinking", [{}, {"enable_thinking": True}, {"enable_thinking": False}], ids=str)
+def test_the_real_templates_are_read_as_hermes(tokenizer: Any, thinking: dict[str, bool]) -> None:
+    assert chosen(tokenizer, **thinking) == "hermes"
+
+
+@pytest.mark.parametrize("known", TEMPLATES)
+def test_each_familys_format_is_found_in_a_template_that_writes_it(known: str, shipped_tokenizer: Any) -> None:
+    name, template = TEMPLATES[known]
+    assert chosen(tokenizer_with(template, shipped_tokenizer)) == name
+
+
+def test_reasoning_that_the_prompt_opens_does_not_hide_the_format(shipped_tokenizer: Any) -> None:
+    end = "{%- if add_generation_prompt %}<|im_start|>assistant\n"
+    assert end in HERMES
+    assert chosen(tokenizer_with(HERMES.replace(end, end + "<think>\n"), shipped_tokenizer)) == "hermes"
+
+
+def test_a_template_of_no_known_format_is_an_error_that_names_the_choices(shipped_tokenizer: Any) -> None:
+    template = CHATML.replace("CALL", "[[{{ call.function.name }}({{ call.function.arguments | tojson }})]]")
+    with pytest.raises(
+        ConfigError, match=r"\[\[probe.*fits none of deepseek_v3, .*Name the format.*: deepseek_v3, glm4"
+    ):
+        SGLangModel(tokenizer_with(template, shipped_tokenizer), "http://127.0.0.1:1", tool_parser="auto")
+
+
+def test_a_template_that_writes_no_calls_is_an_error_that_names_the_choices(shipped_tokenizer: Any) -> None:
+    with pytest.raises(ConfigError, match="writes .*Name the format .* qwen3_coder"):
+        SGLangModel(
+            tokenizer_with(CHATML.replace("CALL", ""), shipped_tokenizer), "http://127.0.0.1:1", tool_parser="auto"
+        )
+
+
+def test_several_formats_that_fit_are_an_error_that_names_them(
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strands_rollout.tool_parsers._factories", {"hermes": HermesParser})
+    register_parser("mine", HermesParser)
+    with pytest.raises(ConfigError, match="fits hermes and mine; expected exactly one.*: hermes, mine"):
+        chosen(shipped_tokenizer)
+
+
+def test_auto_is_no_name_for_a_parser() -> None:
+    with pytest.raises(ConfigError, match="'auto' can't be registered"):
+        register_parser("auto", HermesParser)
+
+
+@pytest.mark.parametrize(
+    ("known", "reason"),
+    [
+        ("glm4", "closes an assistant's turn with calls otherwise than with <|user|>"),
+        ("llama3_json", "leaves out what an assistant says beside its calls"),
+        ("gpt_oss", "does not show the tools"),
+    ],
+)
+def test_a_template_that_is_not_append_only_with_tools_is_refused_for_them(
+    known: str, reason: str, shipped_tokenizer: Any
+) -> None:
+    template = ChatTemplate(tokenizer_with(TEMPLATES[known][1], shipped_tokenizer))
+    user, tool_spec = (
+        {"role": "user", "content": "hi"},
+        {"type": "function", "function": {"name": "f", "parameters": {}}},
+    )
+    assert template.prompt_ids([user])
+    with pytest.raises(TemplateError, match=reason.replace("|", r"\|")):
+        template.prompt_ids([user], [tool_spec])
+
+
+@tool
+def add(a: int, b: int, note: str = "") -> str:
+    """Add.
+
+    Args:
+        a: One.
+        b: The other.
+        note: A remark.
+    """
+    return f"{a!r}+{b!r} is {a + b!r} ({note!r})"
+
+
+@pytest.mark.parametrize("known", WHOLE)
+async def test_an_episode_in_a_familys_format_calls_its_tools(known: str, shipped_tokenizer: Any) -> None:
+    tokenizer = tokenizer_with(TEMPLATES[known][1], shipped_tokenizer)
+    end = ChatTemplate(tokenizer).end_of_turn_id
+    calls = [("add", {"a": 2, "b": 3, "note": "5"}), ("add", {"a": -1, "b": 1, "note": "null"})]
+    first = [*ids_of(tokenizer, family(known).turn(text="I add.", calls=calls)), end]
+    script = [Reply.tokens(first), Reply.tokens([*ids_of(tokenizer, "It is 5."), end])]
+    async with FakeSGLang(script) as fake:
+        model = SGLangModel(tokenizer, fake.base_url, tool_parser="auto")
+        agent = Agent(model=model, callback_handler=None, retry_strategy=None, tools=[add])
+        result = await agent.invoke_async("What is 2 + 3?")
+    assert str(result).strip() == "It is 5."
+    assert model.parse_failures == []
+    assert fake.requests[1].input_ids[: len(fake.requests[0].input_ids) + len(first)] == [
+        *fake.requests[0].input_ids,
+        *first,
+    ]
+    shown = tokenizer.decode(fake.requests[1].input_ids)
+    assert shown.index("2+3 is 5 ('5')") < shown.index("-1+1 is 0 ('null')")
+
+
+async def test_a_value_that_does_not_fit_its_schema_is_told_and_counted(shipped_tokenizer: Any) -> None:
+    tokenizer = tokenizer_with(TEMPLATES["qwen3_coder"][1], shipped_tokenizer)
+    turn = family("qwen3_coder").turn(calls=[("add", {"a": "two", "b": 3})]) + "<|im_end|>"
+    script = [Reply.tokens(ids_of(tokenizer, turn)), Reply.tokens(ids_of(tokenizer, "Hm.<|im_end|>"))]
+    async with FakeSGLang(script) as fake:
+        model = SGLangModel(tokenizer, fake.base_url, tool_parser="qwen3_coder")
+        agent = Agent(model=model, callback_handler=None, retry_strategy=None, tools=[add])
+        await agent.invoke_async("What is 2 + 3?")
+    (failure,) = model.parse_failures
+    assert (failure.name, failure.raw) == ("add", turn.removesuffix("<|im_end|>"))
+    assert "the parameter 'a' of 'add' is 'two'; expected integer" in tokenizer.decode(fake.requests[1].input_ids)
+
+
+async def test_an_episode_that_is_gone_on_with_reads_its_turns_by_the_tools_schemas(shipped_tokenizer: Any) -> None:
+    tokenizer = tokenizer_with(TEMPLATES["qwen3_coder"][1], shipped_tokenizer)
+    turn = family("qwen3_coder").turn(calls=[("add", {"a": "two", "b": 3})]) + "<|im_end|>"
+    user = {"role": "user", "content": [{"text": "What is 2 + 3?"}]}
+    async with FakeSGLang([Reply.tokens(ids_of(tokenizer, text)) for text in (turn, "Hm.<|im_end|>")]) as fake:
+        first, second = (SGLangModel(tokenizer, fake.base_url, tool_parser="qwen3_coder") for _ in range(2))
+        answer = await first.answer([user], [add.tool_spec])
+        second.resume(first.trajectory, [user, answer.message], 1)
+        progress = EpisodeProgress([user, answer.message], 1)
+        episode = await run_episode(
+            second, [user], system_prompt=None, tools=[add], limits=EpisodeLimits(), progress=progress
+        )
+    assert episode.stop_reason is StopReason.COMPLETED
+    assert [failure.name for failure in second.parse_failures] == ["add"]
+    assert "'a' of 'add' is 'two'; expected integer" in tokenizer.decode(fake.requests[1].input_ids)
+
+
+async def test_a_turn_that_ends_at_another_stop_token_of_its_family_is_read_without_it(shipped_tokenizer: Any) -> None:
+    tokenizer = tokenizer_with(TEMPLATES["llama3_json"][1] + "{#<|eom_id|>#}", shipped_tokenizer)
+    eom = tokenizer.convert_tokens_to_ids("<|eom_id|>")
+    turn = [*ids_of(tokenizer, family("llama3_json").turn(calls=[("add", {"a": 2, "b": 3})])), eom]
+    async with FakeSGLang([Reply.tokens(turn)]) as fake:
+        model = SGLangModel(tokenizer, fake.base_url, tool_parser="auto")
+        answer = await model.answer([{"role": "user", "content": [{"text": "hi"}]}])
+    (block,) = answer.message["content"]
+    assert (block["toolUse"]["name"], block["toolUse"]["input"]) == ("add", {"a": 2, "b": 3})

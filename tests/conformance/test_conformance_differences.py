@@ -8,7 +8,7 @@ import json
 import pytest
 from answer_shape import ABORTED
 from engine_api import IDS, in_flight, streaming, until_load
-from prompts import ASK, TOOLS, random_prompt
+from prompts import ASK, ASK_THE_AGENT, TOOLS, random_prompt
 
 pytestmark = pytest.mark.real
 ONE = {"max_new_tokens": 1, "ignore_eos": True}
@@ -200,7 +200,7 @@ async def test_further_endpoints_are_sglangs_only(both, tell):
 
 async def test_calls_are_parsed_without_flags_by_the_embedded_engine_only(both, tell):
     embedded, real = both
-    ours, theirs = await _answers_of_chats(embedded, real, tools=TOOLS)
+    ours, theirs = await _answers_of_chats(embedded, real, tools=TOOLS, messages=ASK_THE_AGENT)
     assert "tool_calls" in ours.body["choices"][0]["message"]
     parses = (await real.get("/server_info")).body["tool_call_parser"] is not None
     assert ("tool_calls" in theirs.body["choices"][0]["message"]) is parses

@@ -78,6 +78,12 @@ def survived(result: ExecutionResult) -> bool:
     return result.infra_error is None and result.exit_code is not None
 
 
+def caught_or_over(result: ExecutionResult) -> bool:
+    """What it wrote to the sandbox's descriptor was seen, every 50 ms, or it was over before; it did not pass for more."""
+    seen = result.killed_by == "writing to the sandbox's own descriptor" and result.exit_code in (3, -9)
+    return not result.timed_out and result.infra_error is None and (seen or ended(3, "a\n")(result))
+
+
 def stopped(result: ExecutionResult) -> bool:
     """It was ended by force, for its time or for something that it did."""
     return result.exit_code == -9 and bool(result.killed_by) and result.infra_error is None

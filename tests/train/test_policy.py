@@ -195,7 +195,7 @@ def test_the_learning_rate_falls_to_nothing_at_the_end_of_a_run(decay: str, move
 def test_half_way_the_learning_rate_is_half(loaded: Any, tmp_path: Path) -> None:
     moved = []
     for progress in (0.0, 0.5):
-        policy = Policy(MODEL, GENTLE)
+        policy = Policy(MODEL, replace(GENTLE, decay="linear"))
         policy.update(some_sequences(), policy.measure(some_sequences()), progress=progress)
         policy.write_weights(tmp_path / "weights")
         moved.append(weights_in(tmp_path / "weights") - weights_in(MODEL))

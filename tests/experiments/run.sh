@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Makes the runs of the experiment, one after the other, each in a folder of its own; goes on where it was cut.
 #   bash tests/experiments/run.sh FOLDER [PART ...]
-# PART: shipped, respelled (a policy, trained in each way), drift, faults; default: all of them. $SEEDS ("1 2 3"), $STEPS (30),
-# $WAYS ("tito retokenised openai") and $THREADS (torch's own choice) are theirs. Two calls with parts of their own can
-# run at once, with THREADS=1. The part collect copies the logs of the runs that are over to tests/experiments/runs, where the
+# PART: shipped, respelled (a policy, trained in several ways), drift, faults; default: all of them. $SEEDS ("1 2 3") and
+# $THREADS (torch's own choice) are theirs. Two calls with parts of their own can run at once, with THREADS=1. The part collect copies the logs of the runs that are over to tests/experiments/runs, where the
 # paths of this machine are left out.
 set -euo pipefail
 
@@ -11,7 +10,7 @@ out="${1:?names no folder: bash tests/experiments/run.sh FOLDER [PART ...]}"
 shift
 parts=("$@")
 [[ ${#parts[@]} -gt 0 ]] || parts=(shipped respelled drift faults)
-steps="${STEPS:-30}"
+steps=30
 threads=()
 [[ -z "${THREADS:-}" ]] || threads=(--threads "$THREADS")
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
@@ -32,15 +31,22 @@ make_respelled_model() {
   fi
 }
 
-# all_ways PREFIX OPTION... : each way of training, with each seed
+# all_ways PREFIX WAYS OPTION... : each way of training, with each seed
 all_ways() {
-  local prefix="$1"
-  shift
+  local prefix="$1" ways="$2"
+  shift 2
   for seed in ${SEEDS:-1 2 3}; do
-    for way in ${WAYS:-tito retokenised openai}; do
+    for way in $ways; do
       train "$prefix$way-$seed" --seed "$seed" --rollout "$way" "$@"
     done
   done
+}
+
+respelled() {
+  local steps=10
+  all_ways respelled- "tito retokenised" --model "$respelled_model"
+  steps=30 train long-respelled-tito-1 --seed 1 --rollout tito --model "$respelled_model"
+  steps=20 train long-respelled-retokenised-1 --seed 1 --rollout retokenised --model "$respelled_model"
 }
 
 # one step each: how much of what is sampled would be other tokens
@@ -54,12 +60,9 @@ drift() {
     --data "${data}_train.jsonl" --held-out "${data}_held_out.jsonl"
 }
 
+# of the faults, the one that no check finds
 faults() {
-  for fault in train-tool-tokens shifted-logprobs tool-output-rewarded; do
-    train "$fault-1" --seed 1 --unchecked --ablation "$fault"
-  done
-  train partial-1 --seed 1 --extra-prompts 8
-  train aborted-as-completed-1 --seed 1 --unchecked --ablation aborted-as-completed --extra-prompts 8
+  train tool-output-rewarded-1 --seed 1 --unchecked --ablation tool-output-rewarded
 }
 
 collect() {
@@ -76,10 +79,10 @@ collect() {
 
 for part in "${parts[@]}"; do
   case "$part" in
-    shipped) all_ways "" ;;
+    shipped) all_ways "" "tito retokenised openai" ;;
     respelled)
       make_respelled_model
-      all_ways respelled- --model "$respelled_model"
+      respelled
       ;;
     drift)
       make_respelled_model

@@ -20,9 +20,9 @@ EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 REPORT = EXPERIMENTS / "README.md"
 TABLES = {
     "shipped": ("tito-[0-9]", "retokenised-[0-9]", "openai-[0-9]"),
-    "respelled": ("respelled-tito-*", "respelled-retokenised-*", "respelled-openai-*"),
-    "drift": ("drift-*",),
-    "faults": ("tito-1", "*-tokens-1", "*-logprobs-1", "*-rewarded-1", "partial-1", "*-completed-1"),
+    "respelled": ("respelled-tito-*", "respelled-retokenised-*"),
+    "long": ("long-*",),
+    "faults": ("tito-1", "tool-output-rewarded-1"),
 }
 
 
@@ -31,9 +31,24 @@ def runs_of(name: str) -> list[RecordedRun]:
     return [read_run(folder) for folder in folders]
 
 
-@pytest.mark.parametrize("name", TABLES)
+def drift_table() -> str:
+    """One row for each run of one step."""
+    rows = [
+        "| policy, temperature | accuracy | drifted tokens | episodes with any | KL (k3) |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for folder in sorted((EXPERIMENTS / "runs").glob("drift-*")):
+        (step,) = read_run(folder).steps
+        shares = [f"{step[key]:.2%}" for key in ("held_out_accuracy", "drift_tokens", "drift_episodes")]
+        name = folder.name.removeprefix("drift-").replace("-", ", ")
+        rows.append(f"| {' | '.join([name, *shares, format(step['kl_k3'], '.2g')])} |")
+    return "\n".join(rows)
+
+
+@pytest.mark.parametrize("name", [*TABLES, "drift"])
 def test_a_table_is_that_of_its_runs(name: str) -> None:
-    table = f"<!-- {name} -->\n{comparison_table(compare_runs(runs_of(name)))}\n<!-- end of {name} -->"
+    rows = drift_table() if name == "drift" else comparison_table(compare_runs(runs_of(name)))
+    table = f"<!-- {name} -->\n{rows}\n<!-- end of {name} -->"
     told = REPORT.read_text(encoding="utf-8")
     if os.environ.get("UPDATE_GOLDEN"):
         before, _, rest = told.partition(f"<!-- {name} -->")

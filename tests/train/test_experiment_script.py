@@ -33,16 +33,18 @@ def test_both_policies_are_trained_in_every_way_with_every_seed(tmp_path: Path) 
     calls = run(tmp_path)
     begin = f"strands-rollout train --out {tmp_path}/runs"
     assert calls[0] == f"{begin}/tito-1 --steps 30 --json --seed 1 --rollout tito"
-    assert sum("--steps 30" in call for call in calls) == 2 * 3 * 3 + 5
+    assert sum("--steps 30" in call for call in calls) == 3 * 3 + 1 + 1
+    assert sum("--steps 10" in call for call in calls) == 3 * 2
+    assert sum("--steps 1 " in call for call in calls) == 4 * 2 + 1
     model = f"{tmp_path}/runs/respelled-model"
-    assert f"{begin}/respelled-openai-3 --steps 30 --json --seed 3 --rollout openai --model {model}" in calls
-    assert sum("--unchecked --ablation" in call for call in calls) == 4
+    assert f"{begin}/respelled-tito-3 --steps 10 --json --seed 3 --rollout tito --model {model}" in calls
     assert sum(call.startswith("python") for call in calls) == 1
 
 
 def test_what_the_environment_says_is_heeded(tmp_path: Path) -> None:
-    (call,) = run(tmp_path, "shipped", SEEDS="7", WAYS="openai", STEPS="2", THREADS="1")
-    assert call.endswith("/openai-7 --steps 2 --threads 1 --json --seed 7 --rollout openai")
+    calls = run(tmp_path, "shipped", SEEDS="7", THREADS="1")
+    assert len(calls) == 3
+    assert calls[-1].endswith("/openai-7 --steps 30 --threads 1 --json --seed 7 --rollout openai")
 
 
 def test_a_run_that_is_over_is_not_made_again(tmp_path: Path) -> None:
@@ -54,4 +56,4 @@ def test_a_run_that_is_over_is_not_made_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [["curves"], ["shipped", "x"]])
 def test_an_unknown_part_is_refused(tmp_path: Path, words: list[str]) -> None:
-    run(tmp_path, *words, status=2, WAYS="")
+    run(tmp_path, *words, status=2)

@@ -79,7 +79,7 @@ def survived(result: ExecutionResult) -> bool:
 
 
 def caught_or_over(result: ExecutionResult) -> bool:
-    """What it wrote to the sandbox's descriptor was seen, every 50 ms, or it was over before; it did not pass for more."""
+    """What it wrote to the sandbox's descriptor was seen, which is looked for every 50 ms, or it was over before."""
     seen = result.killed_by == "writing to the sandbox's own descriptor" and result.exit_code in (3, -9)
     return not result.timed_out and result.infra_error is None and (seen or ended(3, "a\n")(result))
 

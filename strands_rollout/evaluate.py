@@ -148,7 +148,7 @@ class Player:
     audited: bool
     evaluation: bool
     generate: Generate | None = None
-    reward: Reward = reward_func
+    reward: Reward | None = None
 
     async def play(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Outcome:
         """Fill a new sample and grade it; raises nothing but CancelledError."""
@@ -169,7 +169,8 @@ class Player:
 
     async def grade(self, sample: Sample) -> None:
         """Set a sample's reward."""
-        sample.reward = await self.reward(self.args, sample)
+        grade: Reward = self.reward or reward_func
+        sample.reward = await grade(self.args, sample)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included."""
@@ -186,7 +187,7 @@ async def playing(
     evaluation: bool = False,
     max_context_tokens: int | None = None,
     generate: Generate | None = None,
-    reward: Reward = reward_func,
+    reward: Reward | None = None,
 ) -> AsyncIterator[Player]:
     """A player for as long as the block lasts.
 

@@ -44,6 +44,7 @@ def test_the_configurations_are_the_promised_ones() -> None:
         "math_code.yaml",
         "aime_eval.yaml",
         "calculator.yaml",
+        "gsm8k.yaml",
         "shop.yaml",
         "smoke.yaml",
     }

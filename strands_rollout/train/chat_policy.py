@@ -75,6 +75,9 @@ class _ChatHistory:
     def drop_empty_segment(self) -> None:
         """There are no segments."""
 
+    def know_tools(self, tool_specs: object) -> None:
+        """The endpoint reads calls."""
+
 
 def request_params(
     sampling_params: Mapping[str, Any], template_kwargs: Mapping[str, Any], session_id: str | None

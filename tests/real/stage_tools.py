@@ -13,7 +13,7 @@ from typing import Final
 
 from strands import tool
 
-from strands_rollout.prompts import CODE_TOOL_NAME
+from strands_rollout.prompts import CODE_TOOL_NAME, CODE_TOOL_SCHEMA
 from strands_rollout.tools import execute_python_code
 
 DESCRIPTION: Final = str(execute_python_code.tool_spec["description"])
@@ -23,13 +23,22 @@ began: Final[list[str]] = []
 is_to_hang: Final = threading.Event()
 
 
-@tool(name=CODE_TOOL_NAME, description=DESCRIPTION)
+@tool(name=CODE_TOOL_NAME, description=DESCRIPTION, inputSchema=CODE_TOOL_SCHEMA)
 async def failing(code: str) -> str:
     """Never works."""
     raise RuntimeError("the interpreter is out of order")
 
 
-@tool(name=CODE_TOOL_NAME, description=DESCRIPTION)
+@tool(name=CODE_TOOL_NAME, description=DESCRIPTION, inputSchema=CODE_TOOL_SCHEMA)
+async def failing_at_first(code: str) -> str:
+    """Works from the second call on; `began` tells which it is."""
+    began.append(code)
+    if len(began) == 1:
+        raise RuntimeError("the interpreter is out of order")
+    return printed(code)
+
+
+@tool(name=CODE_TOOL_NAME, description=DESCRIPTION, inputSchema=CODE_TOOL_SCHEMA)
 async def hanging(code: str) -> str:
     """Never returns."""
     began.append(code)
@@ -37,7 +46,7 @@ async def hanging(code: str) -> str:
     return ""
 
 
-@tool(name=CODE_TOOL_NAME, description=DESCRIPTION)
+@tool(name=CODE_TOOL_NAME, description=DESCRIPTION, inputSchema=CODE_TOOL_SCHEMA)
 async def hanging_while_told(code: str) -> str:
     """Hangs where it is told so, else works."""
     began.append(code)
@@ -46,7 +55,7 @@ async def hanging_while_told(code: str) -> str:
     return printed(code)
 
 
-@tool(name=CODE_TOOL_NAME, description=DESCRIPTION)
+@tool(name=CODE_TOOL_NAME, description=DESCRIPTION, inputSchema=CODE_TOOL_SCHEMA)
 async def talkative(code: str) -> str:
     """Says more than fits."""
     return f"{printed(code)}\n" * 2000

@@ -1,7 +1,7 @@
 """Limits of tokens, turns and tools on the real SGLang, and the prefix cache between turns.
 
-All of it is greedy, so that what the policy says is known: of row 0 it solves the problem with one call, of row 7 with
-two.
+All of it is greedy, so that what the policy says is known: it solves each problem with one call, and that of row 18 with
+another one where the first has failed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import stage_tools
 from aiohttp import web
 from episode_stage import GREEDY, EpisodeStage, episodes_on, facts_of, new_samples
 
@@ -25,7 +26,7 @@ CONTEXT_LENGTH = 2048
 FULL = CONTEXT_LENGTH - 2
 # the longest prompt that it takes (tp_worker.py, max_req_input_len)
 LONGEST_PROMPT = CONTEXT_LENGTH - 7
-TWO_CALLS = 7
+CALLS_AGAIN = 18
 NEVER_ENDING = {**GREEDY, "max_new_tokens": 5000, "ignore_eos": True}
 # where an engine tells its context length
 _TELLING = ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "/v1/models")
@@ -45,12 +46,13 @@ def ended(sample: Sample) -> tuple[str, str, int]:
 
 async def test_several_turns_with_tools_each_read_from_the_prefix_cache_what_was_there(stage: EpisodeStage) -> None:
     await stage.until_done("/flush_cache")
-    sample = await stage.play_one(row=TWO_CALLS)
+    stage_tools.began.clear()
+    sample = await stage.play_one(row=CALLS_AGAIN, tools=["stage_tools.failing_at_first"])
     assert ended(sample) == ("completed", "completed", 3)
     assert isinstance(sample.reward, dict)
     assert sample.reward["acc"] == 1.0
     facts = facts_of(sample)
-    assert (facts["tool_calls"], facts["tool_errors"], facts["weight_versions"]) == (2, 0, ["default"])
+    assert (facts["tool_calls"], facts["tool_errors"], facts["weight_versions"]) == (2, 1, ["default"])
     requests = [len(exchange.input_ids) for exchange in stage.recorder.episodes[str(sample.session_id)]]
     cache = sample.prefix_cache_info
     assert cache.total_prompt_tokens == sum(requests)
@@ -215,8 +217,9 @@ async def test_a_stop_token_ends_the_turn_where_it_was_said(stage: EpisodeStage)
 
 
 async def test_a_limit_on_tool_turns_ends_the_episode(stage: EpisodeStage) -> None:
-    for limit, row, turns in ((0, 0, 1), (1, TWO_CALLS, 2)):
-        sample = await stage.play_one(row=row, max_tool_iterations=limit)
+    for limit, turns in ((0, 1), (1, 2)):
+        tools = ["stage_tools.failing"]
+        sample = await stage.play_one(row=CALLS_AGAIN, max_tool_iterations=limit, tools=tools)
         assert ended(sample) == ("truncated", "max_tool_iterations", turns)
         assert facts_of(sample)["tool_calls"] == limit
     sample = await stage.play_one(max_tool_calls=0)

@@ -115,7 +115,7 @@ async def test_greedy_episodes_are_the_same_on_both_engines_token_for_token(
         assert {name: facts[name] for name in _SAME_FACTS} == {name: others[name] for name in _SAME_FACTS}
         read = [sample.prefix_cache_info.total_prompt_tokens for sample in (one, other)]
         assert read[0] == read[1]
-    assert max(facts_of(sample)["turns"] for sample in theirs) > 2
+    assert max(facts_of(sample)["turns"] for sample in theirs) > 1
     pairs = [pair for one, other in zip(ours, theirs, strict=True) for pair in logprob_pairs(one, other)]
     farthest = max(abs(one - other) for one, other in pairs)
     told(

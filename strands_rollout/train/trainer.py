@@ -59,6 +59,7 @@ class Trainer:
     phase: Callable[[str], None]
     first_step: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
+    _is_checked: bool = False
 
     async def run(self, log: StepLog, tell: Callable[[StepRecord], None]) -> None:
         """Train to the last step, with a record of each.
@@ -104,7 +105,7 @@ class Trainer:
         gap = LogprobGap.of(batch.sequences, [one.log_probs.tolist() for one in before])
         if step == 0 and gap.tokens:
             self.facts |= {"logprob_gap_max_step0": gap.largest, "logprob_gap_mean_step0": gap.mean}
-        if step == self.first_step:
+        if not self._is_checked:
             self._check_gap(step, batch, before)
         done = step / self.options.steps
         figures = await asyncio.to_thread(self.policy.update, batch.sequences, before, progress=done)
@@ -129,12 +130,14 @@ class Trainer:
 
     def _check_gap(self, step: int, batch: StepBatch, before: Sequence[Measured]) -> None:
         if self.options.checks and self.options.rollout == "tito":
-            # a resumed run's first step may hold what older weights have sampled; at step 0 a version that the engine
-            # does not tell, or tells wrongly, must not hide what differs
+            # a resumed run's first steps may hold only what older weights have sampled; at step 0 a version that the
+            # engine does not tell, or tells wrongly, must not hide what differs
             all_pairs = zip(batch.sequences, before, strict=True)
             pairs = [pair for pair in all_pairs if step == 0 or pair[0].version == str(step)]
-            trainer = [one.log_probs.tolist() for _, one in pairs]
-            check_gap([sequence for sequence, _ in pairs], trainer, self.options.gap_limit, self.player.decode)
+            if pairs or step == 0:
+                trainer = [one.log_probs.tolist() for _, one in pairs]
+                check_gap([sequence for sequence, _ in pairs], trainer, self.options.gap_limit, self.player.decode)
+                self._is_checked = True
 
     async def _load_weights(self, version: int) -> None:
         await asyncio.to_thread(self.policy.write_weights, self.folder.weights)

@@ -1,7 +1,7 @@
 """Limits of tokens, turns and tools on the real SGLang, and the prefix cache between turns.
 
-All of it is greedy, so that what the policy says is known: it solves each problem with one call, and that of row 18 with
-another one where the first has failed.
+All of it is greedy, so that what the policy says is known: it solves each problem with one call, and that of row 18
+with another one where the first has failed.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-import yaml
 
+from strands_rollout.config_file import read_config_file
 from strands_rollout.dataset_rows import Row, load_rows
 from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.export.skyrl import StrandsGenerator
@@ -93,7 +93,7 @@ def main(
     # transformers would advise to install torch, which nothing here needs
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     params = {**SKYRL_PARAMS, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
-    settings = yaml.safe_load(config.read_text(encoding="utf-8"))["strands_rollout"]
+    settings = read_config_file(config).model_dump()
     output = asyncio.run(play(load_rows(data)[:prompts], repetitions, params, settings, base_url, tokenizer))
     if out is not None:
         out.write_text(json.dumps(output) + "\n", encoding="utf-8")

@@ -13,21 +13,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import httpx
 
 from strands_rollout.contract import contract_violations
 from strands_rollout.dataset_rows import Row
 from strands_rollout.reward import reward_func
+from strands_rollout.reward_settings import REWARD_KEY
 from strands_rollout.rollout import generate
 from strands_rollout.sample_type import Sample
 from strands_rollout.sglang_connection import parse_base_url
 from strands_rollout.slime_seam import load_tokenizer
 from strands_rollout.token_audit import tito_violations
 from strands_rollout.wire_recorder import WireRecorder, recording
-
-REWARD_KEY: Final = "score"
 
 Generate: TypeAlias = Callable[..., Awaitable[Any]]
 """Of slime's `--custom-generate-function-path`."""

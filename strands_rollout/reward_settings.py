@@ -9,6 +9,8 @@ from typing import Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
+REWARD_KEY: Final = "score"
+"""Where `reward_func` puts the number that is trained on; slime's `--reward-key`."""
 TOOL_SHAPING_CEILING: Final = 0.4
 """The most that shaping can add to `wrong`: slime's strands example caps a failure at -0.6, with `wrong` at -1.0."""
 

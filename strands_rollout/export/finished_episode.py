@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from strands_rollout.contract import export_violations
 from strands_rollout.episode_facts import episode_facts
 from strands_rollout.errors import ExportError
-
-REWARD_KEY: Final = "score"
-"""Of `reward_func`'s dict."""
+from strands_rollout.reward_settings import REWARD_KEY
 
 
 @dataclass(frozen=True, slots=True)

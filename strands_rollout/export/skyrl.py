@@ -15,10 +15,11 @@ from typing import Any, Final, TypeAlias
 from strands_rollout.config import settings_from_args
 from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.evaluate import Reward, playing
-from strands_rollout.export.finished_episode import REWARD_KEY, FinishedEpisode, compared_rewards, finished_episodes
+from strands_rollout.export.finished_episode import FinishedEpisode, compared_rewards, finished_episodes
 from strands_rollout.export.sampling_names import VLLM
 from strands_rollout.finished_sample import finite
 from strands_rollout.reward import reward_func
+from strands_rollout.reward_settings import REWARD_KEY
 from strands_rollout.sample_type import Sample
 
 GeneratorOutput: TypeAlias = dict[str, Any]

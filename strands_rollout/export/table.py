@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from strands_rollout.errors import ExportError
-from strands_rollout.export.finished_episode import REWARD_KEY, FinishedEpisode, finished_episodes
+from strands_rollout.export.finished_episode import FinishedEpisode, finished_episodes
+from strands_rollout.reward_settings import REWARD_KEY
 from strands_rollout.sample_type import Sample
 
 if TYPE_CHECKING:

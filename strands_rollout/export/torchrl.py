@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase, lazy_stack
 
-from strands_rollout.export.finished_episode import REWARD_KEY, FinishedEpisode, compared_rewards, finished_episodes
+from strands_rollout.export.finished_episode import FinishedEpisode, compared_rewards, finished_episodes
 from strands_rollout.export.torchrl_containers import TokenRow, containers_of
+from strands_rollout.reward_settings import REWARD_KEY
 
 
 def to_tensordict(

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from strands_rollout.export.finished_episode import REWARD_KEY, FinishedEpisode, compared_rewards, finished_episodes
+from strands_rollout.export.finished_episode import FinishedEpisode, compared_rewards, finished_episodes
 from strands_rollout.finished_sample import finite
+from strands_rollout.reward_settings import REWARD_KEY
 
 
 def to_agent_loop_outputs(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> list[dict[str, Any]]:

@@ -13,11 +13,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from strands_rollout.tool_parsers.base import MalformedError, NewId, ParseFailure, Segment, random_id
+from strands_rollout.tool_parsers.base import MalformedError, ParseFailure, Segment
 from strands_rollout.tool_parsers.call_blocks import Call, got, read_block
+from strands_rollout.tool_parsers.schema_parser import SchemaParser
 from strands_rollout.tool_parsers.strict_json import JSONSource
-from strands_rollout.tool_parsers.tagged_parser import TaggedParser
-from strands_rollout.tool_parsers.typed_values import Schemas, typed_value, types_of
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
@@ -28,27 +27,16 @@ _END_VALUE: Final = "</arg_value>"
 _SPACE: Final = re.compile(r"\s*")
 
 
-class GLM4Parser(TaggedParser):
-    """The format's parser; see `ToolParser` and `UntypedParser`.
+class GLM4Parser(SchemaParser):
+    """The format's parser; see `SchemaParser`.
 
     Nothing is escaped in this format: a block ends at the first `</tool_call>`, a value at the first `</arg_value>`,
     and a value that holds another tag of the format is a failure. White space between tags is free; in a value it is
     the value's.
-
-    Args:
-        new_id: Makes the ids of calls.
-        schemas: Of the tools' arguments.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?tool_call>|</?arg_(?:key|value)>")
-
-    def __init__(self, new_id: NewId = random_id, schemas: Schemas | None = None) -> None:
-        super().__init__(new_id)
-        self._schemas = schemas or {}
-
-    def for_tools(self, schemas: Schemas) -> GLM4Parser:
-        """See `UntypedParser`."""
-        return GLM4Parser(self._new_id, schemas)
+    untyped_is_json: ClassVar[bool] = True
 
     def _read_call(
         self,
@@ -76,17 +64,11 @@ class GLM4Parser(TaggedParser):
                 raise MalformedError(f"the value of {key!r} for {name!r} is not closed: got {found}", name)
             if key in arguments:
                 raise MalformedError(f"the key {key!r} for {name!r} stands twice", name)
-            arguments[key] = self._value(name, key, block[pair.end() : end.start()])
+            text = block[pair.end() : end.start()]
+            arguments[key] = self._value(name, key, text, f"the value of {key!r} for {name!r}")
             space = _SPACE.match(block, end.end())
             position = space.end() if space else end.end()
         if position < len(block):
             expected = "expected <arg_key>KEY</arg_key><arg_value>VALUE</arg_value>, no white space around the key"
             raise MalformedError(f"{expected}, in the call of {name!r}; got {got(block, position)}", name)
         return name, arguments
-
-    def _value(self, tool: str, key: str, text: str) -> Any:  # noqa: ANN401 - any JSON value
-        types = types_of(self._schemas, tool, key)
-        try:
-            return typed_value(text, types, f"the value of {key!r} for {tool!r}", words={}, untyped_is_json=True)
-        except MalformedError as e:
-            raise MalformedError(str(e), tool) from e

@@ -13,11 +13,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from strands_rollout.tool_parsers.base import MalformedError, NewId, ParseFailure, Segment, random_id
+from strands_rollout.tool_parsers.base import MalformedError, ParseFailure, Segment
 from strands_rollout.tool_parsers.call_blocks import Call, got, read_block
+from strands_rollout.tool_parsers.schema_parser import SchemaParser
 from strands_rollout.tool_parsers.strict_json import JSONSource
-from strands_rollout.tool_parsers.tagged_parser import TaggedParser
-from strands_rollout.tool_parsers.typed_values import Schemas, typed_value, types_of
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
@@ -26,30 +25,19 @@ _PARAMETER: Final = re.compile(r"\s*<parameter=([^\s<>]{1,200})>")
 _END: Final = re.compile(r"\s*</function>\s*")
 _INNER_TAG: Final = re.compile(r"</?(?:parameter|function)[=>]")
 _END_PARAMETER: Final = "</parameter>"
-_WORDS: Final[Mapping[str, Any]] = {"True": True, "False": False, "None": None}
 
 
-class Qwen3CoderParser(TaggedParser):
-    """The format's parser; see `ToolParser` and `UntypedParser`.
+class Qwen3CoderParser(SchemaParser):
+    """The format's parser; see `SchemaParser`.
 
     Nothing is escaped in this format: a block ends at the first `</tool_call>`, a value at the first `</parameter>`,
     and a value that holds another tag of the format is a failure, since it can't be told from a forgotten close. One
     line break after a value's opening tag and one before its closing tag are the format's; all else is the value's.
-
-    Args:
-        new_id: Makes the ids of calls.
-        schemas: Of the tools' arguments.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?tool_call>|<function=|</function>")
-
-    def __init__(self, new_id: NewId = random_id, schemas: Schemas | None = None) -> None:
-        super().__init__(new_id)
-        self._schemas = schemas or {}
-
-    def for_tools(self, schemas: Schemas) -> Qwen3CoderParser:
-        """See `UntypedParser`."""
-        return Qwen3CoderParser(self._new_id, schemas)
+    words: ClassVar[Mapping[str, Any]] = {"True": True, "False": False, "None": None}
+    untyped_is_json: ClassVar[bool] = False
 
     def _read_call(
         self,
@@ -83,17 +71,10 @@ class Qwen3CoderParser(TaggedParser):
                 raise MalformedError(f"the parameter {key!r} of {name!r} is not closed: got {found}", name)
             if key in arguments:
                 raise MalformedError(f"the parameter {key!r} of {name!r} stands twice", name)
-            arguments[key] = self._value(name, key, block[parameter.end() : end.start()])
+            text = block[parameter.end() : end.start()].removeprefix("\n").removesuffix("\n")
+            arguments[key] = self._value(name, key, text, f"the parameter {key!r} of {name!r}")
             position = end.end()
         if not _END.fullmatch(block, position):
             expected = "expected <parameter=NAME> or </function> and nothing after it"
             raise MalformedError(f"{expected} in the call of {name!r}; got {got(block[position:].lstrip(), 0)}", name)
         return name, arguments
-
-    def _value(self, tool: str, key: str, written: str) -> Any:  # noqa: ANN401 - any JSON value
-        text = written.removeprefix("\n").removesuffix("\n")
-        types = types_of(self._schemas, tool, key)
-        try:
-            return typed_value(text, types, f"the parameter {key!r} of {tool!r}", words=_WORDS, untyped_is_json=False)
-        except MalformedError as e:
-            raise MalformedError(str(e), tool) from e

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strands_rollout.evaluate import REWARD_KEY, Player
+from strands_rollout.evaluate import Player
+from strands_rollout.reward_settings import REWARD_KEY
 from strands_rollout.sample_type import Sample
 from strands_rollout.train.train_options import Ablation
 

@@ -15,12 +15,13 @@ from strands_rollout.drift import Drift, measure_drift
 from strands_rollout.episode_facts import episode_facts
 from strands_rollout.finished_sample import finished_samples
 from strands_rollout.group_rewards import normalize_rewards
+from strands_rollout.reward_settings import REWARD_KEY
 from strands_rollout.sample_type import Sample
 from strands_rollout.train.retokenised import Retokenised, retokenise
 from strands_rollout.train.sequence import TrainingSequence
 from strands_rollout.train.train_options import RolloutKind
 
-_GRPO: Final = SimpleNamespace(reward_key="score", advantage_estimator="grpo")
+_GRPO: Final = SimpleNamespace(reward_key=REWARD_KEY, advantage_estimator="grpo")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from strands_rollout.contract import contract_violations
 from strands_rollout.dataset_rows import Row
 from strands_rollout.episode_facts import episode_facts
 from strands_rollout.errors import TrajectoryError
-from strands_rollout.evaluate import REWARD_KEY, Player
+from strands_rollout.evaluate import Player
+from strands_rollout.reward_settings import REWARD_KEY
 from strands_rollout.sample_type import Sample
 from strands_rollout.train.ablations import Ablations
 from strands_rollout.train.checkpoint import Progress

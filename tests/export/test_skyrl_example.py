@@ -36,3 +36,13 @@ def test_gsm8k_becomes_a_generator_output_on_the_embedded_engine(tmp_path: Path)
     assert summary["trained_tokens"] == sum(map(sum, output["loss_masks"]))
     if "SKYRL_PATH" in os.environ:
         skyrl_rules.validator_of(Path(os.environ["SKYRL_PATH"]))(16, output)
+
+
+def test_a_configuration_without_the_key_is_refused_in_words(tmp_path: Path) -> None:
+    config = tmp_path / "other.yaml"
+    config.write_text("strands: {}\n")
+    command = [sys.executable, str(REPOSITORY / "scripts/skyrl_gsm8k.py"), "--data", str(PROBLEMS)]
+    done = subprocess.run([*command, "--config", str(config)], check=False, capture_output=True, text=True, cwd="/")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "strands_rollout" in done.stderr

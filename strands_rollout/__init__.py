@@ -10,8 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strands_rollout.agent import EpisodeLimits
     from strands_rollout.agent_models import sub_agent_model
+    from strands_rollout.episode_bounds import EpisodeLimits
     from strands_rollout.group_filter import keep_informative_groups
     from strands_rollout.group_rewards import normalize_rewards
     from strands_rollout.metrics import log_eval, log_rollout
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from strands_rollout.sglang_client import SGLangClient, create_client
     from strands_rollout.sglang_model import SGLangModel
     from strands_rollout.stop_reason import StopReason
+    from strands_rollout.task import Task, current_task
     from strands_rollout.token_limits import TokenLimits
     from strands_rollout.tool_limiter import ToolLimiter
     from strands_rollout.tools import execute_python_code
@@ -34,10 +35,12 @@ __all__ = [
     "SGLangModel",
     "Sample",
     "StopReason",
+    "Task",
     "TokenLimits",
     "ToolLimiter",
     "Trajectory",
     "create_client",
+    "current_task",
     "execute_python_code",
     "generate",
     "keep_informative_groups",
@@ -49,15 +52,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EpisodeLimits": "agent",
+    "EpisodeLimits": "episode_bounds",
     "SGLangClient": "sglang_client",
     "SGLangModel": "sglang_model",
     "Sample": "sample_type",
     "StopReason": "stop_reason",
+    "Task": "task",
     "TokenLimits": "token_limits",
     "ToolLimiter": "tool_limiter",
     "Trajectory": "trajectory",
     "create_client": "sglang_client",
+    "current_task": "task",
     "execute_python_code": "tools",
     "generate": "rollout",
     "keep_informative_groups": "group_filter",

@@ -7,48 +7,33 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from strands import Agent
 from strands.agent.conversation_manager import ConversationManager, NullConversationManager
-from strands.hooks import (
-    AfterToolsEvent,
-    BeforeModelCallEvent,
-    BeforeToolCallEvent,
-    BeforeToolsEvent,
-    HookProvider,
-    HookRegistry,
-)
+from strands.hooks import HookProvider
 from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 
-from strands_rollout.agent_lifetime import agent_with
-from strands_rollout.bounded_tool import BoundedTool, ToolSpan, ToolStats, no_tool_span
+from strands_rollout.agent_team import Team, ask_team, own_team
+from strands_rollout.bounded_tool import ToolSpan, ToolStats, no_tool_span, sandbox_fault
+from strands_rollout.episode_bounds import EpisodeLimits, bound_others, bound_tools, join_episode, limiter_of
 from strands_rollout.episode_deadline import ABORT_GRACE_S, EpisodeDeadline
 from strands_rollout.episode_progress import EpisodeProgress, awaits_tools
-from strands_rollout.errors import EngineAbortedError
+from strands_rollout.episode_watch import EpisodeWatch
+from strands_rollout.errors import EngineAbortedError, RolloutError, TeamLimitError
 from strands_rollout.flat_cycles import FlatCycles, History
 from strands_rollout.sglang_model import SGLangModel
 from strands_rollout.stop_reason import StopReason, reason_of_error
-from strands_rollout.strands_events import INVALID_TOOL_CALL
 from strands_rollout.strands_log import log_failures_once
 from strands_rollout.tool_limiter import ToolLimiter
 from strands_rollout.turn_tools import TurnTools
 from strands_rollout.unwatched_cycles import TURN_CUT
+from strands_rollout.user_turns import UserTurns
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeLimits:
-    """Limits of an episode; None means none. Token budgets are the model's (`TokenLimits`)."""
-
-    max_tool_iterations: int | None = 5
-    max_tool_calls: int | None = None
-    max_parallel_tool_calls: int | None = None
-    tool_timeout_s: float | None = None
-    episode_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +48,9 @@ class Episode:
         tools: Times and errors of the tools.
         duration_s: Wall-clock seconds in all, those before it was resumed included.
         limits: Those that it ran under.
-        progress: Where it stands, for another agent to go on from; its `messages` are the agent's history.
+        progress: Where it stands, for another agent to go on from; its `messages` are the main agent's history.
+        user_turns: User's messages after the first.
+        is_resumable: Whether another agent can; none can where a swarm or graph played.
     """
 
     stop_reason: StopReason
@@ -74,6 +61,8 @@ class Episode:
     duration_s: float
     limits: EpisodeLimits
     progress: EpisodeProgress
+    user_turns: int = 0
+    is_resumable: bool = True
 
     @property
     def messages(self) -> Sequence[Mapping[str, Any]]:
@@ -95,8 +84,10 @@ async def run_episode(
     engine_grace_s: float = ABORT_GRACE_S,
     conversation_manager: ConversationManager | None = None,
     progress: EpisodeProgress | None = None,
+    team: AbstractAsyncContextManager[Team] | None = None,
+    next_message: Callable[[str], Awaitable[str | None]] | None = None,
 ) -> Episode:
-    """Build an agent, run it once on `messages`, discard it.
+    """Build an agent, run it once on `messages`, or as long as somebody answers it, discard it.
 
     Args:
         model: A model whose trajectory is new, or was resumed with the same `progress`.
@@ -114,6 +105,9 @@ async def run_episode(
         conversation_manager: What may drop or sum up messages; the model must be one that begins a new segment then.
             None keeps all of them.
         progress: Go on from there instead of from `messages`.
+        team: Who plays instead of an agent that is built here; `tools`, `conversation_manager` and, where it has one of
+            its own, `system_prompt` are not used then.
+        next_message: Given the policy's answer, the user's next message; None ends the episode.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled. Nothing else: every other failure is in the result.
@@ -121,36 +115,45 @@ async def run_episode(
     log_failures_once()
     started = time.monotonic()
     begun = progress or EpisodeProgress(messages[:-1], 0)
-    stats, limiter = _stats_from(begun), _limiter_from(begun, limits)
-    watch = _EpisodeWatch(model, stats, should_abort)
+    stats, limiter = _stats_from(begun), limiter_of(limits, begun)
+    watch = EpisodeWatch(model, stats, should_abort)
     error: Exception | None = None
     left_s = None if limits.episode_timeout_s is None else max(0.0, limits.episode_timeout_s - begun.duration_s)
     deadline = EpisodeDeadline(left_s, should_abort, model, engine_grace_s)
-    history = begun.messages
+    history, is_resumable = begun.messages, True
+    main: Agent | None = None
+    user_turns = UserTurns(next_message, limits.max_user_turns)
     try:
         # Strands checks limits and hooks in the order of their registration
         # a hook or a conversation manager of the user's may listen to anything, and add middleware
-        cycles = FlatCycles(None if hooks or conversation_manager else [watch, limiter])
+        is_watched = bool(hooks or conversation_manager or team)
+        cycles = FlatCycles(None if is_watched else [watch, limiter])
         every_hook = [*hooks, watch, limiter, cycles]
-        async with (
-            deadline,
-            agent_with(
-                tools,
-                lambda given: _build_agent(model, history, system_prompt, given, every_hook, conversation_manager),
-            ) as agent,
-        ):
-            _bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats, tool_span)
-            history = agent.messages
-            model.conversation.history = history
-            model.conversation.know_tools(agent.tool_registry.get_all_tool_specs())
-            await cycles.run(agent, None if progress else list(messages[-1]["content"]))
-        reason = _reason_of_end(limiter, watch)
+        opened = team or own_team(
+            tools, lambda given: _build_agent(model, history, system_prompt, given, every_hook, conversation_manager)
+        )
+        async with deadline, opened as players:
+            if team is not None:
+                join_episode(players, history, system_prompt, every_hook, is_resumed=progress is not None)
+            for agent in players.agents:
+                bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats, tool_span)
+            bound_others(players, limits, self_timed_tools, stats, should_abort)
+            main, is_resumable = players.main, players.is_alone
+            # a swarm or graph gives its agents new histories, and a hook may put another list in the place of one
+            model.conversation.history = (lambda: players.main.messages) if is_resumable else None
+            model.conversation.know_tools(players.main.tool_registry.get_all_tool_specs())
+            said = None if progress else list(messages[-1]["content"])
+            reason = None
+            while reason is None:
+                await _ask(players, cycles, said)
+                reason = _reason_of_stop(limiter, stats)
+                if reason is None:
+                    said, reason = await user_turns.next(players.main.messages)
     except Exception as e:  # every failure of an episode is data for whoever asked for it
-        error = _unwrapped(e)
-        if deadline.expired():
-            reason, error = _end_of_deadline(deadline, limits)
-        else:
-            reason = reason_of_error(error, cut_by=model.cut_by, has_turns=model.conversation.turn_count > 0)
+        reason, error = _end_of_deadline(deadline, limits) if deadline.expired() else _end_by_error(e, model)
+    if main is not None:
+        history = main.messages
+        model.conversation.history = (lambda: history) if is_resumable else None  # the agent can go
     model.conversation.drop_empty_segment()
     duration_s = begun.duration_s + time.monotonic() - started
     return Episode(
@@ -162,6 +165,8 @@ async def run_episode(
         duration_s=duration_s,
         limits=limits,
         progress=_progress(history, model, limiter, stats, duration_s),
+        user_turns=user_turns.count,
+        is_resumable=is_resumable,
     )
 
 
@@ -173,16 +178,8 @@ def _stats_from(begun: EpisodeProgress) -> ToolStats:
         begun.tool_timeouts,
         finished=dict(begun.finished),
         unread=set(begun.finished),
+        calls=[dict(call) for call in begun.calls],
     )
-
-
-def _limiter_from(begun: EpisodeProgress, limits: EpisodeLimits) -> ToolLimiter:
-    """The limits on tools, with what of them is used up."""
-    limiter = ToolLimiter(
-        limits.max_tool_iterations, max_calls=limits.max_tool_calls, max_parallel_calls=limits.max_parallel_tool_calls
-    )
-    limiter.go_on_from(begun.tool_iterations, begun.tool_calls)
-    return limiter
 
 
 def _progress(
@@ -204,6 +201,7 @@ def _progress(
         tool_timeouts=stats.timeouts,
         tool_s=stats.seconds,
         duration_s=duration_s,
+        calls=stats.calls,
     )
 
 
@@ -228,59 +226,31 @@ def _build_agent(
     )
 
 
-def _bound_tools(
-    agent: Agent, timeout_s: float | None, self_timed: Collection[str], stats: ToolStats, span: ToolSpan
-) -> None:
-    registry = agent.tool_registry.registry
-    for name, tool in list(registry.items()):
-        registry[name] = BoundedTool(tool, timeout_s=None if name in self_timed else timeout_s, stats=stats, span=span)
+async def _ask(team: Team, cycles: FlatCycles, said: Any) -> None:  # noqa: ANN401 - whatever Strands takes
+    if isinstance(team.runner, Agent):
+        await cycles.run(team.runner, said)
+    else:
+        await ask_team(team.runner, said)
+        if isinstance(team.main.model, SGLangModel) and not team.main.model.conversation.turn_count:
+            raise TeamLimitError(
+                f"the {type(team.runner).__name__} ended before {team.main.name!r} spoke, whose tokens are the sample's"
+            )
 
 
-class _EpisodeWatch(HookProvider):
-    """Ends the loop on abort or a broken sandbox, and tells the policy of calls that could not be parsed.
-
-    An abort while tools run is the deadline's.
-    """
-
-    def __init__(self, model: SGLangModel, stats: ToolStats, should_abort: Callable[[], bool]) -> None:
-        self._model = model
-        self._stats = stats
-        self._should_abort = should_abort
-        self.stopped_by: StopReason | None = None
-
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
-        registry.add_callback(BeforeModelCallEvent, self._before_model_call)
-        registry.add_callback(BeforeToolsEvent, self._before_tools)
-        registry.add_callback(BeforeToolCallEvent, self._before_tool_call)
-        registry.add_callback(AfterToolsEvent, self._after_tools)
-
-    def _before_model_call(self, event: BeforeModelCallEvent) -> None:  # noqa: ARG002 - Strands' signature
-        if self._should_abort():
-            raise EngineAbortedError("the rollout was aborted before a model call")
-
-    def _before_tools(self, event: BeforeToolsEvent) -> None:
-        if self._should_abort():
-            raise EngineAbortedError("the rollout was aborted before the turn's tools were run")
-        wanted = {block["toolUse"]["toolUseId"] for block in event.message["content"] if "toolUse" in block}
-        for finished_before in self._stats.finished.keys() - wanted:
-            del self._stats.finished[finished_before]
-
-    def _before_tool_call(self, event: BeforeToolCallEvent[Any]) -> None:
-        if event.tool_use["name"] == INVALID_TOOL_CALL:
-            event.cancel_tool = self._model.conversation.failure_text(event.tool_use["toolUseId"])
-
-    def _after_tools(self, event: AfterToolsEvent) -> None:
-        if self._stats.infrastructure_error is not None:
-            self.stopped_by = StopReason.SANDBOX_ERROR
-            event.end_turn = f"Stopped: {self.stopped_by}."
-
-
-def _reason_of_end(limiter: ToolLimiter, watch: _EpisodeWatch) -> StopReason:
-    if watch.stopped_by is not None:
-        return watch.stopped_by
+def _reason_of_stop(limiter: ToolLimiter, stats: ToolStats) -> StopReason | None:
+    """Why the agent was stopped; None if it has answered."""
+    if stats.infrastructure_error is not None:
+        return StopReason.SANDBOX_ERROR
     if limiter.tripped is not None:
         return StopReason.MAX_TOOL_ITERATIONS if limiter.tripped == "max_iterations" else StopReason.MAX_TOOL_CALLS
-    return StopReason.COMPLETED
+    return None
+
+
+def _end_by_error(raised: Exception, model: SGLangModel) -> tuple[StopReason, Exception]:
+    error = _unwrapped(raised)
+    if not isinstance(error, RolloutError):  # Strands wraps what a tool provider raises
+        error = sandbox_fault(error) or error
+    return reason_of_error(error, cut_by=model.cut_by, has_turns=model.conversation.turn_count > 0), error
 
 
 def _end_of_deadline(deadline: EpisodeDeadline, limits: EpisodeLimits) -> tuple[StopReason, Exception]:

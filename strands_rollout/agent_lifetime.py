@@ -15,8 +15,12 @@ from strands import Agent
 from strands.tools import ToolProvider
 from strands.types.tools import AgentTool
 
+from strands_rollout.tool_thread import in_own_thread
+
 # providers such as Strands' MCP client are shared by agents and start, stop and count these without a lock of their own
 _PROVIDERS: Final = threading.Lock()
+# a user's function that never ends must not stop all others
+_PATIENCE_S: Final = 5.0
 
 
 @asynccontextmanager
@@ -30,13 +34,33 @@ async def agent_with(tools: Sequence[Any], build: Callable[[Sequence[Any]], Agen
     if not any(isinstance(tool, ToolProvider) for tool in tools):
         yield build(tools)
         return
-    given = [_ReleasedOnce(tool) if isinstance(tool, ToolProvider) else tool for tool in tools]
+    given = released_once(tools)
     agent = await asyncio.to_thread(_locked, lambda: build(given))
     try:
         yield agent
     finally:
         # a cancelled caller does not wait; the thread goes on
         await asyncio.to_thread(_locked, agent.cleanup)
+
+
+def released_once(tools: Sequence[Any]) -> list[Any]:
+    """The tools, for agents that a user's function builds: each provider among them is released once by each agent."""
+    return [_ReleasedOnce(tool) if isinstance(tool, ToolProvider) else tool for tool in tools]
+
+
+async def built_in_thread(build: Callable[[], Any]) -> Any:  # noqa: ANN401 - the user's
+    """What a function makes that may start tool providers, or block otherwise."""
+    return await in_own_thread(_locked, has_last_moment=False)(build, _PATIENCE_S)
+
+
+async def released(agents: Sequence[Agent]) -> None:
+    """Release the tool providers of agents, in a thread: a server may take its time to stop."""
+    await in_own_thread(_locked, has_last_moment=False)(lambda: _release(agents), _PATIENCE_S)
+
+
+def _release(agents: Sequence[Agent]) -> None:
+    for agent in agents:
+        agent.cleanup()
 
 
 class _ReleasedOnce(ToolProvider):
@@ -63,6 +87,10 @@ class _ReleasedOnce(ToolProvider):
             self._provider.remove_consumer(consumer_id, **kwargs)
 
 
-def _locked(action: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the action returns
-    with _PROVIDERS:
+def _locked(action: Callable[[], Any], patience_s: float = -1) -> Any:  # noqa: ANN401 - whatever the action returns
+    has_turn = _PROVIDERS.acquire(timeout=patience_s)
+    try:
         return action()
+    finally:
+        if has_turn:
+            _PROVIDERS.release()

@@ -37,6 +37,8 @@ class ToolStats:
         finished: By tool-use id, results of the calls of the last turn, from this agent or an earlier one.
         succeeded: Ids of all calls whose last result was no error.
         unread: Ids of those from an earlier agent, as long as this one has not had them.
+        calls: In the order of their ends: `id`, `tool`, `status` (success, error or timeout), `s` (seconds), and
+            `sandbox` where the code tool ran: what `note_outcome` was told.
     """
 
     seconds: float = 0.0
@@ -46,6 +48,7 @@ class ToolStats:
     finished: dict[str, Any] = field(default_factory=dict)
     succeeded: set[str] = field(default_factory=set)
     unread: set[str] = field(default_factory=set)
+    calls: list[dict[str, Any]] = field(default_factory=list)
     waited_s: float = 0.0
     _running: int = 0
     _since: float = 0.0
@@ -71,6 +74,18 @@ CLEANUP_S: Final = 0.05
 
 CURRENT_CALL: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("strands_rollout_tool_call", default="")
 """The id of the tool call that runs here; "" outside of one."""
+
+_OUTCOME: Final[contextvars.ContextVar[dict[str, Any] | None]] = contextvars.ContextVar(
+    "strands_rollout_call_outcome", default=None
+)
+
+
+def note_outcome(**facts: Any) -> None:  # noqa: ANN401 - plain JSON
+    """Let the record of the tool call that runs here, if one does, say this of its sandbox."""
+    outcome = _OUTCOME.get()
+    if outcome is not None:
+        outcome.update(facts)
+
 
 ToolSpan = Callable[[str], contextlib.AbstractContextManager[object]]
 """Entered around each call that is run, with the tool's name."""
@@ -136,19 +151,19 @@ class BoundedTool(AgentTool):
         self._stats.finished.pop(call_id, None)
         self._stats.succeeded.discard(call_id)
         result: Any = None
-        with self._stats.running(), self._span(self.tool_name), _current_call(call_id):
+        with self._stats.running(), self._span(self.tool_name), _current_call(call_id) as call:
             try:
-                result = await self._bounded(tool_use, invocation_state, **kwargs)
+                result = await self._bounded(tool_use, invocation_state, call, **kwargs)
             except InterruptException:
                 raise
             except Exception as e:  # whatever a tool raises; Strands makes this result of it too, and tells the hooks
-                self._count(call_id, _error(call_id, f"Error: {e}"), e)
+                self._count(call, _error(call_id, f"Error: {e}"), e)
                 raise
-        self._count(call_id, result, getattr(result, "exception", None))
+        self._count(call, result, getattr(result, "exception", None))
         if result is not None:
             yield result
 
-    async def _bounded(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> Any:  # noqa: ANN401
+    async def _bounded(self, tool_use: ToolUse, invocation_state: dict[str, Any], call: _Call, **kwargs: Any) -> Any:  # noqa: ANN401
         """The tool's last event. Neither a time-out nor an abort waits for a tool that does not end when it should."""
         task = asyncio.ensure_future(self._drained(tool_use, invocation_state, **kwargs))
         try:
@@ -156,11 +171,12 @@ class BoundedTool(AgentTool):
         except asyncio.CancelledError:
             await _abandon(task)
             if task.done() and not task.cancelled():
-                self._count_ended(tool_use["toolUseId"], task)  # it must not be run again
+                self._count_ended(call, task)  # it must not be run again
             raise
         if not done:
             await _abandon(task)
             self._stats.timeouts += 1
+            call.timed_out = True
             return _error(tool_use["toolUseId"], f"Error: the tool did not finish within {self._timeout_s:g} seconds.")
         if task.cancelled():  # nobody else has cancelled it, and Strands would lose its result
             return _error(tool_use["toolUseId"], "Error: the tool cancelled itself.")
@@ -172,23 +188,24 @@ class BoundedTool(AgentTool):
             last = event
         return last
 
-    def _count_ended(self, call_id: str, task: asyncio.Future[Any]) -> None:
+    def _count_ended(self, call: _Call, task: asyncio.Future[Any]) -> None:
         error = task.exception()
-        result = task.result() if error is None else _error(call_id, f"Error: {error}")
-        self._count(call_id, result, error or getattr(result, "exception", None))
+        result = task.result() if error is None else _error(call.id, f"Error: {error}")
+        self._count(call, result, error or getattr(result, "exception", None))
 
-    def _count(self, call_id: str, event: Any, error: BaseException | None) -> None:  # noqa: ANN401 - an event or a raw result
-        fault = _sandbox_fault(error)
+    def _count(self, call: _Call, event: Any, error: BaseException | None) -> None:  # noqa: ANN401 - an event or a raw result
+        fault = sandbox_fault(error)
         if fault is not None and self._stats.infrastructure_error is None:
             self._stats.infrastructure_error = fault
         result = getattr(event, "tool_result", event)
         if isinstance(result, dict):
+            self._stats.calls.append(call.record(self.tool_name, result.get("status")))
             if result.get("status") == "error":
                 self._stats.errors += 1
             else:
-                self._stats.succeeded.add(call_id)
+                self._stats.succeeded.add(call.id)
             if fault is None:  # a call that the sandbox failed has not ended, and the policy must not read of it
-                self._stats.finished[call_id] = result
+                self._stats.finished[call.id] = result
 
 
 async def _abandon(task: asyncio.Task[Any]) -> None:
@@ -209,16 +226,35 @@ def _forget(task: asyncio.Task[Any]) -> None:
 _ABANDONED: Final[set[asyncio.Task[Any]]] = set()
 
 
+@dataclass(slots=True)
+class _Call:
+    """A call under way."""
+
+    id: str
+    started: float
+    outcome: dict[str, Any]
+    timed_out: bool = False
+
+    def record(self, tool: str, status: object) -> dict[str, Any]:
+        """What it came to, as plain JSON."""
+        ended = "timeout" if self.timed_out else "error" if status == "error" else "success"
+        record = {"id": self.id, "tool": tool, "status": ended, "s": time.monotonic() - self.started}
+        return {**record, "sandbox": self.outcome} if self.outcome else record
+
+
 @contextlib.contextmanager
-def _current_call(call_id: str) -> Iterator[None]:
-    token = CURRENT_CALL.set(call_id)
+def _current_call(call_id: str) -> Iterator[_Call]:
+    call = _Call(call_id, time.monotonic(), {})
+    # of an agent that is a tool: the call of that tool
+    tokens = CURRENT_CALL.set(CURRENT_CALL.get() or call_id), _OUTCOME.set(call.outcome)
     try:
-        yield
+        yield call
     finally:
-        CURRENT_CALL.reset(token)
+        CURRENT_CALL.reset(tokens[0])
+        _OUTCOME.reset(tokens[1])
 
 
-def _sandbox_fault(error: BaseException | None) -> SandboxError | None:
+def sandbox_fault(error: BaseException | None) -> SandboxError | None:
     """The sandbox's own failure behind a tool's exception: tools wrap what they catch (Strands' python_repl does)."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

@@ -1,6 +1,7 @@
 """Strands messages and tool specifications -> the message and tool dicts that chat templates read.
 
-Keeps all content of a message and its order. Knows nothing of tokens.
+Keeps all content of a message and its order. A content with images is a list of parts, as templates of
+vision-language models read it; any other is a string. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def to_chat_messages(
         content becomes one with an empty string.
 
     Raises:
-        PromptError: A block can't be expressed as text (an image, a document ...).
+        PromptError: A block can't be expressed (a document, a video, an image of an assistant ...).
     """
     names = dict(tool_names or {})
     chat: list[ChatMessage] = []
@@ -45,7 +46,8 @@ def to_chat_messages(
 def system_text(system_prompt: str | None, blocks: Sequence[Mapping[str, Any]] | None = None) -> str | None:
     """The system prompt as one string; its text blocks, when given, win over the plain string."""
     texts = [block["text"] for block in blocks or () if "text" in block]
-    return "\n".join(texts) if texts else system_prompt
+    text = "\n".join(texts) if texts else system_prompt
+    return None if text is None else _encodable(text)
 
 
 def to_chat_tools(tool_specs: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
@@ -63,6 +65,17 @@ def to_chat_tools(tool_specs: Iterable[Mapping[str, Any]] | None) -> list[dict[s
             },
         }
         for spec in tool_specs or ()
+    ]
+
+
+def take_images(chat: Iterable[ChatMessage]) -> list[bytes]:
+    """Take the bytes of the images out of new messages, in the order of their parts, which stay."""
+    return [
+        part.pop("image")
+        for message in chat
+        if isinstance(message["content"], list)
+        for part in message["content"]
+        if "image" in part
     ]
 
 
@@ -102,18 +115,38 @@ def _cleaned(content: Sequence[Mapping[str, Any]], texts: list[str], *, has_call
 
 def _user_messages(content: Sequence[Mapping[str, Any]], names: dict[str, str]) -> list[ChatMessage]:
     chat: list[ChatMessage] = []
-    texts: list[str] = []
+    shown_blocks: list[Mapping[str, Any]] = []
     for block in content:
         if "toolResult" in block:
             result = block["toolResult"]
             call_id = result["toolUseId"]
-            text = tool_result_text(result["content"])
-            chat.append({"role": "tool", "name": names.get(call_id, "tool"), "tool_call_id": call_id, "content": text})
+            shown = _user_content(result["content"])
+            chat.append({"role": "tool", "name": names.get(call_id, "tool"), "tool_call_id": call_id, "content": shown})
         elif not _is_ignored(block):
-            texts.append(_block_text(block))
-    if texts or not chat:
-        chat.append({"role": "user", "content": "\n".join(texts)})
+            shown_blocks.append(block)
+    if shown_blocks or not chat:
+        chat.append({"role": "user", "content": _user_content(shown_blocks)})
     return chat
+
+
+def _user_content(blocks: Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
+    if any("image" in block for block in blocks):
+        return [_image_part(block) if "image" in block else _text_part(block) for block in blocks]
+    return tool_result_text(blocks)
+
+
+def _image_part(block: Mapping[str, Any]) -> dict[str, Any]:
+    data = block["image"].get("source", {}).get("bytes")
+    if not isinstance(data, bytes):
+        raise PromptError(
+            f"got an image block with the source {sorted(block['image'].get('source', {}))}; expected "
+            '{"format": ..., "source": {"bytes": ...}}: images that lie elsewhere are not fetched'
+        )
+    return {"type": "image", "image": data}
+
+
+def _text_part(block: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "text", "text": _block_text(block)}
 
 
 def _is_ignored(block: Mapping[str, Any]) -> bool:
@@ -128,8 +161,8 @@ def _block_text(block: Mapping[str, Any]) -> str:
     if "citationsContent" in block:
         return _encodable("".join(part.get("text", "") for part in block["citationsContent"].get("content", ())))
     raise PromptError(
-        f"got a content block of kind {sorted(block)!r}; expected text or json: this model reads text only. "
-        "Give the agent tools and prompts that return text."
+        f"got a content block of kind {sorted(block)!r}; expected text or json, or an image of a user or a tool: this "
+        "model reads nothing else. Give the agent tools and prompts that return these."
     )
 
 

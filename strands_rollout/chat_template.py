@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from jinja2 import TemplateError as JinjaError
-
 from strands_rollout.chat_messages import ChatMessage
 from strands_rollout.errors import TemplateError
 from strands_rollout.template_probe import ProbedTemplate, probe
+from strands_rollout.template_rendering import TemplateRenderer
 from strands_rollout.token_encoder import TokenEncoder
 from strands_rollout.turn_shape import LONGEST_TRIED, PLAIN_TEXTS, TurnShape, is_timeless, shape_of, telling_texts
 
@@ -59,7 +58,11 @@ class ChatTemplate:
         end_of_turn_id: The control token that closes an assistant turn.
         opens_reasoning: Whether the generation prompt ends inside an open `<think>`.
         written_call: How the template writes a call.
+        processor: What makes tokens of images: the Hugging Face processor of the model, or the folder or hub id of one,
+            which is loaded when the first image occurs; None where there are to be none.
     """
+
+    processor: Any = None
 
     def __init__(self, tokenizer: Any, **template_kwargs: Any) -> None:  # noqa: ANN401 - any fast tokenizer
         """Probe the template of `tokenizer`.
@@ -72,17 +75,9 @@ class ChatTemplate:
             TemplateError: There is no template, it fails, or it is not append-only; the message names the first token
                 that differs.
         """
-        if not getattr(tokenizer, "chat_template", None):
-            raise TemplateError(
-                f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template; expected one in its "
-                "tokenizer_config.json or chat_template.jinja. Use the tokenizer of an instruction-tuned model, or set "
-                "tokenizer.chat_template."
-            )
         self._tokenizer = tokenizer
-        # what is found is of this one, whatever the tokenizer gets later
-        self._template = template_kwargs.get("chat_template") or tokenizer.chat_template
-        self._kwargs = template_kwargs
-        self.encoder = _encoder_of(tokenizer)
+        self._renderer = renderer_of(tokenizer, template_kwargs)
+        self._template, self.encoder = self._renderer.source, self._renderer.encoder
         self._found = self._find()
         self.end_of_turn_id = self._found.probed.end_of_turn_id
         self.opens_reasoning = self._found.probed.opens_reasoning
@@ -92,13 +87,13 @@ class ChatTemplate:
 
     def _find(self) -> _Found:
         template = self._template
-        key = (template if isinstance(template, str) else repr(template), repr(sorted(self._kwargs.items())))
+        key = (template if isinstance(template, str) else repr(template), repr(sorted(self._renderer.kwargs.items())))
         known = _FOUND.setdefault(self._tokenizer, {})
         found = known.get(key)
         if found is None:
             if len(known) >= _MAX_KWARGS:  # arguments may differ from sample to sample
                 known.clear()
-            found = known[key] = _Found(probe(self), self.encoder.first_control(self.render(_BASE)))
+            found = known[key] = _Found(probe(self._renderer), self.encoder.first_control(self.render(_BASE)))
         return found
 
     def prompt_ids(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -136,6 +131,7 @@ class ChatTemplate:
         shape = self._shape(messages, tools)
         if shape is None:
             rendered = self.render_turn(messages, tools)
+            self._refuse_counted_images(messages, tools, rendered)
             ids = self._encoded_once(rendered, lambda: self.encoder.encode_rendered(rendered))
         else:
             results = [message["content"] for message in messages]
@@ -147,29 +143,41 @@ class ChatTemplate:
         opening = self._found.opening
         return opening is not None and text.lstrip().startswith(opening) and self._found.probed.end_of_turn in text
 
-    def render_turn(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """The (escaped) text from an assistant turn's close to the next generation prompt."""
+    def render_turn(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        after: Sequence[ChatMessage] = (),
+    ) -> str:
+        """The (escaped) text from an assistant turn's close to the next generation prompt.
+
+        Args:
+            messages: The new messages.
+            tools: The tools of the first prompt.
+            after: Messages before the turn; default: a question.
+        """
         mark = ANSWER_MARK
-        while any(mark in message["content"] for message in messages):  # untrusted text may hold it
+        while any(mark in str(message["content"]) for message in messages):  # untrusted text may hold it
             mark += "-"
-        rendered = self.render([*_BASE, {**_answer_before(messages), "content": mark}, *messages], tools)
+        rendered = self.render([*(after or _BASE), {**_answer_before(messages), "content": mark}, *messages], tools)
         tail = rendered[rendered.rindex(mark) + len(mark) :]
         return tail[tail.index(self._found.probed.end_of_turn) :]
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The (escaped) text of messages, with the generation prompt."""
-        try:
-            rendered = self._tokenizer.apply_chat_template(
-                [self._escaped(message) for message in messages],
-                tools=[self._escaped(tool) for tool in tools] or None,
-                tokenize=False,
-                add_generation_prompt=True,
-                **self._kwargs | ({"chat_template": self._template} if isinstance(self._template, str) else {}),
+        return self._renderer.render(messages, tools)
+
+    def _refuse_counted_images(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], rendered: str
+    ) -> None:
+        if all(isinstance(message["content"], str) for message in messages):
+            return
+        if self.render_turn(messages, tools, after=_BASE_WITH_IMAGE) != rendered:
+            raise TemplateError(
+                "the chat template shows an image otherwise where there was one before; expected turns that don't "
+                "depend on earlier ones. Leave template arguments that number images (add_vision_id) out."
             )
-        except (JinjaError, TypeError, ValueError, KeyError, AttributeError) as e:
-            roles = [message["role"] for message in messages]
-            raise TemplateError(f"the chat template fails on messages of roles {roles}: {type(e).__name__}: {e}") from e
-        return str(rendered)
 
     def _encoded_once(self, key: object, encode: Callable[[], list[int]]) -> list[int]:
         """A new list of what `encode` gives; it is not asked a second time in turn: what is sent was counted before."""
@@ -195,7 +203,10 @@ class ChatTemplate:
         """The shape of these new messages, where they are tool results and the template has one for them."""
         if any(message["role"] != "tool" or message.keys() != _TOOL_RESULT_KEYS for message in messages):
             return None
-        if any(len(message["content"]) > LONGEST_TRIED for message in messages):
+        contents = [message["content"] for message in messages]
+        if list in map(type, contents):
+            return None  # images, too
+        if any(len(content) > LONGEST_TRIED for content in contents):
             return None  # a template may cut what is longer than all that it was tried out with
         last = self._last_tools  # one read of each: threads share all of this
         if tools and last[0] is not tools:
@@ -221,17 +232,11 @@ class ChatTemplate:
         tried_out.setdefault(key, shape is not None)
         return shape
 
-    def _escaped(self, value: Any) -> Any:  # noqa: ANN401 - any JSON value
-        if isinstance(value, str):
-            return self.encoder.escape(value)
-        if isinstance(value, Mapping):
-            return {key: self._escaped(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self._escaped(item) for item in value]
-        return value
-
 
 _BASE: Final[list[ChatMessage]] = [{"role": "user", "content": "question"}]
+_BASE_WITH_IMAGE: Final[list[ChatMessage]] = [
+    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "question"}]}
+]
 
 
 def _answer_before(messages: Sequence[ChatMessage]) -> ChatMessage:
@@ -250,8 +255,19 @@ def _as_key(value: object) -> str:
     return repr(value)  # unlike JSON it tells a tuple from a list and 1 from "1" as a key, and takes any key
 
 
-def _encoder_of(tokenizer: Any) -> TokenEncoder:  # noqa: ANN401 - any Hugging Face fast tokenizer
+def renderer_of(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> TemplateRenderer:  # noqa: ANN401
+    """The template of a tokenizer as it is, not probed.
+
+    Raises:
+        TemplateError: There is none, or the tokenizer is no fast one.
+    """
+    if not (template_kwargs.get("chat_template") or getattr(tokenizer, "chat_template", None)):
+        raise TemplateError(
+            f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template; expected one in its "
+            "tokenizer_config.json or chat_template.jinja. Use the tokenizer of an instruction-tuned model, or set "
+            "tokenizer.chat_template."
+        )
     encoder = _ENCODERS.get(tokenizer)
     if encoder is None:
         encoder = _ENCODERS[tokenizer] = TokenEncoder(tokenizer)
-    return encoder
+    return TemplateRenderer(tokenizer, encoder, template_kwargs)

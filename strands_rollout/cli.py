@@ -12,13 +12,20 @@ import typer
 
 from strands_rollout import __version__
 from strands_rollout.commands.bench import bench
+from strands_rollout.commands.check_template import check_template
 from strands_rollout.commands.compare import compare
 from strands_rollout.commands.config import config
 from strands_rollout.commands.demo import demo
 from strands_rollout.commands.doctor import doctor
+from strands_rollout.commands.drift import drift
 from strands_rollout.commands.evaluate import evaluate
+from strands_rollout.commands.export import export
+from strands_rollout.commands.replay import replay
+from strands_rollout.commands.rescore import rescore
 from strands_rollout.commands.serve import serve
 from strands_rollout.commands.train import train
+from strands_rollout.commands.validate import validate
+from strands_rollout.commands.view import view
 from strands_rollout.errors import ConfigError, RolloutError
 
 app = typer.Typer(
@@ -64,7 +71,16 @@ app.command(epilog="Example: strands-rollout doctor --training")(doctor)
 app.command(epilog="Example: strands-rollout bench --turns 5,20 --out bench.json")(bench)
 app.command(epilog="Example: strands-rollout train --steps 60 --seed 0 --out run")(train)
 app.command(epilog="Example: strands-rollout compare runs/tito-* runs/retokenised-* --plot curves.png")(compare)
+app.command(epilog="Example: strands-rollout view demo_dump --out samples.html")(view)
 app.command(epilog="Example: strands-rollout config configs/math_code.yaml")(config)
+app.command("check-template", epilog="Example: strands-rollout check-template models/Qwen3-8B")(check_template)
+app.command(epilog="Example: strands-rollout validate data/dapo-math-17k.jsonl")(validate)
+app.command(epilog="Example: strands-rollout drift rollouts.jsonl.gz --tokenizer models/Qwen3-8B")(drift)
+app.command(epilog="Example: strands-rollout rescore rollouts.jsonl.gz --reward my_package.my_reward")(rescore)
+app.command(epilog="Example: strands-rollout replay rollouts.jsonl.gz --sample 3")(replay)
+app.command(epilog="Example: strands-rollout export rollouts.jsonl.gz --to otel --endpoint http://127.0.0.1:4318")(
+    export
+)
 
 
 if __name__ == "__main__":

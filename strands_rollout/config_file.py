@@ -19,13 +19,12 @@ from pydantic import BaseModel
 
 from strands_rollout.config import RolloutSettings, settings_from_args
 from strands_rollout.errors import ConfigError
+from strands_rollout.secret_mask import MASK, masked
 
 KEY: Final = "strands_rollout"
-MASK: Final = "***"
 MASK_NOTE: Final = f"Secrets are masked as {MASK}: put them in again before you use this."
 _WIDTH: Final = 116
 _SECRET: Final = re.compile(r"authorization|token(?!s)|key|password|secret|cookie", re.IGNORECASE)
-_USER_INFO: Final = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s]*@", re.IGNORECASE)
 
 
 def read_config_file(path: Path) -> RolloutSettings:
@@ -66,7 +65,7 @@ def documented(settings: RolloutSettings) -> str:
 def masked_values(settings: RolloutSettings) -> dict[str, Any]:
     """All settings as values of JSON, with secrets masked."""
     values = settings.model_dump(mode="json")
-    return {name: _masked(value) for name, value in values.items()}
+    return {name: masked(value, _SECRET) for name, value in values.items()}
 
 
 def is_masked(settings: RolloutSettings) -> bool:
@@ -74,21 +73,11 @@ def is_masked(settings: RolloutSettings) -> bool:
     return masked_values(settings) != settings.model_dump(mode="json")
 
 
-def _masked(value: Any) -> Any:  # noqa: ANN401 - whatever a setting holds
-    """The value without what looks like a secret: by its key in a mapping, or as a password in a URL."""
-    if isinstance(value, Mapping):
-        return {
-            key: MASK if _SECRET.search(str(key)) and item not in (None, "", True, False) else _masked(item)
-            for key, item in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_masked(item) for item in value]
-    return _USER_INFO.sub(rf"\g<1>{MASK}@", value) if isinstance(value, str) else value
-
-
 def _lines(settings: BaseModel, indent: str) -> Iterator[str]:
     for name, field in type(settings).model_fields.items():
         value, default = getattr(settings, name), field.get_default(call_default_factory=True)
+        if isinstance(value, tuple):
+            value, default = _plain(value), _plain(default)
         meaning = wrap(str(field.description), _WIDTH - len(indent), break_on_hyphens=False)
         yield from (f"{indent}# {line}" for line in meaning)
         if isinstance(value, BaseModel):
@@ -96,7 +85,12 @@ def _lines(settings: BaseModel, indent: str) -> Iterator[str]:
             yield from _lines(value, indent + "  ")
         else:
             note = "" if value == default else f"  # default: {_flow(default)}"
-            yield f"{indent}{name}: {_flow(_masked(value))}{note}"
+            yield f"{indent}{name}: {_flow(masked(value, _SECRET))}{note}"
+
+
+def _plain(values: tuple[Any, ...]) -> list[Any]:
+    """MCP servers among tools as what is set of them."""
+    return [value.model_dump(exclude_defaults=True) if isinstance(value, BaseModel) else value for value in values]
 
 
 def _flow(value: Any) -> str:  # noqa: ANN401 - whatever a setting holds

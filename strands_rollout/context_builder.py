@@ -13,6 +13,9 @@ from typing import Any, Final
 from strands_rollout.chat_messages import ChatMessage, system_text, to_chat_messages, to_chat_tools
 from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.errors import TrajectoryError
+from strands_rollout.image_context import further_tokens, place_images, read_images
+from strands_rollout.image_tokens import ReadImage
+from strands_rollout.images import PlacedImage
 from strands_rollout.strands_events import INVALID_TOOL_CALL, failure_message
 from strands_rollout.token_limits import Room
 from strands_rollout.tool_parsers import ParseFailure, Segment, ToolCall
@@ -33,6 +36,7 @@ class ContextBuilder:
 
     Attributes:
         failure_texts: By tool-use id, what the policy is told about a call that could not be parsed.
+        new_images: Those among the ids that `build` gave last, until they are accepted.
     """
 
     def __init__(self, template: ChatTemplate) -> None:
@@ -41,6 +45,7 @@ class ContextBuilder:
         self._tools: list[dict[str, Any]] = []
         self._tool_names: dict[str, str] = {}
         self.failure_texts: dict[str, str] = {}
+        self.new_images: Sequence[PlacedImage] = ()
 
     async def build(
         self,
@@ -56,19 +61,33 @@ class ContextBuilder:
 
         Raises:
             TrajectoryError: The history does not extend what the policy has read.
-            PromptError: A message holds something else than text.
+            PromptError: A message holds something else than text and images.
             TemplateError: The template refuses the messages.
+            ConfigError: There is an image, and no processor that reads it.
         """
+        self.new_images = ()
         if not trajectory.turns:
             self._tools = to_chat_tools(tool_specs)
             system = system_text(system_prompt, system_blocks)
             head = [{"role": "system", "content": system}] if system else []
             chat = [*head, *to_chat_messages(messages)]
-            return await _off_loop_if_long(chat, lambda: self._template.prompt_ids(chat, self._tools))
+            images = await read_images(self._template, chat)
+            ids = await _off_loop_if_long(chat, lambda: self._template.prompt_ids(chat, self._tools))
+            return self._with_images(ids, images, 0)
         self._tools = self._tools or to_chat_tools(tool_specs)  # a conversation that another model began
         chat = self._new_chat_messages(messages)
         last_id = trajectory.token_ids[-1]
-        return await _off_loop_if_long(chat, lambda: self._fitted_turn_ids(chat, last_id, room, min_turn_tokens))
+        images = await read_images(self._template, chat)
+        if images and room.tokens is not None:
+            room = Room(room.tokens - further_tokens(images), room.budget)
+        ids = await _off_loop_if_long(chat, lambda: self._fitted_turn_ids(chat, last_id, room, min_turn_tokens))
+        return self._with_images(ids, images, len(trajectory.token_ids))
+
+    def _with_images(self, ids: list[int], images: Sequence[ReadImage], start: int) -> list[int]:
+        if not images:
+            return ids
+        placed_ids, self.new_images = place_images(self._template, ids, images, start)
+        return placed_ids
 
     @property
     def covered_count(self) -> int:
@@ -91,6 +110,7 @@ class ContextBuilder:
         """
         new = map(_READ, messages[len(self._covered) :])
         self._covered += [(role, _copy(content)) for role, content in new]
+        self.new_images = ()
 
     def _begin_as_covered(self, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the messages begin with the covered ones, told without a step of Python for each."""
@@ -131,7 +151,10 @@ class ContextBuilder:
     ) -> list[int]:
         """Ids of the new messages; tool results are cut, evenly, while they leave less than `min_turn_tokens`."""
         texts = [message["content"] for message in chat]
-        tool_indices = [index for index, message in enumerate(chat) if message["role"] == "tool"]
+        # images are never cut, nor what stands beside them
+        tool_indices = [
+            index for index, message in enumerate(chat) if message["role"] == "tool" and isinstance(texts[index], str)
+        ]
         if room.tokens is None or not tool_indices:
             return self._template.turn_ids(chat, self._tools, last_id=last_id)
         allowed = max(room.tokens - min_turn_tokens, 0)
@@ -168,14 +191,15 @@ async def token_count(
 ) -> int:
     """Tokens of Strands messages, exactly; tool results alone count as the turn that they open."""
     chat = to_chat_messages(messages)
+    images = await read_images(template, chat)
     tools = to_chat_tools(tool_specs)
     if chat and chat[0]["role"] == "tool":
-        return len(
-            await _off_loop_if_long(chat, lambda: template.turn_ids(chat, tools, last_id=template.end_of_turn_id))
-        )
-    system = system_text(system_prompt, system_blocks)
-    prompt = [*([{"role": "system", "content": system}] if system else []), *chat]
-    return len(await _off_loop_if_long(prompt, lambda: template.prompt_ids(prompt, tools)))
+        ids = await _off_loop_if_long(chat, lambda: template.turn_ids(chat, tools, last_id=template.end_of_turn_id))
+    else:
+        system = system_text(system_prompt, system_blocks)
+        prompt = [*([{"role": "system", "content": system}] if system else []), *chat]
+        ids = await _off_loop_if_long(prompt, lambda: template.prompt_ids(prompt, tools))
+    return len(place_images(template, ids, images, 0)[0] if images else ids)
 
 
 async def _off_loop_if_long(chat: Sequence[ChatMessage], encode: Callable[[], list[int]]) -> list[int]:

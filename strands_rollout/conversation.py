@@ -5,12 +5,13 @@ Knows the template, the parser and the trajectory; nothing of engines or budgets
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.context_builder import ContextBuilder
+from strands_rollout.images import PlacedImage
 from strands_rollout.strands_events import Answer, turn_answer
 from strands_rollout.token_limits import Room
 from strands_rollout.tool_parsers import ParseFailure, ToolParser, for_tool_specs
@@ -50,7 +51,7 @@ class Conversation:
         trajectory: Tokens, mask, logprobs and turns of the last segment.
         segments: What came before it, each up to where the history was rewritten.
         asides: What the policy was asked beside the agent's own history.
-        history: The agent's messages, where they are known: a request about others is an aside.
+        history: Tells the agent's messages, where they are known: a request about others is an aside.
         parse_failures: Tool calls of the last segment that could not be parsed.
         prompt_ids: The first prompt of the last segment, also where its generation failed.
         final_text: The last turn as text, control tokens included but its end of turn.
@@ -63,7 +64,7 @@ class Conversation:
         self.trajectory = Trajectory()
         self.segments: list[Segment] = []
         self.asides: list[Conversation] = []
-        self.history: Messages | None = None
+        self.history: Callable[[], Messages] | None = None
         self.parse_failures: list[ParseFailure] = []
         self.prompt_ids: list[int] = []
         self.final_text = ""
@@ -136,15 +137,23 @@ class Conversation:
         """
         if not self.trajectory.turns:
             return self
-        if self.history is not None and not _is_same_history(self.history, messages):
-            self.asides.append(Conversation(self._template, self._parser))
-            return self.asides[-1]
-        if self._context.is_covered(messages) or self._context.is_extended_by(messages):
+        if self.history is not None and not _is_same_history(self.history(), messages):
+            return self._aside_for(messages)
+        is_asked_again = self._context.is_covered(messages) and not (self.trajectory.is_open or self._is_unread)
+        if not is_asked_again and (self._context.is_covered(messages) or self._context.is_extended_by(messages)):
             return self
         self.segments.append(self.last_segment())
         self.trajectory, self.parse_failures = Trajectory(), []
         self._context = ContextBuilder(self._template)
         return self
+
+    def _aside_for(self, messages: Messages) -> Conversation:
+        """The aside that these messages extend, as another agent's on the same model do; else a new one."""
+        for aside in reversed(self.asides):
+            if aside._context.is_extended_by(messages):
+                return aside
+        self.asides.append(Conversation(self._template, self._parser))
+        return self.asides[-1]
 
     def drop_empty_segment(self) -> None:
         """Forget a segment whose first generation failed."""
@@ -166,7 +175,7 @@ class Conversation:
 
         Raises:
             TrajectoryError: The history does not extend what the policy has read.
-            PromptError: A message holds something else than text.
+            PromptError: A message holds something else than text and images.
             TemplateError: The template refuses the messages.
         """
         if self.trajectory.is_open and self._context.is_covered(messages):
@@ -177,6 +186,11 @@ class Conversation:
         if not self.trajectory.turns:
             self.prompt_ids = context_ids
         return context_ids
+
+    @property
+    def new_images(self) -> Sequence[PlacedImage]:
+        """Those among the context tokens that `new_context` gave last, until they are accepted."""
+        return self._context.new_images
 
     def accept(self, messages: Messages) -> None:
         """Remember that the trajectory covers these messages."""

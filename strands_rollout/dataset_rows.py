@@ -6,16 +6,18 @@ Knows the file format; nothing of samples. What a prompt may hold is decided by 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from strands_rollout.errors import PromptError
+
+_METADATA_KEY: Final = "metadata"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,14 @@ class Row:
     Attributes:
         prompt: A string, or a chat as a list of messages.
         label: The right answer.
+        metadata: Whatever else the row says of itself; `strands_rollout_settings` in it are its episode's.
         line: Where it is in its file, from 1; 0 where it is in none.
     """
 
     prompt: str | list[dict[str, Any]]
     label: Any
     line: int = field(default=0, compare=False)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 def shipped_rows() -> Path:
@@ -48,20 +52,40 @@ def read_rows(path: Path, count: int) -> list[Row]:
 
 
 def load_rows(path: Path, *, prompt_key: str = "prompt", label_key: str = "label") -> list[Row]:
-    """All rows of a file, in order; blank lines are none.
+    """All rows of a file, in order; blank lines are none. A row's `metadata` is taken along, as slime does.
 
     Raises:
-        PromptError: The file can't be read, is empty, or a line is not an object with both keys.
+        PromptError: The file can't be read, is empty, or a line is not an object with both keys, or has metadata that
+            is none.
+    """
+    rows = []
+    for _, row in each_row(path, prompt_key=prompt_key, label_key=label_key):
+        if isinstance(row, PromptError):
+            raise row
+        rows.append(row)
+    return rows
+
+
+def each_row(
+    path: Path, *, prompt_key: str = "prompt", label_key: str = "label"
+) -> Iterator[tuple[int, Row | PromptError]]:
+    """The number of each line, from 1, and its row, or what is wrong with it; blank lines are left out.
+
+    Raises:
+        PromptError: The file can't be read, or is empty.
     """
     try:
         lines = path.read_bytes().splitlines()
     except OSError as e:
         raise PromptError(f"can't read the data file {path}: {e.strerror}") from e
-    keys = (prompt_key, label_key)
-    rows = [_row(line, keys, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not rows:
+    filled = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not filled:
         raise PromptError(f"the data file {path} has no rows; expected one JSON object a line")
-    return rows
+    for number, line in filled:
+        try:
+            yield number, _row(line, (prompt_key, label_key), path, number)
+        except PromptError as e:
+            yield number, e
 
 
 def _row(line: bytes, keys: tuple[str, str], path: Path, number: int) -> Row:
@@ -78,7 +102,10 @@ def _row(line: bytes, keys: tuple[str, str], path: Path, number: int) -> Row:
         raise PromptError(f"{where}: {e}; {expected}") from e
     if not isinstance(value, dict) or not {*keys} <= value.keys():
         raise PromptError(f"{where}: got {line[:80]!r}; {expected}")
-    return Row(value[prompt_key], value[label_key], number)
+    metadata = value.get(_METADATA_KEY) or {}
+    if not isinstance(metadata, dict):
+        raise PromptError(f"{where}: got {_METADATA_KEY}={metadata!r:.80}; expected an object")
+    return Row(value[prompt_key], value[label_key], number, metadata)
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strands_rollout.dataset_rows import json_line, read_rows, shipped_rows
-from strands_rollout.errors import ConfigError
+from strands_rollout import dump
+from strands_rollout.dataset_rows import read_rows, shipped_rows
+from strands_rollout.dump import TokenTexts
+from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.evaluate import Outcome, RunPlan, Summary, evaluate, slime_sampling_params
 from strands_rollout.report import make_console, print_outcomes, print_summary, progress_bar
 from strands_rollout.served_engine import SHIPPED_MODELS_EXECUTOR, served_engine, served_tokenizer, start_executor
@@ -89,25 +91,29 @@ async def _run(options: DemoOptions) -> Summary:
             outcomes = await evaluate(rows, plan, on_done=on_done)
     seconds = time.monotonic() - started
     summary = Summary.of(outcomes)
-    dump = write_dump(options.dump_dir, outcomes)
+    written = write_dump(options.dump_dir, outcomes, tokenizer)
     if not options.json_only:
-        _print_report(outcomes, summary, tokenizer, seconds, dump)
+        _print_report(outcomes, summary, tokenizer, seconds, written)
     return summary
 
 
-def write_dump(folder: Path, outcomes: Sequence[Outcome]) -> Path:
-    """Write one sample a line, with its reward, to a new file in `folder`; return the file.
+def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: Any = None) -> Path:  # noqa: ANN401
+    """Write a dump of the samples, with their rewards, to a new file in `folder`; return the file.
+
+    Args:
+        folder: Made if it is missing.
+        outcomes: In order.
+        tokenizer: The policy's, for the texts of the tokens; None to leave them out.
 
     Raises:
         ConfigError: The folder can't be written to.
     """
     path = folder / f"samples-{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns() % 1_000_000:06d}.jsonl"
-    lines = [json_line(outcome.sample.to_dict()) for outcome in outcomes]
+    texts = None if tokenizer is None else TokenTexts(tokenizer)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"".join(lines))
-    except OSError as e:
-        raise ConfigError(f"can't write the dump to {path}: {e.strerror}; choose another folder with --dump") from e
+        dump.write_dump(path, [outcome.sample for outcome in outcomes], texts)
+    except DumpError as e:
+        raise ConfigError(f"{e}; choose another folder with --dump") from e
     return path
 
 
@@ -121,7 +127,7 @@ def _print_report(
     summary: Summary,
     tokenizer: Any,  # noqa: ANN401 - any Hugging Face tokenizer
     seconds: float,
-    dump: Path,
+    written: Path,
 ) -> None:
     console = make_console()
     print_outcomes(console, outcomes)
@@ -130,4 +136,4 @@ def _print_report(
     print_transcript(console, shown, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)))
     console.print()
     print_summary(console, outcomes, summary, seconds=seconds)
-    console.print(f"all samples: {dump}", soft_wrap=True)
+    console.print(f"all samples: {written}", soft_wrap=True)

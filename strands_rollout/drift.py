@@ -16,15 +16,21 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tokenizers.pre_tokenizers import ByteLevel
 
 from strands_rollout.finished_sample import kept
 
+T = TypeVar("T")
+
 MAX_SAMPLES: Final = 64
 """Samples of a step whose drift is measured."""
 _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+Placed = tuple[int, int, int, int]
+"""Characters before a token, bytes of an unfinished one, empty tokens right before it, and its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +60,7 @@ def measure_drift(samples: Sequence[Sequence[Sequence[int]]], tokenizer: Any) ->
         samples: Each the sampled ids of its turns; those without any token are not measured.
         tokenizer: The policy's, a Hugging Face fast tokenizer.
     """
-    measurable = [turns for turns in samples if any(turns)]
-    count = min(len(measurable), MAX_SAMPLES)
-    spread = [measurable[position * len(measurable) // count] for position in range(count)]
+    spread = evenly_spread([turns for turns in samples if any(turns)])
     bytes_of = token_bytes(tokenizer)
     drifts = [
         kept("drift", functools.partial(_drift_of, turns, tokenizer, bytes_of), of_sample=True) for turns in spread
@@ -64,34 +68,88 @@ def measure_drift(samples: Sequence[Sequence[Sequence[int]]], tokenizer: Any) ->
     return [drift for drift in drifts if drift is not None]
 
 
+def evenly_spread(samples: Sequence[T]) -> list[T]:
+    """At most `MAX_SAMPLES` of these, always the same ones."""
+    count = min(len(samples), MAX_SAMPLES)
+    return [samples[position * len(samples) // count] for position in range(count)]
+
+
 def _drift_of(turns: Sequence[Sequence[int]], tokenizer: Any, bytes_of: Callable[[int], bytes]) -> Drift:  # noqa: ANN401
     return Drift(sum(map(len, turns)), sum(drift_of_turn(ids, tokenizer, bytes_of) for ids in turns))
 
 
 def drift_of_turn(ids: Sequence[int], tokenizer: Any, bytes_of: Callable[[int], bytes]) -> int:  # noqa: ANN401
-    """How many of one turn's sampled ids would differ.
+    """How many of one turn's sampled ids would differ; see `drifted_places`."""
+    return len(drifted_places(ids, tokenizer, bytes_of))
+
+
+def drifted_places(ids: Sequence[int], tokenizer: Any, bytes_of: Callable[[int], bytes]) -> list[int]:  # noqa: ANN401
+    """Which of one turn's sampled ids would differ: their places among `ids`, in ascending order.
 
     Args:
         ids: As they were sampled.
         tokenizer: The policy's.
         bytes_of: `token_bytes` of it.
     """
+    sampled, encoded = unlike_tokens(ids, tokenizer, bytes_of)
+    found = set(encoded)
+    return [at for at, token in enumerate(sampled) if token not in found]
+
+
+def unlike_tokens(
+    ids: Sequence[int],
+    tokenizer: Any,  # noqa: ANN401
+    bytes_of: Callable[[int], bytes],
+) -> tuple[list[Placed], list[Placed]]:
+    """One turn's sampled tokens and those that its text is encoded to, as `placed_tokens` gives them.
+
+    Both end where from there on they are alike: both are empty where nothing would differ. Arguments: as for
+    `drifted_places`.
+    """
     sampled = list(ids)
-    text = tokenizer.decode(sampled, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    encoded = list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+    encoded = encoded_again(sampled, tokenizer)
     if encoded == sampled:
-        return 0
+        return [], []
     while sampled and encoded and sampled[-1] == encoded[-1]:
         sampled.pop()
         encoded.pop()
-    return len(set(placed_tokens(sampled, bytes_of)) - set(placed_tokens(encoded, bytes_of)))
+    return list(placed_tokens(sampled, bytes_of)), list(placed_tokens(encoded, bytes_of))
+
+
+def off_policy_tokens(tokens: Sequence[int], bounds: Sequence[tuple[int, int]], tokenizer: Any) -> int:  # noqa: ANN401
+    """How many sampled tokens come at or after the first one that the whole text, encoded again, has otherwise.
+
+    The policy never wrote them after what would then stand before them.
+
+    Args:
+        tokens: A sample's, prompt and response.
+        bounds: Where each of the policy's turns begins and ends in them.
+        tokenizer: The policy's.
+    """
+    return off_policy_from(first_difference(tokens, encoded_again(tokens, tokenizer)), bounds)
+
+
+def off_policy_from(first: int | None, bounds: Sequence[tuple[int, int]]) -> int:
+    """How many tokens of these turns come at or after a position; none where there is no such position."""
+    return 0 if first is None else sum(max(0, end - max(start, first)) for start, end in bounds)
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The first position at which they differ, or only one goes on; None where they are equal."""
+    shorter = min(len(one), len(other))
+    at = next((at for at in range(shorter) if one[at] != other[at]), shorter)
+    return None if at == len(one) == len(other) else at
+
+
+def encoded_again(ids: Sequence[int], tokenizer: Any) -> list[int]:  # noqa: ANN401
+    """The tokenizer's own ids for the text of these, control tokens included."""
+    text = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
 
 def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:  # noqa: ANN401
     """The bytes that a token stands for, enough to find its place in the text; nothing for an unknown id."""
-    decoder = tokenizer.backend_tokenizer.decoder
-    byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
-    to_bytes = _of_byte_level if byte_level else _of_piece
+    to_bytes = _of_byte_level if is_byte_level(tokenizer) else _of_piece
 
     @functools.cache
     def bytes_of(token_id: int) -> bytes:
@@ -101,16 +159,18 @@ def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:  # noqa: ANN401
     return bytes_of
 
 
-def placed_tokens(ids: Sequence[int], bytes_of: Callable[[int], bytes]) -> Iterator[tuple[int, int, int, int]]:
-    """Each id with where it begins in the text.
+def is_byte_level(tokenizer: Any) -> bool:  # noqa: ANN401
+    """Whether its vocabulary writes each byte as one character, as GPT-2's does."""
+    decoder = tokenizer.backend_tokenizer.decoder
+    return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
+
+
+def placed_tokens(ids: Sequence[int], bytes_of: Callable[[int], bytes]) -> Iterator[Placed]:
+    """Each id with where it begins in the text, in ascending order.
 
     Args:
         ids: Any.
         bytes_of: `token_bytes` of their tokenizer.
-
-    Yields:
-        Characters before the token, bytes of an unfinished one, empty tokens right before it, and its id; in ascending
-        order.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     characters = pending = empty = 0

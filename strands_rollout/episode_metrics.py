@@ -138,13 +138,14 @@ def slowest_metrics(samples: Samples) -> Metrics:
     return {f"slowest/{name}": value for name, value in {"total_s": total_s, **parts, "other_s": other_s}.items()}
 
 
-def drift_metrics(drifts: Sequence[Drift]) -> Metrics:
-    """Drift of each measured sample, and how many have any."""
+def drift_metrics(drifts: Sequence[Drift], off_policy: Sequence[int | None] = ()) -> Metrics:
+    """Drift of each measured sample, and how many have any; of the whole text what `drift.off_policy_tokens` counts."""
     if not drifts:
         return {}
     return {
         **distribution("drift_tokens", [drift.drift_tokens for drift in drifts]),
         **distribution("drift_share", [drift.share for drift in drifts]),
+        **distribution("off_policy_tokens", off_policy),
         "drift_samples": float(sum(drift.drift_tokens > 0 for drift in drifts)),
         "drift_measured": float(len(drifts)),
     }

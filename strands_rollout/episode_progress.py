@@ -25,6 +25,7 @@ class EpisodeProgress:
         tool_timeouts: Calls that were cut at their limit.
         tool_s: Seconds in tools.
         duration_s: Wall-clock seconds of the episode.
+        calls: What each call that ended came to; see `ToolStats.calls`.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -36,6 +37,7 @@ class EpisodeProgress:
     tool_timeouts: int = 0
     tool_s: float = 0.0
     duration_s: float = 0.0
+    calls: Sequence[Mapping[str, Any]] = ()
 
 
 def awaits_tools(messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -19,6 +19,7 @@ METADATA_KEY: Final = "strands_rollout"
 METADATA_VERSION: Final = 2
 RESUME_KEY: Final = "resume"
 FAN_OUT_KEY: Final = "fan_out"
+SCORE_KEY: Final = "environment_score"
 
 
 def episode_record(
@@ -40,9 +41,11 @@ def episode_record(
         "error": None if episode.error is None else error_text(episode.error),
         "tool_iterations": episode.tool_iterations,
         "tool_calls": episode.tool_calls,
+        "user_turns": episode.user_turns,
         "tool_errors": episode.tools.errors,
         "tool_timeouts": episode.tools.timeouts,
         "tool_s": episode.tools.seconds,
+        "calls": episode.tools.calls,
         "code": asdict(code_calls),
         "duration_s": episode.duration_s,
         "segments": len(model.conversation.segments) + 1,
@@ -71,6 +74,7 @@ def agent_record(model: SGLangModel, segment: Segment, stop_reason: StopReason) 
         "turns": len(trajectory.turns),
         "parse_failures": len(segment.parse_failures),
         "generate_s": sum(turn.latency_s for turn in trajectory.turns),
+        "turn_s": [turn.latency_s for turn in trajectory.turns],
         "sampled_tokens": trajectory.sampled_length,
         "spans": [
             [number, span.start, span.end, span.version]

@@ -22,6 +22,22 @@ class TemplateError(RolloutError):
     """A tokenizer or its chat template can't be used token-exactly."""
 
 
+class TemplateDifferenceError(TemplateError):
+    """A template makes other tokens of the same messages than it must.
+
+    Attributes:
+        got: What it makes, from the place on that was compared.
+        expected: What it would have to.
+        position: The first token that differs, in both.
+    """
+
+    def __init__(self, message: str, *, got: list[int], expected: list[int], position: int) -> None:
+        super().__init__(message)
+        self.got = got
+        self.expected = expected
+        self.position = position
+
+
 class TrajectoryError(RolloutError):
     """Tokens, mask or logprobs would no longer describe one exact token sequence."""
 
@@ -90,5 +106,17 @@ class SandboxError(RolloutError):
     """The code executor itself failed; never the fault of the code that it was given."""
 
 
+class TeamLimitError(RolloutError):
+    """A swarm or graph ended at a limit of its own, such as its handoffs."""
+
+
+class EnvironmentFaultError(RolloutError):
+    """A resource or the environment of an episode failed; never the fault of the policy."""
+
+
 class ExportError(RolloutError):
     """A sample, a request or an answer has no form that another trainer takes."""
+
+
+class DumpError(RolloutError):
+    """A dump can't be written, or can't be read: it is broken, of a newer version, or holds what is not read."""

@@ -7,6 +7,7 @@ record.
 from __future__ import annotations
 
 import asyncio
+import copy
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -251,7 +252,8 @@ async def evaluate(
     async with playing(plan.base_url, plan.tokenizer_dir, plan.settings, audited=True) as player:
 
         async def run(index: int, row: Row) -> Outcome:
-            sample = Sample(prompt=row.prompt, label=row.label, index=index, group_index=index)
+            metadata = copy.deepcopy(dict(row.metadata))
+            sample = Sample(prompt=row.prompt, label=row.label, index=index, group_index=index, metadata=metadata)
             seed = {} if plan.seed is None else {"sampling_seed": plan.seed + index}
             async with gate:
                 outcome = await player.play(sample, {**plan.sampling_params, **seed})

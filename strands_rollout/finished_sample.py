@@ -123,15 +123,30 @@ class FinishedSample:
     @_readable
     def turn_ids(self) -> list[list[int]] | None:
         """The sampled token ids of each turn that sampled any; None where the facts don't say which they are."""
+        bounds = self.turn_bounds
+        return None if bounds is None else [self.sample.tokens[start:end] for start, end in bounds]
+
+    @property
+    @_readable
+    def turn_bounds(self) -> list[tuple[int, int]] | None:
+        """Where each turn that sampled any begins and ends in the tokens; None where the facts don't say."""
+        bounds = self.bounds_by_turn
+        return None if bounds is None else [(start, end) for start, end in bounds.values() if end > start]
+
+    @property
+    @_readable
+    def bounds_by_turn(self) -> dict[int, tuple[int, int]] | None:
+        """By the turn's number from 0, where it begins and ends in the tokens; None where the facts don't say."""
         spans, tokens = self.facts.get("spans"), getattr(self.sample, "tokens", None)
         if not isinstance(spans, list) or not isinstance(tokens, list):
             return None
-        turns: dict[int, list[int]] = {}
+        bounds: dict[int, tuple[int, int]] = {}
         for span in spans:
             if not _is_span(span, len(tokens)):
                 return None
-            turns.setdefault(span[0], []).extend(tokens[span[1] : span[2]])
-        return [ids for ids in turns.values() if ids]
+            begin, _ = bounds.get(span[0], (span[1], 0))
+            bounds[span[0]] = (begin, span[2])
+        return bounds
 
     @property
     @_readable

@@ -9,11 +9,12 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strands_rollout.drift import measure_drift
+from strands_rollout.drift import evenly_spread, measure_drift, off_policy_tokens
 from strands_rollout.episode_metrics import GROUPS, Metrics, drift_metrics
 from strands_rollout.finished_sample import FinishedSample, finished_samples, kept
 from strands_rollout.metric_log import StepMetrics, Table, log_line, log_to_tensorboard, log_to_wandb, step_of
 from strands_rollout.slime_seam import tokenizer_of
+from strands_rollout.step_dump import write_step_dump
 from strands_rollout.transcript_table import COLUMNS, transcript_rows
 
 
@@ -71,10 +72,16 @@ def _log(rollout_id: int, args: Any, samples_by_prefix: Mapping[str, Any], step_
         table = functools.partial(transcript_rows, samples, step=step, reward_key=reward_key)
         if rows := kept("transcripts", table):
             metrics.tables[f"{prefix}/transcripts"] = Table(COLUMNS, rows)
+        kept("dump", functools.partial(write_step_dump, args, _dump_name(prefix), rollout_id, given))
     log_line(metrics, step)
     if metrics.numbers:
         kept("wandb", lambda: log_to_wandb(args, metrics, step))
         kept("tensorboard", lambda: log_to_tensorboard(args, metrics, step))
+
+
+def _dump_name(prefix: str) -> str:
+    """What `rollout/agent` and `eval/<dataset>/agent` are called as files."""
+    return prefix.removesuffix("/agent").replace("/", "-")
 
 
 def _numbers(args: Any, samples: Sequence[FinishedSample]) -> Metrics:  # noqa: ANN401
@@ -86,11 +93,18 @@ def _numbers(args: Any, samples: Sequence[FinishedSample]) -> Metrics:  # noqa: 
 
 def _drift(args: Any, samples: Sequence[FinishedSample]) -> Metrics:  # noqa: ANN401
     """Drift by the policy's tokenizer, which is asked for only where a sample says what was sampled."""
-    measurable = [(sample, turns) for sample in samples if (turns := sample.turn_ids)]
+    measurable = evenly_spread([(sample, turns) for sample in samples if (turns := sample.turn_ids)])
     if not measurable:
         return {}
     tokenizer = tokenizer_of(args, measurable[0][0].sample)
-    return drift_metrics(measure_drift([turns for _, turns in measurable], tokenizer))
+    off_policy = [
+        kept("drift", functools.partial(_off_policy, sample, tokenizer), of_sample=True) for sample, _ in measurable
+    ]
+    return drift_metrics(measure_drift([turns for _, turns in measurable], tokenizer), off_policy)
+
+
+def _off_policy(sample: FinishedSample, tokenizer: Any) -> int:  # noqa: ANN401
+    return off_policy_tokens(sample.sample.tokens, sample.turn_bounds or [], tokenizer)
 
 
 def _reward_key(args: Any, *, evaluation: bool) -> str | None:  # noqa: ANN401

@@ -89,6 +89,22 @@ def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> 
 
 
 @contextmanager
+def counter(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """A count on stderr until the block ends; call what it yields with how many more are done.
+
+    Nothing where nobody watches a terminal.
+
+    Args:
+        what: Is counted.
+        total: How many there are; None where it is not known.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=make_console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda more: progress.advance(task, more)
+
+
+@contextmanager
 def _bar(console: Console, total: int) -> Iterator[Callable[[int, str], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:

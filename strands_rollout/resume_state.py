@@ -84,6 +84,7 @@ class _Saved(BaseModel):
     tool_timeouts: NonNegativeInt
     tool_s: NonNegativeFloat
     duration_s: NonNegativeFloat
+    calls: list[dict[str, Any]] = []
     engine_aborts: NonNegativeInt
     code: dict[str, int | float]
 

@@ -106,6 +106,9 @@ async def _reward(args: object, sample: object) -> RewardDict:
         settings = _settings(args)
         if settings.style == "slime_strands_example":
             return _slime_example_reward(sample)
+        scored = episode_facts(sample).get("environment_score")
+        if isinstance(scored, Mapping):
+            return _environments_reward(settings, scored, sample)
         return await _default_reward(settings, sample)
     except Exception as e:  # a reward that raises ends slime's training run
         _report(e)
@@ -118,6 +121,14 @@ def _settings(args: object) -> RewardSettings:
     ours = getattr(args, _NAMESPACE, None)
     options = ours.get("reward") if isinstance(ours, Mapping) else None
     return RewardSettings() if options is None else RewardSettings.model_validate(options)
+
+
+def _environments_reward(settings: RewardSettings, score: Mapping[str, Any], sample: object) -> RewardDict:
+    """What the episode's environment gave; right is what it says, else a score of at least a right answer's."""
+    correct = score["acc"] > 0 if "acc" in score else score["score"] >= settings.correct
+    label = _text(getattr(sample, "label", None))
+    verdict = Grade(correct=bool(correct), pred="", label=label, method="environment")
+    return _as_dict(score["score"], verdict, "") | {"acc": float(score.get("acc", correct))}
 
 
 async def _default_reward(settings: RewardSettings, sample: object) -> RewardDict:

@@ -16,6 +16,7 @@ import numpy as np
 from strands_rollout.agent import Episode
 from strands_rollout.episode_record import METADATA_KEY, METADATA_VERSION, RESUME_KEY, episode_record, error_text
 from strands_rollout.errors import EngineResponseError, ResumeError
+from strands_rollout.images import train_inputs_of
 from strands_rollout.replay_data import located_experts
 from strands_rollout.resume_state import ResumeState, save_resume_state
 from strands_rollout.sample_beginning import Beginning, reset_sample
@@ -28,7 +29,7 @@ from strands_rollout.trajectory import Part, Trajectory
 logger = logging.getLogger(__name__)
 
 
-_TRAINED_AS_TRUNCATED: Final = frozenset(
+TRUNCATED_REASONS: Final = frozenset(
     {
         StopReason.TURN_LENGTH,
         StopReason.RESPONSE_LENGTH,
@@ -36,9 +37,12 @@ _TRAINED_AS_TRUNCATED: Final = frozenset(
         StopReason.PROMPT_TOO_LONG,
         StopReason.MAX_TOOL_ITERATIONS,
         StopReason.MAX_TOOL_CALLS,
+        StopReason.MAX_USER_TURNS,
+        StopReason.TEAM_LIMIT,
         StopReason.EPISODE_TIMEOUT,
     }
 )
+TRAINED_REASONS: Final = TRUNCATED_REASONS | {StopReason.COMPLETED}
 
 
 def write_episode(
@@ -90,7 +94,9 @@ def write_episode(
         if status is type(sample).Status.ABORTED and keep_progress:
             facts |= _saved_progress(model, episode, code_calls, engine_aborts)
     else:
-        write_untrained(sample, model.prompt_ids, model.template.end_of_turn_id)
+        # image tokens without their images stop a trainer
+        prompt_ids = [] if model.conversation.new_images else model.prompt_ids
+        write_untrained(sample, prompt_ids, model.template.end_of_turn_id)
     sample.status = status
     sample.non_generation_time = episode.tools.waited_s
     sample.metadata[METADATA_KEY] = facts
@@ -107,8 +113,11 @@ def write_trajectory(
 
     Raises:
         EngineResponseError: The engine's replay data does not fit its tokens.
+        ConfigError: What the processor made of the images can't be joined.
     """
     _append_parts(args, sample, trajectory)
+    if trajectory.images:
+        sample.multimodal_train_inputs = train_inputs_of(trajectory.images)
     sample.response = model.template.encoder.decode(sample.tokens[len(sample.tokens) - sample.response_length :])
     return _mask_stale(sample, trajectory, max_staleness)
 
@@ -122,10 +131,16 @@ def _saved_progress(model: SGLangModel, episode: Episode, code_calls: CodeCalls,
         return {}
 
 
-def write_failure(sample: Any, error: BaseException, stop_reason: StopReason) -> None:  # noqa: ANN401
+def write_failure(
+    sample: Any,  # noqa: ANN401
+    error: BaseException,
+    stop_reason: StopReason,
+    *,
+    may_abort: bool = False,
+) -> None:
     """Make a sample valid when no episode could be run or written."""
     write_untrained(sample, [], 0)
-    sample.status = type(sample).Status.FAILED
+    sample.status = _status(sample, stop_reason, may_abort=may_abort)
     sample.metadata[METADATA_KEY] = {
         "version": METADATA_VERSION,
         "stop_reason": str(stop_reason),
@@ -231,6 +246,6 @@ def _status(sample: Any, reason: StopReason, *, may_abort: bool) -> Any:  # noqa
     status = type(sample).Status
     if reason is StopReason.COMPLETED:
         return status.COMPLETED
-    if reason in _TRAINED_AS_TRUNCATED:
+    if reason in TRUNCATED_REASONS:
         return status.TRUNCATED
     return status.ABORTED if reason is StopReason.ABORTED and may_abort else status.FAILED

@@ -29,6 +29,7 @@ _FRESH: Final[dict[str, Any]] = {
     "rollout_top_p_token_offsets": lambda: None,
     "rollout_routed_experts": lambda: None,
     "teacher_log_probs": lambda: None,
+    "multimodal_train_inputs": lambda: None,
     "remove_sample": bool,
     "non_generation_time": float,
 }

@@ -64,6 +64,8 @@ class SGLangModel(Model):
         request_span: Entered around each request; see `RequestSpan`.
         on_rewritten_history: "error" refuses a history that does not extend what the policy has read; "segment" begins
             a new trajectory with it, as for a conversation manager that drops or sums up messages.
+        processor: What makes tokens of images: the Hugging Face processor of the model, or the folder or hub id of one,
+            which is loaded when the first image occurs.
 
     Attributes:
         conversation: The conversation so far.
@@ -94,12 +96,14 @@ class SGLangModel(Model):
         should_abort: Callable[[], bool] = lambda: False,
         request_span: RequestSpan = no_span,
         on_rewritten_history: Literal["error", "segment"] = "error",
+        processor: Any = None,  # noqa: ANN401 - any Hugging Face processor
     ) -> None:
         if (base_url is None) == (client is None):
             raise ConfigError(f"got base_url={base_url!r} and client={client!r}; expected exactly one of them")
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, **{**(chat_template_kwargs or {}), **thinking})
+        self.template.processor = processor
         self.config: SGLangModelConfig = {
             "model_id": model_id,
             "sampling_params": dict(sampling_params or {}),
@@ -308,6 +312,7 @@ class SGLangModel(Model):
                 config,
                 trajectory,
                 context_ids,
+                images=conversation.new_images,
                 turn=conversation.turn_count - trajectory.is_open,
                 should_abort=self._should_abort,
                 span=self._span,

@@ -43,6 +43,12 @@ def tokenizer_of(args: Any, sample: object) -> Any:  # noqa: ANN401 - slime's Na
     return load_tokenizer(str(checkpoint))
 
 
+def processor_of(args: Any, sample: object) -> Any:  # noqa: ANN401 - slime's Namespace; any Hugging Face processor
+    """The processor that slime already holds, or the checkpoint to load it from when the first image occurs."""
+    held = getattr(_generate_state(args, sample), "processor", None)
+    return held if held is not None else str(getattr(args, "hf_checkpoint", None) or "") or None
+
+
 @functools.lru_cache(maxsize=8)
 def load_tokenizer(checkpoint: str) -> Any:  # noqa: ANN401 - any Hugging Face tokenizer
     """The tokenizer of a folder or hub id, loaded once per process.

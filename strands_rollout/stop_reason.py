@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException
+from strands.types.exceptions import (
+    ContextWindowOverflowException,
+    MaxTokensReachedException,
+    StructuredOutputException,
+)
 
 from strands_rollout.errors import (
     BudgetExhaustedError,
     EngineAbortedError,
     EngineError,
+    EnvironmentFaultError,
     RolloutError,
     SandboxError,
+    TeamLimitError,
 )
 
 
@@ -22,8 +28,8 @@ class StopReason(StrEnum):
     """Why an episode ended.
 
     Limits are checked in this order: abort, then the token budgets, before each model call; after a turn, abort, its
-    length, tool iterations, tool calls, parallel calls; the wall-clock of a tool and of the episode at any time. The
-    first that holds counts.
+    length, tool iterations, tool calls, parallel calls; after an answer, user turns; the wall-clock of a tool and of
+    the episode at any time. The first that holds counts.
     """
 
     COMPLETED = "completed"
@@ -40,6 +46,10 @@ class StopReason(StrEnum):
     """The policy asked for tools once more than it may."""
     MAX_TOOL_CALLS = "max_tool_calls"
     """The policy asked for more calls than it may."""
+    MAX_USER_TURNS = "max_user_turns"
+    """The environment would have answered the policy once more than it may."""
+    TEAM_LIMIT = "team_limit"
+    """A swarm or graph ended at a limit of its own, or before the agent spoke whose tokens are the sample's."""
     EPISODE_TIMEOUT = "episode_timeout"
     """The episode's wall-clock is used up."""
     ABORTED = "aborted"
@@ -47,7 +57,9 @@ class StopReason(StrEnum):
     ENGINE_ERROR = "engine_error"
     """The engine did not deliver."""
     SANDBOX_ERROR = "sandbox_error"
-    """The code executor itself failed."""
+    """The code executor itself, or an MCP server, failed."""
+    ENVIRONMENT_ERROR = "environment_error"
+    """A resource or the environment failed."""
     SETUP_ERROR = "setup_error"
     """The prompt, the template or a setting can't be used."""
     INTERNAL_ERROR = "internal_error"
@@ -67,10 +79,14 @@ def reason_of_error(error: BaseException, *, cut_by: str | None, has_turns: bool
     if isinstance(error, BudgetExhaustedError | ContextWindowOverflowException):
         budget = getattr(error, "budget", "context")
         return _LENGTH_REASONS[budget] if has_turns else StopReason.PROMPT_TOO_LONG
+    if isinstance(error, StructuredOutputException) and has_turns:
+        return StopReason.COMPLETED  # the policy has answered, in another form than it should
     kinds: list[tuple[type[BaseException], StopReason]] = [
         (EngineAbortedError, StopReason.ABORTED),
         (EngineError, StopReason.ENGINE_ERROR),
         (SandboxError, StopReason.SANDBOX_ERROR),
+        (EnvironmentFaultError, StopReason.ENVIRONMENT_ERROR),
+        (TeamLimitError, StopReason.TEAM_LIMIT),
         (RolloutError, StopReason.SETUP_ERROR),
     ]
     return next((reason for kind, reason in kinds if isinstance(error, kind)), StopReason.INTERNAL_ERROR)

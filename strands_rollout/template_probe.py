@@ -6,16 +6,14 @@ read other tokens than the trainer sees.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from strands_rollout.chat_messages import ChatMessage
-from strands_rollout.errors import TemplateError
-
-if TYPE_CHECKING:
-    from strands_rollout.chat_template import ChatTemplate
-    from strands_rollout.token_encoder import TokenEncoder
+from strands_rollout.errors import TemplateDifferenceError, TemplateError
+from strands_rollout.template_rendering import TemplateRenderer
+from strands_rollout.token_encoder import TokenEncoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,30 +87,36 @@ def _tool(call_id: str, text: str) -> ChatMessage:
     return {"role": "tool", "name": "probe", "tool_call_id": call_id, "content": text}
 
 
-def probe(template: ChatTemplate) -> ProbedTemplate:
-    """Examine a template; see `ChatTemplate` for what is raised."""
-    end_of_turn, end_of_turn_id = _end_of_turn(template)
-    opening = template.render([_user("question")])
-    opens_reasoning = opening.rfind("<think>") > opening.rfind("</think>")
-    tools_error = _tools_error(template, end_of_turn)
-    _check_encoding(template, () if tools_error else _TOOLS)
-    _check_append_only(
-        template, end_of_turn, "user turns", [[_user("first")], [_user("second")], [_user("third\n")]], ()
-    )
+USER_TURNS: Final = ([_user("first")], [_user("second")], [_user("third\n")])
+_CALLED: Final = ([_user("first")], [_tool("call00001", "one")], [_user("second")])
+TOOL_TURNS: Final = (*_CALLED, [_tool("call00002", "2")])
+PARALLEL_TURNS: Final = (*_CALLED, [_tool("call00002", "2"), _tool("call00003", "")])
+
+
+def probe(template: TemplateRenderer) -> ProbedTemplate:
+    """Examine a template.
+
+    Raises:
+        TemplateError: It fails, or is not append-only; a `TemplateDifferenceError` where tokens differ.
+    """
+    end_of_turn, end_of_turn_id = find_end_of_turn(template)
+    tools_error = next((fault for _, fault in tool_faults(template, end_of_turn) if fault), None)
+    check_encoding(template, with_tools=tools_error is None)
+    check_append_only(template, end_of_turn, "user turns", USER_TURNS)
     if tools_error is None:
-        turns = [
-            [_user("first")],
-            [_tool("call00001", "one")],
-            [_user("second")],
-            [_tool("call00002", "2"), _tool("call00003", "")],
-        ]
-        _check_append_only(template, end_of_turn, "tool results", turns, _TOOLS)
-    return ProbedTemplate(
-        end_of_turn, end_of_turn_id, opens_reasoning, tools_error, _written_call(template, end_of_turn)
-    )
+        check_append_only(template, end_of_turn, "tool results", PARALLEL_TURNS)
+    call = find_written_call(template, end_of_turn)
+    return ProbedTemplate(end_of_turn, end_of_turn_id, opens_reasoning(template), tools_error, call)
 
 
-def _written_call(template: ChatTemplate, end_of_turn: str) -> WrittenCall:
+def opens_reasoning(template: TemplateRenderer) -> bool:
+    """Whether the generation prompt ends inside an open `<think>`."""
+    opening = template.render([_user("question")])
+    return opening.rfind("<think>") > opening.rfind("</think>")
+
+
+def find_written_call(template: TemplateRenderer, end_of_turn: str) -> WrittenCall:
+    """How a template writes a call."""
     question, name, arguments = "probed-question", "probe", {"x": "probed-argument"}
     call = {"type": "function", "id": "call00001", "function": {"name": name, "arguments": arguments}}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -128,25 +132,30 @@ def _written_call(template: ChatTemplate, end_of_turn: str) -> WrittenCall:
     return WrittenCall(whole[shared:].partition(end_of_turn)[0], name, arguments)
 
 
-def _tools_error(template: ChatTemplate, end_of_turn: str) -> str | None:
+def tool_faults(template: TemplateRenderer, end_of_turn: str) -> Iterator[tuple[str, str | None]]:
+    """What tools need of a template: each rule, and why it does not hold; ends where nothing more can be told."""
     result = "probed-tool-result"
     try:
         rendered = template.render([_user("question"), _assistant(0, "call00001"), _tool("call00001", result)], _TOOLS)
     except TemplateError as e:
-        return str(e)
-    if _TOOLS[0]["function"]["description"] not in rendered:
-        return "it does not show the tools to the model"
-    if rendered.count(result) != 1:
-        return f"it shows a tool's result {rendered.count(result)} times, not once"
+        yield "renders tools", str(e)
+        return
+    shows_tools = _TOOLS[0]["function"]["description"] in rendered
+    yield "renders tools", None if shows_tools else "it does not show the tools to the model"
+    shown = rendered.count(result)
+    yield "renders results", None if shown == 1 else f"it shows a tool's result {shown} times, not once"
     before, _, answer = rendered.partition(result)[0].rpartition(_mark(0))
-    if not before:
-        return "it leaves out what an assistant says beside its calls"
-    return (
-        None if end_of_turn in answer else f"it closes an assistant's turn with calls otherwise than with {end_of_turn}"
-    )
+    yield "text beside calls", None if before else "it leaves out what an assistant says beside its calls"
+    otherwise = f"it closes an assistant's turn with calls otherwise than with {end_of_turn}"
+    yield "end of a turn with calls", None if end_of_turn in answer else otherwise
 
 
-def _end_of_turn(template: ChatTemplate) -> tuple[str, int]:
+def find_end_of_turn(template: TemplateRenderer) -> tuple[str, int]:
+    """Text and id of the token that closes an assistant's turn.
+
+    Raises:
+        TemplateError: It is no control token, or an assistant's words are not shown once.
+    """
     rendered = template.render([_user("question"), _assistant(0), _user("next")])
     encoder = template.encoder
     ids = encoder.encode_rendered(_after(rendered, _mark(0), "an assistant message's content"))
@@ -159,8 +168,13 @@ def _end_of_turn(template: ChatTemplate) -> tuple[str, int]:
     return encoder.decode(ids[:1]), ids[0]
 
 
-def _check_encoding(template: ChatTemplate, tools: Sequence[Mapping[str, Any]]) -> None:
-    """Our ids of a rendered prompt must equal the tokenizer's own."""
+def check_encoding(template: TemplateRenderer, *, with_tools: bool) -> None:
+    """Our ids of a rendered prompt must equal the tokenizer's own.
+
+    Raises:
+        TemplateError: They don't.
+    """
+    tools = _TOOLS if with_tools else ()
     text = "Zwölf Boxkämpfer jagen Viktor.  1,234\n\n\tx = 3;  "
     messages = [{"role": "system", "content": "Be brief."}, _user(text)]
     try:
@@ -176,18 +190,24 @@ def _check_encoding(template: ChatTemplate, tools: Sequence[Mapping[str, Any]]) 
     )
 
 
-def _check_append_only(
-    template: ChatTemplate,
-    end_of_turn: str,
-    kind: str,
-    turns: Sequence[Sequence[ChatMessage]],
-    tools: Sequence[Mapping[str, Any]],
+def check_append_only(
+    template: TemplateRenderer, end_of_turn: str, kind: str, turns: Sequence[Sequence[ChatMessage]]
 ) -> None:
     """The prompts that grow turn by turn must be what the template makes of the whole conversation.
 
     What lies inside the assistant's turns is the policy's own (reasoning that a template drops, an empty think block
     that a generation prompt opens) and may differ.
+
+    Args:
+        template: Examined.
+        end_of_turn: What closes an assistant's turn.
+        kind: Of the conversation, in words.
+        turns: The messages before each answer of the assistant.
+
+    Raises:
+        TemplateError: They are not.
     """
+    tools = _TOOLS if any(message["role"] == "tool" for turn in turns for message in turn) else ()
     conversation: list[ChatMessage] = []
     for index, turn in enumerate(turns):
         calls = [message["tool_call_id"] for message in turn if message["role"] == "tool"]
@@ -207,7 +227,7 @@ def _check_append_only(
 
 
 def _grown(
-    template: ChatTemplate, turn: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], end_of_turn: str
+    template: TemplateRenderer, turn: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], end_of_turn: str
 ) -> str:
     calls = [message["tool_call_id"] for message in turn if message["role"] == "tool"]
     rendered = template.render([_user("question"), _assistant(0, *calls), *turn], tools)
@@ -238,9 +258,12 @@ def _require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence
         (i for i, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]),
         min(len(got), len(expected)),
     )
-    raise TemplateError(
+    raise TemplateDifferenceError(
         f"{reason}; first differing token at position {index}: got {_shown(encoder, got, index)}, expected "
-        f"{_shown(encoder, expected, index)} after {encoder.decode(expected[max(0, index - 8) : index])!r}."
+        f"{_shown(encoder, expected, index)} after {encoder.decode(expected[max(0, index - 8) : index])!r}.",
+        got=list(got),
+        expected=list(expected),
+        position=index,
     )
 
 

@@ -17,7 +17,8 @@ def tito_violations(exchanges: Sequence[Exchange], sample: Any) -> list[str]:  #
 
     Each request must extend the last one's ids and its output; one that got no generation is sent again unchanged. A
     sample that trains anything must hold the last sequence, and train the ids that were sampled, all of them, at the
-    logprobs that came with them.
+    logprobs that came with them. Of an episode with images, of which the engine makes tokens itself, only
+    these are compared.
 
     Args:
         exchanges: The episode's, in order.
@@ -47,6 +48,9 @@ def _wrong_sample(exchanges: Sequence[Exchange], sample: Any) -> Iterator[str]: 
     if not answered:
         yield "the sample trains tokens, but the engine sampled none"
         return
+    if any(exchange.has_images for exchange in answered):
+        yield from _wrong_sampled(answered, sample)
+        return
     sequence = _sequence(answered[-1])
     if sample.tokens != sequence:
         yield f"the sample's tokens are not the last request and its output{_difference(sample.tokens, sequence)}"
@@ -70,6 +74,19 @@ def _wrong_training(answered: Sequence[Exchange], sample: Any, prompt_length: in
     ):
         if got != expected:
             yield f"{name} is not what the engine sampled{_difference(got, expected)}"
+
+
+def _wrong_sampled(answered: Sequence[Exchange], sample: Any) -> Iterator[str]:  # noqa: ANN401
+    response = sample.tokens[len(sample.tokens) - sample.response_length :]
+    kept = zip(response, sample.loss_mask, sample.rollout_log_probs, strict=True)
+    trained = [(token, logprob) for token, mask, logprob in kept if mask]
+    sampled = [
+        (token, logprob)
+        for exchange in answered
+        for token, logprob in zip(exchange.output_ids or [], exchange.logprobs, strict=True)
+    ]
+    if trained != sampled:
+        yield f"the trained tokens are not what the engine sampled{_difference(trained, sampled)}"
 
 
 def _sequence(exchange: Exchange) -> list[int]:

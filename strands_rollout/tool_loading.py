@@ -1,4 +1,4 @@
-"""Strands tools, hooks and conversation managers by dotted path, with errors that say what was found there instead.
+"""Strands tools, hooks, conversation managers and functions by dotted path; errors say what was found there instead.
 
 Knows Python's imports and what a Strands tool is.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 from strands.agent.conversation_manager import ConversationManager, SummarizingConversationManager
 from strands.hooks import HookProvider
@@ -17,26 +19,29 @@ from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
 
 from strands_rollout.errors import ToolError
+from strands_rollout.mcp_settings import McpServer
 
 
-def load_tools(paths: Sequence[str]) -> list[AgentTool | ToolProvider]:
-    """Resolve dotted paths to Strands tools.
+def load_tools(named: Sequence[str | McpServer]) -> list[AgentTool | ToolProvider]:
+    """Resolve names of tools to Strands tools.
 
     Args:
-        paths: Each `package.module.attribute`, `package.module:attribute`, or a module: one that holds `@strands.tool`
-            functions (all are taken) or a `TOOL_SPEC` with a function named like the module.
+        named: Each an MCP server, or a dotted path: `package.module.attribute`, `package.module:attribute`, or a
+            module: one that holds `@strands.tool` functions (all are taken) or a `TOOL_SPEC` with a function named like
+            the module.
 
     Raises:
         ToolError: A path can't be imported, does not name a tool, or two tools have one name. The message says what was
-            found there instead, and the nearest name.
+            found there instead, and the nearest name. Or an MCP server can't be used as it is named.
     """
-    if isinstance(paths, str):
-        raise ToolError(f"tools is the string {paths!r}; expected a list of dotted paths: [{paths!r}]")
-    tools = [found for path in paths for found in _tools_at(path)]
+    if isinstance(named, str):
+        raise ToolError(f"tools is the string {named!r}; expected a list of dotted paths: [{named!r}]")
+    tools = [found for one in named for found in (_tools_at(one) if isinstance(one, str) else [_tools_of(one)])]
     names = [found.tool_name for found in tools if isinstance(found, AgentTool)]
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
-        raise ToolError(f"tools {list(paths)} hold more than one tool named {', '.join(doubled)}; names must be unique")
+        paths = [one if isinstance(one, str) else one.shown_name for one in named]
+        raise ToolError(f"tools {paths} hold more than one tool named {', '.join(doubled)}; names must be unique")
     return tools
 
 
@@ -49,15 +54,41 @@ def load_conversation_manager(path: str | None) -> ConversationManager | None:
     if path is None:
         return None
     manager = _made_at(path, "a conversation manager")
+    refuse_blocking(manager, path)
+    if not isinstance(manager, ConversationManager):
+        raise ToolError(f"{path!r} made a {type(manager).__name__}; expected a Strands ConversationManager")
+    return manager
+
+
+def refuse_blocking(manager: object, path: str) -> None:
+    """Refuse a conversation manager that would hold all episodes.
+
+    Raises:
+        ToolError: What is at this path made one.
+    """
     if isinstance(manager, SummarizingConversationManager):
         raise ToolError(
             f"{path!r} made a SummarizingConversationManager, which blocks the event loop, and so every other episode, "
             "while it asks the policy. Use one that drops messages, or a hook on BeforeModelCallEvent that sums up "
             "asynchronously"
         )
-    if not isinstance(manager, ConversationManager):
-        raise ToolError(f"{path!r} made a {type(manager).__name__}; expected a Strands ConversationManager")
-    return manager
+
+
+def load_function(path: str, what: str | None = None) -> Callable[..., Any]:
+    """What can be called at a dotted path: a function or a class.
+
+    Args:
+        path: As for `load_tools`.
+        what: What it makes, for messages, where it makes something.
+
+    Raises:
+        ToolError: The path can't be imported, or names something else.
+    """
+    found = _resolve(path)
+    if not callable(found):
+        expected = "a function" if what is None else f"a class or function that makes {what}"
+        raise ToolError(f"{path!r} is a {type(found).__name__}; expected {expected}")
+    return found
 
 
 def load_hooks(paths: Sequence[str]) -> list[HookProvider]:
@@ -79,15 +110,30 @@ def load_hooks(paths: Sequence[str]) -> list[HookProvider]:
 
 def _made_at(path: str, what: str) -> object:
     """What the class or function at a path makes."""
-    found = _resolve(path)
-    if not callable(found):
-        raise ToolError(f"{path!r} is a {type(found).__name__}; expected a class or function that makes {what}")
+    make = load_function(path, what)
     try:
-        return found()
+        return make()
     except Exception as e:  # a user's constructor may raise anything
         raise ToolError(
             f"{path!r} raised {type(e).__name__}: {e}; expected a class or function without arguments that makes {what}"
         ) from e
+
+
+def _tools_of(server: McpServer) -> ToolProvider:
+    from strands_rollout.mcp_servers import mcp_tools  # the import takes long, and few have servers
+
+    return mcp_tools(server)
+
+
+def _guarded(provider: ToolProvider, path: str) -> ToolProvider:
+    """Let an MCP client tell an outage of its server from an answer."""
+    if "strands.tools.mcp" not in sys.modules:  # then it is none, and the import takes long
+        return provider
+    from strands.tools.mcp import MCPClient
+
+    from strands_rollout.mcp_servers import guarded
+
+    return guarded(provider, path) if isinstance(provider, MCPClient) else provider
 
 
 def _tools_at(path: str) -> list[AgentTool | ToolProvider]:
@@ -97,7 +143,9 @@ def _tools_at(path: str) -> list[AgentTool | ToolProvider]:
             return list(load_tools_from_module(found, found.__name__.rpartition(".")[2]))
         except (AttributeError, TypeError) as e:
             raise ToolError(f"{path!r} is a module without Strands tools{_nearest('', found)}") from e
-    if isinstance(found, AgentTool | ToolProvider):
+    if isinstance(found, ToolProvider):
+        return [_guarded(found, path)]
+    if isinstance(found, AgentTool):
         return [found]
     hint = "; decorate it with @strands.tool" if callable(found) and not isinstance(found, type) else ""
     raise ToolError(f"{path!r} is a {type(found).__name__}, expected a Strands tool{hint}")

@@ -24,10 +24,14 @@ _LAST_MOMENT_S: Final = 0.03
 _MOST_IDLE: Final = 64
 
 
-def in_own_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+def in_own_thread(function: Callable[..., Any], *, has_last_moment: bool = True) -> Callable[..., Awaitable[Any]]:
     """An async version of a sync function: each call in a thread of its own, with the caller's context variables.
 
     A call that is cancelled is abandoned, unless it ends within 0.03 s: its thread goes on until the function ends.
+
+    Args:
+        function: May block.
+        has_last_moment: Whether a call may so give a result in place of its cancellation.
     """
 
     @functools.wraps(function)
@@ -46,12 +50,12 @@ def in_own_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]
             except BaseException as e:  # sys.exit() in a tool must end the call, not the trainer
                 return functools.partial(_settle, future, error=ToolError(f"the tool raised {e!r}"))
 
-        _idle_thread().run(run, loop, f"tool:{function.__name__}")
+        _idle_thread().run(run, loop, f"tool:{getattr(function, '__name__', '')}")
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             # a function that is just ending has ended: it would else be run again
-            if not (await asyncio.wait({future}, timeout=_LAST_MOMENT_S))[0]:
+            if not has_last_moment or not (await asyncio.wait({future}, timeout=_LAST_MOMENT_S))[0]:
                 future.cancel()
                 raise
             return future.result()

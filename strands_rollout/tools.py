@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from strands.tools.decorator import DecoratedFunctionTool, FunctionToolMetadata
 
+from strands_rollout.bounded_tool import note_outcome
 from strands_rollout.errors import ConfigError, SandboxError
 from strands_rollout.executors import shared_executor
 from strands_rollout.prompts import (
@@ -143,6 +144,9 @@ def _code_tool(
             result, untold = replace(result, session_lost=True), False
         if calls is not None:
             calls.add(result)
+        note_outcome(
+            queued_s=result.queued_s, run_s=result.duration_s, exit_code=result.exit_code, killed_by=result.killed_by
+        )
         if result.infra_error is not None:
             raise SandboxError(f"the code executor failed: {result.infra_error}")
         return format_result(result, max_output_chars)

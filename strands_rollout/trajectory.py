@@ -1,6 +1,6 @@
 """Exactly the tokens that the policy read and wrote, with their mask and logprobs: the only mutable accumulator.
 
-Knows ints and floats; nothing of text, templates, HTTP or slime.
+Knows ints and floats, and where images stand among them; nothing of text, templates, HTTP or slime.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 from strands_rollout.errors import TrajectoryError
+from strands_rollout.images import PlacedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,7 @@ class Trajectory:
         logprobs: One finite float per token, at the sampling temperature.
         prompt_length: Tokens of the first prompt.
         turns: The policy's turns.
+        images: Those whose tokens are among the context, in order.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -133,6 +135,7 @@ class Trajectory:
     logprobs: list[float] = field(default_factory=list)
     prompt_length: int = 0
     turns: list[Turn] = field(default_factory=list)
+    images: list[PlacedImage] = field(default_factory=list)
 
     @property
     def response_length(self) -> int:
@@ -164,7 +167,8 @@ class Trajectory:
         turns = list(self.turns)
         end = turns[-1].end if turns else 0
         lists = (self.token_ids[:end], self.loss_mask[:end], self.logprobs[:end])
-        return Trajectory(*lists, prompt_length=self.prompt_length, turns=turns)
+        images = [image for image in self.images if image.end <= end]
+        return Trajectory(*lists, prompt_length=self.prompt_length, turns=turns, images=images)
 
     def append_turn(
         self,
@@ -173,6 +177,7 @@ class Trajectory:
         sampled_logprobs: Sequence[float],
         *,
         weight_versions: Sequence[tuple[str | None, int, int]] = (),
+        images: Sequence[PlacedImage] = (),
         **facts: Any,  # noqa: ANN401 - the further fields of Part
     ) -> Turn:
         """Append what a request added to the last one, and what the policy answered.
@@ -184,6 +189,7 @@ class Trajectory:
             sampled_logprobs: One per sampled token; empty if logprobs were not asked for (recorded as 0.0).
             weight_versions: (version, start, end) in sampled tokens from 0, in order and without gaps; default: one
                 span of an unknown version.
+            images: Those of the context.
             **facts: The further fields of `Part`.
 
         Returns:
@@ -204,6 +210,7 @@ class Trajectory:
             weight_spans=tuple(WeightSpan(version, start + first, start + end) for version, first, end in spans),
             **facts,
         )
+        self.images += images
         self.token_ids += context_ids
         self.token_ids += sampled_ids
         self.loss_mask += [0] * len(context_ids)

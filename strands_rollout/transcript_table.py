@@ -17,21 +17,11 @@ MAX_ROWS: Final = 8
 MAX_PROMPT_CHARS: Final = 2000
 MAX_RESPONSE_CHARS: Final = 8000
 MAX_LABEL_CHARS: Final = 500
-COLUMNS: Final = (
-    "step",
-    "index",
-    "group",
-    "why",
-    "status",
-    "stop reason",
-    "reward",
-    "turns",
-    "tool calls",
-    "weight versions",
-    "prompt",
-    "response",
-    "label",
-)
+_NAME_COLUMNS: Final = ("index", "group")
+_END_COLUMNS: Final = ("status", "stop reason", "reward", "turns", "tool calls", "weight versions")
+TEXT_COLUMNS: Final = ("prompt", "response", "label")
+SAMPLE_COLUMNS: Final = (*_NAME_COLUMNS, *_END_COLUMNS, *TEXT_COLUMNS)
+COLUMNS: Final = ("step", *_NAME_COLUMNS, "why", *_END_COLUMNS, *TEXT_COLUMNS)
 
 Cell = str | int | float | None
 
@@ -86,21 +76,25 @@ def _chosen(samples: Sequence[FinishedSample], rewards: Sequence[float | None]) 
 
 
 def _row(sample: FinishedSample, reward: float | None, step: int, why: str) -> list[Cell]:
+    index, group, *rest = sample_row(sample, reward)
+    return [step, index, group, why, *rest]
+
+
+def sample_row(sample: FinishedSample, reward: float | None) -> list[Cell]:
+    """One sample as a row of `SAMPLE_COLUMNS`, long texts cut in the middle."""
     raw = sample.sample
     return [
-        step,
         _whole(getattr(raw, "index", None)),
         _whole(getattr(raw, "group_index", None)),
-        why,
         sample.status,
         sample.text("stop_reason"),
         reward,
         _whole(sample.number("turns")),
         _whole(sample.number("tool_calls")),
         ", ".join(sample.weight_versions),
-        _bounded(getattr(raw, "prompt", None), MAX_PROMPT_CHARS),
-        _bounded(getattr(raw, "response", None), MAX_RESPONSE_CHARS),
-        _bounded(getattr(raw, "label", None), MAX_LABEL_CHARS),
+        bounded_text(getattr(raw, "prompt", None), MAX_PROMPT_CHARS),
+        bounded_text(getattr(raw, "response", None), MAX_RESPONSE_CHARS),
+        bounded_text(getattr(raw, "label", None), MAX_LABEL_CHARS),
     ]
 
 
@@ -109,7 +103,7 @@ def _whole(value: object) -> int | None:
     return None if number is None else int(number)
 
 
-def _bounded(value: Any, max_chars: int) -> str | None:  # noqa: ANN401 - a prompt or a label of any kind
+def bounded_text(value: Any, max_chars: int) -> str | None:  # noqa: ANN401 - a prompt or a label of any kind
     """Head and tail of a text, or of JSON; a lone surrogate, which no file takes, becomes a question mark."""
     if value is None:
         return None

@@ -21,6 +21,8 @@ from strands_rollout.errors import (
     EngineResponseError,
     TrajectoryError,
 )
+from strands_rollout.image_request import check_image_answer, collapsed_ids, image_fields
+from strands_rollout.images import PlacedImage
 from strands_rollout.model_config import SGLangModelConfig
 from strands_rollout.replay_data import missing_replay_data, request_fields
 from strands_rollout.sglang_client import FinishReason, Flight, Generation, SGLangClient
@@ -107,6 +109,7 @@ class TurnSampler:
         turn: int,
         should_abort: Callable[[], bool],
         span: RequestSpan = no_span,
+        images: Sequence[PlacedImage] = (),
     ) -> Generation:
         """Sample one turn into the trajectory, or the rest of its open one; return the engine's last answer.
 
@@ -122,9 +125,10 @@ class TurnSampler:
             should_abort: Asked before each request: if it holds, none is sent, and an aborted turn stays open, as it
                 does where `config["continue_aborted"]` does not hold.
             span: Entered around each request.
+            images: Those among the context.
 
         Raises:
-            TrajectoryError: A context id is outside the vocabulary.
+            TrajectoryError: A context id is outside the vocabulary; or an image token stands for no image.
             BudgetExhaustedError: No token is left for a turn.
             ContextWindowOverflowException: The engine refuses the request as too long for its context.
             EngineAbortedError: The rollout is aborted, or the turn was and is not continued.
@@ -137,11 +141,11 @@ class TurnSampler:
             if should_abort():
                 raise EngineAbortedError("the rollout was aborted before a request")
             generation = self._settled(
-                await self._ask(client, config, trajectory, context_ids, should_abort, span), config
+                await self._ask(client, config, trajectory, context_ids, should_abort, span, images), config
             )
             if generation.output_ids:
-                _record(trajectory, context_ids, generation)
-                context_ids, fruitless = (), 0
+                _record(trajectory, context_ids, generation, images)
+                context_ids, images, fruitless = (), (), 0
             else:
                 fruitless += 1
             if generation.finish_reason.type != "abort":
@@ -183,16 +187,17 @@ class TurnSampler:
         context_ids: Sequence[int],
         should_abort: Callable[[], bool],
         span: RequestSpan,
+        images: Sequence[PlacedImage],
     ) -> Generation:
         """One accepted response; asked for again, for less, if the engine's context turns out smaller than known."""
         try:
-            return await self._request(client, config, trajectory, context_ids, should_abort, span)
+            return await self._request(client, config, trajectory, context_ids, should_abort, span, images)
         except EngineOverlongError as e:
             known = self.context_limit(config["context_window_limit"])
             if e.context_length is None or (known is not None and e.context_length >= known):
                 raise ContextWindowOverflowException(str(e)) from e
             self._engine_context = e.context_length
-            return await self._request(client, config, trajectory, context_ids, should_abort, span)
+            return await self._request(client, config, trajectory, context_ids, should_abort, span, images)
 
     async def _request(
         self,
@@ -202,28 +207,41 @@ class TurnSampler:
         context_ids: Sequence[int],
         should_abort: Callable[[], bool],
         span: RequestSpan,
+        images: Sequence[PlacedImage],
     ) -> Generation:
+        images = [*trajectory.images, *images]
         allowance, limit = self._allowance(config, trajectory, len(context_ids))
         params = part_params(config["sampling_params"], trajectory, allowance)
         with span(allowance) as note:
             generation = await client.generate(
-                self._encoded(trajectory, context_ids, client.vocab_size),
+                self._encoded(trajectory, context_ids, client.vocab_size, images),
                 params,
                 return_logprob=config["return_logprobs"],
                 headers=config["headers"] or None,
-                extra=request_fields(config["extra"], known_tokens=len(trajectory.token_ids)) or None,
+                extra=request_fields(config["extra"], known_tokens=len(trajectory.token_ids)) | image_fields(images)
+                or None,
                 flight=self.flight,
                 should_abort=should_abort,
             )
             note(generation.meta_info)
+        if images:
+            check_image_answer(generation, images, len(trajectory.token_ids) + len(context_ids))
         if generation.finish_reason.type != "abort":
             _check_complete(generation, config, params, client.url)
         self.cut_by = limit if generation.finish_reason.type == "length" else None
         return generation
 
-    def _encoded(self, trajectory: Trajectory, context_ids: Sequence[int], vocab_size: int | None) -> EncodedIds:
-        """The input of the next request, of which only what is new is encoded."""
+    def _encoded(
+        self,
+        trajectory: Trajectory,
+        context_ids: Sequence[int],
+        vocab_size: int | None,
+        images: Sequence[PlacedImage],
+    ) -> EncodedIds:
+        """The input of the next request, of which only what is new is encoded; all of it where there are images."""
         ids = trajectory.token_ids
+        if images:
+            return EncodedIds(collapsed_ids([*ids, *context_ids], images, self._decode), vocab_size=vocab_size)
         if not self._prompt.is_of(ids, vocab_size=vocab_size):
             self._prompt = EncodedPrompt(ids, vocab_size=vocab_size)
         return self._prompt.followed_by(context_ids)
@@ -253,12 +271,15 @@ class TurnSampler:
             )
 
 
-def _record(trajectory: Trajectory, context_ids: Sequence[int], generation: Generation) -> None:
+def _record(
+    trajectory: Trajectory, context_ids: Sequence[int], generation: Generation, images: Sequence[PlacedImage]
+) -> None:
     trajectory.append_turn(
         context_ids,
         generation.output_ids,
         generation.logprobs,
         weight_versions=generation.weight_versions,
+        images=images,
         finish_reason=generation.finish_reason.type,
         matched=generation.finish_reason.matched,
         rid=generation.rid,

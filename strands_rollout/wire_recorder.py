@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import aiohttp
@@ -32,11 +32,13 @@ class Exchange:
         input_ids: As the engine received them.
         output_ids: As the engine answered them; None where it gave no generation (an error, a cut connection).
         logprobs: Beside the output ids; empty if none were asked for.
+        has_images: Whether the request held images, of which the engine makes more tokens than it was sent.
     """
 
     input_ids: list[int]
     output_ids: list[int] | None
     logprobs: list[float]
+    has_images: bool = False
 
 
 @dataclass(slots=True)
@@ -97,7 +99,7 @@ class _Proxy:
             return web.Response(status=502, text=f"{type(e).__name__}: {e}")
         if slot is not None and answer.status == 200:
             episode, index = slot
-            episode[index] = _answered(episode[index].input_ids, answer.body if isinstance(answer.body, bytes) else b"")
+            episode[index] = _answered(episode[index], answer.body if isinstance(answer.body, bytes) else b"")
         return answer
 
     async def _send(self, request: web.Request, body: bytes) -> web.Response:
@@ -116,16 +118,17 @@ class _Proxy:
             return None
         asked = _object(body)
         episode = self._recorder.episodes.setdefault(request.headers.get(ROUTING_HEADER, ""), [])
-        episode.append(Exchange(list(asked.get("input_ids") or []), None, []))
+        episode.append(Exchange(list(asked.get("input_ids") or []), None, [], bool(asked.get("image_data"))))
         return episode, len(episode) - 1
 
 
-def _answered(input_ids: list[int], body: bytes) -> Exchange:
+def _answered(asked: Exchange, body: bytes) -> Exchange:
     answer = _object(body)
     if not isinstance(answer.get("output_ids"), list):
-        return Exchange(input_ids, None, [])
+        return asked
     meta = answer.get("meta_info") or {}
-    return Exchange(input_ids, answer["output_ids"], [entry[0] for entry in meta.get("output_token_logprobs") or []])
+    logprobs = [entry[0] for entry in meta.get("output_token_logprobs") or []]
+    return replace(asked, output_ids=answer["output_ids"], logprobs=logprobs)
 
 
 def _object(body: bytes) -> Mapping[str, Any]:

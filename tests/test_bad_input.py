@@ -210,7 +210,7 @@ async def test_a_bug_is_logged_with_its_traceback_and_untrained(
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(strands_rollout.rollout, "to_episode_prompt", broken)
+    monkeypatch.setattr(strands_rollout.rollout, "episode_prompt", broken)
     done = await run(shipped_tokenizer, [ANSWER])
     assert_untrained(done.sample)
     assert done.facts["stop_reason"] == "internal_error"

@@ -48,7 +48,7 @@ async def command(*arguments: str, cwd: Path | None = None, **environment: str) 
     return Finished(process.returncode or 0, stdout.decode(), stderr.decode())
 
 
-HELPED = [[], *([name] for name in ("demo", "serve", "eval", "config", "doctor", "train", "compare"))]
+HELPED = [[], *([name] for name in ("demo", "serve", "eval", "config", "doctor", "train", "compare", "export"))]
 
 
 @pytest.mark.parametrize("arguments", HELPED)

@@ -45,8 +45,12 @@ def test_the_configurations_are_the_promised_ones() -> None:
         "aime_eval.yaml",
         "calculator.yaml",
         "gsm8k.yaml",
+        "guessing_game.yaml",
+        "mcp.yaml",
         "shop.yaml",
         "smoke.yaml",
+        "sub_agent.yaml",
+        "two_tools.yaml",
     }
 
 
@@ -145,6 +149,11 @@ strands_rollout:
     headers: {Authorization: Bearer hunter2, X-Api-Key: hunter2, Accept: text/plain}
     cookies: [hunter2]
     max_tokens: 7
+  tools:
+    - url: https://tools.example/mcp
+      headers: {Authorization: Bearer hunter2}
+    - command: python -m server
+      env: {API_KEY: hunter2}
 """
 
 
@@ -164,6 +173,8 @@ def test_config_masks_secrets_and_says_so(form: list[str], tmp_path: Path) -> No
         "cookies": "***",
         "max_tokens": 7,
     }
+    assert settings["tools"][0]["headers"] == {"Authorization": "***"}
+    assert settings["tools"][1]["env"] == {"API_KEY": "***"}
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])

@@ -154,6 +154,36 @@ def test_unclear_data_is_a_usage_error(
         run_evaluation(options_for(tmp_path, dead_url(), shipped_tokenizer, **change(tmp_path)))
 
 
+def test_a_rows_wrong_setting_is_refused_by_its_line_before_anything_runs(
+    shipped_tokenizer: Any, tmp_path: Path
+) -> None:
+    data = tmp_path / "told.jsonl"
+    row = {"prompt": "?", "label": "1", "metadata": {"strands_rollout_settings": {"tools": ["os.system"]}}}
+    data.write_text(json.dumps(row) + "\n")
+    with pytest.raises(ConfigError, match=r"told\.jsonl:1: got the tools \['os.system'\]"):
+        run_evaluation(options_for(tmp_path, dead_url(), shipped_tokenizer, data=[data]))
+
+
+async def test_a_row_sets_limits_of_its_own_samples(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    data = tmp_path / "told.jsonl"
+    rows = [{"prompt": "?", "label": "1"} for _ in range(2)]
+    rows[1]["metadata"] = {"strands_rollout_settings": {"max_turn_tokens": 1}}  # type: ignore[assignment]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ended = await evaluated(tmp_path, shipped_tokenizer, data=[data])
+    asked = Counter(request.body["sampling_params"]["max_new_tokens"] for request in ended.fake.requests)
+    assert asked[1] == 4
+    assert asked.total() == 8
+
+
+async def test_what_the_configuration_leaves_out_is_left_out(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    """A factory's agent is not given the default words about a code tool."""
+    config = tmp_path / "factory.yaml"
+    config.write_text("strands_rollout: {agent_factory: user_agents.plain, tools: []}\n")
+    ended = await evaluated(tmp_path, shipped_tokenizer, config=config)
+    prompts = {shipped_tokenizer.decode(request.input_ids) for request in ended.fake.requests}
+    assert not any("careful math solver" in prompt for prompt in prompts)
+
+
 def test_a_wrong_setting_is_refused_before_anything_runs(shipped_tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "rollout.yaml").write_text("strands_rollout: {max_tool_iteration: 3}\n")
     with pytest.raises(ConfigError, match="did you mean 'max_tool_iterations'"):

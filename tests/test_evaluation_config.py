@@ -168,6 +168,16 @@ def test_the_file_that_comes_along_is_read(tmp_path: Path, monkeypatch: pytest.M
     assert notes == []
 
 
+def test_an_mcp_servers_options_go_into_the_record_as_their_checksum_alone() -> None:
+    def server(token: str) -> Any:
+        tool = {"name": "mine", "url": "http://127.0.0.1/mcp", "headers": {"authorization": token}}
+        return settings_identity(RolloutSettings.model_validate({"tools": [tool]}))["tools"][0]
+
+    assert server("one")["name"] == "mine"
+    assert server("one") == server("one") != server("two")
+    assert "one" not in str(server("one").values())
+
+
 def test_an_executors_options_go_into_the_record_as_their_checksum_alone() -> None:
     def executor(token: str) -> Any:
         settings = RolloutSettings(executor={"name": "sandbox_fusion", "headers": {"authorization": token}})

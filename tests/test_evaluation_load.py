@@ -62,6 +62,13 @@ def test_blank_lines_count_in_a_rows_place(tmp_path: Path) -> None:
         EvalSet.load(DataFile("rows", path), Sampling(1, 64))
 
 
+def test_a_rows_metadata_is_taken_along(tmp_path: Path) -> None:
+    first, second = load(tmp_path, {**GOOD, "metadata": {"source": "mine"}}, {**GOOD, "metadata": None}).rows
+    assert (first.metadata, second.metadata) == ({"source": "mine"}, {})
+    with pytest.raises(PromptError, match=r"rows\.jsonl:1: got metadata='mine'; expected an object"):
+        load(tmp_path, {**GOOD, "metadata": "mine"})
+
+
 def test_a_label_of_any_length_is_exact(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a", "label": 123456789012345678901234567890}\n')

@@ -254,6 +254,7 @@ def test_drift_is_logged_for_each_sample_and_as_the_number_of_samples_that_have_
     assert (found["drift_tokens/max"], found["drift_tokens/mean"]) == (len(pieces), len(pieces) / 2)
     assert found["drift_share/max"] == len(pieces) / (len(plain) + len(pieces))
     assert (found["drift_samples"], found["drift_measured"]) == (1.0, 2.0)
+    assert (found["off_policy_tokens/max"], found["off_policy_tokens/mean"]) == (len(pieces), len(pieces) / 2)
 
 
 def test_a_turn_that_two_weight_versions_wrote_is_encoded_as_one(shipped_tokenizer: Any, wandb: Wandb) -> None:

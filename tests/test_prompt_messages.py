@@ -72,7 +72,7 @@ def test_a_question_about_control_tokens_is_a_question(template: ChatTemplate) -
         ([{"role": "system", "content": "x"}], "does not end with a user's message"),
         ([{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], "system message at position 1"),
         ([{"role": "user", "content": ""}], "got an empty user's message"),
-        ([{"role": "user", "content": [{"type": "image", "image": "x"}]}], "got content of type list at position 0"),
+        ([{"role": "user", "content": [{"type": "image", "image": "x"}]}], "got the image 'x', which is neither"),
         (
             [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [1]}],
             "got tool calls at position 1",

@@ -35,6 +35,8 @@ TRAINED = {
     StopReason.PROMPT_TOO_LONG: "truncated",
     StopReason.MAX_TOOL_ITERATIONS: "truncated",
     StopReason.MAX_TOOL_CALLS: "truncated",
+    StopReason.MAX_USER_TURNS: "truncated",
+    StopReason.TEAM_LIMIT: "truncated",
     StopReason.EPISODE_TIMEOUT: "truncated",
 }
 NEVER_TRAINED = sorted(set(StopReason) - set(TRAINED) - {StopReason.ABORTED})

@@ -54,7 +54,7 @@ def test_the_demos_environment_can_be_elsewhere(checkout: Checkout, tmp_path: Pa
 def test_the_tests_run_in_an_environment_with_the_dev_extra(checkout: Checkout) -> None:
     finished = checkout.run("test.sh", "-k", "two words")
     assert finished.stdout == "pytest -k two words\n"
-    assert checkout.installs[0].endswith(f"--editable {checkout.root}[dev]")
+    assert checkout.installs[0].endswith(f"--editable {checkout.root}[dev,tools]")
 
 
 def test_the_real_engines_are_installed_each_in_its_environment_before_their_tests(

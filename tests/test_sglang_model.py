@@ -278,8 +278,15 @@ async def test_a_malformed_call_is_told_without_any_hook(shipped_tokenizer: Any)
 async def test_an_image_is_refused_with_words(shipped_tokenizer: Any) -> None:
     model = SGLangModel(tokenizer=shipped_tokenizer, base_url="http://127.0.0.1:1")
     image = {"image": {"format": "png", "source": {"bytes": b""}}}
-    with pytest.raises(PromptError, match="content block of kind.*image.*reads text only"):
+    with pytest.raises(ConfigError, match="got an image, and this model reads text only"):
         await model.count_tokens([{"role": "user", "content": [image]}])
+
+
+async def test_a_document_is_refused_with_words(shipped_tokenizer: Any) -> None:
+    model = SGLangModel(tokenizer=shipped_tokenizer, base_url="http://127.0.0.1:1")
+    document = {"document": {"format": "txt", "name": "a", "source": {"bytes": b""}}}
+    with pytest.raises(PromptError, match="content block of kind.*document.*reads nothing else"):
+        await model.count_tokens([{"role": "user", "content": [document]}])
 
 
 class City(BaseModel):

@@ -192,6 +192,7 @@ def test_the_script_explains_itself() -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_tiny_run_of_the_script_makes_a_folder_that_loads(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -210,6 +211,7 @@ def test_a_tiny_run_of_the_script_makes_a_folder_that_loads(tmp_path: Path) -> N
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_tiny_run_for_the_shop_goes_on_from_the_shipped_model(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file

@@ -12,8 +12,9 @@ from parser_families import family
 from strands import Agent, tool
 
 from strands_rollout import SGLangModel
-from strands_rollout.agent import EpisodeLimits, run_episode
+from strands_rollout.agent import run_episode
 from strands_rollout.chat_template import ChatTemplate
+from strands_rollout.episode_bounds import EpisodeLimits
 from strands_rollout.episode_progress import EpisodeProgress
 from strands_rollout.errors import ConfigError, TemplateError
 from strands_rollout.stop_reason import StopReason

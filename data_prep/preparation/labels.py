@@ -11,8 +11,7 @@ import datetime
 import json
 import re
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -21,9 +20,9 @@ from strands_rollout.grading import grade, label_texts
 from strands_rollout.grading.answer_keys import is_decided, key_of
 from strands_rollout.grading.comparison import LONGEST_ANSWER
 from strands_rollout.grading.latex import notation_of
-from strands_rollout.reward import reward_func
+from strands_rollout.inspection.gold_answers import PLACE, SAYINGS, GoldAnswer, gold_refusals
+from strands_rollout.inspection.reward_call import own_reward
 
-_SAYINGS: Final = ("\\boxed{{{}}}", "Answer: {}")
 _INTEGER: Final = re.compile(r"(?P<sign>-?)0*(?P<digits>\d+)")
 _THOUSANDS: Final = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _NOTHING: Final = re.compile(r"(?:null|none|n/?a|nan|nil|undefined|unknown|\?+)\.?", re.IGNORECASE)
@@ -88,7 +87,7 @@ class Labels:
 
     def are_equal(self, one: int, other: int) -> bool:
         """Whether grading takes one label for the other."""
-        return bool(grade(_SAYINGS[0].format(self._texts[one]), self._texts[other]).correct)
+        return bool(grade(SAYINGS[0].replace(PLACE, self._texts[one]), self._texts[other]).correct)
 
     def check(self) -> None:
         """Grade each label as an answer to itself; where most have the marker, refuse those that have not."""
@@ -99,9 +98,9 @@ class Labels:
         unchecked = [number for number, reason in enumerate(self._reasons) if not reason]
         for start in range(0, len(unchecked), _GRADED_AT_ONCE):
             numbers = unchecked[start : start + _GRADED_AT_ONCE]
-            verdicts = asyncio.run(_rewards([self._texts[number] for number in numbers]))
-            for number, verdict in zip(numbers, verdicts, strict=True):
-                self._reasons[number] = verdict
+            refusals = _refusals([self._texts[number] for number in numbers])
+            for number, refusal in zip(numbers, refusals, strict=True):
+                self._reasons[number] = refusal
 
     def _add(self, label: object) -> int:
         text, reason = "", ""
@@ -118,20 +117,10 @@ class Labels:
         return number
 
 
-async def _rewards(texts: Sequence[str]) -> list[str]:
+def _refusals(texts: Sequence[str]) -> list[str]:
     """For each label why grading would not give the point for it, "" where it does."""
-    samples = [
-        SimpleNamespace(prompt="", response=saying.format(_first(text)), label=text, metadata={})
-        for text in texts
-        for saying in _SAYINGS
-    ]
-    rewards: Any = await reward_func(SimpleNamespace(), samples)
-    pairs = (rewards[start : start + len(_SAYINGS)] for start in range(0, len(rewards), len(_SAYINGS)))
-    return [next((_refusal(reward) for reward in pair if reward["acc"] != 1.0), "") for pair in pairs]
-
-
-def _refusal(reward: dict[str, Any]) -> str:
-    return f"label: the reward reads {reward['pred']!r} in its own gold answer and finds it wrong ({reward['method']})"
+    golds = [GoldAnswer("", text, (_first(text),)) for text in texts]
+    return [f"label: {reason}" if reason else "" for reason in asyncio.run(gold_refusals(golds, own_reward()))]
 
 
 def _first(text: str) -> str:

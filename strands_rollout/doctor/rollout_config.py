@@ -43,11 +43,15 @@ def _other_keys(path: Path) -> list[Finding]:
 def _load_named(settings: RolloutSettings) -> list[Finding]:
     """An error for each setting whose named thing can't be loaded; the tools first, which may register parsers."""
     from strands_rollout.slime_seam import load_should_abort
-    from strands_rollout.tool_loading import load_conversation_manager, load_hooks, load_tools
+    from strands_rollout.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
     from strands_rollout.tool_parsers import AUTO, get_parser
 
     steps: dict[str, Callable[[], object]] = {
         "tools": lambda: load_tools(settings.tools),
+        "row_tools": lambda: load_tools(settings.row_tools),
+        "agent_factory": lambda: settings.agent_factory and load_function(settings.agent_factory, "an agent"),
+        "environment": lambda: settings.environment and load_function(settings.environment, "an environment"),
+        "resources": lambda: [load_function(path, "a resource") for path in settings.resources.values()],
         "hooks": lambda: load_hooks(settings.hooks),
         "conversation_manager": lambda: load_conversation_manager(settings.conversation_manager),
         "should_abort": lambda: isinstance(settings.should_abort, str) and load_should_abort(settings.should_abort),
@@ -60,7 +64,7 @@ def _load_named(settings: RolloutSettings) -> list[Finding]:
             load()
         except RolloutError as e:
             findings.append(error(f"config: {name}", str(e), _IMPORTABLE))
-    tools = ", ".join(settings.tools) or "none"
+    tools = ", ".join(tool if isinstance(tool, str) else tool.shown_name for tool in settings.tools) or "none"
     return findings or [good("config: names", f"tools {tools} and all else that the settings name can be loaded")]
 
 

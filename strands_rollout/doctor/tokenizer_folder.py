@@ -37,7 +37,12 @@ def check_tokenizer(question: Question) -> list[Finding]:
     except TemplateError as e:
         remedy = f"name an instruction-tuned model's folder with --tokenizer, or fetch one: {prepare}"
         return [*findings, error("chat template", f"{folder}: {e}", remedy)]
-    return [*findings, _appends(template, tokenizer), _tools(template), *_tokens(folder, tokenizer, template)]
+    return [
+        *findings,
+        _appends(template, tokenizer),
+        _tools(template),
+        *check_end_of_turn(folder, tokenizer, template.end_of_turn_id),
+    ]
 
 
 def load(folder: Path) -> Any:  # noqa: ANN401 - any Hugging Face tokenizer
@@ -85,22 +90,28 @@ def _template(tokenizer: Any) -> Any:  # noqa: ANN401
 
 def _appends(template: Any, tokenizer: Any) -> Finding:  # noqa: ANN401
     end = template.encoder.decode([template.end_of_turn_id])
-    with_thinking, without = (_rendered(tokenizer, enable_thinking=on) for on in (True, False))
-    if with_thinking == without:
-        thinking = "enable_thinking changes nothing"
-    elif template.opens_reasoning:
-        thinking = "answers begin inside <think>, unless enable_thinking is false"
-    else:
-        thinking = "enable_thinking: false leaves thinking out"
+    thinking = thinking_words(tokenizer, opens_reasoning=template.opens_reasoning)
     return good("chat template", f"append-only; a turn ends with {end}, id {template.end_of_turn_id}; {thinking}")
 
 
-def _rendered(tokenizer: Any, *, enable_thinking: bool) -> str:  # noqa: ANN401
-    return str(
-        tokenizer.apply_chat_template(
-            _USER, tokenize=False, add_generation_prompt=True, enable_thinking=enable_thinking
-        )
-    )
+def thinking_words(tokenizer: Any, *, opens_reasoning: bool, **template_kwargs: Any) -> str:  # noqa: ANN401
+    """What `enable_thinking` does to a tokenizer's template.
+
+    Args:
+        tokenizer: Any with a template.
+        opens_reasoning: Whether its generation prompt does, by itself.
+        **template_kwargs: Handed to the template.
+    """
+    with_thinking, without = (_rendered(tokenizer, enable_thinking=on, **template_kwargs) for on in (True, False))
+    if with_thinking == without:
+        return f"enable_thinking changes nothing{', answers begin inside <think>' if opens_reasoning else ''}"
+    if opens_reasoning:
+        return "answers begin inside <think>, unless enable_thinking is false"
+    return "enable_thinking: false leaves thinking out"
+
+
+def _rendered(tokenizer: Any, **template_kwargs: Any) -> str:  # noqa: ANN401
+    return str(tokenizer.apply_chat_template(_USER, tokenize=False, add_generation_prompt=True, **template_kwargs))
 
 
 def _tools(template: Any) -> Finding:  # noqa: ANN401
@@ -122,8 +133,8 @@ def _tools(template: Any) -> Finding:  # noqa: ANN401
     return good("tools in the template", f"shown; {' and '.join(_TOOL_TOKENS)} are tokens {ids}")
 
 
-def _tokens(folder: Path, tokenizer: Any, template: Any) -> list[Finding]:  # noqa: ANN401
-    """Whether a generation stops where a turn ends: engines stop at the ids of these three places."""
+def check_end_of_turn(folder: Path, tokenizer: Any, wanted: int) -> list[Finding]:  # noqa: ANN401
+    """Whether a generation stops where a turn ends, at the id `wanted`: engines stop at the ids of three places."""
     places = {
         "tokenizer_config.json": tokenizer.eos_token_id,
         "generation_config.json": _json(folder / "generation_config.json").get("eos_token_id"),
@@ -131,11 +142,11 @@ def _tokens(folder: Path, tokenizer: Any, template: Any) -> list[Finding]:  # no
     }
     ends = {name: ids if isinstance(ids, list) else [ids] for name, ids in places.items() if ids is not None}
     shown = ", ".join(f"{ids} in {name}" for name, ids in ends.items()) or "none"
-    wanted = template.end_of_turn_id
+    end = f"id {wanted}, {tokenizer.decode([wanted])!r},"
     if not any(wanted in ids for ids in ends.values()):
-        found = f"a turn ends with id {wanted}, but the end-of-sequence ids are {shown}: turns would not stop there"
+        found = f"a turn ends with {end} but the end-of-sequence ids are {shown}: turns would not stop there"
         return [error("end of turn", found, f'add {wanted} to "eos_token_id" in {folder / "generation_config.json"}')]
-    return [good("end of turn", f"id {wanted} ends a generation: {shown}")]
+    return [good("end of turn", f"{end} ends a generation: {shown}")]
 
 
 def _vocabulary(folder: Path, size: int, fetch: str) -> list[Finding]:

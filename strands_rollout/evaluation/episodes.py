@@ -38,6 +38,7 @@ class Episodes:
         sample = Sample(
             prompt=copy.deepcopy(row.prompt),
             label=row.label,
+            metadata=copy.deepcopy(dict(row.metadata)),
             index=key.problem * chosen.sampling.samples + key.number,
             apply_chat_template_kwargs=dict(chosen.template_kwargs),
         )

@@ -50,10 +50,17 @@ def run_identity(
 
 
 def settings_identity(settings: RolloutSettings) -> dict[str, Any]:
-    """All settings as JSON; options of an executor, which may be secret, as their checksum."""
-    values = settings.model_dump(mode="json")
-    if isinstance(values["executor"], dict):
-        options = {key: value for key, value in values["executor"].items() if key != "name"}
-        digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
-        values["executor"] = {"name": values["executor"].get("name"), "options_sha256": digest}
+    """All settings that results depend on, as JSON; options of executors and MCP servers, secret perhaps, hashed."""
+    values = settings.model_dump(mode="json", exclude={"dump_dir", "dump_samples"})
+    values["executor"] = _identity(values["executor"])
+    for name in ("tools", "row_tools"):
+        values[name] = [_identity(tool) for tool in values[name]]
     return values
+
+
+def _identity(named: Any) -> Any:  # noqa: ANN401 - a name, or a mapping of name and options
+    if not isinstance(named, dict):
+        return named
+    options = {key: value for key, value in named.items() if key != "name"}
+    digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
+    return {"name": named.get("name"), "options_sha256": digest}

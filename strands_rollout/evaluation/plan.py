@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from strands_rollout.config import RolloutSettings
 from strands_rollout.dataset_rows import Row, load_rows
 from strands_rollout.errors import ConfigError, PromptError
 from strands_rollout.evaluate import slime_sampling_params
 from strands_rollout.grading import label_texts
 from strands_rollout.prompt_messages import to_episode_prompt
+from strands_rollout.row_settings import with_row_settings
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -160,6 +162,18 @@ class EvalSet:
             "sampling_params": self.sampling.params,
             "chat_template_kwargs": dict(self.template_kwargs),
         }
+
+    def check_settings(self, settings: RolloutSettings) -> None:
+        """See whether each row's own settings fit those of the run.
+
+        Raises:
+            ConfigError: A row's don't; the message names its line.
+        """
+        for row in self.rows:
+            try:
+                with_row_settings(settings, row.metadata)
+            except ConfigError as e:
+                raise ConfigError(f"{self.file.path}:{row.line}: {e}") from e
 
     def sample_keys(self) -> Iterator[SampleKey]:
         """All its samples; those of a problem follow each other, so that an engine's prefix cache serves them."""

@@ -65,6 +65,8 @@ def run_evaluation(options: EvalOptions) -> int:
 
 async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) -> dict[str, Any]:
     settings, sets = load_settings(options), load_sets(options, note)
+    for chosen in sets:
+        chosen.check_settings(settings)
     for words in idle_ks(options.ks or (), sets):
         note(words)
     model_dir = options.model_dir.resolve() if options.model_dir else None
@@ -104,7 +106,7 @@ async def _play(
     async with playing(
         base_url,
         tokenizer_dir,
-        settings.model_dump(),
+        settings.model_dump(exclude_unset=True),
         audited=options.audits,
         evaluation=True,
         max_context_tokens=options.max_context_tokens,

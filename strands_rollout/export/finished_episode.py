@@ -46,22 +46,32 @@ class FinishedEpisode:
         return self.status != "failed" and not self.sample.remove_sample
 
 
-def finished_episodes(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> list[FinishedEpisode]:
+def finished_episodes(
+    samples: Iterable[Any], *, reward_key: str = REWARD_KEY, may_lose_images: bool = False
+) -> list[FinishedEpisode]:
     """The samples, in order; none is changed.
 
     Args:
         samples: slime's or ours, flat.
         reward_key: Where the number is in a reward that is a dict.
+        may_lose_images: Whether a sample may have images, which no form takes along.
 
     Raises:
         ExportError: A sample is unfinished, has no such reward, or its tokens, mask and logprobs disagree; all that is
-            wrong with the first such sample is told.
+            wrong with the first such sample is told. Or it has images.
     """
-    return [_episode(sample, number, reward_key) for number, sample in enumerate(samples)]
+    episodes = [_episode(sample, number, reward_key) for number, sample in enumerate(samples)]
+    for number, episode in enumerate(episodes):
+        if not may_lose_images and getattr(episode.sample, "multimodal_train_inputs", None) is not None:
+            raise ExportError(
+                f"{_where(episode.sample, number)} has images; expected text only: this form would hand on their "
+                "tokens without them, and what is trained would not be what was sampled"
+            )
+    return episodes
 
 
 def _episode(sample: Any, number: int, reward_key: str) -> FinishedEpisode:  # noqa: ANN401 - slime's Sample or ours
-    where = f"sample {number} (index={getattr(sample, 'index', None)})"
+    where = _where(sample, number)
     if not hasattr(sample, "response_length"):
         hint = ": hand over the samples of a fan-out one by one" if isinstance(sample, list | tuple) else ""
         raise ExportError(f"{where} is a {type(sample).__name__}; expected slime's Sample or ours{hint}")
@@ -80,6 +90,10 @@ def _episode(sample: Any, number: int, reward_key: str) -> FinishedEpisode:  # n
         status=status,
         facts=episode_facts(sample),
     )
+
+
+def _where(sample: object, number: int) -> str:
+    return f"sample {number} (index={getattr(sample, 'index', None)})"
 
 
 def compared_rewards(episodes: Sequence[FinishedEpisode]) -> list[float]:

@@ -20,6 +20,8 @@ from strands_rollout.export.sampling_names import VLLM
 from strands_rollout.finished_sample import finite
 from strands_rollout.reward import reward_func
 from strands_rollout.reward_settings import REWARD_KEY
+from strands_rollout.row_settings import ROW_KEY
+from strands_rollout.sample import exclude_from_training
 from strands_rollout.sample_type import Sample
 
 GeneratorOutput: TypeAlias = dict[str, Any]
@@ -139,6 +141,10 @@ class StrandsGenerator:
                 own = params if seed is None else {**params, "sampling_seed": seed + number}
                 async with gate:
                     await player.play(sample, own)
+                if sample.status is Sample.Status.ABORTED:  # SkyRL waits for each prompt's whole episode
+                    exclude_from_training(sample)
+                    sample.status = Sample.Status.FAILED
+                    await player.grade(sample)
 
             async with asyncio.TaskGroup() as group:
                 for number, sample in enumerate(samples):
@@ -160,10 +166,13 @@ def _samples(input_batch: Mapping[str, Any]) -> list[Sample]:
     for number, (prompt, extra, trajectory) in enumerate(zip(prompts, extras, ids, strict=True)):
         group = number if trajectory is None else groups.setdefault(trajectory.instance_id, len(groups))
         label = _label(extra, number)
-        samples.append(
-            Sample(prompt=prompt, label=label, index=number, group_index=group, metadata={"env_extras": extra})
-        )
+        samples.append(Sample(prompt=prompt, label=label, index=number, group_index=group, metadata=_metadata(extra)))
     return samples
+
+
+def _metadata(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """For the episode's own settings, and for an environment, which knows the row by it."""
+    return {"env_extras": extra, **{key: extra[key] for key in (ROW_KEY,) if key in extra}}
 
 
 def _label(extra: Mapping[str, Any], number: int) -> Any:  # noqa: ANN401 - whatever the data set holds

@@ -36,7 +36,8 @@ def to_rows(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> list[dic
     Raises:
         ExportError: A sample is unfinished, has no reward, its lengths disagree, or a value has no JSON.
     """
-    return [_row(episode, number) for number, episode in enumerate(finished_episodes(samples, reward_key=reward_key))]
+    episodes = finished_episodes(samples, reward_key=reward_key, may_lose_images=True)
+    return [_row(episode, number) for number, episode in enumerate(episodes)]
 
 
 def _row(episode: FinishedEpisode, number: int) -> dict[str, Any]:

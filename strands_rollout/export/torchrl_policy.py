@@ -39,6 +39,7 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
         input_mode: "history", "text" or "tokens".
         generate_kwargs: By TorchRL's names; a `seed` is the first prompt's, the next one's is one more.
         pad_output: Tensors of equal lengths in place of ragged ones.
+        num_samples: Answers to each prompt, in a last batch dimension of their own; None for one, without it.
         concurrency: Requests at once.
 
     Raises:
@@ -53,12 +54,16 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
         input_mode: str = "history",
         generate_kwargs: Mapping[str, Any] | None = None,
         pad_output: bool = False,
+        num_samples: int | None = None,
         concurrency: int = 64,
     ) -> None:
         super().__init__()
         if input_mode not in _INPUT_MODES:
             raise ConfigError(f"got input_mode={input_mode!r}; expected one of {', '.join(_INPUT_MODES)}")
+        if num_samples is not None and num_samples < 1:
+            raise ConfigError(f"got num_samples={num_samples}; expected at least 1, or None")
         self.base_url, self.tokenizer, self.input_mode = base_url, tokenizer, input_mode
+        self.num_samples = num_samples
         self.sampling_params = TORCHRL.to_sglang(generate_kwargs or {})
         self.generate, self.pad_output, self.concurrency = True, pad_output, concurrency
         self.in_keys, self.out_keys = [(input_mode, "prompt")], list(_OUT_KEYS)
@@ -74,7 +79,15 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
         if tensordict.ndim != 1:
             flat = tensordict.reshape(-1)
             done = self.forward(flat)
-            return done.reshape(tensordict.shape) if tensordict.ndim else done[0]
+            return done.reshape(*tensordict.shape, *done.shape[1:]) if tensordict.ndim else done[0]
+        if self.num_samples is None:
+            return self._answered(tensordict)
+        count = self.num_samples
+        rows = self._answered(lazy_stack([row for row in tensordict.unbind(0) for _ in range(count)])).unbind(0)
+        return lazy_stack([lazy_stack(list(rows[at : at + count])) for at in range(0, len(rows), count)])
+
+    def _answered(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """One answer to each prompt of a batch with one dimension."""
         prompts = self._prompt_ids(tensordict)
         answers = asyncio.run(self._sample(prompts))
         rows = [

@@ -15,7 +15,7 @@ from strands.models.openai import OpenAIModel
 
 from strands_rollout.errors import EngineError
 from strands_rollout.loop_cache import LoopCache
-from strands_rollout.rollout import ROUTING_HEADER
+from strands_rollout.rollout_job import ROUTING_HEADER
 from strands_rollout.sglang_connection import create_client
 from strands_rollout.shared_client import shared_client
 from strands_rollout.train.chat_recorder import RecordedChat

@@ -30,8 +30,9 @@ from typing import Any, Final, cast
 
 from strands.agent.conversation_manager import NullConversationManager
 
-from strands_rollout.agent import Episode, EpisodeLimits, run_episode
+from strands_rollout.agent import Episode, run_episode
 from strands_rollout.config import RolloutSettings, settings_from_args
+from strands_rollout.episode_bounds import EpisodeLimits
 from strands_rollout.episode_code import episode_code_tool
 from strands_rollout.episode_metrics import TRUNCATING
 from strands_rollout.episode_record import METADATA_KEY, METADATA_VERSION, error_text
@@ -39,14 +40,9 @@ from strands_rollout.errors import ConfigError
 from strands_rollout.first_use import once
 from strands_rollout.prompt_messages import to_episode_prompt
 from strands_rollout.prompts import CODE_TOOL_NAME
-from strands_rollout.rollout import (
-    build_tools,
-    context_limit,
-    log_episode,
-    log_failure,
-    reason_of_failure,
-    template_kwargs,
-)
+from strands_rollout.rollout import build_tools, log_episode, log_failure, reason_of_failure
+from strands_rollout.rollout_job import context_limit, template_kwargs
+from strands_rollout.row_settings import with_row_settings
 from strands_rollout.sample import write_failure, write_untrained
 from strands_rollout.sample_beginning import begin_sample
 from strands_rollout.sglang_model import SGLangModel
@@ -82,11 +78,12 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
         asyncio.CancelledError: The caller was cancelled. Nothing else is raised.
     """
     try:
-        settings = _checked(settings_from_args(args))
+        settings = _checked(with_row_settings(settings_from_args(args), sample.metadata))
         aborts = begin_sample(sample, may_resume=False).aborts
         played = await _run(args, sample, sampling_params, settings, evaluation=evaluation)
         log_episode(sample, played.episode)
         _write(args, sample, played, aborts)
+        sample.metadata[METADATA_KEY]["sampling_params"] = dict(sampling_params)
     except Exception as e:  # a training run must survive every failure of one sample
         log_failure(sample, e)
         write_failure(sample, e, reason_of_failure(e))
@@ -95,8 +92,12 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
 
 
 def _checked(settings: RolloutSettings) -> RolloutSettings:
-    if settings.fan_out or settings.conversation_manager:
-        raise ConfigError("got fan_out or a conversation_manager; expected neither: a chat endpoint has one history")
+    missing = ("fan_out", "conversation_manager", "agent_factory", "environment", "resources")
+    given = [name for name in missing if getattr(settings, name)]
+    if given:
+        raise ConfigError(
+            f"got {', '.join(given)}; expected none of these: a chat endpoint has one agent's one history"
+        )
     return settings
 
 
@@ -204,6 +205,7 @@ def _record(played: _Played, transcript: Transcript | None, aborts: int) -> dict
         "turns": len(chat.turns),
         "parse_failures": 0,
         "generate_s": sum(turn.latency_s for turn in chat.turns),
+        "turn_s": [turn.latency_s for turn in chat.turns],
         "sampled_tokens": sum(turn.completion_tokens for turn in chat.turns),
         "spans": [
             [number, start, end, turn.weight_version]
@@ -212,9 +214,11 @@ def _record(played: _Played, transcript: Transcript | None, aborts: int) -> dict
         "weight_versions": _versions(chat),
         "tool_iterations": episode.tool_iterations,
         "tool_calls": episode.tool_calls,
+        "user_turns": episode.user_turns,
         "tool_errors": episode.tools.errors,
         "tool_timeouts": episode.tools.timeouts,
         "tool_s": episode.tools.seconds,
+        "calls": episode.tools.calls,
         "code": asdict(played.code_calls),
         "duration_s": episode.duration_s,
         "segments": 1,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from strands_rollout.drift import placed_tokens, token_bytes
+from strands_rollout.drift import first_difference, placed_tokens, token_bytes
 from strands_rollout.errors import TrajectoryError
 
 Place: TypeAlias = tuple[int, int]
@@ -31,6 +31,7 @@ class Retokenised:
             same place of the text, else None. To measure with: a text endpoint has no logprobs to train with.
         sampled_tokens: Trained tokens of the sample as it was.
         drifted_tokens: Of these, how many are not among the new tokens, at their place of the text.
+        lost_context: Positions of the other tokens of the sample that are not among them.
         first_difference: The first position at which the token sequences differ; None where they are equal.
     """
 
@@ -40,6 +41,7 @@ class Retokenised:
     aligned_log_probs: list[float | None]
     sampled_tokens: int
     drifted_tokens: int
+    lost_context: list[int]
     first_difference: int | None
 
 
@@ -68,14 +70,16 @@ def retokenise(sample: Any, tokenizer: Any) -> Retokenised:  # noqa: ANN401 - sl
     log_probs = [0.0] * prompt_length + list(sample.rollout_log_probs or [0.0] * sample.response_length)
     trained = {old[at]: log_probs[at] for at in range(len(old)) if mask[at]}
     found = set(new)
+    lost = [at for at, token in enumerate(old) if token not in found]
     return Retokenised(
         tokens=[token for _, token in new],
         prompt_length=boundary,
         loss_mask=[mask[bisect_right(starts, place) - 1] for place, _ in new[boundary:]],
         aligned_log_probs=[trained.get(token) for token in new[boundary:]],
         sampled_tokens=sum(mask),
-        drifted_tokens=sum(1 for at, token in enumerate(old) if mask[at] and token not in found),
-        first_difference=_first_difference(tokens, [token for _, token in new]),
+        drifted_tokens=sum(mask[at] for at in lost),
+        lost_context=[at for at in lost if not mask[at]],
+        first_difference=first_difference(tokens, [token for _, token in new]),
     )
 
 
@@ -92,9 +96,3 @@ def _encoded_again(tokens: Sequence[int], tokenizer: Any) -> list[tuple[Place, i
 
 def _decoded(tokens: Sequence[int], tokenizer: Any) -> str:  # noqa: ANN401
     return str(tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    shorter = min(len(one), len(other))
-    at = next((at for at in range(shorter) if one[at] != other[at]), shorter)
-    return None if at == len(one) == len(other) else at

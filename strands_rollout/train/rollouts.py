@@ -7,6 +7,7 @@ step, as slime's partial rollouts.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -142,7 +143,7 @@ class RolloutCollector:
         """One graded episode of each row, with seeds that depend on the row and the name alone."""
 
         async def play(at: int, row: Row) -> Sample:
-            sample = Sample(prompt=row.prompt, label=row.label, index=at, group_index=at)
+            sample = _sample(row, index=at, group=at)
             async with self._gate:
                 outcome = await self._player.play(sample, self._params(name, at))
             return outcome.sample
@@ -183,10 +184,15 @@ class RolloutCollector:
     def _new_sample(self, group: Group, at: int) -> Sample:
         row = self._order.row(group.position)
         index = group.position * self._plan.samples + at
-        return Sample(prompt=row.prompt, label=row.label, index=index, group_index=group.position)
+        return _sample(row, index=index, group=group.position)
 
     def _params(self, name: str, index: int | None) -> dict[str, Any]:
         return {**self._plan.sampling_params, "sampling_seed": sampling_seed(self._plan.seed, name, index)}
+
+
+def _sample(row: Row, *, index: int, group: int) -> Sample:
+    metadata = copy.deepcopy(dict(row.metadata))
+    return Sample(prompt=row.prompt, label=row.label, index=index, group_index=group, metadata=metadata)
 
 
 def _was_aborted(group: Group, at: int) -> bool:

@@ -6,6 +6,7 @@ Glue between episodes and the policy. Read `Trainer.run` first.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,10 @@ from strands_rollout.dataset_rows import Row
 from strands_rollout.episode_facts import episode_facts
 from strands_rollout.errors import TrajectoryError
 from strands_rollout.evaluate import Player
+from strands_rollout.finished_sample import kept
 from strands_rollout.reward_settings import REWARD_KEY
 from strands_rollout.sample_type import Sample
+from strands_rollout.step_dump import write_step_dump
 from strands_rollout.train.ablations import Ablations
 from strands_rollout.train.checkpoint import Progress
 from strands_rollout.train.logprob_gap import LogprobGap, check_gap
@@ -123,6 +126,8 @@ class Trainer:
         samples = [sample for group in collected.groups for sample in group]
         ablations = Ablations(self.options.ablation, self.player)
         await ablations.apply(samples)
+        write = functools.partial(write_step_dump, self.player.args, "rollout", step, collected.groups)
+        await asyncio.to_thread(kept, "dump", write)
         if not any(sample.loss_mask and any(sample.loss_mask) for sample in samples):
             raise TrajectoryError(f"no sample of step {step} trains a token; their errors: {_errors_of(samples)}")
         if self.options.checks and self.options.rollout != "openai":

@@ -37,8 +37,9 @@ from strands_rollout.train.run_folder import TrainFolder
 from strands_rollout.train.step_log import FILE_NAME, StepRecord, read_steps
 from strands_rollout.train.train_options import TrainOptions
 from strands_rollout.train.trainer import Trainer
-from strands_rollout.train.wandb_log import WandbLog, check_wandb
+from strands_rollout.train.wandb_log import WandbLog
 from strands_rollout.train.weight_sync import WeightSync
+from strands_rollout.wandb_run import check_wandb
 
 EXIT_OK: Final = 0
 EXIT_INTERRUPTED: Final = 130
@@ -89,7 +90,7 @@ async def _run(options: TrainOptions, log: Console) -> dict[str, Any]:
         base_url = await stack.enter_async_context(served_engine(options.base_url, options.model_dir.resolve()))
         log.print(f"engine at {redacted(parse_base_url(base_url))}, run in {options.out}", highlight=False)
         sync = await stack.enter_async_context(WeightSync(base_url))
-        told = {**settings.model_dump(), "should_abort": flag}
+        told = {**settings.model_dump(exclude_unset=True), "should_abort": flag}
         player = await stack.enter_async_context(
             playing(base_url, options.model_dir, told, audited=False, generate=_generate(options))
         )

@@ -8,39 +8,21 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from strands_rollout.errors import ConfigError
 from strands_rollout.train.step_log import finite
+from strands_rollout.wandb_run import check_wandb, start_run
 
 _PROJECT: Final = "strands-rollout-train"
 _ID_FILE: Final = "wandb_id"
-_WITHOUT_KEY: Final = frozenset({"offline", "dryrun", "disabled"})
-
-
-def check_wandb() -> None:
-    """Refuse to log before anything runs.
-
-    Raises:
-        ConfigError: wandb is not installed, or would ask for a key.
-    """
-    if find_spec("wandb") is None:
-        raise ConfigError("--wandb needs wandb, which is not installed; pip install 'strands-rollout[wandb]'")
-    mode = os.environ.get("WANDB_MODE", "")
-    if mode not in _WITHOUT_KEY and not os.environ.get("WANDB_API_KEY"):
-        raise ConfigError(
-            "--wandb found no WANDB_API_KEY in the environment; set it, or WANDB_MODE=offline to upload later"
-        )
 
 
 class WandbLog:
     """A run in wandb, gone on with where the same folder was logged before; a context manager.
 
-    Only what is given here is logged: no command line, no output, no code, no name of a git remote, as any of these may
-    hold a secret.
+    Only what is given here is logged; see `start_run`.
 
     Args:
         out: The run's folder; wandb's own files lie in it unless WANDB_DIR is set.
@@ -52,29 +34,14 @@ class WandbLog:
 
     def __init__(self, out: Path, options: Mapping[str, Any]) -> None:
         check_wandb()
-        import wandb
-
-        quiet = wandb.Settings(
-            silent=True,
-            console="off",
-            disable_code=True,
-            disable_git=True,
-            x_disable_meta=True,
-            x_disable_stats=True,
-            x_save_requirements=False,
+        self._run = start_run(
+            project=os.environ.get("WANDB_PROJECT", _PROJECT),
+            name=os.environ.get("WANDB_NAME", out.name),
+            id=_run_id(out),
+            resume="allow",
+            dir=os.environ.get("WANDB_DIR", str(out)),
+            config=dict(options),
         )
-        try:
-            self._run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", _PROJECT),
-                name=os.environ.get("WANDB_NAME", out.name),
-                id=_run_id(out),
-                resume="allow",
-                dir=os.environ.get("WANDB_DIR", str(out)),
-                config=dict(options),
-                settings=quiet,
-            )
-        except (wandb.Error, OSError) as e:
-            raise ConfigError(f"wandb can't start a run: {e}; mend that, or set WANDB_MODE=offline") from e
         # a resumed run does some steps again, which wandb's own step, a counter, would refuse
         self._run.define_metric("*", step_metric="step")
 

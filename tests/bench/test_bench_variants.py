@@ -30,7 +30,9 @@ def stage(scripts: list[AnswerScript], tmp_path_factory: pytest.TempPathFactory)
         yield found
 
 
-@pytest.mark.parametrize("variant", NEEDS)
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=pytest.mark.slow) if name == "openai" else name for name in NEEDS]
+)
 async def test_a_variant_plays_exactly_the_script(variant: str, stage: Stage) -> None:
     pytest.importorskip(NEEDS[variant])
     player = make_player(variant, stage)

@@ -52,6 +52,7 @@ async def serve(**routes) -> tuple[web.AppRunner, str]:
     return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
 
 
+@pytest.mark.slow
 def test_each_workload_has_a_row_with_its_rate(rows):
     assert [row.workload for row in rows] == PLAN.workloads(2048)
     assert {row.engine for row in rows} == {"embedded"}
@@ -86,6 +87,7 @@ def test_the_table_has_a_line_for_each_workload_and_the_json_all_figures(rows):
     assert [item["tokens_per_s"] for item in json.loads(rows_as_json(rows))] == [row.tokens_per_s for row in rows]
 
 
+@pytest.mark.slow
 async def test_each_engine_gets_every_workload_in_each_round():
     async with running_engine(context_length=128) as one, running_engine(context_length=128) as two:
         steps: list[tuple[int, int]] = []

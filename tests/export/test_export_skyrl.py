@@ -150,6 +150,23 @@ async def test_repetitions_of_a_prompt_are_one_group(shipped_tokenizer: Any) -> 
     assert output["rewards"] == [1.0, 1.0, 1.0]
 
 
+async def test_a_prompt_that_the_engine_aborts_is_masked_like_one_that_failed(shipped_tokenizer: Any) -> None:
+    ids = ids_of(shipped_tokenizer, ANSWER)
+    turns = iter([Reply.tokens(ids), Reply.abort(ids[:2]), Reply.tokens(ids)])
+    output, _ = await generated(
+        shipped_tokenizer, lambda *_: next(turns), batch(), concurrency=1, settings={"on_engine_abort": "return"}
+    )
+    assert output["stop_reasons"] == ["stop", "error", "stop"]
+    assert set(output["loss_masks"][1]) == {0}
+
+
+async def test_a_rows_own_settings_count(shipped_tokenizer: Any) -> None:
+    extras = [{"label": "34", "strands_rollout_settings": {"max_turn_tokens": 7}}] * 3
+    answer = [Reply.tokens(ids_of(shipped_tokenizer, ANSWER))] * 3
+    _, fake = await generated(shipped_tokenizer, answer, batch(env_extras=extras))
+    assert {request.body["sampling_params"]["max_new_tokens"] for request in fake.requests} == {7}
+
+
 async def test_each_prompt_has_a_seed_of_its_own(shipped_tokenizer: Any) -> None:
     params = {**PARAMS, "seed": 5}
     _, fake = await generated(

@@ -125,6 +125,23 @@ async def test_a_single_prompt_and_a_batch_of_two_dimensions_keep_their_shapes(s
     assert grid.batch_size == (2, 2)
 
 
+async def test_each_prompt_has_so_many_answers_in_a_dimension_of_their_own(shipped_tokenizer: Any) -> None:
+    answers = iter([f"{number}<|im_end|>" for number in range(6)])
+    script = lambda *_: Reply.tokens(ids_of(shipped_tokenizer, next(answers)))  # noqa: E731
+    async with FakeSGLang(script, context_length=4096) as fake:
+        kwargs = {**KWARGS, "seed": 3}
+        policy = SGLangPolicy(fake.base_url, shipped_tokenizer, num_samples=3, generate_kwargs=kwargs, concurrency=1)
+        done = await asyncio.to_thread(policy, histories(*QUESTIONS))
+    assert done.shape == (2, 3)
+    assert [[done[i, j]["text"].response for j in range(3)] for i in range(2)] == [
+        ["0<|im_end|>", "1<|im_end|>", "2<|im_end|>"],
+        ["3<|im_end|>", "4<|im_end|>", "5<|im_end|>"],
+    ]
+    assert sorted(request.body["sampling_params"]["sampling_seed"] for request in fake.requests) == list(range(3, 9))
+    with pytest.raises(ConfigError, match="got num_samples=0"):
+        SGLangPolicy(fake.base_url, shipped_tokenizer, num_samples=0)
+
+
 async def test_keywords_and_seeds_reach_the_engine_by_its_names(shipped_tokenizer: Any) -> None:
     kwargs = {"max_tokens": 9, "do_sample": False, "stop_sequences": ["x"], "num_return_sequences": 1, "seed": 3}
     _, fake = await answered(shipped_tokenizer, histories(*QUESTIONS), generate_kwargs=kwargs)

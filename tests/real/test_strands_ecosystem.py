@@ -6,6 +6,9 @@ What needs strands-agents-tools or starts MCP servers runs on the real SGLang al
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from many_tools.hooks import COUNTED, NOT_ALLOWED, Storekeeper
@@ -14,6 +17,20 @@ from many_tools_engine import Play, tool_results
 from strands_rollout import Sample
 
 _MODEL = ["before model", "after model"]
+
+
+def dying(test: Any) -> Any:
+    """Strands leaves a coroutine of its own behind where it stops a client whose server is gone."""
+    for kind in ("RuntimeWarning", "pytest.PytestUnraisableExceptionWarning"):
+        test = pytest.mark.filterwarnings(f"ignore:.*MCPClient.stop:{kind}")(test)
+    return pytest.mark.usefixtures("_leftovers")(test)
+
+
+@pytest.fixture
+def _leftovers() -> Iterator[None]:
+    """Let go of them here, and not in the midst of another test."""
+    yield
+    gc.collect()
 
 
 async def test_a_hook_sees_model_and_tool_calls_in_order_and_rewrites_a_result(play: Play) -> None:
@@ -98,18 +115,22 @@ async def test_an_image_fails_the_sample_in_words_and_trains_nothing(
     assert "this model reads text only" in caplog.text
 
 
+@dying
 @pytest.mark.real
-async def test_an_mcp_server_that_dies_is_an_error_result_and_the_next_episode_has_another(on_sglang: Play) -> None:
-    played = await on_sglang("Stop the server.")
-    assert (played.sample.status, played.facts["tool_errors"]) == (Sample.Status.COMPLETED, 2)
-    assert "Connection closed" in played.context(0)
+async def test_an_mcp_server_that_dies_is_an_outage_and_the_next_episode_has_another(on_sglang: Play) -> None:
+    played = await on_sglang("Stop the server.", by_heart=False)
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "sandbox_error")
+    assert set(played.sample.loss_mask) == {0}
     assert (await on_sglang("Add 2 and 40.")).facts["tool_errors"] == 0
 
 
+@dying
 @pytest.mark.real
 async def test_episodes_that_share_a_dying_mcp_server_all_end(on_sglang: Play) -> None:
     questions = ["Add 2 and 40.", "Stop the server.", "Divide 1 by 0.", "Add 2 and 40."] * 2
     async with asyncio.timeout(100):
         played = await asyncio.gather(*(on_sglang(question, by_heart=False) for question in questions))
-    assert [one.sample.status for one in played] == [Sample.Status.COMPLETED] * len(questions)
+    ends = [(one.sample.status, one.facts["stop_reason"]) for one in played]
+    assert set(ends) <= {(Sample.Status.COMPLETED, "completed"), (Sample.Status.FAILED, "sandbox_error")}
+    assert ends[1] == ends[5] == (Sample.Status.FAILED, "sandbox_error")
     assert (await on_sglang("Add 2 and 40.")).facts["tool_errors"] == 0

@@ -293,7 +293,7 @@ async def test_a_cancelled_caller_gets_its_cancellation(shipped_tokenizer: Any) 
         await chat.gone.wait()
 
 
-@pytest.mark.parametrize("settings", [{"fan_out": True}, {"no_such_setting": 1}])
+@pytest.mark.parametrize("settings", [{"fan_out": True}, {"environment": "x.y"}, {"no_such_setting": 1}])
 async def test_settings_that_cannot_be_kept_make_a_failed_sample(shipped_tokenizer: Any, settings: Any) -> None:
     sample, requests = await play(shipped_tokenizer, [Said(ANSWER)], settings=settings)
     assert (requests, sample.status, facts(sample)["stop_reason"]) == ([], Status.FAILED, "setup_error")

@@ -132,3 +132,11 @@ async def test_held_out_rows_are_played_with_the_same_seeds_every_time() -> None
     await collector.play_all(ROWS, "held out")
     assert player.seeds == seeds
     assert [sample.label for sample in first] == [row.label for row in ROWS]
+
+
+async def test_rows_hand_their_metadata_to_each_of_their_samples() -> None:
+    told = Row("question", "1", metadata={"strands_rollout_settings": {"max_tool_calls": 1}})
+    collector, _ = collector_of()
+    samples = await collector.play_all([told], "held out")
+    assert samples[0].metadata["strands_rollout_settings"] == {"max_tool_calls": 1}
+    assert samples[0].metadata is not told.metadata

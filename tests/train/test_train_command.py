@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from strands_rollout.dump import read_dump
+
 REPOSITORY = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(900)  # of slow runs on a busy machine
 SMALL = ("--prompts", "4", "--samples-per-prompt", "4", "--threads", "1", "--eval-every", "100")
@@ -158,12 +160,18 @@ def test_another_agent_is_trained_by_naming_its_config_model_and_rows(tmp_path: 
     data = REPOSITORY / "strands_rollout/data"
     rows = tmp_path / "held_out.jsonl"
     rows.write_text("".join((data / "shop_held_out.jsonl").read_text().splitlines(keepends=True)[:4]))
-    shop = ("--config", str(REPOSITORY / "configs/shop.yaml"), "--model", str(data / "shop_model"))
+    config = tmp_path / "shop.yaml"
+    dumps = f"  dump_dir: {tmp_path / 'dump'}\n  dump_samples: 8\n"
+    config.write_text((REPOSITORY / "configs/shop.yaml").read_text() + dumps)
+    shop = ("--config", str(config), "--model", str(data / "shop_model"))
     out = tmp_path / "run"
     done = train(out, "--steps", "2", *shop, "--data", str(data / "shop_train.jsonl"), held_out=rows)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["logprob_gap_max_step0"] < 1e-3
     assert all(record["tool_calls"] > 1.5 for record in steps_of(out))
+    names = sorted(path.name for path in (tmp_path / "dump").iterdir())
+    assert names == ["rollout_000000.jsonl.gz", "rollout_000001.jsonl.gz"]
+    assert len(list(read_dump(tmp_path / "dump"))) == 16
 
 
 @pytest.mark.slow

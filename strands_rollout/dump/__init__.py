@@ -1,0 +1,28 @@
+"""Dumps: finished samples in files, to be looked at, measured, replayed and trained on again.
+
+The format, version 1. A dump is a text file in UTF-8, plain (`.jsonl`) or compressed by gzip (`.jsonl.gz`); a folder is
+all dumps in it. Each line is one sample, a JSON object that needs no other line: files may be cut between lines and put
+one behind the other. Its keys are:
+
+- the fields of slime's `Sample.to_dict()` under their own names (slime/utils/types.py); all that the sample had is
+  there, and what a reader does not know it keeps;
+- `strands_rollout_dump`, which says what the line is: `{"version": 1}`, and under `token_texts`, where a tokenizer was
+  at hand, what each id of `tokens` stands for: `{"271": " the"}`, or where its bytes are no text alone, the bytes as
+  numbers: `{"94": [226, 130]}`.
+
+What JSON has no form for is an object with one key that begins with `$`; see `json_values`. A line with a higher
+version is refused; keys that are new within a version may be left unread. Facts of the episode (turns, spans, times,
+why it ended) are where `generate` wrote them, in `metadata["strands_rollout"]`; see `episode_record`. Secrets are
+masked in `metadata`, `train_metadata` and `apply_chat_template_kwargs`, by the names of their keys and as passwords in
+URLs; what the policy read and wrote is left as it was.
+
+`read_dump` also reads what is no dump of this format: samples without `strands_rollout_dump` (version 0), the results
+of `strands-rollout eval`, and slime's `--save-debug-rollout-data`, without torch.
+"""
+
+from strands_rollout.dump.reader import read_dump
+from strands_rollout.dump.record import DumpRecord
+from strands_rollout.dump.token_texts import TokenTexts
+from strands_rollout.dump.writer import DumpWriter, write_dump
+
+__all__ = ["DumpRecord", "DumpWriter", "TokenTexts", "read_dump", "write_dump"]

@@ -1,0 +1,174 @@
+"""Plain values <-> JSON without a loss, where JSON has no form of its own for them.
+
+An object with one key that begins with `$` stands for: `$tuple` (its items), `$bytes` (base64), `$float` ("nan", "inf",
+"-inf"), `$int` (decimal digits of one beyond 64 bits), `$text` (base64 of UTF-8 with lone surrogates), `$array` (dtype,
+shape, base64 of the items in C order; also of tensors, and with no shape a NumPy number) and `$map` (pairs of key and
+value, for keys that are no text, or a mapping that looks like one of these).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from strands_rollout.errors import DumpError
+
+_INT64_MIN: Final = -(2**63)
+_UINT64_MAX: Final = 2**64 - 1
+_ARRAY_KINDS: Final = "biufc"
+
+
+def to_json(value: Any, where: str) -> Any:  # noqa: ANN401 - any plain value
+    """A value of JSON that `from_json` makes the same value of; a tensor comes back as a NumPy array.
+
+    Args:
+        value: Anything; only plain values, NumPy's and tensors have a form.
+        where: What it is, for messages.
+
+    Raises:
+        DumpError: It holds something else, or itself.
+    """
+    try:
+        return _encoded(value)
+    except _FormlessError as e:
+        raise DumpError(
+            f"{where} holds {e.kind}; expected plain values (numbers, text, lists, mappings, arrays): convert it first"
+        ) from None
+    except RecursionError as e:
+        raise DumpError(f"{where} holds itself, or is nested too deeply; expected plain values") from e
+
+
+def from_json(value: Any) -> Any:  # noqa: ANN401 - any value of JSON
+    """The value that `to_json` made this of.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    if isinstance(value, list):
+        # lists of numbers are nearly all of a dump
+        return value if set(map(type, value)) <= _BARE else [from_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((key, held),) = value.items()
+        if key.startswith("$"):
+            return _decoded(key, held)
+    return {key: from_json(item) for key, item in value.items()}
+
+
+class _FormlessError(Exception):
+    """A value has no form in JSON."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__()
+        self.kind = f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+_BARE: Final = frozenset({int, float, str, bool, type(None)})
+
+
+def _encoded(value: Any) -> Any:  # noqa: ANN401
+    encode = _ENCODERS.get(type(value))
+    if encode is not None:
+        return encode(value)
+    if isinstance(value, Mapping):
+        return _mapping(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return _array(value)
+    if all(hasattr(value, name) for name in ("detach", "cpu", "numpy")):
+        return _array(value.detach().cpu().numpy())
+    raise _FormlessError(value)
+
+
+def _list(values: list[Any]) -> list[Any]:
+    kinds = set(map(type, values))
+    if kinds == {int} and min(values) >= _INT64_MIN and max(values) <= _UINT64_MAX:
+        return values
+    if kinds == {float} and all(map(math.isfinite, values)):
+        return values
+    return [_encoded(value) for value in values]
+
+
+def _mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
+    looks_tagged = len(value) == 1 and str(next(iter(value))).startswith("$")
+    if looks_tagged or not all(type(key) is str and _is_text(key) for key in value):
+        return {"$map": [[_encoded(key), _encoded(item)] for key, item in value.items()]}
+    return {key: _encoded(item) for key, item in value.items()}
+
+
+def _text(value: str) -> str | dict[str, str]:
+    return value if _is_text(value) else {"$text": _base64(value.encode("utf-8", "surrogatepass"))}
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _int(value: int) -> int | dict[str, str]:
+    return value if _INT64_MIN <= value <= _UINT64_MAX else {"$int": str(value)}
+
+
+def _float(value: float) -> float | dict[str, str]:
+    return value if math.isfinite(value) else {"$float": str(value)}
+
+
+def _array(value: Any) -> dict[str, Any]:  # noqa: ANN401 - NumPy's
+    if value.dtype.kind not in _ARRAY_KINDS:
+        raise _FormlessError(value)
+    little = np.asarray(value, dtype=value.dtype.newbyteorder("<"))
+    return {"$array": [little.dtype.str, list(value.shape), _base64(little.tobytes())]}
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+_ENCODERS: Final[Mapping[type, Callable[[Any], Any]]] = {
+    bool: lambda value: value,
+    type(None): lambda value: value,
+    int: _int,
+    float: _float,
+    str: _text,
+    list: _list,
+    tuple: lambda value: {"$tuple": _list(list(value))},
+    dict: _mapping,
+    bytes: lambda value: {"$bytes": _base64(value)},
+}
+
+
+def _decoded(key: str, held: Any) -> Any:  # noqa: ANN401
+    decode = _DECODERS.get(key)
+    if decode is None:
+        raise ValueError(f"got the key {key!r:.40}; expected one of {', '.join(_DECODERS)}")
+    try:
+        return decode(held)
+    except (TypeError, ValueError, binascii.Error) as e:
+        raise ValueError(f"got a damaged {key}: {e}") from e
+
+
+def _array_of(held: Any) -> Any:  # noqa: ANN401
+    name, shape, data = held
+    dtype = np.dtype(name)
+    if dtype.kind not in _ARRAY_KINDS:
+        raise ValueError(f"got an array of {dtype}; expected numbers")
+    return np.frombuffer(base64.b64decode(data), dtype=dtype).reshape(shape).copy()[()]
+
+
+_DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "$tuple": lambda held: tuple(from_json(list(held))),
+    "$bytes": lambda held: base64.b64decode(held, validate=True),
+    "$float": lambda held: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[held],
+    "$int": int,
+    "$text": lambda held: base64.b64decode(held, validate=True).decode("utf-8", "surrogatepass"),
+    "$array": _array_of,
+    "$map": lambda held: {from_json(name): from_json(item) for name, item in held},
+}

@@ -1,0 +1,212 @@
+"""One sample of a dump: the values that slime's `Sample.to_dict` gives, and back.
+
+Knows samples by `to_dict` and `from_dict`, and the form of a line; nothing of files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from strands_rollout.dump.json_values import from_json, to_json
+from strands_rollout.errors import DumpError
+from strands_rollout.sample_type import Sample
+from strands_rollout.secret_mask import masked
+
+VERSION: Final = 1
+HEAD_KEY: Final = "strands_rollout_dump"
+FACTS_KEY: Final = "strands_rollout"
+_TEXTS_KEY: Final = "token_texts"
+_MASKED: Final = ("metadata", "train_metadata", "apply_chat_template_kwargs")
+_SECRET: Final = re.compile(
+    r"authorization$|(api|access|auth|secret|private|bearer|session|hf|wandb)[_-]?(key|token)$|^token$|passw(or)?d$"
+    r"|secret$|cookie$",
+    re.IGNORECASE,
+)
+_RESULT_FACTS: Final = (
+    *("stop_reason", "error", "turns", "tool_calls", "tool_errors", "parse_failures", "sampled_tokens"),
+    "weight_versions",
+)
+_LONG_INTEGER: Final = re.compile(rb"(?<![\d.])\d{19}")
+
+
+@dataclass(frozen=True, slots=True)
+class DumpRecord:
+    """One sample as a dump has it.
+
+    Attributes:
+        values: As `Sample.to_dict` gives them; what a file lacks has its default there.
+        where: File and line (or position in slime's file, from 0), for people.
+        source: "dump", "samples" (version 0), "slime", or "eval": a result of `strands-rollout eval`.
+        token_texts: Bytes of token ids, as far as the dump holds them.
+        violations: What an evaluation found wrong with it, in words.
+    """
+
+    values: dict[str, Any]
+    where: str = ""
+    source: str = "dump"
+    token_texts: Mapping[int, bytes] = field(default_factory=dict)
+    violations: tuple[str, ...] = ()
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether it can be looked at token by token: a result of `eval` without --save-tokens can't."""
+        return bool(self.values.get("tokens"))
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What `generate` wrote of the episode; empty for a foreign sample."""
+        metadata = self.values.get("metadata")
+        facts = metadata.get(FACTS_KEY) if isinstance(metadata, Mapping) else None
+        return facts if isinstance(facts, Mapping) else {}
+
+    def to_sample(self, sample_class: Any = Sample) -> Any:  # noqa: ANN401 - slime's class or ours
+        """A sample of these values; it shares lists with the record.
+
+        Args:
+            sample_class: slime's `Sample`, or ours.
+
+        Raises:
+            DumpError: The values are no sample's.
+        """
+        try:
+            return sample_class.from_dict(dict(self.values))
+        except (TypeError, ValueError, KeyError, AttributeError) as e:
+            raise DumpError(f"{self.where}: no sample can be made of it: {type(e).__name__}: {e}") from e
+
+    @classmethod
+    def from_sample(cls, sample: Any, token_texts: Mapping[int, bytes] | None = None) -> DumpRecord:  # noqa: ANN401
+        """The record of slime's sample or ours; it shares lists with it.
+
+        Args:
+            sample: Finished or not.
+            token_texts: Bytes of its token ids, of more, or of some; see `token_texts.TokenTexts`.
+        """
+        values = sample.to_dict()
+        if token_texts is None:
+            return cls(values)
+        return cls(values, token_texts={i: token_texts[i] for i in sorted(set(values["tokens"])) if i in token_texts})
+
+
+def record_line(record: DumpRecord) -> bytes:
+    """The record as a line, its end included; secrets masked.
+
+    Raises:
+        DumpError: It holds what has no form in JSON.
+    """
+    values = dict(record.values)
+    for name in _MASKED:
+        if isinstance(values.get(name), Mapping):
+            values[name] = without_secrets(values[name])
+    head: dict[str, Any] = {"version": VERSION}
+    if record.token_texts:
+        head[_TEXTS_KEY] = {str(token): _text_or_bytes(text) for token, text in record.token_texts.items()}
+    named = {name: to_json(value, f"sample index={values.get('index')}: {name}") for name, value in values.items()}
+    return orjson.dumps({HEAD_KEY: head, **named}) + b"\n"
+
+
+def read_line(line: bytes, where: str) -> DumpRecord:
+    """The record of a line, of this format or one that it succeeds.
+
+    Args:
+        line: With or without its end.
+        where: File and line, for messages.
+
+    Raises:
+        DumpError: It is none.
+    """
+    try:
+        # orjson makes a float of an integer above 64 bits
+        read = json.loads(line) if _LONG_INTEGER.search(line) else _loaded(line)
+    except (ValueError, RecursionError) as e:
+        raise DumpError(f"{where} is broken: {e}; got {line[:60]!r}; expected one sample as a JSON object") from e
+    if not isinstance(read, dict):
+        raise DumpError(f"{where} holds {type(read).__name__}; expected one sample as a JSON object")
+    try:
+        return _record(read, where)
+    except (ValueError, TypeError, KeyError) as e:
+        raise DumpError(f"{where} is broken: {e}") from e
+
+
+def _loaded(line: bytes) -> Any:  # noqa: ANN401
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return json.loads(line)  # which also takes NaN
+
+
+def _record(read: dict[str, Any], where: str) -> DumpRecord:
+    head = read.pop(HEAD_KEY, None)
+    if head is None:
+        return _older(read, where)
+    version = head.get("version") if isinstance(head, dict) else None
+    if version != VERSION:
+        raise DumpError(f"{where} is of dump version {version!r}; this release reads {VERSION}: use a newer one")
+    texts = {int(token): _bytes(text) for token, text in head.get(_TEXTS_KEY, {}).items()}
+    return DumpRecord(_checked(from_json(read), where), where, token_texts=texts)
+
+
+def _older(read: dict[str, Any], where: str) -> DumpRecord:
+    if "data_set" in read and "problem" in read:
+        violations = tuple(map(str, read.get("violations") or ()))
+        whole = read.get("sample")
+        values = _checked(whole, where) if isinstance(whole, dict) else _of_result(read)
+        values.setdefault("metadata", {})["eval"] = {name: read.get(name) for name in ("data_set", "problem", "number")}
+        return DumpRecord(values, where, "eval", violations=violations)
+    return DumpRecord(_checked(read, where), where, "samples")
+
+
+def _checked(values: Any, where: str) -> dict[str, Any]:  # noqa: ANN401
+    if not isinstance(values, dict) or "status" not in values or "tokens" not in values:
+        raise DumpError(f"{where} is no sample: expected an object with at least status and tokens")
+    return {**Sample().to_dict(), **values}
+
+
+def _of_result(read: Mapping[str, Any]) -> dict[str, Any]:
+    """A result of an evaluation that kept no tokens."""
+    facts = {name: read.get(name) for name in _RESULT_FACTS} | {"duration_s": read.get("seconds")}
+    known = {name: read.get(name) for name in ("status", "label", "reward")}
+    return {
+        **Sample().to_dict(),
+        **known,
+        "response": read.get("response") or "",
+        "response_length": read.get("response_tokens") or 0,
+        "metadata": {FACTS_KEY: facts},
+    }
+
+
+def slime_record(values: Any, where: str) -> DumpRecord:  # noqa: ANN401
+    """The record of a sample of slime's own file.
+
+    Raises:
+        DumpError: It is no sample.
+    """
+    return DumpRecord(_checked(values, where), where, "slime")
+
+
+def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample's metadata with its secrets masked.
+
+    An aborted episode's saved messages are what the policy read: they stay, for it to be gone on with.
+    """
+    cleaned: dict[str, Any] = masked(values, _SECRET)
+    facts = values.get(FACTS_KEY)
+    if isinstance(facts, Mapping) and "resume" in facts:
+        cleaned[FACTS_KEY] = {**cleaned[FACTS_KEY], "resume": facts["resume"]}
+    return cleaned
+
+
+def _text_or_bytes(text: bytes) -> str | list[int]:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return list(text)
+
+
+def _bytes(text: str | list[int]) -> bytes:
+    return text.encode() if isinstance(text, str) else bytes(text)

@@ -1,0 +1,30 @@
+"""An MCP server on standard input and output: `python -m strands_rollout.examples.mcp_server`.
+
+`configs/mcp.yaml` names its command; an agent then has its tools. It stands for any server, in any language.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+
+def make_server() -> Any:  # noqa: ANN401 - its class depends on mcp's version
+    """A server with one tool."""
+    try:
+        from mcp.server import MCPServer as Server  # mcp 2
+    except ImportError:
+        from mcp.server.fastmcp import FastMCP as Server  # type: ignore[attr-defined, no-redef, unused-ignore] # mcp 1
+    server = Server("units", log_level="WARNING")
+
+    @server.tool()  # type: ignore[untyped-decorator, unused-ignore]
+    def to_kilometres(miles: float = Field(description="A distance in miles.")) -> float:
+        """Convert miles to kilometres."""
+        return miles * 1.609344
+
+    return server
+
+
+if __name__ == "__main__":
+    make_server().run()

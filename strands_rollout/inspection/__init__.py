@@ -1,0 +1,1 @@
+"""Looks at what is there: chat templates, gold answers, and episodes that were saved."""

@@ -1,0 +1,127 @@
+"""An episode as a dump has it: its tokens, and which of them were sampled, turn by turn.
+
+Knows samples; nothing of tokenizers and engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from strands_rollout.dump import DumpRecord, read_dump
+from strands_rollout.errors import DumpError
+from strands_rollout.finished_sample import FinishedSample
+
+
+@dataclass(frozen=True, slots=True)
+class SavedEpisode:
+    """One sample of a dump that has tokens and a policy's turn among them.
+
+    Attributes:
+        number: Its place in the dump, from 0.
+        record: As it was read.
+        sample: Made of it.
+        turns: Where each of the policy's turns begins and ends in the tokens; at least one, none empty.
+    """
+
+    number: int
+    record: DumpRecord
+    sample: Any
+    turns: Sequence[tuple[int, int]]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and response."""
+        return list(self.sample.tokens)
+
+    @property
+    def name(self) -> dict[str, Any]:
+        """How a report names it: its place in the dump, and the sample's own index."""
+        return {"number": self.number, "index": self.sample.index}
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What `generate` wrote of it."""
+        return self.record.facts
+
+    @property
+    def contexts(self) -> Iterator[tuple[int, int]]:
+        """Where what the policy read before each of its turns begins and ends; the first is the prompt."""
+        end = 0
+        for start, next_end in self.turns:
+            yield end, start
+            end = next_end
+
+    @property
+    def sampled_mask(self) -> list[int]:
+        """1 for each token of the response that was sampled, trained or not, else 0."""
+        prompt_length = len(self.sample.tokens) - self.sample.response_length
+        mask = [0] * len(self.sample.tokens)
+        for start, end in self.turns:
+            mask[start:end] = [1] * (end - start)
+        return mask[prompt_length:]
+
+
+def read_episodes(path: Path) -> Iterator[SavedEpisode]:
+    """The episodes of a dump, one at a time; samples in which nothing was sampled are left out.
+
+    Raises:
+        DumpError: See `read_dump`.
+    """
+    for number, record in enumerate(read_dump(path)):
+        episode = episode_of(record, number)
+        if episode is not None:
+            yield episode
+
+
+def nth_episode(path: Path, number: int) -> SavedEpisode:
+    """The episode at a place of a dump, from 0.
+
+    Raises:
+        DumpError: There is none, or it has no tokens.
+    """
+    count = 0
+    for at, record in enumerate(read_dump(path)):
+        count += 1
+        if at == number:
+            episode = episode_of(record, at)
+            if episode is None:
+                raise DumpError(f"{record.where}: the policy's tokens are not in it; expected a sample with tokens")
+            return episode
+    raise DumpError(f"{path} has {count} samples; got sample {number}, expected one of 0 to {count - 1}")
+
+
+def episode_of(record: DumpRecord, number: int) -> SavedEpisode | None:
+    """The episode of a record; None where nothing was sampled, or its tokens were not kept.
+
+    Turns are read from the episode's facts; of a foreign sample each run of trained tokens is one.
+
+    Raises:
+        DumpError: Its tokens are no token ids, or fewer than its response has.
+    """
+    if not record.has_tokens:
+        return None
+    sample = record.to_sample()
+    if not all(type(token) is int and token >= 0 for token in sample.tokens):
+        raise DumpError(f"{record.where}: tokens holds something else than token ids; expected integers from 0")
+    if not 0 <= sample.response_length <= len(sample.tokens):
+        lengths = f"response_length {sample.response_length} of {len(sample.tokens)} tokens"
+        raise DumpError(f"{record.where}: got {lengths}; expected no more than there are")
+    turns = FinishedSample(sample, record.facts).turn_bounds
+    if turns is None:
+        mask = [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask  # None: all, in slime
+        turns = _runs(mask, len(sample.tokens) - sample.response_length)
+    return SavedEpisode(number, record, sample, turns) if turns else None
+
+
+def _runs(mask: Sequence[int], start: int) -> list[tuple[int, int]]:
+    """Where the runs of 1 in a response's mask begin and end in all tokens."""
+    found, at = [], start
+    for is_trained, run in groupby(mask):
+        end = at + len(list(run))
+        found += [(at, end)] if is_trained else []
+        at = end
+    return found

@@ -1,0 +1,164 @@
+"""What a chat template does, rule by rule: where it appends, where it rewrites, who reads its calls, what ends a turn.
+
+The rules are `template_probe`'s; here each is tried by itself, so that a template which is refused tells all of its
+faults. Knows tokenizers and templates; nothing of engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from strands_rollout.chat_messages import ChatMessage
+from strands_rollout.chat_template import renderer_of
+from strands_rollout.doctor.finding import Finding, error, good, skipped
+from strands_rollout.doctor.tokenizer_folder import check_end_of_turn, load, thinking_words
+from strands_rollout.errors import ConfigError, TemplateDifferenceError, TemplateError
+from strands_rollout.slime_seam import load_tokenizer
+from strands_rollout.template_probe import (
+    PARALLEL_TURNS,
+    TOOL_TURNS,
+    USER_TURNS,
+    check_append_only,
+    check_encoding,
+    find_end_of_turn,
+    find_written_call,
+    opens_reasoning,
+    tool_faults,
+)
+from strands_rollout.template_rendering import TemplateRenderer
+from strands_rollout.token_encoder import TokenEncoder
+from strands_rollout.tool_parsers import AUTO, ToolCall, format_of_call, get_parser
+
+_OWN: Final = 'give it one that only appends: chat_template_kwargs={"chat_template": ...}'
+_OTHER_MODEL: Final = "use a model that was trained to call tools, one without tools, or a template of your own"
+_WINDOW: Final = 8
+_REASONING: Final = "probed-reasoning"
+_USER_TURN: Final[ChatMessage] = {"role": "user", "content": "question"}
+_TOOL_RESULT: Final[ChatMessage] = {"role": "tool", "name": "probe", "tool_call_id": "call00001", "content": "1"}
+_CALL: Final = {"type": "function", "id": "call00001", "function": {"name": "probe", "arguments": {"x": "1"}}}
+
+
+def read_tokenizer(name: str) -> Any:  # noqa: ANN401 - any Hugging Face tokenizer
+    """The tokenizer of a folder, or of an id on the hub.
+
+    Raises:
+        ConfigError: It can't be loaded.
+    """
+    return load(Path(name)) if Path(name).exists() else load_tokenizer(name)
+
+
+def check_template(
+    name: str,
+    tokenizer: Any,  # noqa: ANN401
+    *,
+    chat_template: str | None = None,
+    tool_parser: str = AUTO,
+) -> list[Finding]:
+    """Try each rule on a tokenizer's template.
+
+    Args:
+        name: The tokenizer's folder or id.
+        tokenizer: A fast one.
+        chat_template: A template to use in place of its own.
+        tool_parser: The format in which calls must be read; "auto" for whichever fits.
+    """
+    kwargs = {} if chat_template is None else {"chat_template": chat_template}
+    try:
+        template = renderer_of(tokenizer, kwargs)
+    except TemplateError as e:
+        return [_broken("template", e, None)]
+    try:
+        end_of_turn, end_id = find_end_of_turn(template)
+    except TemplateError as e:
+        return [_broken("end of turn", e, None)]
+    with_tools = not any(fault for _, fault in tool_faults(template, end_of_turn))
+    return [
+        *check_end_of_turn(Path(name), tokenizer, end_id),
+        _tried(template, "encoding", partial(check_encoding, template, with_tools=with_tools)),
+        _tried(template, "user turns", partial(check_append_only, template, end_of_turn, "user turns", USER_TURNS)),
+        *_tool_rules(template, end_of_turn),
+        _calls(template, end_of_turn, tool_parser),
+        _reasoning(template, tokenizer),
+    ]
+
+
+def _tool_rules(template: TemplateRenderer, end_of_turn: str) -> Iterator[Finding]:
+    shown = False
+    for rule, fault in tool_faults(template, end_of_turn):
+        shown = shown or rule != "renders tools"
+        yield good(rule, "yes") if fault is None else error(rule, fault, _OTHER_MODEL)
+    for kind, turns in (("tool results", TOOL_TURNS), ("several calls", PARALLEL_TURNS)):
+        if not shown:
+            yield skipped(kind, "tools are not rendered")
+            continue
+        yield _tried(template, kind, partial(check_append_only, template, end_of_turn, kind, turns))
+
+
+def _tried(template: TemplateRenderer, rule: str, check: Callable[[], None]) -> Finding:
+    try:
+        check()
+    except TemplateError as e:
+        return _broken(rule, e, template.encoder)
+    return good(rule, "append-only" if rule != "encoding" else "the tokenizer's own ids, piece by piece")
+
+
+def _broken(rule: str, fault: TemplateError, encoder: TokenEncoder | None) -> Finding:
+    if encoder is None or not isinstance(fault, TemplateDifferenceError):
+        return error(rule, str(fault), _OWN)
+    around = {side: _around(encoder, ids, fault.position) for side, ids in _sides(fault)}
+    shown = "".join(f"\n  {side:<8} {part['ids']} {part['text']!r}" for side, part in around.items())
+    facts = {f"{rule.replace(' ', '_')}_difference": {"position": fault.position, **around}}
+    return Finding(rule, "error", f"{fault}{shown}", _OWN, facts)
+
+
+def _sides(fault: TemplateDifferenceError) -> tuple[tuple[str, list[int]], ...]:
+    return (("got", fault.got), ("expected", fault.expected))
+
+
+def _around(encoder: TokenEncoder, ids: list[int], position: int) -> dict[str, Any]:
+    part = ids[max(0, position - _WINDOW) : position + _WINDOW]
+    return {"ids": part, "text": encoder.decode(part)}
+
+
+def _calls(template: TemplateRenderer, end_of_turn: str, tool_parser: str) -> Finding:
+    """Who reads the call that the template writes."""
+    call = find_written_call(template, end_of_turn)
+    if tool_parser == AUTO:
+        try:
+            tool_parser = format_of_call(call.turn, call.name, call.arguments)
+        except ConfigError as e:
+            return error("calls", str(e), "name the model's format with --tool-parser")
+    read = [segment for segment in get_parser(tool_parser).parse(call.turn) if isinstance(segment, ToolCall)]
+    if [(segment.name, segment.arguments) for segment in read] != [(call.name, dict(call.arguments))]:
+        return error("calls", f"{tool_parser!r} does not read the call in {call.turn!r}", "leave --tool-parser out")
+    words = f"written as {call.turn!r}; tool_parser {tool_parser!r} reads them"
+    return good("calls", words, tool_parser=tool_parser)
+
+
+def _reasoning(template: TemplateRenderer, tokenizer: Any) -> Finding:  # noqa: ANN401
+    """Rollouts keep what was sampled in any case; a chat endpoint shows the policy what its template keeps."""
+    opens = opens_reasoning(template)
+    kept = {"after a tool result": _keeps(template, _TOOL_RESULT), "after a user turn": _keeps(template, _USER_TURN)}
+    said = ", ".join(f"{word} {when}" for when, word in kept.items())
+    opening = thinking_words(tokenizer, opens_reasoning=opens, **template.kwargs)
+    words = f"{opening}; an earlier turn's is {said}"
+    return good("reasoning", words, opens_reasoning=opens, earlier_reasoning=kept)
+
+
+def _keeps(template: TemplateRenderer, following: ChatMessage) -> str:
+    """What becomes of a turn's reasoning, given by its own key or within the text, before a message."""
+    calls = {"tool_calls": [_CALL]} if following["role"] == "tool" else {}
+    for text in (
+        {"content": "answer", "reasoning_content": _REASONING},
+        {"content": f"<think>\n{_REASONING}\n</think>\n\nanswer"},
+    ):
+        try:
+            rendered = template.render([_USER_TURN, {"role": "assistant", **text, **calls}, following], escaped=False)
+        except TemplateError:
+            return "refused"
+        if _REASONING in rendered:
+            return "kept"
+    return "dropped"

@@ -1,0 +1,161 @@
+"""Clients of the MCP servers that the settings name: one for all episodes, or one for each.
+
+Knows Strands' MCP client. A server that is lost is an outage, never an answer that the policy is to learn from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from strands.tools import ToolProvider
+from strands.tools.mcp import MCPClient
+from strands.types.tools import AgentTool, ToolGenerator, ToolSpec, ToolUse
+
+from strands_rollout.errors import SandboxError, ToolError
+from strands_rollout.mcp_settings import McpServer
+
+# how Strands' client begins an error result that is its own, not the server's (strands/tools/mcp/mcp_client.py)
+_CLIENTS_OWN: Final = "Tool execution failed"
+
+
+def mcp_tools(server: McpServer) -> ToolProvider:
+    """The tools of a server, to be given to an agent; its connection opens with the first agent that uses it.
+
+    Raises:
+        ToolError: The server can't be used as it is named.
+    """
+    return _client(server) if server.per_episode else _shared_client(server.model_dump_json())
+
+
+@functools.lru_cache(maxsize=64)
+def _shared_client(server: str) -> ToolProvider:
+    return _client(McpServer.model_validate_json(server))
+
+
+@functools.lru_cache(maxsize=64)
+def guarded(client: MCPClient, name: str) -> ToolProvider:
+    """The one guard of a client of the user's.
+
+    Args:
+        client: Shared by all episodes.
+        name: For messages.
+    """
+    return GuardedMcpClient(client, name)
+
+
+def _client(server: McpServer) -> ToolProvider:
+    name = server.shown_name
+    try:
+        [client] = MCPClient.load_servers({name: server.as_strands_config()})
+    except ValueError as e:
+        raise ToolError(f"the MCP server {name!r} can't be used: {e}") from e
+    return GuardedMcpClient(client, name)
+
+
+class GuardedMcpClient(ToolProvider):
+    """A client's tools, which tell an outage of their server from an answer of it.
+
+    Args:
+        client: Strands' own.
+        name: Of the server, for messages.
+    """
+
+    def __init__(self, client: MCPClient, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._consumers: set[Any] = set()
+        self._may_be_lost = False
+        self._lock = threading.RLock()  # Strands' client has none, and agents' finalizers may come in between
+
+    def doubt(self) -> None:
+        """Try the connection before another agent relies on it."""
+        self._may_be_lost = True
+
+    async def load_tools(self, **kwargs: Any) -> Sequence[AgentTool]:  # noqa: ANN401 - as Strands declares it
+        """Connect if need be; the server's tools.
+
+        Raises:
+            SandboxError: The server can't be reached.
+        """
+        try:
+            with self._lock:
+                self._drop_lost_connection()
+                tools = await self._client.load_tools(**kwargs)
+        except Exception as e:  # Strands wraps what the connection raised
+            raise SandboxError(f"the MCP server {self._name!r} did not start: {e.__cause__ or e}") from e
+        return [_GuardedTool(tool, self._client, self._name, self.doubt) for tool in tools]
+
+    def add_consumer(self, consumer_id: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as above
+        """See `ToolProvider`."""
+        with self._lock:
+            self._consumers.add(consumer_id)
+            self._client.add_consumer(consumer_id, **kwargs)
+
+    def remove_consumer(self, consumer_id: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as above
+        """See `ToolProvider`."""
+        with self._lock:
+            self._consumers.discard(consumer_id)
+            self._client.remove_consumer(consumer_id, **kwargs)
+
+    def _drop_lost_connection(self) -> None:
+        """Let the client connect anew, though other agents use it yet."""
+        if not self._may_be_lost:
+            return
+        try:
+            self._client.list_tools_sync()
+        except Exception:  # of many kinds, by how the connection ended
+            with contextlib.suppress(Exception):  # it says again that the connection is lost
+                self._client.stop(None, None, None)
+            for consumer_id in self._consumers:
+                self._client.add_consumer(consumer_id)
+        self._may_be_lost = False
+
+
+class _GuardedTool(AgentTool):
+    """A server's tool that raises when the server is gone."""
+
+    def __init__(self, tool: AgentTool, client: MCPClient, server: str, doubt: Callable[[], None]) -> None:
+        super().__init__()
+        self._doubt = doubt
+        self._tool = tool
+        self._client = client
+        self._server = server
+
+    @property
+    def tool_name(self) -> str:
+        return self._tool.tool_name
+
+    @property
+    def tool_spec(self) -> ToolSpec:
+        return self._tool.tool_spec
+
+    @property
+    def tool_type(self) -> str:
+        return self._tool.tool_type
+
+    async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> ToolGenerator:  # noqa: ANN401
+        """The tool's events.
+
+        Raises:
+            SandboxError: The server does not answer any more.
+        """
+        try:
+            async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
+                if _is_clients_own(getattr(event, "tool_result", event)):
+                    await asyncio.to_thread(self._client.list_tools_sync)
+                yield event
+        except Exception as e:  # of many kinds, by how the connection ended
+            self._doubt()
+            raise SandboxError(f"the MCP server {self._server!r} was lost: {e}") from e
+
+
+def _is_clients_own(result: Any) -> bool:  # noqa: ANN401 - a tool result
+    if not isinstance(result, dict) or result.get("status") != "error":
+        return False
+    texts = [block.get("text", "") for block in result.get("content", ())]
+    return any(text.startswith(_CLIENTS_OWN) for text in texts)

@@ -1,0 +1,102 @@
+"use strict";
+// What the page shows: rows of the index, and details that are unpacked when a sample is opened.
+// Whatever comes from a dump enters the page as text (textContent), never as markup.
+
+const state = { rows: [], shown: [], title: "", live: false, picked: null, view: "talk", token: null, onlyProblems: false, byGroup: false };
+const detailCache = new Map();
+
+function byId(id) { return document.getElementById(id); }
+
+function make(tag, className, text, ...children) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== undefined && text !== null && text !== "") element.textContent = visible(String(text));
+  element.append(...children);
+  return element;
+}
+
+// control and bidirectional characters are shown, not obeyed; line ends and tabs stay
+function visible(text) {
+  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, (c) => {
+    const code = c.charCodeAt(0);
+    return code < 32 ? String.fromCharCode(0x2400 + code) : "\\u" + code.toString(16).padStart(4, "0");
+  });
+}
+
+function button(className, text, act) {
+  const element = make("button", className, text);
+  element.type = "button";
+  element.addEventListener("click", act);
+  return element;
+}
+
+function timed(name, work) {
+  const start = performance.now();
+  work();
+  void document.body.offsetHeight; // layout is part of it
+  performance.measure(name, { start });
+}
+
+async function readDetail(position) {
+  if (detailCache.has(position)) return detailCache.get(position);
+  const held = byId("d" + position);
+  const packed = held ? Uint8Array.from(atob(held.textContent), (c) => c.charCodeAt(0))
+    : new Uint8Array(await (await fetch("sample/" + position)).arrayBuffer());
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const detail = prepared(JSON.parse(await new Response(stream).text()));
+  if (detailCache.size > 20) detailCache.delete(detailCache.keys().next().value);
+  detailCache.set(position, detail);
+  return detail;
+}
+
+function prepared(detail) {
+  const encoder = new TextEncoder();
+  detail.bytes = new Map();
+  for (const [id, text] of Object.entries(detail.texts)) {
+    detail.bytes.set(Number(id), typeof text === "string" ? encoder.encode(text) : Uint8Array.from(text));
+  }
+  detail.kindOf = spread(detail.kinds, detail.ids.length, 0);
+  detail.maskOf = spread(detail.mask, detail.ids.length, detail.prompt);
+  detail.turns = [];
+  for (const [turn, start, end, version] of detail.spans) {
+    const last = detail.turns[detail.turns.length - 1];
+    if (last && last.turn === turn) { last.end = end; if (!last.versions.includes(version)) last.versions.push(version); }
+    else detail.turns.push({ turn, start, end, versions: [version] });
+  }
+  return detail;
+}
+
+function spread(runs, length, offset) {
+  const values = new Array(length);
+  for (const [value, start, end] of runs) values.fill(value, start + offset, end + offset);
+  return values;
+}
+
+function textOf(detail, start, end) {
+  const parts = detail.ids.slice(start, end).map((id) => detail.bytes.get(id) || new TextEncoder().encode("⟨" + id + "⟩"));
+  const whole = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
+  let at = 0;
+  for (const part of parts) { whole.set(part, at); at += part.length; }
+  return new TextDecoder().decode(whole);
+}
+
+// Prompt, turns and what stands between them, in order; they cover all tokens.
+function stretches(detail) {
+  const found = [];
+  const add = (kind, start, end, turn) => { if (end > start) found.push({ kind, start, end, turn }); };
+  add("prompt", 0, detail.prompt, null);
+  let at = detail.prompt;
+  for (const turn of detail.turns) {
+    if (turn.start < at) continue;
+    add("context", at, turn.start, null);
+    add("turn", turn.start, turn.end, turn);
+    at = turn.end;
+  }
+  add("context", at, detail.ids.length, null);
+  return found;
+}
+
+function number(value, digits = 2) {
+  if (value === null || value === undefined) return "–";
+  return Number.isInteger(value) ? String(value) : value.toFixed(digits);
+}

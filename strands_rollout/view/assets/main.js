@@ -1,0 +1,174 @@
+// Begins the page: keys, permalinks, theme, and new samples of a run that writes.
+
+const KEYS = [["j / k", "next, previous sample"], ["Enter", "open"], ["Esc", "back to the list"], ["/", "filter"], ["t", "conversation or tokens"],
+  ["f", "facts"], ["n", "next marked token"], ["p", "only samples with problems"], ["g", "groups side by side"], ["d", "light or dark"], ["?", "these keys"]];
+const POLL_MS = 2000;
+
+function writeHash() {
+  const parts = new URLSearchParams();
+  if (state.byGroup) parts.set("groups", "1");
+  else if (state.picked !== null && document.body.classList.contains("opened")) {
+    parts.set("sample", state.picked);
+    parts.set("view", state.view);
+    if (state.token !== null) parts.set("token", state.token);
+  }
+  for (const id of ["query", "status", "stop", "sort"]) if (byId(id).value) parts.set(id, byId(id).value);
+  if (state.onlyProblems) parts.set("problems", "1");
+  history.replaceState(null, "", "#" + parts);
+}
+
+function readHash() {
+  const parts = new URLSearchParams(location.hash.slice(1));
+  for (const id of ["query", "status", "stop", "sort"]) byId(id).value = parts.get(id) || "";
+  setOnlyProblems(parts.get("problems") === "1");
+  timed("filter", applyFilters);
+  if (parts.get("groups")) { showGroups(); return; }
+  const position = parts.has("sample") ? Number(parts.get("sample")) : null;
+  if (position === null || !state.rows[position]) return;
+  const view = VIEWS.some(([name]) => name === parts.get("view")) ? parts.get("view") : "talk";
+  void openSample(position, { view, token: parts.has("token") ? Number(parts.get("token")) : null });
+}
+
+function filtersChanged() {
+  timed("filter", () => { byId("viewport").scrollTop = 0; applyFilters(); });
+  writeHash();
+}
+
+function setOnlyProblems(only) {
+  state.onlyProblems = only;
+  byId("problems-only").setAttribute("aria-pressed", String(only));
+}
+
+function toggleProblems() { setOnlyProblems(!state.onlyProblems); filtersChanged(); }
+
+function closeSample() {
+  if (byId("keys").open) { byId("keys").close(); return; }
+  document.body.classList.remove("opened");
+  Object.assign(state, { token: null, byGroup: false });
+  byId("tip").hidden = true;
+  if (matchMedia("(max-width: 760px)").matches) drawRows();
+  byId("viewport").focus({ preventScroll: true });
+  writeHash();
+}
+
+function showGroups() {
+  state.byGroup = true;
+  document.body.classList.add("opened");
+  timed("groups", drawGroups);
+  writeHash();
+}
+
+function step(by) {
+  const place = state.shown.indexOf(state.picked);
+  const next = place < 0 ? (by > 0 ? 0 : state.shown.length - 1) : Math.min(Math.max(place + by, 0), state.shown.length - 1);
+  if (state.shown[next] === undefined) return;
+  if (document.body.classList.contains("opened") && !state.byGroup) { void openSample(state.shown[next]); return; }
+  state.picked = state.shown[next];
+  revealPicked();
+  drawRows();
+}
+
+function nextMarked() {
+  const marked = [...document.querySelectorAll(".t.odd[data-i], .t.drift[data-i], .t.old[data-i]")];
+  const after = marked.find((t) => Number(t.dataset.i) > (state.token ?? -1)) || marked[0];
+  if (!after) return;
+  for (const other of document.querySelectorAll(".t.picked")) other.classList.remove("picked");
+  after.classList.add("picked");
+  after.scrollIntoView({ block: "center" });
+  state.token = Number(after.dataset.i);
+  writeHash();
+}
+
+function showKeys() {
+  const dialog = byId("keys");
+  dialog.replaceChildren(make("h2", "", "keys"), ...KEYS.map(([key, text]) => make("p", "", "", make("kbd", "", key), make("span", "", text))),
+    make("p", "dim", "filter by numbers too: " + Object.keys(FIELDS).join(", ") + " with < > <= >= ="), button("", "close", () => dialog.close()));
+  dialog.showModal();
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+}
+
+function toggleTheme() {
+  const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  setTheme(theme);
+  try { localStorage.setItem("theme", theme); } catch { /* a page from a file may have no store */ }
+}
+
+function beginTheme() {
+  let kept = null;
+  try { kept = localStorage.getItem("theme"); } catch { /* as above */ }
+  const prefers = matchMedia("(prefers-color-scheme: dark)");
+  setTheme(kept || (prefers.matches ? "dark" : "light"));
+  prefers.addEventListener("change", () => { if (!kept) setTheme(prefers.matches ? "dark" : "light"); });
+}
+
+const ON_KEY = {
+  j: () => step(1), k: () => step(-1), "/": () => byId("query").focus(), "?": showKeys, g: showGroups, d: toggleTheme, p: toggleProblems, n: nextMarked,
+  Enter: () => { if (state.picked !== null) void openSample(state.picked); }, Escape: closeSample,
+  t: () => { if (state.picked !== null) void openSample(state.picked, { view: state.view === "tokens" ? "talk" : "tokens" }); },
+  f: () => { if (state.picked !== null) void openSample(state.picked, { view: "facts" }); },
+};
+
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const isTyping = event.target.matches("input, select, textarea");
+  if (isTyping) {
+    if (event.key === "Escape" || (event.key === "Enter" && event.target.id === "query")) { event.target.blur(); event.preventDefault(); }
+    return;
+  }
+  if (event.key === "Enter" && event.target.matches("button, summary")) return;
+  const act = ON_KEY[event.key];
+  if (act && !(byId("keys").open && event.key !== "Escape")) { event.preventDefault(); act(); }
+}
+
+function takeIndex(index) {
+  Object.assign(state, { rows: index.rows, title: index.title, live: index.live });
+  state.rows.forEach((row, position) => { row.position = position; });
+  document.title = index.title;
+  byId("title").textContent = index.title;
+  byId("title").title = index.title;
+  fillFilters();
+}
+
+async function poll(tag) {
+  let next = tag;
+  try {
+    const answer = await fetch("index.json", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
+    if (answer.ok) {
+      next = answer.headers.get("ETag");
+      takeIndex(await answer.json());
+      detailCache.clear();
+      if (tag === null) readHash(); else applyFilters();
+    }
+    if (answer.status !== 304) banner(answer.ok ? "" : await answer.text());
+  } catch { banner("the server has ended; what is here stays"); }
+  setTimeout(() => void poll(next), POLL_MS);
+}
+
+function banner(text) {
+  byId("banner").textContent = text;
+  byId("banner").hidden = !text;
+}
+
+function begin() {
+  beginTheme();
+  fillSelect("sort", SORTS[0][1], SORTS.slice(1));
+  takeIndex(JSON.parse(byId("index").textContent));
+  for (const id of ["query", "status", "stop", "sort"]) byId(id).addEventListener("input", filtersChanged);
+  byId("viewport").addEventListener("scroll", () => requestAnimationFrame(drawRows));
+  byId("rows").addEventListener("click", (event) => { const row = event.target.closest(".row"); if (row) void openSample(Number(row.dataset.position)); });
+  byId("problems-only").addEventListener("click", toggleProblems);
+  byId("groups").addEventListener("click", showGroups);
+  byId("theme").addEventListener("click", toggleTheme);
+  byId("help").addEventListener("click", showKeys);
+  document.addEventListener("keydown", onKey);
+  addEventListener("resize", drawRows);
+  addEventListener("hashchange", readHash);
+  byId("sample").append(make("p", "empty", "choose a sample: j and k, then Enter; ? for all keys"));
+  readHash();
+  if (state.live) void poll(null);
+}
+
+begin();

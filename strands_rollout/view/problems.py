@@ -1,0 +1,183 @@
+"""What looks wrong in a sample, with the tokens where it is.
+
+Adds to slime's contract what only the tokens and the episode's facts together show. Knows a record and its dump's
+habits; reads both without trust.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from strands_rollout.contract import contract_violations, export_violations
+from strands_rollout.dump import DumpRecord
+from strands_rollout.errors import DumpError
+from strands_rollout.reward_settings import REWARD_KEY
+from strands_rollout.view.token_runs import TokenLists, runs
+from strands_rollout.view.turn_habits import TurnHabits
+
+_MOST_CONTRACT: Final = 20
+_POSITION: Final = re.compile(r"\[(\d+)\] is")
+_FEW_TOKENS: Final = 4
+# what a sentence of the contract's holds -> what the list calls it
+_CONTRACT_KINDS: Final = {
+    "expected response_length=": "lengths disagree",
+    " tokens with response_length": "lengths disagree",
+    "where loss_mask is 0": "context logprob",
+    "a FAILED sample would be trained": "trained failure",
+    "ends with context": "trailing context",
+    "the episode was aborted": "unfinished",
+    "trains no token": "nothing trained",
+    "reward is": "reward",
+    "status is": "status",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        kind: In a word or two, the same for all of its kind.
+        text: What, in words.
+        start: Index of its first token, where it is at tokens.
+        end: Index after its last token.
+    """
+
+    kind: str
+    text: str
+    start: int | None = None
+    end: int | None = None
+
+
+def find_problems(record: DumpRecord, lists: TokenLists, habits: TurnHabits) -> list[Problem]:
+    """All that looks wrong, what slime's contract says first."""
+    told = [Problem("violation", text) for text in record.violations]
+    if not record.has_tokens:
+        return told
+    found = [*_contract(record, lists), *_masks(record, lists), *_logprobs(lists), *_text(record, lists)]
+    return [*found, *_turns(lists, habits), *_forged(lists, habits), *_versions(lists), *told]
+
+
+def _contract(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
+    try:
+        sample = record.to_sample()
+    except DumpError as e:
+        yield Problem("no sample", str(e))
+        return
+    key = reward_key(record)
+    found = _ours(sample, key) if record.facts else export_violations(sample, reward_key=key)
+    for text in found[:_MOST_CONTRACT]:
+        place = _POSITION.search(text)
+        start = None if place is None or "tokens" in text else lists.prompt_length + int(place[1])
+        yield Problem(_contract_kind(text), text, start, None if start is None else start + 1)
+    if len(found) > _MOST_CONTRACT:
+        yield Problem("contract", f"and {len(found) - _MOST_CONTRACT} more of slime's contract")
+
+
+def _ours(sample: Any, key: str | None) -> list[str]:  # noqa: ANN401 - ours
+    aborted = sample.status.value == "aborted"
+    unrewarded = sample.reward is None and not sample.metadata.get("eval")
+    found = contract_violations(sample, reward_key=key, may_abort=aborted)
+    return [text for text in found if not (unrewarded and text.startswith("reward is"))]
+
+
+def reward_key(record: DumpRecord) -> str | None:
+    """Where the number is in its reward; None where the reward is one."""
+    reward = record.values.get("reward")
+    if not isinstance(reward, dict):
+        return None
+    if REWARD_KEY in reward:
+        return REWARD_KEY
+    numbers = (key for key, value in reward.items() if isinstance(value, int | float))
+    return next(numbers, REWARD_KEY)
+
+
+def _contract_kind(text: str) -> str:
+    return next((kind for part, kind in _CONTRACT_KINDS.items() if part in text), "contract")
+
+
+def _masks(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
+    """Where mask and spans say otherwise of who wrote a token."""
+    if not lists.spans_are_told:
+        return
+    sampled = bytearray(len(lists.ids))
+    for span in lists.spans:
+        sampled[span.start : span.end] = b"\x01" * (span.end - span.start)
+    offset, mask = lists.prompt_length, lists.loss_mask
+    may_drop = bool(
+        record.values.get("status") == "failed"
+        or record.values.get("remove_sample")
+        or record.facts.get("stale_tokens")
+    )
+    disagree = [
+        ("context is trained" if mask[place] else "a sampled token is not trained")
+        if bool(mask[place]) != bool(sampled[offset + place]) and (mask[place] or not may_drop)
+        else None
+        for place in range(min(len(mask), len(sampled) - offset))
+    ]
+    for what, start, end in runs(disagree):
+        if what:
+            yield Problem("mask", f"{what}: the mask disagrees with the turn's span", offset + start, offset + end)
+    told = record.facts.get("sampled_tokens")
+    if isinstance(told, int) and told != sum(sampled):
+        yield Problem("spans", f"spans cover {sum(sampled)} tokens; the episode says that {told} were sampled")
+
+
+def _logprobs(lists: TokenLists) -> Iterator[Problem]:
+    """Logprobs above 0, and turns that have none."""
+    offset = lists.prompt_length
+    values = lists.logprobs
+    for positive, start, end in runs([value > 0 for value in values]):
+        if positive:
+            yield Problem("logprob", "a logprob above 0", offset + start, offset + end)
+    for start, end in lists.turns:
+        turn = values[start - offset : end - offset]
+        trained = any(lists.loss_mask[start - offset : end - offset])
+        if len(turn) >= _FEW_TOKENS and trained and not any(turn):
+            yield Problem("logprob", "a turn whose logprobs are all 0.0", start, end)
+
+
+def _text(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
+    """A response that is not what its tokens say; only where all their texts are known."""
+    response, texts = record.values.get("response"), record.token_texts
+    ids = lists.ids[lists.prompt_length :]
+    if not isinstance(response, str) or not texts or not all(token in texts for token in ids):
+        return
+    text = b"".join(texts[token] for token in ids).decode("utf-8", "replace")
+    if response != text and any(lists.loss_mask):
+        place = next((p for p, (one, two) in enumerate(zip(response, text, strict=False)) if one != two), None)
+        where = "is shorter or longer" if place is None else f"differs from character {place} on"
+        yield Problem("text", f"the response's text is not that of its tokens: it {where}")
+
+
+def _turns(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
+    """Turns that nobody closed before the next context began."""
+    close = habits.end_of_turn
+    if close is None:
+        return
+    for start, end in lists.contexts:
+        if lists.ids[end - 1 : end] and lists.ids[start - 1] != close and lists.ids[start] != close:
+            yield Problem(
+                "not closed", "a turn is not closed: context follows without an end of turn", start - 1, start + 1
+            )
+
+
+def _forged(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
+    for start, end in lists.contexts:
+        for place in habits.forged(lists.ids[start:end]):
+            text = "a control token inside context that no template writes there: text may have forged it"
+            yield Problem("forged control", text, start + place, start + place + 1)
+
+
+def _versions(lists: TokenLists) -> Iterator[Problem]:
+    """Tokens of older weights than the sample's last ones."""
+    versions = [span.version for span in lists.spans]
+    if not versions:
+        return
+    for span in lists.spans:
+        if span.version is not None and versions[-1] is not None and span.version != versions[-1]:
+            text = f"sampled by weights {span.version}; the sample ends with {versions[-1]}"
+            yield Problem("stale version", text, span.start, span.end)

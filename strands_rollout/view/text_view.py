@@ -1,0 +1,85 @@
+"""A dump in a terminal: the list, and samples token kind by token kind.
+
+Knows rows and records, and rich.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from strands_rollout.dump import DumpRecord, read_dump
+from strands_rollout.view.dump_view import dump_habits, view_records
+from strands_rollout.view.sample_view import Retokeniser
+from strands_rollout.viewer import print_transcript
+
+_COLUMNS = (
+    "",
+    "index",
+    "status",
+    "stop reason",
+    "reward",
+    "advantage",
+    "turns",
+    "calls",
+    "tokens",
+    "drift",
+    "problems",
+)
+
+
+def print_dump(console: Console, path: Path, retokeniser: Retokeniser | None, wanted: Collection[int]) -> None:
+    """Print the list, then transcripts.
+
+    Args:
+        console: Where to.
+        path: See `read_dump`.
+        retokeniser: None for no drift, and no texts but the dump's.
+        wanted: Positions of the samples to print; none for all.
+
+    Raises:
+        DumpError: The dump can't be read.
+    """
+    view = view_records(read_dump(path), dump_habits(read_dump(path), retokeniser), retokeniser)
+    console.print(_table(view.rows))
+    for position, record in enumerate(read_dump(path)):
+        if not wanted or position in wanted:
+            _print_sample(console, record, position, view.rows[position], retokeniser)
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(*_COLUMNS, box=None, header_style="bold")
+    for position, row in enumerate(rows):
+        cells = [position, row["index"], row["status"], row["stop"], row["reward"], row["advantage"], row["turns"]]
+        cells += [row["calls"], row["length"], row["drift"], ", ".join(row["problems"])]
+        table.add_row(*(Text(_cell(cell)) for cell in cells))
+    return table
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _print_sample(
+    console: Console, record: DumpRecord, position: int, row: dict[str, Any], retokeniser: Retokeniser | None
+) -> None:
+    console.rule(Text(f"{position}: {record.where}"))
+    for problem in row["problems"]:
+        console.print(Text(f"problem: {problem}", style="bold red"))
+    texts = record.token_texts if retokeniser is None else retokeniser.texts
+    mask, tokens = record.values.get("loss_mask"), record.values["tokens"]
+    length = len(mask) if isinstance(mask, list) else None
+    is_odd = length is None or length != record.values.get("response_length") or length > len(tokens)
+    if not tokens or is_odd or "no sample" in row["problems"]:
+        console.print(Text(str(record.values.get("response") or ""), style="dim"))
+        return
+
+    def decode(ids: Sequence[int]) -> str:
+        return b"".join(texts.get(token, f"<{token}>".encode()) for token in ids).decode("utf-8", "replace")
+
+    print_transcript(console, record.to_sample(), decode)

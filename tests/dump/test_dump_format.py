@@ -1,0 +1,281 @@
+"""What is written comes back the same, a line at a time; broken lines are named and secrets never leave."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strands_rollout.dump import DumpWriter, TokenTexts, read_dump, write_dump
+from strands_rollout.dump.json_values import from_json, to_json
+from strands_rollout.dump.record import DumpRecord, read_line, record_line
+from strands_rollout.errors import DumpError
+from strands_rollout.sample_type import Sample
+
+
+def sample(**changes: Any) -> Sample:
+    values = {
+        "index": 3,
+        "prompt": [{"role": "user", "content": "17 * 2?"}],
+        "tokens": [1, 2, 3, 4],
+        "response_length": 3,
+        "loss_mask": [1, 0, 1],
+        "rollout_log_probs": [-0.1, 0.0, -2.5e-07],
+        "reward": {"score": 1.0},
+        "status": Sample.Status.TRUNCATED,
+        "metadata": {"strands_rollout": {"turns": 2, "spans": [[0, 1, 2, "7"], [1, 3, 4, None]]}},
+    }
+    return Sample(**(values | changes))
+
+
+def read_back(made: Any) -> Any:
+    return read_line(record_line(DumpRecord.from_sample(made)), "here").to_sample()
+
+
+_PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(codec=None, exclude_categories=()))
+    | st.binary(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text() | st.integers() | st.just("$map"), inner)
+    ),
+    max_leaves=12,
+)
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Equal, and of the same types all the way down; 1, 1.0 and True are not."""
+    return repr(first) == repr(second)
+
+
+@given(_PLAIN)
+def test_any_plain_value_comes_back_from_json(value: Any) -> None:
+    written = json.dumps(to_json(value, "it"), allow_nan=False)
+    assert _same(from_json(json.loads(written)), value)
+
+
+@settings(max_examples=40)
+@given(
+    tokens=st.lists(st.integers(0, 2**31), min_size=1),
+    logprobs=st.lists(st.floats()),
+    reward=_PLAIN,
+    metadata=st.dictionaries(st.text(), _PLAIN),
+)
+def test_a_sample_comes_back_whole(tokens: list[int], logprobs: list[float], reward: Any, metadata: Any) -> None:
+    made = sample(tokens=tokens, rollout_log_probs=logprobs, reward=reward, label=(reward,), train_metadata=None)
+    made.metadata = {"user": [metadata, 1.5]}
+    made.trace = {"events": [1]}  # as slime's tracing hangs it on a sample
+    back = read_back(made)
+    assert _same(back.to_dict(), {**made.to_dict(), "metadata": back.metadata})
+    assert _same(back.metadata["user"][1], 1.5)
+
+
+def test_arrays_and_numbers_of_numpy_come_back_with_their_types() -> None:
+    experts = np.arange(12, dtype=np.int32).reshape(2, 3, 2)[:, ::2]
+    made = sample(rollout_routed_experts=experts, metadata={"loss": np.float32(0.1)})
+    back = read_back(made)
+    assert back.rollout_routed_experts.dtype == np.int32
+    assert np.array_equal(back.rollout_routed_experts, experts)
+    assert _same(back.metadata["loss"], np.float32(0.1))
+
+
+def test_what_is_not_finite_is_still_json() -> None:
+    line = record_line(DumpRecord.from_sample(sample(rollout_log_probs=[math.nan, -math.inf, 0.0])))
+    assert b"NaN" not in line
+    back = read_line(line, "here").to_sample()
+    assert math.isnan(back.rollout_log_probs[0])
+    assert back.rollout_log_probs[1:] == [-math.inf, 0.0]
+
+
+def test_a_value_without_a_form_is_named_with_its_sample() -> None:
+    with pytest.raises(DumpError, match=r"sample index=3: metadata holds builtins\.object; expected plain values"):
+        record_line(DumpRecord.from_sample(sample(metadata={"it": object()})))
+
+
+def test_a_value_within_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(DumpError, match="holds itself"):
+        record_line(DumpRecord.from_sample(sample(label=loop)))
+
+
+def test_secrets_are_masked_and_nothing_else_is() -> None:
+    metadata = {
+        "api_key": "sk-1",
+        "headers": {"Authorization": "Bearer abc", "x-api-key": "abc"},
+        "url": "http://me:abc@host/x",
+        "answer_key": "B",
+        "token_ids": [1, 2],
+        "wandb_api_key": "",
+        "strands_rollout": {
+            "resume": {"messages": [{"content": "http://me:said@host/"}]},
+            "error": "ftp://me:abc@host",
+        },
+    }
+    line = record_line(DumpRecord.from_sample(sample(metadata=metadata)))
+    assert b"abc" not in line
+    assert b"sk-1" not in line
+    back = read_line(line, "here").to_sample().metadata
+    assert back["answer_key"] == "B"
+    assert back["token_ids"] == [1, 2]
+    assert back["strands_rollout"]["resume"] == metadata["strands_rollout"]["resume"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
+def test_a_dump_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
+    made = [sample(index=index) for index in range(5)]
+    write_dump(tmp_path / name, made)
+    found = list(read_dump(tmp_path / name))
+    assert [record.to_sample().to_dict() for record in found] == [one.to_dict() for one in made]
+    assert found[4].where == f"{tmp_path / name}:5"
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
+def test_a_live_dump_is_read_up_to_its_last_whole_line(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    with DumpWriter(path) as writer:
+        for index in range(3):
+            writer.write(sample(index=index, label=hashlib.sha512(bytes([index])).hexdigest()))
+        assert [record.values["index"] for record in read_dump(path)] == [0, 1, 2]
+        half = path.read_bytes()[:-30]
+    path.write_bytes(half)
+    assert [record.values["index"] for record in read_dump(path)] == [0, 1]
+
+
+def test_dumps_put_one_behind_the_other_are_one(tmp_path: Path) -> None:
+    for name in ("a.jsonl.gz", "b.jsonl.gz"):
+        write_dump(tmp_path / name, [sample()] * 2)
+    both = tmp_path / "both.jsonl.gz"
+    both.write_bytes((tmp_path / "a.jsonl.gz").read_bytes() + (tmp_path / "b.jsonl.gz").read_bytes())
+    assert len(list(read_dump(both))) == 4
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
+def test_a_line_may_be_longer_than_what_is_read_at_once(name: str, tmp_path: Path) -> None:
+    long = sample(label=hashlib.sha512().hexdigest() * 5000)
+    write_dump(tmp_path / name, [sample(), long, sample()])
+    assert [record.values["label"] for record in read_dump(tmp_path / name)] == [None, long.label, None]
+
+
+def test_a_broken_line_is_named_by_its_number(tmp_path: Path) -> None:
+    line = record_line(DumpRecord.from_sample(sample()))
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(line + b"\n" + line[:50] + b"\n" + line)
+    with pytest.raises(DumpError, match=r"run\.jsonl:3 is broken"):
+        list(read_dump(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"[]", "holds list; expected one sample"),
+        (b"{}", "is no sample"),
+        (b'{"strands_rollout_dump": {"version": 2}}', "of dump version 2; this release reads 1: use a newer one"),
+        (
+            b'{"strands_rollout_dump": {"version": 1}, "status": "failed", "tokens": {"$array": ["O", [1], ""]}}',
+            "expected numbers",
+        ),
+        (b'{"strands_rollout_dump": {"version": 1}, "status": "failed", "tokens": {"$new": 1}}', r"\$new"),
+    ],
+)
+def test_a_line_that_is_no_sample_says_why(line: bytes, words: str) -> None:
+    with pytest.raises(DumpError, match=words):
+        read_line(line, "here")
+
+
+def test_new_keys_of_a_later_release_are_left_unread() -> None:
+    values = json.loads(record_line(DumpRecord.from_sample(sample())))
+    values["strands_rollout_dump"]["new"] = 1
+    values["later"] = {"x": 1}
+    assert read_line(json.dumps(values).encode(), "here").values["later"] == {"x": 1}
+
+
+def test_a_dump_is_never_written_over(tmp_path: Path) -> None:
+    write_dump(tmp_path / "run.jsonl", [])
+    with pytest.raises(DumpError, match="File exists"):
+        write_dump(tmp_path / "run.jsonl", [])
+    with pytest.raises(DumpError, match=r"ends in \.jsonl or \.jsonl\.gz"):
+        write_dump(tmp_path / "run.txt", [])
+
+
+def test_samples_of_before_the_format_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "old.jsonl"
+    path.write_text(json.dumps(sample().to_dict() | {"reward": {"score": 2**70}}) + "\n")
+    (found,) = read_dump(path)
+    assert found.source == "samples"
+    assert found.to_sample().to_dict() == sample(reward={"score": 2**70}).to_dict()
+
+
+def test_results_of_eval_are_read_with_and_without_tokens(tmp_path: Path) -> None:
+    line = {
+        "data_set": "aime",
+        "problem": 4,
+        "number": 1,
+        "status": "completed",
+        "stop_reason": "completed",
+        "reward": {"acc": 1.0},
+        "response": "34",
+        "response_tokens": 9,
+        "turns": 2,
+        "seconds": 1.5,
+        "violations": ["odd"],
+    }
+    path = tmp_path / "results.jsonl"
+    path.write_text(json.dumps(line) + "\n" + json.dumps(line | {"sample": sample().to_dict()}) + "\n")
+    bare, whole = read_dump(path)
+    assert (bare.source, bare.has_tokens, bare.violations) == ("eval", False, ("odd",))
+    assert bare.facts["turns"] == 2
+    assert bare.facts["duration_s"] == 1.5
+    assert bare.to_sample().response == "34"
+    assert whole.to_sample().tokens == [1, 2, 3, 4]
+    assert whole.values["metadata"]["eval"] == {"data_set": "aime", "problem": 4, "number": 1}
+
+
+def test_a_folder_is_all_dumps_in_it_in_their_order(tmp_path: Path) -> None:
+    write_dump(tmp_path / "rollout_10.jsonl", [sample(index=10)])
+    write_dump(tmp_path / "rollout_2.jsonl.gz", [sample(index=2)])
+    (tmp_path / "steps.jsonl").write_text('{"step": 1, "loss": 0.1}\n')
+    (tmp_path / "options.json").write_text("{}")
+    assert [record.values["index"] for record in read_dump(tmp_path)] == [2, 10]
+    (tmp_path / "newer.jsonl").write_text('{"strands_rollout_dump": {"version": 2}}\n')
+    with pytest.raises(DumpError, match="use a newer one"):
+        list(read_dump(tmp_path))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DumpError, match="holds no dump"):
+        list(read_dump(tmp_path / "empty"))
+
+
+def test_a_file_that_is_not_gzip_is_told(tmp_path: Path) -> None:
+    (tmp_path / "run.jsonl.gz").write_bytes(b"nothing packed")
+    with pytest.raises(DumpError, match="expected gzip"):
+        list(read_dump(tmp_path / "run.jsonl.gz"))
+    with pytest.raises(DumpError, match="No such file"):
+        list(read_dump(tmp_path / "absent.jsonl"))
+
+
+def test_texts_of_tokens_travel_with_their_sample(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    ids = shipped_tokenizer.encode("<tool_call> caf\u00e9 \u20ac", add_special_tokens=False)
+    made = sample(tokens=[*ids, 10**6], response_length=1, loss_mask=[1], rollout_log_probs=[0.0])
+    write_dump(tmp_path / "run.jsonl", [made], TokenTexts(shipped_tokenizer))
+    (found,) = read_dump(tmp_path / "run.jsonl")
+    assert b"".join(found.token_texts[token] for token in ids).decode() == "<tool_call> caf\u00e9 \u20ac"
+    assert 10**6 not in found.token_texts
+
+
+def test_a_compressed_dump_is_gzip(tmp_path: Path) -> None:
+    write_dump(tmp_path / "run.jsonl.gz", [sample()])
+    with gzip.open(tmp_path / "run.jsonl.gz") as file:
+        assert json.loads(file.read())["index"] == 3

@@ -1,0 +1,45 @@
+"""Rewards of a user's own, by dotted path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+async def is_exactly(args: Any, sample: Any) -> dict[str, Any]:
+    """An async one that returns a dict."""
+    return {"value": float(sample.response == f"It is {sample.label}."), "acc": 0.5}
+
+
+def length(args: Any, sample: Any) -> int:
+    """A sync one that returns a number."""
+    return len(sample.response)
+
+
+def has_a_four(args: Any, sample: Any) -> bool:
+    """One that says yes or no."""
+    return "4" in sample.response
+
+
+def raising(args: Any, sample: Any) -> float:
+    """One that fails for some samples."""
+    if sample.label == "13":
+        raise ValueError("unlucky")
+    return 1.0
+
+
+def wants_config(args: Any, sample: Any) -> float:
+    """One that reads the settings."""
+    return float(args.strands_rollout["max_tool_iterations"] == 3)
+
+
+def of_a_known_source(args: Any, sample: Any) -> float:
+    """One that reads the row's metadata."""
+    return float(sample.metadata["source"] == "mine")
+
+
+no_function = 3
+
+
+def text(args: Any, sample: Any) -> str:
+    """One that returns no number."""
+    return "good"

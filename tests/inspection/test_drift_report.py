@@ -1,0 +1,257 @@
+"""`strands-rollout drift`: what text would have cost, by kind, and context that is not the chat template's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from family_templates import CHATML, HERMES, tokenizer_with
+from harness import ANSWER, call_text, run
+from saved import Parts, dump_of, episode, parts_of, sample_of
+from spelled_tokens import bytewise, encode
+from typer.testing import CliRunner, Result
+
+from strands_rollout.chat_template import ChatTemplate
+from strands_rollout.cli import app
+from strands_rollout.engine import SHIPPED_MODEL_DIR
+from strands_rollout.errors import DumpError
+from strands_rollout.inspection.drift_report import CLASSES, DriftMeter, EpisodeDrift
+
+QUESTION = "What is 17 * 2?"
+
+
+async def played(tokenizer: Any) -> Any:
+    """An episode with two turns, one of two calls."""
+    calls = call_text().removesuffix("<|im_end|>") + "\n" + call_text("print(1)")
+    return (await run(tokenizer, [calls, ANSWER], prompt=QUESTION)).sample
+
+
+def measured(tokenizer: Any, sample: Any) -> EpisodeDrift:
+    return DriftMeter(tokenizer).measure(episode(sample))
+
+
+async def test_tokens_that_are_the_tokenizers_own_lose_nothing(tokenizer: Any) -> None:
+    sample = await played(tokenizer)
+    found = measured(tokenizer, sample)
+    assert (found.turn_drift, found.text_drift, found.off_policy, found.first, found.mismatches) == (0, 0, 0, None, [])
+    assert found.sampled_tokens == sum(sample.loss_mask)
+    assert found.classes == dict.fromkeys(CLASSES, 0)
+
+
+async def test_each_drifted_token_is_counted_by_its_kind(tokenizer: Any) -> None:
+    prompt, call, context, answer = parts_of(await played(tokenizer))
+    before, name, after = "I will run ", "execute", call_text().partition("execute")
+    text = [
+        *bytewise(tokenizer, before),
+        *encode(tokenizer, after[0]),
+        *bytewise(tokenizer, name),
+        *encode(tokenizer, after[2]),
+    ]
+    assert tokenizer.decode(text) == before + call_text()
+    spelled = [*bytewise(tokenizer, "<think>"), *encode(tokenizer, "x"), *bytewise(tokenizer, "\n\n"), *answer]
+    (single,) = parts_of((await run(tokenizer, [call_text(), ANSWER], prompt=QUESTION)).sample)[2:3]
+    found = measured(tokenizer, sample_of([prompt, text, single, spelled], prompt=QUESTION))
+    blank = sum(not tokenizer.decode([token]).strip() for token in bytewise(tokenizer, before))
+    in_text = len(bytewise(tokenizer, before)) - blank
+    assert found.classes == {
+        "assistant text": pytest.approx(in_text, abs=2),  # a word of one byte is its own token
+        "tool call": len(name),
+        "whitespace": pytest.approx(2 + blank, abs=3),
+        "special tokens": len("<think>"),
+        "template": 0,
+    }
+    assert found.turn_drift == sum(found.classes.values())
+    assert found.mismatches == []
+
+
+async def test_all_that_was_sampled_after_the_first_change_is_off_policy(tokenizer: Any) -> None:
+    prompt, call, context, answer = parts_of(await played(tokenizer))
+    word = bytewise(tokenizer, " number")
+    turn = [*encode(tokenizer, "The"), *word, *answer]
+    found = measured(tokenizer, sample_of([prompt, call, context, turn], prompt=QUESTION))
+    position = len(prompt) + len(call) + len(context) + 1
+    assert (found.turn_drift, found.text_drift) == (len(word), len(word))
+    assert found.off_policy == len(word) + len(answer)
+    assert found.first is not None
+    assert (found.first.position, found.first.turn) == (position, 1)
+    assert found.first.before.endswith("The")
+    assert (found.first.got[0], found.first.again_texts[0]) == (word[0], " number")
+
+
+async def test_untrusted_text_that_looks_like_control_tokens_would_drift_and_is_no_mismatch(tokenizer: Any) -> None:
+    sample = (await run(tokenizer, [call_text("print('<|im_' + 'end|>')"), ANSWER], prompt=QUESTION)).sample
+    found = measured(tokenizer, sample)
+    assert found.first is not None
+    assert (found.first.turn, found.first.again_texts[0]) == (None, "<|im_end|>")
+    assert found.classes["template"] > 1
+    assert found.off_policy == len(parts_of(sample)[-1])
+    assert (found.turn_drift, found.mismatches) == (0, [])
+
+
+def without_the_close(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
+    """A turn that another token ended, and whose close is missing."""
+    prompt, call, context, answer = parts
+    assert call[-1] == ChatTemplate(tokenizer).end_of_turn_id
+    return [prompt, call[:-1], context, answer], len(prompt) + len(call) - 1
+
+
+def forged(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
+    """A tool's text that became a control token."""
+    prompt, call, context, answer = parts
+    at = context.index(encode(tokenizer, "34")[-1])
+    forged = [*context[:at], ChatTemplate(tokenizer).end_of_turn_id, *context[at + 1 :]]
+    return [prompt, call, forged, answer], len(prompt) + len(call)
+
+
+def respelled(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
+    """Context in other tokens than the tokenizer's."""
+    prompt, call, context, answer = parts
+    user = encode(tokenizer, "user")
+    at = next(at for at in range(len(context)) if context[at : at + len(user)] == user)
+    spelled = [*context[:at], *bytewise(tokenizer, "user"), *context[at + len(user) :]]
+    return [prompt, call, spelled, answer], len(prompt) + len(call) + at
+
+
+def one_result_less(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
+    """One call's result for two calls."""
+    prompt, call, _, answer = parts
+    template = ChatTemplate(tokenizer)
+    message = {"role": "tool", "name": "execute_python_code", "tool_call_id": "x", "content": "34"}
+    context = template.turn_ids([message], last_id=template.end_of_turn_id)
+    return [prompt, call, context, answer], len(prompt) + len(call)
+
+
+def respelled_prompt(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
+    """A prompt in other tokens."""
+    prompt, call, context, answer = parts
+    word = encode(tokenizer, "assistant")
+    at = next(at for at in reversed(range(len(prompt))) if prompt[at : at + len(word)] == word)
+    return [[*prompt[:at], *bytewise(tokenizer, "assistant"), *prompt[at + len(word) :]], call, context, answer], at
+
+
+def without_generation_prompt(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
+    """A prompt that does not open the assistant's turn."""
+    prompt, call, context, answer = parts
+    opening = ChatTemplate(tokenizer).turn_ids([{"role": "user", "content": ""}], last_id=None)
+    length = len(encode(tokenizer, "<|im_start|>assistant\n"))
+    assert prompt[-length:] == opening[-length:]
+    return [prompt[:-length], call, context, answer], 0
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [without_the_close, forged, respelled, one_result_less, respelled_prompt, without_generation_prompt],
+    ids=lambda defect: defect.__name__,
+)
+async def test_context_that_is_not_the_templates_is_found_where_it_begins(tokenizer: Any, defect: Any) -> None:
+    parts, earliest = defect(parts_of(await played(tokenizer)), tokenizer)
+    (found,) = measured(tokenizer, sample_of(parts, prompt=QUESTION)).mismatches or []
+    assert earliest <= found.position < sum(map(len, parts))
+    assert found.tokens >= 1
+    if defect in (without_the_close, respelled, respelled_prompt):
+        assert found.position == earliest
+
+
+async def test_a_samples_own_arguments_of_the_template_are_used(qwen3_tokenizer: Any) -> None:
+    kwargs = {"enable_thinking": False}
+    done = await run(qwen3_tokenizer, [ANSWER], prompt=QUESTION, args={"apply_chat_template_kwargs": kwargs})
+    done.sample.apply_chat_template_kwargs = {}
+    assert measured(qwen3_tokenizer, done.sample).mismatches
+    done.sample.apply_chat_template_kwargs = kwargs
+    assert measured(qwen3_tokenizer, done.sample).mismatches == []
+
+
+async def test_a_sample_that_is_kept_out_of_training_is_measured_all_the_same(tokenizer: Any) -> None:
+    sample = await played(tokenizer)
+    sampled = sum(sample.loss_mask)
+    sample.loss_mask = [0] * sample.response_length
+    assert measured(tokenizer, sample).sampled_tokens == sampled
+
+
+async def test_turns_of_a_foreign_sample_are_its_runs_of_trained_tokens(tokenizer: Any) -> None:
+    parts = parts_of(await played(tokenizer))
+    foreign = sample_of(parts, with_facts=False)
+    assert episode(foreign).turns == episode(sample_of(parts)).turns
+    foreign.loss_mask = None  # slime's for "all of it"
+    assert list(episode(foreign).turns) == [(len(parts[0]), len(foreign.tokens))]
+
+
+async def test_a_turn_that_was_cut_is_not_taken_to_have_called_its_tools(tokenizer: Any) -> None:
+    template = ChatTemplate(tokenizer)
+    prompt, call, *_, answer = parts_of(await played(tokenizer))
+    cut = call[:-1]  # whole calls, but the turn did not end
+    context = template.turn_ids([{"role": "user", "content": "Go on."}], last_id=cut[-1])
+    assert measured(tokenizer, sample_of([prompt, cut, context, answer], prompt=QUESTION)).mismatches == []
+
+
+async def test_a_format_that_no_parser_reads_leaves_the_number_of_results_open(shipped_tokenizer: Any) -> None:
+    template = CHATML.replace("CALL", "[[{{ call.function.name }}]]")
+    own = tokenizer_with(template, shipped_tokenizer)
+    rendered = ChatTemplate(own)
+    prompt = rendered.prompt_ids([{"role": "user", "content": QUESTION}])
+    turn = [*encode(own, "[[f]]"), rendered.end_of_turn_id]
+    result = {"role": "tool", "name": "f", "tool_call_id": "x", "content": "1"}
+    context = rendered.turn_ids([result], last_id=turn[-1])
+    assert measured(own, sample_of([prompt, turn, context, turn], prompt=QUESTION)).mismatches == []
+
+
+@pytest.mark.parametrize("facts", [{"fan_out": {"part": 1}}, {"segments": 2}], ids=["sub-agent", "rewritten history"])
+async def test_a_prompt_that_is_not_the_rows_is_checked_by_its_texts_alone(
+    shipped_tokenizer: Any, facts: dict[str, Any]
+) -> None:
+    parts = parts_of(await played(shipped_tokenizer))
+    sample = sample_of(parts, prompt="Another question?")
+    assert measured(shipped_tokenizer, sample).mismatches
+    sample.metadata["strands_rollout"] |= facts
+    assert measured(shipped_tokenizer, sample).mismatches == []
+
+
+async def test_a_long_result_between_tags_that_are_no_tokens_is_matched_in_linear_time(shipped_tokenizer: Any) -> None:
+    own = tokenizer_with(HERMES.replace("tool_response", "result"), shipped_tokenizer)
+    template = ChatTemplate(own)
+    calls = call_text().removesuffix("<|im_end|>") * 6
+    turn = [*encode(own, calls), template.end_of_turn_id]
+    text = "\n</result>\n<result>\n" * 500
+    results = [{"role": "tool", "name": "f", "tool_call_id": str(n), "content": text} for n in range(6)]
+    context = template.turn_ids(results, last_id=turn[-1])
+    prompt = template.prompt_ids([{"role": "user", "content": QUESTION}])
+    right = measured(own, sample_of([prompt, turn, context, turn], prompt=QUESTION))
+    wrong = measured(own, sample_of([prompt, turn, [*context, context[-1]], turn], prompt=QUESTION))
+    assert right.mismatches == []
+    assert len(wrong.mismatches or []) == 1
+
+
+async def test_tokens_that_are_none_are_named_by_their_place(tmp_path: Path) -> None:
+    sample = sample_of([[1, 2], [3, -4]])
+    result = drift(dump_of(tmp_path, sample))
+    assert isinstance(result.exception, DumpError)
+    assert "samples.jsonl.gz:1: tokens holds something else than token ids" in str(result.exception)
+
+
+def drift(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["drift", *map(str, arguments), "--tokenizer", str(SHIPPED_MODEL_DIR)])
+
+
+async def test_the_command_sums_up_and_fails_where_context_differs(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    sample = await played(shipped_tokenizer)
+    prompt, call, context, answer = parts_of(sample)
+    drifting = sample_of([prompt, [*bytewise(shipped_tokenizer, " number"), *answer]], index=1, prompt=QUESTION)
+    right = drift(dump_of(tmp_path, sample, drifting), "--json")
+    lines = [json.loads(line) for line in right.stdout.splitlines()]
+    assert (right.exit_code, [line.get("index") for line in lines]) == (0, [0, 1, None])
+    totals = lines[-1]
+    assert (totals["episodes"], totals["drifted_episodes"], totals["drifted_share"]) == (2, 1, 0.5)
+    assert (totals["turn_drift"], totals["off_policy"], totals["mismatched_tokens"]) == (7, 7 + len(answer), 0)
+    broken = sample_of([prompt, call, context[1:], answer], prompt=QUESTION)
+    wrong = drift(dump_of(tmp_path, broken, name="wrong.jsonl"))
+    assert (wrong.exit_code, "are not what the chat template renders" in wrong.stdout) == (1, True)
+
+
+async def test_a_dump_without_tokens_is_nothing_to_measure(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text(json.dumps({"data_set": "a", "problem": 0, "number": 0, "status": "completed"}) + "\n")
+    result = drift(path)
+    assert isinstance(result.exception, DumpError)
+    assert "--save-tokens" in str(result.exception)

@@ -1,0 +1,188 @@
+"""`strands-rollout replay`: an episode on an engine again, on the tokens that it had read, without its tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_sglang import FakeSGLang, Reply
+from saved import Parts, dump_of, episode, sample_of
+from typer.testing import CliRunner
+
+from strands_rollout import Sample
+from strands_rollout.chat_template import ChatTemplate
+from strands_rollout.cli import app
+from strands_rollout.engine import SHIPPED_MODEL_DIR, running_engine
+from strands_rollout.errors import DumpError, EngineResponseError, TrajectoryError
+from strands_rollout.evaluate import slime_sampling_params
+from strands_rollout.inspection.replay import ReplayedTurn, recorded_gaps, replay
+from strands_rollout.inspection.replay_run import ReplayOptions, run_replay
+from strands_rollout.sglang_client import SGLangClient
+from strands_rollout.sglang_connection import create_client
+from strands_rollout.turn_params import turn_params
+
+QUESTION = {"role": "user", "content": "What is 17 * 2?"}
+RESULT = {"role": "tool", "name": "execute_python_code", "tool_call_id": "x", "content": "34"}
+
+
+@pytest.fixture
+async def base_url() -> AsyncIterator[str]:
+    async with running_engine(SHIPPED_MODEL_DIR) as url:
+        yield url
+
+
+async def played(base_url: str, tokenizer: Any, *, temperature: float = 0.0, seed: int | None = None) -> Sample:
+    """Two turns of the shipped model, with a tool's result between them that no tool gave."""
+    template = ChatTemplate(tokenizer)
+    parts: Parts = [template.prompt_ids([QUESTION])]
+    logprobs: list[float] = []
+    async with create_client(base_url) as http:
+        for turn in range(2):
+            params = slime_sampling_params(temperature, 24)
+            params = params if seed is None else turn_params({**params, "sampling_seed": seed}, turn)
+            answer = await SGLangClient(http).generate([token for part in parts for token in part], params)
+            parts.append(answer.output_ids)
+            logprobs += answer.logprobs
+            if turn == 0:
+                parts.append(template.turn_ids([RESULT], last_id=answer.output_ids[-1]))
+                logprobs += [0.0] * len(parts[-1])
+    return sample_of(parts, prompt=[QUESTION], rollout_log_probs=logprobs)
+
+
+async def replayed(
+    base_url: str, sample: Sample, *, temperature: float = 0.0, seed: int | None = None
+) -> list[ReplayedTurn]:
+    params = {**slime_sampling_params(temperature, 1), "sampling_seed": seed}
+    async with create_client(base_url) as http:
+        return [turn async for turn in replay(SGLangClient(http, vocab_size=1200), episode(sample), params)]
+
+
+async def test_a_greedy_episode_replays_token_for_token(base_url: str, shipped_tokenizer: Any) -> None:
+    sample = await played(base_url, shipped_tokenizer)
+    turns = await replayed(base_url, sample)
+    assert [turn.departs for turn in turns] == [False, False]
+    assert [turn.again for turn in turns] == [turn.recorded for turn in turns]
+    assert max(abs(gap) for turn in turns for gap in turn.gaps) < 1e-5
+    assert sum(len(turn.gaps) for turn in turns) == sum(sample.loss_mask)
+
+
+@pytest.mark.real
+async def test_sglangs_logprobs_of_the_recorded_tokens_are_those_that_it_sampled_at(
+    sglang: str, shipped_tokenizer: Any
+) -> None:
+    sample = await played(sglang, shipped_tokenizer, temperature=1.0)
+    async with create_client(sglang) as http:
+        found = await recorded_gaps(http, episode(sample), vocab_size=1200)
+    assert found is not None
+    assert len(found) == sum(sample.loss_mask or [])
+    assert max(map(abs, found)) < 1e-4
+
+
+async def test_a_sampled_episode_replays_with_its_seed_and_departs_with_another(
+    base_url: str, shipped_tokenizer: Any
+) -> None:
+    sample = await played(base_url, shipped_tokenizer, temperature=1.0, seed=11)
+    same = await replayed(base_url, sample, temperature=1.0, seed=11)
+    other = await replayed(base_url, sample, temperature=1.0, seed=12)
+    assert [turn.departs for turn in same] == [False, False]
+    assert any(turn.departs for turn in other)
+
+
+async def test_without_a_seed_the_recorded_parameters_count_where_they_decide(
+    base_url: str, shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = await played(base_url, shipped_tokenizer, temperature=1.0, seed=11)
+    options = ReplayOptions(tmp_path / "dump.jsonl", 0, base_url, None, None, None, None, as_json=True)
+    for params, said in (({"sampling_seed": 11, "temperature": 1.0}, (1.0, 11)), ({"temperature": 1.0}, (0.0, None))):
+        sample.metadata = {"strands_rollout": {**(sample.metadata or {}).get("strands_rollout", {})}}
+        sample.metadata["strands_rollout"]["sampling_params"] = {**params, "max_new_tokens": 999}
+        folder = tmp_path / str(said[1])
+        folder.mkdir()
+        same = await run_replay(replace(options, dump=dump_of(folder, sample)))
+        report = json.loads(capsys.readouterr().out)
+        assert (report["temperature"], report["seed"]) == said
+        assert same is (report["seed"] == 11)
+
+
+async def test_a_changed_token_is_found_and_the_next_turn_is_asked_on_the_recorded_ones(
+    base_url: str, shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = await played(base_url, shipped_tokenizer)
+    at = len(sample.tokens) - sample.response_length + 3
+    engines_own, sample.tokens[at] = sample.tokens[at], sample.tokens[at] + 1
+    options = ReplayOptions(dump_of(tmp_path, sample), 0, base_url, None, None, 0.0, None, as_json=True)
+    assert not await run_replay(options)
+    report = json.loads(capsys.readouterr().out)
+    departure = report["turns"][0]["departure"]
+    assert (departure["token"], departure["position"]) == (3, at)
+    assert (departure["recorded"]["ids"][0], departure["again"]["ids"][0]) == (engines_own + 1, engines_own)
+    assert departure["before"] == shipped_tokenizer.decode(sample.tokens[at - 8 : at])
+    assert departure["again"]["text"] == shipped_tokenizer.decode(departure["again"]["ids"])
+    assert (report["same"], report["turns"][0]["logprobs"]["tokens"]) == (False, 3)
+    assert report["recorded_tokens"] is None  # the embedded engine has no logprobs of its input
+
+
+async def test_each_request_is_the_recorded_tokens_before_its_turn(shipped_tokenizer: Any) -> None:
+    parts: Parts = [[5, 6], [7, 8], [9], [10]]
+    async with FakeSGLang([Reply.tokens([7, 8], "length"), Reply.tokens([10], "length")]) as fake:
+        turns = await replayed(fake.base_url, sample_of(parts))
+    assert [request.input_ids for request in fake.requests] == [[5, 6], [5, 6, 7, 8, 9]]
+    assert [request.body["sampling_params"]["max_new_tokens"] for request in fake.requests] == [2, 1]
+    assert not any(turn.departs for turn in turns)
+
+
+async def test_a_turn_that_stops_before_is_a_departure() -> None:
+    async with FakeSGLang([Reply.tokens([7], "stop", matched="x")]) as fake:
+        (turn,) = await replayed(fake.base_url, sample_of([[5, 6], [7, 8]]))
+    assert (turn.departs, turn.same, turn.finish) == (True, 1, "stop")
+
+
+async def gaps(sample: Sample, entries: list[Any]) -> tuple[list[float] | None, FakeSGLang]:
+    reply = Reply.tokens([1], "length", input_token_logprobs=entries)
+    async with FakeSGLang([reply]) as fake, create_client(fake.base_url) as http:
+        return await recorded_gaps(http, episode(sample), vocab_size=1200), fake
+
+
+async def test_an_engine_that_tells_its_inputs_logprobs_is_held_against_the_recorded_ones() -> None:
+    entries = [[None, 6, None], [-0.25, 7, None], [-0.5, 8, None], [-3.0, 9, None], [-1.0, 10, None]]
+    found, fake = await gaps(sample_of([[5, 6], [7, 8], [9], [10]]), entries)
+    assert found == [0.25, 0.0, -0.5]  # recorded were -0.5 each
+    (request,) = fake.requests
+    assert (request.input_ids, request.body["logprob_start_len"]) == ([5, 6, 7, 8, 9, 10], 1)
+
+
+async def test_the_vocabularys_last_id_is_read_where_sglang_names_it_as_0() -> None:
+    found, _ = await gaps(sample_of([[5, 6], [7, 1199]]), [[None, 6, None], [-0.25, 7, None], [-0.5, 0, None]])
+    assert found == [0.25, 0.0]
+
+
+async def test_input_logprobs_of_other_tokens_are_refused() -> None:
+    with pytest.raises(EngineResponseError, match="of other tokens"):
+        await gaps(sample_of([[5, 6], [7, 8]]), [[None, 6, None], [-0.25, 7, None], [-0.5, 9, None]])
+
+
+async def test_without_recorded_logprobs_nothing_is_compared() -> None:
+    sample = sample_of([[5, 6], [7, 8]], rollout_log_probs=[0.0, 0.0])
+    assert (await gaps(sample, [[None, 6, None], [-0.25, 7, None], [-0.5, 8, None]]))[0] is None
+
+
+async def test_ids_that_the_engines_vocabulary_lacks_are_never_sent() -> None:
+    async with FakeSGLang([]) as fake, create_client(fake.base_url) as http:
+        with pytest.raises(TrajectoryError, match="input id 1300"):
+            await replayed(fake.base_url, sample_of([[5, 1300], [7, 8]]))
+        with pytest.raises(TrajectoryError, match="input id 1300"):
+            await recorded_gaps(http, episode(sample_of([[5, 6], [7, 1300]])), vocab_size=1200)
+    assert fake.requests == []
+
+
+def test_a_sample_that_is_not_there_or_has_no_tokens_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text(json.dumps({"data_set": "a", "problem": 0, "number": 0, "status": "completed"}) + "\n")
+    for number, words in ((0, "tokens are not in it"), (1, "has 1 samples; got sample 1")):
+        result = CliRunner().invoke(app, ["replay", str(path), "--sample", str(number)])
+        assert isinstance(result.exception, DumpError)
+        assert words in str(result.exception)

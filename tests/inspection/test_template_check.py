@@ -1,0 +1,133 @@
+"""`strands-rollout check-template`: each rule is tried by itself, and a broken one shows the tokens around it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from family_templates import HERMES, TEMPLATES, tokenizer_with
+from typer.testing import CliRunner
+
+from strands_rollout.cli import app
+from strands_rollout.doctor.finding import Finding
+from strands_rollout.engine import SHIPPED_MODEL_DIR
+from strands_rollout.inspection.template_check import check_template
+
+PLAIN = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+ALL = {"renders tools", "renders results", "text beside calls", "tool results", "several calls", "user turns", "calls"}
+TOOL_TURNS = {"tool results", "several calls"}
+BROKEN = {
+    "hermes": set(),
+    "qwen3_coder": set(),
+    "kimi_k2": set(),
+    "deepseek_v3": set(),
+    "deepseek_v3-1": set(),
+    "deepseek_v3-2": set(),
+    "mistral-array": set(),
+    "mistral-named": set(),
+    "glm4": TOOL_TURNS | {"end of a turn with calls"},
+    "llama3_json": TOOL_TURNS | {"text beside calls"},
+    "gpt_oss": TOOL_TURNS | {"text beside calls", "renders tools"},
+}
+
+
+def checked(tokenizer: Any, **options: Any) -> dict[str, Finding]:
+    return {finding.name: finding for finding in check_template("nowhere", tokenizer, **options)}
+
+
+def broken(found: dict[str, Finding]) -> set[str]:
+    """What is broken but the stop tokens, which a copy of another model's tokenizer can't have."""
+    return {name for name, finding in found.items() if finding.status == "error"} - {"end of turn"}
+
+
+def test_the_real_templates_keep_every_rule(tokenizer: Any) -> None:
+    found = checked(tokenizer)
+    assert found.keys() >= ALL
+    assert broken(found) == set()
+    assert "<|im_end|>" in found["end of turn"].found
+    assert found["calls"].facts == {"tool_parser": "hermes"}
+    assert found["reasoning"].facts == {
+        "opens_reasoning": False,
+        "earlier_reasoning": {"after a tool result": "kept", "after a user turn": "dropped"},
+    }
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_each_familys_format_is_told_rule_by_rule(family: str, shipped_tokenizer: Any) -> None:
+    parser, template = TEMPLATES[family]
+    found = checked(tokenizer_with(template, shipped_tokenizer))
+    assert found["calls"].facts == {"tool_parser": parser}
+    assert broken(found) == BROKEN[family]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rules"),
+    [
+        ("m.content +", "m.content + ('!' if loop.last else '') +", {"user turns", *TOOL_TURNS}),
+        ("m.role +", "(m.role if m.role != 'tool' else loop.index | string) +", TOOL_TURNS),
+        (
+            "m.role +",
+            "(m.role + (messages | length | string if not loop.first and m.role == loop.previtem.role else '')) +",
+            {"several calls"},
+        ),
+    ],
+    ids=["last message marked", "results numbered", "several results counted"],
+)
+def test_a_broken_rule_is_named_and_the_others_are_not(
+    old: str, new: str, rules: set[str], shipped_tokenizer: Any
+) -> None:
+    assert old in PLAIN
+    found = checked(shipped_tokenizer, chat_template=PLAIN.replace(old, new))
+    assert broken(found) - {"calls"} == rules
+
+
+def test_both_renderings_are_shown_around_the_first_token_that_differs(shipped_tokenizer: Any) -> None:
+    template = PLAIN.replace("m.content +", "m.content + ('!' if loop.last else '') +")
+    found = checked(shipped_tokenizer, chat_template=template)["user turns"]
+    facts = found.facts["user_turns_difference"]
+    assert (facts["got"]["text"][:30], facts["expected"]["text"][:31]) == (
+        "<|im_start|>user\nfirst<|im_end",
+        "<|im_start|>user\nfirst!<|im_end",
+    )
+    for side in ("got", "expected"):
+        assert shipped_tokenizer.decode(facts[side]["ids"]) == facts[side]["text"]
+        assert f"{facts[side]['ids']} {facts[side]['text']!r}" in found.found
+
+
+def test_reasoning_that_the_generation_prompt_opens_is_told(shipped_tokenizer: Any) -> None:
+    end = "{%- if add_generation_prompt %}<|im_start|>assistant\n"
+    found = checked(tokenizer_with(HERMES.replace(end, end + "<think>\n"), shipped_tokenizer))["reasoning"]
+    assert found.facts["opens_reasoning"]
+    assert "answers begin inside <think>" in found.found
+
+
+def test_a_named_parser_must_read_the_templates_calls(shipped_tokenizer: Any) -> None:
+    assert checked(shipped_tokenizer, tool_parser="hermes")["calls"].status == "ok"
+    found = checked(shipped_tokenizer, tool_parser="mistral")["calls"]
+    assert (found.status, "'mistral' does not read the call" in found.found) == ("error", True)
+
+
+def test_a_template_whose_turns_do_not_end_is_refused_in_words(shipped_tokenizer: Any) -> None:
+    (found,) = check_template("nowhere", shipped_tokenizer, chat_template=PLAIN.replace("<|im_end|>", ""))
+    assert (found.status, "expected a control token" in found.found) == ("error", True)
+
+
+def test_the_command_exits_with_1_where_a_rule_is_broken_and_with_2_without_a_tokenizer(tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text(PLAIN.replace("m.content +", "m.content + ('!' if loop.last else '') +"))
+    right = CliRunner().invoke(app, ["check-template", str(SHIPPED_MODEL_DIR), "--json"])
+    wrong = CliRunner().invoke(app, ["check-template", str(SHIPPED_MODEL_DIR), "--chat-template", str(file), "--json"])
+    assert (right.exit_code, json.loads(right.stdout)["ok"], json.loads(right.stdout)["tool_parser"]) == (
+        0,
+        True,
+        "hermes",
+    )
+    assert (wrong.exit_code, json.loads(wrong.stdout)["user_turns_difference"]["position"] > 0) == (1, True)
+    none = CliRunner().invoke(app, ["check-template", str(tmp_path)])
+    assert "no tokenizer.json" in str(none.exception)

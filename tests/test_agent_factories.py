@@ -1,0 +1,347 @@
+"""Agents that a user's function builds: what they sampled is recorded exactly, and what goes wrong says where."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import user_agents
+from fake_sglang import FakeSGLang, Reply
+from harness import ANSWER, TOOL_CALL, args_for, ids_of, run
+
+from strands_rollout import Sample, agent_lifetime, generate
+from strands_rollout.contract import contract_violations
+
+HANDOFF = {"agent_name": "speaker", "message": "It is 34."}
+
+
+def call(name: str, **arguments: object) -> str:
+    return TOOL_CALL.format(name=name, arguments=json.dumps(arguments))
+
+
+def factory(name: str, **more: Any) -> dict[str, Any]:
+    return {"agent_factory": f"user_agents.{name}", "tools": [], **more}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_built() -> Iterator[None]:
+    user_agents.built.clear()
+    yield
+    user_agents.built.clear()
+
+
+@pytest.mark.parametrize("name", ["plain", "slowly"])
+async def test_a_users_agent_plays_an_episode(
+    shipped_tokenizer: Any, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played = await run(shipped_tokenizer, [call("double", number=17), ANSWER], settings=factory(name))
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.COMPLETED, "completed")
+    assert played.facts["tool_calls"] == 1
+    assert "34" in played.context_after(0)
+    assert sum(played.sample.loss_mask) == sum(len(reply.ids) for reply in played.replied)
+    assert capsys.readouterr().out == ""
+
+
+async def test_the_sample_is_the_one_that_our_own_agent_would_have_made(shipped_tokenizer: Any) -> None:
+    turns = [call("double", number=17), ANSWER]
+    tools = {"tools": ["user_agents.double"], "system_prompt": "Be brief."}
+    ours = await run(shipped_tokenizer, turns, settings=tools)
+    theirs = await run(shipped_tokenizer, turns, settings=tools | factory("with_tools_of_the_task", **tools))
+    assert theirs.sample.tokens == ours.sample.tokens
+    assert theirs.sample.loss_mask == ours.sample.loss_mask
+    assert theirs.sample.rollout_log_probs == ours.sample.rollout_log_probs
+
+
+async def test_a_rows_system_message_counts_where_the_agent_has_none(shipped_tokenizer: Any) -> None:
+    chat = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "What is 17 * 2?"}]
+    played = await run(shipped_tokenizer, [ANSWER], settings=factory("plain"), prompt=chat)
+    assert "Be kind." in played.decode(played.sample.tokens)
+    default = await run(shipped_tokenizer, [ANSWER], settings=factory("plain"))
+    assert "execute_python_code" not in default.decode(default.sample.tokens)
+
+
+async def test_an_agents_own_earlier_turns_come_before_the_rows(shipped_tokenizer: Any) -> None:
+    played = await run(shipped_tokenizer, [ANSWER], settings=factory("with_earlier_turns"))
+    prompt = played.decode(played.sample.tokens[: played.prompt_length])
+    assert prompt.index("What is 1 + 1?") < prompt.index("What is 17 * 2?")
+
+
+async def test_the_episodes_limits_hold(shipped_tokenizer: Any) -> None:
+    turns = [call("double", number=17)] * 3
+    played = await run(shipped_tokenizer, turns, settings=factory("plain", max_tool_iterations=2))
+    assert played.facts["stop_reason"] == "max_tool_iterations"
+    slow = await run(shipped_tokenizer, [call("sleep"), ANSWER], settings=factory("plain", tool_timeout_s=0.05))
+    assert (slow.facts["tool_timeouts"], slow.facts["stop_reason"]) == (1, "completed")
+
+
+async def test_a_tool_knows_the_task(shipped_tokenizer: Any) -> None:
+    played = await run(shipped_tokenizer, [call("label_of_the_row"), ANSWER], settings=factory("plain"))
+    assert "34" in played.context_after(0)
+
+
+async def test_a_factory_that_raises_is_named_with_its_line_and_the_sample(shipped_tokenizer: Any) -> None:
+    sample = Sample(prompt="What?", index=7)
+    played = await run(shipped_tokenizer, [], settings=factory("broken"), sample=sample)
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
+    source = inspect.getsource(user_agents).splitlines()
+    line = next(number for number, text in enumerate(source, start=1) if '["the agent"]' in text)
+    assert "agent_factory 'user_agents.broken' raised KeyError: 'the agent'" in played.facts["error"]
+    assert f"{user_agents.__file__}, line {line}, in broken), for the sample of index 7" in played.facts["error"]
+
+
+async def test_a_factory_that_hangs_stops_no_other_episode(
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_lifetime, "_PATIENCE_S", 0.02)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    ids = ids_of(shipped_tokenizer, ANSWER)
+    async with FakeSGLang(lambda _body, _number: Reply.tokens(ids), context_length=8192) as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=factory("hangs_for_some"))
+        rows = [Sample(prompt="?", index=n, metadata={"hangs": n < 2}) for n in range(4)]
+        hung = [asyncio.ensure_future(generate(args, row, {"max_new_tokens": 512})) for row in rows[:2]]
+        while not user_agents.hangs.is_set():  # noqa: ASYNC110 - it is set in a thread
+            await asyncio.sleep(0.01)
+        try:
+            async with asyncio.timeout(20):
+                done = [await generate(args, row, {"max_new_tokens": 512}) for row in rows[2:]]
+        finally:
+            user_agents.may_end.set()
+            await asyncio.gather(*hung)
+    assert {sample.status for sample in done} == {Sample.Status.COMPLETED}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nothing", "has no attribute 'nothing'"),
+        ("built", "expected a class or function that makes an agent"),
+        ("sums_up", "SummarizingConversationManager, which blocks the event loop"),
+        ("not_an_agent", "gave a str; expected a Strands Agent, Swarm or Graph"),
+        ("on_another_model", "on the model that it was given: none; expected one"),
+        ("twice_on_the_model", "on the model that it was given: one, two; expected one"),
+        ("tool_on_the_model", "on the model that it was given: outer, inner; expected one"),
+    ],
+)
+async def test_what_a_factory_gives_is_checked(shipped_tokenizer: Any, name: str, words: str) -> None:
+    played = await run(shipped_tokenizer, [], settings=factory(name))
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
+    assert words in played.facts["error"]
+
+
+def by_system_prompt(tokenizer: Any, said: dict[str, list[str]], sampled: list[int]) -> Any:
+    """Each agent's turns, told by its system prompt."""
+
+    def reply(body: dict[str, Any], _number: int) -> Reply:
+        text = tokenizer.decode(body["input_ids"])
+        ids = ids_of(tokenizer, next(turns for words, turns in said.items() if words in text).pop(0))
+        sampled.extend(ids)
+        return Reply.tokens(ids)
+
+    return reply
+
+
+async def team_samples(tokenizer: Any, name: str, said: dict[str, list[str]], **more: Any) -> tuple[Any, list[int]]:
+    sampled: list[int] = []
+    async with FakeSGLang(by_system_prompt(tokenizer, said, sampled), context_length=8192) as fake:
+        args = args_for(fake.base_url, tokenizer, strands_rollout=factory(name, **{"fan_out": True, **more}))
+        sample = Sample(prompt="What is 17 * 2?", label="34", index=0, group_index=0)
+        return await generate(args, sample, {"temperature": 1.0, "max_new_tokens": 2048}), sampled
+
+
+def trained_ids(samples: list[Any]) -> list[int]:
+    found: list[int] = []
+    for sample in samples:
+        response = sample.tokens[len(sample.tokens) - sample.response_length :]
+        found += [token for token, mask in zip(response, sample.loss_mask, strict=True) if mask]
+    return found
+
+
+async def test_every_token_that_a_swarm_samples_is_trained_exactly_once(shipped_tokenizer: Any) -> None:
+    said = {
+        "You help.": [call("double", number=17), call("handoff_to_agent", **HANDOFF), "Done.<|im_end|>"],
+        "You answer.": [ANSWER],
+    }
+    samples, sampled = await team_samples(shipped_tokenizer, "swarm", said)
+    assert [sample.status for sample in samples] == [Sample.Status.COMPLETED] * 2
+    assert samples[0].metadata["strands_rollout"]["final_text"].startswith("The answer is")
+    assert sorted(trained_ids(samples)) == sorted(sampled)
+    for sample in samples:
+        sample.reward = {"score": 1.0}
+        assert contract_violations(sample, decode=shipped_tokenizer.decode, reward_key="score") == []
+
+
+async def test_agents_of_a_graph_that_work_at_once_have_samples_of_their_own(shipped_tokenizer: Any) -> None:
+    said = {"You are left.": ["L<|im_end|>"], "You are right.": ["R<|im_end|>"], "You are last.": [ANSWER]}
+    samples, sampled = await team_samples(shipped_tokenizer, "graph", said)
+    assert len(samples) == 3
+    assert sorted(trained_ids(samples)) == sorted(sampled)
+    alone, _ = await team_samples(
+        shipped_tokenizer,
+        "graph",
+        {"You are left.": ["L<|im_end|>"], "You are right.": ["R<|im_end|>"], "You are last.": [ANSWER]},
+        fan_out=False,
+    )
+    assert alone.metadata["strands_rollout"]["final_text"].startswith("The answer is")
+
+
+async def test_a_swarm_that_ends_at_its_own_limit_is_truncated(shipped_tokenizer: Any) -> None:
+    back = {"agent_name": "helper", "message": "No, you."}
+    over = [call("handoff_to_agent", **HANDOFF), "Over.<|im_end|>"] * 4
+    returned = [call("handoff_to_agent", **back), "Back.<|im_end|>"] * 4
+    samples, _ = await team_samples(shipped_tokenizer, "swarm", {"You help.": over, "You answer.": returned})
+    facts = samples[0].metadata["strands_rollout"]
+    assert (samples[0].status, facts["stop_reason"]) == (Sample.Status.TRUNCATED, "team_limit")
+
+
+async def test_an_engine_that_fails_under_a_swarm_is_no_fault_of_the_policy(shipped_tokenizer: Any) -> None:
+    async with FakeSGLang(lambda _body, _number: Reply.status(400), context_length=8192) as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=factory("swarm"))
+        sample = await generate(args, Sample(prompt="What is 17 * 2?", index=0), {"max_new_tokens": 2048})
+    assert (sample.status, sample.metadata["strands_rollout"]["stop_reason"]) == (Sample.Status.FAILED, "engine_error")
+
+
+async def test_an_abort_ends_a_graph(shipped_tokenizer: Any) -> None:
+    asked = asyncio.Event()
+
+    async def hang(_body: dict[str, Any], _number: int) -> Reply:
+        asked.set()
+        return Reply.hang()
+
+    is_aborted = False
+    async with FakeSGLang(hang, context_length=8192) as fake:
+        settings = factory("graph", should_abort=lambda: is_aborted)
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
+        running = asyncio.ensure_future(generate(args, Sample(prompt="What?", index=0), {"max_new_tokens": 2048}))
+        await asked.wait()
+        is_aborted = True
+        sample = await running
+    assert (sample.status, sample.remove_sample) == (Sample.Status.ABORTED, True)
+
+
+async def test_another_agent_on_the_same_model_has_a_trajectory_of_its_own(shipped_tokenizer: Any) -> None:
+    said = {
+        "You are hidden.": [call("double", number=17), "34<|im_end|>"],
+        "What is 17 * 2?": [call("ask", question="Double 17!"), ANSWER],
+    }
+    samples, sampled = await team_samples(shipped_tokenizer, "with_a_hidden_agent", said)
+    assert len(samples) == 2
+    assert sorted(trained_ids(samples)) == sorted(sampled)
+    hidden = samples[1]
+    assert sum(hidden.loss_mask) == len(ids_of(shipped_tokenizer, call("double", number=17) + "34<|im_end|>"))
+
+
+@pytest.mark.parametrize("name", ["plain", "with_earlier_turns"])
+async def test_an_aborted_episode_of_a_users_agent_is_gone_on_with(shipped_tokenizer: Any, name: str) -> None:
+    whole = await run(shipped_tokenizer, [call("double", number=17), ANSWER], settings=factory(name))
+    is_aborted = False
+
+    def cut(_body: dict[str, Any], number: int) -> Reply:
+        nonlocal is_aborted
+        if number == 0:
+            return Reply.tokens(ids_of(shipped_tokenizer, call("double", number=17)))
+        is_aborted = number == 1
+        ids = ids_of(shipped_tokenizer, ANSWER)
+        return Reply.abort(ids[:2]) if number == 1 else Reply.tokens(ids[2:])
+
+    async with FakeSGLang(cut, context_length=8192) as fake:
+        settings = factory(name, should_abort=lambda: is_aborted)
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
+        params = {"temperature": 1.0, "max_new_tokens": 4096}
+        sample = await generate(args, Sample(prompt="What is 17 * 2?", label="34", index=0), params)
+        assert sample.status is Sample.Status.ABORTED
+        is_aborted = False
+        sample = await generate(args, sample, params)
+    assert sample.status is Sample.Status.COMPLETED
+    assert (sample.tokens, sample.loss_mask) == (whole.sample.tokens, whole.sample.loss_mask)
+    assert sample.metadata["strands_rollout"]["tool_calls"] == 1
+
+
+async def test_an_agent_that_had_an_episode_gets_no_other(shipped_tokenizer: Any) -> None:
+    first = await run(shipped_tokenizer, [ANSWER], settings=factory("one_for_all"))
+    assert first.facts["stop_reason"] == "completed"
+    second = await run(shipped_tokenizer, [ANSWER], settings=factory("one_for_all"))
+    assert (second.facts["stop_reason"], second.fake.requests) == ("setup_error", [])
+    assert "to more than one episode: Strands Agents; expected new ones for each" in second.facts["error"]
+
+
+async def test_an_agent_that_is_given_to_another_episode_spoils_both(shipped_tokenizer: Any) -> None:
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def answer(_body: dict[str, Any], _number: int) -> Reply:
+        asked.set()
+        await may_answer.wait()
+        return Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
+
+    async with FakeSGLang(answer, context_length=8192) as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=factory("one_for_all"))
+        first = asyncio.ensure_future(generate(args, Sample(prompt="?", index=0), {"max_new_tokens": 512}))
+        await asked.wait()
+        second = await generate(args, Sample(prompt="?", index=1), {"max_new_tokens": 512})
+        may_answer.set()
+        reasons = [one.metadata["strands_rollout"]["stop_reason"] for one in (await first, second)]
+    assert reasons == ["setup_error"] * 2
+
+
+async def test_limits_hold_for_an_agent_that_is_a_tool_and_it_prints_nothing(
+    shipped_tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {"You help.": [call("double", number=1)] * 5, "You answer.": [call("expert", input="?"), ANSWER]}
+    samples, sampled = await team_samples(shipped_tokenizer, "with_an_expert", said, max_tool_iterations=2)
+    assert [len(left) for left in said.values()] == [2, 0]
+    assert sorted(trained_ids(samples)) == sorted(sampled)
+    assert capsys.readouterr().out == ""
+
+
+async def test_agents_may_be_tools_of_each_other(shipped_tokenizer: Any) -> None:
+    played = await run(shipped_tokenizer, [ANSWER], settings=factory("tools_of_each_other"))
+    assert played.facts["stop_reason"] == "completed"
+
+
+async def test_a_hook_may_put_another_list_in_the_place_of_the_history(shipped_tokenizer: Any) -> None:
+    turns = [call("double", number=17), call("double", number=18), ANSWER]
+    played = await run(shipped_tokenizer, turns, settings=factory("with_a_new_list_each_turn"))
+    assert sum(played.sample.loss_mask) == sum(len(reply.ids) for reply in played.replied)
+    assert played.facts["turns"] == 3
+
+
+async def test_an_answer_without_the_structure_that_was_asked_for_is_the_policys(shipped_tokenizer: Any) -> None:
+    played = await run(shipped_tokenizer, [ANSWER, ANSWER], settings=factory("structured"))
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.COMPLETED, "completed")
+    assert sum(played.sample.loss_mask) == sum(len(reply.ids) for reply in played.replied)
+
+
+async def test_a_node_that_is_asked_the_same_again_has_a_sample_for_each_time(shipped_tokenizer: Any) -> None:
+    said = {
+        "You write.": ["One.<|im_end|>", "Two.<|im_end|>", "Three.<|im_end|>"],
+        "You judge.": ["AGAIN<|im_end|>", "AGAIN<|im_end|>", "Good.<|im_end|>"],
+    }
+    samples, sampled = await team_samples(shipped_tokenizer, "revising", said)
+    assert samples[0].metadata["strands_rollout"]["final_text"] == "Three."
+    assert sorted(trained_ids(samples)) == sorted(sampled)
+
+
+async def test_a_node_that_takes_longer_than_it_may_is_the_graphs_limit(shipped_tokenizer: Any) -> None:
+    played = await run(shipped_tokenizer, [Reply.hang()], settings=factory("in_a_hurry"))
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.TRUNCATED, "team_limit")
+
+
+async def test_a_swarm_that_ends_before_the_main_agent_spoke_is_truncated(shipped_tokenizer: Any) -> None:
+    samples, sampled = await team_samples(shipped_tokenizer, "swarm", {"You help.": ["Done.<|im_end|>"]})
+    facts = samples[0].metadata["strands_rollout"]
+    assert (samples[0].status, facts["stop_reason"]) == (Sample.Status.TRUNCATED, "team_limit")
+    assert "the Swarm ended before 'speaker' spoke" in facts["error"]
+    assert trained_ids(samples) == sampled
+    for sample in samples:
+        sample.reward = {"score": 1.0}
+        assert contract_violations(sample, decode=shipped_tokenizer.decode, reward_key="score") == []
+
+
+async def test_an_outage_under_an_agent_that_is_a_tool_ends_the_episode(shipped_tokenizer: Any) -> None:
+    said = {"You help.": [call("is_out_of_order")], "You answer.": [call("expert", input="?")]}
+    samples, _ = await team_samples(shipped_tokenizer, "with_an_expert", said)
+    assert samples[0].metadata["strands_rollout"]["stop_reason"] == "sandbox_error"

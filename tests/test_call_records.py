@@ -1,0 +1,73 @@
+"""What a sample says of each tool call and each turn: for whoever looks at an episode afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from fake_sglang import FakeSGLang, Reply
+from harness import ANSWER, TOOL_CALL, args_for, call_text, ids_of, run
+from strands import tool
+
+from strands_rollout import Sample, generate
+
+
+@tool
+async def fails() -> str:
+    """Raise."""
+    raise ValueError("no")
+
+
+@tool
+async def hangs() -> str:
+    """Wait for ever."""
+    await asyncio.Event().wait()
+    return ""
+
+
+def call(name: str) -> str:
+    return TOOL_CALL.format(name=name, arguments="{}")
+
+
+async def test_each_call_has_its_tool_its_end_and_its_seconds(shipped_tokenizer: Any) -> None:
+    settings = {"tools": [f"{__name__}.fails", f"{__name__}.hangs"], "tool_timeout_s": 0.05}
+    played = await run(shipped_tokenizer, [call("fails"), call("hangs"), ANSWER], settings=settings)
+    calls = played.facts["calls"]
+    assert [(one["id"], one["tool"], one["status"]) for one in calls] == [
+        ("call_1_0", "fails", "error"),
+        ("call_2_0", "hangs", "timeout"),
+    ]
+    assert calls[1]["s"] >= 0.05
+    assert sum(one["s"] for one in calls) <= played.facts["duration_s"]
+    assert [len(played.facts["turn_s"]), sum(played.facts["turn_s"])] == [3, played.facts["generate_s"]]
+    json.dumps(played.facts)
+
+
+async def test_a_call_of_the_code_tool_says_what_became_of_the_code(shipped_tokenizer: Any) -> None:
+    settings = {"executor": {"name": "subprocess"}}
+    codes = [call_text("print(1)"), call_text("raise SystemExit(3)"), ANSWER]
+    played = await run(shipped_tokenizer, codes, settings=settings)
+    right, left = (one["sandbox"] for one in played.facts["calls"])
+    assert (right["exit_code"], right["killed_by"], left["exit_code"]) == (0, None, 3)
+    assert 0 < right["run_s"] <= played.facts["calls"][0]["s"]
+
+
+async def test_calls_from_before_an_abort_are_kept(shipped_tokenizer: Any) -> None:
+    is_aborted = False
+
+    def cut(_body: dict[str, Any], number: int) -> Reply:
+        nonlocal is_aborted
+        is_aborted = number == 1
+        ids = ids_of(shipped_tokenizer, ANSWER)
+        turns = [Reply.tokens(ids_of(shipped_tokenizer, call("fails"))), Reply.abort(ids[:2]), Reply.tokens(ids[2:])]
+        return turns[number]
+
+    async with FakeSGLang(cut, context_length=8192) as fake:
+        settings = {"tools": [f"{__name__}.fails"], "should_abort": lambda: is_aborted}
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
+        sample = await generate(args, Sample(prompt="?", index=0), {"max_new_tokens": 512})
+        is_aborted = False
+        sample = await generate(args, sample, {"max_new_tokens": 512})
+    facts = sample.metadata["strands_rollout"]
+    assert (facts["resumes"], [one["id"] for one in facts["calls"]]) == (1, ["call_1_0"])

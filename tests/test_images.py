@@ -1,0 +1,434 @@
+"""Images of prompts and tool results: the trajectory has the tokens that the model's own processor makes."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL", reason="needs Pillow: the extra [images]")
+
+from fake_sglang import FakeSGLang
+from harness import ANSWER, args_for, call_text, run
+from strands import Agent, tool
+from strands.agent.conversation_manager import NullConversationManager
+from strands.types.exceptions import EventLoopException
+from vision import (
+    FAMILIES,
+    TEMPLATE,
+    VisionEngine,
+    encoded,
+    image_block,
+    picture,
+    save_llava,
+    vision_processor,
+    vision_tokenizer,
+)
+
+from strands_rollout import Sample, SGLangModel, TokenLimits, generate
+from strands_rollout.errors import (
+    ConfigError,
+    EngineResponseError,
+    ExportError,
+    PromptError,
+    TemplateError,
+    TrajectoryError,
+)
+from strands_rollout.export.finished_episode import finished_episodes
+from strands_rollout.export.verl import to_agent_loop_outputs
+from strands_rollout.images import image_block as block_of
+from strands_rollout.prompt_messages import to_episode_prompt
+from strands_rollout.token_audit import tito_violations
+from strands_rollout.wire_recorder import recording
+
+CALL = call_text("a dot", name="draw")
+QUESTION = [image_block(picture(100, 70, seed=1)), {"text": "What is it?"}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return vision_tokenizer()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
+    return vision_processor(request.param, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def processor(tokenizer: Any) -> Any:
+    return vision_processor("Qwen2_5_VLProcessor", tokenizer)
+
+
+@tool
+def draw(code: str) -> dict[str, Any]:
+    """Draw.
+
+    Args:
+        code: What.
+    """
+    drawn = [{"text": f"{code}:"}, image_block(picture(60, 90, seed=2)), image_block(picture(seed=3, mode="RGBA"))]
+    return {"status": "success", "content": drawn}
+
+
+@tool
+def tell(code: str) -> str:
+    """Tell.
+
+    Args:
+        code: What.
+    """
+    return f"{code} " * 100
+
+
+async def ask(model: SGLangModel, prompt: Any = QUESTION) -> None:
+    agent = Agent(
+        model=model, tools=[draw, tell], callback_handler=None, conversation_manager=NullConversationManager()
+    )
+    await agent.invoke_async(prompt)
+
+
+async def played(processor: Any, turns: list[str], prompt: Any = QUESTION, **settings: Any) -> tuple[Any, ...]:
+    """The model after a conversation, the engine's script and the server."""
+    engine = VisionEngine(processor, turns, miscounts=settings.pop("miscounts", 0))
+    async with FakeSGLang(engine) as fake:
+        model = SGLangModel(processor.tokenizer, fake.base_url, **{"processor": processor, **settings})
+        await ask(model, prompt)
+    return model, engine, fake
+
+
+async def test_the_trajectory_is_what_the_processor_makes_of_the_whole_conversation(family: Any) -> None:
+    model, engine, fake = await played(family, [CALL, ANSWER])
+    trajectory = model.trajectory
+    last = trajectory.turns[-1]
+    assert trajectory.token_ids[: last.start] == engine.read[1]
+    assert trajectory.token_ids[: trajectory.prompt_length] == engine.read[0]
+    assert fake.violations == []
+    assert [len(images) for images in engine.images] == [1, 3]
+    # one token for each image on the wire
+    image_id = family.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    assert [request.input_ids.count(image_id) for request in fake.requests] == [1, 3]
+
+
+async def test_image_tokens_are_context(processor: Any) -> None:
+    trajectory = (await played(processor, [CALL, ANSWER]))[0].trajectory
+    image_id = processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    places = [position for position, one in enumerate(trajectory.token_ids) if one == image_id]
+    assert places == [position for image in trajectory.images for position in range(image.start, image.end)]
+    assert {trajectory.loss_mask[position] for position in places} == {0}
+    assert {trajectory.logprobs[position] for position in places} == {0.0}
+
+
+async def test_the_engine_gets_the_pixels_that_the_trainer_gets(processor: Any) -> None:
+    model, engine, _ = await played(processor, [CALL, ANSWER])
+    originals = [picture(100, 70, seed=1), picture(60, 90, seed=2), picture(seed=3, mode="RGBA").convert("RGB")]
+    assert [image.tobytes() for image in engine.images[1]] == [image.tobytes() for image in originals]
+    for name in ("pixel_values", "image_grid_thw"):
+        joined = np.concatenate([image.train_inputs[name] for image in model.trajectory.images])
+        np.testing.assert_array_equal(joined, engine.inputs[1][name])
+
+
+async def test_a_jpeg_is_read_once_for_both(processor: Any) -> None:
+    model, engine, _ = await played(processor, [ANSWER], [image_block(picture(), "JPEG"), {"text": "?"}])
+    np.testing.assert_array_equal(
+        model.trajectory.images[0].train_inputs["pixel_values"], engine.inputs[0]["pixel_values"]
+    )
+
+
+async def test_a_text_only_request_of_a_vision_model_has_no_image_field(tokenizer: Any) -> None:
+    result = await run(tokenizer, [ANSWER])
+    assert "image_data" not in result.fake.requests[0].body
+    assert result.sample.multimodal_train_inputs is None
+
+
+@pytest.mark.parametrize("text", ["<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>"])
+async def test_text_that_spells_an_image_is_text_and_is_not_sent_beside_images(processor: Any, text: str) -> None:
+    image_id = processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    async with FakeSGLang([]) as fake:
+        model = SGLangModel(processor.tokenizer, fake.base_url, processor=processor)
+        assert image_id not in model.template.prompt_ids([{"role": "user", "content": text}])
+        with pytest.raises(TrajectoryError, match="got 2 times the text .*image_pad.* with 1 images"):
+            await ask(model, [*QUESTION, {"text": text}])
+    assert fake.requests == []
+
+
+async def test_a_sampled_image_token_is_refused(processor: Any) -> None:
+    with pytest.raises(TrajectoryError, match="the policy sampled the image token"):
+        await played(processor, ["<|image_pad|>" + ANSWER])
+
+
+async def test_an_engine_that_counts_otherwise_is_refused(processor: Any) -> None:
+    with pytest.raises(EngineResponseError, match="the engine read .* tokens of a prompt with 1 images; expected"):
+        await played(processor, [ANSWER], miscounts=1)
+
+
+async def test_a_template_that_shows_no_images_is_refused(processor: Any) -> None:
+    blind = {"chat_template": TEMPLATE.replace("<|image_pad|>", "")}
+    model = SGLangModel(processor.tokenizer, "http://127.0.0.1:1", processor=processor, chat_template_kwargs=blind)
+    with pytest.raises(TemplateError, match="the chat template shows 0 of 1 images"):
+        await model.count_tokens([{"role": "user", "content": QUESTION}])
+
+
+async def test_a_template_that_counts_images_is_refused_in_later_turns(processor: Any) -> None:
+    with pytest.raises(EventLoopException, match="shows an image otherwise where there was one before.*add_vision_id"):
+        await played(processor, [CALL, ANSWER], chat_template_kwargs={"count_images": True})
+
+
+async def test_an_image_for_a_text_model_is_refused_with_words(shipped_tokenizer: Any) -> None:
+    messages: Any = [{"role": "user", "content": QUESTION}]
+    for given in (None, shipped_tokenizer):
+        model = SGLangModel(shipped_tokenizer, "http://127.0.0.1:1", processor=given)
+        with pytest.raises(ConfigError, match="got an image, and this model reads text only"):
+            await model.count_tokens(messages)
+
+
+async def test_counted_tokens_are_those_of_the_trajectory(processor: Any) -> None:
+    model = (await played(processor, [ANSWER]))[0]
+    counted = await model.count_tokens([{"role": "user", "content": QUESTION}], [draw.tool_spec, tell.tool_spec])
+    assert counted == model.trajectory.prompt_length
+
+
+async def test_images_count_in_budgets_and_are_never_cut(processor: Any) -> None:
+    free = (await played(processor, [CALL, ANSWER]))[0].trajectory
+    used = free.turns[-1].start - free.prompt_length
+    with pytest.raises(EventLoopException, match="no token of the response budget is left"):
+        await played(processor, [CALL, ANSWER], limits=TokenLimits(max_response_tokens=used))
+    cut = (await played(processor, [CALL, ANSWER], limits=TokenLimits(max_response_tokens=used + 1)))[0].trajectory
+    assert cut.token_ids == free.token_ids
+
+
+async def test_text_beside_images_is_cut_to_what_they_leave(processor: Any) -> None:
+    calls = CALL.replace("<|im_end|>", "\n") + call_text("words", name="tell")
+    limits = TokenLimits(max_response_tokens=160, min_turn_tokens=16)
+    trajectory = (await played(processor, [calls, ANSWER], limits=limits))[0].trajectory
+    assert len(trajectory.images) == 3
+    assert 120 < trajectory.turns[-1].start - trajectory.prompt_length <= 160 - 16
+
+
+async def test_an_open_turn_goes_on_with_its_images(processor: Any) -> None:
+    engine = VisionEngine(processor, ["The answer", " is 34.<|im_end|>"])
+
+    def script(body: dict[str, Any], number: int) -> Any:
+        reply = engine(body, number)
+        if number == 0:
+            reply.finish.update({"type": "abort", "message": "weights", "status_code": None})
+        return reply
+
+    async with FakeSGLang(script) as fake:
+        model = SGLangModel(processor.tokenizer, fake.base_url, processor=processor)
+        await ask(model)
+    assert (len(fake.requests), len(model.trajectory.images)) == (2, 1)
+    assert [len(request.body["image_data"]) for request in fake.requests] == [1, 1]
+    assert fake.violations == []
+
+
+# ---- slime's samples ----
+
+
+async def generated(
+    processor: Any, folder: Path, sample: Sample, turns: list[str], *, max_new_tokens: int = 2048
+) -> Any:
+    engine = VisionEngine(processor, turns)
+    settings = {"tools": [f"{__name__}.draw"]}
+    async with FakeSGLang(engine, context_length=8192) as fake:
+        args = args_for(fake.base_url, processor.tokenizer, strands_rollout=settings)
+        args.hf_checkpoint = str(folder)
+        sample = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": max_new_tokens})
+    return sample, engine, fake
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    folder = tmp_path_factory.mktemp("llava")
+    return save_llava(folder), folder
+
+
+def chat(*sources: Any) -> list[dict[str, Any]]:
+    parts = [{"type": "image", "image": source} for source in sources]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
+
+
+async def test_a_sample_has_its_images_as_the_trainer_takes_them(llava: tuple[Any, Path]) -> None:
+    sample, engine, fake = await generated(*llava, Sample(prompt=chat(picture(seed=1)), index=0), [CALL, ANSWER])
+    assert sample.status is Sample.Status.COMPLETED
+    prompt = len(sample.tokens) - sample.response_length
+    assert sample.tokens[:prompt] == engine.read[0]
+    assert sample.tokens[: len(engine.read[1])] == engine.read[1]
+    assert fake.violations == []
+    assert sample.multimodal_train_inputs.keys() == {"pixel_values"}
+    np.testing.assert_array_equal(
+        np.asarray(sample.multimodal_train_inputs["pixel_values"]), engine.inputs[1]["pixel_values"]
+    )
+    assert sample.multimodal_inputs is None
+
+
+async def test_an_audited_episode_with_images_has_no_violations(llava: tuple[Any, Path]) -> None:
+    processor, folder = llava
+    engine = VisionEngine(processor, [CALL, ANSWER])
+    async with FakeSGLang(engine, context_length=8192) as fake, recording(fake.base_url) as recorder:
+        args = args_for(recorder.url, processor.tokenizer, strands_rollout={"tools": [f"{__name__}.draw"]})
+        args.hf_checkpoint = str(folder)
+        sample = Sample(prompt=chat(picture()), index=0, session_id="one")
+        await generate(args, sample, {"temperature": 1.0, "max_new_tokens": 2048})
+    assert tito_violations(recorder.episodes["one"], sample) == []
+    position = sample.loss_mask.index(1)
+    sample.rollout_log_probs[position] -= 0.1
+    assert "the trained tokens are not what the engine sampled" in tito_violations(recorder.episodes["one"], sample)[0]
+
+
+async def test_images_that_do_not_fit_truncate_the_episode(llava: tuple[Any, Path]) -> None:
+    processor, folder = llava
+    whole, _, _ = await generated(processor, folder, Sample(prompt=chat(picture()), index=0), [CALL, ANSWER])
+    context_end = len(whole.loss_mask) - whole.loss_mask[::-1].index(0)
+    sample = Sample(prompt=chat(picture()), index=0)
+    sample, _, fake = await generated(processor, folder, sample, [CALL], max_new_tokens=context_end)
+    assert (sample.status, len(fake.requests)) == (Sample.Status.TRUNCATED, 1)
+    assert len(sample.multimodal_train_inputs["pixel_values"]) == 1  # those of the tool have no token here
+
+
+async def test_a_rewritten_history_has_the_images_that_it_kept(processor: Any) -> None:
+    engine = VisionEngine(processor, [ANSWER, ANSWER])
+    other = [{"text": "Later."}, image_block(picture(seed=5)), image_block(picture(seed=6))]
+    async with FakeSGLang(engine) as fake:
+        model = SGLangModel(processor.tokenizer, fake.base_url, processor=processor, on_rewritten_history="segment")
+        for prompt in (QUESTION, other):
+            await model.answer([{"role": "user", "content": prompt}])  # type: ignore[list-item]
+    first, last = model.conversation.segments[0].trajectory, model.trajectory
+    assert [len(one.images) for one in (first, last)] == [1, 2]
+    assert [len(one.snapshot().images) for one in (first, last)] == [1, 2]
+    assert last.token_ids[: last.prompt_length] == engine.read[1]
+
+
+async def test_a_form_without_pixels_refuses_images(llava: tuple[Any, Path]) -> None:
+    sample, _, _ = await generated(*llava, Sample(prompt=chat(picture()), index=0), [ANSWER])
+    sample.reward = 1.0
+    with pytest.raises(ExportError, match="sample 0 .index=0. has images; expected text only"):
+        to_agent_loop_outputs([sample])
+    assert finished_episodes([sample], may_lose_images=True)[0].sample is sample
+
+
+async def test_images_that_slime_has_loaded_are_those_of_the_chat(llava: tuple[Any, Path]) -> None:
+    loaded = {"images": [picture(seed=4)], "videos": None}
+    sample = Sample(prompt=chat({"path": "elsewhere.png", "max_pixels": 7}), multimodal_inputs=loaded, index=0)
+    sample, engine, _ = await generated(*llava, sample, [ANSWER])
+    assert sample.status is Sample.Status.COMPLETED
+    assert engine.images[0][0].tobytes() == loaded["images"][0].tobytes()
+    assert sample.multimodal_inputs is loaded
+
+
+async def test_a_sample_without_an_answer_has_no_image_tokens(
+    llava: tuple[Any, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    sample = Sample(prompt=chat(picture()), index=0, multimodal_train_inputs={"pixel_values": "of an earlier try"})
+    sample, _, _ = await generated(*llava, sample, ["<|image_pad|>" + ANSWER])
+    assert (sample.status, sample.remove_sample) == (Sample.Status.FAILED, True)
+    assert (len(sample.tokens), sample.multimodal_train_inputs) == (2, None)
+
+
+async def test_an_aborted_sample_with_images_starts_afresh_and_says_so(
+    llava: tuple[Any, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    aborting = [False]
+
+    def stop() -> bool:
+        return aborting[0]
+
+    processor, folder = llava
+    engine = VisionEngine(processor, ["The answer", ANSWER])
+
+    def script(body: dict[str, Any], number: int) -> Any:
+        reply = engine(body, number)
+        if number == 0:
+            aborting[0] = True
+            reply.finish.update({"type": "abort", "message": "Aborted", "status_code": None})
+        return reply
+
+    sample = Sample(prompt=chat(picture()), index=0)
+    async with FakeSGLang(script, context_length=8192) as fake:
+        args = args_for(fake.base_url, processor.tokenizer, strands_rollout={"tools": [], "should_abort": stop})
+        args.hf_checkpoint = str(folder)
+        sample = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": 512})
+        assert sample.status is Sample.Status.ABORTED
+        assert "can't be saved and will start afresh" in caplog.text
+        aborting[0] = False
+        sample = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": 512})
+    assert sample.status is Sample.Status.COMPLETED
+    assert fake.requests[1].input_ids == fake.requests[0].input_ids
+    assert len(sample.multimodal_train_inputs["pixel_values"]) == 1
+
+
+def sources(tmp_path: Path) -> list[Any]:
+    data = encoded(picture())
+    path = tmp_path / "a.png"
+    path.write_bytes(data)
+    text = base64.b64encode(data).decode()
+    return [
+        picture(),
+        str(path),
+        f"file://{path}",
+        text,
+        f"data:image/png;base64,{text}",
+        data,
+        {"bytes": data, "path": None},
+    ]
+
+
+def test_an_image_may_come_in_each_of_slimes_forms(tmp_path: Path) -> None:
+    blocks = [block_of(source) for source in sources(tmp_path)]
+    assert all(block == image_block(picture()) for block in blocks)
+    prompt = to_episode_prompt(chat(*sources(tmp_path)), None, None)
+    assert prompt.messages[0]["content"] == [*blocks, {"text": "What is it?"}]
+
+
+def test_a_text_that_slime_has_cut_into_parts_is_one_text() -> None:
+    parts = [{"type": "text", "text": character} for character in "no image"]
+    prompt = to_episode_prompt([{"role": "user", "content": parts}], None, None, {"images": None, "videos": None})
+    assert prompt.messages == [{"role": "user", "content": [{"text": "no image"}]}]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("https://example.com/a.png", "nothing is fetched from a network"),
+        ("no/such/file.png", "neither a file's path nor a data URL nor base64"),
+        (b"text", "an image of 4 bytes that can't be read"),
+        (7, "got an image of type int"),
+        (None, "got an image with .*expected type and image"),
+    ],
+)
+def test_an_unusable_image_says_what_was_expected(source: Any, words: str) -> None:
+    with pytest.raises(PromptError, match=words):
+        to_episode_prompt(chat(source), None, None)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "loaded", "words"),
+    [
+        ("What?", {"images": ["x"]}, "got a string as prompt, and 1 images"),
+        (chat("x"), {"images": ["x"], "videos": ["v"]}, "got \\['videos'\\] in the sample's multimodal_inputs"),
+        (chat("x"), {"images": ["x"], "audio": np.ones(3)}, "got \\['audio'\\]"),
+        (chat("x"), {"images": [picture(), picture()]}, "got 1 of 2 loaded images more than the chat has parts"),
+        (chat("x", "y"), {"images": [picture()]}, "got more parts of images than loaded images"),
+        (
+            [{"role": "user", "content": [{"type": "image", "image": "x", "max_pixels": 9}]}],
+            None,
+            "got an image with .*max_pixels.*slime has loaded it",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text"}]}],
+            None,
+            "got the part {'type': 'text'} at position 0 of the chat; expected text or an image",
+        ),
+        (
+            [{"role": "system", "content": [{"type": "image", "image": "x"}]}],
+            None,
+            "got content of type list at position 0",
+        ),
+    ],
+)
+def test_images_that_do_not_fit_the_prompt_are_refused(prompt: Any, loaded: Any, words: str) -> None:
+    with pytest.raises(PromptError, match=words):
+        to_episode_prompt(prompt, None, None, loaded)

@@ -1,0 +1,189 @@
+"""MCP servers in the settings, real ones in processes of their own: started, shared, filtered, lost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_sglang import FakeSGLang, Reply
+from harness import ANSWER, TOOL_CALL, args_for, ids_of, run
+from mcp import StdioServerParameters, stdio_client
+from strands.tools.mcp import MCPClient
+
+from strands_rollout import Sample, generate
+from strands_rollout.config import RolloutSettings, settings_from_args
+from strands_rollout.errors import ConfigError, ToolError
+from strands_rollout.row_settings import with_row_settings
+from strands_rollout.tool_loading import load_tools
+
+# Strands leaves a coroutine of its own behind where it stops a client whose server is gone
+pytestmark = [
+    pytest.mark.usefixtures("_leftovers"),
+    pytest.mark.filterwarnings("ignore:.*MCPClient.stop:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.*MCPClient.stop:pytest.PytestUnraisableExceptionWarning"),
+]
+SERVER = Path(__file__).with_name("user_mcp_server.py")
+COMMAND = f"python {SERVER}"
+# Strands leaves a coroutine of its own behind where it stops the client of a server that is gone
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*MCPClient.stop:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.*MCPClient.stop:pytest.PytestUnraisableExceptionWarning"),
+]
+FACTS = TOOL_CALL.format(name="facts", arguments="{}")
+END = TOOL_CALL.format(name="end", arguments="{}")
+
+
+@pytest.fixture
+def _leftovers() -> Iterator[None]:
+    """Let go of them here, and not in the midst of another test."""
+    yield
+    gc.collect()
+
+
+def servers(**server: Any) -> dict[str, Any]:
+    return {"tools": [{"command": COMMAND, **server}]}
+
+
+async def test_a_server_is_started_by_its_command_with_arguments_and_environment(
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_FACT", "blue")
+    settings = servers(args=["one", "two"], env={"FACT": "${SECRET_FACT}"})
+    played = await run(shipped_tokenizer, [FACTS, ANSWER], settings=settings)
+    assert "blue one two" in played.context_after(0)
+    assert played.facts["stop_reason"] == "completed"
+
+
+async def test_what_a_servers_tool_raises_is_the_policys_to_read(shipped_tokenizer: Any) -> None:
+    failing = TOOL_CALL.format(name="fail", arguments=json.dumps({"reason": "too large"}))
+    unfit = TOOL_CALL.format(name="fail", arguments="{}")
+    played = await run(shipped_tokenizer, [failing, unfit, ANSWER], settings=servers())
+    assert "Error executing tool fail" in played.context_after(0)
+    assert (played.sample.status, played.facts["tool_errors"]) == (Sample.Status.COMPLETED, 2)
+
+
+async def test_a_server_that_is_lost_is_an_outage_and_the_next_episode_starts_it_again(shipped_tokenizer: Any) -> None:
+    lost = await run(shipped_tokenizer, [END, ANSWER], settings=servers())
+    assert (lost.sample.status, lost.facts["stop_reason"]) == (Sample.Status.FAILED, "sandbox_error")
+    assert "was lost" in lost.facts["error"]
+    assert set(lost.sample.loss_mask) == {0}
+    again = await run(shipped_tokenizer, [FACTS, ANSWER], settings=servers())
+    assert again.facts["stop_reason"] == "completed"
+
+
+async def test_a_lost_server_is_started_again_though_another_episode_has_it_open(shipped_tokenizer: Any) -> None:
+    may_end = asyncio.Event()
+    turns = {"One.": [FACTS, ANSWER], "Two.": [END, ANSWER], "Three.": [FACTS, ANSWER]}
+
+    async def reply(body: dict[str, Any], _number: int) -> Reply:
+        prompt = shipped_tokenizer.decode(body["input_ids"])
+        row = next(row for row in turns if row in prompt)
+        if row == "One.":
+            await may_end.wait()
+        return Reply.tokens(ids_of(shipped_tokenizer, turns[row].pop(0)))
+
+    async with FakeSGLang(reply, context_length=8192) as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=servers())
+        one, *rows = (Sample(prompt=row, index=0) for row in turns)
+        waiting = asyncio.ensure_future(generate(args, one, {"max_new_tokens": 512}))
+        await fake.arrived()
+        for row in rows:
+            await generate(args, row, {"max_new_tokens": 512})
+        may_end.set()
+        await waiting
+    reasons = [row.metadata["strands_rollout"]["stop_reason"] for row in (*rows, one)]
+    assert reasons == ["sandbox_error", "completed", "completed"]
+
+
+async def test_a_server_that_does_not_start_is_an_outage_in_words(shipped_tokenizer: Any) -> None:
+    settings = {"tools": [{"name": "none", "command": "no-such-program --flag"}]}
+    played = await run(shipped_tokenizer, [], settings=settings)
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "sandbox_error")
+    assert "the MCP server 'none' did not start" in played.facts["error"]
+    assert "no-such-program" in played.facts["error"]
+
+
+client = MCPClient(lambda: stdio_client(StdioServerParameters(command=sys.executable, args=[str(SERVER)])))
+
+
+async def test_a_client_by_its_dotted_path_tells_an_outage_too(shipped_tokenizer: Any) -> None:
+    settings = {"tools": [f"{__name__}.client"]}
+    lost = await run(shipped_tokenizer, [END, ANSWER], settings=settings)
+    assert (lost.sample.status, lost.facts["stop_reason"]) == (Sample.Status.FAILED, "sandbox_error")
+    again = await run(shipped_tokenizer, [FACTS, ANSWER], settings=settings)
+    assert (again.facts["stop_reason"], again.facts["tool_errors"]) == ("completed", 0)
+
+
+async def test_names_are_prefixed_and_filtered(shipped_tokenizer: Any) -> None:
+    settings = servers(prefix="my", tool_filters={"allowed": ["facts"]})
+    played = await run(shipped_tokenizer, [ANSWER], settings=settings)
+    prompt = played.decode(played.sample.tokens)
+    assert '"my_facts"' in prompt
+    assert "end" not in prompt.split("</tools>")[0].split("<tools>")[1]
+
+
+async def test_a_row_chooses_a_server_by_its_name(shipped_tokenizer: Any) -> None:
+    settings = {"tools": [], "row_tools": [{"name": "facts", "command": COMMAND}]}
+    sample = Sample(prompt="?", metadata={"strands_rollout_settings": {"tools": ["facts"]}})
+    played = await run(shipped_tokenizer, [FACTS, ANSWER], settings=settings, sample=sample)
+    assert played.facts["tool_calls"] == 1
+
+
+@pytest.fixture
+def served() -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, str(SERVER), "--port", str(port)])
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}/mcp"
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.filterwarnings("ignore:Use `streamable_http_client` instead:DeprecationWarning")  # mcp 1, of Strands' call
+async def test_a_server_that_runs_is_named_by_its_url(shipped_tokenizer: Any, served: str) -> None:
+    played = await run(shipped_tokenizer, [FACTS, ANSWER], settings={"tools": [served]})
+    assert "--port" in played.context_after(0)
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        ({"name": "x"}, "needs either a command or a url"),
+        ({"command": "a", "url": "http://127.0.0.1/"}, "needs either a command or a url"),
+        ({"comand": "a"}, "did you mean 'command'?"),
+        (3, "tools.0"),
+    ],
+)
+def test_a_server_that_is_named_wrongly_is_refused(tool: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings_from_args(SimpleNamespace(strands_rollout={"tools": [tool]}))
+
+
+def test_a_variable_that_is_not_set_is_named() -> None:
+    settings = RolloutSettings(tools=({"url": "http://127.0.0.1/mcp", "headers": {"X": "${NO_SUCH_VARIABLE}"}},))  # type: ignore[arg-type]
+    with pytest.raises(ToolError, match="NO_SUCH_VARIABLE"):
+        load_tools(settings.tools)
+
+
+@pytest.mark.parametrize("per_episode", [False, True])
+def test_episodes_share_a_connection_unless_each_has_its_own(per_episode: bool) -> None:
+    settings = RolloutSettings(tools=({"command": COMMAND, "per_episode": per_episode},))  # type: ignore[arg-type]
+    first, second = load_tools(settings.tools), load_tools(with_row_settings(settings, {}).tools)
+    assert (first[0] is second[0]) is not per_episode

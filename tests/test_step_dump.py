@@ -1,0 +1,81 @@
+"""Samples of each step as dumps: which, where, and never at a run's expense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import ANSWER, args_for, run
+
+from strands_rollout import Sample, log_eval, log_rollout
+from strands_rollout.dump import read_dump
+from strands_rollout.step_dump import write_step_dump
+
+
+def args(tokenizer: Any, **settings: Any) -> Any:
+    return args_for("http://127.0.0.1:9", tokenizer, strands_rollout=settings)
+
+
+def samples(*groups: int) -> list[Sample]:
+    made = []
+    for index, group in enumerate(groups):
+        made.append(Sample(prompt="?", index=index, group_index=group, tokens=[5, 6, 7], response_length=1))
+        made[-1].loss_mask, made[-1].rollout_log_probs, made[-1].status = [1], [-0.5], Sample.Status.COMPLETED
+    return made
+
+
+def indexes(path: Path) -> list[int]:
+    return [record.values["index"] for record in read_dump(path)]
+
+
+async def test_a_step_is_written_as_it_was_and_can_be_read_without_the_tokenizer(
+    shipped_tokenizer: Any, tmp_path: Path
+) -> None:
+    sample = (await run(shipped_tokenizer, [ANSWER])).sample
+    asked = args(shipped_tokenizer, dump_dir=str(tmp_path / "dump"))
+    log_rollout(3, asked, [[sample]], None, 1.0)
+    log_eval(3, asked, {"aime 2024/a": {"samples": [sample]}}, None)
+    paths = sorted((tmp_path / "dump").iterdir())
+    assert [path.name for path in paths] == ["eval-aime_2024-a_000003.jsonl.gz", "rollout_000003.jsonl.gz"]
+    for path in paths:
+        (record,) = read_dump(path)
+        assert record.to_sample(Sample).to_dict() == sample.to_dict()
+        text = b"".join(record.token_texts[token] for token in sample.tokens).decode()
+        assert text == shipped_tokenizer.decode(sample.tokens)
+
+
+@pytest.mark.parametrize(
+    ("most", "written"),
+    [(1, [0]), (2, [0, 1]), (3, [0, 1]), (4, [0, 1, 2, 3]), (5, [0, 1, 2, 3]), (99, list(range(6)))],
+)
+def test_whole_groups_are_written_where_they_fit(
+    shipped_tokenizer: Any, tmp_path: Path, most: int, written: list[int]
+) -> None:
+    asked = args(shipped_tokenizer, dump_dir=str(tmp_path), dump_samples=most)
+    path = write_step_dump(asked, "rollout", 0, samples(0, 0, 1, 1, 2, 2))
+    assert path is not None
+    assert indexes(path) == written
+
+
+def test_a_step_that_is_done_again_replaces_its_file(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    asked = args(shipped_tokenizer, dump_dir=str(tmp_path))
+    for group in (0, 1):
+        path = write_step_dump(asked, "rollout", 7, samples(group))
+    assert path is not None
+    assert [record.values["group_index"] for record in read_dump(path)] == [1]
+
+
+def test_without_a_folder_or_a_sample_nothing_is_written(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    assert write_step_dump(args(shipped_tokenizer), "rollout", 0, samples(0)) is None
+    assert write_step_dump(args(shipped_tokenizer, dump_dir=str(tmp_path)), "rollout", 0, []) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_can_not_be_written_is_told_and_ends_no_run(
+    shipped_tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    asked = args(shipped_tokenizer, dump_dir=str(tmp_path / "file"))
+    assert log_rollout(0, asked, samples(0), None, 1.0) is False
+    assert "can't write the dump" in caplog.text or "Not a directory" in caplog.text

@@ -1,0 +1,276 @@
+"""Resources and environments of an episode: opened before it, asked in it, and released whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import user_surroundings
+from fake_sglang import FakeSGLang, Reply
+from harness import ANSWER, TOOL_CALL, args_for, run
+from user_surroundings import seen
+
+from strands_rollout import Sample, generate, reward_func
+from strands_rollout.contract import contract_violations
+
+READ = TOOL_CALL.format(name="read_database", arguments="{}")
+TOLD = {"environment": "user_surroundings.Told", "tools": []}
+
+
+def resources(*names: str, **more: Any) -> dict[str, Any]:
+    return {"resources": {name: f"user_surroundings.{name}" for name in names}, "tools": [], **more}
+
+
+def row(**plan: Any) -> Sample:
+    return Sample(prompt="What is 17 * 2?", label="34", index=5, metadata=plan)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> Iterator[None]:
+    seen.clear()
+    yield
+    seen.clear()
+
+
+async def test_resources_are_open_while_the_episode_runs_and_known_to_tools(shipped_tokenizer: Any) -> None:
+    settings = resources("database", "second", tools=["user_surroundings.read_database"])
+    played = await run(shipped_tokenizer, [READ, ANSWER], settings=settings, sample=row())
+    assert "db" in played.context_after(0)
+    assert seen == ["open 5", "second knows db", "second closed", "close 5"]
+
+
+@pytest.mark.parametrize("script", [[Reply.status(400)], [ANSWER.removesuffix("<|im_end|>")]])
+async def test_resources_are_released_however_the_episode_ends(shipped_tokenizer: Any, script: Any) -> None:
+    await run(shipped_tokenizer, script, settings=resources("database", "second"), sample=row())
+    assert seen[-2:] == ["second closed", "close 5"]
+
+
+async def test_resources_are_released_where_a_later_one_does_not_open(shipped_tokenizer: Any) -> None:
+    played = await run(shipped_tokenizer, [], settings=resources("database", "does_not_open"), sample=row())
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "environment_error")
+    assert "the opening of resource 'does_not_open'" in played.facts["error"]
+    assert "raised OSError: no disk" in played.facts["error"]
+    assert f"{user_surroundings.__file__}, line" in played.facts["error"]
+    assert "in does_not_open), for the sample of index 5" in played.facts["error"]
+    assert seen == ["open 5", "close 5"]
+
+
+async def test_resources_are_released_where_the_agent_can_not_be_built(shipped_tokenizer: Any) -> None:
+    settings = resources("database", agent_factory="user_agents.broken")
+    played = await run(shipped_tokenizer, [], settings=settings, sample=row())
+    assert played.facts["stop_reason"] == "setup_error"
+    assert seen == ["open 5", "close 5"]
+
+
+async def test_an_abort_releases_resources_and_starts_afresh(
+    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_aborted = False
+
+    async def half(_body: dict[str, Any], number: int) -> Reply:
+        nonlocal is_aborted
+        if number == 0:
+            return Reply.tokens(shipped_tokenizer.encode(READ, add_special_tokens=False))
+        is_aborted = True
+        return Reply.hang(shipped_tokenizer.encode("The answer"))
+
+    settings = resources("database", tools=["user_surroundings.read_database"], should_abort=lambda: is_aborted)
+    async with FakeSGLang(half, context_length=8192) as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
+        sample = await generate(args, row(), {"max_new_tokens": 512})
+        assert sample.status is Sample.Status.ABORTED
+        assert seen == ["open 5", "close 5"]
+        assert "its environment and resources are closed" in caplog.text
+        is_aborted = False
+        first = len(fake.requests)
+        sample.label = "34"
+        args.strands_rollout = settings | {"should_abort": lambda: len(fake.requests) > first}
+        sample = await generate(args, sample, {"max_new_tokens": 512})
+    assert seen == ["open 5", "close 5"] * 2
+    assert sample.metadata["strands_rollout"]["resumes"] == 0
+
+
+async def test_an_abort_ends_the_opening(shipped_tokenizer: Any) -> None:
+    settings = resources("database", "opens_for_ever", should_abort=lambda: "opening" in seen)
+    played = await run(shipped_tokenizer, [], settings=settings, sample=row())
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.ABORTED, "aborted")
+    assert seen == ["open 5", "opening", "close 5"]
+
+
+async def test_a_cancelled_caller_releases_resources(shipped_tokenizer: Any) -> None:
+    async with FakeSGLang(lambda _body, _number: Reply.hang(), context_length=8192) as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=resources("database"))
+        running = asyncio.ensure_future(generate(args, row(), {"max_new_tokens": 512}))
+        await fake.arrived()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert seen == ["open 5", "close 5"]
+
+
+async def test_an_opening_that_takes_too_long_is_no_fault_of_the_policy(shipped_tokenizer: Any) -> None:
+    settings = resources("opens_for_ever", environment_timeout_s=0.05)
+    played = await run(shipped_tokenizer, [], settings=settings, sample=row())
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "environment_error")
+    assert "took more than 0.05 s" in played.facts["error"]
+
+
+async def test_a_closing_that_fails_leaves_the_sample_as_it_is(
+    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    played = await run(shipped_tokenizer, [ANSWER], settings=resources("does_not_close"), sample=row())
+    assert played.sample.status is Sample.Status.COMPLETED
+    assert "still in use" in caplog.text
+
+
+async def test_a_resource_that_is_no_async_context_manager_is_refused(shipped_tokenizer: Any) -> None:
+    played = await run(shipped_tokenizer, [], settings=resources("not_async"), sample=row())
+    assert "expected an async context manager" in played.facts["error"]
+
+
+async def test_an_environment_prepares_answers_and_scores(shipped_tokenizer: Any) -> None:
+    turns = ["Thirty.<|im_end|>", "<think>\nhm\n</think>\n\nThirty-three.<|im_end|>", ANSWER]
+    sample = row(first="What is 2 * 17?", answers=["More.", "A little more."], score={"score": 0.5, "acc": 1})
+    played = await run(shipped_tokenizer, turns, settings=TOLD, sample=sample)
+    assert seen == [
+        "enter",
+        "prepare",
+        "heard Thirty.",
+        "heard Thirty-three.",
+        "heard The answer is \\boxed{34}.",
+        "score",
+        "leave",
+    ]
+    text = played.decode(played.sample.tokens)
+    assert "What is 2 * 17?" in text
+    assert "What is 17 * 2?" not in text
+    assert "A little more." in played.context_after(1)
+    assert sum(played.sample.loss_mask) == sum(len(reply.ids) for reply in played.replied)
+    assert (played.facts["stop_reason"], played.facts["user_turns"]) == ("completed", 2)
+    played.sample.reward = await reward_func(None, played.sample)
+    assert played.sample.reward == {
+        "score": 0.5,
+        "acc": 1.0,
+        "pred": "",
+        "label": "34",
+        "method": "environment",
+        "error": "",
+    }
+    assert contract_violations(played.sample, decode=played.decode, reward_key="score") == []
+
+
+@pytest.mark.parametrize(("score", "acc"), [(1.0, 1.0), (0.99, 0.0), (True, 1.0)])
+async def test_an_environment_that_gives_a_number_alone_is_right_at_the_score_of_a_right_answer(
+    shipped_tokenizer: Any, score: Any, acc: float
+) -> None:
+    played = await run(shipped_tokenizer, [ANSWER], settings=TOLD, sample=row(score=score))
+    reward: Any = await reward_func(None, played.sample)
+    assert (reward["score"], reward["acc"]) == (float(score), acc)
+
+
+async def test_an_environment_may_answer_so_often(shipped_tokenizer: Any) -> None:
+    sample = row(answers=["More."] * 5)
+    played = await run(
+        shipped_tokenizer, ["Thirty.<|im_end|>"] * 6, settings=TOLD | {"max_user_turns": 2}, sample=sample
+    )
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.TRUNCATED, "max_user_turns")
+    assert (played.facts["turns"], played.facts["user_turns"]) == (3, 2)
+    assert "score" in seen
+
+
+@pytest.mark.parametrize("step", ["prepare", "answer", "score"])
+async def test_an_environment_that_fails_is_no_fault_of_the_policy(shipped_tokenizer: Any, step: str) -> None:
+    played = await run(shipped_tokenizer, [ANSWER], settings=TOLD, sample=row(fails_to=step))
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "environment_error")
+    assert f"environment.{step} raised ValueError: nothing" in played.facts["error"]
+    assert f"in {step}), for the sample of index 5" in played.facts["error"]
+    assert set(played.sample.loss_mask) == {0}
+    assert seen[-1] == "leave"
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"score": float("nan")}, "environment.score gave nan; expected a finite number"),
+        ({"score": 10**400}, "expected a finite number"),
+        ({"score": "much"}, "environment.score gave 'much'; expected a finite number"),
+        ({"score": {"acc": 1}}, "expected a finite number, or a mapping with one as `score`"),
+        ({"score": {"score": 1, "left": object()}}, "plain JSON"),
+        ({"answers": [3]}, "environment.answer gave 3; expected text"),
+        ({"answers": [" "]}, "environment.answer gave ' '; expected text"),
+        ({"first": ["a"]}, "environment.prepare gave ['a']; expected text, or None"),
+    ],
+)
+async def test_what_an_environment_gives_is_checked(shipped_tokenizer: Any, plan: Any, words: str) -> None:
+    played = await run(shipped_tokenizer, [ANSWER], settings=TOLD, sample=row(**plan))
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "environment_error")
+    assert words in played.facts["error"]
+
+
+async def test_environments_that_hang_take_no_place_from_others(shipped_tokenizer: Any) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    ids = shipped_tokenizer.encode(ANSWER, add_special_tokens=False)
+    async with FakeSGLang(lambda _body, _number: Reply.tokens(ids), context_length=8192) as fake:
+        settings = {"environment": "user_surroundings.Hangs", "tools": []}
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
+        rows = [row(hangs=n < 2) for n in range(3)]
+        hung = [asyncio.ensure_future(generate(args, one, {"max_new_tokens": 512})) for one in rows[:2]]
+        while len(user_surroundings.hung) < 1:  # noqa: ASYNC110 - it grows in a thread
+            await asyncio.sleep(0.01)
+        try:
+            async with asyncio.timeout(20):
+                sample = await generate(args, rows[2], {"max_new_tokens": 512})
+        finally:
+            user_surroundings.may_end.set()
+            await asyncio.gather(*hung)
+    assert sample.status is Sample.Status.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("OneTool", "environment.tools is a DecoratedFunctionTool; expected a list of Strands tools"),
+        ("PlainTools", "environment.tools holds PlainTools.look, a plain function; decorate it with @strands.tool"),
+        ("NoTools", "raised OSError: no tools today"),
+    ],
+)
+async def test_an_environments_tools_are_checked(shipped_tokenizer: Any, name: str, words: str) -> None:
+    settings = {"environment": f"user_surroundings.{name}", "tools": []}
+    played = await run(shipped_tokenizer, [], settings=settings, sample=row())
+    assert played.facts["stop_reason"] == "environment_error"
+    assert words in played.facts["error"]
+
+
+async def test_an_environment_that_cancels_or_exits_ends_no_run(shipped_tokenizer: Any) -> None:
+    async def reason(name: str, where: str) -> str:
+        settings = {"environment": f"user_surroundings.{name}", "tools": []}
+        played = await run(shipped_tokenizer, [ANSWER], settings=settings, sample=row(where=where))
+        return str(played.facts["stop_reason"])
+
+    assert await reason("CancelsItself", "leave") == "completed"
+    assert await reason("CancelsItself", "score") == "environment_error"
+    assert await reason("Exits", "") == "environment_error"
+
+
+async def test_tools_know_what_the_environment_said_first(shipped_tokenizer: Any) -> None:
+    read = TOOL_CALL.format(name="read_task", arguments="{}")
+    settings = TOLD | {"tools": ["user_surroundings.read_task"]}
+    played = await run(shipped_tokenizer, [read, ANSWER], settings=settings, sample=row(first="Guess!"))
+    assert "The task is: Guess!" in played.context_after(0)
+
+
+async def test_an_environment_that_can_do_nothing_is_refused(shipped_tokenizer: Any) -> None:
+    settings = {"environment": "user_surroundings.Empty", "tools": []}
+    played = await run(shipped_tokenizer, [], settings=settings, sample=row())
+    assert "without tools, prepare, answer and score" in played.facts["error"]
+
+
+async def test_user_turns_of_a_real_template_only_append(qwen3_tokenizer: Any) -> None:
+    turns = ["<think>\nhm\n</think>\n\nThirty.<|im_end|>", "<think>\nwell\n</think>\n\n\\boxed{34}<|im_end|>"]
+    played = await run(qwen3_tokenizer, turns, settings=TOLD, sample=row(answers=["More."]))
+    assert played.facts["stop_reason"] == "completed"
+    assert "<|im_start|>user\nMore.<|im_end|>\n<|im_start|>assistant\n" in played.context_after(0)
+    assert sum(played.sample.loss_mask) == sum(len(reply.ids) for reply in played.replied)

@@ -1,0 +1,188 @@
+"""Agent factories for the tests of agents that somebody else builds: what users write, and what goes wrong there."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from pydantic import BaseModel
+from strands import Agent, tool
+from strands.agent.conversation_manager import SummarizingConversationManager
+from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
+from strands.multiagent import GraphBuilder, Swarm
+
+from strands_rollout import SGLangModel, Task, current_task, sub_agent_model
+from strands_rollout.errors import SandboxError
+
+built: list[Any] = []
+"""What was built, in order."""
+hangs, may_end = threading.Event(), threading.Event()
+"""Set while a factory hangs; for it to end."""
+
+
+@tool
+async def double(number: int) -> int:
+    """Double a number."""
+    return 2 * number
+
+
+@tool
+async def sleep() -> str:
+    """Sleep for a minute."""
+    await asyncio.sleep(60)
+    return "awake"
+
+
+@tool
+async def label_of_the_row() -> str:
+    """Tell the row's label."""
+    return str(current_task().label)
+
+
+@tool
+async def is_out_of_order() -> str:
+    """Fail."""
+    raise SandboxError("no machine")
+
+
+def plain(model: SGLangModel, task: Task) -> Agent:
+    """With nothing set that a user may forget: it prints, and keeps forty messages."""
+    built.append(Agent(model=model, tools=[double, sleep, label_of_the_row]))
+    return built[-1]
+
+
+def with_tools_of_the_task(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, tools=list(task.tools), system_prompt="Be brief.")
+
+
+def hangs_for_some(model: SGLangModel, task: Task) -> Agent:
+    if task.metadata.get("hangs"):
+        hangs.set()
+        may_end.wait(30)
+    return plain(model, task)
+
+
+async def slowly(model: SGLangModel, task: Task) -> Agent:
+    await asyncio.sleep(0)
+    return plain(model, task)
+
+
+def with_earlier_turns(model: SGLangModel, task: Task) -> Agent:
+    shown = [
+        {"role": "user", "content": [{"text": "What is 1 + 1?"}]},
+        {"role": "assistant", "content": [{"text": "2"}]},
+    ]
+    return Agent(model=model, messages=shown, tools=[double])  # type: ignore[arg-type]
+
+
+def broken(model: SGLangModel, task: Task) -> Agent:
+    return {"agent": plain(model, task)}["the agent"]
+
+
+def one_for_all(model: SGLangModel, task: Task) -> Agent:
+    if not built:
+        return plain(model, task)
+    built[0].model = model
+    return built[0]
+
+
+def with_an_expert(model: SGLangModel, task: Task) -> Agent:
+    expert = Agent(name="expert", model=sub_agent_model(), system_prompt="You help.", tools=[double, is_out_of_order])
+    return Agent(model=model, system_prompt="You answer.", tools=[expert.as_tool()])
+
+
+def tools_of_each_other(model: SGLangModel, task: Task) -> Agent:
+    main = Agent(name="main", model=model)
+    other = Agent(name="other", model=sub_agent_model(), tools=[main.as_tool()])
+    main.tool_registry.process_tools([other.as_tool()])
+    return main
+
+
+class Renews(HookProvider):
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        registry.add_callback(BeforeModelCallEvent, self.renew)
+
+    def renew(self, event: BeforeModelCallEvent) -> None:
+        event.agent.messages = list(event.agent.messages)
+
+
+def with_a_new_list_each_turn(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, tools=[double], hooks=[Renews()])
+
+
+def sums_up(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, conversation_manager=SummarizingConversationManager())
+
+
+def in_a_hurry(model: SGLangModel, task: Task) -> Any:
+    builder = GraphBuilder().set_max_node_executions(10).set_node_timeout(0.05)
+    builder.add_node(Agent(model=model), "only")
+    return builder.build()
+
+
+class Number(BaseModel):
+    """The answer."""
+
+    value: int
+
+
+def structured(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, structured_output_model=Number)
+
+
+def revising(model: SGLangModel, task: Task) -> Any:
+    """One who writes, and begins anew as long as the other asks for it."""
+    builder = GraphBuilder().set_max_node_executions(10).reset_on_revisit(True)
+    builder.add_node(Agent(name="writer", model=model, system_prompt="You write."), "writer")
+    builder.add_node(Agent(name="critic", model=sub_agent_model(), system_prompt="You judge."), "critic")
+    builder.add_edge("writer", "critic")
+    builder.add_edge("critic", "writer", condition=lambda state: "AGAIN" in str(state.results["critic"].result))
+    return builder.set_entry_point("writer").build()
+
+
+def not_an_agent(model: SGLangModel, task: Task) -> str:
+    return "an agent"
+
+
+def on_another_model(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=sub_agent_model())
+
+
+def twice_on_the_model(model: SGLangModel, task: Task) -> Swarm:
+    return Swarm([Agent(name="one", model=model), Agent(name="two", model=model)])
+
+
+def tool_on_the_model(model: SGLangModel, task: Task) -> Agent:
+    inner = Agent(name="inner", model=model)
+    return Agent(name="outer", model=model, tools=[inner.as_tool()])
+
+
+def swarm(model: SGLangModel, task: Task) -> Swarm:
+    """A helper begins, and hands over to the one who answers."""
+    helper = Agent(name="helper", model=sub_agent_model(), system_prompt="You help.", tools=[double])
+    speaker = Agent(name="speaker", model=model, system_prompt="You answer.")
+    return Swarm([helper, speaker], entry_point=helper, max_handoffs=2)
+
+
+def graph(model: SGLangModel, task: Task) -> Any:
+    """Two who work at once, and one who reads both."""
+    builder = GraphBuilder().set_max_node_executions(10)
+    for name in ("left", "right"):
+        builder.add_node(Agent(name=name, model=sub_agent_model(), system_prompt=f"You are {name}."), name)
+    builder.add_node(Agent(name="last", model=model, system_prompt="You are last."), "last")
+    builder.add_edge("left", "last")
+    builder.add_edge("right", "last")
+    return builder.build()
+
+
+def with_a_hidden_agent(model: SGLangModel, task: Task) -> Agent:
+    """A tool that makes an agent on the same model."""
+
+    @tool
+    async def ask(question: str) -> str:
+        """Ask."""
+        other = Agent(model=model, system_prompt="You are hidden.", tools=[double], callback_handler=None)
+        return str(await other.invoke_async(question))
+
+    return Agent(model=model, tools=[ask])

@@ -1,0 +1,180 @@
+"""Resources and environments for the tests: what they are told, in order, and what goes wrong in them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from typing import Any, Self
+
+from strands import tool
+
+from strands_rollout import Task, current_task
+
+seen: list[str] = []
+"""What happened, in order."""
+
+
+@asynccontextmanager
+async def database(task: Task) -> AsyncIterator[dict[str, str]]:
+    seen.append(f"open {task.index}")
+    try:
+        yield {"name": "db"}
+    finally:
+        await asyncio.sleep(0)
+        seen.append(f"close {task.index}")
+
+
+@asynccontextmanager
+async def second(task: Task) -> AsyncIterator[str]:
+    seen.append(f"second knows {task.resources['database']['name']}")
+    yield "second"
+    seen.append("second closed")
+
+
+@asynccontextmanager
+async def does_not_open(task: Task) -> AsyncIterator[None]:
+    raise OSError("no disk")
+    yield
+
+
+@asynccontextmanager
+async def opens_for_ever(task: Task) -> AsyncIterator[None]:
+    seen.append("opening")
+    await asyncio.sleep(60)
+    yield
+
+
+@asynccontextmanager
+async def does_not_close(task: Task) -> AsyncIterator[None]:
+    yield
+    raise OSError("still in use")
+
+
+def not_async(task: Task) -> AbstractContextManager[None]:
+    @contextmanager
+    def opened() -> Any:
+        yield
+
+    return opened()
+
+
+@tool
+async def read_database() -> str:
+    """Read the database."""
+    return str(current_task().resources["database"]["name"])
+
+
+class Told:
+    """Does what the row's metadata says, and remembers what it was asked."""
+
+    def __init__(self, task: Task) -> None:
+        self.plan: dict[str, Any] = dict(task.metadata)
+        self.answers = list(self.plan.get("answers", ()))
+
+    async def __aenter__(self) -> Self:
+        seen.append("enter")
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        seen.append("leave")
+
+    def prepare(self) -> Any:
+        """In a thread: it may block."""
+        seen.append("prepare")
+        if self.plan.get("fails_to") == "prepare":
+            raise ValueError("nothing there")
+        return self.plan.get("first")
+
+    async def answer(self, reply: str) -> Any:
+        seen.append(f"heard {reply}")
+        if self.plan.get("fails_to") == "answer":
+            raise ValueError("nothing to say")
+        return self.answers.pop(0) if self.answers else None
+
+    async def score(self) -> Any:
+        seen.append("score")
+        if self.plan.get("fails_to") == "score":
+            raise ValueError("nothing to count")
+        return self.plan.get("score", 0.25)
+
+
+class OneTool:
+    def __init__(self, task: Task) -> None:
+        self.tools = read_database
+
+
+class PlainTools:
+    def __init__(self, task: Task) -> None:
+        self.tools = [self.look]
+
+    def look(self) -> str:
+        """Look."""
+        return "seen"
+
+
+class NoTools:
+    def __init__(self, task: Task) -> None:
+        pass
+
+    @property
+    def tools(self) -> list[Any]:
+        raise OSError("no tools today")
+
+
+@tool
+async def read_task() -> str:
+    """Read the task."""
+    return f"The task is: {current_task().text}"
+
+
+class CancelsItself:
+    def __init__(self, task: Task) -> None:
+        self.where = task.metadata["where"]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._cancelled("leave")
+
+    async def score(self) -> float:
+        await self._cancelled("score")
+        return 1.0
+
+    async def _cancelled(self, here: str) -> None:
+        if here == self.where:
+            waiting = asyncio.ensure_future(asyncio.sleep(60))
+            waiting.cancel()
+            await waiting
+
+
+class Exits:
+    def __init__(self, task: Task) -> None:
+        pass
+
+    def score(self) -> float:
+        sys.exit("no")
+
+
+hung: list[str] = []
+"""One for each call that hangs."""
+may_end = threading.Event()
+
+
+class Hangs:
+    def __init__(self, task: Task) -> None:
+        self.does = bool(task.metadata.get("hangs"))
+
+    def score(self) -> float:
+        if self.does:
+            hung.append("")
+            may_end.wait(30)
+        return 1.0
+
+
+class Empty:
+    def __init__(self, task: Task) -> None:
+        pass

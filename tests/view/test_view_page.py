@@ -1,0 +1,253 @@
+"""The page holds every sample and nothing that runs; the server answers only who knows its URL."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import http.client
+import io
+import json
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planted import DEFECTS, whole
+from rich.console import Console
+from typer.testing import CliRunner
+
+from strands_rollout.cli import app
+from strands_rollout.dump import DumpWriter, TokenTexts, read_dump, write_dump
+from strands_rollout.group_rewards import normalize_rewards
+from strands_rollout.view.dump_view import view_dump
+from strands_rollout.view.live_server import LiveDump, LiveServer
+from strands_rollout.view.page import write_page
+from strands_rollout.view.text_view import print_dump
+
+EVIL = "</script ></script><script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\"><!--\u2028"
+
+
+class Scripts(HTMLParser):
+    """All elements, and the text within each script, as a browser would cut them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.policy = ""
+        self._open = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        named = dict(attrs)
+        self._open = tag == "script"
+        if self._open:
+            self.scripts.append((named, ""))
+        if named.get("http-equiv") == "Content-Security-Policy":
+            self.policy = str(named["content"])
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            attrs, text = self.scripts[-1]
+            self.scripts[-1] = (attrs, text + data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = False
+
+
+@pytest.fixture
+def dump(shipped_tokenizer: Any, tmp_path: Path) -> Path:
+    episodes = [whole(shipped_tokenizer, index, result=EVIL if index == 2 else "34") for index in range(6)]
+    episodes[2].sample.prompt = EVIL
+    episodes[2].sample.label = EVIL
+    episodes[2].facts["stop_reason"] = EVIL
+    path = tmp_path / "run.jsonl"
+    write_dump(path, [episode.sample for episode in episodes], TokenTexts(shipped_tokenizer))
+    return path
+
+
+def test_the_page_holds_every_sample(dump: Path, shipped_tokenizer: Any) -> None:
+    parsed = Scripts(write_page(view_dump(dump, None), "run"))
+    held = {attrs.get("id"): text for attrs, text in parsed.scripts}
+    rows = json.loads(held["index"])["rows"]
+    assert [row["index"] for row in rows] == list(range(6))
+    for record, row in zip(read_dump(dump), range(6), strict=True):
+        detail = json.loads(gzip.decompress(base64.b64decode(held[f"d{row}"])))
+        assert detail["ids"] == record.values["tokens"]
+        ids = [[int(token), text] for token, text in detail["texts"].items()]
+        assert {token for token, _ in ids} == set(detail["ids"])
+    assert rows[1]["times"] == {"generate": 0.5, "tool": 0.2, "wait": 0.1, "all": 0.8}
+
+
+def test_text_of_a_sample_never_becomes_markup(dump: Path) -> None:
+    page = write_page(view_dump(dump, None), EVIL)
+    parsed = Scripts(page)
+    assert parsed.tags.count("script") == 6 + 2
+    assert "img" not in parsed.tags
+    ours = [text for attrs, text in parsed.scripts if "type" not in attrs]
+    assert len(ours) == 1
+    data = {attrs.get("id"): text for attrs, text in parsed.scripts if "type" in attrs}
+    assert json.loads(data["index"])["rows"][2]["stop"] == EVIL
+    # browsers end a script at less than Python's parser does
+    assert not any("<" in text for text in data.values())
+
+
+def test_only_the_pages_own_script_may_run_and_nothing_may_be_asked(dump: Path) -> None:
+    parsed = Scripts(write_page(view_dump(dump, None), "run"))
+    (ours,) = (text for attrs, text in parsed.scripts if "type" not in attrs)
+    digest = base64.b64encode(hashlib.sha256(ours.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in parsed.policy
+    assert "default-src 'none'" in parsed.policy
+    assert "connect-src 'none'" in parsed.policy
+    assert "unsafe" not in parsed.policy
+
+
+def test_the_script_makes_no_markup_of_text() -> None:
+    for asset in (Path(__file__).parents[2] / "strands_rollout" / "view" / "assets").glob("*.js"):
+        text = asset.read_text(encoding="utf-8")
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|http", text
+        ), asset
+
+
+def test_advantages_are_those_of_the_trainer(dump: Path) -> None:
+    from types import SimpleNamespace
+
+    samples = [record.to_sample() for record in read_dump(dump)]
+    _, expected = normalize_rewards(SimpleNamespace(reward_key="score"), samples)
+    assert [row["advantage"] for row in view_dump(dump, None).rows] == expected
+
+
+def test_files_of_a_folder_have_groups_of_their_own(dump: Path) -> None:
+    alone = [row["advantage"] for row in view_dump(dump, None).rows]
+    right = [replace(record, values=record.values | {"reward": {"score": 1.0}}) for record in read_dump(dump)]
+    write_dump(dump.with_name("second.jsonl"), right)
+    rows = view_dump(dump.parent, None).rows
+    assert [row["advantage"] for row in rows] == [*alone, *[0.0] * 6]
+    assert [row["file"] for row in rows] == [0] * 6 + [1] * 6
+
+
+def test_texts_are_shown_of_a_dump_without_any_where_a_tokenizer_is_given(
+    shipped_tokenizer: Any, tmp_path: Path
+) -> None:
+    sample, out = whole(shipped_tokenizer).sample, tmp_path / "x.html"
+    write_dump(tmp_path / "run.jsonl", [sample])
+    folder = str(shipped_tokenizer.name_or_path)
+    done = CliRunner().invoke(app, ["view", str(tmp_path / "run.jsonl"), "--out", str(out), "--tokenizer", folder])
+    assert done.exit_code == 0, done.output
+    held = {attrs.get("id"): text for attrs, text in Scripts(out.read_text(encoding="utf-8")).scripts}
+    detail = json.loads(gzip.decompress(base64.b64decode(held["d0"])))
+    assert "".join(detail["texts"][str(token)] for token in detail["ids"][detail["prompt"] :]) == sample.response
+    assert detail["drift"] == []
+
+
+def test_secrets_of_an_older_dump_are_not_on_the_page(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    values = whole(shipped_tokenizer).sample.to_dict()
+    values["metadata"] |= {"api_key": "sk-1", "url": "http://me:pass@host"}
+    (tmp_path / "old.jsonl").write_text(json.dumps(values) + "\n")
+    detail = gzip.decompress(view_dump(tmp_path / "old.jsonl", None).details[0])
+    assert b"sk-1" not in detail
+    assert b"pass@" not in detail
+    assert b"***" in detail
+
+
+def test_a_result_of_eval_without_tokens_is_shown(tmp_path: Path) -> None:
+    line = {"data_set": "x", "problem": 0, "number": 0, "status": "failed", "response": "words", "violations": ["odd"]}
+    (tmp_path / "results.jsonl").write_text(json.dumps(line) + "\n")
+    view = view_dump(tmp_path, None)
+    assert view.rows[0]["problems"] == ["violation"]
+    assert json.loads(gzip.decompress(view.details[0]))["response"] == "words"
+
+
+def test_the_terminal_shows_the_list_and_the_chosen_sample(dump: Path) -> None:
+    out = io.StringIO()
+    print_dump(Console(file=out, width=120), dump, None, {1})
+    text = out.getvalue()
+    assert text.count("completed") >= 5
+    assert "trained | <think>" in text
+    assert f"1: {dump}:2" in text
+    assert f"0: {dump}:1" not in text
+
+
+def test_the_terminal_shows_what_has_wrong_lengths(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    broken = whole(shipped_tokenizer).sample
+    broken.loss_mask = [1]
+    strange = whole(shipped_tokenizer).sample.to_dict() | {"status": "strange"}
+    write_dump(tmp_path / "run.jsonl", [broken, *(make(shipped_tokenizer) for make, _ in DEFECTS.values())])
+    (tmp_path / "strange.jsonl").write_text(json.dumps(strange) + "\n")
+    out = io.StringIO()
+    print_dump(Console(file=out, width=200), tmp_path, None, ())
+    assert "lengths disagree" in out.getvalue()
+    assert "problem: no sample" in out.getvalue()
+
+
+@pytest.fixture
+def server(dump: Path) -> Iterator[LiveServer]:
+    made = LiveServer(LiveDump(dump, None), "run")
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield made
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+def ask(server: LiveServer, path: str, **headers: str) -> tuple[int, bytes, str | None]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    found = answer.status, answer.read(), answer.headers["ETag"]
+    connection.close()
+    return found
+
+
+def test_a_live_page_sees_what_a_run_writes(server: LiveServer, dump: Path, shipped_tokenizer: Any) -> None:
+    status, body, tag = ask(server, server.root + "index.json")
+    assert (status, len(json.loads(body)["rows"])) == (200, 6)
+    assert ask(server, server.root + "index.json", **{"If-None-Match": str(tag)})[0] == 304
+    other = dump.with_name("other.jsonl")
+    with DumpWriter(other) as writer:
+        writer.write(whole(shipped_tokenizer, 6).sample, TokenTexts(shipped_tokenizer))
+    with dump.open("ab") as file:
+        file.write(other.read_bytes() + b'{"half')
+    status, body, _ = ask(server, server.root + "index.json", **{"If-None-Match": str(tag)})
+    rows = json.loads(body)["rows"]
+    assert (status, [row["index"] for row in rows]) == (200, list(range(7)))
+    detail = json.loads(gzip.decompress(ask(server, server.root + "sample/6")[1]))
+    assert detail["ids"] == whole(shipped_tokenizer).tokens
+    assert b"connect-src 'self'" in ask(server, server.root)[1]
+
+
+def test_who_does_not_know_the_url_sees_nothing(server: LiveServer) -> None:
+    assert ask(server, "/")[0] == 404
+    assert ask(server, "/index.json")[0] == 404
+    assert ask(server, "index.json")[0] == 404
+    assert ask(server, server.root + "index.json", Host="evil.example")[0] == 404
+    assert ask(server, server.root + "sample/99")[0] == 404
+    assert ask(server, server.root + "../secrets")[0] == 404
+
+
+def test_a_dump_that_breaks_while_it_is_served_is_told(server: LiveServer, dump: Path) -> None:
+    with dump.open("ab") as file:
+        file.write(b"nonsense\n")
+    status, body, _ = ask(server, server.root + "index.json")
+    assert (status, b"run.jsonl:7 is broken" in body) == (409, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--out", "x.html", "--text"], "expected one of them"),
+        (["--sample", "1"], "--sample without --text"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(dump: Path, arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(app, ["view", str(dump), *arguments])
+    assert done.exit_code == 2
+    assert words in " ".join(done.output.replace("│", " ").split())

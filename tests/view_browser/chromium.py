@@ -1,0 +1,123 @@
+"""A headless Chromium, driven by the DevTools protocol over aiohttp's WebSocket.
+
+Protocol: https://chromedevtools.github.io/devtools-protocol (Page, Runtime, Emulation, Input).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+
+def chromium() -> str | None:
+    """The program, where there is one."""
+    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, socket: Any) -> None:
+        self._socket = socket
+        self._number = 0
+        self.console: list[str] = []
+        self.requests: list[str] = []
+
+    async def call(self, method: str, **params: Any) -> dict[str, Any]:
+        self._number += 1
+        await self._socket.send_json({"id": self._number, "method": method, "params": params})
+        while True:
+            told = json.loads((await self._socket.receive(timeout=60)).data)
+            if told.get("id") == self._number:
+                assert "error" not in told, told
+                return dict(told.get("result", {}))
+            self._note(told)
+
+    def _note(self, told: dict[str, Any]) -> None:
+        params = told.get("params", {})
+        if told.get("method") == "Network.requestWillBeSent":
+            self.requests.append(params["request"]["url"])
+        elif told.get("method") in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
+            self.console.append(json.dumps(params)[:600])
+
+    async def run(self, script: str) -> Any:
+        """The value of an expression; a promise is awaited."""
+        found = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    async def until(self, script: str) -> Any:
+        """The value of an expression, as soon as it is true."""
+        for _ in range(400):
+            value = await self.run(script)
+            if value or value == {}:  # an element has no value
+                return value
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"never true: {script}; console: {self.console}")
+
+    async def key(self, key: str) -> None:
+        text = {"text": key} if len(key) == 1 else {}
+        await self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    async def screen(self, width: int, height: int, *, dark: bool = False) -> None:
+        await self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
+        )
+        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        await self.call("Emulation.setEmulatedMedia", features=features)
+
+    async def go(self, url: str) -> None:
+        await self.call("Page.navigate", url=url)
+        await self.until("document.readyState === 'complete'")
+
+    async def picture(self) -> bytes:
+        return base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"])
+
+
+@asynccontextmanager
+async def browser_page() -> AsyncIterator[Page]:
+    """A tab of a new browser that keeps nothing."""
+    program = chromium()
+    assert program is not None
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"]
+        process = await asyncio.create_subprocess_exec(
+            *(program, *options, "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank"),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            port = await _port(Path(profile) / "DevToolsActivePort")
+            async with aiohttp.ClientSession() as http:
+                async with http.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                    tabs = [tab for tab in await answer.json() if tab["type"] == "page"]
+                async with http.ws_connect(tabs[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                    page = Page(socket)
+                    for domain in ("Page", "Runtime", "Network", "Log"):
+                        await page.call(f"{domain}.enable")
+                    yield page
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+async def _port(path: Path) -> int:
+    for _ in range(600):
+        if told := _text(path).split():
+            return int(told[0])
+        await asyncio.sleep(0.05)
+    raise AssertionError("Chromium did not start")
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""

@@ -1,0 +1,227 @@
+"""The page in a real browser: what it shows, how fast, and that nothing of a dump runs in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chromium import Page, browser_page, chromium
+
+from strands_rollout.dump import TokenTexts, write_dump
+from strands_rollout.view.dump_view import view_dump
+from strands_rollout.view.live_server import LiveDump, LiveServer
+from strands_rollout.view.page import write_page
+from strands_rollout.view.sample_view import Retokeniser
+
+sys.path.append(str(Path(__file__).parents[1] / "view"))
+from planted import DEFECTS, other_spelling, whole
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(chromium() is None, reason="needs Chromium"),
+]
+EVIL = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>\u202eevil"
+DESKTOP, PHONE = (1400, 900), (390, 844)
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[Page]:
+    async with browser_page() as opened:
+        await opened.screen(*DESKTOP)
+        yield opened
+        assert opened.console == []
+
+
+@pytest.fixture(scope="module")
+def written(shipped_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A page of 1,000 samples: whole ones, then each defect, another spelling, and text that would like to run."""
+    folder = tmp_path_factory.mktemp("view")
+    defects = [make(shipped_tokenizer) for make, _ in DEFECTS.values()]
+    evil = whole(shipped_tokenizer, result=EVIL)
+    evil.sample.prompt, evil.sample.label = EVIL, EVIL
+    odd = [*defects, other_spelling(shipped_tokenizer), evil.sample]
+    samples = [whole(shipped_tokenizer, index).sample for index in range(1000 - len(odd))]
+    write_dump(folder / "run.jsonl.gz", [*samples, *odd], TokenTexts(shipped_tokenizer))
+    out = folder / "run.html"
+    out.write_text(
+        write_page(view_dump(folder / "run.jsonl.gz", Retokeniser(shipped_tokenizer)), "run"), encoding="utf-8"
+    )
+    return f"file://{out}"
+
+
+WHOLE_SAMPLES = ("lengths disagree", "trained failure", "trailing context", "unfinished", "text")
+FIRST_DEFECT = 1000 - len(DEFECTS) - 2
+
+
+async def milliseconds(page: Page, name: str) -> list[float]:
+    return list(await page.run(f"performance.getEntriesByName('{name}').map((entry) => entry.duration)"))
+
+
+async def test_a_thousand_samples_are_fast(page: Page, written: str) -> None:
+    await page.go(written)
+    await page.until("document.querySelectorAll('.row').length > 10")
+    paint = await page.until("performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
+    await page.run("byId('query').value = 'perimeter turns>1'; filtersChanged()")
+    await page.run("byId('query').value = ''; byId('sort').value = '-problems'; filtersChanged()")
+    for position in (0, 500, FIRST_DEFECT):
+        await page.run(f"openSample({position}, {{view: 'tokens'}})")
+    print(
+        json.dumps(
+            {"paint": paint, "filter": await milliseconds(page, "filter"), "open": await milliseconds(page, "open")}
+        )
+    )
+    assert await page.run("document.querySelectorAll('.row').length") < 60
+    assert len(await milliseconds(page, "filter")) == 3
+    assert len(await milliseconds(page, "open")) == 3
+
+
+@pytest.mark.parametrize(("number", "name"), list(enumerate(DEFECTS)))
+async def test_each_planted_defect_is_in_the_list_and_at_its_tokens(
+    number: int, name: str, page: Page, written: str
+) -> None:
+    kind = DEFECTS[name][1]
+    await page.go(f"{written}#sample={FIRST_DEFECT + number}&view=tokens&problems=1")
+    shown = await page.until("document.querySelector('.found')?.textContent")
+    assert kind in shown
+    badges = await page.run("[...document.querySelectorAll('.row.picked .problem')].map((b) => b.textContent)")
+    assert len(badges) == 1
+    marked = await page.run("document.querySelectorAll('.t.odd, .t.old').length")
+    assert marked or kind in WHOLE_SAMPLES
+
+
+async def test_a_failure_says_why(page: Page, shipped_tokenizer: Any, tmp_path: Path) -> None:
+    episode = whole(shipped_tokenizer)
+    episode.facts["error"] = "EngineError: gone"
+    write_dump(tmp_path / "run.jsonl", [episode.sample])
+    out = tmp_path / "run.html"
+    out.write_text(write_page(view_dump(tmp_path / "run.jsonl", None), "run"), encoding="utf-8")
+    await page.go(f"file://{out}#sample=0")
+    assert await page.until("document.querySelector('.error')?.textContent") == "EngineError: gone"
+
+
+async def test_drift_shows_what_would_be_there(page: Page, written: str) -> None:
+    await page.go(f"{written}#sample={FIRST_DEFECT + len(DEFECTS)}&view=tokens")
+    assert (await page.until("document.querySelector('.instead')?.textContent")).startswith("→ ")
+    assert await page.run("document.querySelectorAll('.t.drift').length") > 1
+
+
+async def test_nothing_of_a_dump_runs(page: Page, written: str) -> None:
+    for view in ("talk", "tokens", "facts"):
+        await page.go("about:blank")
+        await page.go(f"{written}#sample=999&view={view}")
+        await page.until("document.querySelector('#sample .tabs')")
+        assert "<script>" in await page.run("document.body.innerText")
+    await asyncio.sleep(0.1)
+    assert await page.run("window.ran === undefined && document.images.length === 0")
+    assert {url.split(":")[0] for url in page.requests} <= {"file", "about"}
+    assert "\u202e" not in await page.run("byId('sample').textContent")
+
+
+async def test_a_token_tells_all_of_itself(page: Page, written: str) -> None:
+    await page.go(f"{written}#sample=1&view=tokens")
+    await page.until("document.querySelector('.t.trained[data-i]')")
+    await page.run(
+        "document.querySelector('.t.trained[data-i]').dispatchEvent(new MouseEvent('mouseover', {bubbles: true}))"
+    )
+    told = await page.run("byId('tip').textContent")
+    for words in ("id ", 'text "<think>"', "bytes 3c 74", "logprob -0.250", "turn 1", "weights 7", "mask 1"):
+        assert words in told
+
+
+async def test_keys_lead_through_the_samples(page: Page, written: str) -> None:
+    await page.go(written)
+    await page.until("document.querySelectorAll('.row').length")
+    await page.key("j")
+    await page.key("j")
+    await page.key("Enter")
+    await page.until("location.hash.startsWith('#sample=1&view=talk')")
+    await page.key("t")
+    await page.until("location.hash.includes('view=tokens') && document.querySelector('.t.trained[data-i]')")
+    await page.key("k")
+    await page.until("location.hash.startsWith('#sample=0&view=tokens')")
+    await page.key("Escape")
+    await page.until("!location.hash.includes('sample')")
+    await page.key("/")
+    await page.key("z")
+    await page.key("q")
+    await page.until("byId('query').value === 'zq' && byId('count').textContent === '0 of 1000'")
+    await page.key("Escape")
+    await page.key("?")
+    await page.until("byId('keys').open")
+    await page.key("Escape")
+    await page.until("!byId('keys').open")
+
+
+async def test_a_link_opens_what_it_was_taken_from(page: Page, written: str) -> None:
+    await page.go(f"{written}#sample=4&view=tokens&token=30&query=turns%3E1&sort=-length")
+    await page.until("document.querySelector('.t.picked')?.dataset.i === '30'")
+    assert await page.run("byId('query').value + byId('sort').value") == "turns>1-length"
+
+
+async def test_a_conversation_shows_calls_results_and_folds_thoughts(page: Page, written: str) -> None:
+    await page.go(f"{written}#sample=1")
+    await page.until("document.querySelectorAll('.call').length === 2")
+    assert await page.run("[...document.querySelectorAll('.call pre')].map((p) => p.textContent)") == [
+        "print(17*2)",
+        "34",
+    ]
+    assert await page.run("[...document.querySelectorAll('details.think')].map((d) => d.open)") == [False, False]
+
+
+async def test_turns_and_calls_have_their_times_in_their_order(page: Page, written: str) -> None:
+    await page.go(f"{written}#sample=1")
+    await page.until("document.querySelector('.time')")
+    call = "run: error, exit 3, ran 0.10 s, waited 50.0 ms"
+    assert await page.run("[...document.querySelectorAll('.time span')].map((part) => part.title)") == [
+        "turn 1, 0.30 s",
+        "waiting for a place in the sandbox, 50.0 ms",
+        f"{call}, 0.15 s",
+        "turn 2, 0.20 s",
+        "the rest of the episode, 0.10 s",
+    ]
+    assert await page.run("document.querySelector('.made').textContent") == f"{call}, 0.20 s"
+
+
+async def test_groups_stand_side_by_side_with_their_advantages(page: Page, written: str) -> None:
+    await page.go(f"{written}#groups=1")
+    await page.until("document.querySelectorAll('.columns').length === 20")
+    assert await page.run("document.querySelectorAll('.columns')[1].childElementCount") == 4
+    assert "advantage +" in await page.run("document.querySelector('.columns').textContent")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+async def test_a_phone_shows_one_pane_at_a_time(dark: bool, page: Page, written: str) -> None:
+    await page.screen(*PHONE, dark=dark)
+    await page.go(f"{written}#sample={FIRST_DEFECT}&view=tokens")
+    await page.until("document.querySelector('.t.odd')")
+    assert await page.run("byId('list').offsetParent === null")
+    assert await page.run("document.documentElement.scrollWidth") == PHONE[0]
+    assert await page.run("document.documentElement.dataset.theme") == ("dark" if dark else "light")
+    await page.run("byId('back').click()")
+    assert await page.run("byId('list').offsetParent !== null && byId('sample').offsetParent === null")
+
+
+async def test_a_live_page_shows_new_samples_without_being_asked(
+    page: Page, shipped_tokenizer: Any, tmp_path: Path
+) -> None:
+    dump, more = tmp_path / "run.jsonl", tmp_path / "more.jsonl"
+    write_dump(dump, [whole(shipped_tokenizer).sample], TokenTexts(shipped_tokenizer))
+    write_dump(more, [whole(shipped_tokenizer, 1).sample], TokenTexts(shipped_tokenizer))
+    server = LiveServer(LiveDump(dump, None), "live")
+    serving = asyncio.create_task(asyncio.to_thread(server.serve_forever, 0.05))
+    try:
+        await page.go(f"{server.url}#sample=0&view=tokens")
+        await page.until("document.querySelectorAll('.t.trained').length")
+        with dump.open("ab") as file:
+            file.write(more.read_bytes())
+        await page.until("byId('count').textContent === '2 samples'")
+        assert await page.run("location.hash.startsWith('#sample=0')")
+    finally:
+        server.shutdown()
+        await serving
+        server.server_close()

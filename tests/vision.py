@@ -1,0 +1,147 @@
+"""Processors of vision-language models without a network or torch, and an engine that reads images as SGLang does."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fake_sglang import Reply
+from harness import ids_of
+from transformers import AutoTokenizer
+
+VISION_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+FAMILIES = ["Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"]
+# Hermes calls, content as text or parts in users' and tools' messages, as Qwen3-VL's template has them
+TEMPLATE = """
+{%- macro shown(content) -%}
+  {%- if content is string -%}{{ content }}
+  {%- else -%}
+    {%- for part in content -%}
+      {%- if part.type == 'image' -%}
+        {%- if count_images -%}{%- set seen.n = seen.n + 1 -%}Picture {{ seen.n }}: {% endif -%}
+        <|vision_start|><|image_pad|><|vision_end|>
+      {%- else -%}{{ part.text }}{%- endif -%}
+    {%- endfor -%}
+  {%- endif -%}
+{%- endmacro -%}
+{%- set seen = namespace(n=0) -%}
+{%- if tools -%}{{ '<|im_start|>system\\n# Tools\\n' }}{%- for tool in tools -%}{{ tool | tojson }}{{ '\\n' }}
+{%- endfor -%}{{ '<|im_end|>\\n' }}{%- endif -%}
+{%- for message in messages -%}
+  {%- if message.role == 'tool' -%}
+    {%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}{{ '<|im_start|>user' }}{%- endif -%}
+    {{ '\\n<tool_response>\\n' }}{{ shown(message.content) }}{{ '\\n</tool_response>' }}
+    {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{ '<|im_end|>\\n' }}{%- endif -%}
+  {%- else -%}
+    {{ '<|im_start|>' + message.role + '\\n' }}{{ shown(message.content) }}
+    {%- for call in message.tool_calls or [] -%}
+      {{ '\\n<tool_call>\\n' }}{{ call.function | tojson }}{{ '\\n</tool_call>' }}
+    {%- endfor -%}{{ '<|im_end|>\\n' }}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
+
+
+def vision_tokenizer(template: str = TEMPLATE) -> Any:
+    """The shipped model's, with Qwen's tokens of images."""
+    tokenizer = AutoTokenizer.from_pretrained(Path(__file__).parents[1] / "strands_rollout/engine/checkpoint")
+    tokenizer.add_tokens(VISION_TOKENS, special_tokens=True)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def vision_processor(family: str, tokenizer: Any) -> Any:
+    """A processor of Qwen's with its image processor on NumPy; that of videos, which needs torch, is left out."""
+    from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+    from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
+    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+    try:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil as Images
+    except ImportError:  # before transformers 5
+        from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor as Images
+    base = {one.__name__: one for one in (Qwen2VLProcessor, Qwen2_5_VLProcessor, Qwen3VLProcessor)}[family]
+    without_videos = type(family, (base,), {"check_argument_for_proper_class": lambda *_arguments: None})
+    return without_videos(image_processor=Images(), tokenizer=tokenizer)
+
+
+def picture(width: int = 64, height: int = 56, *, seed: int = 0, mode: str = "RGB") -> Any:
+    """A PIL image of noise."""
+    from PIL import Image
+
+    channels = len(mode)
+    return Image.frombytes(mode, (width, height), random.Random(seed).randbytes(width * height * channels))
+
+
+def encoded(image: Any, kind: str = "PNG") -> bytes:
+    """The bytes of a file of it."""
+    buffer = io.BytesIO()
+    image.save(buffer, format=kind)
+    return buffer.getvalue()
+
+
+def image_block(image: Any, kind: str = "PNG") -> dict[str, Any]:
+    """Strands' content block of it."""
+    return {"image": {"format": kind.lower(), "source": {"bytes": encoded(image, kind)}}}
+
+
+def opened(data_url: str) -> Any:
+    """The PIL image of a data URL."""
+    from PIL import Image
+
+    return Image.open(io.BytesIO(base64.b64decode(data_url.removeprefix("data:image/png;base64,"))))
+
+
+class VisionEngine:
+    """A script for `FakeSGLang`: reads the images of each request with the model's own processor, as SGLang does.
+
+    Attributes:
+        read: For each request, the ids that the engine reads: the processor's, of the whole decoded request.
+        inputs: For each request, what else the processor makes of it.
+        images: For each request, its images.
+    """
+
+    def __init__(self, processor: Any, turns: Sequence[str], *, miscounts: int = 0) -> None:
+        self._processor, self._turns, self._miscounts = processor, turns, miscounts
+        self.read: list[list[int]] = []
+        self.inputs: list[dict[str, Any]] = []
+        self.images: list[list[Any]] = []
+
+    def __call__(self, body: dict[str, Any], number: int) -> Reply:
+        tokenizer = self._processor.tokenizer
+        images = [opened(url) for url in body["image_data"]]
+        text = tokenizer.decode(body["input_ids"], skip_special_tokens=False)
+        made = self._processor(text=[text], images=images, images_kwargs={"return_tensors": "np"})
+        self.read.append(list(made["input_ids"][0]))
+        self.inputs.append(dict(made))
+        self.images.append(images)
+        ids = ids_of(tokenizer, self._turns[number])
+        return Reply.tokens(ids, prompt_tokens=len(self.read[-1]) + self._miscounts)
+
+
+def save_llava(folder: Path) -> Any:
+    """A processor that `AutoProcessor` loads from this folder without torch; its image token is Qwen's."""
+    from transformers import LlavaProcessor
+
+    try:
+        from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil as Images
+    except ImportError:  # before transformers 5
+        from transformers import CLIPImageProcessor as Images
+    tokenizer = vision_tokenizer()
+    images = Images(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    processor = LlavaProcessor(
+        images,
+        tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        image_token=VISION_TOKENS[2],
+        num_additional_image_tokens=1,
+        chat_template=TEMPLATE,
+    )
+    processor.save_pretrained(folder)
+    return processor

@@ -121,7 +121,7 @@ class RolloutSettings(BaseModel):
     freeze_gc: bool = Field(
         default=True,
         description="Before the process's first episode, take all that it has loaded out of Python's garbage "
-        "collection (`gc.freeze`): full collections then look through episodes alone.",
+        "collection (`gc.freeze`), so that full collections look through episodes alone, and make these rarer.",
     )
     dump_dir: str | None = Field(
         default=None,

@@ -37,6 +37,14 @@ kept = [object(), []]
 freeze_long_lived()
 assert gc.get_freeze_count() <= frozen, "it was frozen twice"
 """
+THRESHOLDS = """
+import gc, sys
+from strands_rollout.first_use import freeze_long_lived
+
+gc.set_threshold(*map(int, sys.argv[1:]))
+freeze_long_lived()
+print(*gc.get_threshold())
+"""
 EPISODE = """
 import asyncio, gc, sys
 sys.path.insert(0, sys.argv[1])
@@ -53,6 +61,17 @@ print(gc.get_freeze_count())
 def test_the_first_call_freezes_what_there_is_and_later_cycles_are_collected() -> None:
     done = subprocess.run([sys.executable, "-c", FREEZING], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("process", "expected"),
+    [("700 10 10", "700 10 100"), ("900 20 500", "900 20 500"), ("700 10 0", "700 10 0"), ("0 10 10", "0 10 100")],
+    ids=["pythons own", "rarer already", "none at all", "collector off"],
+)
+def test_full_collections_become_rarer_where_the_process_has_not_seen_to_it(process: str, expected: str) -> None:
+    command = [sys.executable, "-c", THRESHOLDS, *process.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
 
 
 @pytest.mark.parametrize("wanted", ["yes", "no"])

@@ -101,6 +101,7 @@ VLLM: Final = SamplingNames(
         "seed": ("sampling_seed", same),
         "logit_bias": ("logit_bias", logit_bias),
         "include_stop_str_in_output": ("no_stop_trim", same),
+        "max_generate_length": ("max_new_tokens", same),  # SkyRL's own name, in its configuration
     },
     neutral={
         "n": (1,),

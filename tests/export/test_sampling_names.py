@@ -45,6 +45,7 @@ def test_skyrls_default_parameters_are_sglangs() -> None:
         ({"logit_bias": {7: -1.0}}, {"logit_bias": {"7": -1.0}}),
         ({"n": 1, "detokenize": False, "logprobs": 0, "extra_args": {}}, {}),
         ({"structured_outputs": None, "bad_words": None, "max_tokens": None}, {}),
+        ({"max_generate_length": 512}, {"max_new_tokens": 512}),
     ],
 )
 def test_what_asks_for_the_same_is_mapped_and_what_asks_for_nothing_is_dropped(

@@ -165,3 +165,53 @@ async def test_what_cannot_be_read_is_refused(shipped_tokenizer: Any) -> None:
     unmasked = padded_tokens(shipped_tokenizer).exclude("masks")
     with pytest.raises(ExportError, match="padded tokens without"):
         await answered(shipped_tokenizer, unmasked, input_mode="tokens")
+
+
+async def test_containers_are_read_and_set_under_the_keys_that_are_named(shipped_tokenizer: Any) -> None:
+    keys = {"text_key": ("out", "text"), "tokens_key": "ids", "log_probs_key": None, "history_key": "talk"}
+    result, _ = await answered(
+        shipped_tokenizer, histories(*QUESTIONS).rename_key_("history", "asked"), **keys, input_key=("asked", "prompt")
+    )
+    assert set(result.keys()) == {"asked", "out", "ids", "masks", "talk"}
+    assert result[0]["out", "text"].response == ANSWER
+    assert result[0]["ids"].response.tolist() == ids_of(shipped_tokenizer, ANSWER)
+    policy = SGLangPolicy("http://127.0.0.1:1", shipped_tokenizer, **keys)
+    assert policy.out_keys == [("out", "text"), "masks", "ids", "talk"]
+
+
+@pytest.mark.parametrize("preferred", [True, False])
+async def test_a_historys_own_tokens_are_sent_where_they_are_preferred(shipped_tokenizer: Any, preferred: bool) -> None:
+    given = lazy_stack(
+        [row.update(own) for row, own in zip(histories(*QUESTIONS), padded_tokens(shipped_tokenizer), strict=True)]
+    )
+    given[0]["tokens"].prompt[-1] = 5  # what the template would never render
+    result, fake = await answered(shipped_tokenizer, given, prefer_tokens=preferred)
+    expected = [ids_of(shipped_tokenizer, rendered(shipped_tokenizer, question)) for question in QUESTIONS]
+    if preferred:
+        expected[0][-1] = 5
+    assert sorted(request.input_ids for request in fake.requests) == sorted(expected)
+    assert result[0]["tokens"].full.tolist() == expected[0] + ids_of(shipped_tokenizer, ANSWER)
+    _, fake = await answered(shipped_tokenizer, histories(*QUESTIONS), prefer_tokens=preferred)
+    assert len(fake.requests) == len(QUESTIONS)
+
+
+async def test_a_new_version_has_the_same_arguments_but_those_that_are_changed(shipped_tokenizer: Any) -> None:
+    policy = SGLangPolicy("http://127.0.0.1:1", shipped_tokenizer, generate_kwargs=KWARGS, tokens_key="ids")
+    other = policy.get_new_version(input_mode="tokens", num_samples=2)
+    assert isinstance(other, SGLangPolicy)
+    assert (other.input_mode, other.num_samples, other.tokens_key) == ("tokens", 2, "ids")
+    assert (other.base_url, other.sampling_params) == (policy.base_url, policy.sampling_params)
+    assert (policy.input_mode, policy.num_samples) == ("history", None)
+
+
+async def test_another_template_renders_the_history(shipped_tokenizer: Any) -> None:
+    loud = shipped_tokenizer.chat_template + "{{- 'Now! ' }}"
+    _, fake = await answered(shipped_tokenizer, histories(QUESTIONS[0]), chat_template=loud)
+    assert "Now! " in shipped_tokenizer.decode(fake.requests[0].input_ids)
+
+
+def test_logits_and_given_tokens_are_refused_in_words(shipped_tokenizer: Any) -> None:
+    with pytest.raises(ConfigError, match="TransformersWrapper"):
+        SGLangPolicy("http://127.0.0.1:1", shipped_tokenizer, generate=False)
+    with pytest.raises(NotImplementedError, match="no logits"):
+        SGLangPolicy("http://127.0.0.1:1", shipped_tokenizer).get_dist(TensorDict({}))

@@ -20,7 +20,8 @@ from strands_rollout.inspection.saved_episode import SavedEpisode
 from strands_rollout.inspection.turn_reading import TurnReading
 
 _ANY: Final = "probed-{}-of-{}"
-_ANYS: Final = re.compile(r"probed-[a-z]+-of-\d+")
+_ANY_ID: Final = "Probed{:03d}"  # of 9 letters and digits, as some templates want it
+_ANYS: Final = re.compile(r"probed-[a-z]+-of-\d+|Probed\d{3,}")
 _SHOWN_TOKENS: Final = 12
 
 Piece: TypeAlias = int | str
@@ -71,13 +72,12 @@ class RenderCheck:
 
     def _between(self, context: Sequence[int], turn: Sequence[int]) -> tuple[int, int, str] | None:
         """The first place that differs, how many tokens do, and what was expected."""
-        is_closed = turn[-1] == self._template.end_of_turn_id
         faults = []
         for count in self._possible_results(turn):
             shape = self._shape(count)
             if shape is None:  # the template can't be asked, e.g. for the form of a call's id
                 continue
-            faults.append(self._unlike(context, shape[1:] if is_closed else shape))
+            faults.append(self._unlike(context, shape[1:] if turn[-1] == shape[0] else shape))
         if faults and None not in faults:
             return faults[0]
         return self._wrongly_encoded(context)
@@ -88,7 +88,7 @@ class RenderCheck:
         if calls is None:
             return []
         # a turn that was cut by length is not searched for calls
-        return [calls] if turn[-1] == self._template.end_of_turn_id else [calls, 0]
+        return [calls] if turn[-1] in self._template.end_ids else [calls, 0]
 
     def _in_prompt(self, context: Sequence[int], episode: SavedEpisode) -> tuple[int, int, str] | None:
         if not _begins_with_its_row(episode):
@@ -159,7 +159,7 @@ class RenderCheck:
                 {
                     "role": "tool",
                     "name": _ANY.format("name", number),
-                    "tool_call_id": _ANY.format("call", number),
+                    "tool_call_id": _ANY_ID.format(number),
                     "content": _ANY.format("result", number),
                 }
                 for number in range(calls)

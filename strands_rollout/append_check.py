@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from os.path import commonprefix
 from typing import Any, Final
 
 from strands_rollout.chat_messages import ChatMessage
 from strands_rollout.errors import TemplateDifferenceError, TemplateError
-from strands_rollout.probe_conversation import TOOLS, assistant, calls_before, span_of_answer, user
+from strands_rollout.probe_conversation import TOOLS, assistant, calls_before, shared_length, span_of_answer, user
 from strands_rollout.template_rendering import TemplateRenderer
 from strands_rollout.token_encoder import TokenEncoder
 from strands_rollout.turn_rendering import TurnRenderer
@@ -112,7 +111,7 @@ def _is_same(grown: str, stands: str, *, is_last: bool) -> bool:
         stands: In the whole conversation, up to the first words of the next turn.
         is_last: Whether the conversation ends there, so that no such words follow.
     """
-    at = len(commonprefix([grown, stands]))
+    at = shared_length(grown, stands)
     opened = max(grown.rfind("<", 0, at), grown.rfind("[", 0, at))
     if opened >= 0 and at < len(grown) and not re.search(r"[>\]\s]", grown[opened:at]):
         at = opened  # both are in a tag, which begins alike

@@ -92,6 +92,12 @@ def span_of_answer(rendered: str, index: int, call_ids: Sequence[str] = ()) -> t
     return min(places)[0], max(begin + len(part) for begin, part in places)
 
 
+def shared_length(one: str, other: str) -> int:
+    """How many characters two texts begin alike with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, pair in pairs if pair[0] != pair[1]), min(len(one), len(other)))
+
+
 USER_TURNS: Final = ([user("first")], [user("second")], [user("third\n")])
 TOOL_TURNS: Final = ([user("first")], [tool("call00001", "one")], [tool("call00002", "2")])
 PARALLEL_TURNS: Final = (

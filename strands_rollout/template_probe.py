@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any, Final
 
 from strands_rollout.append_check import check_append_only, check_encoding
@@ -22,6 +21,7 @@ from strands_rollout.probe_conversation import (
     USER_TURNS,
     assistant,
     mark,
+    shared_length,
     span_of_answer,
     tool,
     tool_name,
@@ -32,6 +32,8 @@ from strands_rollout.turn_rendering import TurnEnds, TurnRenderer
 
 _RESULT: Final = "probed-tool-result"
 _CALL: Final = "call00001"
+# as Kimi's templates write a call: its name is in its id alone
+_ID_WITH_NAME: Final = "functions.probe:0"
 _OTHER_CALL: Final = "call00002"
 
 
@@ -113,16 +115,20 @@ def opens_reasoning(template: TemplateRenderer) -> bool:
 def find_written_call(template: TemplateRenderer, ends: TurnEnds) -> WrittenCall:
     """How a template writes a call."""
     question, name, arguments = "probed-question", "probe", {"x": "probed-argument"}
-    call = {"type": "function", "id": _CALL, "function": {"name": name, "arguments": arguments}}
-    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
-    try:
-        prompt = template.render([user(question)], TOOLS)
-        whole = template.render([user(question), answer], TOOLS, generation_prompt=False)
-    except TemplateError:
+    for call_id in (_ID_WITH_NAME, _CALL):
+        call = {"type": "function", "id": call_id, "function": {"name": name, "arguments": arguments}}
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            prompt = template.render([user(question)], TOOLS)
+            whole = template.render([user(question), answer], TOOLS, generation_prompt=False)
+        except TemplateError:
+            continue
+        break
+    else:
         return WrittenCall("", name, arguments)
     # what follows the question: the generation prompt, which both begin with, then the turn
     prompt, whole = (rendered.rpartition(question)[2] for rendered in (prompt, whole))
-    shared = len(commonprefix([prompt, whole]))
+    shared = shared_length(prompt, whole)
     if shared < len(prompt):  # a prompt that opens reasoning: the turn may begin with another tag
         shared = max(prompt.rfind(end, 0, shared) for end in (">", "\n")) + 1
     return WrittenCall(whole[shared:].partition(ends.calls)[0], name, arguments)
@@ -241,7 +247,7 @@ def _own_controls(
         alone = alone[span_of_answer(alone, 0, call_ids)[1] :]
     except TemplateError:  # the last turn is written in another way
         return []
-    return _controls(template, commonprefix([followed, alone]))
+    return _controls(template, alone[: shared_length(followed, alone)])
 
 
 def _check_generation_prompt(template: TemplateRenderer, messages: Sequence[ChatMessage]) -> None:

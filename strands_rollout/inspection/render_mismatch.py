@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 from strands_rollout.chat_messages import ChatMessage
@@ -18,6 +19,7 @@ from strands_rollout.episode_facts import fan_out_part
 from strands_rollout.errors import TemplateError
 from strands_rollout.inspection.saved_episode import SavedEpisode
 from strands_rollout.inspection.turn_reading import TurnReading
+from strands_rollout.probe_conversation import TOOLS
 
 _ANY: Final = "probed-{}-of-{}"
 _ANY_ID: Final = "Probed{:03d}"  # of 9 letters and digits, as some templates want it
@@ -174,7 +176,23 @@ class RenderCheck:
         """How a prompt ends: the text that holds the question, and what follows it."""
         marked = self._shape(0) or []
         place = next((n for n, piece in enumerate(marked) if isinstance(piece, str) and _ANYS.search(piece)), 0)
-        return self._pieces_of(self._template.render_turn([{"role": "user", "content": question}]))[place:]
+        ending = self._pieces_of(self._template.render_turn([{"role": "user", "content": question}]))[place:]
+        first = ending[0] if ending else 0
+        if isinstance(first, str) and self._shows_tools_with_question:
+            ending[0] = first[len(_ANYS.split(str(marked[place]))[0]) :]
+        return ending
+
+    @cached_property
+    def _shows_tools_with_question(self) -> bool:
+        """Whether tools stand between what opens the first user's turn and its words."""
+        question: ChatMessage = {"role": "user", "content": _ANY.format("question", 0)}
+        try:
+            shown = self._pieces_of(self._template.render([question], TOOLS))
+        except TemplateError:  # it shows none
+            return False
+        alone = self._shape(0) or []
+        texts = [next((p for p in pieces if isinstance(p, str) and _ANYS.search(p)), "") for pieces in (shown, alone)]
+        return not texts[0].endswith(texts[1])
 
     def _pieces_of(self, rendered: str) -> list[Piece]:
         return list(self._encoder.pieces(rendered))

@@ -17,8 +17,8 @@ from strands_rollout.chat_template import renderer_of
 from strands_rollout.doctor.finding import Finding, error, good, skipped, warning
 from strands_rollout.doctor.tokenizer_folder import check_end_of_turn, load, thinking_words
 from strands_rollout.errors import ConfigError, TemplateDifferenceError, TemplateError
-from strands_rollout.slime_seam import load_tokenizer
 from strands_rollout.probe_conversation import PARALLEL_TURNS, TOOL_TURNS, TOOLS, USER_TURNS
+from strands_rollout.slime_seam import load_tokenizer
 from strands_rollout.template_probe import (
     find_end_of_turn,
     find_ends,

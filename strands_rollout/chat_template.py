@@ -119,8 +119,8 @@ class ChatTemplate:
         tools_error, system_error = self._found.probed.tools_error, self._found.probed.system_error
         if tools and tools_error is not None:
             raise TemplateError(
-                f"the chat template can't be used with tools: {tools_error}. Use a model that was trained to call "
-                "tools, or give the agent none."
+                f"the chat template can't be used with tools: {tools_error.rstrip('.')}. Use a model that was "
+                "trained to call tools, or give the agent none."
             )
         if system_error is not None and messages[0]["role"] == "system":
             raise TemplateError(

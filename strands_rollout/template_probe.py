@@ -92,9 +92,7 @@ def probe(template: TemplateRenderer) -> ProbedTemplate:
     check_encoding(template, with_tools=tools_error is None)
     turns = TurnRenderer(template, ends)
     check_append_only(template, turns, "user turns", USER_TURNS)
-    if tools_error is None:
-        results = TOOL_TURNS if ends.one_by_one else PARALLEL_TURNS
-        check_append_only(template, turns, "tool results", results, tools=TOOLS)
+    tools_error = tools_error or _results_fault(template, turns)
     return ProbedTemplate(
         ends,
         opens_reasoning(template),
@@ -159,6 +157,16 @@ def turn_notes(template: TemplateRenderer, ends: TurnEnds) -> Iterator[tuple[str
     yield "end of a turn with calls", None if ends.calls == ends.answer else words
     singly = "the template does not write several calls of a turn; results are shown as each is after a call alone"
     yield "several calls", singly if ends.one_by_one else None
+
+
+def _results_fault(template: TemplateRenderer, turns: TurnRenderer) -> str | None:
+    """Why conversations with tools don't only grow."""
+    conversation = TOOL_TURNS if turns.ends.one_by_one else PARALLEL_TURNS
+    try:
+        check_append_only(template, turns, "tool results", conversation, tools=TOOLS)
+    except TemplateError as e:
+        return str(e)
+    return None
 
 
 def user_turns_fault(template: TemplateRenderer, turns: TurnRenderer) -> str | None:

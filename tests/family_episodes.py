@@ -18,6 +18,8 @@ from parser_families import family
 from strands import Agent, tool
 
 from strands_rollout import SGLangModel
+from strands_rollout.chat_messages import to_chat_tools
+from strands_rollout.chat_template import ChatTemplate
 
 MARK = "an-earlier-turn-{}"
 
@@ -112,7 +114,8 @@ async def play(known: str, tokenizer: Any, ending: Ending, *, tool_parser: str =
     contexts = [ids[start:] for ids, start in zip(sent, covered, strict=False)]
     assert all(later[: len(ids)] == ids for ids, later in itertools.pairwise(sent))
     history = _history(plan, ending, model)
-    expected = [_expected(tokenizer, messages, ending, index) for index, messages in enumerate(history)]
+    tools = to_chat_tools([add.tool_spec])
+    expected = [expected_context(tokenizer, messages, ending, at, tools) for at, messages in enumerate(history)]
     for index, (turn, ids) in enumerate(zip(turns, expected[1:], strict=False), start=1):
         expected[index] = ids[1:] if turn[-1] == ids[0] else ids
     return PlayedEpisode(contexts, expected, turns, model, tokenizer.decode(sent[-1]))
@@ -157,17 +160,16 @@ def _own_id(model: SGLangModel, turn: int, at: int) -> str:
     return [value for key, value in shown.items() if key.startswith(f"call_{turn}_")][at]
 
 
-def _expected(tokenizer: Any, messages: Sequence[Any], ending: Ending, number: int) -> list[int]:
-    encoder = SGLangModel(tokenizer, "http://127.0.0.1:1", tool_parser="hermes").template.encoder
-    shown = [
-        {**message, "content": encoder.escape(message["content"])} if message["role"] == "tool" else message
-        for message in messages
-    ]
-    spec = add.tool_spec
-    function = {"name": spec["name"], "description": spec["description"], "parameters": spec["inputSchema"]["json"]}
-    rendered = tokenizer.apply_chat_template(
-        shown, tools=[{"type": "function", "function": function}], tokenize=False, add_generation_prompt=True
-    )
+def expected_context(
+    tokenizer: Any, messages: Sequence[Any], ending: Ending, number: int, tools: Sequence[Any]
+) -> list[int]:
+    """What a template makes of messages, from the end of the assistant's turn before `number` on, if there is one.
+
+    Text that looks like control tokens is none, as everywhere.
+    """
+    encoder = ChatTemplate(tokenizer).encoder
+    shown = [{**message, "content": encoder.escape(message["content"])} for message in messages]
+    rendered = tokenizer.apply_chat_template(shown, tools=list(tools), tokenize=False, add_generation_prompt=True)
     if number:
         mark = MARK.format(number - 1)
         end = ending.calls if messages[-1]["role"] == "tool" else ending.answer

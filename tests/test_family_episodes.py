@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from typing import Any
 
 import pytest
-from family_episodes import ENDINGS, play
+from family_episodes import ENDINGS, MARK, Ending, expected_context, play
 from family_templates import MISTRAL_NEMO, TEMPLATES, tokenizer_with
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.context_builder import ContextBuilder
@@ -30,6 +34,46 @@ async def test_every_context_of_an_episode_is_what_the_template_makes_of_its_his
     assert [tokenizer.decode(ids) for ids in episode.contexts] == [tokenizer.decode(ids) for ids in episode.expected]
     assert episode.contexts == episode.expected
     assert episode.model.parse_failures == []
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=30) | st.sampled_from(
+    ["<|im_end|>", "<|observation|>", "</tool_response>", "</s>[INST]", "<|call|>", "strands-rollout-answer", ' "x"\n']
+)
+
+
+@pytest.mark.parametrize("known", TEMPLATES)
+@given(plan=st.lists(st.lists(texts, min_size=1, max_size=3) | texts, min_size=1, max_size=4))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=12)
+def test_new_messages_are_rendered_as_in_the_whole_history(
+    known: str, shipped_tokenizer: Any, plan: list[list[str] | str]
+) -> None:
+    """Each turn of the plan is the results of so many calls, or a user's words."""
+    ending, tokenizer = ENDINGS[known], _tokenizers(known, shipped_tokenizer)
+    template, history = ChatTemplate(tokenizer), [{"role": "user", "content": "hi"}]
+    for number, turn in enumerate(plan, start=1):
+        if isinstance(turn, str) and ending.users == 1:
+            continue
+        new = [{"role": "user", "content": turn}] if isinstance(turn, str) else results(*turn)
+        new = new if ending.is_parallel else new[:1]
+        history += [_answer_to(new, MARK.format(number), ending), *new]
+        expected = expected_context(tokenizer, history, ending, number + 1, TOOLS)
+        assert template.turn_ids(new, TOOLS, last_id=None) == expected
+        assert template.turn_ids(new, TOOLS, last_id=expected[0]) == expected[1:]
+
+
+@cache
+def _tokenizers(known: str, tokenizer: Any) -> Any:
+    return tokenizer_with(TEMPLATES[known][1], tokenizer)
+
+
+def _answer_to(new: list[dict[str, Any]], mark: str, ending: Ending) -> dict[str, Any]:
+    calls = [
+        {"type": "function", "id": message["tool_call_id"], "function": {"name": message["name"], "arguments": given}}
+        for message in new
+        if message["role"] == "tool"
+        for given in [json.dumps({"x": mark}) if ending.arguments_as_text else {"x": mark}]
+    ]
+    return {"role": "assistant", "content": mark, **({"tool_calls": calls} if calls else {})}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ built (see `template_probe`). Knows nothing of engines or agents.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +18,11 @@ from strands_rollout.errors import TemplateError
 from strands_rollout.template_probe import ProbedTemplate, probe
 from strands_rollout.template_rendering import TemplateRenderer
 from strands_rollout.token_encoder import TokenEncoder
+from strands_rollout.turn_rendering import TurnRenderer
 from strands_rollout.turn_shape import LONGEST_TRIED, PLAIN_TEXTS, TurnShape, is_timeless, shape_of, telling_texts
 
-ANSWER_MARK: Final = "strands-rollout-answer"
+logger = logging.getLogger(__name__)
+
 _ENCODERS: weakref.WeakKeyDictionary[Any, TokenEncoder] = weakref.WeakKeyDictionary()
 # what was found, by template and its arguments: each sample builds a ChatTemplate, on the event loop
 _FOUND: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], _Found]] = weakref.WeakKeyDictionary()
@@ -55,7 +58,9 @@ class ChatTemplate:
 
     Attributes:
         encoder: The tokenizer's encoder; shared between the templates of one tokenizer.
-        end_of_turn_id: The control token that closes an assistant turn.
+        end_of_turn_id: The control token that ends an assistant's turn without calls.
+        end_of_calls_id: The one that ends a turn with calls; mostly the same.
+        end_ids: Both of them.
         opens_reasoning: Whether the generation prompt ends inside an open `<think>`.
         written_call: How the template writes a call.
         processor: What makes tokens of images: the Hugging Face processor of the model, or the folder or hub id of one,
@@ -79,9 +84,13 @@ class ChatTemplate:
         self._renderer = renderer_of(tokenizer, template_kwargs)
         self._template, self.encoder = self._renderer.source, self._renderer.encoder
         self._found = self._find()
-        self.end_of_turn_id = self._found.probed.end_of_turn_id
-        self.opens_reasoning = self._found.probed.opens_reasoning
-        self.written_call = self._found.probed.written_call
+        probed = self._found.probed
+        self._turns = TurnRenderer(self._renderer, probed.ends)
+        ends = [self.encoder.encode_trusted(end)[0] for end in (probed.ends.answer, probed.ends.calls)]
+        self.end_of_turn_id, self.end_of_calls_id = ends
+        self.end_ids = frozenset(ends)
+        self.opens_reasoning = probed.opens_reasoning
+        self.written_call = probed.written_call
         self._last: tuple[object, list[int]] = (None, [])
         self._last_tools: tuple[Sequence[Mapping[str, Any]], str] = ((), "")
 
@@ -94,6 +103,8 @@ class ChatTemplate:
             if len(known) >= _MAX_KWARGS:  # arguments may differ from sample to sample
                 known.clear()
             found = known[key] = _Found(probe(self._renderer), self.encoder.first_control(self.render(_BASE)))
+            if found.probed.notes:
+                logger.info("chat template: %s", "; ".join(found.probed.notes))
         return found
 
     def prompt_ids(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -103,13 +114,18 @@ class ChatTemplate:
         tool makes a control token.
 
         Raises:
-            TemplateError: The template refuses the messages, or can't be used with tools.
+            TemplateError: The template refuses the messages, or can't be used with tools, or with a system message.
         """
-        tools_error = self._found.probed.tools_error
+        tools_error, system_error = self._found.probed.tools_error, self._found.probed.system_error
         if tools and tools_error is not None:
             raise TemplateError(
-                f"the chat template can't be used with tools: {tools_error}. Use a model that was trained to call "
-                "tools, or give the agent none."
+                f"the chat template can't be used with tools: {tools_error.rstrip('.')}. Use a model that was "
+                "trained to call tools, or give the agent none."
+            )
+        if system_error is not None and messages[0]["role"] == "system":
+            raise TemplateError(
+                f"the chat template can't be used with a system message: {system_error} Leave it out: system_prompt: "
+                '"", or give the tokenizer a template that only appends.'
             )
         key = (_as_key(messages), _as_key(tools))
         return self._encoded_once(key, lambda: self._shared_prompt(key, messages, tools))
@@ -122,12 +138,18 @@ class ChatTemplate:
         Args:
             messages: The new messages: tool results in the order of their calls, user turns; not empty.
             tools: The tools of the first prompt.
-            last_id: The last sampled token. If it is not the template's end of turn (a stop string, a length stop), the
-                missing close comes first.
+            last_id: The last sampled token. If it is not the token that ends such a turn in the template (a stop
+                string, a length stop, another of the model's stop tokens), that one comes first.
 
         Raises:
-            TemplateError: The template refuses the messages.
+            TemplateError: The template refuses the messages, or user turns in a conversation with tools.
         """
+        error = self._found.probed.user_turns_error
+        if tools and error is not None and any(message["role"] == "user" for message in messages):
+            raise TemplateError(
+                f"the chat template can't be used with tools and more than one user's turn: {error} Let conversations "
+                "have one, or give the tokenizer a template that only appends."
+            )
         shape = self._shape(messages, tools)
         if shape is None:
             rendered = self.render_turn(messages, tools)
@@ -136,12 +158,12 @@ class ChatTemplate:
         else:
             results = [message["content"] for message in messages]
             ids = self._encoded_once((shape, results), lambda: shape.ids(results, self.encoder.encode_plain))
-        return ids[1:] if last_id == self.end_of_turn_id else ids
+        return ids[1:] if last_id == ids[0] else ids
 
     def is_rendered(self, text: str) -> bool:
         """Whether a text looks like a prompt that this template made: it opens like one and holds a closed turn."""
         opening = self._found.opening
-        return opening is not None and text.lstrip().startswith(opening) and self._found.probed.end_of_turn in text
+        return opening is not None and text.lstrip().startswith(opening) and self._found.probed.ends.answer in text
 
     def render_turn(
         self,
@@ -150,19 +172,8 @@ class ChatTemplate:
         *,
         after: Sequence[ChatMessage] = (),
     ) -> str:
-        """The (escaped) text from an assistant turn's close to the next generation prompt.
-
-        Args:
-            messages: The new messages.
-            tools: The tools of the first prompt.
-            after: Messages before the turn; default: a question.
-        """
-        mark = ANSWER_MARK
-        while any(mark in str(message["content"]) for message in messages):  # untrusted text may hold it
-            mark += "-"
-        rendered = self.render([*(after or _BASE), {**_answer_before(messages), "content": mark}, *messages], tools)
-        tail = rendered[rendered.rindex(mark) + len(mark) :]
-        return tail[tail.index(self._found.probed.end_of_turn) :]
+        """The (escaped) text from an assistant turn's end to the next generation prompt; see `TurnRenderer.render`."""
+        return self._turns.render(messages, tools, after=after)
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The (escaped) text of messages, with the generation prompt."""
@@ -237,18 +248,6 @@ _BASE: Final[list[ChatMessage]] = [{"role": "user", "content": "question"}]
 _BASE_WITH_IMAGE: Final[list[ChatMessage]] = [
     {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "question"}]}
 ]
-
-
-def _answer_before(messages: Sequence[ChatMessage]) -> ChatMessage:
-    """The assistant turn before new messages that are rendered alone: it made the calls that they answer."""
-    answer: ChatMessage = {"role": "assistant", "content": ANSWER_MARK}
-    calls = []
-    for message in messages:
-        if message["role"] != "tool":
-            break
-        function = {"name": message.get("name", "tool"), "arguments": {}}
-        calls.append({"type": "function", "id": message.get("tool_call_id", "call"), "function": function})
-    return answer | {"tool_calls": calls} if calls else answer
 
 
 def _as_key(value: object) -> str:

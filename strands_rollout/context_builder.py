@@ -36,11 +36,15 @@ class ContextBuilder:
 
     Attributes:
         failure_texts: By tool-use id, what the policy is told about a call that could not be parsed.
+        shown_ids: By tool-use id, the id under which the template shows a call's result: the one that the policy wrote,
+            in formats that have one, else one of 9 letters and digits, as some templates want it. A history that was
+            read before goes on with its own.
         new_images: Those among the ids that `build` gave last, until they are accepted.
     """
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, shown_ids: Mapping[str, str] | None = None) -> None:
         self._template = template
+        self.shown_ids = dict(shown_ids or {})
         self._covered: list[tuple[str, Any]] = []
         self._tools: list[dict[str, Any]] = []
         self._tool_names: dict[str, str] = {}
@@ -70,7 +74,7 @@ class ContextBuilder:
             self._tools = to_chat_tools(tool_specs)
             system = system_text(system_prompt, system_blocks)
             head = [{"role": "system", "content": system}] if system else []
-            chat = [*head, *to_chat_messages(messages)]
+            chat = [*head, *self._under_shown_ids(to_chat_messages(messages))]
             images = await read_images(self._template, chat)
             ids = await _off_loop_if_long(chat, lambda: self._template.prompt_ids(chat, self._tools))
             return self._with_images(ids, images, 0)
@@ -116,10 +120,12 @@ class ContextBuilder:
         """Whether the messages begin with the covered ones, told without a step of Python for each."""
         return [*map(_READ, messages[: len(self._covered)])] == self._covered
 
-    def note_calls(self, call_prefix: str, segments: Sequence[Segment]) -> None:
+    def note_calls(self, number: int, call_prefix: str, segments: Sequence[Segment]) -> None:
         """Remember the calls of a turn, under the ids that `turn_events` gave them."""
         for index, segment in enumerate(segments):
             call_id = f"{call_prefix}{index}"
+            if isinstance(segment, ToolCall | ParseFailure):
+                self.shown_ids[call_id] = segment.written_id or f"c{number:05d}{index:03d}"
             if isinstance(segment, ToolCall):
                 self._tool_names[call_id] = segment.name
             elif isinstance(segment, ParseFailure):
@@ -144,6 +150,14 @@ class ContextBuilder:
             text = self.failure_texts.get(message.get("tool_call_id", ""))
             if text is not None:
                 message["content"] = text
+        return self._under_shown_ids(chat)
+
+    def _under_shown_ids(self, chat: list[ChatMessage]) -> list[ChatMessage]:
+        for message in chat:
+            if "tool_call_id" in message:
+                message["tool_call_id"] = self.shown_ids.get(message["tool_call_id"], message["tool_call_id"])
+            for call in message.get("tool_calls", ()):
+                call["id"] = self.shown_ids.get(call["id"], call["id"])
         return chat
 
     def _fitted_turn_ids(
@@ -194,7 +208,7 @@ async def token_count(
     images = await read_images(template, chat)
     tools = to_chat_tools(tool_specs)
     if chat and chat[0]["role"] == "tool":
-        ids = await _off_loop_if_long(chat, lambda: template.turn_ids(chat, tools, last_id=template.end_of_turn_id))
+        ids = await _off_loop_if_long(chat, lambda: template.turn_ids(chat, tools, last_id=template.end_of_calls_id))
     else:
         system = system_text(system_prompt, system_blocks)
         prompt = [*([{"role": "system", "content": system}] if system else []), *chat]

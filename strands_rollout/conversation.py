@@ -144,7 +144,7 @@ class Conversation:
             return self
         self.segments.append(self.last_segment())
         self.trajectory, self.parse_failures = Trajectory(), []
-        self._context = ContextBuilder(self._template)
+        self._context = ContextBuilder(self._template, self._context.shown_ids)
         return self
 
     def _aside_for(self, messages: Messages) -> Conversation:
@@ -224,7 +224,7 @@ class Conversation:
         read = read_turn(self.trajectory, turn, self._template, self._parser)
         self.final_text, self.stop_reason = read.text, read.stop_reason
         self.parse_failures += read.failures
-        self._context.note_calls(_call_prefix(number), read.segments)
+        self._context.note_calls(number, _call_prefix(number), read.segments)
         return read
 
 

@@ -119,7 +119,7 @@ class SGLangModel(Model):
         self._client = SGLangClient(client) if isinstance(client, httpx.AsyncClient) else client
         self._parser = _named_parser(tool_parser, self.template) if isinstance(tool_parser, str) else tool_parser
         self._vocab_size = vocab_size
-        ends = [self.template.end_of_turn_id, getattr(tokenizer, "eos_token_id", None)]
+        ends = [*self.template.end_ids, getattr(tokenizer, "eos_token_id", None)]
         self._sampler = TurnSampler(
             vocab_size or self.template.encoder.vocab_size,
             [token for token in ends if isinstance(token, int)],

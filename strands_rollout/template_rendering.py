@@ -5,6 +5,7 @@ Knows Hugging Face's `apply_chat_template`; nothing of what a template must be l
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,25 +32,53 @@ class TemplateRenderer:
         self.kwargs = dict(kwargs)
 
     def render(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = (), *, escaped: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        escaped: bool = True,
+        generation_prompt: bool = True,
     ) -> str:
         """The text of messages, with the generation prompt.
+
+        A template that fails on the arguments of calls as objects is given them as JSON text, as some expect them.
 
         Args:
             messages: At least one.
             tools: What the model is shown.
             escaped: Hide control tokens in the messages' own text, also from the template; see `TokenEncoder.escape`.
+            generation_prompt: Whether the template is asked for what opens the next turn.
 
         Raises:
             TemplateError: The template refuses the messages.
         """
+        try:
+            return self._rendered(messages, tools, escaped=escaped, generation_prompt=generation_prompt)
+        except TemplateError:
+            if not any(message.get("tool_calls") for message in messages):
+                raise
+            as_text = [_with_arguments_as_text(message) for message in messages]
+            try:
+                return self._rendered(as_text, tools, escaped=escaped, generation_prompt=generation_prompt)
+            except TemplateError:
+                pass
+            raise
+
+    def _rendered(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        escaped: bool,
+        generation_prompt: bool,
+    ) -> str:
         shown = self._escaped if escaped else lambda value: value
         try:
             rendered = self._tokenizer.apply_chat_template(
                 [shown(message) for message in messages],
                 tools=[shown(tool) for tool in tools] or None,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=generation_prompt,
                 **self.kwargs | ({"chat_template": self.source} if isinstance(self.source, str) else {}),
             )
         except (JinjaError, TypeError, ValueError, KeyError, AttributeError) as e:
@@ -65,3 +94,14 @@ class TemplateRenderer:
         if isinstance(value, list):
             return [self._escaped(item) for item in value]
         return value
+
+
+def _with_arguments_as_text(message: ChatMessage) -> ChatMessage:
+    calls = [
+        call
+        | {"function": call["function"] | {"arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}}
+        if isinstance(call["function"]["arguments"], Mapping)
+        else call
+        for call in message.get("tool_calls") or ()
+    ]
+    return message | {"tool_calls": calls} if calls else message

@@ -35,7 +35,7 @@ class ReadTurn:
 def read_turn(trajectory: Trajectory, turn: Turn, template: ChatTemplate, parser: ToolParser) -> ReadTurn:
     """Decode and parse a turn of a trajectory; one that was cut by length or abort is never searched for calls."""
     ids, last = trajectory.token_ids[turn.start : turn.end], turn.parts[-1]
-    ended = last.finish_reason == "stop" and ids[-1] in (template.end_of_turn_id, last.matched)
+    ended = last.finish_reason == "stop" and ids[-1] in (*template.end_ids, last.matched)
     text = template.encoder.decode(ids[:-1] if ended else ids)
     if last.finish_reason != "stop":
         return ReadTurn(text, [Text(text)], "max_tokens")

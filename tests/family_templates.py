@@ -1,8 +1,9 @@
 # ruff: noqa: RUF001 - DeepSeek's own characters
 """Short chat templates in each family's published format: its role tokens, tools, calls, results and closing tokens.
 
-They leave out what the real ones add (default prompts, dates, images, reasoning of old turns); the sources are those
-that the parsers name.
+They leave out what the real ones add (default prompts, dates, images), and keep what is difficult about them: words
+and reasoning that are left out or rewritten later, turns that are closed by several tokens or by none, what a template
+refuses. The sources are those that the parsers name.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ QWEN3_CODER = CHATML.replace(
 GLM4 = """[gMASK]<sop>
 {%- if tools %}<|system|>\n{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}
 {%- for message in messages %}
-{%- if message.role == 'user' %}<|user|>\n{{ message.content }}
+{%- if message.role == 'system' %}<|system|>\n{{ message.content }}
+{%- elif message.role == 'user' %}<|user|>\n{{ message.content }}
 {%- elif message.role == 'tool' %}
 {%- if loop.previtem.role != 'tool' %}<|observation|>{% endif %}
 <tool_response>\n{{ message.content }}\n</tool_response>
@@ -56,12 +58,19 @@ GLM4 = """[gMASK]<sop>
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+GLM47 = (
+    GLM4.replace("<|assistant|>\n<think></think>\n", "<|assistant|></think>")
+    .replace("<|assistant|>{% endif %}", "<|assistant|><think>{% endif %}")
+    .replace("</arg_key>\n", "</arg_key>")
+    .replace("</arg_value>\n", "</arg_value>")
+    .replace("\n<tool_call>{{ call.function.name }}\n", "{{- '' }}<tool_call>{{ call.function.name }}")
+)
 KIMI_K2 = """
 {%- if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}
 {%- for message in messages %}
 {%- if message.role == 'assistant' %}<|im_assistant|>assistant<|im_middle|>{{ message.content }}
 {%- if message.tool_calls %}<|tool_calls_section_begin|>
-{%- for call in message.tool_calls %}<|tool_call_begin|>functions.{{ call.function.name }}:{{ loop.index0 -}}
+{%- for call in message.tool_calls %}<|tool_call_begin|>{{ call.id -}}
 <|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|>
 {%- endfor %}<|tool_calls_section_end|>
 {%- endif %}<|im_end|>
@@ -95,12 +104,15 @@ DEEPSEEK_V3 = DEEPSEEK.replace("</think>", "").replace(
 {%- for call in message.tool_calls -%}
 <｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ call.function.name }}
 ```json
-{{ call.function.arguments | tojson }}
+{{ '' + call.function.arguments }}
 ```<｜tool▁call▁end｜>
 {%- endfor %}<｜tool▁calls▁end｜>
 {%- endif %}""",
 )
+# a prompt opens reasoning, which its turn has lost later
 DEEPSEEK_V32 = DEEPSEEK.replace(
+    "<｜Assistant｜></think>", "<｜Assistant｜>{{ '<think>' if loop.last else '</think>' }}"
+).replace(
     "CALLS",
     """
 {%- if message.tool_calls %}\n\n<｜DSML｜function_calls>
@@ -124,6 +136,7 @@ LLAMA3 = """<|begin_of_text|>
 {%- elif message.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>\n
 {{ {'output': message.content} | tojson }}<|eot_id|>
 {%- elif message.tool_calls %}<|start_header_id|>assistant<|end_header_id|>\n
+{%- if message.tool_calls | length > 1 %}{{ raise_exception('single tool-calls only') }}{% endif %}
 {%- set call = message.tool_calls[0].function %}
 {"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}<|eot_id|>
 {%- else %}<|start_header_id|>assistant<|end_header_id|>\n
@@ -138,6 +151,26 @@ MISTRAL = """<s>
 {%- if message.role == 'user' %}[INST]{{ message.content }}[/INST]
 {%- elif message.role == 'tool' %}[TOOL_RESULTS]{{ message.content }}[/TOOL_RESULTS]
 {%- elif message.role == 'assistant' %}{{ message.content }}CALLS</s>
+{%- endif %}
+{%- endfor %}"""
+# Nemo's: tools stand before the last user's turn, the system message too where that is the last of all
+MISTRAL_NEMO = """<s>
+{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}
+{%- if tools and message == users[-1] %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif -%}
+[INST]{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif -%}
+{{ message.content }}[/INST]
+{%- elif message.tool_calls %}[TOOL_CALLS][
+{%- for call in message.tool_calls -%}
+{%- if call.id | length != 9 %}{{ raise_exception('ids of 9 characters only') }}{% endif -%}
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}
+{{- ', ' if not loop.last }}
+{%- endfor %}]</s>
+{%- elif message.role == 'tool' -%}
+{%- if message.tool_call_id | length != 9 %}{{ raise_exception('ids of 9 characters only') }}{% endif -%}
+[TOOL_RESULTS]{"content": {{ message.content }}, "call_id": "{{ message.tool_call_id }}"}[/TOOL_RESULTS]
+{%- elif message.role == 'assistant' %}{{ message.content }}</s>
 {%- endif %}
 {%- endfor %}"""
 MISTRAL_NAMED = MISTRAL.replace(
@@ -158,15 +191,27 @@ MISTRAL_ARRAY = MISTRAL.replace(
 {%- endif %}""",
 )
 GPT_OSS = """<|start|>system<|message|># Valid channels: analysis, commentary, final.<|end|>
+{%- if tools or messages[0].role == 'system' %}<|start|>developer<|message|>
+{%- if messages[0].role == 'system' %}# Instructions\n\n{{ messages[0].content }}\n\n{% endif %}
+{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}<|end|>
+{%- endif %}
+{%- set called = namespace(name=none) %}
 {%- for message in messages %}
 {%- if message.tool_calls %}
+{%- set later = messages[loop.index:] | selectattr('role', 'equalto', 'assistant')
+    | rejectattr('tool_calls', 'defined') | list %}
+{%- if message.content and not later -%}
+<|start|>assistant<|channel|>analysis<|message|>{{ message.content }}<|end|>
+{%- endif %}
 {%- set call = message.tool_calls[0].function -%}
 <|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>
 {{- call.arguments | tojson }}<|call|>
-{%- elif message.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
+{%- set called.name = call.name %}
+{%- elif message.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ message.content -}}
+{{ '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}
 {%- elif message.role == 'tool' -%}
-<|start|>functions.{{ message.name }} to=assistant<|channel|>commentary<|message|>{{ message.content }}<|end|>
-{%- else %}<|start|>user<|message|>{{ message.content }}<|end|>
+<|start|>functions.{{ called.name }} to=assistant<|channel|>commentary<|message|>{{ message.content | tojson }}<|end|>
+{%- elif message.role == 'user' %}<|start|>user<|message|>{{ message.content }}<|end|>
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
@@ -175,12 +220,14 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "hermes": ("hermes", HERMES),
     "qwen3_coder": ("qwen3_coder", QWEN3_CODER),
     "glm4": ("glm4", GLM4),
+    "glm4-7": ("glm4", GLM47),
     "kimi_k2": ("kimi_k2", KIMI_K2),
     "deepseek_v3": ("deepseek_v3", DEEPSEEK_V3),
     "deepseek_v3-1": ("deepseek_v3", DEEPSEEK_V31),
     "deepseek_v3-2": ("deepseek_v3", DEEPSEEK_V32),
     "llama3_json": ("llama3_json", LLAMA3),
     "mistral-array": ("mistral", MISTRAL_ARRAY),
+    "mistral-nemo": ("mistral", MISTRAL_NEMO),
     "mistral-named": ("mistral", MISTRAL_NAMED),
     "gpt_oss": ("gpt_oss", GPT_OSS),
 }

@@ -166,6 +166,13 @@ def mistral_array(calls: Sequence[Call]) -> str:
     return "[TOOL_CALLS] " + as_json([{"name": name, "arguments": arguments} for name, arguments in calls])
 
 
+def mistral_nemo(calls: Sequence[Call]) -> str:
+    listed = enumerate(calls)
+    return "[TOOL_CALLS]" + as_json(
+        [{"name": name, "arguments": arguments, "id": f"Ab345678{at}"} for at, (name, arguments) in listed]
+    )
+
+
 def mistral_named(calls: Sequence[Call]) -> str:
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{as_json(arguments)}" for name, arguments in calls)
 
@@ -302,6 +309,7 @@ FAMILIES: tuple[Family, ...] = (
         "llama3_json-tag", "llama3_json", lambda calls: "<|python_tag|>" + llama(calls), _THINK, pieces=_LLAMA_PIECES
     ),
     Family("mistral-array", calls=mistral_array, **_MISTRAL),
+    Family("mistral-nemo", calls=mistral_nemo, **_MISTRAL),
     Family("mistral-named", calls=mistral_named, **_MISTRAL),
     Family("mistral-id", calls=mistral_with_id, **_MISTRAL),
     Family("gpt_oss", calls=harmony, **_HARMONY),

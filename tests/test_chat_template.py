@@ -147,12 +147,13 @@ def test_a_plain_chatml_template_is_accepted(shipped_tokenizer: Any) -> None:
     ("old", "new", "words"),
     [
         ("m.content +", "(m.content if m.role != 'tool' else loop.index | string) +", "can't be used with tools"),
-        ("m.role +", "(m.role if m.role != 'tool' else loop.index | string) +", "append-only for tool results: turn 4"),
+        ("m.role +", "(m.role if m.role != 'tool' else loop.index | string) +", "append-only for tool results: turn 3"),
         ("m.content +", "(m.content | upper if loop.last else m.content) +", "append-only for user turns: turn 1"),
         ("{% if add_", "{% if messages | length > 3 %}{{ 'Now!' }}{% endif %}{% if add_", "append-only for user turns"),
+        ("nt\n' }}{% endif", "nt\n' }}{% if messages | length > 3 %}Now!{% endif %}{% endif", "for user turns: turn 3"),
         ("{% if add_", "{{ messages[-2].content }}{% if add_", "exactly once"),
     ],
-    ids=["result dropped", "results numbered", "last turn marked", "reminder in long chats", "answer repeated"],
+    ids=["result dropped", "results numbered", "last turn marked", "reminder in long chats", "reminder after the prompt", "answer repeated"],
 )
 def test_a_template_that_rewrites_the_conversation_is_refused(
     shipped_tokenizer: Any, old: str, new: str, words: str

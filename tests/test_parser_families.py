@@ -90,7 +90,7 @@ def test_a_broken_call_does_not_hide_the_good_one_beside_it(known: Family) -> No
     turn = known.turn(calls=[NO_ARGUMENTS, SEARCH]).replace("{}", "{oops}", 1).replace("now", "now<", 1)
     parts = known.make([SEARCH]).parse(turn)
     assert isinstance(parts[0], ParseFailure)
-    whole = known.id in ("mistral-array", "llama3_json", "llama3_json-tag")
+    whole = known.id in ("mistral-array", "mistral-nemo", "llama3_json", "llama3_json-tag")
     assert [part.name for part in parts if isinstance(part, ToolCall)] == ([] if whole else ["search"])
 
 

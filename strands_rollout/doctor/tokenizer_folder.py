@@ -41,7 +41,7 @@ def check_tokenizer(question: Question) -> list[Finding]:
         *findings,
         _appends(template, tokenizer),
         _tools(template),
-        *check_end_of_turn(folder, tokenizer, template.end_of_turn_id),
+        *check_end_of_turn(folder, tokenizer, template.end_of_turn_id, *template.end_ids),
     ]
 
 
@@ -133,8 +133,8 @@ def _tools(template: Any) -> Finding:  # noqa: ANN401
     return good("tools in the template", f"shown; {' and '.join(_TOOL_TOKENS)} are tokens {ids}")
 
 
-def check_end_of_turn(folder: Path, tokenizer: Any, wanted: int) -> list[Finding]:  # noqa: ANN401
-    """Whether a generation stops where a turn ends, at the id `wanted`: engines stop at the ids of three places."""
+def check_end_of_turn(folder: Path, tokenizer: Any, *wanted: int) -> list[Finding]:  # noqa: ANN401
+    """Whether a generation stops where a turn ends, at each id `wanted`: engines stop at the ids of three places."""
     places = {
         "tokenizer_config.json": tokenizer.eos_token_id,
         "generation_config.json": _json(folder / "generation_config.json").get("eos_token_id"),
@@ -142,11 +142,15 @@ def check_end_of_turn(folder: Path, tokenizer: Any, wanted: int) -> list[Finding
     }
     ends = {name: ids if isinstance(ids, list) else [ids] for name, ids in places.items() if ids is not None}
     shown = ", ".join(f"{ids} in {name}" for name, ids in ends.items()) or "none"
-    end = f"id {wanted}, {tokenizer.decode([wanted])!r},"
-    if not any(wanted in ids for ids in ends.values()):
-        found = f"a turn ends with {end} but the end-of-sequence ids are {shown}: turns would not stop there"
-        return [error("end of turn", found, f'add {wanted} to "eos_token_id" in {folder / "generation_config.json"}')]
-    return [good("end of turn", f"{end} ends a generation: {shown}")]
+    known = {token for ids in ends.values() for token in ids}
+    for token in dict.fromkeys(wanted):
+        if token not in known:
+            end = f"id {token}, {tokenizer.decode([token])!r},"
+            found = f"a turn ends with {end} but the end-of-sequence ids are {shown}: turns would not stop there"
+            remedy = f'add {token} to "eos_token_id" in {folder / "generation_config.json"}'
+            return [error("end of turn", found, remedy)]
+    all_ends = " and ".join(f"id {token}, {tokenizer.decode([token])!r}," for token in dict.fromkeys(wanted))
+    return [good("end of turn", f"{all_ends} ends a generation: {shown}")]
 
 
 def _vocabulary(folder: Path, size: int, fetch: str) -> list[Finding]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 from strands_rollout.chat_messages import ChatMessage
@@ -18,9 +19,11 @@ from strands_rollout.episode_facts import fan_out_part
 from strands_rollout.errors import TemplateError
 from strands_rollout.inspection.saved_episode import SavedEpisode
 from strands_rollout.inspection.turn_reading import TurnReading
+from strands_rollout.probe_conversation import TOOLS
 
 _ANY: Final = "probed-{}-of-{}"
-_ANYS: Final = re.compile(r"probed-[a-z]+-of-\d+")
+_ANY_ID: Final = "Probed{:03d}"  # of 9 letters and digits, as some templates want it
+_ANYS: Final = re.compile(r"probed-[a-z]+-of-\d+|Probed\d{3,}")
 _SHOWN_TOKENS: Final = 12
 
 Piece: TypeAlias = int | str
@@ -71,13 +74,12 @@ class RenderCheck:
 
     def _between(self, context: Sequence[int], turn: Sequence[int]) -> tuple[int, int, str] | None:
         """The first place that differs, how many tokens do, and what was expected."""
-        is_closed = turn[-1] == self._template.end_of_turn_id
         faults = []
         for count in self._possible_results(turn):
             shape = self._shape(count)
             if shape is None:  # the template can't be asked, e.g. for the form of a call's id
                 continue
-            faults.append(self._unlike(context, shape[1:] if is_closed else shape))
+            faults.append(self._unlike(context, shape[1:] if turn[-1] == shape[0] else shape))
         if faults and None not in faults:
             return faults[0]
         return self._wrongly_encoded(context)
@@ -88,7 +90,7 @@ class RenderCheck:
         if calls is None:
             return []
         # a turn that was cut by length is not searched for calls
-        return [calls] if turn[-1] == self._template.end_of_turn_id else [calls, 0]
+        return [calls] if turn[-1] in self._template.end_ids else [calls, 0]
 
     def _in_prompt(self, context: Sequence[int], episode: SavedEpisode) -> tuple[int, int, str] | None:
         if not _begins_with_its_row(episode):
@@ -159,7 +161,7 @@ class RenderCheck:
                 {
                     "role": "tool",
                     "name": _ANY.format("name", number),
-                    "tool_call_id": _ANY.format("call", number),
+                    "tool_call_id": _ANY_ID.format(number),
                     "content": _ANY.format("result", number),
                 }
                 for number in range(calls)
@@ -174,7 +176,23 @@ class RenderCheck:
         """How a prompt ends: the text that holds the question, and what follows it."""
         marked = self._shape(0) or []
         place = next((n for n, piece in enumerate(marked) if isinstance(piece, str) and _ANYS.search(piece)), 0)
-        return self._pieces_of(self._template.render_turn([{"role": "user", "content": question}]))[place:]
+        ending = self._pieces_of(self._template.render_turn([{"role": "user", "content": question}]))[place:]
+        first = ending[0] if ending else 0
+        if isinstance(first, str) and self._shows_tools_with_question:
+            ending[0] = first[len(_ANYS.split(str(marked[place]))[0]) :]
+        return ending
+
+    @cached_property
+    def _shows_tools_with_question(self) -> bool:
+        """Whether tools stand between what opens the first user's turn and its words."""
+        question: ChatMessage = {"role": "user", "content": _ANY.format("question", 0)}
+        try:
+            shown = self._pieces_of(self._template.render([question], TOOLS))
+        except TemplateError:  # it shows none
+            return False
+        alone = self._shape(0) or []
+        texts = [next((p for p in pieces if isinstance(p, str) and _ANYS.search(p)), "") for pieces in (shown, alone)]
+        return not texts[0].endswith(texts[1])
 
     def _pieces_of(self, rendered: str) -> list[Piece]:
         return list(self._encoder.pieces(rendered))

@@ -11,26 +11,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from strands_rollout.append_check import check_append_only, check_encoding
 from strands_rollout.chat_messages import ChatMessage
 from strands_rollout.chat_template import renderer_of
-from strands_rollout.doctor.finding import Finding, error, good, skipped
+from strands_rollout.doctor.finding import Finding, error, good, skipped, warning
 from strands_rollout.doctor.tokenizer_folder import check_end_of_turn, load, thinking_words
 from strands_rollout.errors import ConfigError, TemplateDifferenceError, TemplateError
+from strands_rollout.probe_conversation import PARALLEL_TURNS, TOOL_TURNS, TOOLS, USER_TURNS
 from strands_rollout.slime_seam import load_tokenizer
 from strands_rollout.template_probe import (
-    PARALLEL_TURNS,
-    TOOL_TURNS,
-    USER_TURNS,
-    check_append_only,
-    check_encoding,
     find_end_of_turn,
+    find_ends,
     find_written_call,
     opens_reasoning,
+    system_fault,
     tool_faults,
+    turn_notes,
+    user_turns_fault,
 )
 from strands_rollout.template_rendering import TemplateRenderer
 from strands_rollout.token_encoder import TokenEncoder
 from strands_rollout.tool_parsers import AUTO, ToolCall, format_of_call, get_parser
+from strands_rollout.turn_rendering import TurnEnds, TurnRenderer
 
 _OWN: Final = 'give it one that only appends: chat_template_kwargs={"chat_template": ...}'
 _OTHER_MODEL: Final = "use a model that was trained to call tools, one without tools, or a template of your own"
@@ -71,30 +73,60 @@ def check_template(
     except TemplateError as e:
         return [_broken("template", e, None)]
     try:
-        end_of_turn, end_id = find_end_of_turn(template)
+        end_of_turn = find_end_of_turn(template)
     except TemplateError as e:
         return [_broken("end of turn", e, None)]
-    with_tools = not any(fault for _, fault in tool_faults(template, end_of_turn))
+    tool_findings = [
+        good(rule, "yes") if fault is None else error(rule, fault, _OTHER_MODEL)
+        for rule, fault in tool_faults(template)
+    ]
+    with_tools = all(finding.status == "ok" for finding in tool_findings)
+    ends = TurnEnds(end_of_turn, end_of_turn)
+    if len(tool_findings) > 1:  # else tools are not rendered
+        try:
+            ends = find_ends(template, end_of_turn)
+        except TemplateError as e:
+            tool_findings.append(error("end of a turn with calls", str(e), _OWN))
+            with_tools = False
+    turns = TurnRenderer(template, ends)
+    end_ids = [template.encoder.encode_trusted(end)[0] for end in dict.fromkeys((ends.answer, ends.calls))]
     return [
-        *check_end_of_turn(Path(name), tokenizer, end_id),
+        *check_end_of_turn(Path(name), tokenizer, *end_ids),
         _tried(template, "encoding", partial(check_encoding, template, with_tools=with_tools)),
-        _tried(template, "user turns", partial(check_append_only, template, end_of_turn, "user turns", USER_TURNS)),
-        *_tool_rules(template, end_of_turn),
-        _calls(template, end_of_turn, tool_parser),
+        _tried(template, "user turns", partial(check_append_only, template, turns, "user turns", USER_TURNS)),
+        *tool_findings,
+        *_tool_rules(template, turns, with_tools=with_tools),
+        _partly(
+            "system message", system_fault(template, turns, with_tools=with_tools), "set system_prompt to an empty text"
+        ),
+        _calls(template, ends, tool_parser),
         _reasoning(template, tokenizer),
     ]
 
 
-def _tool_rules(template: TemplateRenderer, end_of_turn: str) -> Iterator[Finding]:
-    shown = False
-    for rule, fault in tool_faults(template, end_of_turn):
-        shown = shown or rule != "renders tools"
-        yield good(rule, "yes") if fault is None else error(rule, fault, _OTHER_MODEL)
-    for kind, turns in (("tool results", TOOL_TURNS), ("several calls", PARALLEL_TURNS)):
-        if not shown:
-            yield skipped(kind, "tools are not rendered")
-            continue
-        yield _tried(template, kind, partial(check_append_only, template, end_of_turn, kind, turns))
+def _tool_rules(template: TemplateRenderer, turns: TurnRenderer, *, with_tools: bool) -> Iterator[Finding]:
+    """How results are appended, and what becomes of the assistant's own turns, which is told and breaks nothing."""
+    notes = dict(turn_notes(template, turns.ends)) if with_tools else {}
+    for rule in ("text beside calls", "end of a turn with calls"):
+        if with_tools:
+            yield good(rule, notes[rule] or "yes")
+    for rule, conversation in (("tool results", TOOL_TURNS), ("several calls", PARALLEL_TURNS)):
+        if not with_tools:
+            yield skipped(rule, "the template can't be used with tools")
+        elif notes.get(rule):
+            yield good(rule, str(notes[rule]))
+        else:
+            yield _tried(template, rule, partial(check_append_only, template, turns, rule, conversation, tools=TOOLS))
+    if with_tools:
+        fault = user_turns_fault(template, turns)
+        yield _partly("user turns with tools", fault, "let conversations with tools have one user's turn")
+
+
+def _partly(rule: str, fault: str | None, remedy: str) -> Finding:
+    """A rule that not every conversation needs; those that do are refused when they come to it."""
+    if fault is None:
+        return good(rule, "append-only")
+    return warning(rule, f"{fault} Such conversations are refused.", f"{remedy}, or {_OWN}")
 
 
 def _tried(template: TemplateRenderer, rule: str, check: Callable[[], None]) -> Finding:
@@ -123,9 +155,9 @@ def _around(encoder: TokenEncoder, ids: list[int], position: int) -> dict[str, A
     return {"ids": part, "text": encoder.decode(part)}
 
 
-def _calls(template: TemplateRenderer, end_of_turn: str, tool_parser: str) -> Finding:
+def _calls(template: TemplateRenderer, ends: TurnEnds, tool_parser: str) -> Finding:
     """Who reads the call that the template writes."""
-    call = find_written_call(template, end_of_turn)
+    call = find_written_call(template, ends)
     if tool_parser == AUTO:
         try:
             tool_parser = format_of_call(call.turn, call.name, call.arguments)

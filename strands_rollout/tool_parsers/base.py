@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 NewId = Callable[[], str]
@@ -41,11 +41,14 @@ class ToolCall:
         id: From the parser's id source; unique over an episode.
         name: Not empty; whether such a tool exists is not known here.
         arguments: A JSON object: finite numbers, no lone surrogates, at most 100 levels deep.
+        written_id: The id that the model itself wrote, in formats that have one; its result is shown under it. A model
+            may write one twice.
     """
 
     id: str
     name: str
     arguments: dict[str, Any]
+    written_id: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,13 @@ class ParseFailure:
         raw: The text of the attempt, tags included.
         reason: What was found where, and what was expected: words for the model.
         name: The tool that was meant, where it can be read.
+        written_id: The call's id, likewise; see `ToolCall`.
     """
 
     raw: str
     reason: str
     name: str | None = None
+    written_id: str | None = field(default=None, compare=False)
 
 
 Segment = Reasoning | Text | ToolCall | ParseFailure
@@ -106,12 +111,16 @@ class MalformedError(ValueError):
         reason: Words for the model.
         name: The tool that was meant, where it can be read.
         position: The attempt goes on at least up to here; None where nothing of it could be read.
+
+    Attributes:
+        written_id: The id of the call, where it could be read.
     """
 
     def __init__(self, reason: str, name: str | None = None, position: int | None = None) -> None:
         super().__init__(reason)
         self.name = name
         self.position = position
+        self.written_id: str | None = None
 
 
 def calls_and_failures(segments: Iterable[Segment]) -> list[ToolCall | ParseFailure]:

@@ -8,13 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from strands_rollout.tool_parsers.base import MalformedError, NewId, ParseFailure, ToolCall
 from strands_rollout.tool_parsers.strict_json import JSONSource, StrictJSONError, decode_object, skip_white_space
 
-Call = tuple[str, dict[str, Any]]
-"""A tool's name and arguments."""
+
+class Call(NamedTuple):
+    """A tool's name and arguments, and the id that stands beside them, if any."""
+
+    name: str
+    arguments: dict[str, Any]
+    written_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ def read_block(
     inside = text[tag.end() : len(text) if end < 0 else end]
     after = len(text) if end < 0 else end + len(close)
     try:
-        name, arguments = read(inside)
+        name, arguments, _ = read(inside)
     except MalformedError as e:
         reasons, meant = [str(e)], e.name
     else:
@@ -135,12 +140,12 @@ def _read_one(
         return ParseFailure(text[start:end], f"expected {tags.open_call} or {tags.close}; got {got(text, start)}"), end
     inside = start + len(tags.open_call)
     try:
-        (name, arguments), end = read(text, inside)
-        after = end_of_tag(text, end, tags.close_call, name)
+        call, end = read(text, inside)
+        after = end_of_tag(text, end, tags.close_call, call.name)
     except MalformedError as e:
         end = _end_of_failure(text, e.position or inside, tags)
-        return ParseFailure(text[start:end], str(e), e.name), end
-    return ToolCall(new_id(), name, arguments), after
+        return ParseFailure(text[start:end], str(e), e.name, e.written_id), end
+    return ToolCall(new_id(), call.name, call.arguments, call.written_id), after
 
 
 def _end_of_failure(text: str, start: int, tags: SectionTags) -> int:

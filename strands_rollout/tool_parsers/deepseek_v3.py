@@ -79,9 +79,9 @@ def _read_inside(text: JSONSource, start: int) -> tuple[Call, int]:
     fenced = _FENCED_NAME.match(text, head.end()) if head[1] == "function" else None
     if fenced is None:
         arguments, end = decode_arguments(text, head.end(), head[1])
-        return (head[1], arguments), end
+        return Call(head[1], arguments), end
     arguments, end = decode_arguments(text, fenced.end(), fenced[1])
-    return (fenced[1], arguments), end_of_tag(text, end, "```", fenced[1])
+    return Call(fenced[1], arguments), end_of_tag(text, end, "```", fenced[1])
 
 
 def _read_invoke(text: JSONSource, start: int) -> tuple[Call, int]:
@@ -100,7 +100,7 @@ def _read_invoke(text: JSONSource, start: int) -> tuple[Call, int]:
     if not text.startswith(_DSML.close_call, position):
         expected = 'expected <｜DSML｜parameter name="..." string="true|false"> or ' + _DSML.close_call
         raise MalformedError(f"{expected} in the call of {name!r}; got {got(text, position)}", name, position)
-    return (name, arguments), position
+    return Call(name, arguments), position
 
 
 def _read_parameter(text: str, parameter: re.Match[str], name: str) -> tuple[str, Any, int]:

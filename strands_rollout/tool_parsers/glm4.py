@@ -71,4 +71,4 @@ class GLM4Parser(SchemaParser):
         if position < len(block):
             expected = "expected <arg_key>KEY</arg_key><arg_value>VALUE</arg_value>, no white space around the key"
             raise MalformedError(f"{expected}, in the call of {name!r}; got {got(block, position)}", name)
-        return name, arguments
+        return Call(name, arguments)

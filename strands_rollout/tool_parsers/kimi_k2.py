@@ -28,15 +28,15 @@ _TAGS: Final = SectionTags(
     open_call="<|tool_call_begin|>",
     close_call="<|tool_call_end|>",
 )
-_HEADER: Final = re.compile(r"\s*functions\.([^\s<>:]{1,200}):\d{1,9}\s*<\|tool_call_argument_begin\|>")
+_HEADER: Final = re.compile(r"\s*(functions\.([^\s<>:]{1,200}):\d{1,9})\s*<\|tool_call_argument_begin\|>")
 _NAME: Final = re.compile(r"\s*(?:functions\.)?([^\s<>:{}\"]{1,200})")
 
 
 class KimiK2Parser(TaggedParser):
     """The format's parser; see `ToolParser`.
 
-    The id that the model writes gives the tool's name; the call's own id comes from the id source, as in all formats,
-    since a model may write one id twice. Calls outside of a section are failures.
+    The id that the model writes gives the tool's name, and its result is shown under it; the call's own id comes from
+    the id source, as in all formats, since a model may write one id twice. Calls outside of a section are failures.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(
@@ -61,5 +61,9 @@ def _read_inside(text: JSONSource, start: int) -> tuple[Call, int]:
         meant = _NAME.match(text, start)
         expected = "expected functions.<tool>:<index><|tool_call_argument_begin|>{...}"
         raise MalformedError(f"{expected}; got {got(text, start)}", meant[1] if meant else None)
-    arguments, end = decode_arguments(text, header.end(), header[1])
-    return (header[1], arguments), end
+    try:
+        arguments, end = decode_arguments(text, header.end(), header[2])
+    except MalformedError as e:
+        e.written_id = header[1]
+        raise
+    return Call(header[2], arguments, header[1]), end

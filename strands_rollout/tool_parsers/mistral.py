@@ -21,7 +21,8 @@ from strands_rollout.tool_parsers.strict_json import JSONSource, StrictJSONError
 from strands_rollout.tool_parsers.tagged_parser import TaggedParser
 
 OPEN: Final = "[TOOL_CALLS]"
-_HEADER: Final = re.compile(r"([^\s\[\]{}\"]{1,200})(?:\[CALL_ID\][A-Za-z0-9]{9})?\[ARGS\]")
+_HEADER: Final = re.compile(r"([^\s\[\]{}\"]{1,200})(?:\[CALL_ID\]([A-Za-z0-9]{9}))?\[ARGS\]")
+_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
 _NAME: Final = re.compile(r"[^\s\[\]{}\"]{1,200}")
 
 
@@ -63,7 +64,7 @@ class MistralParser(TaggedParser):
             expected = f"expected a JSON array of calls, or <tool>[ARGS]{{...}}, after {OPEN}"
             raise MalformedError(f"{expected}; got {got(text, start)}", meant[0] if meant else None)
         arguments, end = decode_arguments(text, header.end(), header[1])
-        return [ToolCall(self._new_id(), header[1], arguments)], end
+        return [ToolCall(self._new_id(), header[1], arguments, header[2])], end
 
     def _read_array(self, text: JSONSource, opened: int, start: int) -> tuple[list[ToolCall | ParseFailure], int]:
         elements: list[tuple[dict[str, Any], int, int]] = []
@@ -90,4 +91,7 @@ class MistralParser(TaggedParser):
         reasons = call_faults(value, also="id")
         if reasons:
             return ParseFailure(raw, "; ".join(reasons), name_of(value))
-        return ToolCall(self._new_id(), value["name"], value["arguments"])
+        written_id = value.get("id", "")
+        return ToolCall(
+            self._new_id(), value["name"], value["arguments"], written_id if _ID.fullmatch(written_id) else None
+        )

@@ -77,4 +77,4 @@ class Qwen3CoderParser(SchemaParser):
         if not _END.fullmatch(block, position):
             expected = "expected <parameter=NAME> or </function> and nothing after it"
             raise MalformedError(f"{expected} in the call of {name!r}; got {got(block[position:].lstrip(), 0)}", name)
-        return name, arguments
+        return Call(name, arguments)

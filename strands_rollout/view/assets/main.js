@@ -134,6 +134,7 @@ function takeIndex(index) {
 
 async function poll(tag) {
   let next = tag;
+  const waiting = tag === null ? setInterval(() => void showReading(), 300) : 0;
   try {
     const answer = await fetch("index.json", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
     if (answer.ok) {
@@ -144,7 +145,19 @@ async function poll(tag) {
     }
     if (answer.status !== 304) banner(answer.ok ? "" : await answer.text());
   } catch { banner("the server has ended; what is here stays"); }
+  clearInterval(waiting);
+  if (next !== null) showLoading(1, 1);
   setTimeout(() => void poll(next), POLL_MS);
+}
+
+// how far the server has come with a dump that takes it long
+async function showReading() {
+  try {
+    const read = Number(await (await fetch("progress", { cache: "no-store" })).text());
+    if (state.rows.length) return;
+    showLoading(0, 0);
+    byId("count").textContent = `reading, ${read} samples`;
+  } catch { /* the list's own request tells */ }
 }
 
 function banner(text) {
@@ -168,7 +181,7 @@ function begin() {
   addEventListener("hashchange", readHash);
   byId("sample").append(make("p", "empty", "choose a sample: j and k, then Enter; ? for all keys"));
   readHash();
-  if (state.live) void poll(null);
+  if (state.live) void poll(null); else watchPage();
 }
 
 begin();

@@ -92,7 +92,8 @@ def _row(
     values, facts = record.values, record.facts
     return {
         "index": values.get("index"),
-        "group": values.get("group_index"),
+        "group": _group(values),
+        "part": _part(facts),
         "status": _text(values.get("status")),
         "stop": _text(facts.get("stop_reason")),
         "reward": _reward(record),
@@ -163,6 +164,25 @@ def _reward(record: DumpRecord) -> float | None:
     return float(value) if isinstance(value, bool) else finite(value)
 
 
+def _group(values: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """slime's group; of an evaluation, which has none, the problem: its samples are to be seen side by side."""
+    metadata = values.get("metadata")
+    asked = metadata.get("eval") if isinstance(metadata, Mapping) else None
+    if values.get("group_index") is None and isinstance(asked, Mapping):
+        return f"{_text(asked.get('data_set'))}/{_text(asked.get('problem'))}"
+    return values.get("group_index")
+
+
+def _part(facts: Mapping[str, Any]) -> str:
+    """Which of a fan-out's samples it is, in words; "" of a sample that is a rollout of its own."""
+    part = facts.get("fan_out")
+    told = part if isinstance(part, Mapping) else {}
+    number, count = told.get("part"), told.get("of")
+    if not isinstance(number, int) or not isinstance(count, int) or count < 2:
+        return ""
+    return f"{_text(told.get('kind'))}, {number + 1} of {count}"
+
+
 def _question(prompt: Any) -> str:  # noqa: ANN401 - a row's prompt
     """The last thing that a user said, or the text."""
     if not isinstance(prompt, list):
@@ -170,7 +190,15 @@ def _question(prompt: Any) -> str:  # noqa: ANN401 - a row's prompt
     said = [
         message.get("content") for message in prompt if isinstance(message, Mapping) and message.get("role") == "user"
     ]
+    if said and isinstance(said[-1], list):
+        return " ".join(_words_of(part) for part in said[-1])
     return _text(said[-1]) if said else ""
+
+
+def _words_of(part: Any) -> str:  # noqa: ANN401 - a part of a message
+    if isinstance(part, Mapping):
+        return _text(part["text"]) if "text" in part else f"[{_text(part.get('type') or next(iter(part), ''))}]"
+    return _text(part)
 
 
 def _text(value: Any) -> str:  # noqa: ANN401

@@ -83,9 +83,10 @@ async def _play(
 
 async def updated_in_mid_episode(url: str, tokenizer: Any) -> list[Any]:
     """Samples of several weight versions."""
+    await _play(url, tokenizer, _samples(1, 0), **CODE)  # the sandbox is up
     running = asyncio.create_task(_play(url, tokenizer, _samples(4, 0), **CODE))
     for version in range(2, MOST_UPDATES):
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.05)
         await _update(url, tokenizer, version)
     return await running
 

@@ -165,15 +165,16 @@ async def test_a_link_opens_what_it_was_taken_from(page: Page, written: str) -> 
 
 async def test_a_conversation_shows_calls_results_and_folds_thoughts(page: Page, written: str) -> None:
     await page.go(f"{written}#sample=1")
-    await page.until("document.querySelectorAll('.call').length === 2")
+    await page.until("document.querySelectorAll('.call').length === 1")
     assert await page.run("[...document.querySelectorAll('.call pre')].map((p) => p.textContent)") == [
         "print(17*2)",
         "34",
     ]
+    assert "run: error, exit 3" in await page.run("document.querySelector('.call').textContent")
     assert await page.run("[...document.querySelectorAll('details.think')].map((d) => d.open)") == [False, False]
 
 
-async def test_turns_and_calls_have_their_times_in_their_order(page: Page, written: str) -> None:
+async def test_a_dump_without_start_times_shows_turns_and_calls_in_their_order(page: Page, written: str) -> None:
     await page.go(f"{written}#sample=1")
     await page.until("document.querySelector('.time')")
     call = "run: error, exit 3, ran 0.10 s, waited 50.0 ms"

@@ -40,7 +40,7 @@ function groupBlock(rows) {
 function groupCard(row) {
   const element = card(row.status === "completed" ? "turn" : "dropped", []);
   element.firstChild.append(make("span", "", "#" + row.index), rewardBadge(row), endBadge(row));
-  if (row.problems.length) element.firstChild.append(make("span", "badge problem", String(row.problems.length)));
+  if (row.problems.length) element.firstChild.append(make("span", "badge " + problemTone(row.problems[0]), row.problems[0]));
   if (row.advantage !== null) {
     const bar = make("span", row.advantage < 0 ? "minus" : "");
     const share = Math.min(50, Math.abs(row.advantage) * 20);
@@ -49,6 +49,11 @@ function groupCard(row) {
     element.append(make("div", "dim", "advantage " + signed(row.advantage)), make("div", "signed", "", bar));
   }
   element.append(make("div", "", row.final.split("</think>").pop().trim() || "(no final words)"));
+  if (row.part) element.firstChild.append(make("span", "dim", row.part));
+  element.tabIndex = 0;
+  element.setAttribute("role", "link");
+  element.setAttribute("aria-label", `sample #${row.index}, reward ${number(row.reward)}` + (row.advantage === null ? "" : `, advantage ${signed(row.advantage)}`));
   element.addEventListener("click", () => void openSample(row.position));
+  element.addEventListener("keydown", (event) => { if (event.key === "Enter") { event.stopPropagation(); void openSample(row.position); } });
   return element;
 }

@@ -49,9 +49,10 @@ function sampleHead(row) {
   const head = make("div", "head", "", back, make("h2", "", "#" + (row.index ?? row.position)), make("span", "badge " + row.status, row.status));
   if (row.stop && row.stop !== row.status) head.append(make("span", "badge " + row.status, row.stop));
   head.append(rewardBadge(row));
+  if (row.part) head.append(make("span", "badge", row.part));
   if (row.label) head.append(make("span", "dim", "label " + row.label));
   if (row.advantage !== null) head.append(make("span", "dim", "advantage " + signed(row.advantage)));
-  const counts = `${number(row.turns)} turns · ${number(row.calls)} calls · ${number(row.length)} tokens, ${row.trained} trained` + (row.drift === null ? "" : ` · drift ${row.drift}`);
+  const counts = `${counted(row.turns, "turn")} · ${counted(row.calls, "call")} · ${counted(row.length, "token")}, ${row.trained} trained` + (row.drift === null ? "" : ` · drift ${row.drift}`);
   head.append(make("span", "dim", counts), make("span", "where", row.where));
   return head;
 }
@@ -65,10 +66,12 @@ function foundBox(detail) {
   const list = make("ul");
   for (const [kind, text, start] of detail.problems.slice(0, 12)) {
     const words = start === null ? text : `${text} (token ${start})`;
-    list.append(make("li", "", "", make("b", "wrong", kind + ": "), start === null ? make("span", "", words) : button("", words, () => openToken(start))));
+    list.append(make("li", "", "", make("b", problemTone(kind) === "older" ? "older" : "wrong", kind + ": "), start === null ? make("span", "", words) : button("", words, () => openToken(start))));
   }
   if (detail.problems.length > 12) list.append(make("li", "dim", `and ${detail.problems.length - 12} more`));
-  return [make("div", "found", "", make("b", "wrong", detail.problems.length === 1 ? "1 problem" : `${detail.problems.length} problems`), list)];
+  const isAge = detail.problems.every(([kind]) => problemTone(kind) === "older");
+  const title = isAge ? make("b", "older", "several weight versions") : make("b", "wrong", counted(detail.problems.length, "problem"));
+  return [make("div", "found" + (isAge ? " aged" : ""), "", title, list)];
 }
 
 function siblings(row) {

@@ -52,8 +52,9 @@ function headed(detail, marks, stretch, className, facts) {
   const seek = (i, label, tone) => head.append(button("badge " + tone, label, () => openToken(i)));
   const drifted = [...marks.drift.keys()].filter((i) => stretch.start <= i && i < stretch.end);
   if (drifted.length) seek(drifted[0], `drift ${drifted.length}`, "drifted");
-  for (const [name, , start] of detail.problems) if (start !== null && stretch.start <= start && start < stretch.end) seek(start, name, "problem");
-  for (const extra of [...head.querySelectorAll(".badge")].slice(4)) extra.remove();
+  const first = new Map();
+  for (const [name, , start] of detail.problems) if (start !== null && stretch.start <= start && start < stretch.end && !first.has(name)) first.set(name, start);
+  for (const [name, start] of first) seek(start, name, problemTone(name));
   return element;
 }
 
@@ -105,7 +106,9 @@ function malformedBox(text, reason, output, isCut) {
 }
 
 function resultBox(text) {
-  return make("div", "output", "", make("div", "dim", text.trim() ? "output, read as context" : "output: nothing"), ...(text.trim() ? [make("pre", "", text)] : []));
+  const box = make("div", "output", "", make("div", "dim", text.trim() ? "output, read as context" : "output: nothing"));
+  appendText(box, text);
+  return box;
 }
 
 // What is not shown with its call; markup alone is folded away.
@@ -130,12 +133,12 @@ function appendText(target, text) {
   for (const piece of text.replace(/^\n+|\n+$/g, "").split(/((?:<\|[^|<>\s]{1,60}\|>)+)/)) {
     if (!piece) continue;
     if (!(piece.startsWith("<|") && piece.endsWith("|>"))) { pre.append(visible(piece)); continue; }
-    for (const [chip, count] of counted(piece.match(/<\|[^|<>\s]+\|>/g) || [piece])) pre.append(make("span", "control", count > 1 ? `${chip} × ${count}` : chip));
+    for (const [chip, count] of alike(piece.match(/<\|[^|<>\s]+\|>/g) || [piece])) pre.append(make("span", "control", count > 1 ? `${chip} × ${count}` : chip));
   }
   target.append(pre);
 }
 
-function counted(items) {
+function alike(items) {
   const found = [];
   for (const item of items) {
     const last = found[found.length - 1];

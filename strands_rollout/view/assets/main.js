@@ -158,7 +158,7 @@ async function poll(tag) {
     if (answer.status !== 304) banner(answer.ok ? "" : await answer.text());
   } catch { banner("the server has ended; what is here stays"); }
   clearInterval(waiting);
-  if (next !== null) showLoading(1, 1);
+  showLoading(1, 1);
   setTimeout(() => void poll(next), POLL_MS);
 }
 

@@ -38,8 +38,9 @@ class ToolStats:
         finished: By tool-use id, results of the calls of the last turn, from this agent or an earlier one.
         succeeded: Ids of all calls whose last result was no error.
         unread: Ids of those from an earlier agent, as long as this one has not had them.
-        calls: In the order of their ends: `id`, `tool`, `status` (success, error or timeout), `s` (seconds),
-            `at_s` (when it began, in seconds since the episode did; None where nobody told), and `sandbox` where the code tool ran: what `note_outcome` was told.
+        calls: In the order of their ends: `id`, `tool`, `status` (success, error or timeout), `s` (seconds), `at_s`
+            (when it began, in seconds since the episode did; None where nobody told), and `sandbox` where the code tool
+            ran: what `note_outcome` was told.
     """
 
     seconds: float = 0.0

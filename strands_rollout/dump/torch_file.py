@@ -43,11 +43,7 @@ def read_torch_file(path: Path) -> list[Any]:
         DumpError: It can't be read, is another file, or names something that is not read.
     """
     try:
-        if _is_legacy(path):
-            raise DumpError(
-                f"{path} is of torch's old format, before its zip files, which is not read; write it anew with torch: "
-                f"torch.save(torch.load({str(path)!r}, weights_only=False), 'new.pt')"
-            )
+        _refuse_legacy(path)
         with zipfile.ZipFile(path) as archive:
             content = _content(archive)
     except OSError as e:
@@ -68,9 +64,13 @@ def read_torch_file(path: Path) -> list[Any]:
     return samples
 
 
-def _is_legacy(path: Path) -> bool:
+def _refuse_legacy(path: Path) -> None:
     with path.open("rb") as file:
-        return file.read(len(_LEGACY)) == _LEGACY
+        if file.read(len(_LEGACY)) == _LEGACY:
+            raise DumpError(
+                f"{path} is of torch's old format, before its zip files, which is not read; write it anew with torch: "
+                f"torch.save(torch.load({str(path)!r}, weights_only=False), 'new.pt')"
+            )
 
 
 class _RefusedError(Exception):

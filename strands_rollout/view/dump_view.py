@@ -70,7 +70,9 @@ class DumpView:
         return {"title": title, "live": live, "rows": self.rows}
 
 
-def view_dump(path: Path, retokeniser: Retokeniser | None, on_read: Callable[[int], object] = lambda _more: None) -> DumpView:
+def view_dump(
+    path: Path, retokeniser: Retokeniser | None, on_read: Callable[[int], object] = lambda _more: None
+) -> DumpView:
     """Read and judge all samples of a dump.
 
     Args:
@@ -126,8 +128,9 @@ def _compared(record: DumpRecord, reward: float | None) -> Sample:
 
 def _advantages(samples: Sequence[Sample], files: Sequence[int]) -> list[float | None]:
     """Each sample's as slime's GRPO has it by default; None where it is in no group or has no reward."""
+    # any hashable value is a group to `normalize_rewards`
     rewarded = [
-        (place, replace(sample, group_index=(file, sample.group_index)))
+        (place, replace(sample, group_index=(file, sample.group_index)))  # type: ignore[arg-type]
         for place, (sample, file) in enumerate(zip(samples, files, strict=True))
         if sample.reward is not None and sample.group_index is not None
     ]

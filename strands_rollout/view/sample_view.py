@@ -165,7 +165,7 @@ def _reward(record: DumpRecord) -> float | None:
 
 
 def _group(values: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """slime's group; of an evaluation, which has none, the problem: its samples are to be seen side by side."""
+    """The group in slime; of an evaluation, which has none, the problem: its samples are to be seen side by side."""
     metadata = values.get("metadata")
     asked = metadata.get("eval") if isinstance(metadata, Mapping) else None
     if values.get("group_index") is None and isinstance(asked, Mapping):

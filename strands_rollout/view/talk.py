@@ -39,7 +39,9 @@ _RESULTS: Final = [
 ]
 
 
-def conversation(lists: TokenLists, texts: Mapping[int, bytes], facts: Mapping[str, Any]) -> list[tuple[int, list[Part]]]:
+def conversation(
+    lists: TokenLists, texts: Mapping[int, bytes], facts: Mapping[str, Any]
+) -> list[tuple[int, list[Part]]]:
     """The parts of each turn and of the context after it, each with its first token.
 
     Args:
@@ -51,7 +53,7 @@ def conversation(lists: TokenLists, texts: Mapping[int, bytes], facts: Mapping[s
         return []
     turns = [_turn_text(lists.ids[start:end], texts) for start, end in lists.turns]
     parser = _parser(facts.get("tool_parser"), turns)
-    contexts = {start: end for start, end in lists.contexts}
+    contexts = dict(lists.contexts)
     found = []
     for number, ((start, end), text) in enumerate(zip(lists.turns, turns, strict=True), start=1):
         parts = list(_turn_parts(text, parser, number, facts.get("final_in_reasoning")))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strands_rollout.dump import DumpWriter, TokenTexts, read_dump, write_dump
@@ -67,7 +67,7 @@ def test_any_plain_value_comes_back_from_json(value: Any) -> None:
     assert _same(from_json(json.loads(written)), value)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     tokens=st.lists(st.integers(0, 2**31), min_size=1),
     logprobs=st.lists(st.floats()),

@@ -58,9 +58,7 @@ async def _control(url: str, path: str, **body: Any) -> None:
 async def _update(url: str, tokenizer: Any, version: int) -> None:
     """As a trainer does between steps of an asynchronous run."""
     await _control(url, "/pause_generation", mode="abort")
-    await _control(
-        url, "/update_weights_from_disk", model_path=tokenizer.name_or_path, weight_version=str(version)
-    )
+    await _control(url, "/update_weights_from_disk", model_path=tokenizer.name_or_path, weight_version=str(version))
     await _control(url, "/continue_generation")
 
 
@@ -94,7 +92,7 @@ async def updated_in_mid_episode(url: str, tokenizer: Any) -> list[Any]:
 async def aborted_and_resumed(url: str, tokenizer: Any) -> tuple[list[Any], list[Any]]:
     """Samples as they came back ABORTED, and the same after they had been gone on with, by newer weights."""
     clock = asyncio.get_running_loop().time
-    for run_s in (0.05, 0.1, 0.2, 0.4):
+    for run_s in (0.05, 0.1, 0.2, 0.4, 0.8):
         end = clock() + run_s
         back = await _play(url, tokenizer, _samples(4, 1), should_abort=lambda end=end: clock() > end, **CODE)
         begun = [one for one in back if one.status is Sample.Status.ABORTED]
@@ -106,7 +104,9 @@ async def aborted_and_resumed(url: str, tokenizer: Any) -> tuple[list[Any], list
 
 async def fanned_out(url: str, tokenizer: Any) -> list[Any]:
     """Main agents' samples and their sub-agents'."""
-    found = await _play(url, tokenizer, _samples(4, 2), tools=["real_episodes.colleague"], fan_out=True, max_new_tokens=160)
+    found = await _play(
+        url, tokenizer, _samples(4, 2), tools=["real_episodes.colleague"], fan_out=True, max_new_tokens=160
+    )
     return [one for many in found for one in many]
 
 

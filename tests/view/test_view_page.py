@@ -297,7 +297,11 @@ def test_advantages_of_fan_outs_failures_and_unrewarded_samples_are_the_trainers
     samples = [whole(shipped_tokenizer, index).sample for index in range(12)]
     for place, part in ((1, 0), (2, 1), (3, 2)):
         samples[place].index = samples[place].rollout_id = 1
-        dict.__getitem__(samples[place].metadata, "strands_rollout")["fan_out"] = {"part": part, "of": 3, "kind": "agent"}
+        dict.__getitem__(samples[place].metadata, "strands_rollout")["fan_out"] = {
+            "part": part,
+            "of": 3,
+            "kind": "agent",
+        }
     samples[5].status = type(samples[5]).Status.FAILED
     samples[6].remove_sample = True
     samples[7].reward = None

@@ -1,4 +1,4 @@
-"""Episodes that were interrupted, resumed and fanned out on a real engine are shown as what they are, and as no fault."""
+"""Episodes that were interrupted, resumed and fanned out on a real engine are shown as what they are, as no fault."""
 
 from __future__ import annotations
 

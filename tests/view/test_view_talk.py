@@ -77,7 +77,8 @@ def test_calls_and_results_of_each_family_are_read(known: str, is_told: bool, sh
 
 def test_the_words_of_a_tag_in_a_tools_text_end_no_result(shipped_tokenizer: Any) -> None:
     tokenizer = tokenizer_with(TEMPLATES["hermes"][1], shipped_tokenizer)
-    ordinary = [token for part in ("<", "/tool_response>") for token in tokenizer.encode(part, add_special_tokens=False)]
+    tag = "<", "/tool_response>"
+    ordinary = [token for part in tag for token in tokenizer.encode(part, add_special_tokens=False)]
     episode = whole(tokenizer, result="first")
     place = episode.tokens.index(tokenizer.encode("first", add_special_tokens=False)[0], episode.spans[0][2])
     episode.tokens[place:place] = ordinary

@@ -39,9 +39,9 @@ def test_a_dump_of_before_there_were_start_times_gives_sums() -> None:
     assert sums_of(old) == {"generate": 1.6, "tool": 0.9, "wait": 0.5, "all": 3.0}
 
 
-@pytest.mark.parametrize("odd", [None, 3, [None], [[0, None, 1.0]], [[0, -1.0, 1.0]], [["x"]], [[0, 1.0, float("nan")]]])
-def test_odd_requests_are_no_steps(odd: object) -> None:
-    assert steps_of({"requests": odd}) == []
+@pytest.mark.parametrize("request_", [None, 3, ["x"], [0, None, 1.0], [0, -1.0, 1.0], [0, 1.0, float("nan")]])
+def test_odd_requests_are_no_steps(request_: object) -> None:
+    assert steps_of({"requests": [request_]}) == steps_of({"requests": request_}) == []
 
 
 def test_an_episode_without_a_length_has_no_sums() -> None:

@@ -211,18 +211,15 @@ async def test_what_ran_side_by_side_is_drawn_one_above_the_other_at_its_own_tim
     await page.until("location.hash.includes('view=talk') && document.querySelector('[data-turn=\"1\"]')")
 
 
-async def test_a_page_can_be_used_before_its_last_sample_is_there(
-    page: Page, written: str, tmp_path: Path
-) -> None:
-    whole_page = Path(written.removeprefix("file://")).read_bytes()
+async def test_a_page_can_be_used_before_its_last_sample_is_there(page: Page, written: str) -> None:
+    whole_page = await asyncio.to_thread(Path(written.removeprefix("file://")).read_bytes)
     cut = whole_page.index(b'id="d700"')
-    sent, more = asyncio.Event(), asyncio.Event()
+    more = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n" + whole_page[:cut])
         await writer.drain()
-        sent.set()
         await more.wait()
         writer.write(whole_page[cut:])
         await writer.drain()

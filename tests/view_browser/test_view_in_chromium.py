@@ -295,6 +295,11 @@ async def test_a_live_page_shows_new_samples_without_being_asked(
             file.write(more.read_bytes())
         await page.until("byId('count').textContent === '2 samples'")
         assert await page.run("location.hash.startsWith('#sample=0')")
+        other = whole(shipped_tokenizer, 5, result="thirty-four").sample
+        write_dump(tmp_path / "other.jsonl", [other], TokenTexts(shipped_tokenizer))
+        (tmp_path / "other.jsonl").rename(dump)
+        await page.until("document.querySelector('#sample h2').textContent === '#5'")
+        assert await page.run("byId('count').textContent") == "1 sample"
     finally:
         server.shutdown()
         await serving

@@ -151,9 +151,12 @@ async function poll(tag) {
     const answer = await fetch("index.json", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
     if (answer.ok) {
       next = answer.headers.get("ETag");
+      const before = identity(state.rows[state.picked]);
       takeIndex(await answer.json());
       detailCache.clear();
       if (tag === null) readHash(); else applyFilters();
+      const isOther = before !== null && before !== identity(state.rows[state.picked]);
+      if (isOther && document.body.classList.contains("opened") && !state.byGroup) void openSample(state.picked);
     }
     if (answer.status !== 304) banner(answer.ok ? "" : await answer.text());
   } catch { banner("the server has ended; what is here stays"); }
@@ -161,6 +164,9 @@ async function poll(tag) {
   showLoading(1, 1);
   setTimeout(() => void poll(next), POLL_MS);
 }
+
+// what a row says of its sample alone: one that was replaced is another
+function identity(row) { return row ? JSON.stringify([row.where, row.index, row.status, row.length, row.reward, row.final]) : null; }
 
 // how far the server has come with a dump that takes it long
 async function showReading() {

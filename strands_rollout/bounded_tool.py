@@ -20,6 +20,7 @@ from strands.tools.decorator import DecoratedFunctionTool
 from strands.tools.tools import PythonAgentTool
 from strands.types.tools import AgentTool, ToolGenerator, ToolSpec, ToolUse
 
+from strands_rollout.episode_clock import began_at_s
 from strands_rollout.errors import SandboxError
 from strands_rollout.tool_thread import in_own_thread
 
@@ -37,8 +38,9 @@ class ToolStats:
         finished: By tool-use id, results of the calls of the last turn, from this agent or an earlier one.
         succeeded: Ids of all calls whose last result was no error.
         unread: Ids of those from an earlier agent, as long as this one has not had them.
-        calls: In the order of their ends: `id`, `tool`, `status` (success, error or timeout), `s` (seconds), and
-            `sandbox` where the code tool ran: what `note_outcome` was told.
+        calls: In the order of their ends: `id`, `tool`, `status` (success, error or timeout), `s` (seconds), `at_s`
+            (when it began, in seconds since the episode did; None where nobody told), and `sandbox` where the code tool
+            ran: what `note_outcome` was told.
     """
 
     seconds: float = 0.0
@@ -238,7 +240,8 @@ class _Call:
     def record(self, tool: str, status: object) -> dict[str, Any]:
         """What it came to, as plain JSON."""
         ended = "timeout" if self.timed_out else "error" if status == "error" else "success"
-        record = {"id": self.id, "tool": tool, "status": ended, "s": time.monotonic() - self.started}
+        seconds = time.monotonic() - self.started
+        record = {"id": self.id, "tool": tool, "status": ended, "s": seconds, "at_s": began_at_s(seconds)}
         return {**record, "sandbox": self.outcome} if self.outcome else record
 
 

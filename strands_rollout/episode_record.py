@@ -63,7 +63,11 @@ def _generate_s(model: SGLangModel) -> float:
 
 
 def agent_record(model: SGLangModel, segment: Segment, stop_reason: StopReason) -> dict[str, Any]:
-    """The facts of one segment of an agent's conversation: its turns and tokens."""
+    """The facts of one segment of an agent's conversation: its turns and tokens.
+
+    `requests` has one entry for each accepted answer of the engine: the turn, from 0, when it was asked for, in seconds
+    since the episode began, and its seconds.
+    """
     trajectory = segment.trajectory
     return {
         "version": METADATA_VERSION,
@@ -75,6 +79,12 @@ def agent_record(model: SGLangModel, segment: Segment, stop_reason: StopReason) 
         "parse_failures": len(segment.parse_failures),
         "generate_s": sum(turn.latency_s for turn in trajectory.turns),
         "turn_s": [turn.latency_s for turn in trajectory.turns],
+        "requests": [
+            [number, part.at_s, round(part.latency_s, 4)]
+            for number, turn in enumerate(trajectory.turns)
+            for part in turn.parts
+        ],
+        "tool_parser": model.tool_parser,
         "sampled_tokens": trajectory.sampled_length,
         "spans": [
             [number, span.start, span.end, span.version]

@@ -48,6 +48,7 @@ class _SavedPart(BaseModel):
     matched: int | str | None
     rid: str
     latency_s: float
+    at_s: float | None = None
     prompt_tokens: int | None
     cached_tokens: int | None
     # JSON has no tuples
@@ -179,6 +180,7 @@ def _saved_part(part: Part) -> dict[str, Any]:
         "matched": part.matched,
         "rid": part.rid,
         "latency_s": part.latency_s,
+        "at_s": part.at_s,
         "prompt_tokens": part.prompt_tokens,
         "cached_tokens": part.cached_tokens,
         "weight_versions": [

@@ -16,6 +16,7 @@ from strands_rollout.agent_models import AgentModels
 from strands_rollout.agent_team import built_team
 from strands_rollout.config import CODE_TOOL_PATH, RolloutSettings, settings_from_args
 from strands_rollout.episode_bounds import EpisodeLimits
+from strands_rollout.episode_clock import episode_clock
 from strands_rollout.episode_code import episode_code_tool
 from strands_rollout.episode_record import METADATA_KEY, SCORE_KEY
 from strands_rollout.errors import (
@@ -196,22 +197,23 @@ async def _play(
     next_message: Callable[[str], Awaitable[str | None]] | None = None,
 ) -> Episode:
     settings, resume = job.settings, job.beginning.resume
-    return await run_episode(
-        model,
-        task.messages,
-        system_prompt=task.system_prompt,
-        tools=task.tools,
-        limits=EpisodeLimits(**{limit.name: getattr(settings, limit.name) for limit in fields(EpisodeLimits)}),
-        hooks=load_hooks(settings.hooks),
-        self_timed_tools=self_timed_tools,
-        tool_span=tool_span(job.sample),
-        should_abort=job.should_abort,
-        engine_grace_s=job.engine_grace_s,
-        conversation_manager=load_conversation_manager(settings.conversation_manager),
-        progress=resume.progress if resume else None,
-        team=None if settings.agent_factory is None else built_team(settings.agent_factory, model, task),
-        next_message=next_message,
-    )
+    with episode_clock(resume.progress.duration_s if resume else 0.0):
+        return await run_episode(
+            model,
+            task.messages,
+            system_prompt=task.system_prompt,
+            tools=task.tools,
+            limits=EpisodeLimits(**{limit.name: getattr(settings, limit.name) for limit in fields(EpisodeLimits)}),
+            hooks=load_hooks(settings.hooks),
+            self_timed_tools=self_timed_tools,
+            tool_span=tool_span(job.sample),
+            should_abort=job.should_abort,
+            engine_grace_s=job.engine_grace_s,
+            conversation_manager=load_conversation_manager(settings.conversation_manager),
+            progress=resume.progress if resume else None,
+            team=None if settings.agent_factory is None else built_team(settings.agent_factory, model, task),
+            next_message=next_message,
+        )
 
 
 async def _score(around: Surroundings, episode: Episode) -> dict[str, Any] | None:

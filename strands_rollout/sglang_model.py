@@ -69,6 +69,7 @@ class SGLangModel(Model):
 
     Attributes:
         conversation: The conversation so far.
+        tool_parser: The parser's name; None of one that was handed over.
 
     Raises:
         ConfigError: Arguments contradict each other.
@@ -117,7 +118,9 @@ class SGLangModel(Model):
         }
         self._base_url = base_url
         self._client = SGLangClient(client) if isinstance(client, httpx.AsyncClient) else client
-        self._parser = _named_parser(tool_parser, self.template) if isinstance(tool_parser, str) else tool_parser
+        named = _format_name(tool_parser, self.template) if isinstance(tool_parser, str) else None
+        self.tool_parser = named
+        self._parser = get_parser(named) if named is not None else cast("ToolParser", tool_parser)
         self._vocab_size = vocab_size
         ends = [*self.template.end_ids, getattr(tokenizer, "eos_token_id", None)]
         self._sampler = TurnSampler(
@@ -334,6 +337,6 @@ class SGLangModel(Model):
         return aside
 
 
-def _named_parser(name: str, template: ChatTemplate) -> ToolParser:
+def _format_name(name: str, template: ChatTemplate) -> str:
     call = template.written_call
-    return get_parser(format_of_call(call.turn, call.name, call.arguments) if name == AUTO else name)
+    return format_of_call(call.turn, call.name, call.arguments) if name == AUTO else name

@@ -48,6 +48,7 @@ class Part:
         cached_tokens: Of these, tokens served from the prefix cache, where it says so.
         weight_spans: Which weights sampled which of its tokens; together they cover it.
         meta_info: SGLang's `meta_info` without its logprob lists.
+        at_s: When its request began, in seconds since the episode did; None where nobody told.
     """
 
     start: int
@@ -60,6 +61,7 @@ class Part:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     meta_info: Mapping[str, Any] = field(default_factory=dict)
+    at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

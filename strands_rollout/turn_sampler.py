@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from strands.types.exceptions import ContextWindowOverflowException
 
+from strands_rollout.episode_clock import began_at_s
 from strands_rollout.errors import (
     EngineAbortedError,
     EngineError,
@@ -284,6 +285,7 @@ def _record(
         matched=generation.finish_reason.matched,
         rid=generation.rid,
         latency_s=generation.latency_s,
+        at_s=began_at_s(generation.latency_s),
         prompt_tokens=generation.prompt_tokens,
         cached_tokens=generation.cached_tokens,
         meta_info={key: value for key, value in generation.meta_info.items() if not key.endswith("_logprobs")},

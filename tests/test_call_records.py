@@ -26,6 +26,13 @@ async def hangs() -> str:
     return ""
 
 
+@tool
+async def waits() -> str:
+    """Wait a little."""
+    await asyncio.sleep(0.03)
+    return ""
+
+
 def call(name: str) -> str:
     return TOOL_CALL.format(name=name, arguments="{}")
 
@@ -71,3 +78,43 @@ async def test_calls_from_before_an_abort_are_kept(shipped_tokenizer: Any) -> No
         sample = await generate(args, sample, {"max_new_tokens": 512})
     facts = sample.metadata["strands_rollout"]
     assert (facts["resumes"], [one["id"] for one in facts["calls"]]) == (1, ["call_1_0"])
+
+
+async def test_requests_and_calls_say_when_they_began(shipped_tokenizer: Any) -> None:
+    def slow(_body: dict[str, Any], number: int) -> Reply:
+        text = (call("waits") + call("waits"), ANSWER)[number]
+        return Reply.tokens(ids_of(shipped_tokenizer, text)).paced(0.0, queued_s=0.05)
+
+    async with FakeSGLang(slow, context_length=8192) as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout={"tools": [f"{__name__}.waits"]})
+        sample = await generate(args, Sample(prompt="?", index=0), {"max_new_tokens": 512})
+    facts = sample.metadata["strands_rollout"]
+    (first, first_at, first_s), (second, second_at, second_s) = facts["requests"]
+    calls = facts["calls"]
+    assert (first, second, facts["tool_parser"]) == (0, 1, "hermes")
+    assert 0 <= first_at <= first_at + first_s <= min(one["at_s"] for one in calls) + 0.001
+    # at once, one beside the other
+    assert max(one["at_s"] for one in calls) < min(one["at_s"] + one["s"] for one in calls)
+    assert max(one["at_s"] + one["s"] for one in calls) <= second_at + 0.001
+    assert second_at + second_s <= facts["duration_s"] + 0.01
+
+
+async def test_the_clock_stands_still_between_an_abort_and_its_resumption(shipped_tokenizer: Any) -> None:
+    is_aborted = False
+
+    def cut(_body: dict[str, Any], number: int) -> Reply:
+        nonlocal is_aborted
+        is_aborted = number == 0
+        ids = ids_of(shipped_tokenizer, ANSWER)
+        return (Reply.abort(ids[:2]), Reply.tokens(ids[2:]))[number]
+
+    async with FakeSGLang(cut, context_length=8192) as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout={"should_abort": lambda: is_aborted})
+        sample = await generate(args, Sample(prompt="?", index=0), {"max_new_tokens": 512})
+        is_aborted = False
+        await asyncio.sleep(0.3)
+        sample = await generate(args, sample, {"max_new_tokens": 512})
+    facts = sample.metadata["strands_rollout"]
+    (first, first_at, first_s), (second, second_at, _) = facts["requests"]
+    assert (first, second) == (0, 0)
+    assert first_at + first_s <= second_at < first_at + first_s + 0.25

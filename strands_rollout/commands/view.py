@@ -70,10 +70,12 @@ def _retokeniser(folder: Path | None) -> Retokeniser | None:
 
 
 def _write(dump: Path, out: Path, retokeniser: Retokeniser | None) -> None:
+    from strands_rollout.report import counter
     from strands_rollout.view.dump_view import view_dump
     from strands_rollout.view.page import write_page
 
-    page = write_page(view_dump(dump, retokeniser), dump.name)
+    with counter("samples") as on_read:
+        page = write_page(view_dump(dump, retokeniser, on_read), dump.name)
     try:
         out.write_text(page, encoding="utf-8")
     except OSError as e:
@@ -82,10 +84,11 @@ def _write(dump: Path, out: Path, retokeniser: Retokeniser | None) -> None:
 
 
 def _serve(dump: Path, port: int | None, retokeniser: Retokeniser | None) -> None:
+    from strands_rollout.dump import read_dump
     from strands_rollout.view.live_server import LiveDump, LiveServer
 
     live = LiveDump(dump, retokeniser)
-    live.view()  # what can't be read is told here
+    next(read_dump(dump), None)  # what is no dump is told here, the rest on the page
     try:
         server = LiveServer(live, dump.resolve().name, port or 0)
     except OSError as e:

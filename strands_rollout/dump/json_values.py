@@ -2,14 +2,15 @@
 
 An object with one key that begins with `$` stands for: `$tuple` (its items), `$bytes` (base64), `$float` ("nan", "inf",
 "-inf"), `$int` (decimal digits of one beyond 64 bits), `$text` (base64 of UTF-8 with lone surrogates), `$array` (dtype,
-shape, base64 of the items in C order; also of tensors, and with no shape a NumPy number) and `$map` (pairs of key and
-value, for keys that are no text, or a mapping that looks like one of these).
+shape, base64 of the items in C order; also of tensors, and with no shape a NumPy number), `$image` (base64 of a PNG, of
+a PIL image) and `$map` (pairs of key and value, for keys that are no text, or a mapping that looks like one of these).
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import io
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -21,13 +22,14 @@ from strands_rollout.errors import DumpError
 _INT64_MIN: Final = -(2**63)
 _UINT64_MAX: Final = 2**64 - 1
 _ARRAY_KINDS: Final = "biufc"
+_PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
 def to_json(value: Any, where: str) -> Any:  # noqa: ANN401 - any plain value
     """A value of JSON that `from_json` makes the same value of; a tensor comes back as a NumPy array.
 
     Args:
-        value: Anything; only plain values, NumPy's and tensors have a form.
+        value: Anything; only plain values, NumPy's, tensors and PIL images have a form.
         where: What it is, for messages.
 
     Raises:
@@ -82,6 +84,8 @@ def _encoded(value: Any) -> Any:  # noqa: ANN401
         return _array(value)
     if all(hasattr(value, name) for name in ("detach", "cpu", "numpy")):
         return _array(value.detach().cpu().numpy())
+    if getattr(value, "mode", None) in _PNG_MODES and type(value).__module__.startswith("PIL."):
+        return _image(value)
     raise _FormlessError(value)
 
 
@@ -128,6 +132,12 @@ def _array(value: Any) -> dict[str, Any]:  # noqa: ANN401 - NumPy's
     return {"$array": [little.dtype.str, list(value.shape), _base64(little.tobytes())]}
 
 
+def _image(value: Any) -> dict[str, str]:  # noqa: ANN401 - Pillow's
+    buffer = io.BytesIO()
+    value.save(buffer, format="PNG")
+    return {"$image": _base64(buffer.getvalue())}
+
+
 def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode("ascii")
 
@@ -163,6 +173,21 @@ def _array_of(held: Any) -> Any:  # noqa: ANN401
     return np.frombuffer(base64.b64decode(data), dtype=dtype).reshape(shape).copy()[()]
 
 
+def _image_of(held: Any) -> Any:  # noqa: ANN401
+    """The PIL image; its PNG where Pillow is not installed, which is read as an image wherever one is expected."""
+    png = base64.b64decode(held, validate=True)
+    try:
+        from PIL import Image
+    except ImportError:
+        return png
+    try:
+        image = Image.open(io.BytesIO(png), formats=["PNG"])
+        image.load()
+    except (OSError, SyntaxError, Image.DecompressionBombError) as e:
+        raise ValueError(str(e)) from e
+    return image.copy()
+
+
 _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "$tuple": lambda held: tuple(from_json(list(held))),
     "$bytes": lambda held: base64.b64decode(held, validate=True),
@@ -170,5 +195,6 @@ _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "$int": int,
     "$text": lambda held: base64.b64decode(held, validate=True).decode("utf-8", "surrogatepass"),
     "$array": _array_of,
+    "$image": _image_of,
     "$map": lambda held: {from_json(name): from_json(item) for name, item in held},
 }

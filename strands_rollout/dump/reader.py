@@ -5,8 +5,11 @@ Knows which kinds of files there are; of each, only who reads it.
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +21,19 @@ from strands_rollout.errors import DumpError
 _LINES: Final = (".jsonl", ".jsonl.gz")
 _TORCH: Final = (".pt", ".pth")
 _KINDS: Final = ", ".join([*_LINES, *_TORCH])
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadSample:
+    """A sample of a dump before anything of it is parsed.
+
+    Attributes:
+        key: Its place and its content: equal where both are.
+        read: The record; None of the last line of a file where it is half written. Raises DumpError.
+    """
+
+    key: tuple[str, bytes]
+    read: Callable[[], DumpRecord | None]
 
 
 def read_dump(path: Path) -> Iterator[DumpRecord]:
@@ -32,14 +48,23 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
     Raises:
         DumpError: There is none, a line is broken (it is named), or slime's file holds what is not read.
     """
-    if not path.is_dir():
-        yield from _read_file(path)
-        return
+    for sample in unread_samples(path):
+        record = sample.read()
+        if record is not None:
+            yield record
+
+
+def unread_samples(path: Path) -> Iterator[UnreadSample]:
+    """What `read_dump` reads, for whoever knows most of it already.
+
+    Raises:
+        DumpError: As `read_dump`, but for broken lines.
+    """
     files = dump_files(path)
     if not files:
         raise DumpError(f"{path} holds no dump; expected files that end in {_KINDS}")
     for file in files:
-        yield from _read_file(file)
+        yield from _lines_of(file) if file.name.endswith(_LINES) else _torch_samples(file)
 
 
 def dump_files(path: Path) -> list[Path]:
@@ -68,20 +93,25 @@ def _begins_with_a_sample(path: Path) -> bool:
     return False
 
 
-def _read_file(path: Path) -> Iterator[DumpRecord]:
-    if path.name.endswith(_LINES):
-        yield from _read_lines(path)
-        return
-    for position, values in enumerate(read_torch_file(path)):
-        yield slime_record(values, f"{path}[{position}]")
-
-
-def _read_lines(path: Path) -> Iterator[DumpRecord]:
+def _lines_of(path: Path) -> Iterator[UnreadSample]:
     for number, line, is_whole in read_lines(path):
-        try:
-            record = read_line(line, f"{path}:{number}")
-        except DumpError:
-            if is_whole:
-                raise
-            return
-        yield record
+        where = f"{path}:{number}"
+        key = where, hashlib.blake2b(line, digest_size=16).digest()
+        yield UnreadSample(key, partial(_read_whole, line, where, is_whole=is_whole))
+
+
+def _read_whole(line: bytes, where: str, *, is_whole: bool) -> DumpRecord | None:
+    try:
+        return read_line(line, where)
+    except DumpError:
+        if is_whole:
+            raise
+        return None
+
+
+def _torch_samples(path: Path) -> Iterator[UnreadSample]:
+    samples = read_torch_file(path)
+    now = str(path.stat().st_mtime_ns).encode()
+    for position, values in enumerate(samples):
+        where = f"{path}[{position}]"
+        yield UnreadSample((where, now), partial(slime_record, values, where))

@@ -33,6 +33,7 @@ _STORAGE_DTYPES: Final = {
     "BoolStorage": "?",
 }
 _NUMBERS: Final = "biufc"
+_LEGACY: Final = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)  # torch/serialization.py's MAGIC_NUMBER
 
 
 def read_torch_file(path: Path) -> list[Any]:
@@ -42,6 +43,7 @@ def read_torch_file(path: Path) -> list[Any]:
         DumpError: It can't be read, is another file, or names something that is not read.
     """
     try:
+        _refuse_legacy(path)
         with zipfile.ZipFile(path) as archive:
             content = _content(archive)
     except OSError as e:
@@ -52,12 +54,23 @@ def read_torch_file(path: Path) -> list[Any]:
         ) from e
     except _RefusedError as e:
         raise DumpError(f"{path}: {e}") from e
+    except DumpError:
+        raise
     except Exception as e:  # a damaged pickle raises anything
         raise DumpError(f"{path} is damaged: {type(e).__name__}: {e}") from e
     samples = content.get("samples") if isinstance(content, Mapping) else None
     if not isinstance(samples, list):
         raise DumpError(f"{path} holds no samples; expected slime's --save-debug-rollout-data")
     return samples
+
+
+def _refuse_legacy(path: Path) -> None:
+    with path.open("rb") as file:
+        if file.read(len(_LEGACY)) == _LEGACY:
+            raise DumpError(
+                f"{path} is of torch's old format, before its zip files, which is not read; write it anew with torch: "
+                f"torch.save(torch.load({str(path)!r}, weights_only=False), 'new.pt')"
+            )
 
 
 class _RefusedError(Exception):

@@ -13,14 +13,14 @@ import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
-from strands_rollout.dump import read_dump
-from strands_rollout.dump.reader import dump_files
+from strands_rollout.dump import DumpRecord
+from strands_rollout.dump.reader import dump_files, unread_samples
 from strands_rollout.errors import DumpError
-from strands_rollout.view.dump_view import DumpView, dump_habits, view_records
+from strands_rollout.view.dump_view import DumpView, ShownSample, habit_counter, show
 from strands_rollout.view.page import live_page
 from strands_rollout.view.sample_view import Retokeniser
 from strands_rollout.view.turn_habits import TurnHabits
@@ -29,43 +29,73 @@ logger = logging.getLogger(__name__)
 
 
 class LiveDump:
-    """A dump as it is now; what was judged once is not judged again while its files only grow.
+    """A dump as it is now; a sample that was judged once is not judged again while its line stays what it is.
 
     Args:
         path: See `read_dump`.
         retokeniser: None for no marks of drift.
+
+    Attributes:
+        latest: What `refresh` saw last, and a tag that changes with it; None before the first time.
+        read: Samples of the dump that a refresh under way has come to.
     """
 
     def __init__(self, path: Path, retokeniser: Retokeniser | None) -> None:
         self._path = path
         self._retokeniser = retokeniser
         self._lock = threading.Lock()
-        self._sizes: dict[tuple[str, int], tuple[int, int]] = {}
+        self._state: list[tuple[str, int, int]] = []
+        self._shown: dict[tuple[str, bytes], ShownSample] = {}
         self._habits: TurnHabits | None = None
-        self._view = DumpView()
+        self._counter = habit_counter(retokeniser)
+        self._counted: set[tuple[str, bytes]] = set()
+        self.latest: tuple[DumpView, str] | None = None
+        self.read = 0
 
-    def view(self) -> tuple[DumpView, str]:
-        """The dump, and a tag that changes with it.
+    def refresh(self) -> tuple[DumpView, str]:
+        """The dump as it is, and its tag.
 
         Raises:
             DumpError: It can't be read.
         """
         with self._lock:
-            sizes = self._now()
-            if sizes != self._sizes or self._habits is None:
-                habits = dump_habits(read_dump(self._path), self._retokeniser)
-                grown = all(key in sizes and sizes[key][0] >= size for key, (size, _) in self._sizes.items())
-                known = self._view if grown and habits == self._habits else None
-                self._view = view_records(read_dump(self._path), habits, self._retokeniser, known)
-                self._sizes, self._habits = sizes, habits
-            return self._view, hashlib.sha256(repr(sorted(sizes.items())).encode()).hexdigest()[:16]
+            state = self._now()
+            if self.latest is None or state != self._state:
+                self.latest = DumpView.of(self._show_all()), hashlib.sha256(repr(state).encode()).hexdigest()[:16]
+                self._state = state
+            return self.latest
 
-    def _now(self) -> dict[tuple[str, int], tuple[int, int]]:
+    def _show_all(self) -> list[ShownSample]:
+        self._count_new()
+        habits = self._counter.habits()
+        known = self._shown if habits == self._habits else {}
+        shown: dict[tuple[str, bytes], ShownSample] = {}
+        for sample in unread_samples(self._path):
+            found = known.get(sample.key)
+            record = None if found else sample.read()
+            if found or record:
+                shown[sample.key] = found or show(cast("DumpRecord", record), habits, self._retokeniser)
+            self.read = len(shown)
+        self._shown, self._habits = shown, habits
+        return list(shown.values())
+
+    def _count_new(self) -> None:
+        """Count samples that were not there before; anew where some are gone."""
+        keys = {sample.key for sample in unread_samples(self._path)} if self._counted else set()
+        if not self._counted <= keys:
+            self._counter, self._counted = habit_counter(self._retokeniser), set()
+        for sample in unread_samples(self._path):
+            record = None if sample.key in self._counted else sample.read()
+            if record is not None:
+                self._counter.count(record)
+                self._counted.add(sample.key)
+
+    def _now(self) -> list[tuple[str, int, int]]:
         try:
             stats = [(str(file), file.stat()) for file in dump_files(self._path)]
         except OSError as e:
             raise DumpError(f"can't read {self._path}: {e.strerror}") from e
-        return {(name, stat.st_ino): (stat.st_size, stat.st_mtime_ns) for name, stat in stats}
+        return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
 
 class LiveServer(ThreadingHTTPServer):
@@ -115,14 +145,21 @@ class _Handler(BaseHTTPRequestHandler):
         if name == "":
             self._send(HTTPStatus.OK, self.server.page, "text/html")
             return
-        view, tag = self.server.dump.view()
         position = name.removeprefix("sample/")
         if name == "index.json":
+            view, tag = self.server.dump.refresh()
             self._send_index(view, f'"{tag}"')
-        elif position.isdecimal() and int(position) < len(view.details):
-            self._send(HTTPStatus.OK, view.details[int(position)], "application/octet-stream")
+        elif name == "progress":
+            self._send(HTTPStatus.OK, str(self.server.dump.read).encode(), "text/plain")
+        elif position.isdecimal() and int(position) < len(details := self._details()):
+            self._send(HTTPStatus.OK, details[int(position)], "application/octet-stream")
         else:
             self._send(HTTPStatus.NOT_FOUND, b"not here", "text/plain")
+
+    def _details(self) -> list[bytes]:
+        """Those that the page's list was made with: opening a sample waits for no reading."""
+        latest = self.server.dump.latest
+        return latest[0].details if latest is not None else []
 
     def _send_index(self, view: DumpView, tag: str) -> None:
         if self.headers.get("If-None-Match") == tag:

@@ -17,7 +17,7 @@ import orjson
 
 from strands_rollout.view.dump_view import DumpView
 
-_SCRIPTS: Final = ("data.js", "list.js", "tokens.js", "talk.js", "sample.js", "main.js")
+_SCRIPTS: Final = ("data.js", "list.js", "tokens.js", "talk.js", "timeline.js", "sample.js", "groups.js", "main.js")
 _PLACE: Final = re.compile(r"\{\{(\w+)\}\}")
 
 

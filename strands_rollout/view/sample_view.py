@@ -6,6 +6,7 @@ Knows records, plain values and what the other parts of the viewer find; nothing
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +18,8 @@ from strands_rollout.finished_sample import finite, kept
 from strands_rollout.sandbox.capped_output import shorten
 from strands_rollout.view.drift_marks import DriftMark, drift_marks
 from strands_rollout.view.problems import Problem, find_problems, reward_key
+from strands_rollout.view.talk import conversation
+from strands_rollout.view.times import steps_of, sums_of
 from strands_rollout.view.token_runs import TokenLists, runs, token_kinds
 from strands_rollout.view.turn_habits import TurnHabits
 
@@ -89,7 +92,8 @@ def _row(
     values, facts = record.values, record.facts
     return {
         "index": values.get("index"),
-        "group": values.get("group_index"),
+        "group": _group(values),
+        "part": _part(facts),
         "status": _text(values.get("status")),
         "stop": _text(facts.get("stop_reason")),
         "reward": _reward(record),
@@ -101,7 +105,7 @@ def _row(
         "dropped": sum(kind in _DROPPED for kind in kinds),
         "drift": None if marks is None else sum(mark.end - mark.start for mark in marks),
         "problems": list(dict.fromkeys(problem.kind for problem in problems)),
-        "times": _times(record),
+        "times": sums_of(facts),
         "versions": sorted({span.version for span in lists.spans if span.version is not None}),
         "asked": shorten(_question(values.get("prompt")), _PREVIEW_CHARS),
         "final": shorten(_text(facts.get("final_text") or values.get("response")), _PREVIEW_CHARS),
@@ -123,16 +127,18 @@ def _detail(
     given = values.get("metadata")
     metadata = without_secrets(given) if isinstance(given, Mapping) else {}
     facts = metadata.pop(FACTS_KEY, None) if record.facts else {}
-    facts = {name: value for name, value in facts.items() if name not in ("spans", "resume", "final_text")}
+    facts = {name: value for name, value in facts.items() if name not in ("spans", "resume", "final_text", "requests")}
     return {
         "ids": lists.ids,
         "prompt": lists.prompt_length,
         "kinds": [list(run) for run in runs(kinds)],
         "mask": [[int(bool(kind)), start, end] for kind, start, end in runs(lists.loss_mask)],
-        "logprobs": [_thousandths(value) for value in lists.logprobs],
+        "logprobs": _thousandths(lists.logprobs),
         "spans": [[span.turn, span.start, span.end, span.version] for span in lists.spans],
         "drift": None if marks is None else [[mark.start, mark.end, mark.instead] for mark in marks],
         "problems": [[found.kind, found.text, found.start, found.end] for found in problems],
+        "talk": [[start, _plain(parts)] for start, parts in conversation(lists, texts, record.facts)],
+        "steps": [[step.kind, step.at_s, step.s, step.turn, step.call] for step in steps_of(record.facts)],
         "texts": {str(token): _text_or_bytes(text) for token, text in texts.items()},
         "messages": _plain(values.get("prompt")),
         "response": _text(values.get("response")) if not texts or not lists.ids else "",
@@ -158,18 +164,23 @@ def _reward(record: DumpRecord) -> float | None:
     return float(value) if isinstance(value, bool) else finite(value)
 
 
-def _times(record: DumpRecord) -> dict[str, float] | None:
-    """Seconds of generating and of tools; what is left of the episode is waiting: for a place, for the loop."""
-    generate_s, tool_s, duration_s = (finite(record.facts.get(name)) for name in ("generate_s", "tool_s", "duration_s"))
-    if duration_s is None:
-        return None
-    code = record.facts.get("code")
-    queued_s = finite(code.get("queued_s")) if isinstance(code, Mapping) else None
-    queued_s = min(queued_s or 0.0, tool_s or 0.0)
-    tool_s = (tool_s or 0.0) - queued_s
-    wait_s = max(0.0, duration_s - (generate_s or 0.0) - tool_s)
-    times = {"generate": generate_s or 0.0, "tool": tool_s, "wait": wait_s, "all": duration_s}
-    return {name: round(value, 4) for name, value in times.items()}
+def _group(values: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """The group in slime; of an evaluation, which has none, the problem: its samples are to be seen side by side."""
+    metadata = values.get("metadata")
+    asked = metadata.get("eval") if isinstance(metadata, Mapping) else None
+    if values.get("group_index") is None and isinstance(asked, Mapping):
+        return f"{_text(asked.get('data_set'))}/{_text(asked.get('problem'))}"
+    return values.get("group_index")
+
+
+def _part(facts: Mapping[str, Any]) -> str:
+    """Which of a fan-out's samples it is, in words; "" of a sample that is a rollout of its own."""
+    part = facts.get("fan_out")
+    told = part if isinstance(part, Mapping) else {}
+    number, count = told.get("part"), told.get("of")
+    if not isinstance(number, int) or not isinstance(count, int) or count < 2:
+        return ""
+    return f"{_text(told.get('kind'))}, {number + 1} of {count}"
 
 
 def _question(prompt: Any) -> str:  # noqa: ANN401 - a row's prompt
@@ -179,7 +190,15 @@ def _question(prompt: Any) -> str:  # noqa: ANN401 - a row's prompt
     said = [
         message.get("content") for message in prompt if isinstance(message, Mapping) and message.get("role") == "user"
     ]
+    if said and isinstance(said[-1], list):
+        return " ".join(_words_of(part) for part in said[-1])
     return _text(said[-1]) if said else ""
+
+
+def _words_of(part: Any) -> str:  # noqa: ANN401 - a part of a message
+    if isinstance(part, Mapping):
+        return _text(part["text"]) if "text" in part else f"[{_text(part.get('type') or next(iter(part), ''))}]"
+    return _text(part)
 
 
 def _text(value: Any) -> str:  # noqa: ANN401
@@ -201,8 +220,10 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a sample holds
     return value if finite(value) is not None else repr(value)[:_PREVIEW_CHARS]
 
 
-def _thousandths(logprob: float) -> float | None:
-    return None if finite(logprob) is None else round(logprob, 3)
+def _thousandths(logprobs: Sequence[float]) -> list[float | None]:
+    if math.isfinite(sum(logprobs)):
+        return [round(value, 3) for value in logprobs]
+    return [None if finite(value) is None else round(value, 3) for value in logprobs]
 
 
 def _text_or_bytes(text: bytes) -> str | list[int]:

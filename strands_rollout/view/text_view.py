@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strands_rollout.dump import DumpRecord, read_dump
-from strands_rollout.view.dump_view import dump_habits, view_records
+from strands_rollout.view.dump_view import view_dump
 from strands_rollout.view.sample_view import Retokeniser
 from strands_rollout.viewer import print_transcript
 
@@ -45,7 +45,7 @@ def print_dump(console: Console, path: Path, retokeniser: Retokeniser | None, wa
     Raises:
         DumpError: The dump can't be read.
     """
-    view = view_records(read_dump(path), dump_habits(read_dump(path), retokeniser), retokeniser)
+    view = view_dump(path, retokeniser)
     console.print(_table(view.rows))
     for position, record in enumerate(read_dump(path)):
         if not wanted or position in wanted:

@@ -99,7 +99,7 @@ def runs(kinds: Sequence[Any]) -> list[tuple[Any, int, int]]:
     """Neighbours of one kind: the kind, its first position, and its end."""
     found, start = [], 0
     for kind, group in groupby(kinds):
-        end = start + sum(1 for _ in group)
+        end = start + len(list(group))
         found.append((kind, start, end))
         start = end
     return found

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from strands_rollout.dump import DumpRecord
 from strands_rollout.view.token_runs import TokenLists
 
 T = TypeVar("T", bound=Hashable)
@@ -66,24 +67,32 @@ class HabitCounter:
     """Counts what the samples of a dump do.
 
     Attributes:
-        controls: Ids of control tokens; where nobody knows them, those that turns end and contexts open with.
+        controls: Ids of control tokens; None where only the texts of tokens tell.
     """
 
-    controls: frozenset[int] = frozenset()
+    controls: frozenset[int] | None = None
+    _known: set[int] = field(default_factory=set)
+    _looks: set[int] = field(default_factory=set)
     _ends: Counter[int] = field(default_factory=Counter)
     _openings: Counter[tuple[int, int]] = field(default_factory=Counter)
     _contexts: list[list[int]] = field(default_factory=list)
     _sampled: set[int] = field(default_factory=set)
 
-    def add(self, lists: TokenLists) -> None:
+    def count(self, record: DumpRecord) -> None:
         """Count one sample."""
+        if self.controls is None:
+            new = [(token, text) for token, text in record.token_texts.items() if token not in self._known]
+            self._known.update(token for token, _ in new)
+            self._looks |= control_ids(new)
+        lists = TokenLists.of(record)
+        controls = self._looks if self.controls is None else self.controls
         for start, end in lists.turns:
             if end > start:
                 self._ends[lists.ids[end - 1]] += 1
-                self._sampled.update(self.controls.intersection(lists.ids[start:end]))
+                self._sampled.update(controls.intersection(lists.ids[start:end]))
         for start, end in lists.contexts:
             context = lists.ids[start:end]
-            opening = next((p for p in range(len(context) - 2, -1, -1) if context[p] in self.controls), None)
+            opening = next((p for p in range(len(context) - 2, -1, -1) if context[p] in controls), None)
             if opening is not None:
                 self._openings[context[opening], context[opening + 1]] += 1
             if len(self._contexts) < _MOST_CONTEXTS:
@@ -108,6 +117,11 @@ def _most(counts: Counter[T]) -> T | None:
     return None
 
 
+def is_control(text: bytes) -> bool:
+    """Whether a token's text looks like a control token's."""
+    return _CONTROL.fullmatch(text) is not None
+
+
 def control_ids(texts: Iterable[tuple[int, bytes]]) -> frozenset[int]:
     """Ids that look like control tokens of the known families; markup such as `<br>` is none."""
-    return frozenset(token for token, text in texts if _CONTROL.fullmatch(text))
+    return frozenset(token for token, text in texts if is_control(text))

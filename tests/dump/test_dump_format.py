@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strands_rollout.dump import DumpWriter, TokenTexts, read_dump, write_dump
@@ -67,7 +67,7 @@ def test_any_plain_value_comes_back_from_json(value: Any) -> None:
     assert _same(from_json(json.loads(written)), value)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     tokens=st.lists(st.integers(0, 2**31), min_size=1),
     logprobs=st.lists(st.floats()),
@@ -279,3 +279,20 @@ def test_a_compressed_dump_is_gzip(tmp_path: Path) -> None:
     write_dump(tmp_path / "run.jsonl.gz", [sample()])
     with gzip.open(tmp_path / "run.jsonl.gz") as file:
         assert json.loads(file.read())["index"] == 3
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
+def test_images_come_back_with_their_pixels(mode: str) -> None:
+    image = pytest.importorskip("PIL.Image").effect_noise((7, 5), 50).convert("L" if mode == "I;16" else mode)
+    image = image.convert("I").convert(mode) if mode == "I;16" else image
+    made = sample(prompt=[{"role": "user", "content": [{"type": "image", "image": image}]}])
+    made.multimodal_inputs = {"images": [image]}
+    back = read_back(made)
+    for found in (back.multimodal_inputs["images"][0], back.prompt[0]["content"][0]["image"]):
+        assert (found.mode, found.size, found.tobytes()) == (image.mode, image.size, image.tobytes())
+
+
+def test_an_image_without_a_form_is_named() -> None:
+    image = pytest.importorskip("PIL.Image").new("CMYK", (2, 2))
+    with pytest.raises(DumpError, match=r"holds PIL\.Image\.Image"):
+        record_line(DumpRecord.from_sample(sample(label=image)))

@@ -133,3 +133,16 @@ def test_what_torch_writes_is_read(tmp_path: Path) -> None:
     assert np.array_equal(found.values["rollout_routed_experts"], made["rollout_routed_experts"].numpy())
     assert found.values["metadata"]["view"].tolist() == [[4.0, 6.0], [8.0, 10.0]]
     assert bool(found.values["metadata"]["flag"]) is True
+
+
+def test_torchs_old_format_is_told_with_a_remedy(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"samples": []}, tmp_path / "1.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(DumpError, match=r"torch's old format.*torch\.save\(torch\.load\("):
+        list(read_dump(tmp_path / "1.pt"))
+
+
+def test_an_old_file_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    (tmp_path / "1.pt").write_bytes(bytes.fromhex("80028a0a6cfc9c46f9206aa850192e") + b"\x80\x02M\xe9\x03.")
+    with pytest.raises(DumpError, match="torch's old format"):
+        list(read_dump(tmp_path / "1.pt"))

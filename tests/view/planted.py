@@ -49,7 +49,7 @@ class Episode:
             "tool_s": 0.2,
             "calls": [
                 {
-                    "id": "call_1_0",
+                    "id": "call_1_1",
                     "tool": "run",
                     "status": "error",
                     "s": 0.2,

@@ -224,6 +224,97 @@ def test_a_live_page_sees_what_a_run_writes(server: LiveServer, dump: Path, ship
     assert b"connect-src 'self'" in ask(server, server.root)[1]
 
 
+def test_a_file_that_is_replaced_is_read_anew(server: LiveServer, dump: Path, shipped_tokenizer: Any) -> None:
+    ask(server, server.root + "index.json")
+    before = [dump.stat().st_ino, dump.stat().st_size]
+    lines = [json.loads(line) for line in dump.read_bytes().splitlines()]
+    for line in lines:
+        line["index"] += 4  # of as many digits: the file is as long as it was
+    dump.write_text("".join(json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n" for line in lines))
+    assert [dump.stat().st_ino, dump.stat().st_size] == before
+    _, body, _ = ask(server, server.root + "index.json")
+    assert [row["index"] for row in json.loads(body)["rows"]] == list(range(4, 10))
+    dump.unlink()
+    write_dump(dump, [whole(shipped_tokenizer, 9).sample])
+    _, body, _ = ask(server, server.root + "index.json")
+    assert [row["index"] for row in json.loads(body)["rows"]] == [9]
+
+
+def test_a_writer_that_was_killed_in_mid_line_and_goes_on_is_followed(
+    server: LiveServer, dump: Path, shipped_tokenizer: Any
+) -> None:
+    more = dump.with_name("more.jsonl")
+    write_dump(more, [whole(shipped_tokenizer, 6).sample], TokenTexts(shipped_tokenizer))
+    line = more.read_bytes()
+    with dump.open("ab") as file:
+        file.write(line[:100])
+    _, body, _ = ask(server, server.root + "index.json")
+    assert len(json.loads(body)["rows"]) == 6
+    with dump.open("ab") as file:
+        file.write(line[100:])
+    _, body, _ = ask(server, server.root + "index.json")
+    assert [row["index"] for row in json.loads(body)["rows"]] == list(range(7))
+
+
+def test_only_new_samples_are_judged(dump: Path, shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from strands_rollout.view import live_server
+
+    judged: list[str] = []
+    show = live_server.show
+    monkeypatch.setattr(live_server, "show", lambda record, *more: judged.append(record.where) or show(record, *more))
+    live = LiveDump(dump, None)
+    live.refresh()
+    more = dump.with_name("more.jsonl")
+    write_dump(more, [whole(shipped_tokenizer, 6).sample], TokenTexts(shipped_tokenizer))
+    with dump.open("ab") as file:
+        file.write(more.read_bytes())
+    assert len(live.refresh()[0].rows) == 7
+    assert judged == [f"{dump}:{number}" for number in range(1, 8)]
+
+
+def test_opening_a_sample_waits_for_no_reading(server: LiveServer, dump: Path) -> None:
+    ask(server, server.root + "index.json")
+    with dump.open("ab") as file:
+        file.write(b"nonsense\n")
+    with server.dump._lock:  # as while a large dump is read
+        assert ask(server, server.root + "sample/0")[0] == 200
+        assert ask(server, server.root + "progress") == (200, b"6", None)
+
+
+def test_samples_of_a_problem_of_an_evaluation_are_a_group_without_advantages(tmp_path: Path) -> None:
+    line = {"data_set": "x", "status": "completed", "response": "34", "reward": {"acc": 1.0}, "seconds": 2.0}
+    lines = [line | {"problem": number // 2, "number": number % 2} for number in range(4)]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    rows = view_dump(tmp_path, None).rows
+    assert [(row["group"], row["advantage"]) for row in rows] == [("x/0", None)] * 2 + [("x/1", None)] * 2
+
+
+def test_advantages_of_fan_outs_failures_and_unrewarded_samples_are_the_trainers(
+    shipped_tokenizer: Any, tmp_path: Path
+) -> None:
+    from types import SimpleNamespace
+
+    samples = [whole(shipped_tokenizer, index).sample for index in range(12)]
+    for place, part in ((1, 0), (2, 1), (3, 2)):
+        samples[place].index = samples[place].rollout_id = 1
+        dict.__getitem__(samples[place].metadata, "strands_rollout")["fan_out"] = {
+            "part": part,
+            "of": 3,
+            "kind": "agent",
+        }
+    samples[5].status = type(samples[5]).Status.FAILED
+    samples[6].remove_sample = True
+    samples[7].reward = None
+    for one in samples[8:]:
+        one.group_index = 1
+    _, expected = normalize_rewards(SimpleNamespace(reward_key="score"), samples)
+    write_dump(tmp_path / "run.jsonl", samples)
+    found = [row["advantage"] for row in view_dump(tmp_path / "run.jsonl", None).rows]
+    assert found[7] is None
+    assert [value or 0.0 for value in found] == expected
+    assert len({round(value, 3) for value in expected}) > 3
+
+
 def test_who_does_not_know_the_url_sees_nothing(server: LiveServer) -> None:
     assert ask(server, "/")[0] == 404
     assert ask(server, "/index.json")[0] == 404

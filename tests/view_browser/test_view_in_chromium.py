@@ -165,15 +165,16 @@ async def test_a_link_opens_what_it_was_taken_from(page: Page, written: str) -> 
 
 async def test_a_conversation_shows_calls_results_and_folds_thoughts(page: Page, written: str) -> None:
     await page.go(f"{written}#sample=1")
-    await page.until("document.querySelectorAll('.call').length === 2")
+    await page.until("document.querySelectorAll('.call').length === 1")
     assert await page.run("[...document.querySelectorAll('.call pre')].map((p) => p.textContent)") == [
         "print(17*2)",
         "34",
     ]
+    assert "run: error, exit 3" in await page.run("document.querySelector('.call').textContent")
     assert await page.run("[...document.querySelectorAll('details.think')].map((d) => d.open)") == [False, False]
 
 
-async def test_turns_and_calls_have_their_times_in_their_order(page: Page, written: str) -> None:
+async def test_a_dump_without_start_times_shows_turns_and_calls_in_their_order(page: Page, written: str) -> None:
     await page.go(f"{written}#sample=1")
     await page.until("document.querySelector('.time')")
     call = "run: error, exit 3, ran 0.10 s, waited 50.0 ms"
@@ -185,6 +186,74 @@ async def test_turns_and_calls_have_their_times_in_their_order(page: Page, writt
         "the rest of the episode, 0.10 s",
     ]
     assert await page.run("document.querySelector('.made').textContent") == f"{call}, 0.20 s"
+
+
+async def test_what_ran_side_by_side_is_drawn_one_above_the_other_at_its_own_time(
+    page: Page, shipped_tokenizer: Any, tmp_path: Path
+) -> None:
+    episode = whole(shipped_tokenizer)
+    call = dict(episode.facts["calls"][0])
+    episode.facts["requests"] = [[0, 0.0, 0.2], [1, 0.6, 0.2]]
+    episode.facts["calls"] = [call | {"at_s": 0.2}, call | {"id": "call_1_2", "at_s": 0.3}]
+    write_dump(tmp_path / "run.jsonl", [episode.sample], TokenTexts(shipped_tokenizer))
+    out = tmp_path / "run.html"
+    out.write_text(write_page(view_dump(tmp_path / "run.jsonl", None), "run"), encoding="utf-8")
+    await page.go(f"file://{out}#sample=0&view=tokens")
+    await page.until("document.querySelector('.time.placed')")
+    parts = "[...document.querySelectorAll('.placed > span')]"
+    assert await page.run(parts + ".map((p) => p.className)") == ["generate", "tool", "tool", "generate"]
+    places = await page.run(parts + ".map((p) => [parseFloat(p.style.left), parseFloat(p.style.width), p.offsetTop])")
+    assert [[round(left), round(width)] for left, width, _ in places] == [[0, 25], [25, 25], [38, 25], [75, 25]]
+    assert places[2][2] > places[1][2] == places[0][2] == places[3][2]
+    assert "from 0.20 s on" in await page.run(parts + "[1].title")
+    assert "wait 0.05 s" not in await page.run("document.querySelector('.time').getAttribute('aria-label')")
+    await page.run(parts + "[3].click()")
+    await page.until("location.hash.includes('view=talk') && document.querySelector('[data-turn=\"1\"]')")
+
+
+async def test_a_page_can_be_used_before_its_last_sample_is_there(page: Page, written: str) -> None:
+    whole_page = await asyncio.to_thread(Path(written.removeprefix("file://")).read_bytes)
+    cut = whole_page.index(b'id="d700"')
+    more = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n" + whole_page[:cut])
+        await writer.drain()
+        await more.wait()
+        writer.write(whole_page[cut:])
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        await page.call("Page.navigate", url=f"http://127.0.0.1:{port}/")
+        await page.until("typeof byId === 'function' && document.querySelectorAll('.row').length > 10")
+        await page.until("!byId('loading').hidden && byId('loading').value >= 690")
+        await page.run("openSample(3)")
+        assert await page.run("document.querySelectorAll('.call').length") == 1
+        await page.run("void openSample(900)")
+        more.set()
+        await page.until("document.querySelector('#sample h2').textContent === '#900'")
+        await page.until("byId('loading').hidden")
+
+
+async def test_all_can_be_done_with_the_keyboard_alone(page: Page, written: str) -> None:
+    await page.go(f"{written}#sample=1&view=tokens")
+    await page.until("document.querySelector('.t.trained[data-i]')")
+    await page.key("ArrowRight")
+    assert "token 17" in await page.until("!byId('tip').hidden && byId('tip').textContent")
+    await page.key("ArrowRight")
+    await page.until("byId('tip').textContent.startsWith('token 18') && location.hash.includes('token=18')")
+    await page.key("g")
+    await page.until("document.querySelector('.columns .card')")
+    await page.run("document.querySelectorAll('.columns .card')[1].focus()")
+    assert await page.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    await page.key("Enter")
+    await page.until("document.querySelector('#sample h2').textContent === '#1'")
+    await page.key("Escape")
+    await page.key("ArrowDown")
+    await page.until("document.getElementById(byId('viewport').getAttribute('aria-activedescendant'))")
 
 
 async def test_groups_stand_side_by_side_with_their_advantages(page: Page, written: str) -> None:
@@ -202,6 +271,11 @@ async def test_a_phone_shows_one_pane_at_a_time(dark: bool, page: Page, written:
     assert await page.run("byId('list').offsetParent === null")
     assert await page.run("document.documentElement.scrollWidth") == PHONE[0]
     assert await page.run("document.documentElement.dataset.theme") == ("dark" if dark else "light")
+    for view in ("talk", "facts"):
+        await page.run(f"openSample({FIRST_DEFECT}, {{view: '{view}'}})")
+        assert await page.run("document.documentElement.scrollWidth") == PHONE[0]
+    await page.run("showGroups()")
+    assert await page.run("document.documentElement.scrollWidth") == PHONE[0]
     await page.run("byId('back').click()")
     assert await page.run("byId('list').offsetParent !== null && byId('sample').offsetParent === null")
 
@@ -221,6 +295,11 @@ async def test_a_live_page_shows_new_samples_without_being_asked(
             file.write(more.read_bytes())
         await page.until("byId('count').textContent === '2 samples'")
         assert await page.run("location.hash.startsWith('#sample=0')")
+        other = whole(shipped_tokenizer, 5, result="thirty-four").sample
+        write_dump(tmp_path / "other.jsonl", [other], TokenTexts(shipped_tokenizer))
+        (tmp_path / "other.jsonl").rename(dump)
+        await page.until("document.querySelector('#sample h2').textContent === '#5'")
+        assert await page.run("byId('count').textContent") == "1 sample"
     finally:
         server.shutdown()
         await serving

@@ -37,9 +37,34 @@ function timed(name, work) {
   performance.measure(name, { start });
 }
 
+// Data come behind the script, so that a large page can be used while it is still read; what has a next sibling is whole.
+async function heldDetail(position) {
+  if (state.live) return null;
+  for (;;) {
+    const held = byId("d" + position);
+    if (held && (held.nextElementSibling || document.readyState !== "loading")) return held;
+    if (document.readyState !== "loading") throw new Error("the page ends before it");
+    await new Promise((next) => setTimeout(next, 50));
+  }
+}
+
+function showLoading(done, all) {
+  const bar = byId("loading");
+  bar.hidden = done === all;
+  if (all) { bar.max = all; bar.value = done; } else bar.removeAttribute("value");
+}
+
+function watchPage(seen = 0) {
+  let now = seen;
+  while (byId("d" + now)) now += 1;
+  const isWhole = document.readyState !== "loading";
+  showLoading(isWhole ? state.rows.length : now, state.rows.length);
+  if (!isWhole) setTimeout(() => watchPage(now), 100);
+}
+
 async function readDetail(position) {
   if (detailCache.has(position)) return detailCache.get(position);
-  const held = byId("d" + position);
+  const held = await heldDetail(position);
   const packed = held ? Uint8Array.from(atob(held.textContent), (c) => c.charCodeAt(0))
     : new Uint8Array(await (await fetch("sample/" + position)).arrayBuffer());
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -57,6 +82,7 @@ function prepared(detail) {
   }
   detail.kindOf = spread(detail.kinds, detail.ids.length, 0);
   detail.maskOf = spread(detail.mask, detail.ids.length, detail.prompt);
+  detail.talkAt = new Map(detail.talk);
   detail.turns = [];
   for (const [turn, start, end, version] of detail.spans) {
     const last = detail.turns[detail.turns.length - 1];
@@ -77,7 +103,7 @@ function textOf(detail, start, end) {
   const whole = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
   let at = 0;
   for (const part of parts) { whole.set(part, at); at += part.length; }
-  return new TextDecoder().decode(whole);
+  return new TextDecoder("utf-8", { ignoreBOM: true }).decode(whole);
 }
 
 // Prompt, turns and what stands between them, in order; they cover all tokens.

@@ -5,7 +5,7 @@ const FIELDS = {
   reward: (row) => row.reward, advantage: (row) => row.advantage, turns: (row) => row.turns, calls: (row) => row.calls,
   errors: (row) => row.errors, length: (row) => row.length, trained: (row) => row.trained, dropped: (row) => row.dropped,
   drift: (row) => row.drift, problems: (row) => row.problems.length, seconds: (row) => row.times && row.times.all,
-  index: (row) => row.index, group: (row) => row.group,
+  versions: (row) => row.versions.length, index: (row) => row.index, group: (row) => row.group,
 };
 const COMPARE = { "<": (a, b) => a < b, ">": (a, b) => a > b, "<=": (a, b) => a <= b, ">=": (a, b) => a >= b, "=": (a, b) => a === b };
 const SORTS = [["", "in the dump's order"], ["-problems", "most problems"], ["reward", "lowest reward"], ["-reward", "highest reward"],
@@ -26,7 +26,7 @@ function matcher(text) {
 
 function haystack(row) {
   if (row.haystack === undefined) {
-    row.haystack = [row.asked, row.final, row.label, row.status, row.stop, row.where, "#" + row.index, ...row.problems].join("\n").toLowerCase();
+    row.haystack = [row.asked, row.final, row.label, row.status, row.stop, row.where, row.part, "#" + row.index, ...row.problems].join("\n").toLowerCase();
   }
   return row.haystack;
 }
@@ -37,7 +37,7 @@ function applyFilters() {
   state.shown = state.rows.filter((row) => (!status || row.status === status) && (!stop || row.stop === stop)
     && (!state.onlyProblems || row.problems.length) && matches(row)).map((row) => row.position);
   sortShown(byId("sort").value);
-  byId("count").textContent = state.shown.length === state.rows.length ? `${state.rows.length} samples` : `${state.shown.length} of ${state.rows.length}`;
+  byId("count").textContent = state.shown.length === state.rows.length ? counted(state.rows.length, "sample") : `${state.shown.length} of ${state.rows.length}`;
   byId("rows").style.height = state.shown.length * ROW_HEIGHT + "px";
   drawRows();
 }
@@ -62,24 +62,32 @@ function drawRows() {
   for (let place = first; place < last; place += 1) drawn.push(rowElement(state.rows[state.shown[place]], place));
   if (!state.shown.length) drawn.push(make("p", "empty", state.rows.length ? "no sample matches" : "no samples yet"));
   byId("rows").replaceChildren(...drawn);
+  viewport.setAttribute("aria-activedescendant", byId("row" + state.picked) ? "row" + state.picked : "");
 }
 
 function rowElement(row, place) {
   const element = make("div", "row" + (row.position === state.picked ? " picked" : ""));
   element.style.top = place * ROW_HEIGHT + "px";
   element.dataset.position = row.position;
+  element.id = "row" + row.position;
   element.setAttribute("role", "option");
   element.setAttribute("aria-selected", String(row.position === state.picked));
   const above = make("div", "", "", make("span", "dim", "#" + (row.index ?? row.position)), rewardBadge(row), make("span", "asked", row.asked || row.final));
-  const facts = [`${number(row.turns)} turn${row.turns === 1 ? "" : "s"}`, `${number(row.length)} tok`];
+  const facts = [counted(row.turns, "turn"), `${number(row.length)} tok`];
   if (row.group !== null) facts.push(`group ${row.group}`);
+  if (row.part) facts.push(row.part);
   const below = make("div", "small", "", endBadge(row));
-  if (row.problems.length) below.append(make("span", "badge problem", row.problems.length > 1 ? `${row.problems[0]} +${row.problems.length - 1}` : row.problems[0]));
+  if (row.problems.length) below.append(make("span", "badge " + problemTone(row.problems[0]), row.problems.length > 1 ? `${row.problems[0]} +${row.problems.length - 1}` : row.problems[0]));
   if (row.drift) below.append(make("span", "badge drifted", `drift ${row.drift}`));
   below.append(make("span", "", facts.join(" · ")));
   element.append(above, below);
   return element;
 }
+
+// tokens of older weights are told, and are no fault where a run asks for them
+function problemTone(kind) { return kind === "stale version" ? "older" : "problem"; }
+
+function counted(count, name) { return `${number(count)} ${name}${count === 1 ? "" : "s"}`; }
 
 // Why it ended, where that says more than the status; both where they contradict each other.
 function endBadge(row) {

@@ -1,7 +1,7 @@
 // Begins the page: keys, permalinks, theme, and new samples of a run that writes.
 
 const KEYS = [["j / k", "next, previous sample"], ["Enter", "open"], ["Esc", "back to the list"], ["/", "filter"], ["t", "conversation or tokens"],
-  ["f", "facts"], ["n", "next marked token"], ["p", "only samples with problems"], ["g", "groups side by side"], ["d", "light or dark"], ["?", "these keys"]];
+  ["f", "facts"], ["n", "next marked token"], ["← / →", "previous, next token, with what is known of it"], ["p", "only samples with problems"], ["g", "groups side by side"], ["d", "light or dark"], ["?", "these keys"]];
 const POLL_MS = 2000;
 
 function writeHash() {
@@ -79,6 +79,17 @@ function nextMarked() {
   writeHash();
 }
 
+function stepToken(by) {
+  if (state.view !== "tokens" || !document.body.classList.contains("opened")) return;
+  const all = [...document.querySelectorAll("#sample .block .t[data-i]")];
+  const at = all.findIndex((t) => Number(t.dataset.i) === state.token);
+  const next = at < 0 ? all.find((t) => t.classList.contains("trained")) || all[0] : all[Math.min(Math.max(at + by, 0), all.length - 1)];
+  const detail = detailCache.get(state.picked);
+  if (!next || !detail) return;
+  next.scrollIntoView({ block: "nearest" });
+  pickToken(detail, next);
+}
+
 function showKeys() {
   const dialog = byId("keys");
   dialog.replaceChildren(make("h2", "", "keys"), ...KEYS.map(([key, text]) => make("p", "", "", make("kbd", "", key), make("span", "", text))),
@@ -105,7 +116,7 @@ function beginTheme() {
 }
 
 const ON_KEY = {
-  j: () => step(1), k: () => step(-1), "/": () => byId("query").focus(), "?": showKeys, g: showGroups, d: toggleTheme, p: toggleProblems, n: nextMarked,
+  j: () => step(1), k: () => step(-1), ArrowLeft: () => stepToken(-1), ArrowRight: () => stepToken(1), "/": () => byId("query").focus(), "?": showKeys, g: showGroups, d: toggleTheme, p: toggleProblems, n: nextMarked,
   Enter: () => { if (state.picked !== null) void openSample(state.picked); }, Escape: closeSample,
   t: () => { if (state.picked !== null) void openSample(state.picked, { view: state.view === "tokens" ? "talk" : "tokens" }); },
   f: () => { if (state.picked !== null) void openSample(state.picked, { view: "facts" }); },
@@ -119,6 +130,7 @@ function onKey(event) {
     return;
   }
   if (event.key === "Enter" && event.target.matches("button, summary")) return;
+  if (event.target.id === "viewport" && (event.key === "ArrowDown" || event.key === "ArrowUp")) { event.preventDefault(); step(event.key === "ArrowDown" ? 1 : -1); return; }
   const act = ON_KEY[event.key];
   if (act && !(byId("keys").open && event.key !== "Escape")) { event.preventDefault(); act(); }
 }
@@ -134,17 +146,36 @@ function takeIndex(index) {
 
 async function poll(tag) {
   let next = tag;
+  const waiting = tag === null ? setInterval(() => void showReading(), 300) : 0;
   try {
     const answer = await fetch("index.json", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
     if (answer.ok) {
       next = answer.headers.get("ETag");
+      const before = identity(state.rows[state.picked]);
       takeIndex(await answer.json());
       detailCache.clear();
       if (tag === null) readHash(); else applyFilters();
+      const isOther = before !== null && before !== identity(state.rows[state.picked]);
+      if (isOther && document.body.classList.contains("opened") && !state.byGroup) void openSample(state.picked);
     }
     if (answer.status !== 304) banner(answer.ok ? "" : await answer.text());
   } catch { banner("the server has ended; what is here stays"); }
+  clearInterval(waiting);
+  showLoading(1, 1);
   setTimeout(() => void poll(next), POLL_MS);
+}
+
+// what a row says of its sample alone: one that was replaced is another
+function identity(row) { return row ? JSON.stringify([row.where, row.index, row.status, row.length, row.reward, row.final]) : null; }
+
+// how far the server has come with a dump that takes it long
+async function showReading() {
+  try {
+    const read = Number(await (await fetch("progress", { cache: "no-store" })).text());
+    if (state.rows.length) return;
+    showLoading(0, 0);
+    byId("count").textContent = `reading, ${read} samples`;
+  } catch { /* the list's own request tells */ }
 }
 
 function banner(text) {
@@ -168,7 +199,7 @@ function begin() {
   addEventListener("hashchange", readHash);
   byId("sample").append(make("p", "empty", "choose a sample: j and k, then Enter; ? for all keys"));
   readHash();
-  if (state.live) void poll(null);
+  if (state.live) void poll(null); else watchPage();
 }
 
 begin();

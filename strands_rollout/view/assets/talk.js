@@ -1,13 +1,8 @@
-// A sample as a conversation: what was asked, each turn, what came back.
+// A sample as a conversation: what was asked, each turn with its calls and their results, what else was read.
 
-const PARTS = [
-  ["think", /<think>([\s\S]*?)(<\/think>|$)/g],
-  ["call", /<tool_call>([\s\S]*?)(<\/tool_call>|$)/g],
-  ["call", /<\|tool_calls?(?:_section)?_begin\|>([\s\S]*?)(<\|tool_calls?(?:_section)?_end\|>|$)/g],
-  ["call", /(?:\[TOOL_CALLS\]|<\|python_tag\|>)([\s\S]*)()$/g],
-  ["result", /<tool_response>\n?([\s\S]*?)(\n?<\/tool_response>|$)/g],
-];
 const FOLDED_CHARS = 1500;
+const CUT = new Set(["turn_length", "response_length", "context_length", "aborted", "episode_timeout"]);
+const ONLY_MARKUP = /^(?:<\|[^|<>]*\|>|<\/?[a-z_]+>|<｜[^｜<>]*｜>|\[\/?[A-Z_]+\]|## Return of \S*|\b(?:user|tool|system|assistant|ipython|observation|think)\b|\s)*$/;
 
 function talkView(detail, target) {
   for (const message of messagesOf(detail.messages)) target.append(message);
@@ -16,102 +11,145 @@ function talkView(detail, target) {
     return;
   }
   const marks = tokenMarks(detail);
-  for (const stretch of stretches(detail)) {
-    const text = textOf(detail, stretch.start, stretch.end);
+  const pieces = stretches(detail).map((stretch) => ({ stretch, text: textOf(detail, stretch.start, stretch.end), parts: detail.talkAt.get(stretch.start) || null }));
+  const results = new Map();
+  for (const { text, parts } of pieces) {
+    for (const part of parts || []) if (part[0] === "result" && part[3] !== null) results.set(part[3], text.slice(part[1], part[2]));
+  }
+  for (const { stretch, text, parts } of pieces) {
     if (stretch.kind === "prompt") target.append(folded(`the prompt as the policy read it, ${stretch.end} tokens`, text));
-    else target.append(stretchCard(detail, marks, stretch, text));
+    else if (stretch.turn) target.append(turnCard(detail, marks, stretch, text, parts, results));
+    else target.append(contextCard(detail, marks, stretch, text, parts || []));
   }
 }
 
 function messagesOf(prompt) {
   const messages = Array.isArray(prompt) ? prompt : prompt ? [{ role: "prompt", content: prompt }] : [];
   return messages.map((message) => {
-    const content = message && typeof message.content === "string" ? message.content : JSON.stringify(message && message.content !== undefined ? message.content : message, null, 1);
+    const content = contentOf(message);
     const role = String((message && message.role) || "message");
     if (role === "system" || content.length > FOLDED_CHARS) return folded(role, content);
     return card("", [role], make("pre", "", content));
   });
 }
 
-function stretchCard(detail, marks, stretch, text) {
-  const size = stretch.end - stretch.start;
-  const kind = detail.kindOf[stretch.start];
-  const facts = stretch.turn ? [`turn ${stretch.turn.turn + 1}`, `${size} tokens`] : ["context", `${size} tokens`];
-  if (stretch.turn && stretch.turn.versions.some((v) => v !== null)) facts.push("weights " + stretch.turn.versions.join(", "));
-  if (stretch.turn && kind !== "trained") facts.push(kind === "context" ? "not trained" : "dropped: " + kind);
-  const className = stretch.turn ? (kind === "trained" ? "turn" : kind === "stale" ? "stale" : "dropped") : "context";
+// texts of a message's parts; an image by its kind, since its bytes say nothing to people
+function contentOf(message) {
+  const content = message && message.content !== undefined ? message.content : message;
+  if (typeof content === "string") return content;
+  if (!Array.isArray(content)) return JSON.stringify(content, null, 1);
+  return content.map((part) => {
+    if (typeof part === "string") return part;
+    if (part && typeof part.text === "string") return part.text;
+    const kind = part && (part.type || ["image", "image_url", "video", "audio"].find((name) => name in part));
+    return kind ? `[${String(kind).replace("_url", "")}]` : JSON.stringify(part, null, 1);
+  }).join("\n");
+}
+
+function headed(detail, marks, stretch, className, facts) {
   const element = card(className, facts);
   const head = element.firstChild;
   const seek = (i, label, tone) => head.append(button("badge " + tone, label, () => openToken(i)));
   const drifted = [...marks.drift.keys()].filter((i) => stretch.start <= i && i < stretch.end);
   if (drifted.length) seek(drifted[0], `drift ${drifted.length}`, "drifted");
-  for (const [name, , start] of detail.problems) if (start !== null && stretch.start <= start && start < stretch.end) { seek(start, name, "problem"); }
-  for (const extra of [...head.querySelectorAll(".badge")].slice(4)) extra.remove();
-  appendParts(element, text, stretch.turn !== null);
-  if (stretch.turn) for (const made of callsOf(detail, stretch.turn.turn)) element.append(make("div", `made ${made.status === "success" ? "dim" : "wrong"}`, `${callWords(made)}, ${seconds(made.s)}`));
+  const first = new Map();
+  for (const [name, , start] of detail.problems) if (start !== null && stretch.start <= start && start < stretch.end && !first.has(name)) first.set(name, start);
+  for (const [name, start] of first) seek(start, name, problemTone(name));
   return element;
 }
 
-function appendParts(target, text, isTurn) {
+function turnCard(detail, marks, stretch, text, parts, results) {
+  const { turn, versions } = stretch.turn;
+  const kinds = [...new Set(detail.kindOf.slice(stretch.start, stretch.end))];
+  const dropped = kinds.filter((kind) => kind !== "trained");
+  const facts = [`turn ${turn + 1}`, `${stretch.end - stretch.start} tokens`];
+  if (versions.some((version) => version !== null)) facts.push("weights " + versions.join(" → "));
+  if (dropped.length) facts.push((kinds.length > 1 ? "partly " : "") + (dropped[0] === "context" ? "not trained" : "dropped: " + dropped.join(", ")));
+  const element = headed(detail, marks, stretch, !dropped.length ? "turn" : dropped.includes("stale") ? "stale" : "dropped", facts);
+  element.dataset.turn = turn;
+  const isCut = turn === detail.turns.length - 1 && CUT.has(detail.facts && detail.facts.stop_reason);
+  const made = new Map(callsOf(detail, turn).map((call) => [String(call.id), call]));
+  if (!parts) appendText(element, text);
+  for (const part of parts || []) {
+    const [kind] = part;
+    if (kind === "text") appendText(element, text.slice(part[1], part[2]));
+    else if (kind === "think") element.append(think(text.slice(part[1], part[2])));
+    else if (kind === "call") element.append(callBox(part[2], part[3], outcomeOf(detail, made, part[1]), results.get(part[1])));
+    else if (kind === "malformed") element.append(malformedBox(text.slice(part[1], part[2]), isCut ? "the turn was cut here" : part[5], results.get(part[3]), isCut));
+    made.delete(kind === "call" ? part[1] : "");
+  }
+  for (const call of made.values()) element.append(make("div", "made " + tone(call), `${callWords(call)}, ${seconds(call.s)}`));
+  return element;
+}
+
+function outcomeOf(detail, made, id) {
+  const call = made.get(id);
+  if (call) return { tone: tone(call), words: `${callWords(call)}, ${seconds(call.s)}` };
+  const isTold = detail.facts && Array.isArray(detail.facts.calls) && !(detail.facts.segments > 1);
+  return isTold ? { tone: "wrong", words: "not run" } : null;
+}
+
+function tone(call) { return call.status === "success" ? "dim" : "wrong"; }
+
+function callBox(name, given, outcome, output) {
+  const box = make("div", "call", "", make("b", "", "calls " + name));
+  for (const [key, value] of Object.entries(given)) box.append(make("div", "dim", key), make("pre", "", typeof value === "string" ? value : JSON.stringify(value, null, 1)));
+  if (outcome) box.append(make("div", "made " + outcome.tone, outcome.words));
+  if (output !== undefined) box.append(resultBox(output));
+  return box;
+}
+
+function malformedBox(text, reason, output, isCut) {
+  const box = make("div", "call", "", make("b", isCut ? "dim" : "wrong", isCut ? "a call that was not finished" : "malformed call"), make("div", isCut ? "dim" : "wrong", reason), make("pre", "", text.trim()));
+  if (output !== undefined) box.append(resultBox(output));
+  return box;
+}
+
+function resultBox(text) {
+  const box = make("div", "output", "", make("div", "dim", text.trim() ? "output, read as context" : "output: nothing"));
+  appendText(box, text);
+  return box;
+}
+
+// What is not shown with its call; markup alone is folded away.
+function contextCard(detail, marks, stretch, text, parts) {
+  const element = headed(detail, marks, stretch, "context", ["context", `${stretch.end - stretch.start} tokens`]);
   let at = 0;
-  const lead = isTurn ? text.indexOf("</think>") : -1;
-  const opens = text.indexOf("<think>");
-  if (lead >= 0 && (opens < 0 || opens > lead)) { target.append(think(text.slice(0, lead))); at = lead + 8; }
-  for (const found of foundParts(text).filter((part) => part.start >= at)) {
-    if (found.start < at) continue;
-    appendText(target, text.slice(at, found.start));
-    target.append(found.kind === "think" ? think(found.inside) : found.kind === "call" ? call(found.inside) : result(found.inside));
-    at = found.end;
+  const rest = (piece) => { if (!ONLY_MARKUP.test(piece)) appendText(element, piece); };
+  for (const [, start, end, call] of parts) {
+    rest(text.slice(at, start));
+    if (call === null) element.append(resultBox(text.slice(start, end)));
+    at = end;
   }
-  appendText(target, text.slice(at));
+  rest(text.slice(at));
+  element.append(folded("as the policy read it", text));
+  return element;
 }
 
-function foundParts(text) {
-  const found = [];
-  for (const [kind, pattern] of PARTS) {
-    for (const match of text.matchAll(pattern)) found.push({ kind, start: match.index, end: match.index + match[0].length, inside: match[1] });
-  }
-  found.sort((a, b) => a.start - b.start || b.end - a.end);
-  const outer = [];
-  for (const part of found) if (!outer.length || part.start >= outer[outer.length - 1].end) outer.push(part);
-  return outer;
-}
-
-// control tokens as chips, the rest as it is
+// control tokens as chips, many of one kind as one; the rest as it is
 function appendText(target, text) {
   if (!text.trim()) return;
   const pre = make("pre");
-  for (const piece of text.replace(/^\n+|\n+$/g, "").split(/(<\|[^|<>\s]{1,60}\|>)/)) {
-    if (piece) pre.append(piece.startsWith("<|") && piece.endsWith("|>") ? make("span", "control", piece) : visible(piece));
+  for (const piece of text.replace(/^\n+|\n+$/g, "").split(/((?:<\|[^|<>\s]{1,60}\|>)+)/)) {
+    if (!piece) continue;
+    if (!(piece.startsWith("<|") && piece.endsWith("|>"))) { pre.append(visible(piece)); continue; }
+    for (const [chip, count] of alike(piece.match(/<\|[^|<>\s]+\|>/g) || [piece])) pre.append(make("span", "control", count > 1 ? `${chip} × ${count}` : chip));
   }
   target.append(pre);
+}
+
+function alike(items) {
+  const found = [];
+  for (const item of items) {
+    const last = found[found.length - 1];
+    if (last && last[0] === item) last[1] += 1; else found.push([item, 1]);
+  }
+  return found;
 }
 
 function think(text) {
   const words = text.trim().split(/\s+/).filter(Boolean).length;
   return folded(words ? `thought, ${words} word${words === 1 ? "" : "s"}` : "thought nothing", text.trim(), "think");
-}
-
-function call(text) {
-  const box = make("div", "call");
-  let asked = null;
-  try { asked = JSON.parse(text); } catch { /* shown as it is */ }
-  if (asked === null || typeof asked !== "object" || typeof asked.name !== "string") {
-    box.append(make("b", "wrong", "call in another form, or malformed"), make("pre", "", text.trim()));
-    return box;
-  }
-  box.append(make("b", "", "calls " + asked.name));
-  const given = asked.arguments ?? asked.parameters ?? {};
-  for (const [name, value] of Object.entries(typeof given === "object" && given !== null ? given : { arguments: given })) {
-    box.append(make("div", "dim", name), make("pre", "", typeof value === "string" ? value : JSON.stringify(value, null, 1)));
-  }
-  return box;
-}
-
-function result(text) {
-  const box = make("div", "call", "", make("b", "", "result"));
-  box.append(make("pre", "", text));
-  return box;
 }
 
 function card(className, facts, ...children) {
@@ -120,6 +158,6 @@ function card(className, facts, ...children) {
 
 function folded(title, text, className = "") {
   const element = make("details", className, "", make("summary", "", title));
-  element.addEventListener("toggle", () => { if (element.open && element.childElementCount === 1) element.append(make("pre", "", text)); });
+  element.addEventListener("toggle", () => { if (element.open && element.childElementCount === 1) { const pre = make("pre"); appendText(pre, text); element.append(pre.firstChild || pre); } });
   return element;
 }

@@ -1,6 +1,7 @@
 // A sample token for token.
 
 const AT_ONCE = 3000;
+const MOST_ALIKE = 8;
 const LEGEND = [["prompt", "prompt"], ["context", "context, not trained"], ["trained", "trained"], ["failed", "dropped: failed"],
   ["removed", "dropped: removed"], ["stale", "dropped: stale"], ["masked", "masked, no reason told"], ["unknown", "no mask"]];
 
@@ -77,12 +78,22 @@ function tokenElements(detail, marks, start, end) {
     if (marks.odd.has(i)) className += " odd";
     if (marks.old.has(i)) className += " old";
     if (i === state.token) className += " picked";
-    const element = make("span", className, shownToken(detail, detail.ids[i]));
+    const same = alikeFrom(detail, marks, i, end);
+    const element = make("span", className, shownToken(detail, detail.ids[i]) + (same > 1 ? ` × ${same}` : ""));
     element.dataset.i = i;
     made.push(element);
+    i += same - 1;
     if (marks.instead.has(i)) made.push(make("span", "instead", "→ " + marks.instead.get(i).map((id) => shownToken(detail, id).trim() || "␠").join("|")));
   }
   return made;
+}
+
+// An image is hundreds of one token that nobody sampled: they are shown as one.
+function alikeFrom(detail, marks, i, end) {
+  if (detail.kindOf[i] !== "context" && detail.kindOf[i] !== "prompt") return 1;
+  let to = i + 1;
+  while (to < end && detail.ids[to] === detail.ids[i] && detail.kindOf[to] === detail.kindOf[i] && !marks.odd.has(to) && to !== state.token) to += 1;
+  return to - i > MOST_ALIKE ? to - i : 1;
 }
 
 function shownToken(detail, id) {

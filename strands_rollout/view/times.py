@@ -1,0 +1,88 @@
+"""An episode's time as the page draws it: requests, tool calls and what is left, which is waiting.
+
+Knows facts, without trust. Those of before requests had start times give sums, and no places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from strands_rollout.finished_sample import finite
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A request to the engine, or a tool call.
+
+    Attributes:
+        kind: "generate", or "tool".
+        at_s: When it began, in seconds since the episode did.
+        s: Its seconds.
+        turn: Of the sample, from 0; None where that is not told.
+        call: The call among the facts' `calls`.
+    """
+
+    kind: str
+    at_s: float
+    s: float
+    turn: int | None = None
+    call: int | None = None
+
+
+def steps_of(facts: Mapping[str, Any]) -> list[Step]:
+    """All steps in the order of their beginnings; none where one of them does not say when it was."""
+    steps = [*_requests(facts.get("requests")), *_calls(facts.get("calls"))]
+    known = [step for step in steps if step is not None]
+    return sorted(known, key=lambda step: step.at_s) if len(known) == len(steps) else []
+
+
+def sums_of(facts: Mapping[str, Any]) -> dict[str, float] | None:
+    """Seconds of generating and of tools, side by side counted once; what is left of the episode is waiting.
+
+    A tool's wait for a place in the sandbox is waiting, too. None where the episode does not say how long it took.
+    """
+    generate_s, tool_s, duration_s = (_seconds(facts.get(name)) for name in ("generate_s", "tool_s", "duration_s"))
+    if duration_s is None:
+        return None
+    steps = steps_of(facts)
+    if steps:
+        generate_s = _covered(step for step in steps if step.kind == "generate")
+        tool_s = _covered(step for step in steps if step.kind == "tool")
+    code = facts.get("code")
+    queued_s = _seconds(code.get("queued_s")) if isinstance(code, Mapping) else None
+    tool_s = max(0.0, (tool_s or 0.0) - min(queued_s or 0.0, tool_s or 0.0))
+    wait_s = max(0.0, duration_s - (generate_s or 0.0) - tool_s)
+    sums = {"generate": generate_s or 0.0, "tool": tool_s, "wait": wait_s, "all": duration_s}
+    return {name: round(value, 4) for name, value in sums.items()}
+
+
+def _requests(listed: object) -> Iterator[Step | None]:
+    for item in listed if isinstance(listed, list) else ():
+        turn, at_s, s = item if isinstance(item, list | tuple) and len(item) == 3 else (None, None, None)
+        begun, seconds = _seconds(at_s), _seconds(s)
+        known = begun is not None and seconds is not None
+        yield Step("generate", begun, seconds, turn if type(turn) is int else None) if known else None  # type: ignore[arg-type]
+
+
+def _calls(listed: object) -> Iterator[Step | None]:
+    for number, call in enumerate(listed if isinstance(listed, list) else ()):
+        told = call if isinstance(call, Mapping) else {}
+        begun, seconds = _seconds(told.get("at_s")), _seconds(told.get("s"))
+        known = begun is not None and seconds is not None
+        yield Step("tool", begun, seconds, call=number) if known else None  # type: ignore[arg-type]
+
+
+def _covered(steps: Iterator[Step]) -> float:
+    """Seconds in which at least one of them, in order, was under way."""
+    total = end = 0.0
+    for step in steps:
+        total += max(0.0, step.at_s + step.s - max(end, step.at_s))
+        end = max(end, step.at_s + step.s)
+    return total
+
+
+def _seconds(value: object) -> float | None:
+    number = finite(value)
+    return number if number is not None and number >= 0 else None

@@ -1,0 +1,118 @@
+"""A conversation shows each call with what it was given and what came back, in every format that the parsers read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from family_templates import TEMPLATES, tokenizer_with
+from parser_families import family
+from planted import ANSWER, CALL, END, PROMPT, RESULT, Episode, whole
+
+from strands_rollout.dump import DumpRecord, TokenTexts
+from strands_rollout.view.talk import conversation
+from strands_rollout.view.token_runs import TokenLists
+
+CALLS = [("run", {"code": "print('é€💡')", "note": "a\nb"}), ("tell", {"what": "five"})]
+SAYS = "I add 💡."
+
+
+def shown(tokenizer: Any, episode: Episode, **facts: Any) -> list[list[list[Any]]]:
+    """The parts of each stretch behind the prompt, with texts in place of places."""
+    record = DumpRecord.from_sample(episode.sample, TokenTexts(tokenizer))
+    lists = TokenLists.of(record)
+    ends = dict([*lists.turns, *lists.contexts])
+    found = []
+    for start, parts in conversation(lists, record.token_texts, facts):
+        whole_text = b"".join(record.token_texts[token] for token in lists.ids[start : ends[start]])
+        units = whole_text.decode().encode("utf-16-le")
+        found.append([_with_text(part, units) for part in parts])
+    return found
+
+
+def _with_text(part: list[Any], units: bytes) -> list[Any]:
+    kind, *rest = part
+    if kind == "call":
+        return part
+    return [kind, units[2 * rest[0] : 2 * rest[1]].decode("utf-16-le"), *rest[2:]]
+
+
+def context_of(tokenizer: Any, results: list[str]) -> str:
+    """What the template writes behind a turn with calls."""
+    calls = [
+        {"type": "function", "id": f"functions.{name}:{n}", "function": {"name": name, "arguments": given}}
+        for n, (name, given) in enumerate(CALLS)
+    ]
+    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": SAYS, "tool_calls": calls}]
+    told = [
+        {"role": "tool", "content": text, "name": name, "tool_call_id": f"functions.{name}:{n}"}
+        for n, (text, (name, _)) in enumerate(zip(results, CALLS, strict=True))
+    ]
+    before = tokenizer.apply_chat_template(said, tokenize=False)
+    return str(tokenizer.apply_chat_template([*said, *told], tokenize=False, add_generation_prompt=True))[len(before) :]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("known", TEMPLATES)
+def test_calls_and_results_of_each_family_are_read(known: str, is_told: bool, shipped_tokenizer: Any) -> None:
+    parser, template = TEMPLATES[known]
+    tokenizer = tokenizer_with(template, shipped_tokenizer)
+    of_family = family(known)
+    turn = of_family.turn(reasoning="Hm 💡", text=SAYS if of_family.mixes else "", calls=CALLS)
+    context = context_of(tokenizer, ["four 💡", "two\nlines"])
+    episode = Episode(tokenizer, (False, PROMPT), (True, turn + END), (False, context), (True, "Done." + END))
+    told = {"tool_parser": parser, "final_in_reasoning": False} if is_told else {}
+    first, between, last = shown(tokenizer, episode, **told)
+    calls = [part for part in first if part[0] == "call"]
+    if of_family.mixes:
+        assert [[name, given] for _, _, name, given in calls] == [list(call) for call in CALLS]
+        texts = [part[1].strip() for part in first if part[0] in ("think", "text")]
+        assert texts == ["Hm 💡", SAYS]
+        assert [(part[0], part[2]) for part in between] == [("result", call[1]) for call in calls]
+    json_results = {"llama3_json": ['{"output": "four 💡"}', '{"output": "two\\nlines"}']}
+    expected = json_results.get(known, ["four 💡", "two\nlines"])
+    assert [part[1].replace("\\ud83d\\udca1", "💡") for part in between] == expected
+    assert [part[1] for part in last] == ["Done."]
+
+
+def test_the_words_of_a_tag_in_a_tools_text_end_no_result(shipped_tokenizer: Any) -> None:
+    tokenizer = tokenizer_with(TEMPLATES["hermes"][1], shipped_tokenizer)
+    tag = "<", "/tool_response>"
+    ordinary = [token for part in tag for token in tokenizer.encode(part, add_special_tokens=False)]
+    episode = whole(tokenizer, result="first")
+    place = episode.tokens.index(tokenizer.encode("first", add_special_tokens=False)[0], episode.spans[0][2])
+    episode.tokens[place:place] = ordinary
+    sample = episode.sample
+    for values, value in ((sample.loss_mask, 0), (sample.rollout_log_probs, 0.0)):
+        assert values is not None
+        at = place - episode.prompt_length
+        values[at:at] = [value] * len(ordinary)
+    sample.response_length += len(ordinary)
+    for one in (1, 2):
+        episode.spans[1][one] += len(ordinary)
+    (result,) = shown(tokenizer, episode)[1]
+    assert result[1] == "</tool_response>first"
+
+
+def test_a_malformed_call_says_why_and_has_the_answer_to_it(shipped_tokenizer: Any) -> None:
+    broken = CALL.replace('"name"', '"nam"')
+    stretches = (False, PROMPT), (True, broken + END), (False, RESULT.format("Error: no name")), (True, ANSWER + END)
+    first, between, _ = shown(shipped_tokenizer, Episode(shipped_tokenizer, *stretches))
+    kind, raw, call, name, reason = first[-1]
+    assert (kind, call, name) == ("malformed", "call_1_1", None)
+    assert raw.startswith("<tool_call>")
+    assert "name" in reason
+    assert between == [["result", "Error: no name", call]]
+
+
+@pytest.mark.parametrize(("told", "kinds"), [(True, ["think", "text"]), (None, ["think", "text"]), (False, ["text"])])
+def test_a_thought_that_the_prompt_opened_is_one(told: bool | None, kinds: list[str], shipped_tokenizer: Any) -> None:
+    text = "Hm.\n</think>\n\nYes." if told is not False else "Yes."
+    episode = Episode(shipped_tokenizer, (False, PROMPT), (True, text + END))
+    ((*parts,),) = shown(shipped_tokenizer, episode, **({} if told is None else {"final_in_reasoning": told}))
+    assert [part[0] for part in parts] == kinds
+
+
+def test_a_parser_that_nobody_knows_here_is_found_by_its_calls(shipped_tokenizer: Any) -> None:
+    first, *_ = shown(shipped_tokenizer, whole(shipped_tokenizer), tool_parser="of_somebody")
+    assert first[-1] == ["call", "call_1_1", "run", {"code": "print(17*2)"}]

@@ -86,9 +86,8 @@ async def built_team(path: str, model: SGLangModel, task: Task) -> AsyncIterator
         with running(given):
             made = await result_of(build, model, given, in_thread=built_in_thread)
     except (Exception, asyncio.CancelledError) as e:  # the user's code may raise anything
-        is_ours = isinstance(e, RolloutError) and not isinstance(
-            e, ToolError
-        )  # what sys.exit() in a thread is made into
+        # sys.exit() in a thread is made into a ToolError
+        is_ours = isinstance(e, RolloutError) and not isinstance(e, ToolError)
         if is_ours or (isinstance(e, asyncio.CancelledError) and was_cancelled()):
             raise
         raise ConfigError(failure_words(f"agent_factory {path!r}", e, task)) from e

@@ -19,6 +19,7 @@ from strands.multiagent.base import MultiAgentBase, MultiAgentResult, Status
 from strands.tools.executors import ConcurrentToolExecutor
 
 from strands_rollout.agent_lifetime import agent_with, built_in_thread, released, released_once
+from strands_rollout.bounded_tool import sandbox_fault
 from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError, ToolError
 from strands_rollout.sglang_model import SGLangModel
 from strands_rollout.task import Task, running
@@ -90,6 +91,9 @@ async def built_team(path: str, model: SGLangModel, task: Task) -> AsyncIterator
         is_ours = isinstance(e, RolloutError) and not isinstance(e, ToolError)
         if is_ours or (isinstance(e, asyncio.CancelledError) and was_cancelled()):
             raise
+        fault = sandbox_fault(e)  # Strands wraps what a tool provider raises
+        if fault is not None:
+            raise fault from e
         raise ConfigError(failure_words(f"agent_factory {path!r}", e, task)) from e
     team = _team_of(made, model, path)
     try:

@@ -5,6 +5,7 @@ Knows Strands and the model; nothing of slime or samples.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -17,7 +18,7 @@ from strands.agent.conversation_manager import ConversationManager, NullConversa
 from strands.hooks import HookProvider
 from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 
-from strands_rollout.agent_team import Team, ask_team, own_team
+from strands_rollout.agent_team import Team, ask_team, own_team, refuse_interrupts
 from strands_rollout.bounded_tool import ToolSpan, ToolStats, no_tool_span, sandbox_fault
 from strands_rollout.episode_bounds import EpisodeLimits, bound_others, bound_tools, join_episode, limiter_of
 from strands_rollout.episode_deadline import ABORT_GRACE_S, EpisodeDeadline
@@ -31,6 +32,7 @@ from strands_rollout.strands_log import log_failures_once
 from strands_rollout.tool_limiter import ToolLimiter
 from strands_rollout.turn_tools import TurnTools
 from strands_rollout.unwatched_cycles import TURN_CUT
+from strands_rollout.user_code import was_cancelled
 from strands_rollout.user_turns import UserTurns
 
 logger = logging.getLogger(__name__)
@@ -149,6 +151,11 @@ async def run_episode(
                 reason = _reason_of_stop(limiter, stats)
                 if reason is None:
                     said, reason = await user_turns.next(players.main.messages)
+    except asyncio.CancelledError as e:
+        if was_cancelled():
+            raise
+        error = RuntimeError("the agent, or a hook of it, was cancelled by its own code")
+        error.__cause__, reason = e, StopReason.INTERNAL_ERROR
     except Exception as e:  # every failure of an episode is data for whoever asked for it
         reason, error = _end_of_deadline(deadline, limits) if deadline.expired() else _end_by_error(e, model)
     if main is not None:
@@ -228,7 +235,7 @@ def _build_agent(
 
 async def _ask(team: Team, cycles: FlatCycles, said: Any) -> None:  # noqa: ANN401 - whatever Strands takes
     if isinstance(team.runner, Agent):
-        await cycles.run(team.runner, said)
+        refuse_interrupts(await cycles.run(team.runner, said))
     else:
         await ask_team(team.runner, said)
         if isinstance(team.main.model, SGLangModel) and not team.main.model.conversation.turn_count:

@@ -35,12 +35,13 @@ async def agent_with(tools: Sequence[Any], build: Callable[[Sequence[Any]], Agen
         yield build(tools)
         return
     given = released_once(tools)
-    agent = await asyncio.to_thread(_locked, lambda: build(given))
+    in_turn = _locked if any(_is_shared(tool) for tool in tools) else _at_once
+    agent = await asyncio.to_thread(in_turn, lambda: build(given))
     try:
         yield agent
     finally:
         # a cancelled caller does not wait; the thread goes on
-        await asyncio.to_thread(_locked, agent.cleanup)
+        await asyncio.to_thread(in_turn, agent.cleanup)
 
 
 def released_once(tools: Sequence[Any]) -> list[Any]:
@@ -85,6 +86,15 @@ class _ReleasedOnce(ToolProvider):
         if consumer_id in self._consumers:
             self._consumers.remove(consumer_id)
             self._provider.remove_consumer(consumer_id, **kwargs)
+
+
+def _is_shared(tool: object) -> bool:
+    """Whether a tool is a provider that other episodes may use: all but those that say that they are one episode's."""
+    return isinstance(tool, ToolProvider) and getattr(tool, "is_shared", True)
+
+
+def _at_once(action: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the action returns
+    return action()
 
 
 def _locked(action: Callable[[], Any], patience_s: float = -1) -> Any:  # noqa: ANN401 - whatever the action returns

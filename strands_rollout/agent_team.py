@@ -5,6 +5,7 @@ Knows Strands' agents and multi-agent structures; nothing of limits or samples.
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,17 +13,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from strands import Agent
+from strands.agent import AgentResult
 from strands.handlers.callback_handler import PrintingCallbackHandler, null_callback_handler
 from strands.multiagent.base import MultiAgentBase, MultiAgentResult, Status
 from strands.tools.executors import ConcurrentToolExecutor
 
 from strands_rollout.agent_lifetime import agent_with, built_in_thread, released, released_once
-from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError
+from strands_rollout.bounded_tool import sandbox_fault
+from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError, ToolError
 from strands_rollout.sglang_model import SGLangModel
 from strands_rollout.task import Task, running
 from strands_rollout.tool_loading import load_function, refuse_blocking
 from strands_rollout.turn_tools import TurnTools
-from strands_rollout.user_code import failure_words, result_of
+from strands_rollout.user_code import failure_words, result_of, was_cancelled
 
 _PLAYED: Final[weakref.WeakSet[Agent]] = weakref.WeakSet()
 """Agents of the policy that had an episode: another one's history and hooks would mix with theirs."""
@@ -83,9 +86,14 @@ async def built_team(path: str, model: SGLangModel, task: Task) -> AsyncIterator
     try:
         with running(given):
             made = await result_of(build, model, given, in_thread=built_in_thread)
-    except RolloutError:
-        raise
-    except Exception as e:  # the user's code may raise anything
+    except (Exception, asyncio.CancelledError) as e:  # the user's code may raise anything
+        # sys.exit() in a thread is made into a ToolError
+        is_ours = isinstance(e, RolloutError) and not isinstance(e, ToolError)
+        if is_ours or (isinstance(e, asyncio.CancelledError) and was_cancelled()):
+            raise
+        fault = sandbox_fault(e)  # Strands wraps what a tool provider raises
+        if fault is not None:
+            raise fault from e
         raise ConfigError(failure_words(f"agent_factory {path!r}", e, task)) from e
     team = _team_of(made, model, path)
     try:
@@ -162,6 +170,7 @@ async def ask_team(runner: MultiAgentBase, prompt: Any) -> None:  # noqa: ANN401
 
     Raises:
         TeamLimitError: It ended at a limit of its own.
+        ConfigError: It waits for a person.
         Exception: The first that one of its agents raised.
     """
     try:
@@ -170,8 +179,20 @@ async def ask_team(runner: MultiAgentBase, prompt: Any) -> None:  # noqa: ANN401
         if type(e) is Exception and "execution timed out" in str(e):
             raise TeamLimitError(str(e)) from e
         raise
-    if result.status in (Status.FAILED, Status.INTERRUPTED):
+    refuse_interrupts(result)
+    if result.status is Status.FAILED:
         raise next(_errors_in(result), TeamLimitError(f"the {type(runner).__name__} ended as {result.status.value}"))
+
+
+def refuse_interrupts(result: AgentResult | MultiAgentResult) -> None:
+    """Refuse what waits for a person: Strands would go on when somebody has answered.
+
+    Raises:
+        ConfigError: A tool or a hook has raised an interrupt.
+    """
+    asked = [f"{one.name!r} ({one.reason})" for one in getattr(result, "interrupts", None) or ()]
+    if asked:
+        raise ConfigError(f"a tool or hook raised the interrupt {', '.join(asked)}; nobody is there to answer it")
 
 
 def _errors_in(result: MultiAgentResult) -> Iterator[Exception]:

@@ -47,6 +47,7 @@ class ContextBuilder:
         self.shown_ids = dict(shown_ids or {})
         self._covered: list[tuple[str, Any]] = []
         self._tools: list[dict[str, Any]] = []
+        self._head: tuple[str | None, list[dict[str, Any]]] | None = None
         self._tool_names: dict[str, str] = {}
         self.failure_texts: dict[str, str] = {}
         self.new_images: Sequence[PlacedImage] = ()
@@ -73,6 +74,7 @@ class ContextBuilder:
         if not trajectory.turns:
             self._tools = to_chat_tools(tool_specs)
             system = system_text(system_prompt, system_blocks)
+            self._head = (system or None, self._tools)
             head = [{"role": "system", "content": system}] if system else []
             chat = [*head, *self._under_shown_ids(to_chat_messages(messages))]
             images = await read_images(self._template, chat)
@@ -106,6 +108,19 @@ class ContextBuilder:
         """Whether these are the covered messages, the answer to them, and maybe more."""
         covered = len(self._covered)
         return len(messages) > covered and messages[covered]["role"] == "assistant" and self._begin_as_covered(messages)
+
+    def shows(
+        self,
+        tool_specs: Sequence[Mapping[str, Any]] | None,
+        system_prompt: str | None,
+        system_blocks: Sequence[Mapping[str, Any]] | None,
+    ) -> bool:
+        """Whether the policy has read this system prompt and these tools; taken for granted of what was resumed."""
+        if self._head is None:
+            return True
+        system, tools = self._head
+        is_same = (system_text(system_prompt, system_blocks) or None) == system
+        return is_same and all(tool in tools for tool in to_chat_tools(tool_specs))
 
     def accept(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Remember that `messages`, which begin with those that were accepted before, are now part of the trajectory.

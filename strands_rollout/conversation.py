@@ -130,17 +130,22 @@ class Conversation:
         is_unread, self._is_unread = self._is_unread and self._context.is_covered(messages), False
         return is_unread
 
-    def for_history(self, messages: Messages) -> Conversation:
+    def for_history(
+        self, messages: Messages, tool_specs: Messages | None, system_prompt: str | None, system_blocks: Messages | None
+    ) -> Conversation:
         """Where these messages belong: here, if need be as a new segment, or in an aside.
 
-        A history that does not extend what the policy has read begins a new trajectory, with all of it as prompt.
+        A history that does not extend what the policy has read begins a new trajectory, with all of it as prompt; so
+        does another system prompt or a further tool, which stand before it. Arguments: as for `SGLangModel.answer`.
         """
         if not self.trajectory.turns:
             return self
         if self.history is not None and not _is_same_history(self.history(), messages):
             return self._aside_for(messages)
+        is_shown = self._context.shows(tool_specs, system_prompt, system_blocks)
         is_asked_again = self._context.is_covered(messages) and not (self.trajectory.is_open or self._is_unread)
-        if not is_asked_again and (self._context.is_covered(messages) or self._context.is_extended_by(messages)):
+        is_extended = self._context.is_covered(messages) or self._context.is_extended_by(messages)
+        if is_shown and is_extended and not is_asked_again:
             return self
         self.segments.append(self.last_segment())
         self.trajectory, self.parse_failures = Trajectory(), []

@@ -73,11 +73,19 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One finished sample, and what is wrong with it, in words."""
+    """One finished episode, and what is wrong with it, in words.
+
+    Attributes:
+        sample: The main agent's.
+        contract_violations: Of all its samples.
+        tito_violations: Of the main agent's.
+        siblings: Its further samples, where it fanned out.
+    """
 
     sample: Sample
     contract_violations: list[str]
     tito_violations: list[str]
+    siblings: Sequence[Sample] = ()
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -151,26 +159,37 @@ class Player:
     reward: Reward | None = None
 
     async def play(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Outcome:
-        """Fill a new sample and grade it; raises nothing but CancelledError."""
+        """Fill a new sample and grade it, and its siblings where it fans out; raises nothing but CancelledError."""
         sample.session_id = sample.session_id or uuid.uuid4().hex
         played_by = self.generate or generate
-        done = await played_by(self.args, sample, sampling_params, evaluation=self.evaluation)
+        given = await played_by(self.args, sample, sampling_params, evaluation=self.evaluation)
+        done, *siblings = given if isinstance(given, list) else [given]
         if done.status is not Sample.Status.ABORTED:
-            await self.grade(done)
+            await self.grade(done, *siblings)
         # taken out: the recorder would keep the tokens of a whole run
         exchanges = self.recorder.episodes.pop(str(done.session_id), []) if self.recorder else []
         if not self.audited:
-            return Outcome(done, [], [])
+            return Outcome(done, [], [], siblings)
         return Outcome(
             sample=done,
-            contract_violations=contract_violations(done, decode=self.decode, reward_key=REWARD_KEY),
+            contract_violations=[
+                words
+                for one in [done, *siblings]
+                for words in contract_violations(one, decode=self.decode, reward_key=REWARD_KEY)
+            ],
             tito_violations=tito_violations(exchanges, done),
+            siblings=siblings,
         )
 
-    async def grade(self, sample: Sample) -> None:
-        """Set a sample's reward."""
+    async def grade(self, sample: Sample, *siblings: Sample) -> None:
+        """Set a sample's reward; with siblings, as slime does, by one call with the list of all."""
         grade: Reward = self.reward or reward_func
-        sample.reward = await grade(self.args, sample)
+        if not siblings:
+            sample.reward = await grade(self.args, sample)
+            return
+        together = [sample, *siblings]
+        for one, reward in zip(together, await grade(self.args, together), strict=True):
+            one.reward = reward
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included."""

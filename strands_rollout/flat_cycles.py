@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 
 from opentelemetry import trace
 from strands import Agent
+from strands.agent import AgentResult
 from strands.handlers.callback_handler import null_callback_handler
 from strands.hooks import (
     BeforeInvocationEvent,
@@ -69,18 +70,17 @@ class FlatCycles(HookProvider):
         registry.add_callback(BeforeToolsEvent, self._before_tools, order=-math.inf)
         registry.add_callback(BeforeModelCallEvent, self._last_before_model_call, order=math.inf)
 
-    async def run(self, agent: Agent, prompt: Any) -> None:  # noqa: ANN401 - whatever Strands takes
-        """Invoke the agent once, until it stops of its own accord.
+    async def run(self, agent: Agent, prompt: Any) -> AgentResult:  # noqa: ANN401 - whatever Strands takes
+        """Invoke the agent once, until it stops of its own accord; what Strands says of its end.
 
         Args:
             agent: Built with these cycles among its hooks and a `History` as messages, on an `SGLangModel`.
             prompt: As `Agent.invoke_async` takes it.
         """
         if not HAS_MIDDLEWARE:
-            await agent.invoke_async(prompt)
-            return
+            return await agent.invoke_async(prompt)
         self._limits = {"turns": 1}
-        await agent.invoke_async(prompt, limits=cast("Any", self._limits))
+        return await agent.invoke_async(prompt, limits=cast("Any", self._limits))
 
     async def _cycles(self, context: Any, following: Next) -> AsyncGenerator[Any, None]:  # noqa: ANN401
         """Middleware around an invocation: as many of one cycle each as it takes."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -21,6 +22,10 @@ from strands_rollout.mcp_settings import McpServer
 
 # how Strands' client begins an error result that is its own, not the server's (strands/tools/mcp/mcp_client.py)
 _CLIENTS_OWN: Final = "Tool execution failed"
+
+
+# a server that starts among hundreds would not be there in time
+_STARTING: Final = threading.BoundedSemaphore(max(4, os.cpu_count() or 1))
 
 
 def mcp_tools(server: McpServer) -> ToolProvider:
@@ -54,7 +59,7 @@ def _client(server: McpServer) -> ToolProvider:
         [client] = MCPClient.load_servers({name: server.as_strands_config()})
     except ValueError as e:
         raise ToolError(f"the MCP server {name!r} can't be used: {e}") from e
-    return GuardedMcpClient(client, name)
+    return GuardedMcpClient(client, name, is_shared=not server.per_episode)
 
 
 class GuardedMcpClient(ToolProvider):
@@ -63,9 +68,14 @@ class GuardedMcpClient(ToolProvider):
     Args:
         client: Strands' own.
         name: Of the server, for messages.
+        is_shared: Whether more than one episode uses it.
+
+    Attributes:
+        is_shared: As given.
     """
 
-    def __init__(self, client: MCPClient, name: str) -> None:
+    def __init__(self, client: MCPClient, name: str, *, is_shared: bool = True) -> None:
+        self.is_shared = is_shared
         self._client = client
         self._name = name
         self._consumers: set[Any] = set()
@@ -83,7 +93,7 @@ class GuardedMcpClient(ToolProvider):
             SandboxError: The server can't be reached.
         """
         try:
-            with self._lock:
+            with self._lock, _STARTING:
                 self._drop_lost_connection()
                 tools = await self._client.load_tools(**kwargs)
         except Exception as e:  # Strands wraps what the connection raised

@@ -246,8 +246,9 @@ class SGLangModel(Model):
         try:
             await own_pass()  # reading what is new in the history is the longest step of a turn
             may_rewrite = self.config["on_rewritten_history"] == "segment"
-            conversation = self.conversation.for_history(messages) if may_rewrite else self.conversation
-            await self._turn(conversation, messages, tool_specs, system_prompt, system_prompt_content)
+            asked = (messages, tool_specs, system_prompt, system_prompt_content)
+            conversation = self.conversation.for_history(*asked) if may_rewrite else self.conversation
+            await self._turn(conversation, *asked)
         finally:
             self._busy = False
         return conversation.last_answer()

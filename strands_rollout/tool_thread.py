@@ -48,7 +48,8 @@ def in_own_thread(function: Callable[..., Any], *, has_last_moment: bool = True)
                 error = ToolError(f"the tool raised {e!r}") if isinstance(e, StopIteration) else e
                 return functools.partial(_settle, future, error=error)
             except BaseException as e:  # sys.exit() in a tool must end the call, not the trainer
-                return functools.partial(_settle, future, error=ToolError(f"the tool raised {e!r}"))
+                error = ToolError(f"the tool raised {e!r}").with_traceback(e.__traceback__)
+                return functools.partial(_settle, future, error=error)
 
         _idle_thread().run(run, loop, f"tool:{getattr(function, '__name__', '')}")
         try:

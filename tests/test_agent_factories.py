@@ -345,3 +345,42 @@ async def test_an_outage_under_an_agent_that_is_a_tool_ends_the_episode(shipped_
     said = {"You help.": [call("is_out_of_order")], "You answer.": [call("expert", input="?")]}
     samples, _ = await team_samples(shipped_tokenizer, "with_an_expert", said)
     assert samples[0].metadata["strands_rollout"]["stop_reason"] == "sandbox_error"
+
+
+@pytest.mark.parametrize("name", ["with_a_person", "with_a_person_in_a_graph"])
+async def test_a_tool_that_waits_for_a_person_fails_in_words(shipped_tokenizer: Any, name: str) -> None:
+    played = await run(shipped_tokenizer, [call("ask_a_person", question="May I?"), ANSWER], settings=factory(name))
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
+    assert "interrupt 'approval' (May I?)" in played.facts["error"]
+    assert "nobody" in played.facts["error"]
+
+
+@pytest.mark.parametrize("name", ["exits", "cancels_itself"])
+async def test_a_factory_that_ends_its_thread_or_task_is_named(shipped_tokenizer: Any, name: str) -> None:
+    played = await run(shipped_tokenizer, [ANSWER], settings=factory(name), sample=Sample(prompt="Hi", index=7))
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
+    for words in (f"agent_factory 'user_agents.{name}' raised", "user_agents.py, line", "the sample of index 7"):
+        assert words in played.facts["error"]
+
+
+async def test_a_hook_that_cancels_itself_fails_its_sample_alone(shipped_tokenizer: Any) -> None:
+    settings = factory("plain", hooks=["user_agents.CancelsItself"])
+    played = await run(shipped_tokenizer, [call("double", number=17), ANSWER], settings=settings)
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "internal_error")
+    assert "cancelled by its own code" in played.facts["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("with_words_that_change", "You are tired."), ("with_tools_that_come_later", "label_of_the_row")],
+)
+async def test_other_words_or_tools_begin_a_new_history(shipped_tokenizer: Any, name: str, words: str) -> None:
+    turns = [call("double", number=17), call("double", number=18), ANSWER]
+    played = await run(shipped_tokenizer, turns, settings=factory(name, fan_out=True))
+    main, first = played.sample
+    assert words in played.decode(main.tokens[: len(main.tokens) - main.response_length])
+    assert words not in played.decode(first.tokens)
+    assert [sum(one.loss_mask) for one in (first, main)] == [
+        len(played.replied[0].ids),
+        len(played.replied[1].ids) + len(played.replied[2].ids),
+    ]

@@ -105,8 +105,9 @@ async def test_a_lost_server_is_started_again_though_another_episode_has_it_open
     assert reasons == ["sandbox_error", "completed", "completed"]
 
 
-async def test_a_server_that_does_not_start_is_an_outage_in_words(shipped_tokenizer: Any) -> None:
-    settings = {"tools": [{"name": "none", "command": "no-such-program --flag"}]}
+@pytest.mark.parametrize("more", [{}, {"agent_factory": "user_agents.with_tools_of_the_task"}], ids=["ours", "factory"])
+async def test_a_server_that_does_not_start_is_an_outage_in_words(shipped_tokenizer: Any, more: dict[str, Any]) -> None:
+    settings = {"tools": [{"name": "none", "command": "no-such-program --flag"}], **more}
     played = await run(shipped_tokenizer, [], settings=settings)
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "sandbox_error")
     assert "the MCP server 'none' did not start" in played.facts["error"]

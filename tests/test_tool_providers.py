@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from harness import ANSWER, TOOL_CALL, run
-from strands import tool
+from strands import Agent, tool
 from strands.tools import ToolProvider
 from strands.types.tools import AgentTool
+
+from strands_rollout.agent_lifetime import agent_with
 
 CALL = TOOL_CALL.format(name="greet", arguments="{}")
 WAIT_S = 10.0
@@ -105,3 +107,28 @@ async def test_an_agents_finalizer_does_not_release_a_provider_again(
     await run(shipped_tokenizer, [CALL, ANSWER], settings=settings)
     gc.collect()
     assert len(provider.released) == 1
+
+
+class OwnProvider(SlowProvider):
+    """One episode's own, which is ready once another one starts too."""
+
+    is_shared = False
+
+    def __init__(self, both: threading.Barrier) -> None:
+        super().__init__()
+        self.both = both
+
+    def _wait_for_the_loop(self) -> None:
+        self.both.wait(WAIT_S)
+
+
+async def test_providers_that_no_two_episodes_share_start_and_stop_at_once() -> None:
+    both = threading.Barrier(2)
+
+    async def live() -> None:
+        async with agent_with(
+            [OwnProvider(both)], lambda tools: Agent(tools=list(tools), callback_handler=None)
+        ) as one:
+            assert one.tool_names == ["greet"]
+
+    await asyncio.gather(live(), live())

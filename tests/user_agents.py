@@ -7,9 +7,9 @@ import threading
 from typing import Any
 
 from pydantic import BaseModel
-from strands import Agent, tool
+from strands import Agent, ToolContext, tool
 from strands.agent.conversation_manager import SummarizingConversationManager
-from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
+from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent, HookProvider, HookRegistry
 from strands.multiagent import GraphBuilder, Swarm
 
 from strands_rollout import SGLangModel, Task, current_task, sub_agent_model
@@ -109,6 +109,65 @@ class Renews(HookProvider):
 
 def with_a_new_list_each_turn(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, tools=[double], hooks=[Renews()])
+
+
+@tool(context=True)
+async def ask_a_person(question: str, tool_context: ToolContext) -> str:
+    """Ask a person."""
+    return str(tool_context.interrupt("approval", reason=question))
+
+
+def with_a_person(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, tools=[ask_a_person])
+
+
+def with_a_person_in_a_graph(model: SGLangModel, task: Task) -> Any:
+    builder = GraphBuilder().set_max_node_executions(2)
+    builder.add_node(with_a_person(model, task), "only")
+    return builder.build()
+
+
+def exits(model: SGLangModel, task: Task) -> Agent:
+    raise SystemExit(3)
+
+
+async def cancels_itself(model: SGLangModel, task: Task) -> Agent:
+    waiting = asyncio.ensure_future(asyncio.sleep(60))
+    waiting.cancel()
+    await waiting
+    return plain(model, task)
+
+
+class CancelsItself(HookProvider):
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        registry.add_callback(AfterToolCallEvent, self.cancel)
+
+    async def cancel(self, event: AfterToolCallEvent) -> None:
+        raise asyncio.CancelledError
+
+
+class ChangesWords(HookProvider):
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        registry.add_callback(AfterToolCallEvent, self.change)
+
+    def change(self, event: AfterToolCallEvent) -> None:
+        event.agent.system_prompt = "You are tired."
+
+
+def with_words_that_change(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, tools=[double], system_prompt="You are fresh.", hooks=[ChangesWords()])
+
+
+class LoadsTools(HookProvider):
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        registry.add_callback(AfterToolCallEvent, self.load)
+
+    def load(self, event: AfterToolCallEvent) -> None:
+        event.agent.tool_registry.process_tools([label_of_the_row])
+
+
+def with_tools_that_come_later(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, tools=[double], hooks=[LoadsTools()])
 
 
 def sums_up(model: SGLangModel, task: Task) -> Agent:

@@ -63,7 +63,10 @@ class Checkpoints:
             "next_position": progress.next_position,
             "facts": progress.facts,
             "waiting": [
-                {"position": group.position, "samples": {at: one.to_dict() for at, one in group.samples.items()}}
+                {
+                    "position": group.position,
+                    "episodes": {at: [one.to_dict() for one in samples] for at, samples in group.episodes.items()},
+                }
                 for group in progress.waiting
             ],
         }
@@ -86,7 +89,10 @@ class Checkpoints:
         try:
             value = json.loads(path.read_bytes())
             waiting = [
-                Group(one["position"], {int(at): Sample.from_dict(sample) for at, sample in one["samples"].items()})
+                Group(
+                    one["position"],
+                    {int(at): list(map(Sample.from_dict, samples)) for at, samples in one["episodes"].items()},
+                )
                 for one in value["waiting"]
             ]
             return Progress(value["step"], value["next_position"], waiting, value["facts"])

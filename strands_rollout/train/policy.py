@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -98,7 +98,7 @@ class Policy:
         factor = 1 - progress if self.settings.decay == "linear" else 1.0
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * factor
-        for part in _parts(len(sequences), self.settings.updates):
+        for part in _parts(sequences, self.settings.updates):
             learned = [at for at in part if self._teaches(sequences[at])]
             if learned:
                 share = 1 / self._weight([sequences[at] for at in part])
@@ -155,12 +155,11 @@ class Policy:
             reason = f"it is no checkpoint of this model ({type(e).__name__})"
             raise ConfigError(f"can't go on from {path}: {reason}; start afresh in another folder with --out") from e
 
-    def _weight(self, sequences: Sequence[TrainingSequence]) -> float:
+    def _weight(self, sequences: Sequence[TrainingSequence]) -> int:
         """What the loss's sum is divided by: trained tokens, or rollouts, of which siblings are one together."""
-        tokens = [len(one.trained_positions) for one in sequences]
         if self.settings.mean == "token":
-            return sum(tokens)
-        return sum(count / one.denominator for count, one in zip(tokens, sequences, strict=True))
+            return sum(len(one.trained_positions) for one in sequences)
+        return len({one.rollout for one in sequences})
 
     def _teaches(self, sequence: TrainingSequence) -> bool:
         """Whether it has a gradient at all: most groups of a policy that is nearly always right have none."""
@@ -255,10 +254,17 @@ def _spread(values: Sequence[float], counts: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.tensor(values, dtype=torch.float32), counts)
 
 
-def _parts(count: int, parts: int) -> Iterator[range]:
-    """`count` things in order, cut into at most `parts` of nearly one size; none of them empty."""
-    bounds = [count * at // parts for at in range(parts + 1)]
-    return (range(start, end) for start, end in itertools.pairwise(bounds) if start < end)
+def _parts(sequences: Sequence[TrainingSequence], parts: int) -> Iterator[list[int]]:
+    """The sequences' places in order, cut into at most `parts` of nearly as many rollouts each; none of them empty.
+
+    Siblings stay together, as in slime: their rollout's mean is over all of them.
+    """
+    places: dict[Hashable, list[int]] = {}
+    for at, one in enumerate(sequences):
+        places.setdefault(one.rollout, []).append(at)
+    rollouts = list(places.values())
+    bounds = [len(rollouts) * at // parts for at in range(parts + 1)]
+    return (list(itertools.chain(*rollouts[start:end])) for start, end in itertools.pairwise(bounds) if start < end)
 
 
 def set_threads(threads: int | None) -> None:

@@ -66,20 +66,32 @@ class Group:
 
     Attributes:
         position: Of its prompt in the order of prompts.
-        samples: Those that are finished or aborted, by their index in the group.
+        episodes: Those that are finished or aborted, by their index in the group: the main agent's sample, and after
+            it those of a fan-out's other agents and segments.
     """
 
     position: int
-    samples: dict[int, Sample] = field(default_factory=dict)
+    episodes: dict[int, list[Sample]] = field(default_factory=dict)
 
-    def finished(self) -> list[Sample]:
-        """Its samples that are over, in order."""
-        return [self.samples[at] for at in sorted(self.samples) if self.samples[at].status is not _Status.ABORTED]
+    def finished(self) -> int:
+        """How many of its episodes are over."""
+        return sum(not self.was_aborted(at) for at in self.episodes)
+
+    def was_aborted(self, at: int) -> bool:
+        """Whether an episode was cut off."""
+        return self.episodes[at][0].status is _Status.ABORTED
+
+    def samples(self) -> list[Sample]:
+        """All of its samples in the order of their episodes, siblings next to each other."""
+        return [sample for at in sorted(self.episodes) for sample in self.episodes[at]]
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """A step's groups in the order of their prompts, and how many of their episodes had been aborted before."""
+    """A step's groups in the order of their prompts, and how many of their episodes had been aborted before.
+
+    A group is flat: where an episode fans out, its samples follow each other.
+    """
 
     groups: list[list[Sample]]
     resumed: int
@@ -119,7 +131,7 @@ class RolloutCollector:
         plan = self._plan
         under_way = self.waiting + [self._begin() for _ in range(plan.groups + plan.extra_groups - len(self.waiting))]
         self.waiting = []
-        resumed = sum(len(group.samples) - len(group.finished()) for group in under_way)
+        resumed = sum(len(group.episodes) - group.finished() for group in under_way)
         tasks = {asyncio.create_task(self._play(group)): group for group in under_way}
         done: list[Group] = []
         try:
@@ -135,12 +147,12 @@ class RolloutCollector:
         # more may have ended while the others were cut off; they count in the next step
         chosen = sorted(done, key=lambda group: group.position)[: plan.groups]
         if plan.keeps_aborted:
-            chosen = [group for group in under_way if group.samples]
+            chosen = [group for group in under_way if group.episodes]
         self.waiting = [] if plan.keeps_aborted else [group for group in under_way if group not in chosen]
-        return Collected([[group.samples[at] for at in sorted(group.samples)] for group in chosen], resumed)
+        return Collected([group.samples() for group in chosen], resumed)
 
     async def play_all(self, rows: Sequence[Row], name: str) -> list[Sample]:
-        """One graded episode of each row, with seeds that depend on the row and the name alone."""
+        """One graded episode of each row, its main agent's sample, with seeds that depend on the row and the name."""
 
         async def play(at: int, row: Row) -> Sample:
             sample = _sample(row, index=at, group=at)
@@ -156,7 +168,7 @@ class RolloutCollector:
         return group
 
     def _is_over(self, group: Group) -> bool:
-        return len(group.finished()) == self._plan.samples
+        return group.finished() == self._plan.samples
 
     async def _cut_off(self, tasks: Mapping[asyncio.Task[None], Group]) -> None:
         """Let the episodes that still run return what they have."""
@@ -170,16 +182,16 @@ class RolloutCollector:
                 self._flag.is_set = False
 
     async def _play(self, group: Group) -> None:
-        unfinished = [at for at in range(self._plan.samples) if at not in group.samples or _was_aborted(group, at)]
+        unfinished = [at for at in range(self._plan.samples) if at not in group.episodes or group.was_aborted(at)]
         await asyncio.gather(*(self._play_one(group, at) for at in unfinished))
 
     async def _play_one(self, group: Group, at: int) -> None:
-        sample = group.samples.get(at) or self._new_sample(group, at)
+        sample = group.episodes[at][0] if at in group.episodes else self._new_sample(group, at)
         async with self._gate:
             if self._flag.is_set:
                 return
             outcome = await self._player.play(sample, self._params("train", sample.index))
-        group.samples[at] = outcome.sample
+        group.episodes[at] = [outcome.sample, *outcome.siblings]
 
     def _new_sample(self, group: Group, at: int) -> Sample:
         row = self._order.row(group.position)
@@ -193,7 +205,3 @@ class RolloutCollector:
 def _sample(row: Row, *, index: int, group: int) -> Sample:
     metadata = copy.deepcopy(dict(row.metadata))
     return Sample(prompt=row.prompt, label=row.label, index=index, group_index=group, metadata=metadata)
-
-
-def _was_aborted(group: Group, at: int) -> bool:
-    return group.samples[at].status is _Status.ABORTED

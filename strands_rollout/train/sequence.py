@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 
@@ -20,8 +20,9 @@ class TrainingSequence:
             is unknown.
         version: Of the weights that sampled all of its tokens; None where there were several, or it is unknown.
         advantage: Of every trained token.
-        denominator: Trained tokens of its rollout, siblings of a fan-out included; at least 1. The loss of a sample is
-            its sum by this number, as slime's by default.
+        rollout: What the siblings of a fan-out have in common, and nobody else.
+        denominator: Trained tokens of its rollout, siblings included; at least 1. The loss of a sample is its sum by
+            this number, as slime's by default.
     """
 
     tokens: list[int]
@@ -31,6 +32,7 @@ class TrainingSequence:
     sampled_log_probs: Sequence[float | None]
     version: str | None
     advantage: float
+    rollout: Hashable
     denominator: int
 
     @property

@@ -6,31 +6,34 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from strands_rollout.episode_facts import episode_facts
+from strands_rollout.episode_facts import episode_facts, fan_out_part
 from strands_rollout.sample_type import Sample
 from strands_rollout.train.logprob_gap import LogprobGap
 from strands_rollout.train.step_batch import StepBatch
 
 
 def batch_figures(batch: StepBatch, version: int) -> dict[str, float]:
-    """What a step's samples amount to.
+    """What a step's samples amount to; siblings of a fan-out are one episode, which their main agent's stands for.
 
     Args:
         batch: The step's.
         version: Of the weights that are about to be updated; older tokens are stale.
     """
     samples = batch.samples
-    graded = [sample.reward for sample in samples if isinstance(sample.reward, dict)]
-    statuses = Counter(sample.status for sample in samples)
+    episodes = [sample for sample in samples if not fan_out_part(sample)]
+    graded = [sample.reward for sample in episodes if isinstance(sample.reward, dict)]
+    statuses = Counter(sample.status for sample in episodes)
     sampled = sum(drift.sampled_tokens for drift in batch.drifts)
     figures: dict[str, float] = {
-        "episodes": len(samples),
+        "episodes": len(episodes),
+        "samples": len(samples),
         "reward": _mean(float(reward["score"]) for reward in graded),
         "accuracy": _mean(float(reward["acc"]) for reward in graded),
         "response_length": _mean(sample.response_length for sample in samples),
-        "sampled_tokens": _mean(_fact(sample, "sampled_tokens") for sample in samples),
-        "tool_calls": _mean(_fact(sample, "tool_calls") for sample in samples),
-        "turns": _mean(_fact(sample, "turns") for sample in samples),
+        **{
+            name: sum(_fact(sample, name) for sample in samples) / max(len(episodes), 1)
+            for name in ("sampled_tokens", "tool_calls", "turns")
+        },
         "dropped_groups": batch.dropped_groups,
         **{status.value: statuses[status] for status in Sample.Status if status is not Sample.Status.PENDING},
         **_staleness(samples, version),

@@ -135,11 +135,19 @@ def _settings(options: TrainOptions) -> RolloutSettings:
     if options.config is None:
         return RolloutSettings(executor=SHIPPED_MODELS_EXECUTOR)
     settings = read_config_file(options.config)
-    if settings.fan_out:
-        raise ConfigError(
-            f"{options.config} has fan_out; expected one sample of each episode: leave it out, or use slime"
-        )
+    obstacle = _obstacle_to_fan_out(options)
+    if settings.fan_out and obstacle:
+        raise ConfigError(f"{options.config} has fan_out, and {obstacle}; leave out one of them")
     return settings
+
+
+def _obstacle_to_fan_out(options: TrainOptions) -> str | None:
+    """Why an episode can't be several samples."""
+    if options.extra_prompts:
+        return "partial rollouts (--extra-prompts) can't be collected of several samples, as in slime"
+    if options.rollout == "openai":
+        return "a chat endpoint (--rollout openai) has one agent's one history"
+    return None
 
 
 def _generate(options: TrainOptions) -> Generate | None:

@@ -11,14 +11,20 @@ MODEL = Path(__file__).parents[2] / "strands_rollout/engine/checkpoint"
 
 
 def sequence(tokens: list[int], mask: list[int], *, advantage: float = 1.0, **values: Any) -> TrainingSequence:
-    given: dict[str, Any] = {"log_probs": None, "sampled_log_probs": [None] * len(mask), "version": None} | values
+    """One without siblings, unless `rollout` and `denominator` are given."""
+    given: dict[str, Any] = {
+        "log_probs": None,
+        "sampled_log_probs": [None] * len(mask),
+        "version": None,
+        "rollout": object(),
+        "denominator": sum(mask),
+    }
     return TrainingSequence(
         tokens=tokens,
         prompt_length=len(tokens) - len(mask),
         loss_mask=mask,
         advantage=advantage,
-        denominator=sum(mask),
-        **given,
+        **{**given, **values},
     )
 
 

@@ -20,6 +20,7 @@ CUT = Sample(
     prompt="p", tokens=[1, 2, 3], response_length=2, loss_mask=[1, 1], rollout_log_probs=[-0.5, -0.25], index=4
 )
 CUT.status = Sample.Status.ABORTED
+OVER, SIBLING = (Sample(prompt="q", tokens=[1, at], response_length=1, index=5, rollout_id=5) for at in (2, 3))
 FALLING = UpdateSettings(decay="linear")
 OPTIONS = TrainOptions(Path("run"), 5, 0, Path("model"), Path("data"), Path("held"), update=FALLING)
 
@@ -28,7 +29,9 @@ def saved(folder: Path, step: int) -> Path:
     checkpoints = Checkpoints(folder)
     part = checkpoints.begin(step)
     (part / "policy.pt").write_text("weights")
-    checkpoints.finish(part, Progress(step, 7 * step, [Group(6, {1: CUT})], {"accuracy_start": 0.7}))
+    checkpoints.finish(
+        part, Progress(step, 7 * step, [Group(6, {0: [OVER, SIBLING], 1: [CUT]})], {"accuracy_start": 0.7})
+    )
     return folder / f"step-{step:06d}"
 
 
@@ -40,7 +43,7 @@ def test_a_checkpoint_gives_back_what_it_was_given(tmp_path: Path) -> None:
     progress = Checkpoints.read(newest)
     assert (progress.step, progress.next_position, progress.facts) == (3, 21, {"accuracy_start": 0.7})
     assert progress.waiting[0].position == 6
-    assert progress.waiting[0].samples == {1: CUT}
+    assert progress.waiting[0].episodes == {0: [OVER, SIBLING], 1: [CUT]}
 
 
 def test_only_the_newest_is_kept_and_an_unfinished_one_does_not_count(tmp_path: Path) -> None:

@@ -139,8 +139,19 @@ def test_a_mean_over_samples_weighs_samples_alike_and_one_over_tokens_tokens() -
 def test_siblings_of_a_rollout_are_weighed_as_one() -> None:
     pair, other = some_sequences()[-2:], replace(some_sequences()[1], advantage=-3.0)
     tokens = sum(pair[0].loss_mask) + sum(pair[1].loss_mask)
-    siblings = [replace(one, denominator=tokens) for one in pair]
+    siblings = [replace(one, denominator=tokens, rollout="theirs") for one in pair]
     assert loss_of("sample", [*siblings, other]) == pytest.approx((-1 + 3) / 2, abs=1e-3)
+
+
+def test_siblings_of_a_rollout_are_in_one_update() -> None:
+    first, second = some_sequences()[-2:]
+    tokens = sum(first.loss_mask) + sum(second.loss_mask)
+    siblings = [replace(one, denominator=tokens, rollout="theirs", advantage=0.0) for one in [first, second, second]]
+    other = replace(first, advantage=2.0)
+    policy = Policy(MODEL, replace(GENTLE, updates=2))
+    figures = policy.update([*siblings, other], policy.measure([*siblings, other]))
+    # the first half is the siblings, who teach nothing; the second is the other one alone
+    assert (figures.steps, figures.loss_sum) == (1, pytest.approx(-2.0, abs=1e-3))
 
 
 def test_a_gradient_that_is_not_finite_is_refused_and_moves_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +29,7 @@ class ScriptedPlayer:
     starts: Counter[int] = field(default_factory=Counter)
     running: int = 0
     most_running: int = 0
+    agents: int = 1
 
     async def play(self, sample: Sample, params: Any) -> Any:
         self.starts[sample.index] += 1
@@ -42,7 +43,8 @@ class ScriptedPlayer:
         if sample.group_index in self.held:
             sample.status = Sample.Status.ABORTED
         self.running -= 1
-        return SimpleNamespace(sample=sample)
+        siblings = [replace(sample, response=f"agent {number}") for number in range(1, self.agents)]
+        return SimpleNamespace(sample=sample, siblings=siblings)
 
 
 def collector_of(plan: RolloutPlan = PLAN, held: set[int] | None = None) -> tuple[RolloutCollector, ScriptedPlayer]:
@@ -110,6 +112,16 @@ async def test_a_prompt_that_was_over_beside_the_step_is_in_the_next_one() -> No
     seen = [positions(await collector.collect())[0] for _ in range(4)]
     assert seen == [0, 1, 2, 3]
     assert set(player.starts.values()) == {1}
+
+
+async def test_siblings_of_a_fan_out_are_one_episode_of_their_group() -> None:
+    collector, player = collector_of()
+    player.agents = 3
+    first = await collector.collect()
+    assert positions(first) == [0, 1, 2]
+    expected = [(index, name) for index in (0, 1) for name in ("", "agent 1", "agent 2")]
+    assert [(one.index, one.response) for one in first.groups[0]] == expected
+    assert len(await collector.play_all(ROWS, "held out")) == len(ROWS)
 
 
 async def test_a_cancelled_step_leaves_no_episode_running() -> None:

@@ -93,6 +93,26 @@ def test_siblings_of_a_rollout_share_its_denominator(tokenizer: Any) -> None:
     assert {one.denominator for one in batch.sequences[:2]} == {sum(map(len, (one.loss_mask for one in pair)))}  # type: ignore[arg-type]
 
 
+def test_siblings_are_one_episode_in_a_steps_figures(tokenizer: Any) -> None:
+    pair = [sample(tokenizer, ["an", "sw", "er"], 1.0, rollout_id=1) for _ in range(2)]
+    for part, one in enumerate(pair):
+        one.metadata["strands_rollout"]["fan_out"] = {"part": part, "of": 2, "kind": "main" if part == 0 else "agent"}
+    pair[1].status = Sample.Status.TRUNCATED
+    other = sample(tokenizer, ["5"], -1.0, rollout_id=2)
+    for kind in ("tito", "retokenised"):
+        batch = step_batch([[*pair, other]], kind, tokenizer)  # type: ignore[arg-type]
+        figures = batch_figures(batch, 4)
+        assert (figures["episodes"], figures["samples"], figures["reward"], figures["accuracy"]) == (2, 3, 0.0, 0.5)
+        assert (figures["completed"], figures["truncated"]) == (2, 0)
+        sampled = [sum(one.loss_mask or []) for one in (*pair, other)]
+        assert figures["sampled_tokens"] == sum(sampled) / 2
+        assert figures["drift_tokens"] == 2 * 3 / sum(sampled)  # three of each sibling's four
+        assert figures["drift_episodes"] == 1 / 2
+        assert [one.advantage for one in batch.sequences] == pytest.approx([0.7071, 0.7071, -0.7071], abs=1e-3)
+        trained = [sum(one.loss_mask) for one in batch.sequences]
+        assert [one.denominator for one in batch.sequences] == [trained[0] + trained[1]] * 2 + [trained[2]]
+
+
 def test_tokens_of_older_weights_are_stale(tokenizer: Any) -> None:
     one = sample(tokenizer, ["I add", "4"], 1.0, tool="\n4\n")
     batch = step_batch([[one]], "tito", tokenizer)

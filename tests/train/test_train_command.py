@@ -14,7 +14,8 @@ import pytest
 
 from strands_rollout.dump import read_dump
 
-REPOSITORY = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
 pytestmark = pytest.mark.timeout(900)  # of slow runs on a busy machine
 SMALL = ("--prompts", "4", "--samples-per-prompt", "4", "--threads", "1", "--eval-every", "100")
 
@@ -26,7 +27,14 @@ def command(out: Path, *options: str, held_out: Path | None = None) -> list[str]
 
 
 def train(out: Path, *options: str, held_out: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(out, *options, held_out=held_out), capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command(out, *options, held_out=held_out), capture_output=True, text=True, timeout=300, env=environment()
+    )
+
+
+def environment() -> dict[str, str]:
+    """Where the tests' own agents can be imported."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +180,85 @@ def test_another_agent_is_trained_by_naming_its_config_model_and_rows(tmp_path: 
     names = sorted(path.name for path in (tmp_path / "dump").iterdir())
     assert names == ["rollout_000000.jsonl.gz", "rollout_000001.jsonl.gz"]
     assert len(list(read_dump(tmp_path / "dump"))) == 16
+
+
+def two_agents(folder: Path, **more: Any) -> Path:
+    """A configuration of an agent that asks another one, each of them trained."""
+    settings = {
+        "agent_factory": "delegating_agent.build",
+        "fan_out": True,
+        "executor": {"name": "local", "isolation": "rlimits"},
+        "dump_dir": str(folder / "dump"),
+        **more,
+    }
+    path = folder / "two_agents.yaml"
+    path.write_text(json.dumps({"strands_rollout": settings}))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_all_agents_of_an_episode_are_trained_also_after_a_kill(tmp_path: Path, few_rows: Path) -> None:
+    pytest.importorskip("torch")
+    options = ("--config", str(two_agents(tmp_path)), "--steps", "2", "--save-every", "1", "--updates", "2")
+    done = train(tmp_path / "whole", *options, held_out=few_rows)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["episodes"] == 32
+    assert 0 < summary["logprob_gap_max_step0"] < 1e-3
+    whole = steps_of(tmp_path / "whole")
+    dumped = list(read_dump(tmp_path / "dump"))
+    for record in whole:
+        assert record["completed"] + record["truncated"] == record["episodes"] == 16
+        assert record["samples"] > 20
+        assert record["logprob_gap_max"] < 1e-3
+    assert len(dumped) == sum(record["samples"] for record in whole)
+    kinds = [one.to_sample().metadata["strands_rollout"]["fan_out"]["kind"] for one in dumped]
+    assert (kinds.count("main"), kinds.count("agent")) == (32, len(dumped) - 32)
+    cut = subprocess.Popen(
+        command(tmp_path / "cut", *options, held_out=few_rows),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert cut.stderr is not None
+    any(line.startswith("step 1/2") for line in cut.stderr)
+    cut.kill()
+    cut.communicate(timeout=60)
+    resumed = train(tmp_path / "cut", *options, held_out=few_rows)
+    assert resumed.returncode == 0, resumed.stderr
+    assert without_times(steps_of(tmp_path / "cut")) == without_times(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("options", [("--async",), ("--rollout", "retokenised"), ("--loss-mean", "token")])
+def test_agents_of_an_episode_are_trained_in_every_way_that_takes_whole_episodes(
+    options: tuple[str, ...], tmp_path: Path, few_rows: Path
+) -> None:
+    pytest.importorskip("torch")
+    config = two_agents(tmp_path)
+    done = train(tmp_path / "run", "--config", str(config), "--steps", "2", *options, held_out=few_rows)
+    assert done.returncode == 0, done.stderr
+    assert all(record["samples"] > 20 and record["episodes"] == 16 for record in steps_of(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--extra-prompts", "2"], "partial rollouts (--extra-prompts) can't be collected of several samples"),
+        (["--rollout", "openai"], "a chat endpoint (--rollout openai) has one agent's one history"),
+    ],
+)
+def test_a_fan_out_is_refused_where_slime_or_an_endpoint_takes_none(
+    options: list[str], words: str, tmp_path: Path
+) -> None:
+    for needed in ("torch", "openai"):
+        pytest.importorskip(needed)
+    done = train(tmp_path / "run", "--config", str(two_agents(tmp_path)), *options)
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.split())
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ function callWords(call) {
     if (typeof box.exit_code === "number") words.push(`exit ${box.exit_code}`);
     if (box.killed_by) words.push(String(box.killed_by));
     if (typeof box.run_s === "number") words.push(`ran ${seconds(box.run_s)}`);
-    if (box.queued_s > 0.001) words.push(`waited ${seconds(box.queued_s)}`);
+    if (typeof box.queued_s === "number" && box.queued_s > 0.001) words.push(`waited ${seconds(box.queued_s)}`);
   }
   return words.join(", ");
 }

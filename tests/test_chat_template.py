@@ -153,7 +153,14 @@ def test_a_plain_chatml_template_is_accepted(shipped_tokenizer: Any) -> None:
         ("nt\n' }}{% endif", "nt\n' }}{% if messages | length > 3 %}Now!{% endif %}{% endif", "for user turns: turn 3"),
         ("{% if add_", "{{ messages[-2].content }}{% if add_", "exactly once"),
     ],
-    ids=["result dropped", "results numbered", "last turn marked", "reminder in long chats", "reminder after the prompt", "answer repeated"],
+    ids=[
+        "result dropped",
+        "results numbered",
+        "last turn marked",
+        "reminder in long chats",
+        "reminder after the prompt",
+        "answer repeated",
+    ],
 )
 def test_a_template_that_rewrites_the_conversation_is_refused(
     shipped_tokenizer: Any, old: str, new: str, words: str

@@ -39,10 +39,10 @@ def drift(
     from strands_rollout.dataset_rows import json_line
     from strands_rollout.doctor.tokenizer_folder import load
     from strands_rollout.errors import DumpError
-    from strands_rollout.inspection.drift_report import DriftMeter, as_json_value, totals_of
     from strands_rollout.inspection.drift_table import print_drift
     from strands_rollout.inspection.saved_episode import read_episodes
     from strands_rollout.report import counter, make_console
+    from strands_rollout.retokenisation.meter import DriftMeter, as_json_value, totals_of
 
     settings = None if config is None else read_config_file(config)
     thinking = None if settings is None else settings.enable_thinking
@@ -54,7 +54,7 @@ def drift(
     measured = []
     with counter("episodes") as on_done:
         for episode in read_episodes(dump):
-            measured.append(meter.measure(episode))
+            measured.append(meter.measure(episode, episode.number))
             on_done(1)
     if not measured:
         raise DumpError(f"{dump} has no sample with the policy's tokens; results of eval have them with --save-tokens")

@@ -1,11 +1,11 @@
-"""An episode as a dump has it: its tokens, and which of them were sampled, turn by turn.
+"""Episodes of a dump: each with its place there.
 
-Knows samples; nothing of tokenizers and engines.
+Knows dumps and samples; nothing of tokenizers and engines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -14,55 +14,23 @@ from typing import Any
 from strands_rollout.dump import DumpRecord, read_dump
 from strands_rollout.errors import DumpError
 from strands_rollout.finished_sample import FinishedSample
+from strands_rollout.retokenisation.sampled_episode import SampledEpisode
 
 
 @dataclass(frozen=True, slots=True)
-class SavedEpisode:
+class SavedEpisode(SampledEpisode):
     """One sample of a dump that has tokens and a policy's turn among them.
 
     Attributes:
         number: Its place in the dump, from 0.
-        record: As it was read.
-        sample: Made of it.
-        turns: Where each of the policy's turns begins and ends in the tokens; at least one, none empty.
     """
 
     number: int
-    record: DumpRecord
-    sample: Any
-    turns: Sequence[tuple[int, int]]
-
-    @property
-    def tokens(self) -> list[int]:
-        """Prompt and response."""
-        return list(self.sample.tokens)
 
     @property
     def name(self) -> dict[str, Any]:
         """How a report names it: its place in the dump, and the sample's own index."""
         return {"number": self.number, "index": self.sample.index}
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """What `generate` wrote of it."""
-        return self.record.facts
-
-    @property
-    def contexts(self) -> Iterator[tuple[int, int]]:
-        """Where what the policy read before each of its turns begins and ends; the first is the prompt."""
-        end = 0
-        for start, next_end in self.turns:
-            yield end, start
-            end = next_end
-
-    @property
-    def sampled_mask(self) -> list[int]:
-        """1 for each token of the response that was sampled, trained or not, else 0."""
-        prompt_length = len(self.sample.tokens) - self.sample.response_length
-        mask = [0] * len(self.sample.tokens)
-        for start, end in self.turns:
-            mask[start:end] = [1] * (end - start)
-        return mask[prompt_length:]
 
 
 def read_episodes(path: Path) -> Iterator[SavedEpisode]:
@@ -114,7 +82,7 @@ def episode_of(record: DumpRecord, number: int) -> SavedEpisode | None:
     if turns is None:
         mask = [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask  # None: all, in slime
         turns = _runs(mask, len(sample.tokens) - sample.response_length)
-    return SavedEpisode(number, record, sample, turns) if turns else None
+    return SavedEpisode(sample, record.facts, turns, number) if turns else None
 
 
 def _runs(mask: Sequence[int], start: int) -> list[tuple[int, int]]:

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
-from strands_rollout.drift import Drift, measure_drift
+from strands_rollout.drift import Drift
 from strands_rollout.episode_facts import episode_facts
-from strands_rollout.finished_sample import finished_samples
+from strands_rollout.finished_sample import FinishedSample, finished_samples
 from strands_rollout.group_rewards import normalize_rewards
+from strands_rollout.retokenisation.meter import DriftMeter, EpisodeDrift, measure_some
 from strands_rollout.reward_settings import REWARD_KEY
 from strands_rollout.sample_type import Sample
+from strands_rollout.tool_parsers import AUTO
 from strands_rollout.train.retokenised import Retokenised, retokenise
 from strands_rollout.train.sequence import TrainingSequence
 from strands_rollout.train.train_options import RolloutKind
@@ -32,23 +34,33 @@ class StepBatch:
         samples: All of the step, flat, in the order of their groups.
         sequences: Those that train a token.
         drifts: Of those samples of which it was measured.
+        measured: All that was measured of those, where tokens are taken as they were sampled.
         dropped_groups: Groups without a spread of rewards, which teach nothing.
     """
 
     samples: list[Sample]
     sequences: list[TrainingSequence]
     drifts: list[Drift]
+    measured: list[EpisodeDrift]
     dropped_groups: int
 
 
-def step_batch(groups: Sequence[Sequence[Sample]], kind: RolloutKind, tokenizer: Any) -> StepBatch:  # noqa: ANN401
+def step_batch(
+    groups: Sequence[Sequence[Sample]],
+    kind: RolloutKind,
+    tokenizer: Any,  # noqa: ANN401
+    *,
+    tool_parser: str = AUTO,
+) -> StepBatch:
     """Normalise rewards by group, and turn every sample that trains a token into a sequence.
 
     Args:
         groups: Graded samples.
         kind: Whether tokens are taken as they are, or decoded and encoded again first.
         tokenizer: The policy's, a Hugging Face fast tokenizer.
+        tool_parser: The format of its calls; "auto" for the one that its template writes.
     """
+    measured: list[EpisodeDrift] = []
     samples = [sample for group in groups for sample in group]
     _, advantages = normalize_rewards(_GRPO, samples)
     by_group: dict[object, set[float]] = defaultdict(set)
@@ -61,17 +73,19 @@ def step_batch(groups: Sequence[Sequence[Sample]], kind: RolloutKind, tokenizer:
         drifts = [Drift(one.sampled_tokens, one.drifted_tokens) for one in again]
     else:
         sequences = _as_sampled(trained)
-        drifts = _drifts([sample for sample, _ in trained], kind, tokenizer)
+        views = finished_samples([sample for sample, _ in trained])
+        if kind == "tito":
+            measured = measure_some(views, DriftMeter(tokenizer, tool_parser=tool_parser))
+            drifts = [Drift(one.sampled_tokens, one.turn_drift) for one in measured]
+        else:
+            drifts = _text_endpoint_drifts(views)
     dropped = sum(advantages == {0.0} for advantages in by_group.values())
-    return StepBatch(samples, [one for one in sequences if any(one.loss_mask)], drifts, dropped)
+    return StepBatch(samples, [one for one in sequences if any(one.loss_mask)], drifts, measured, dropped)
 
 
-def _drifts(samples: list[Sample], kind: RolloutKind, tokenizer: Any) -> list[Drift]:  # noqa: ANN401
-    """What encoding again would change; of a text endpoint, whose tokens are encoded again already, what it has."""
-    if kind == "tito":
-        return measure_drift([view.turn_ids or [] for view in finished_samples(samples)], tokenizer)
-    all_facts = [episode_facts(sample) for sample in samples]
-    lost = [(facts["sampled_tokens"], facts["text_endpoint"]["unmatched_sampled"]) for facts in all_facts]
+def _text_endpoint_drifts(samples: Sequence[FinishedSample]) -> list[Drift]:
+    """Of a text endpoint, whose tokens are encoded again already, what it has lost."""
+    lost = [(view.facts["sampled_tokens"], view.facts["text_endpoint"]["unmatched_sampled"]) for view in samples]
     return [Drift(sampled, unmatched) for sampled, unmatched in lost if unmatched is not None]
 
 

@@ -17,7 +17,7 @@ from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.cli import app
 from strands_rollout.engine import SHIPPED_MODEL_DIR
 from strands_rollout.errors import DumpError
-from strands_rollout.inspection.drift_report import CLASSES, DriftMeter, EpisodeDrift
+from strands_rollout.retokenisation.meter import CLASSES, DriftMeter, EpisodeDrift
 
 QUESTION = "What is 17 * 2?"
 
@@ -140,9 +140,16 @@ def without_generation_prompt(parts: Parts, tokenizer: Any) -> tuple[Parts, int]
     return [prompt[:-length], call, context, answer], 0
 
 
+def cut_short(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
+    """Context that stops before the assistant's turn is opened."""
+    prompt, call, context, answer = parts
+    length = len(encode(tokenizer, "<|im_start|>assistant\n"))
+    return [prompt, call, context[:-length], answer], len(prompt) + len(call)
+
+
 @pytest.mark.parametrize(
     "defect",
-    [without_the_close, forged, respelled, one_result_less, respelled_prompt, without_generation_prompt],
+    [cut_short, without_the_close, forged, respelled, one_result_less, respelled_prompt, without_generation_prompt],
     ids=lambda defect: defect.__name__,
 )
 async def test_context_that_is_not_the_templates_is_found_where_it_begins(tokenizer: Any, defect: Any) -> None:
@@ -157,9 +164,31 @@ async def test_context_that_is_not_the_templates_is_found_where_it_begins(tokeni
 async def test_a_samples_own_arguments_of_the_template_are_used(qwen3_tokenizer: Any) -> None:
     kwargs = {"enable_thinking": False}
     done = await run(qwen3_tokenizer, [ANSWER], prompt=QUESTION, args={"apply_chat_template_kwargs": kwargs})
+    told = done.sample.metadata["strands_rollout"].pop("template_kwargs")
+    assert told == kwargs
     done.sample.apply_chat_template_kwargs = {}
     assert measured(qwen3_tokenizer, done.sample).mismatches
     done.sample.apply_chat_template_kwargs = kwargs
+    assert measured(qwen3_tokenizer, done.sample).mismatches == []
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"args": {"apply_chat_template_kwargs": {"enable_thinking": False}}},
+        {"settings": {"enable_thinking": False}},
+        {
+            "settings": {"row_settings": ["enable_thinking"]},
+            "metadata": {"strands_rollout": {"enable_thinking": False}},
+        },
+    ],
+    ids=["slime's arguments", "the settings", "the row"],
+)
+async def test_whoever_set_the_templates_arguments_they_are_those_of_the_check(
+    qwen3_tokenizer: Any, asked: dict[str, Any]
+) -> None:
+    done = await run(qwen3_tokenizer, [ANSWER], prompt=QUESTION, **asked)
+    assert qwen3_tokenizer.decode(parts_of(done.sample)[0]).endswith("<think>\n\n</think>\n\n")
     assert measured(qwen3_tokenizer, done.sample).mismatches == []
 
 

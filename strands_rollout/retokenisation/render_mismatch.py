@@ -16,8 +16,8 @@ from typing import Any, Final, TypeAlias
 from strands_rollout.chat_messages import ChatMessage
 from strands_rollout.episode_facts import fan_out_part
 from strands_rollout.errors import TemplateError
-from strands_rollout.inspection.saved_episode import SavedEpisode
-from strands_rollout.inspection.turn_reading import TurnReading
+from strands_rollout.retokenisation.sampled_episode import SampledEpisode
+from strands_rollout.retokenisation.turn_reading import TurnReading
 
 _ANY: Final = "probed-{}-of-{}"
 _ANYS: Final = re.compile(r"probed-[a-z]+-of-\d+")
@@ -33,7 +33,7 @@ class Mismatch:
 
     Attributes:
         position: Index in the sample's tokens of the first one that differs.
-        tokens: How many of the context's tokens differ.
+        tokens: How many of the context's tokens differ; 1 where some only lack.
         got: Text from there on.
         expected: What the template makes there.
     """
@@ -56,7 +56,7 @@ class RenderCheck:
         self._template, self._encoder = reading.template, reading.template.encoder
         self._shapes: dict[int, list[Piece] | None] = {}
 
-    def mismatches(self, episode: SavedEpisode) -> Iterator[Mismatch]:
+    def mismatches(self, episode: SampledEpisode) -> Iterator[Mismatch]:
         """What differs, at most one for each stretch of context, in order."""
         tokens, turns = episode.tokens, list(episode.turns)
         for number, (start, end) in enumerate(episode.contexts):
@@ -67,7 +67,7 @@ class RenderCheck:
             if found is not None:
                 at, count, expected = found
                 got = self._encoder.decode(tokens[start + at : min(end, start + at + _SHOWN_TOKENS)])
-                yield Mismatch(start + at, count, got, expected)
+                yield Mismatch(start + at, max(count, 1), got, expected)  # where tokens only lack, none differs
 
     def _between(self, context: Sequence[int], turn: Sequence[int]) -> tuple[int, int, str] | None:
         """The first place that differs, how many tokens do, and what was expected."""
@@ -90,10 +90,10 @@ class RenderCheck:
         # a turn that was cut by length is not searched for calls
         return [calls] if turn[-1] == self._template.end_of_turn_id else [calls, 0]
 
-    def _in_prompt(self, context: Sequence[int], episode: SavedEpisode) -> tuple[int, int, str] | None:
+    def _in_prompt(self, context: Sequence[int], episode: SampledEpisode) -> tuple[int, int, str] | None:
         if not _begins_with_its_row(episode):
             return self._wrongly_encoded(context)
-        question = _last_user_text(episode.sample.prompt)
+        question = _last_user_text(getattr(episode.sample, "prompt", None))
         expected = self._ending(_ANY.format("question", 0) if question is None else question)
         ends = self._split(context)[-len(expected) :]
         at = len(context) - sum(len(ids) for ids in ends)
@@ -180,7 +180,7 @@ class RenderCheck:
         return list(self._encoder.pieces(rendered))
 
 
-def _begins_with_its_row(episode: SavedEpisode) -> bool:
+def _begins_with_its_row(episode: SampledEpisode) -> bool:
     """Whether the prompt is the row's: not of a sub-agent, nor of a history that was rewritten."""
     segments = episode.facts.get("segments")
     return fan_out_part(episode.sample) in (None, 0) and (not isinstance(segments, int) or segments <= 1)

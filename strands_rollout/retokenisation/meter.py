@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from strands_rollout.drift import (
     Placed,
@@ -29,6 +29,8 @@ from strands_rollout.retokenisation.render_mismatch import Mismatch, RenderCheck
 from strands_rollout.retokenisation.sampled_episode import SampledEpisode
 from strands_rollout.retokenisation.turn_reading import TurnReading
 from strands_rollout.tool_parsers import AUTO
+
+T = TypeVar("T")
 
 CLASSES: Final = ("assistant text", "tool call", "whitespace", "special tokens", "template")
 MAX_SAMPLES: Final = 64
@@ -87,6 +89,17 @@ class EpisodeDrift:
     classes: dict[str, int]
     first: Divergence | None
     mismatches: list[Mismatch] | None
+
+    @property
+    def counts(self) -> dict[str, int | None]:
+        """In few numbers, None for what was not looked at."""
+        return {
+            "sampled_tokens": self.sampled_tokens,
+            "turn_drift": self.turn_drift,
+            "text_drift": self.text_drift,
+            "off_policy": self.off_policy,
+            "mismatched_tokens": None if self.mismatches is None else self.mismatched_tokens,
+        }
 
     @property
     def is_drifted(self) -> bool:
@@ -259,18 +272,19 @@ def measure_some(samples: Sequence[FinishedSample], meter: DriftMeter) -> list[E
     what is no token id, is left out.
     """
     episodes = [episode for sample in samples if (episode := SampledEpisode.of(sample)) is not None]
+    tokens = sum(len(episode.sample.tokens) for episode in episodes)
+    most = max(1, MAX_TOKENS * len(episodes) // max(tokens, 1))
     found = [
         kept("drift", functools.partial(meter.measure, episode, number), of_sample=True)
-        for number, episode in enumerate(_evenly_spread(episodes))
+        for number, episode in enumerate(evenly_spread(episodes, min(most, MAX_SAMPLES)))
     ]
     return [drift for drift in found if drift is not None]
 
 
-def _evenly_spread(episodes: Sequence[SampledEpisode]) -> list[SampledEpisode]:
-    tokens = sum(len(episode.sample.tokens) for episode in episodes)
-    most = max(1, MAX_TOKENS * len(episodes) // max(tokens, 1))
-    count = min(len(episodes), MAX_SAMPLES, most)
-    return [episodes[position * len(episodes) // count] for position in range(count)]
+def evenly_spread(items: Sequence[T], most: int = MAX_SAMPLES) -> list[T]:
+    """At most so many of these, always the same ones."""
+    count = min(len(items), most)
+    return [items[position * len(items) // count] for position in range(count)]
 
 
 def _lost(sampled: Sequence[Placed], again: Sequence[Placed]) -> list[int]:

@@ -13,6 +13,7 @@ from saved import Parts, dump_of, episode, parts_of, sample_of
 from spelled_tokens import bytewise, encode
 from typer.testing import CliRunner, Result
 
+from strands_rollout import Sample
 from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.cli import app
 from strands_rollout.engine import SHIPPED_MODEL_DIR
@@ -177,10 +178,7 @@ async def test_a_samples_own_arguments_of_the_template_are_used(qwen3_tokenizer:
     [
         {"args": {"apply_chat_template_kwargs": {"enable_thinking": False}}},
         {"settings": {"enable_thinking": False}},
-        {
-            "settings": {"row_settings": ["enable_thinking"]},
-            "metadata": {"strands_rollout": {"enable_thinking": False}},
-        },
+        {"sample": Sample(prompt=QUESTION, metadata={"strands_rollout_settings": {"enable_thinking": False}})},
     ],
     ids=["slime's arguments", "the settings", "the row"],
 )

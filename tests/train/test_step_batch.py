@@ -74,7 +74,10 @@ def test_retokenised_trains_on_other_tokens_where_words_were_spelled_otherwise(t
     figures = batch_figures(batch, 4)
     assert figures["drift_tokens"] == 3 / 6
     assert figures["drift_episodes"] == 1 / 2
-    assert batch_figures(step_batch([[spelled, plain]], "tito", tokenizer), 4)["drift_tokens"] == 3 / 6
+    assert "mismatch_tokens" not in figures
+    exact = batch_figures(step_batch([[spelled, plain]], "tito", tokenizer), 4)
+    assert (exact["drift_tokens"], exact["off_policy_tokens"]) == (3 / 6, 3 / 6)
+    assert exact["mismatch_tokens"] > 0  # a prompt that no template made
 
 
 def test_samples_that_train_nothing_are_left_out_and_compared_with_nothing(tokenizer: Any) -> None:

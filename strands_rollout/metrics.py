@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from strands_rollout.episode_metrics import GROUPS, Metrics, drift_metrics
 from strands_rollout.finished_sample import FinishedSample, finished_samples, kept
 from strands_rollout.metric_log import StepMetrics, Table, log_line, log_to_tensorboard, log_to_wandb, step_of
 from strands_rollout.retokenisation.meter import DriftMeter, EpisodeDrift, measure_some
+from strands_rollout.secret_mask import secret_values
 from strands_rollout.slime_seam import tokenizer_of
 from strands_rollout.step_dump import write_step_dump
 from strands_rollout.transcript_table import COLUMNS, transcript_rows
@@ -70,10 +72,11 @@ def _log(rollout_id: int, args: Any, samples_by_prefix: Mapping[str, Any], step_
     step = rollout_id if known_step is None else known_step
     reward_key = _reward_key(args, evaluation=step_key.startswith("eval"))
     metrics = StepMetrics(rollout_id, step_key)
+    secrets = secret_values(os.environ, getattr(args, "strands_rollout", None))
     for prefix, given in samples_by_prefix.items():
         samples = kept("samples", functools.partial(finished_samples, given)) or []
         metrics.numbers |= {f"{prefix}/{name}": value for name, value in _numbers(args, samples).items()}
-        table = functools.partial(transcript_rows, samples, step=step, reward_key=reward_key)
+        table = functools.partial(transcript_rows, samples, step=step, reward_key=reward_key, secrets=secrets)
         if rows := kept("transcripts", table):
             metrics.tables[f"{prefix}/transcripts"] = Table(COLUMNS, rows)
         kept("dump", functools.partial(write_step_dump, args, _dump_name(prefix), rollout_id, given))

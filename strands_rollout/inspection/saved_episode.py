@@ -5,16 +5,18 @@ Knows dumps and samples; nothing of tokenizers and engines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from strands_rollout.dump import DumpRecord, read_dump
-from strands_rollout.errors import DumpError
+from strands_rollout.dump import DumpRecord, TokenTexts, read_dump
+from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.finished_sample import FinishedSample
 from strands_rollout.retokenisation.sampled_episode import SampledEpisode
+
+_MOST_UNKNOWN: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +25,13 @@ class SavedEpisode(SampledEpisode):
 
     Attributes:
         number: Its place in the dump, from 0.
+        where: File and line, for people.
+        token_texts: Bytes of token ids, as far as the dump holds them.
     """
 
     number: int
+    where: str
+    token_texts: Mapping[int, bytes]
 
     @property
     def name(self) -> dict[str, Any]:
@@ -59,6 +65,8 @@ def nth_episode(path: Path, number: int) -> SavedEpisode:
             if episode is None:
                 raise DumpError(f"{record.where}: the policy's tokens are not in it; expected a sample with tokens")
             return episode
+    if not count:
+        raise DumpError(f"{path} holds no sample; expected one or more")
     raise DumpError(f"{path} has {count} samples; got sample {number}, expected one of 0 to {count - 1}")
 
 
@@ -82,7 +90,33 @@ def episode_of(record: DumpRecord, number: int) -> SavedEpisode | None:
     if turns is None:
         mask = [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask  # None: all, in slime
         turns = _runs(mask, len(sample.tokens) - sample.response_length)
-    return SavedEpisode(sample, record.facts, turns, number) if turns else None
+    return SavedEpisode(sample, record.facts, turns, number, record.where, record.token_texts) if turns else None
+
+
+def check_tokenizer(episode: SavedEpisode, texts: TokenTexts, name: str) -> None:
+    """See whether the tokens can be of a tokenizer: ids that it has, with the texts that the dump tells.
+
+    Args:
+        episode: As it was saved.
+        texts: Of the tokenizer.
+        name: Of the tokenizer, for the message.
+
+    Raises:
+        ConfigError: They can't.
+    """
+    ids = set(episode.tokens)
+    unknown = sorted(token for token in ids if token not in texts)
+    if len(unknown) > len(ids) * _MOST_UNKNOWN:  # a policy may sample some of the ids that only pad its vocabulary
+        raise ConfigError(
+            f"{episode.where} has {len(unknown)} ids of {len(ids)} that {name} does not know, such as {unknown[-1]}; "
+            "name the tokenizer of the policy that wrote it"
+        )
+    for token, text in episode.token_texts.items():
+        if texts.get(token, text) != text:
+            raise ConfigError(
+                f"{episode.where} has the token {token} for {text!r}, which is {texts[token]!r} in {name}; name the "
+                "tokenizer of the policy that wrote it"
+            )
 
 
 def _runs(mask: Sequence[int], start: int) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from family_templates import CHATML, HERMES, tokenizer_with
-from harness import ANSWER, call_text, run
+from harness import ANSWER, call_text, ids_of, run
 from saved import Parts, dump_of, episode, parts_of, sample_of
 from spelled_tokens import bytewise, encode
 from typer.testing import CliRunner, Result
@@ -16,8 +16,9 @@ from typer.testing import CliRunner, Result
 from strands_rollout import Sample
 from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.cli import app
+from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.engine import SHIPPED_MODEL_DIR
-from strands_rollout.errors import DumpError
+from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.retokenisation.meter import CLASSES, DriftMeter, EpisodeDrift
 
 QUESTION = "What is 17 * 2?"
@@ -282,3 +283,19 @@ async def test_a_dump_without_tokens_is_nothing_to_measure(tmp_path: Path) -> No
     result = drift(path)
     assert isinstance(result.exception, DumpError)
     assert "--save-tokens" in str(result.exception)
+
+
+async def test_a_tokenizer_that_is_not_the_dumps_is_refused(
+    shipped_tokenizer: Any, qwen3_tokenizer: Any, tmp_path: Path
+) -> None:
+    sample = await played(shipped_tokenizer)
+    told, untold = tmp_path / "told.jsonl", tmp_path / "untold.jsonl"
+    write_dump(told, [sample], TokenTexts(shipped_tokenizer))
+    assert drift(told).exit_code == 0
+    foreign = CliRunner().invoke(app, ["drift", str(told), "--tokenizer", qwen3_tokenizer.name_or_path])
+    assert isinstance(foreign.exception, ConfigError)
+    assert f"{told}:1 has the token " in str(foreign.exception)
+    write_dump(untold, [sample_of([ids_of(qwen3_tokenizer, "Frage 東京"), ids_of(qwen3_tokenizer, "Antwort")])])
+    unknown = drift(untold)
+    assert isinstance(unknown.exception, ConfigError)
+    assert "does not know, such as" in str(unknown.exception)

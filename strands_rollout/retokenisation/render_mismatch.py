@@ -59,8 +59,12 @@ class RenderCheck:
     def mismatches(self, episode: SampledEpisode) -> Iterator[Mismatch]:
         """What differs, at most one for each stretch of context, in order."""
         tokens, turns = episode.tokens, list(episode.turns)
+        # the template writes an image as one token, of which the processor makes many: then only texts can be compared
+        has_images = getattr(episode.sample, "multimodal_train_inputs", None) is not None
         for number, (start, end) in enumerate(episode.contexts):
-            if number == 0:
+            if has_images:
+                found = self._wrongly_encoded(tokens[start:end])
+            elif number == 0:
                 found = self._in_prompt(tokens[:end], episode)
             else:
                 found = self._between(tokens[start:end], tokens[turns[number - 1][0] : start])

@@ -22,6 +22,7 @@ from strands_rollout.retokenisation.turn_reading import TurnReading
 _ANY: Final = "probed-{}-of-{}"
 _ANYS: Final = re.compile(r"probed-[a-z]+-of-\d+")
 _SHOWN_TOKENS: Final = 12
+_MOST_USERS: Final = 2
 
 Piece: TypeAlias = int | str
 """A control token's id, or a text between two of them."""
@@ -54,7 +55,7 @@ class RenderCheck:
     def __init__(self, reading: TurnReading) -> None:
         self.reading = reading
         self._template, self._encoder = reading.template, reading.template.encoder
-        self._shapes: dict[int, list[Piece] | None] = {}
+        self._shapes: dict[tuple[int, int], list[Piece] | None] = {}
 
     def mismatches(self, episode: SampledEpisode) -> Iterator[Mismatch]:
         """What differs, at most one for each stretch of context, in order."""
@@ -77,8 +78,8 @@ class RenderCheck:
         """The first place that differs, how many tokens do, and what was expected."""
         is_closed = turn[-1] == self._template.end_of_turn_id
         faults = []
-        for count in self._possible_results(turn):
-            shape = self._shape(count)
+        for results, users in self._possible_messages(turn):
+            shape = self._shape(results, users)
             if shape is None:  # the template can't be asked, e.g. for the form of a call's id
                 continue
             faults.append(self._unlike(context, shape[1:] if is_closed else shape))
@@ -86,13 +87,14 @@ class RenderCheck:
             return faults[0]
         return self._wrongly_encoded(context)
 
-    def _possible_results(self, turn: Sequence[int]) -> list[int]:
-        """How many tool results may follow a turn; 0 for a user's turn, none at all where it can't be told."""
+    def _possible_messages(self, turn: Sequence[int]) -> list[tuple[int, int]]:
+        """How many tool results, and user's turns behind them, may follow a turn; none where it can't be told."""
         calls = self.reading.calls(turn)
         if calls is None:
             return []
         # a turn that was cut by length is not searched for calls
-        return [calls] if turn[-1] == self._template.end_of_turn_id else [calls, 0]
+        counts = [calls] if turn[-1] == self._template.end_of_turn_id else [calls, 0]
+        return [(count, users) for count in counts for users in range(0 if count else 1, _MOST_USERS + 1)]
 
     def _in_prompt(self, context: Sequence[int], episode: SampledEpisode) -> tuple[int, int, str] | None:
         if not _begins_with_its_row(episode):
@@ -156,9 +158,9 @@ class RenderCheck:
             found[-1].append(token)
         return found
 
-    def _shape(self, calls: int) -> list[Piece] | None:
-        """What the template makes of so many results, from the end of the assistant's turn; 0 for a user's turn."""
-        if calls not in self._shapes:
+    def _shape(self, calls: int, users: int) -> list[Piece] | None:
+        """What the template makes of so many results and user's turns, from the end of the assistant's turn on."""
+        if (calls, users) not in self._shapes:
             messages: list[ChatMessage] = [
                 {
                     "role": "tool",
@@ -167,16 +169,17 @@ class RenderCheck:
                     "content": _ANY.format("result", number),
                 }
                 for number in range(calls)
-            ] or [{"role": "user", "content": _ANY.format("question", 0)}]
+            ]
+            messages += [{"role": "user", "content": _ANY.format("question", number)} for number in range(users)]
             try:
-                self._shapes[calls] = self._pieces_of(self._template.render_turn(messages))
+                self._shapes[calls, users] = self._pieces_of(self._template.render_turn(messages))
             except TemplateError:
-                self._shapes[calls] = None
-        return self._shapes[calls]
+                self._shapes[calls, users] = None
+        return self._shapes[calls, users]
 
     def _ending(self, question: str) -> list[Piece]:
         """How a prompt ends: the text that holds the question, and what follows it."""
-        marked = self._shape(0) or []
+        marked = self._shape(0, 1) or []
         place = next((n for n, piece in enumerate(marked) if isinstance(piece, str) and _ANYS.search(piece)), 0)
         return self._pieces_of(self._template.render_turn([{"role": "user", "content": question}]))[place:]
 

@@ -214,6 +214,19 @@ async def test_a_turn_that_was_cut_is_not_taken_to_have_called_its_tools(tokeniz
     assert measured(tokenizer, sample_of([prompt, cut, context, answer], prompt=QUESTION)).mismatches == []
 
 
+@pytest.mark.parametrize(("results", "users"), [(2, 0), (2, 1), (0, 1), (0, 2)])
+async def test_user_turns_may_follow_results_and_each_other(tokenizer: Any, results: int, users: int) -> None:
+    template = ChatTemplate(tokenizer)
+    prompt, call, _, answer = parts_of(await played(tokenizer))
+    turn = call if results else answer
+    messages: Any = [{"role": "tool", "name": "f", "tool_call_id": str(n), "content": "34"} for n in range(results)]
+    messages += [{"role": "user", "content": f"And {n}?"} for n in range(users)]
+    context = template.turn_ids(messages, last_id=turn[-1])
+    assert measured(tokenizer, sample_of([prompt, turn, context, answer], prompt=QUESTION)).mismatches == []
+    torn = sample_of([prompt, turn, context[:-1], answer], prompt=QUESTION)
+    assert len(measured(tokenizer, torn).mismatches or []) == 1
+
+
 async def test_a_format_that_no_parser_reads_leaves_the_number_of_results_open(shipped_tokenizer: Any) -> None:
     template = CHATML.replace("CALL", "[[{{ call.function.name }}]]")
     own = tokenizer_with(template, shipped_tokenizer)

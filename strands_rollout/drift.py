@@ -5,8 +5,8 @@ token encodes to itself, and ordinary tokens that spell one count as drift, sinc
 
 A sampled token differs unless the encoding of the turn's text has the same token at the same place of the text, or both
 end with the same tokens from there on. Places are counted in characters (and bytes of an unfinished one), U+FFFD for
-broken UTF-8 included. Where encoding changes the text itself (Unicode normalisation), places no longer agree: then all
-tokens between the first change and the common end count. Time is linear in the tokens.
+broken UTF-8 included. Where encoding changes the text itself (Unicode normalisation), a new token's place is where the
+text lies that it was made of. Time is linear in the tokens.
 """
 
 from __future__ import annotations
@@ -16,16 +16,10 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-from strands_rollout.finished_sample import kept
-
-T = TypeVar("T")
-
-MAX_SAMPLES: Final = 64
-"""Samples of a step whose drift is measured."""
 _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -49,33 +43,6 @@ class Drift:
     def share(self) -> float:
         """Differing tokens by sampled tokens, 0 to 1."""
         return self.drift_tokens / self.sampled_tokens
-
-
-def measure_drift(samples: Sequence[Sequence[Sequence[int]]], tokenizer: Any) -> list[Drift]:  # noqa: ANN401 - any fast tokenizer
-    """The drift of at most `MAX_SAMPLES` of the samples, evenly spread; always of the same ones.
-
-    A sample with ids that the tokenizer does not take, such as negative ones, is left out.
-
-    Args:
-        samples: Each the sampled ids of its turns; those without any token are not measured.
-        tokenizer: The policy's, a Hugging Face fast tokenizer.
-    """
-    spread = evenly_spread([turns for turns in samples if any(turns)])
-    bytes_of = token_bytes(tokenizer)
-    drifts = [
-        kept("drift", functools.partial(_drift_of, turns, tokenizer, bytes_of), of_sample=True) for turns in spread
-    ]
-    return [drift for drift in drifts if drift is not None]
-
-
-def evenly_spread(samples: Sequence[T]) -> list[T]:
-    """At most `MAX_SAMPLES` of these, always the same ones."""
-    count = min(len(samples), MAX_SAMPLES)
-    return [samples[position * len(samples) // count] for position in range(count)]
-
-
-def _drift_of(turns: Sequence[Sequence[int]], tokenizer: Any, bytes_of: Callable[[int], bytes]) -> Drift:  # noqa: ANN401
-    return Drift(sum(map(len, turns)), sum(drift_of_turn(ids, tokenizer, bytes_of) for ids in turns))
 
 
 def drift_of_turn(ids: Sequence[int], tokenizer: Any, bytes_of: Callable[[int], bytes]) -> int:  # noqa: ANN401
@@ -106,31 +73,56 @@ def unlike_tokens(
     Both end where from there on they are alike: both are empty where nothing would differ. Arguments: as for
     `drifted_places`.
     """
-    sampled = list(ids)
-    encoded = encoded_again(sampled, tokenizer)
-    if encoded == sampled:
+    return unlike(ids, encoded_again(ids, tokenizer), tokenizer, bytes_of)
+
+
+def unlike(
+    ids: Sequence[int],
+    again: Sequence[int],
+    tokenizer: Any,  # noqa: ANN401
+    bytes_of: Callable[[int], bytes],
+) -> tuple[list[Placed], list[Placed]]:
+    """`unlike_tokens` of ids whose text is known to be encoded to `again`."""
+    if list(again) == list(ids):
         return [], []
-    while sampled and encoded and sampled[-1] == encoded[-1]:
-        sampled.pop()
-        encoded.pop()
-    return list(placed_tokens(sampled, bytes_of)), list(placed_tokens(encoded, bytes_of))
+    shorter = min(len(ids), len(again))
+    alike = next((n for n in range(shorter) if ids[-1 - n] != again[-1 - n]), shorter)
+    sampled = list(placed_tokens(ids[: len(ids) - alike], bytes_of))
+    return sampled, placed_again(ids, again, tokenizer, bytes_of)[: len(again) - alike]
 
 
-def off_policy_tokens(tokens: Sequence[int], bounds: Sequence[tuple[int, int]], tokenizer: Any) -> int:  # noqa: ANN401
-    """How many sampled tokens come at or after the first one that the whole text, encoded again, has otherwise.
-
-    The policy never wrote them after what would then stand before them.
+def placed_again(
+    ids: Sequence[int],
+    again: Sequence[int],
+    tokenizer: Any,  # noqa: ANN401
+    bytes_of: Callable[[int], bytes],
+) -> list[Placed]:
+    """The tokens that a text is encoded to, each with its place in the text as it was.
 
     Args:
-        tokens: A sample's, prompt and response.
-        bounds: Where each of the policy's turns begins and ends in them.
+        ids: Whose text it is.
+        again: What it is encoded to.
         tokenizer: The policy's.
+        bytes_of: `token_bytes` of it.
     """
-    return off_policy_from(first_difference(tokens, encoded_again(tokens, tokenizer)), bounds)
+    text = decoded(ids, tokenizer)
+    if decoded(again, tokenizer) == text:
+        return list(placed_tokens(again, bytes_of))
+    # encoding changes the text itself (Unicode normalisation): only the tokenizer knows the places in what it was given
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    return [(start, 0, 0, token) for (start, _), token in zip(encoding["offset_mapping"], again, strict=True)]
 
 
 def off_policy_from(first: int | None, bounds: Sequence[tuple[int, int]]) -> int:
-    """How many tokens of these turns come at or after a position; none where there is no such position."""
+    """How many tokens of these turns come at or after a position; none where there is no such position.
+
+    Given the first token that the whole text, encoded again, has otherwise, they are those that the policy never wrote
+    after what would then stand before them.
+
+    Args:
+        first: Index in a sample's tokens.
+        bounds: Where each of the policy's turns begins and ends in them.
+    """
     return 0 if first is None else sum(max(0, end - max(start, first)) for start, end in bounds)
 
 
@@ -143,8 +135,12 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 def encoded_again(ids: Sequence[int], tokenizer: Any) -> list[int]:  # noqa: ANN401
     """The tokenizer's own ids for the text of these, control tokens included."""
-    text = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+    return list(tokenizer.encode(decoded(ids, tokenizer), add_special_tokens=False, verbose=False))
+
+
+def decoded(ids: Sequence[int], tokenizer: Any) -> str:  # noqa: ANN401
+    """The text of ids, control tokens included."""
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:  # noqa: ANN401
@@ -176,6 +172,11 @@ def placed_tokens(ids: Sequence[int], bytes_of: Callable[[int], bytes]) -> Itera
     characters = pending = empty = 0
     for token_id in ids:
         surface = bytes_of(token_id)
+        if not pending and (count := _whole_characters(surface)) is not None:
+            yield characters, 0, empty, token_id
+            characters += count
+            empty = 0 if surface else empty + 1
+            continue
         first = decoder.decode(surface[:1])
         # a byte that does not continue the unfinished character breaks it: that one is U+FFFD, and another begins
         breaks = pending and (len(first) == 2 or (first and decoder.getstate()[0]))
@@ -183,6 +184,15 @@ def placed_tokens(ids: Sequence[int], bytes_of: Callable[[int], bytes]) -> Itera
         characters += len(first) + len(decoder.decode(surface[1:]))
         pending = len(decoder.getstate()[0])
         empty = 0 if surface else empty + 1
+
+
+@functools.lru_cache(maxsize=2**18)
+def _whole_characters(surface: bytes) -> int | None:
+    """How many characters these bytes are; None where they are not whole ones."""
+    try:
+        return len(surface.decode())
+    except UnicodeDecodeError:
+        return None
 
 
 def _of_byte_level(token: str) -> bytes:

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from strands_rollout.drift import Drift
 from strands_rollout.finished_sample import FinishedSample
+from strands_rollout.retokenisation.meter import DriftTotals, EpisodeDrift, totals_of
 from strands_rollout.stop_reason import StopReason
 
 Metrics = dict[str, float]
@@ -138,16 +138,33 @@ def slowest_metrics(samples: Samples) -> Metrics:
     return {f"slowest/{name}": value for name, value in {"total_s": total_s, **parts, "other_s": other_s}.items()}
 
 
-def drift_metrics(drifts: Sequence[Drift], off_policy: Sequence[int | None] = ()) -> Metrics:
-    """Drift of each measured sample, and how many have any; of the whole text what `drift.off_policy_tokens` counts."""
+def drift_metrics(drifts: Sequence[EpisodeDrift]) -> Metrics:
+    """What text would have cost each measured sample, of what kind, and context that is not the template's."""
     if not drifts:
         return {}
+    totals = totals_of(drifts)
     return {
-        **distribution("drift_tokens", [drift.drift_tokens for drift in drifts]),
-        **distribution("drift_share", [drift.share for drift in drifts]),
-        **distribution("off_policy_tokens", off_policy),
-        "drift_samples": float(sum(drift.drift_tokens > 0 for drift in drifts)),
-        "drift_measured": float(len(drifts)),
+        **distribution("drift_tokens", [drift.turn_drift for drift in drifts]),
+        **distribution("drift_share", [drift.turn_drift / drift.sampled_tokens for drift in drifts]),
+        **distribution("text_drift_tokens", [drift.text_drift for drift in drifts]),
+        **distribution("off_policy_tokens", [drift.off_policy for drift in drifts]),
+        "drift_samples": float(totals.drifted_episodes),
+        "drift_samples_share": totals.drifted_share,
+        "drift_measured": float(totals.episodes),
+        **{f"drift_kind/{name.replace(' ', '_')}": float(count) for name, count in totals.classes.items()},
+        **_mismatch_metrics(drifts, totals),
+    }
+
+
+def _mismatch_metrics(drifts: Sequence[EpisodeDrift], totals: DriftTotals) -> Metrics:
+    checked = [drift for drift in drifts if drift.mismatches is not None]
+    if not checked or totals.mismatched_episodes is None:
+        return {}
+    return {
+        **distribution("mismatch_tokens", [drift.mismatched_tokens for drift in checked]),
+        "mismatch_samples": float(totals.mismatched_episodes),
+        "mismatch_samples_share": totals.mismatched_episodes / len(checked),
+        "mismatch_measured": float(len(checked)),
     }
 
 

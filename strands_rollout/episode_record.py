@@ -75,6 +75,7 @@ def agent_record(model: SGLangModel, segment: Segment, stop_reason: StopReason) 
         "error": None,
         "final_text": segment.final_text,
         "final_in_reasoning": model.template.opens_reasoning,
+        "template_kwargs": model.template_kwargs,
         "turns": len(trajectory.turns),
         "parse_failures": len(segment.parse_failures),
         "generate_s": sum(turn.latency_s for turn in trajectory.turns),

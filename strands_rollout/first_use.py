@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
-# full collections wait for so many of the middle generation's; 10 is Python's own number. With 2,000 episodes the process
-# grew no larger, since what an episode leaves in cycles is small beside what it holds while it runs
+# full collections wait for so many of the middle generation's; 10 is Python's own number. With 2,000 episodes the
+# process grew no larger, since what an episode leaves in cycles is small beside what it holds while it runs
 _YOUNGER_COLLECTIONS: Final = 100
 _DONE: Final[set[Hashable]] = set()
 _RUNNING: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[Any]]]] = (

@@ -6,16 +6,22 @@ Glue. Neither raises: a metric that fails is reported once and left out, and sli
 from __future__ import annotations
 
 import functools
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strands_rollout.drift import evenly_spread, measure_drift, off_policy_tokens
+from strands_rollout.config import settings_from_args
 from strands_rollout.episode_metrics import GROUPS, Metrics, drift_metrics
 from strands_rollout.finished_sample import FinishedSample, finished_samples, kept
 from strands_rollout.metric_log import StepMetrics, Table, log_line, log_to_tensorboard, log_to_wandb, step_of
+from strands_rollout.retokenisation.meter import DriftMeter, EpisodeDrift, measure_some
+from strands_rollout.secret_mask import secret_values
 from strands_rollout.slime_seam import tokenizer_of
 from strands_rollout.step_dump import write_step_dump
 from strands_rollout.transcript_table import COLUMNS, transcript_rows
+
+logger = logging.getLogger(__name__)
 
 
 def log_rollout(
@@ -66,10 +72,11 @@ def _log(rollout_id: int, args: Any, samples_by_prefix: Mapping[str, Any], step_
     step = rollout_id if known_step is None else known_step
     reward_key = _reward_key(args, evaluation=step_key.startswith("eval"))
     metrics = StepMetrics(rollout_id, step_key)
+    secrets = secret_values(os.environ, getattr(args, "strands_rollout", None))
     for prefix, given in samples_by_prefix.items():
         samples = kept("samples", functools.partial(finished_samples, given)) or []
         metrics.numbers |= {f"{prefix}/{name}": value for name, value in _numbers(args, samples).items()}
-        table = functools.partial(transcript_rows, samples, step=step, reward_key=reward_key)
+        table = functools.partial(transcript_rows, samples, step=step, reward_key=reward_key, secrets=secrets)
         if rows := kept("transcripts", table):
             metrics.tables[f"{prefix}/transcripts"] = Table(COLUMNS, rows)
         kept("dump", functools.partial(write_step_dump, args, _dump_name(prefix), rollout_id, given))
@@ -93,18 +100,33 @@ def _numbers(args: Any, samples: Sequence[FinishedSample]) -> Metrics:  # noqa: 
 
 def _drift(args: Any, samples: Sequence[FinishedSample]) -> Metrics:  # noqa: ANN401
     """Drift by the policy's tokenizer, which is asked for only where a sample says what was sampled."""
-    measurable = evenly_spread([(sample, turns) for sample in samples if (turns := sample.turn_ids)])
-    if not measurable:
+    first = next((sample for sample in samples if sample.turn_bounds), None)
+    if first is None:
         return {}
-    tokenizer = tokenizer_of(args, measurable[0][0].sample)
-    off_policy = [
-        kept("drift", functools.partial(_off_policy, sample, tokenizer), of_sample=True) for sample, _ in measurable
-    ]
-    return drift_metrics(measure_drift([turns for _, turns in measurable], tokenizer), off_policy)
+    meter = DriftMeter(tokenizer_of(args, first.sample), tool_parser=settings_from_args(args).tool_parser)
+    drifts = measure_some(samples, meter)
+    if meter.template_fault is not None:
+        _say_once("context is not held against the chat template: %s", meter.template_fault)
+    for drift in drifts:
+        _warn_of_mismatch(drift)
+    return drift_metrics(drifts)
 
 
-def _off_policy(sample: FinishedSample, tokenizer: Any) -> int:  # noqa: ANN401
-    return off_policy_tokens(sample.sample.tokens, sample.turn_bounds or [], tokenizer)
+@functools.cache
+def _say_once(words: str, fault: str) -> None:
+    logger.warning(words, fault)
+
+
+def _warn_of_mismatch(drift: EpisodeDrift) -> None:
+    """Each time: it never happens in a run whose numbers are right."""
+    if drift.mismatches:
+        logger.warning(
+            "context is not what the chat template renders sample_index=%s token=%d tokens=%d: "
+            "`strands-rollout drift` on a dump of it tells more",
+            drift.index,
+            drift.mismatches[0].position,
+            drift.mismatched_tokens,
+        )
 
 
 def _reward_key(args: Any, *, evaluation: bool) -> str | None:  # noqa: ANN401

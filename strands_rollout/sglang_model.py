@@ -103,7 +103,8 @@ class SGLangModel(Model):
             raise ConfigError(f"got base_url={base_url!r} and client={client!r}; expected exactly one of them")
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self.tokenizer = tokenizer
-        self.template = ChatTemplate(tokenizer, **{**(chat_template_kwargs or {}), **thinking})
+        self.template_kwargs = {**(chat_template_kwargs or {}), **thinking}
+        self.template = ChatTemplate(tokenizer, **self.template_kwargs)
         self.template.processor = processor
         self.config: SGLangModelConfig = {
             "model_id": model_id,

@@ -5,6 +5,7 @@ Knows finished samples, dumps and the settings; nothing of metrics.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Final
 from strands_rollout.config import settings_from_args
 from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.finished_sample import FinishedSample, finished_samples
+from strands_rollout.secret_mask import secret_values
 from strands_rollout.slime_seam import tokenizer_of
 
 _ODD: Final = re.compile(r"[^\w.-]")
@@ -43,7 +45,8 @@ def write_step_dump(args: Any, name: str, rollout_id: int, given: Any) -> Path |
     path = Path(settings.dump_dir) / f"{_ODD.sub('_', name)}_{rollout_id:06d}.jsonl.gz"
     chosen = [one.sample for one in _first_groups(samples, settings.dump_samples)]
     path.unlink(missing_ok=True)
-    write_dump(path, chosen, TokenTexts(tokenizer_of(args, chosen[0])))
+    secrets = secret_values(os.environ, settings.model_dump(mode="json"))
+    write_dump(path, chosen, TokenTexts(tokenizer_of(args, chosen[0])), secrets)
     return path
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 from strands_rollout.finished_sample import FinishedSample, finite, kept
 from strands_rollout.sandbox.capped_output import shorten
+from strands_rollout.secret_mask import without_values
 
 MAX_ROWS: Final = 8
 MAX_PROMPT_CHARS: Final = 2000
@@ -26,7 +27,9 @@ COLUMNS: Final = ("step", *_NAME_COLUMNS, "why", *_END_COLUMNS, *TEXT_COLUMNS)
 Cell = str | int | float | None
 
 
-def transcript_rows(samples: Sequence[FinishedSample], *, step: int, reward_key: str | None) -> list[list[Cell]]:
+def transcript_rows(
+    samples: Sequence[FinishedSample], *, step: int, reward_key: str | None, secrets: Collection[str] = ()
+) -> list[list[Cell]]:
     """At most `MAX_ROWS` rows of `COLUMNS`, in the order of the samples.
 
     Best, worst and median reward, the first failed and truncated, the longest, the slowest and the one with most tool
@@ -37,6 +40,7 @@ def transcript_rows(samples: Sequence[FinishedSample], *, step: int, reward_key:
         samples: A step's.
         step: slime's.
         reward_key: The entry of a reward that is a dict.
+        secrets: Texts that are masked wherever they stand.
     """
     rewards = [sample.reward(reward_key) for sample in samples]
     reasons: dict[int, list[str]] = {}
@@ -46,7 +50,9 @@ def transcript_rows(samples: Sequence[FinishedSample], *, step: int, reward_key:
     room = min(MAX_ROWS - len(reasons), len(others))
     shown = [*reasons, *(others[number * len(others) // room] for number in range(room))]
     rows = [
-        functools.partial(_row, samples[position], rewards[position], step, ", ".join(reasons.get(position, [])))
+        functools.partial(
+            _row, samples[position], rewards[position], step, ", ".join(reasons.get(position, [])), secrets
+        )
         for position in sorted(shown)
     ]
     written = [kept("transcripts", row, of_sample=True) for row in rows]
@@ -75,13 +81,13 @@ def _chosen(samples: Sequence[FinishedSample], rewards: Sequence[float | None]) 
             yield reason, values.index(largest)
 
 
-def _row(sample: FinishedSample, reward: float | None, step: int, why: str) -> list[Cell]:
-    index, group, *rest = sample_row(sample, reward)
+def _row(sample: FinishedSample, reward: float | None, step: int, why: str, secrets: Collection[str]) -> list[Cell]:
+    index, group, *rest = sample_row(sample, reward, secrets)
     return [step, index, group, why, *rest]
 
 
-def sample_row(sample: FinishedSample, reward: float | None) -> list[Cell]:
-    """One sample as a row of `SAMPLE_COLUMNS`, long texts cut in the middle."""
+def sample_row(sample: FinishedSample, reward: float | None, secrets: Collection[str] = ()) -> list[Cell]:
+    """One sample as a row of `SAMPLE_COLUMNS`, long texts cut in the middle, and these texts masked."""
     raw = sample.sample
     return [
         _whole(getattr(raw, "index", None)),
@@ -92,9 +98,9 @@ def sample_row(sample: FinishedSample, reward: float | None) -> list[Cell]:
         _whole(sample.number("turns")),
         _whole(sample.number("tool_calls")),
         ", ".join(sample.weight_versions),
-        bounded_text(getattr(raw, "prompt", None), MAX_PROMPT_CHARS),
-        bounded_text(getattr(raw, "response", None), MAX_RESPONSE_CHARS),
-        bounded_text(getattr(raw, "label", None), MAX_LABEL_CHARS),
+        bounded_text(getattr(raw, "prompt", None), MAX_PROMPT_CHARS, secrets),
+        bounded_text(getattr(raw, "response", None), MAX_RESPONSE_CHARS, secrets),
+        bounded_text(getattr(raw, "label", None), MAX_LABEL_CHARS, secrets),
     ]
 
 
@@ -103,12 +109,16 @@ def _whole(value: object) -> int | None:
     return None if number is None else int(number)
 
 
-def bounded_text(value: Any, max_chars: int) -> str | None:  # noqa: ANN401 - a prompt or a label of any kind
-    """Head and tail of a text, or of JSON; a lone surrogate, which no file takes, becomes a question mark."""
+def bounded_text(
+    value: Any,  # noqa: ANN401 - a prompt or a label of any kind
+    max_chars: int,
+    secrets: Collection[str] = (),
+) -> str | None:
+    """Head and tail of a text, or of JSON, with secrets masked; a lone surrogate, which no file takes, becomes "?"."""
     if value is None:
         return None
     text = value if isinstance(value, str) else _as_json(value)
-    return shorten(text, max_chars).encode("utf-8", "replace").decode("utf-8")
+    return shorten(without_values(text, secrets), max_chars).encode("utf-8", "replace").decode("utf-8")
 
 
 def _as_json(value: Any) -> str:  # noqa: ANN401

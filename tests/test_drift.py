@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from strands_rollout.drift import MAX_SAMPLES, Drift, drift_of_turn, measure_drift, token_bytes
+from strands_rollout.drift import drift_of_turn, token_bytes
 
 TEXT = "The number 17 times 2 is thirty four, so the answer is the number 34."
 
@@ -124,32 +124,14 @@ def test_equal_bytes_of_one_character_are_told_apart() -> None:
     assert drift(tokenizer, bytewise(tokenizer, "\u0924")) == 3
 
 
-def test_a_samples_turns_are_counted_together_and_apart_from_each_other(shipped_tokenizer: Any) -> None:
-    word, plain = bytewise(shipped_tokenizer, " number"), encode(shipped_tokenizer, " is the answer")
-    # one text "a number" if its turns were joined
-    found = measure_drift([[word, plain], [plain], [word[:3], word[3:]]], shipped_tokenizer)
-    assert found[:2] == [Drift(len(word) + len(plain), len(word)), Drift(len(plain), 0)]
-    apart = drift(shipped_tokenizer, word[:3]) + drift(shipped_tokenizer, word[3:])
-    assert found[2] == Drift(len(word), apart)
-    assert found[0].share == len(word) / (len(word) + len(plain))
-
-
-def test_at_most_so_many_samples_are_measured_evenly_spread_and_always_the_same(shipped_tokenizer: Any) -> None:
-    one = encode(shipped_tokenizer, " a")
-    # every sample has a length of its own, so that it can be told which were measured
-    samples = [[one * length] for length in range(1, 2 * MAX_SAMPLES + 1)]
-    lengths = [found.sampled_tokens for found in measure_drift(samples, shipped_tokenizer)]
-    assert lengths == list(range(1, 2 * MAX_SAMPLES, 2))
-    assert [found.sampled_tokens for found in measure_drift(samples, shipped_tokenizer)] == lengths
-
-
-def test_a_sample_without_a_sampled_token_is_not_measured(shipped_tokenizer: Any) -> None:
-    assert measure_drift([[], [[]], [[], encode(shipped_tokenizer, "a")]], shipped_tokenizer) == [Drift(1, 0)]
-    assert measure_drift([], shipped_tokenizer) == []
-
-
-@pytest.mark.parametrize("no_id", [-1, 2**40, "7", None])
-def test_a_sample_with_what_is_no_token_id_is_left_out_and_the_others_count(shipped_tokenizer: Any, no_id: Any) -> None:
-    plain = encode(shipped_tokenizer, " the answer")
-    samples = [[plain], [plain, [*plain, no_id]], [plain, plain]]
-    assert measure_drift(samples, shipped_tokenizer) == [Drift(len(plain), 0), Drift(2 * len(plain), 0)]
+def test_of_a_text_that_encoding_changes_only_what_it_changes_drifts() -> None:
+    tokenizer = tokenizer_of(
+        ByteLevel.alphabet(),
+        [],
+        normalizer=normalizers.NFC(),
+        pre_tokenizer=ByteLevel(add_prefix_space=False),
+        decoder=decoders.ByteLevel(),
+    )
+    decomposed, between = bytewise(tokenizer, "e\u0301"), encode(tokenizer, " is the answer" * 20)
+    assert tokenizer.decode(encode(tokenizer, "e\u0301")) == "\u00e9"
+    assert drift(tokenizer, [*decomposed, *between, *decomposed, *between]) == 2 * len(decomposed)

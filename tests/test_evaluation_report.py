@@ -11,6 +11,7 @@ from evaluation_stage import PROBLEMS, evaluated, guesser, sample_seed
 from fake_sglang import FakeSGLang, Reply
 from harness import ids_of
 
+from strands_rollout import evaluate as evaluate_module
 from strands_rollout.evaluation.options import idle_ks
 from strands_rollout.evaluation.plan import DataFile, EvalSet, Sampling
 
@@ -140,3 +141,29 @@ async def test_a_k_above_the_samples_is_noted(
     assert "sums: no pass@8" in capsys.readouterr().err
     await evaluated(tmp_path, shipped_tokenizer, ks=None)
     assert "no pass@" not in capsys.readouterr().err
+
+
+async def test_drift_and_context_that_is_not_the_templates_are_reported(
+    shipped_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = (await evaluated(tmp_path, shipped_tokenizer)).report
+    drift = right["data_sets"]["sums"]["drift"]
+    assert (drift["measured"], drift["drifted"], drift["mismatched"], drift["mismatched_tokens"]) == (12, 0, 0, 0)
+    assert (drift["turn_drift"], drift["text_drift"], drift["off_policy"]) == (0, 0, 0)
+    assert right["notes"] == []
+    honest = evaluate_module.generate
+
+    async def tampering(args: Any, sample: Any, params: Any, **more: Any) -> Any:
+        done = await honest(args, sample, params, **more)
+        del done.tokens[len(done.tokens) - done.response_length - 1]
+        spans = done.metadata["strands_rollout"]["spans"]
+        done.metadata["strands_rollout"]["spans"] = [[turn, start - 1, end - 1, by] for turn, start, end, by in spans]
+        return done
+
+    monkeypatch.setattr(evaluate_module, "generate", tampering)
+    wrong = await evaluated(tmp_path, shipped_tokenizer, out=tmp_path / "tampered")
+    counts = wrong.report["data_sets"]["sums"]["drift"]
+    assert (counts["measured"], counts["drifted"], counts["mismatched"]) == (12, 0, 12)
+    (note,) = wrong.report["notes"]
+    assert f"sums: {counts['mismatched_tokens']} context tokens in 12 of 12 samples are not what the chat" in note
+    assert [line["drift"]["sampled_tokens"] for line in wrong.lines] == [line["sampled_tokens"] for line in wrong.lines]

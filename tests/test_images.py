@@ -13,6 +13,7 @@ pytest.importorskip("PIL", reason="needs Pillow: the extra [images]")
 
 from fake_sglang import FakeSGLang
 from harness import ANSWER, args_for, call_text, run
+from spelled_tokens import bytewise, encode
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.types.exceptions import EventLoopException
@@ -39,8 +40,10 @@ from strands_rollout.errors import (
 )
 from strands_rollout.export.finished_episode import finished_episodes
 from strands_rollout.export.verl import to_agent_loop_outputs
+from strands_rollout.finished_sample import finished_samples
 from strands_rollout.images import image_block as block_of
 from strands_rollout.prompt_messages import to_episode_prompt
+from strands_rollout.retokenisation.meter import DriftMeter, measure_some
 from strands_rollout.token_audit import tito_violations
 from strands_rollout.wire_recorder import recording
 
@@ -263,6 +266,22 @@ async def test_a_sample_has_its_images_as_the_trainer_takes_them(llava: tuple[An
         np.asarray(sample.multimodal_train_inputs["pixel_values"]), engine.inputs[1]["pixel_values"]
     )
     assert sample.multimodal_inputs is None
+
+
+async def test_an_episode_with_images_is_no_render_mismatch_and_respelled_text_in_it_is(
+    llava: tuple[Any, Path],
+) -> None:
+    sample, _, _ = await generated(*llava, Sample(prompt=chat(picture(seed=1)), index=0), [CALL, ANSWER])
+    meter = DriftMeter(llava[0].tokenizer)
+    assert measure_some(finished_samples([sample]), meter)[0].mismatches == []
+    tokenizer, facts = llava[0].tokenizer, sample.metadata["strands_rollout"]
+    word, spelled = encode(tokenizer, "What"), bytewise(tokenizer, "What")
+    at = next(at for at in range(len(sample.tokens)) if sample.tokens[at : at + len(word)] == word)
+    sample.tokens[at : at + len(word)] = spelled
+    added = len(spelled) - len(word)
+    facts["spans"] = [[turn, start + added, end + added, by] for turn, start, end, by in facts["spans"]]
+    (found,) = measure_some(finished_samples([sample]), meter)[0].mismatches or []
+    assert found.position == at
 
 
 async def test_an_audited_episode_with_images_has_no_violations(llava: tuple[Any, Path]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import json
 import logging
 import math
 import re
@@ -18,9 +20,13 @@ import pytest
 from harness import ANSWER, call_text, ids_of, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spelled_tokens import bytewise
+from typer.testing import CliRunner
 
 import strands_rollout
 from strands_rollout import Sample, StopReason, finished_sample, log_eval, log_rollout
+from strands_rollout.cli import app
+from strands_rollout.dump import write_dump
 from strands_rollout.episode_metrics import GROUPS, PER_SAMPLE, TRUNCATING
 from strands_rollout.finished_sample import finished_samples
 from strands_rollout.sample import _status
@@ -255,6 +261,7 @@ def test_drift_is_logged_for_each_sample_and_as_the_number_of_samples_that_have_
     assert found["drift_share/max"] == len(pieces) / (len(plain) + len(pieces))
     assert (found["drift_samples"], found["drift_measured"]) == (1.0, 2.0)
     assert (found["off_policy_tokens/max"], found["off_policy_tokens/mean"]) == (len(pieces), len(pieces) / 2)
+    assert (found["text_drift_tokens/max"], found["drift_samples_share"]) == (len(pieces), 0.5)
 
 
 def test_a_turn_that_two_weight_versions_wrote_is_encoded_as_one(shipped_tokenizer: Any, wandb: Wandb) -> None:
@@ -267,6 +274,49 @@ def test_a_turn_that_two_weight_versions_wrote_is_encoded_as_one(shipped_tokeniz
     assert numbers([two_turns], wandb, hf_checkpoint=checkpoint)["drift_tokens/max"] > 0.0
 
 
+async def test_the_metrics_are_the_numbers_of_the_command(
+    shipped_tokenizer: Any, wandb: Wandb, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = (await run(shipped_tokenizer, [call_text("print(17 * 2)"), ANSWER])).sample
+    wrong = copy.deepcopy(right)
+    facts = wrong.metadata["strands_rollout"]
+    _, (_, second, end, _) = facts["spans"]
+    word = bytewise(shipped_tokenizer, " answer")
+    del wrong.tokens[second - 1]
+    wrong.tokens[-1:-1] = word
+    facts["spans"][1] = [1, second - 1, end - 1 + len(word), "1"]
+    wrong.response_length += len(word) - 1
+    found = numbers([right, wrong], wandb, hf_checkpoint=shipped_tokenizer.name_or_path)
+    path = tmp_path / "both.jsonl"
+    write_dump(path, [right, wrong])
+    result = CliRunner().invoke(app, ["drift", str(path), "--tokenizer", shipped_tokenizer.name_or_path, "--json"])
+    *samples, totals = map(json.loads, result.stdout.splitlines())
+    assert found["drift_tokens/max"] == samples[1]["turn_drift"] == len(word)
+    assert found["text_drift_tokens/max"] == samples[1]["text_drift"] == len(word)
+    assert found["off_policy_tokens/max"] == samples[1]["off_policy"]
+    assert found["mismatch_tokens/max"] == totals["mismatched_tokens"] > 0
+    assert (found["mismatch_samples"], found["mismatch_samples_share"]) == (totals["mismatched_episodes"], 0.5)
+    assert (found["mismatch_measured"], found["drift_samples_share"]) == (2.0, totals["drifted_share"])
+    kinds = {name.replace(" ", "_"): count for name, count in totals["classes"].items()}
+    assert {name: found[f"drift_kind/{name}"] for name in kinds} == kinds
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith("context is not what the chat template renders sample_index=0 token=")
+    assert result.exit_code == 1
+
+
+async def test_a_template_that_can_not_be_used_costs_the_mismatch_alone(
+    shipped_tokenizer: Any, wandb: Wandb, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = (await run(shipped_tokenizer, [ANSWER])).sample
+    sample.metadata["strands_rollout"]["template_kwargs"] = {"chat_template": "{{ messages[-1].content }}"}
+    for _ in range(2):
+        found = numbers([sample], wandb, hf_checkpoint=shipped_tokenizer.name_or_path)
+    assert found["drift_measured"] == 1.0
+    assert not [name for name in found if name.startswith("mismatch")]
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith("context is not held against the chat template: ")
+
+
 async def test_the_metrics_of_a_real_episode_are_its_facts(
     shipped_tokenizer: Any, wandb: Wandb, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -275,6 +325,7 @@ async def test_the_metrics_of_a_real_episode_are_its_facts(
     assert (found["turns/max"], found["tool_calls/max"], found["code/calls"]) == (2.0, 1.0, 1.0)
     assert found["sampled_tokens/max"] == sum(episode.sample.loss_mask)
     assert (found["drift_measured"], found["drift_tokens/max"], found["weight_versions/max"]) == (1.0, 0.0, 1.0)
+    assert (found["mismatch_measured"], found["mismatch_tokens/max"], found["mismatch_samples"]) == (1.0, 0.0, 0.0)
     assert found["slowest/total_s"] == episode.facts["duration_s"]
     assert found["stop_reason/completed"] == found["status/completed"] == 1.0
     assert warnings_of(caplog) == []
@@ -470,7 +521,7 @@ def test_the_readme_names_every_metric(shipped_tokenizer: Any, wandb: Wandb) -> 
     rows = README.partition("| metric |")[2].partition("\n\n")[0].splitlines()[2:]
     named = {name: row.split("|")[2].strip() for row in rows for name in re.findall(r"`(.*?)`", row.split("|")[1])}
     statistics = re.compile(r"/(?:mean|p50|p90|p99|max)$")
-    of_each = ("stop_reason/", "truncation/", "status/")
+    of_each = ("stop_reason/", "truncation/", "status/", "drift_kind/")
     expected = {}
     for name in found:
         group = next((f"{prefix}<name>" for prefix in of_each if name.startswith(prefix)), statistics.sub("", name))

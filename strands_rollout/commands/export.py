@@ -66,6 +66,7 @@ def _to_otel(dump: Path, endpoint: str | None, start: datetime | None, reward_ke
         sent = send_dump(dump, exporter, start_s=start_s, reward_key=reward_key, with_contents=with_contents)
     finally:
         exporter.shutdown()
+    _refuse_none(sent.samples, dump)
     typer.echo(f"{sent.samples} samples, {sent.spans} spans")
 
 
@@ -76,5 +77,13 @@ def _to_wandb(dump: Path, project: str | None, reward_key: str, *, with_contents
     from strands_rollout.export.dump_table import log_table, sample_table
 
     table = sample_table(dump, reward_key=reward_key, with_contents=with_contents)
+    _refuse_none(len(table.rows), dump)
     log_table(table, project, dump.resolve().name)
     typer.echo(f"{len(table.rows)} samples")
+
+
+def _refuse_none(samples: int, dump: Path) -> None:
+    from strands_rollout.errors import DumpError
+
+    if not samples:
+        raise DumpError(f"{dump} holds no sample; expected one or more")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from strands_rollout.commands.reward_options import Config, RewardKey, RewardPath
+from strands_rollout.commands.reward_options import Config, GroupRm, RewardKey, RewardPath
 
 
 def rescore(
@@ -18,6 +18,7 @@ def rescore(
     reward: RewardPath = None,
     config: Config = None,
     reward_key: RewardKey = None,
+    group_rm: GroupRm = False,
     out: Annotated[
         Path | None, typer.Option(help="A new dump (.jsonl, .jsonl.gz) of all samples, with the new rewards.")
     ] = None,
@@ -33,6 +34,9 @@ def rescore(
     from strands_rollout.inspection.rescore_run import RescoreOptions, run_rescore
     from strands_rollout.inspection.reward_call import load_reward
 
-    called = load_reward(reward, config, [*([reward_key] if reward_key else []), "score", "acc"])
+    if group_rm and reward is None:
+        raise typer.BadParameter("got --group-rm without --reward; expected the reward that takes groups")
+    keys = [*([reward_key] if reward_key else []), "score", "acc"]
+    called = load_reward(reward, config, keys, takes_groups=group_rm)
     change = asyncio.run(run_rescore(RescoreOptions(dump, called, out, show, as_json)))
     raise typer.Exit(1 if change.failed else 0)

@@ -18,3 +18,6 @@ RewardPath: TypeAlias = Annotated[
     typer.Option(help="Dotted path of a reward with slime's signature, sync or async; default: this package's."),
 ]
 RewardKey: TypeAlias = Annotated[str | None, typer.Option(help="Where a reward that is a dict has its number.")]
+GroupRm: TypeAlias = Annotated[
+    bool, typer.Option("--group-rm", help="The reward takes a list, all samples of a group, as slime's --group-rm.")
+]

@@ -14,7 +14,8 @@ What JSON has no form for is an object with one key that begins with `$`; see `j
 version is refused; keys that are new within a version may be left unread. Facts of the episode (turns, spans, times,
 why it ended) are where `generate` wrote them, in `metadata["strands_rollout"]`; see `episode_record`. Secrets are
 masked in `metadata`, `train_metadata` and `apply_chat_template_kwargs`, by the names of their keys and as passwords in
-URLs; what the policy read and wrote is left as it was.
+URLs; and where a secret of the writing process's environment, or of its settings, stands in a text (prompt, response,
+label, reward, metadata), by its value. Tokens are left as they are: they still spell what the policy read and wrote.
 
 `read_dump` also reads what is no dump of this format: samples without `strands_rollout_dump` (version 0), the results
 of `strands-rollout eval`, and slime's `--save-debug-rollout-data`, without torch.

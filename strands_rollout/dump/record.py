@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,12 +16,13 @@ import orjson
 from strands_rollout.dump.json_values import from_json, to_json
 from strands_rollout.errors import DumpError
 from strands_rollout.sample_type import Sample
-from strands_rollout.secret_mask import masked
+from strands_rollout.secret_mask import masked, without_values
 
 VERSION: Final = 1
 HEAD_KEY: Final = "strands_rollout_dump"
 FACTS_KEY: Final = "strands_rollout"
 _TEXTS_KEY: Final = "token_texts"
+_TEXTS: Final = ("prompt", "response", "label", "reward")
 _MASKED: Final = ("metadata", "train_metadata", "apply_chat_template_kwargs")
 _SECRET: Final = re.compile(
     r"authorization$|(api|access|auth|secret|private|bearer|session|hf|wandb)[_-]?(key|token)$|^token$|passw(or)?d$"
@@ -93,21 +94,39 @@ class DumpRecord:
         return cls(values, token_texts={i: token_texts[i] for i in sorted(set(values["tokens"])) if i in token_texts})
 
 
-def record_line(record: DumpRecord) -> bytes:
+def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:
     """The record as a line, its end included; secrets masked.
+
+    Args:
+        record: Any.
+        secrets: Texts that are masked wherever they stand in it; tokens stay as they are.
 
     Raises:
         DumpError: It holds what has no form in JSON.
     """
-    values = dict(record.values)
-    for name in _MASKED:
-        if isinstance(values.get(name), Mapping):
-            values[name] = without_secrets(values[name])
+    values = shown_values(record.values, secrets)
     head: dict[str, Any] = {"version": VERSION}
     if record.token_texts:
         head[_TEXTS_KEY] = {str(token): _text_or_bytes(text) for token, text in record.token_texts.items()}
     named = {name: to_json(value, f"sample index={values.get('index')}: {name}") for name, value in values.items()}
     return orjson.dumps({HEAD_KEY: head, **named}) + b"\n"
+
+
+def shown_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:
+    """A sample's values with its secrets masked, by name and by value; tokens stay as they are.
+
+    Args:
+        sample: As `Sample.to_dict` gives it.
+        secrets: Texts that are masked wherever they stand.
+    """
+    values = dict(sample)
+    for name in _MASKED:
+        if isinstance(values.get(name), Mapping):
+            values[name] = without_values(without_secrets(values[name]), secrets)
+    for name in _TEXTS:
+        if name in values:
+            values[name] = without_values(values[name], secrets)
+    return values
 
 
 def read_line(line: bytes, where: str) -> DumpRecord:

@@ -6,13 +6,17 @@ Knows samples and their facts; nothing of files.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from strands_rollout.dump.record import shown_values
 from strands_rollout.evaluate import Outcome, Player
 from strands_rollout.evaluation.plan import EvalSet, SampleKey
+from strands_rollout.finished_sample import finished_samples
+from strands_rollout.retokenisation.meter import DriftMeter, measure_some
 from strands_rollout.sample_type import Sample
+from strands_rollout.secret_mask import without_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +28,18 @@ class Episodes:
         sets: By name.
         seed: Of the whole run; None for none.
         keeps_tokens: Whether lines hold the whole sample.
+        meter: Measures the drift of some samples.
+        measured: Which.
+        secrets: Texts that are masked in the lines; tokens stay as they are.
     """
 
     player: Player
     sets: Mapping[str, EvalSet]
     seed: int | None
     keeps_tokens: bool
+    meter: DriftMeter
+    measured: Container[SampleKey]
+    secrets: Collection[str]
 
     async def line(self, key: SampleKey) -> dict[str, Any]:
         """Play a sample; its line for the results."""
@@ -47,7 +57,14 @@ class Episodes:
             params["sampling_seed"] = key.seed(self.seed)
         outcome = await self.player.play(sample, params)
         line = {**_line(key, outcome, params.get("sampling_seed")), "audited": self.player.audited}
-        return {**line, "sample": outcome.sample.to_dict()} if self.keeps_tokens else line
+        line["drift"] = self._drift(outcome.sample) if key in self.measured else None
+        line = without_values(line, self.secrets)
+        return {**line, "sample": shown_values(outcome.sample.to_dict(), self.secrets)} if self.keeps_tokens else line
+
+    def _drift(self, sample: Sample) -> dict[str, int | None] | None:
+        """Its counts; None where nothing was sampled, or it can't be measured."""
+        found = measure_some(finished_samples(sample), self.meter)
+        return found[0].counts if found else None
 
 
 def _line(key: SampleKey, outcome: Outcome, seed: int | None) -> dict[str, Any]:

@@ -57,6 +57,12 @@ def report_notes(report: Mapping[str, Any], weight_version: str | None) -> list[
         begun = "" if weight_version is None else f"; the run was begun with {weight_version}"
         notes.append(f"sampled with the weights {', '.join(versions)}{begun}: the numbers are of no one model")
     for name, data_set in report["data_sets"].items():
+        drift = data_set["drift"] or {}
+        if drift.get("mismatched"):
+            notes.append(
+                f"{name}: {drift['mismatched_tokens']} context tokens in {drift['mismatched']} of {drift['measured']} "
+                "samples are not what the chat template renders; see strands-rollout drift, with --save-tokens"
+            )
         timed_out = data_set["methods"].get("algebra_timeout", 0)
         if timed_out:
             notes.append(
@@ -107,6 +113,7 @@ def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str,
         "stop_reasons": _counted(found, lambda result: result.stop_reason),
         "methods": _counted([result for result in found if result.is_finished], lambda result: result.method),
         **_amounts(scored),
+        "drift": _drift(scored),
         "by_problem": problems,
     }
 
@@ -139,6 +146,22 @@ def _amounts(scored: Sequence[SampleResult]) -> dict[str, Any]:
         "sampled_tokens": sum(result.sampled_tokens for result in scored),
         "tool_calls": sum(result.tool_calls for result in scored),
         "tool_errors": sum(result.tool_errors for result in scored),
+    }
+
+
+def _drift(scored: Sequence[SampleResult]) -> dict[str, Any] | None:
+    """Sums over the samples that were measured; None where none was."""
+    found = [result.drift for result in scored if result.drift is not None]
+    checked = [counts.mismatched_tokens for counts in found if counts.mismatched_tokens is not None]
+    if not found:
+        return None
+    sums = ("sampled_tokens", "turn_drift", "text_drift", "off_policy")
+    return {
+        "measured": len(found),
+        "drifted": sum(bool(counts.turn_drift or counts.text_drift) for counts in found),
+        **{name: sum(getattr(counts, name) for counts in found) for name in sums},
+        "mismatched": sum(map(bool, checked)) if checked else None,
+        "mismatched_tokens": sum(checked) if checked else None,
     }
 
 

@@ -43,6 +43,18 @@ class _Reward(BaseModel):
         return acc
 
 
+class DriftCounts(BaseModel):
+    """What encoding a sample's text again would change, and its context that is not the template's, in tokens."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    sampled_tokens: int = Field(ge=0)
+    turn_drift: int = Field(ge=0)
+    text_drift: int = Field(ge=0)
+    off_policy: int = Field(ge=0)
+    mismatched_tokens: int | None = Field(ge=0)
+
+
 class _Line(BaseModel):
     """What is read of a line."""
 
@@ -64,6 +76,7 @@ class _Line(BaseModel):
     weight_versions: list[str]
     violations: list[str]
     audited: bool
+    drift: DriftCounts | None = None
 
     @model_validator(mode="after")
     def _has_a_verdict_if_it_ended(self) -> Self:
@@ -94,6 +107,7 @@ class SampleResult:
         method: What decided about its answer; "" where it was not graded.
         is_graded: Whether a finished one's answer, if any, could be judged.
         weight_versions: Those that it was sampled with.
+        drift: What encoding its text again would change; None where that was not measured.
     """
 
     key: SampleKey
@@ -113,6 +127,7 @@ class SampleResult:
     method: str
     is_graded: bool
     weight_versions: tuple[str, ...]
+    drift: DriftCounts | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -156,6 +171,7 @@ class SampleResult:
             method=reward.method if reward else "",
             is_graded=not ungraded,
             weight_versions=tuple(read.weight_versions),
+            drift=read.drift,
         )
 
 

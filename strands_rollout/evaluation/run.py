@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,8 @@ from strands_rollout.evaluation.session import Session
 from strands_rollout.evaluation.tables import print_evaluation
 from strands_rollout.json_file import write_json
 from strands_rollout.report import accuracy_bar, make_console
+from strands_rollout.retokenisation.meter import DriftMeter, evenly_spread
+from strands_rollout.secret_mask import secret_values
 from strands_rollout.served_engine import ask_engine, served_engine, start_executor, tokenizer_folder
 from strands_rollout.sglang_connection import parse_base_url, redacted
 
@@ -112,7 +115,13 @@ async def _play(
         max_context_tokens=options.max_context_tokens,
     ) as player:
         episodes = Episodes(
-            player, {chosen.name: chosen for chosen in session.sets}, options.seed, options.keeps_tokens
+            player,
+            {chosen.name: chosen for chosen in session.sets},
+            options.seed,
+            options.keeps_tokens,
+            DriftMeter(player.tokenizer, tool_parser=settings.tool_parser),
+            {key for chosen in session.sets for key in evenly_spread(list(chosen.sample_keys()))},
+            secret_values(os.environ, settings.model_dump(mode="json")),
         )
         earlier = [result.is_right for result in session.scored]
         with accuracy_bar(log, len(session.left) + len(earlier), earlier) as tell:

@@ -71,7 +71,9 @@ class DumpSpan:
     error: str | None = None
 
 
-def episode_spans(record: DumpRecord, *, reward_key: str, with_contents: bool) -> list[DumpSpan]:
+def episode_spans(
+    record: DumpRecord, *, reward_key: str, with_contents: bool, secrets: Collection[str] = ()
+) -> list[DumpSpan]:
     """The episode's span, then those of its turns, each with its calls behind it.
 
     Args:
@@ -79,6 +81,7 @@ def episode_spans(record: DumpRecord, *, reward_key: str, with_contents: bool) -
         reward_key: Where a reward that is a mapping has its number.
         with_contents: Whether texts come along: prompt, answer, label, error, and what each turn read and wrote, where
             the dump has the texts of its tokens; long ones cut in the middle.
+        secrets: What is masked in these texts.
     """
     sample = FinishedSample(SimpleNamespace(**record.values), record.facts)
     turns = _turns(sample)
@@ -90,14 +93,14 @@ def episode_spans(record: DumpRecord, *, reward_key: str, with_contents: bool) -
         finish = "tool_call" if called else ended
         attributes = _turn_attributes(sample, number, turn, finish)
         if with_contents and turn.bounds is not None:
-            attributes |= turn_contents(record, before, *turn.bounds, finish)
+            attributes |= turn_contents(record, before, *turn.bounds, finish, secrets)
         before = turn.bounds[1] if turn.bounds is not None else before
         line.add("chat", turn.seconds, attributes, is_request=True)
         _add_calls(line, called)
     _add_calls(line, calls.get(None, []))
     attributes = _episode_attributes(record, sample, reward_key)
     if with_contents:
-        attributes |= episode_contents(record)
+        attributes |= episode_contents(record, secrets)
     end_s = max(line.end_s, _seconds(sample.number("duration_s")) or 0.0)
     return [DumpSpan("invoke_agent", 0.0, end_s, _written(attributes), error=_error(sample)), *line.spans]
 

@@ -13,6 +13,7 @@ from strands_rollout.dump import read_dump
 from strands_rollout.errors import ExportError
 from strands_rollout.finished_sample import FinishedSample
 from strands_rollout.metric_log import Table
+from strands_rollout.secret_mask import secret_values
 from strands_rollout.transcript_table import SAMPLE_COLUMNS, TEXT_COLUMNS, sample_row
 from strands_rollout.wandb_run import start_run
 
@@ -29,10 +30,10 @@ def sample_table(dump: Path, *, reward_key: str, with_contents: bool) -> Table:
         DumpError: It can't be read.
     """
     count = len(SAMPLE_COLUMNS) - (0 if with_contents else len(TEXT_COLUMNS))
-    rows = []
+    rows, secrets = [], secret_values(os.environ)
     for record in read_dump(dump):
         sample = FinishedSample(SimpleNamespace(**record.values), record.facts)
-        rows.append(sample_row(sample, sample.reward(reward_key))[:count])
+        rows.append(sample_row(sample, sample.reward(reward_key), secrets)[:count])
     return Table(SAMPLE_COLUMNS[:count], rows)
 
 

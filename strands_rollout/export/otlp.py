@@ -25,6 +25,7 @@ from strands_rollout.dump import read_dump
 from strands_rollout.dump.reader import dump_files
 from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.export.dump_spans import OWN, DumpSpan, episode_spans
+from strands_rollout.secret_mask import secret_values
 
 _VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PATH: Final = "/v1/traces"
@@ -77,11 +78,12 @@ def send_dump(
         DumpError: It can't be read.
         ExportError: The collector doesn't take what is sent.
     """
-    sender, samples = SpanSender(exporter), 0
+    sender, samples, secrets = SpanSender(exporter), 0, secret_values(os.environ)
     for file in dump_files(dump) or [dump]:  # a folder without any is refused by `read_dump`
         start_ns = _ns(file.stat().st_mtime if start_s is None else start_s)
         for record in read_dump(file):
-            sender.send(episode_spans(record, reward_key=reward_key, with_contents=with_contents), start_ns)
+            spans = episode_spans(record, reward_key=reward_key, with_contents=with_contents, secrets=secrets)
+            sender.send(spans, start_ns)
             samples += 1
     sender.flush()
     return Sent(samples, sender.sent)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from strands_rollout.inspection.drift_report import Divergence, DriftTotals, EpisodeDrift
+from strands_rollout.retokenisation.meter import Divergence, DriftTotals, EpisodeDrift
 
 
 def print_drift(

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from strands_rollout.dataset_rows import json_line
+from strands_rollout.errors import DumpError
 from strands_rollout.evaluate import slime_sampling_params
 from strands_rollout.inspection.replay import ReplayedTurn, recorded_gaps, recorded_params, replay
 from strands_rollout.inspection.saved_episode import SavedEpisode, nth_episode
@@ -45,11 +46,13 @@ async def run_replay(options: ReplayOptions) -> bool:
     """Replay and show; whether every turn is the same.
 
     Raises:
-        DumpError: There is no such sample, or it has no tokens.
+        DumpError: There is no such sample, or it has no tokens, or images.
         ConfigError: The engine's tokenizer is not on this machine.
         EngineError: The engine can't be reached, or refuses a request.
     """
     episode = nth_episode(options.dump, options.sample)
+    if episode.sample.multimodal_train_inputs is not None:
+        raise DumpError(f"{episode.where} has images, which replay does not send; choose an episode of text")
     async with served_engine(options.base_url, options.model_dir) as base_url:
         folder = options.tokenizer_dir or await served_tokenizer(base_url)
         tokenizer = load_tokenizer(str(folder))

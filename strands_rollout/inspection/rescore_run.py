@@ -82,17 +82,22 @@ def _show(console: Console, found: Sequence[Rescored], change: RewardChange, sho
             table.add_row(*map(Text, _cells(one)))
         console.print(table)
     for one in [one for one in found if one.error][:show]:
-        console.print(Text(f"sample {one.number} could not be scored: {one.error}", style="red"), soft_wrap=True)
+        words = f"sample {one.number} could not be scored: {_printable(str(one.error))}"
+        console.print(Text(words, style="red"), soft_wrap=True)
     console.print(Text(_words(change)), soft_wrap=True)
 
 
 def _cells(one: Rescored) -> tuple[str, ...]:
     values = one.record.values
     ending = " ".join(str(values["response"]).split())[-_TEXT_WIDTH:]
-    # a terminal would obey what a model wrote
-    ending = "".join(char if char.isprintable() else "\ufffd" for char in ending)
     label = shorten(str(values["label"]), 16, placeholder="...")
-    return (str(one.number), str(values["index"]), str(values["status"]), label, f"{one.old:g}", f"{one.new:g}", ending)
+    told = (str(one.number), str(values["index"]), str(values["status"]), label, f"{one.old:g}", f"{one.new:g}", ending)
+    return tuple(map(_printable, told))
+
+
+def _printable(text: str) -> str:
+    """A terminal would obey what a model wrote."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
 def _words(change: RewardChange) -> str:

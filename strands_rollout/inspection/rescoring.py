@@ -5,6 +5,7 @@ Knows dumps and rewards; nothing of what is printed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from strands_rollout.dump import DumpRecord, read_dump
+from strands_rollout.errors import DumpError
 from strands_rollout.inspection.reward_call import RewardCall
 
 _AT_ONCE: Final = 200
@@ -52,21 +54,22 @@ async def rescore(path: Path, reward: RewardCall) -> AsyncIterator[Rescored]:
         reward: Sees each sample as slime's reward does, with no reward of its own.
 
     Raises:
-        DumpError: See `read_dump`.
+        DumpError: See `read_dump`; or there is no sample.
     """
     number = 0
     for records in _together(read_dump(path)):
         for found in await _scored(records, number, reward):
             yield found
         number += len(records)
+    if not number:
+        raise DumpError(f"{path} holds no sample; expected one or more")
 
 
 def _together(records: Iterable[DumpRecord]) -> Iterator[list[DumpRecord]]:
-    """Some at a time; neighbours of one rollout, as a fan-out's siblings are, stay together."""
+    """Some at a time; neighbours of one group, and of one rollout, as a fan-out's siblings are, stay together."""
     found: list[DumpRecord] = []
     for record in records:
-        rollout = record.values.get("rollout_id")
-        if len(found) >= _AT_ONCE and (rollout is None or found[-1].values.get("rollout_id") != rollout):
+        if len(found) >= _AT_ONCE and not any(_share(found[-1], record, key) for key in ("rollout_id", "group_index")):
             yield found
             found = []
         found.append(record)
@@ -74,9 +77,15 @@ def _together(records: Iterable[DumpRecord]) -> Iterator[list[DumpRecord]]:
         yield found
 
 
+def _share(one: DumpRecord, other: DumpRecord, key: str) -> bool:
+    return one.values.get(key) is not None and one.values.get(key) == other.values.get(key)
+
+
 async def _scored(records: Sequence[DumpRecord], first: int, reward: RewardCall) -> list[Rescored]:
     asked = [at for at, record in enumerate(records) if record.values.get("status") not in _UNSCORED]
-    samples = [replace(records[at], values={**records[at].values, "reward": None}).to_sample() for at in asked]
+    # copies: what a reward does to a sample is not to be in the new dump
+    values = [copy.deepcopy({**records[at].values, "reward": None}) for at in asked]
+    samples = [replace(records[at], values=own).to_sample() for at, own in zip(asked, values, strict=True)]
     answers = dict(zip(asked, await reward.rewards(samples), strict=True))
     return [
         _beside(first + at, record, answers[at], reward) if at in answers else _as_it_was(first + at, record, reward)
@@ -94,9 +103,7 @@ def _beside(number: int, record: DumpRecord, answer: Any, reward: RewardCall) ->
         return Rescored(number, record, old, None, f"{type(answer).__name__}: {answer}")
     new = reward.number(answer)
     if new is None:
-        return Rescored(
-            number, record, old, None, f"got the reward {answer!r:.200}; expected a number, or a dict with one"
-        )
+        return Rescored(number, record, old, None, f"got the reward {answer!r:.200}; expected {reward.expected()}")
     return Rescored(number, replace(record, values={**record.values, "reward": answer}), old, new, None)
 
 

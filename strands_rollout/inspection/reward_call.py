@@ -1,6 +1,7 @@
 """A reward as slime would call it: by its dotted path, sync or async, with a number or a dict for an answer.
 
-Knows slime's signature (`--custom-rm-path`: `async def reward(args, sample)`); nothing of what a reward means.
+A reward for slime's `--group-rm` takes the samples of a group, and returns as many rewards. Knows slime's signature
+(`--custom-rm-path`: `async def reward(args, sample)`); nothing of what a reward means.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ class RewardCall:
         function: Sync or async, of args and sample; sync ones are called in threads.
         args: slime's, as far as this package reads them.
         keys: Where a dict has its number: the first of these that it has.
+        takes_groups: Whether it is given all samples of a group as a list, as by slime's `--group-rm`.
     """
 
     function: Callable[..., Any]
     args: SimpleNamespace
     keys: tuple[str, ...]
+    takes_groups: bool = False
 
     @property
     def is_own(self) -> bool:
@@ -48,19 +51,27 @@ class RewardCall:
             return list(await self.function(self.args, list(samples)))
         gate = asyncio.Semaphore(_AT_ONCE)
 
-        async def ask(sample: Any) -> Any:  # noqa: ANN401
+        async def ask(given: Any) -> Any:  # noqa: ANN401
             async with gate:
-                return await self._reward(sample)
+                return await self._reward(given)
 
+        asked = _groups(samples) if self.takes_groups else samples
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ask(sample)) for sample in samples]
-        return [task.result() for task in tasks]
+            tasks = [group.create_task(ask(given)) for given in asked]
+        answers = [task.result() for task in tasks]
+        if not self.takes_groups:
+            return answers
+        return [one for given, answer in zip(asked, answers, strict=True) for one in _each(answer, len(given))]
 
     def number(self, reward: Any) -> float | None:  # noqa: ANN401
         """The finite number of a reward; None where it has none."""
         if isinstance(reward, Mapping):
             reward = next((reward[key] for key in self.keys if key in reward), None)
         return float(reward) if isinstance(reward, bool) else finite(reward)
+
+    def expected(self) -> str:
+        """What a reward must be, in words."""
+        return f"a number, or a dict with one under {' or '.join(map(repr, self.keys))} (--reward-key)"
 
     async def _reward(self, sample: Any) -> Any:  # noqa: ANN401
         try:
@@ -72,12 +83,35 @@ class RewardCall:
             return e
 
 
+def _groups(samples: Sequence[Any]) -> list[list[Any]]:
+    """Neighbours of one group together; a sample without one is alone."""
+    found: list[list[Any]] = []
+    for sample in samples:
+        if found and sample.group_index is not None and found[-1][0].group_index == sample.group_index:
+            found[-1].append(sample)
+        else:
+            found.append([sample])
+    return found
+
+
+def _each(answer: Any, count: int) -> list[Any]:  # noqa: ANN401
+    """The rewards of a group, one for each of its samples."""
+    if isinstance(answer, Exception):
+        return [answer] * count
+    if not isinstance(answer, list | tuple) or len(answer) != count:
+        got = f"{len(answer)}" if isinstance(answer, list | tuple) else f"{answer!r:.200}"
+        return [TypeError(f"got {got} for a group; expected a list of {count} rewards")] * count
+    return list(answer)
+
+
 def own_reward() -> RewardCall:
     """This package's, with its defaults; its number says whether an answer is right."""
     return RewardCall(reward_func, SimpleNamespace(), ("acc",))
 
 
-def load_reward(path: str | None, config: Path | None, keys: Sequence[str]) -> RewardCall:
+def load_reward(
+    path: str | None, config: Path | None, keys: Sequence[str], *, takes_groups: bool = False
+) -> RewardCall:
     """The reward at a dotted path, this package's own for None, with the settings of a configuration.
 
     Raises:
@@ -93,4 +127,4 @@ def load_reward(path: str | None, config: Path | None, keys: Sequence[str]) -> R
         function = reward_func if path is None else load_function(path)
     except ToolError as e:
         raise ConfigError(str(e)) from e
-    return RewardCall(function, args, tuple(keys))
+    return RewardCall(function, args, tuple(keys), takes_groups)

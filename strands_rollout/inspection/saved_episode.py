@@ -1,6 +1,6 @@
-"""An episode as a dump has it: its tokens, and which of them were sampled, turn by turn.
+"""Episodes of a dump: each with its place there.
 
-Knows samples; nothing of tokenizers and engines.
+Knows dumps and samples; nothing of tokenizers and engines.
 """
 
 from __future__ import annotations
@@ -9,60 +9,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from strands_rollout.dump import DumpRecord, read_dump
-from strands_rollout.errors import DumpError
+from strands_rollout.dump import DumpRecord, TokenTexts, read_dump
+from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.finished_sample import FinishedSample
+from strands_rollout.retokenisation.sampled_episode import SampledEpisode
+
+_MOST_UNKNOWN: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class SavedEpisode:
+class SavedEpisode(SampledEpisode):
     """One sample of a dump that has tokens and a policy's turn among them.
 
     Attributes:
         number: Its place in the dump, from 0.
-        record: As it was read.
-        sample: Made of it.
-        turns: Where each of the policy's turns begins and ends in the tokens; at least one, none empty.
+        where: File and line, for people.
+        token_texts: Bytes of token ids, as far as the dump holds them.
     """
 
     number: int
-    record: DumpRecord
-    sample: Any
-    turns: Sequence[tuple[int, int]]
-
-    @property
-    def tokens(self) -> list[int]:
-        """Prompt and response."""
-        return list(self.sample.tokens)
+    where: str
+    token_texts: Mapping[int, bytes]
 
     @property
     def name(self) -> dict[str, Any]:
         """How a report names it: its place in the dump, and the sample's own index."""
         return {"number": self.number, "index": self.sample.index}
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """What `generate` wrote of it."""
-        return self.record.facts
-
-    @property
-    def contexts(self) -> Iterator[tuple[int, int]]:
-        """Where what the policy read before each of its turns begins and ends; the first is the prompt."""
-        end = 0
-        for start, next_end in self.turns:
-            yield end, start
-            end = next_end
-
-    @property
-    def sampled_mask(self) -> list[int]:
-        """1 for each token of the response that was sampled, trained or not, else 0."""
-        prompt_length = len(self.sample.tokens) - self.sample.response_length
-        mask = [0] * len(self.sample.tokens)
-        for start, end in self.turns:
-            mask[start:end] = [1] * (end - start)
-        return mask[prompt_length:]
 
 
 def read_episodes(path: Path) -> Iterator[SavedEpisode]:
@@ -91,6 +65,8 @@ def nth_episode(path: Path, number: int) -> SavedEpisode:
             if episode is None:
                 raise DumpError(f"{record.where}: the policy's tokens are not in it; expected a sample with tokens")
             return episode
+    if not count:
+        raise DumpError(f"{path} holds no sample; expected one or more")
     raise DumpError(f"{path} has {count} samples; got sample {number}, expected one of 0 to {count - 1}")
 
 
@@ -114,7 +90,33 @@ def episode_of(record: DumpRecord, number: int) -> SavedEpisode | None:
     if turns is None:
         mask = [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask  # None: all, in slime
         turns = _runs(mask, len(sample.tokens) - sample.response_length)
-    return SavedEpisode(number, record, sample, turns) if turns else None
+    return SavedEpisode(sample, record.facts, turns, number, record.where, record.token_texts) if turns else None
+
+
+def check_tokenizer(episode: SavedEpisode, texts: TokenTexts, name: str) -> None:
+    """See whether the tokens can be of a tokenizer: ids that it has, with the texts that the dump tells.
+
+    Args:
+        episode: As it was saved.
+        texts: Of the tokenizer.
+        name: Of the tokenizer, for the message.
+
+    Raises:
+        ConfigError: They can't.
+    """
+    ids = set(episode.tokens)
+    unknown = sorted(token for token in ids if token not in texts)
+    if len(unknown) > len(ids) * _MOST_UNKNOWN:  # a policy may sample some of the ids that only pad its vocabulary
+        raise ConfigError(
+            f"{episode.where} has {len(unknown)} ids of {len(ids)} that {name} does not know, such as {unknown[-1]}; "
+            "name the tokenizer of the policy that wrote it"
+        )
+    for token, text in episode.token_texts.items():
+        if texts.get(token, text) != text:
+            raise ConfigError(
+                f"{episode.where} has the token {token} for {text!r}, which is {texts[token]!r} in {name}; name the "
+                "tokenizer of the policy that wrote it"
+            )
 
 
 def _runs(mask: Sequence[int], start: int) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ Knows rows and gold answers; nothing of what is printed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -87,11 +87,16 @@ async def validate(
     for start in range(0, len(groups), _AT_ONCE):
         chunk = groups[start : start + _AT_ONCE]
         firsts = [rows[0] for rows in chunk]
-        golds = [GoldAnswer(row.prompt, row.label, label_texts(row.label), row.metadata) for row in firsts]
+        golds = [GoldAnswer(row.prompt, row.label, _texts(row.label, reward), row.metadata) for row in firsts]
         for rows, reason in zip(chunk, await gold_refusals(golds, reward, sayings), strict=True):
             faults |= {row.line: Fault(row.line, row.label, reason) for row in rows if reason}
             on_done(len(rows))
     return Validation(len(lines), tuple(faults[number] for number in sorted(faults)))
+
+
+def _texts(label: Any, reward: RewardCall) -> tuple[str, ...]:  # noqa: ANN401
+    """What answers a label; nothing answers a mapping by this package's reward, as `eval` says too."""
+    return () if reward.is_own and isinstance(label, Mapping) else label_texts(label)
 
 
 def _asked_together(rows: Sequence[Row], reward: RewardCall) -> list[list[Row]]:

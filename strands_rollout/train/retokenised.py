@@ -8,11 +8,10 @@ logprobs the new tokens would have been sampled. Knows samples and a tokenizer; 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from strands_rollout.drift import first_difference, placed_tokens, token_bytes
+from strands_rollout.drift import encoded_again, first_difference, placed_again, placed_tokens, token_bytes
 from strands_rollout.errors import TrajectoryError
 
 Place: TypeAlias = tuple[int, int]
@@ -58,7 +57,8 @@ def retokenise(sample: Any, tokenizer: Any) -> Retokenised:  # noqa: ANN401 - sl
     tokens, prompt_length = sample.tokens, len(sample.tokens) - sample.response_length
     bytes_of = token_bytes(tokenizer)
     old = [(place[:2], place[3]) for place in placed_tokens(tokens, bytes_of)]
-    new = _encoded_again(tokens, tokenizer)
+    again = encoded_again(tokens, tokenizer)
+    new = [(place[:2], place[3]) for place in placed_again(tokens, again, tokenizer, bytes_of)]
     if len(new) < 2:
         raise TrajectoryError(
             f"got a sample whose text encodes to {len(new)} tokens; expected one of the prompt and one of the response"
@@ -72,27 +72,12 @@ def retokenise(sample: Any, tokenizer: Any) -> Retokenised:  # noqa: ANN401 - sl
     found = set(new)
     lost = [at for at, token in enumerate(old) if token not in found]
     return Retokenised(
-        tokens=[token for _, token in new],
+        tokens=again,
         prompt_length=boundary,
         loss_mask=[mask[bisect_right(starts, place) - 1] for place, _ in new[boundary:]],
         aligned_log_probs=[trained.get(token) for token in new[boundary:]],
         sampled_tokens=sum(mask),
         drifted_tokens=sum(mask[at] for at in lost),
         lost_context=[at for at in lost if not mask[at]],
-        first_difference=first_difference(tokens, [token for _, token in new]),
+        first_difference=first_difference(tokens, again),
     )
-
-
-def _encoded_again(tokens: Sequence[int], tokenizer: Any) -> list[tuple[Place, int]]:  # noqa: ANN401
-    """The tokens of the tokens' text, each with its place in that text."""
-    text = _decoded(tokens, tokenizer)
-    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    ids = list(encoding["input_ids"])
-    if _decoded(ids, tokenizer) == text:
-        return [(place[:2], place[3]) for place in placed_tokens(ids, token_bytes(tokenizer))]
-    # encoding changes the text itself (Unicode normalisation): only the tokenizer knows the places in what it was given
-    return [((start, 0), token) for (start, _), token in zip(encoding["offset_mapping"], ids, strict=True)]
-
-
-def _decoded(tokens: Sequence[int], tokenizer: Any) -> str:  # noqa: ANN401
-    return str(tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -5,18 +5,20 @@ Knows samples, rewards and the kinds of rollouts; nothing of torch.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
-from strands_rollout.drift import Drift, measure_drift
+from strands_rollout.drift import Drift
 from strands_rollout.episode_facts import episode_facts
-from strands_rollout.finished_sample import finished_samples
+from strands_rollout.finished_sample import FinishedSample, finished_samples
 from strands_rollout.group_rewards import normalize_rewards
+from strands_rollout.retokenisation.meter import DriftMeter, EpisodeDrift, measure_some
 from strands_rollout.reward_settings import REWARD_KEY
 from strands_rollout.sample_type import Sample
+from strands_rollout.tool_parsers import AUTO
 from strands_rollout.train.retokenised import Retokenised, retokenise
 from strands_rollout.train.sequence import TrainingSequence
 from strands_rollout.train.train_options import RolloutKind
@@ -31,24 +33,34 @@ class StepBatch:
     Attributes:
         samples: All of the step, flat, in the order of their groups.
         sequences: Those that train a token.
-        drifts: Of each rollout of which it was measured.
+        drifts: Of each sample of which it was measured.
+        measured: All that was measured of those, where tokens are taken as they were sampled.
         dropped_groups: Groups without a spread of rewards, which teach nothing.
     """
 
     samples: list[Sample]
     sequences: list[TrainingSequence]
     drifts: list[Drift]
+    measured: list[EpisodeDrift]
     dropped_groups: int
 
 
-def step_batch(groups: Sequence[Sequence[Sample]], kind: RolloutKind, tokenizer: Any) -> StepBatch:  # noqa: ANN401
+def step_batch(
+    groups: Sequence[Sequence[Sample]],
+    kind: RolloutKind,
+    tokenizer: Any,  # noqa: ANN401
+    *,
+    tool_parser: str = AUTO,
+) -> StepBatch:
     """Normalise rewards by group, and turn every sample that trains a token into a sequence.
 
     Args:
         groups: Graded samples.
         kind: Whether tokens are taken as they are, or decoded and encoded again first.
         tokenizer: The policy's, a Hugging Face fast tokenizer.
+        tool_parser: The format of its calls; "auto" for the one that its template writes.
     """
+    measured: list[EpisodeDrift] = []
     samples = [sample for group in groups for sample in group]
     _, advantages = normalize_rewards(_GRPO, samples)
     by_group: dict[object, set[float]] = defaultdict(set)
@@ -61,16 +73,21 @@ def step_batch(groups: Sequence[Sequence[Sample]], kind: RolloutKind, tokenizer:
     ]
     if kind == "retokenised":
         again = [retokenise(one.sample, tokenizer) for one in trained]
-        drifts = _drifts_of_text(trained, again)
+        drifts = [Drift(one.sampled_tokens, one.drifted_tokens) for one in again]
         tokens_of = _tokens_of_rollouts(trained, [one.loss_mask for one in again])
         sequences = [_from_text(text, one, tokens_of[one.rollout]) for text, one in zip(again, trained, strict=True)]
     else:
-        drifts = _drifts(trained, tokenizer) if kind == "tito" else _drifts_of_endpoint(trained)
+        views = finished_samples([one.sample for one in trained])
+        if kind == "tito":
+            measured = measure_some(views, DriftMeter(tokenizer, tool_parser=tool_parser))
+            drifts = [Drift(one.sampled_tokens, one.turn_drift) for one in measured]
+        else:
+            drifts = _drifts_of_endpoint(views)
         tokens_of = _tokens_of_rollouts(trained, [one.sample.loss_mask or [] for one in trained])
         sequences = [_as_sampled(one, tokens_of[one.rollout]) for one in trained]
     dropped = sum(advantages == {0.0} for advantages in by_group.values())
     kept = [one for one in sequences if any(one.loss_mask)]
-    return StepBatch(samples, kept, drifts, dropped)
+    return StepBatch(samples, kept, drifts, measured, dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,27 +107,9 @@ def _tokens_of_rollouts(trained: Sequence[_Trained], masks: Sequence[list[int]])
     return tokens
 
 
-def _drifts(trained: Sequence[_Trained], tokenizer: Any) -> list[Drift]:  # noqa: ANN401
-    """What encoding again would change of each rollout's turns."""
-    turns: dict[Hashable, list[list[int]]] = defaultdict(list)
-    for one in trained:
-        [view] = finished_samples(one.sample)
-        turns[one.rollout] += view.turn_ids or []
-    return measure_drift(list(turns.values()), tokenizer)
-
-
-def _drifts_of_text(trained: Sequence[_Trained], again: Sequence[Retokenised]) -> list[Drift]:
-    """What encoding again has changed of each rollout."""
-    counts: dict[Hashable, Counter[str]] = defaultdict(Counter)
-    for one, text in zip(trained, again, strict=True):
-        counts[one.rollout].update(sampled=text.sampled_tokens, drifted=text.drifted_tokens)
-    return [Drift(count["sampled"], count["drifted"]) for count in counts.values()]
-
-
-def _drifts_of_endpoint(trained: Sequence[_Trained]) -> list[Drift]:
+def _drifts_of_endpoint(samples: Sequence[FinishedSample]) -> list[Drift]:
     """What a text endpoint, whose tokens are encoded again already, has changed of each sample."""
-    all_facts = [episode_facts(one.sample) for one in trained]
-    lost = [(facts["sampled_tokens"], facts["text_endpoint"]["unmatched_sampled"]) for facts in all_facts]
+    lost = [(view.facts["sampled_tokens"], view.facts["text_endpoint"]["unmatched_sampled"]) for view in samples]
     return [Drift(sampled, unmatched) for sampled, unmatched in lost if unmatched is not None]
 
 

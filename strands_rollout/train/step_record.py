@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from strands_rollout.episode_facts import episode_facts, fan_out_part
+from strands_rollout.retokenisation.meter import EpisodeDrift, totals_of
 from strands_rollout.sample_type import Sample
 from strands_rollout.train.logprob_gap import LogprobGap
 from strands_rollout.train.step_batch import StepBatch
@@ -42,6 +43,17 @@ def batch_figures(batch: StepBatch, version: int) -> dict[str, float]:
     if sampled:
         figures["drift_tokens"] = sum(drift.drift_tokens for drift in batch.drifts) / sampled
         figures["drift_episodes"] = _mean(float(drift.drift_tokens > 0) for drift in batch.drifts)
+    return figures | _context_figures(batch.measured)
+
+
+def _context_figures(measured: Sequence[EpisodeDrift]) -> dict[str, float]:
+    """Off-policy tokens of the text, as a share of the sampled ones; context tokens that are not the template's."""
+    if not measured:
+        return {}
+    totals = totals_of(measured)
+    figures: dict[str, float] = {"off_policy_tokens": totals.off_policy_share}
+    if totals.mismatched_tokens is not None:
+        figures["mismatch_tokens"] = totals.mismatched_tokens
     return figures
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from strands_rollout.config import settings_from_args
 from strands_rollout.contract import contract_violations
 from strands_rollout.dataset_rows import Row
 from strands_rollout.episode_facts import episode_facts
@@ -132,7 +133,9 @@ class Trainer:
             raise TrajectoryError(f"no sample of step {step} trains a token; their errors: {_errors_of(samples)}")
         if self.options.checks and self.options.rollout != "openai":
             _check_samples(step, samples)
-        return await asyncio.to_thread(step_batch, collected.groups, self.options.rollout, self.player.tokenizer)
+        tool_parser = settings_from_args(self.player.args).tool_parser
+        batch = functools.partial(step_batch, tool_parser=tool_parser)
+        return await asyncio.to_thread(batch, collected.groups, self.options.rollout, self.player.tokenizer)
 
     def _check_gap(self, step: int, batch: StepBatch, before: Sequence[Measured]) -> None:
         if self.options.checks and self.options.rollout == "tito":

@@ -43,3 +43,25 @@ no_function = 3
 def text(args: Any, sample: Any) -> str:
     """One that returns no number."""
     return "good"
+
+
+async def of_a_group(args: Any, samples: list[Any], **kwargs: Any) -> list[float]:
+    """One for slime's --group-rm."""
+    return [float(len(samples)) for _ in samples]
+
+
+def one_for_a_group(args: Any, samples: list[Any]) -> float:
+    """One that forgets that it was asked for each."""
+    return 1.0
+
+
+def destroying(args: Any, sample: Any) -> float:
+    """One that changes the sample."""
+    sample.tokens.clear()
+    sample.metadata.clear()
+    return 1.0
+
+
+def coloured(args: Any, sample: Any) -> float:
+    """One whose error holds what a terminal obeys."""
+    raise ValueError("\x1b[31mred")

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 from family_templates import CHATML, HERMES, tokenizer_with
-from harness import ANSWER, call_text, run
+from harness import ANSWER, call_text, ids_of, run
 from saved import Parts, dump_of, episode, parts_of, sample_of
 from spelled_tokens import bytewise, encode
 from typer.testing import CliRunner, Result
 
+from strands_rollout import Sample
 from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.cli import app
+from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.engine import SHIPPED_MODEL_DIR
-from strands_rollout.errors import DumpError
-from strands_rollout.inspection.drift_report import CLASSES, DriftMeter, EpisodeDrift
+from strands_rollout.errors import ConfigError, DumpError
+from strands_rollout.retokenisation.meter import CLASSES, DriftMeter, EpisodeDrift
 
 QUESTION = "What is 17 * 2?"
 
@@ -140,9 +142,16 @@ def without_generation_prompt(parts: Parts, tokenizer: Any) -> tuple[Parts, int]
     return [prompt[:-length], call, context, answer], 0
 
 
+def cut_short(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
+    """Context that stops before the assistant's turn is opened."""
+    prompt, call, context, answer = parts
+    length = len(encode(tokenizer, "<|im_start|>assistant\n"))
+    return [prompt, call, context[:-length], answer], len(prompt) + len(call)
+
+
 @pytest.mark.parametrize(
     "defect",
-    [without_the_close, forged, respelled, one_result_less, respelled_prompt, without_generation_prompt],
+    [cut_short, without_the_close, forged, respelled, one_result_less, respelled_prompt, without_generation_prompt],
     ids=lambda defect: defect.__name__,
 )
 async def test_context_that_is_not_the_templates_is_found_where_it_begins(tokenizer: Any, defect: Any) -> None:
@@ -157,9 +166,28 @@ async def test_context_that_is_not_the_templates_is_found_where_it_begins(tokeni
 async def test_a_samples_own_arguments_of_the_template_are_used(qwen3_tokenizer: Any) -> None:
     kwargs = {"enable_thinking": False}
     done = await run(qwen3_tokenizer, [ANSWER], prompt=QUESTION, args={"apply_chat_template_kwargs": kwargs})
+    told = done.sample.metadata["strands_rollout"].pop("template_kwargs")
+    assert told == kwargs
     done.sample.apply_chat_template_kwargs = {}
     assert measured(qwen3_tokenizer, done.sample).mismatches
     done.sample.apply_chat_template_kwargs = kwargs
+    assert measured(qwen3_tokenizer, done.sample).mismatches == []
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"args": {"apply_chat_template_kwargs": {"enable_thinking": False}}},
+        {"settings": {"enable_thinking": False}},
+        {"sample": Sample(prompt=QUESTION, metadata={"strands_rollout_settings": {"enable_thinking": False}})},
+    ],
+    ids=["slime's arguments", "the settings", "the row"],
+)
+async def test_whoever_set_the_templates_arguments_they_are_those_of_the_check(
+    qwen3_tokenizer: Any, asked: dict[str, Any]
+) -> None:
+    done = await run(qwen3_tokenizer, [ANSWER], prompt=QUESTION, **asked)
+    assert qwen3_tokenizer.decode(parts_of(done.sample)[0]).endswith("<think>\n\n</think>\n\n")
     assert measured(qwen3_tokenizer, done.sample).mismatches == []
 
 
@@ -184,6 +212,19 @@ async def test_a_turn_that_was_cut_is_not_taken_to_have_called_its_tools(tokeniz
     cut = call[:-1]  # whole calls, but the turn did not end
     context = template.turn_ids([{"role": "user", "content": "Go on."}], last_id=cut[-1])
     assert measured(tokenizer, sample_of([prompt, cut, context, answer], prompt=QUESTION)).mismatches == []
+
+
+@pytest.mark.parametrize(("results", "users"), [(2, 0), (2, 1), (0, 1), (0, 2)])
+async def test_user_turns_may_follow_results_and_each_other(tokenizer: Any, results: int, users: int) -> None:
+    template = ChatTemplate(tokenizer)
+    prompt, call, _, answer = parts_of(await played(tokenizer))
+    turn = call if results else answer
+    messages: Any = [{"role": "tool", "name": "f", "tool_call_id": str(n), "content": "34"} for n in range(results)]
+    messages += [{"role": "user", "content": f"And {n}?"} for n in range(users)]
+    context = template.turn_ids(messages, last_id=turn[-1])
+    assert measured(tokenizer, sample_of([prompt, turn, context, answer], prompt=QUESTION)).mismatches == []
+    torn = sample_of([prompt, turn, context[:-1], answer], prompt=QUESTION)
+    assert len(measured(tokenizer, torn).mismatches or []) == 1
 
 
 async def test_a_format_that_no_parser_reads_leaves_the_number_of_results_open(shipped_tokenizer: Any) -> None:
@@ -255,3 +296,19 @@ async def test_a_dump_without_tokens_is_nothing_to_measure(tmp_path: Path) -> No
     result = drift(path)
     assert isinstance(result.exception, DumpError)
     assert "--save-tokens" in str(result.exception)
+
+
+async def test_a_tokenizer_that_is_not_the_dumps_is_refused(
+    shipped_tokenizer: Any, qwen3_tokenizer: Any, tmp_path: Path
+) -> None:
+    sample = await played(shipped_tokenizer)
+    told, untold = tmp_path / "told.jsonl", tmp_path / "untold.jsonl"
+    write_dump(told, [sample], TokenTexts(shipped_tokenizer))
+    assert drift(told).exit_code == 0
+    foreign = CliRunner().invoke(app, ["drift", str(told), "--tokenizer", qwen3_tokenizer.name_or_path])
+    assert isinstance(foreign.exception, ConfigError)
+    assert f"{told}:1 has the token " in str(foreign.exception)
+    write_dump(untold, [sample_of([ids_of(qwen3_tokenizer, "Frage 東京"), ids_of(qwen3_tokenizer, "Antwort")])])
+    unknown = drift(untold)
+    assert isinstance(unknown.exception, ConfigError)
+    assert "does not know, such as" in str(unknown.exception)

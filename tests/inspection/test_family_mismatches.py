@@ -9,8 +9,8 @@ from family_episodes import ENDINGS, play
 from family_templates import TEMPLATES, tokenizer_with
 from saved import episode, sample_of
 
-from strands_rollout.inspection.render_mismatch import RenderCheck
-from strands_rollout.inspection.turn_reading import TurnReading
+from strands_rollout.retokenisation.render_mismatch import RenderCheck
+from strands_rollout.retokenisation.turn_reading import TurnReading
 
 
 @pytest.mark.parametrize("known", TEMPLATES)

@@ -186,3 +186,10 @@ def test_a_sample_that_is_not_there_or_has_no_tokens_is_an_error(tmp_path: Path)
         result = CliRunner().invoke(app, ["replay", str(path), "--sample", str(number)])
         assert isinstance(result.exception, DumpError)
         assert words in str(result.exception)
+
+
+def test_an_episode_with_images_is_refused_before_an_engine_is_asked(tmp_path: Path) -> None:
+    path = dump_of(tmp_path, sample_of([[1, 2], [3]], multimodal_train_inputs={"pixel_values": [0.5]}))
+    result = CliRunner().invoke(app, ["replay", str(path), "--base-url", "http://127.0.0.1:9"])
+    assert isinstance(result.exception, DumpError)
+    assert str(result.exception) == f"{path}:1 has images, which replay does not send; choose an episode of text"

@@ -134,3 +134,48 @@ def test_a_dump_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     dump = dump_of(tmp_path, sample(0, RIGHT, 1.0))
     assert isinstance(rescore(dump, "--out", dump).exception, DumpError)
     assert len(list(read_dump(dump))) == 1
+
+
+def test_a_reward_for_groups_is_given_whole_groups(tmp_path: Path) -> None:
+    groups = [0, 0, 0, 1, None, None]
+    dump = dump_of(tmp_path, *(sample(index, RIGHT, 1.0, group_index=group) for index, group in enumerate(groups)))
+    *lines, totals = lines_of(dump, "--reward", "rewards.of_a_group", "--group-rm")
+    assert [line["new"] for line in lines] == [3.0, 3.0, 3.0, 1.0, 1.0, 1.0]
+    assert (totals["scored"], totals["failed"]) == (6, 0)
+    failed = rescore(dump, "--reward", "rewards.one_for_a_group", "--group-rm")
+    assert "got 1.0 for a group; expected a list of 3 rewards" in failed.stdout
+    assert failed.exit_code == 1
+    assert rescore(dump, "--group-rm").exit_code == 2
+
+
+def test_a_group_is_not_torn_where_samples_are_taken_in_turns(tmp_path: Path) -> None:
+    dump = dump_of(tmp_path, *(sample(index, RIGHT, 1.0, group_index=index // 150) for index in range(300)))
+    *lines, _ = lines_of(dump, "--reward", "rewards.of_a_group", "--group-rm")
+    assert {line["new"] for line in lines} == {150.0}
+
+
+def test_what_a_reward_does_to_its_sample_is_not_in_the_new_dump(tmp_path: Path) -> None:
+    dump, out = dump_of(tmp_path, sample(0, RIGHT, 0.0, metadata={"a": 1})), tmp_path / "again.jsonl"
+    assert rescore(dump, "--reward", "rewards.destroying", "--out", out).exit_code == 0
+    (record,) = read_dump(out)
+    assert (record.values["tokens"], record.values["metadata"], record.values["reward"]) == ([1, 2], {"a": 1}, 1.0)
+
+
+def test_a_terminal_does_not_obey_a_rewards_error(tmp_path: Path) -> None:
+    dump = dump_of(tmp_path, sample(0, RIGHT, 1.0))
+    assert "ValueError: \ufffd[31mred" in rescore(dump, "--reward", "rewards.coloured").stdout
+
+
+def test_a_dict_without_the_number_names_the_keys_that_were_looked_for(tmp_path: Path) -> None:
+    dump = dump_of(tmp_path, sample(0, RIGHT, 1.0))
+    told = rescore(dump, "--reward", "rewards.text").stdout
+    assert "expected a number, or a dict with one under 'score' or 'acc' (--reward-key)" in " ".join(told.split())
+
+
+@pytest.mark.parametrize("command", [["rescore"], ["replay"], ["export", "--to", "otel", "--endpoint", "http://a:1"]])
+def test_a_dump_without_a_sample_is_an_error(tmp_path: Path, command: list[str]) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.touch()
+    result = CliRunner().invoke(app, [command[0], str(path), *command[1:]])
+    assert isinstance(result.exception, DumpError)
+    assert str(result.exception) == f"{path} holds no sample; expected one or more"

@@ -101,3 +101,8 @@ def test_a_reward_that_is_none_is_a_usage_error(tmp_path: Path, arguments: list[
 def test_an_answer_without_a_place_for_the_label_is_a_usage_error(tmp_path: Path) -> None:
     result = run(data(tmp_path, {"label": "12"}), "--answer", "It is")
     assert (result.exit_code, "expected {label}" in result.output) == (2, True)
+
+
+def test_a_label_that_nothing_answers_is_a_fault_as_for_eval(tmp_path: Path) -> None:
+    (fault,) = found(data(tmp_path, {"label": {"x": 1}}, {"label": "1"}))["faults"]
+    assert (fault["line"], fault["reason"]) == (1, "no answer equals the label {'x': 1}")

@@ -74,7 +74,10 @@ def test_retokenised_trains_on_other_tokens_where_words_were_spelled_otherwise(t
     figures = batch_figures(batch, 4)
     assert figures["drift_tokens"] == 3 / 6
     assert figures["drift_episodes"] == 1 / 2
-    assert batch_figures(step_batch([[spelled, plain]], "tito", tokenizer), 4)["drift_tokens"] == 3 / 6
+    assert "mismatch_tokens" not in figures
+    exact = batch_figures(step_batch([[spelled, plain]], "tito", tokenizer), 4)
+    assert (exact["drift_tokens"], exact["off_policy_tokens"]) == (3 / 6, 3 / 6)
+    assert exact["mismatch_tokens"] > 0  # a prompt that no template made
 
 
 def test_samples_that_train_nothing_are_left_out_and_compared_with_nothing(tokenizer: Any) -> None:
@@ -107,7 +110,7 @@ def test_siblings_are_one_episode_in_a_steps_figures(tokenizer: Any) -> None:
         sampled = [sum(one.loss_mask or []) for one in (*pair, other)]
         assert figures["sampled_tokens"] == sum(sampled) / 2
         assert figures["drift_tokens"] == 2 * 3 / sum(sampled)  # three of each sibling's four
-        assert figures["drift_episodes"] == 1 / 2
+        assert figures["drift_episodes"] == 2 / 3  # of samples, since some of a step's are measured
         assert [one.advantage for one in batch.sequences] == pytest.approx([0.7071, 0.7071, -0.7071], abs=1e-3)
         trained = [sum(one.loss_mask) for one in batch.sequences]
         assert [one.denominator for one in batch.sequences] == [trained[0] + trained[1]] * 2 + [trained[2]]

@@ -17,14 +17,15 @@ from typing import Any, Final, TypeAlias
 from strands_rollout.chat_messages import ChatMessage
 from strands_rollout.episode_facts import fan_out_part
 from strands_rollout.errors import TemplateError
-from strands_rollout.inspection.saved_episode import SavedEpisode
-from strands_rollout.inspection.turn_reading import TurnReading
 from strands_rollout.probe_conversation import TOOLS
+from strands_rollout.retokenisation.sampled_episode import SampledEpisode
+from strands_rollout.retokenisation.turn_reading import TurnReading
 
 _ANY: Final = "probed-{}-of-{}"
 _ANY_ID: Final = "Probed{:03d}"  # of 9 letters and digits, as some templates want it
 _ANYS: Final = re.compile(r"probed-[a-z]+-of-\d+|Probed\d{3,}")
 _SHOWN_TOKENS: Final = 12
+_MOST_USERS: Final = 2
 
 Piece: TypeAlias = int | str
 """A control token's id, or a text between two of them."""
@@ -36,7 +37,7 @@ class Mismatch:
 
     Attributes:
         position: Index in the sample's tokens of the first one that differs.
-        tokens: How many of the context's tokens differ.
+        tokens: How many of the context's tokens differ; 1 where some only lack.
         got: Text from there on.
         expected: What the template makes there.
     """
@@ -57,26 +58,30 @@ class RenderCheck:
     def __init__(self, reading: TurnReading) -> None:
         self.reading = reading
         self._template, self._encoder = reading.template, reading.template.encoder
-        self._shapes: dict[int, list[Piece] | None] = {}
+        self._shapes: dict[tuple[int, int], list[Piece] | None] = {}
 
-    def mismatches(self, episode: SavedEpisode) -> Iterator[Mismatch]:
+    def mismatches(self, episode: SampledEpisode) -> Iterator[Mismatch]:
         """What differs, at most one for each stretch of context, in order."""
         tokens, turns = episode.tokens, list(episode.turns)
+        # the template writes an image as one token, of which the processor makes many: then only texts can be compared
+        has_images = getattr(episode.sample, "multimodal_train_inputs", None) is not None
         for number, (start, end) in enumerate(episode.contexts):
-            if number == 0:
+            if has_images:
+                found = self._wrongly_encoded(tokens[start:end])
+            elif number == 0:
                 found = self._in_prompt(tokens[:end], episode)
             else:
                 found = self._between(tokens[start:end], tokens[turns[number - 1][0] : start])
             if found is not None:
                 at, count, expected = found
                 got = self._encoder.decode(tokens[start + at : min(end, start + at + _SHOWN_TOKENS)])
-                yield Mismatch(start + at, count, got, expected)
+                yield Mismatch(start + at, max(count, 1), got, expected)  # where tokens only lack, none differs
 
     def _between(self, context: Sequence[int], turn: Sequence[int]) -> tuple[int, int, str] | None:
         """The first place that differs, how many tokens do, and what was expected."""
         faults = []
-        for count in self._possible_results(turn):
-            shape = self._shape(count)
+        for results, users in self._possible_messages(turn):
+            shape = self._shape(results, users)
             if shape is None:  # the template can't be asked, e.g. for the form of a call's id
                 continue
             faults.append(self._unlike(context, shape[1:] if turn[-1] == shape[0] else shape))
@@ -84,18 +89,19 @@ class RenderCheck:
             return faults[0]
         return self._wrongly_encoded(context)
 
-    def _possible_results(self, turn: Sequence[int]) -> list[int]:
-        """How many tool results may follow a turn; 0 for a user's turn, none at all where it can't be told."""
+    def _possible_messages(self, turn: Sequence[int]) -> list[tuple[int, int]]:
+        """How many tool results, and user's turns behind them, may follow a turn; none where it can't be told."""
         calls = self.reading.calls(turn)
         if calls is None:
             return []
         # a turn that was cut by length is not searched for calls
-        return [calls] if turn[-1] in self._template.end_ids else [calls, 0]
+        counts = [calls] if turn[-1] in self._template.end_ids else [calls, 0]
+        return [(count, users) for count in counts for users in range(0 if count else 1, _MOST_USERS + 1)]
 
-    def _in_prompt(self, context: Sequence[int], episode: SavedEpisode) -> tuple[int, int, str] | None:
+    def _in_prompt(self, context: Sequence[int], episode: SampledEpisode) -> tuple[int, int, str] | None:
         if not _begins_with_its_row(episode):
             return self._wrongly_encoded(context)
-        question = _last_user_text(episode.sample.prompt)
+        question = _last_user_text(getattr(episode.sample, "prompt", None))
         expected = self._ending(_ANY.format("question", 0) if question is None else question)
         ends = self._split(context)[-len(expected) :]
         at = len(context) - sum(len(ids) for ids in ends)
@@ -154,9 +160,9 @@ class RenderCheck:
             found[-1].append(token)
         return found
 
-    def _shape(self, calls: int) -> list[Piece] | None:
-        """What the template makes of so many results, from the end of the assistant's turn; 0 for a user's turn."""
-        if calls not in self._shapes:
+    def _shape(self, calls: int, users: int) -> list[Piece] | None:
+        """What the template makes of so many results and user's turns, from the end of the assistant's turn on."""
+        if (calls, users) not in self._shapes:
             messages: list[ChatMessage] = [
                 {
                     "role": "tool",
@@ -165,16 +171,17 @@ class RenderCheck:
                     "content": _ANY.format("result", number),
                 }
                 for number in range(calls)
-            ] or [{"role": "user", "content": _ANY.format("question", 0)}]
+            ]
+            messages += [{"role": "user", "content": _ANY.format("question", number)} for number in range(users)]
             try:
-                self._shapes[calls] = self._pieces_of(self._template.render_turn(messages))
+                self._shapes[calls, users] = self._pieces_of(self._template.render_turn(messages))
             except TemplateError:
-                self._shapes[calls] = None
-        return self._shapes[calls]
+                self._shapes[calls, users] = None
+        return self._shapes[calls, users]
 
     def _ending(self, question: str) -> list[Piece]:
         """How a prompt ends: the text that holds the question, and what follows it."""
-        marked = self._shape(0) or []
+        marked = self._shape(0, 1) or []
         place = next((n for n, piece in enumerate(marked) if isinstance(piece, str) and _ANYS.search(piece)), 0)
         ending = self._pieces_of(self._template.render_turn([{"role": "user", "content": question}]))[place:]
         first = ending[0] if ending else 0
@@ -190,7 +197,7 @@ class RenderCheck:
             shown = self._pieces_of(self._template.render([question], TOOLS))
         except TemplateError:  # it shows none
             return False
-        alone = self._shape(0) or []
+        alone = self._shape(0, 1) or []
         texts = [next((p for p in pieces if isinstance(p, str) and _ANYS.search(p)), "") for pieces in (shown, alone)]
         return not texts[0].endswith(texts[1])
 
@@ -198,7 +205,7 @@ class RenderCheck:
         return list(self._encoder.pieces(rendered))
 
 
-def _begins_with_its_row(episode: SavedEpisode) -> bool:
+def _begins_with_its_row(episode: SampledEpisode) -> bool:
     """Whether the prompt is the row's: not of a sub-agent, nor of a history that was rewritten."""
     segments = episode.facts.get("segments")
     return fan_out_part(episode.sample) in (None, 0) and (not isinstance(segments, int) or segments <= 1)

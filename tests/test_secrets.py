@@ -1,0 +1,140 @@
+"""A secret that is known to the process is in no text that leaves it: dumps, results, tables, traces; tokens stay."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluation_stage import evaluated
+from harness import ANSWER, args_for, call_text, ids_of, run
+from test_metrics import Wandb, wandb  # noqa: F401 - a fixture
+
+from strands_rollout import Sample, log_rollout
+from strands_rollout.dump import TokenTexts, read_dump, write_dump
+from strands_rollout.export.dump_spans import episode_spans
+from strands_rollout.export.dump_table import sample_table
+from strands_rollout.secret_mask import secret_values, without_values
+
+KEY, PASSWORD, OF_SERVER = "sk-live-5f1e02c7", "hunter22hunter", "tvly-77aa88bb"
+ENVIRONMENT = {
+    "SEARCH_API_KEY": KEY,
+    "DATABASE_URL": f"postgres://me:{PASSWORD}@db/x",
+    "QWEN3_TOKENIZER": "/a/tokenizer",
+}
+SERVER = {"name": "web", "command": "server", "env": {"TAVILY_API_KEY": OF_SERVER}}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+def leaky(tokenizer: Any, *, with_facts: bool = True) -> Sample:
+    """A sample whose tool showed the environment."""
+    said = f"DATABASE_URL=postgres://me:{PASSWORD}@db/x {KEY} {OF_SERVER}"
+    tokens = ids_of(tokenizer, f"What? {said} done")
+    facts = {"error": f"ToolError: 401 for {KEY}", "final_text": said, "spans": [[0, 2, len(tokens), "1"]]}
+    return Sample(
+        prompt=f"Use {KEY}.",
+        label=KEY,
+        response=said,
+        index=0,
+        tokens=tokens,
+        response_length=len(tokens) - 2,
+        loss_mask=[1] * (len(tokens) - 2),
+        rollout_log_probs=[-0.5] * (len(tokens) - 2),
+        reward={"score": 0.0, "pred": KEY},
+        status=Sample.Status.COMPLETED,
+        metadata={"note": [f"{KEY}!"], KEY: 1, "strands_rollout": facts if with_facts else {}},
+    )
+
+
+def test_secrets_are_what_stands_under_a_secrets_name_and_passwords_in_urls() -> None:
+    named = {
+        "OPENAI_API_KEY": "0123456789",
+        "apiKey": "abcdefghij",
+        "headers": {"Authorization": "Bearer 9876543210"},
+        "proxies": ["http://me:pass-of-mine@proxy:3128"],
+        "PWD": "/home/someone",
+        "HF_TOKEN": "short",
+        "TOKENIZERS_PARALLELISM": "false-false",
+        "MONKEY": "chimpanzee",
+        "max_tokens": 12345678,
+    }
+    assert secret_values(named) == {"0123456789", "abcdefghij", "Bearer 9876543210", "9876543210", "pass-of-mine"}
+    assert without_values({"a": ("x 9876543210", 3)}, {"9876543210"}) == {"a": ("x ***", 3)}
+
+
+def test_of_two_secrets_the_longer_is_masked_whole() -> None:
+    assert without_values("abcdefgh-more", {"abcdefgh", "abcdefgh-more"}) == "***"
+
+
+def test_a_dump_holds_them_in_its_tokens_alone(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    sample = leaky(shipped_tokenizer)
+    args = args_for(
+        "http://127.0.0.1:9", shipped_tokenizer, strands_rollout={"dump_dir": str(tmp_path), "tools": [SERVER]}
+    )
+    log_rollout(0, args, [sample], None, 1.0)
+    (path,) = tmp_path.iterdir()
+    text = gzip.decompress(path.read_bytes()).decode()
+    assert not [secret for secret in (KEY, PASSWORD, OF_SERVER) if secret in text]
+    (record,) = read_dump(path)
+    assert record.values["tokens"] == sample.tokens
+    assert record.values["response"] == "DATABASE_URL=postgres://me:***@db/x *** ***"
+    assert sample.label == KEY  # the sample itself, which is trained on, is not touched
+
+
+def test_what_holds_no_secret_is_written_as_it_was(tmp_path: Path) -> None:
+    sample = Sample(prompt="/a/tokenizer", tokens=[1], label="hunter", metadata={"a": ("b", [1.5])}, index=0)
+    write_dump(tmp_path / "a.jsonl", [sample])
+    (record,) = read_dump(tmp_path / "a.jsonl")
+    assert record.to_sample().to_dict() == sample.to_dict()
+
+
+def test_tables_and_traces_hold_none(shipped_tokenizer: Any, tmp_path: Path, wandb: Wandb) -> None:  # noqa: F811
+    sample = leaky(shipped_tokenizer)
+    path = tmp_path / "old.jsonl"
+    write_dump(path, [sample], TokenTexts(shipped_tokenizer), secrets=())  # as one of an earlier release
+    assert KEY in path.read_text()
+    (record,) = read_dump(path)
+    table = sample_table(path, reward_key="score", with_contents=True)
+    secrets = secret_values({**ENVIRONMENT, **SERVER})
+    spans = episode_spans(record, reward_key="score", with_contents=True, secrets=secrets)
+    settings = {"tools": [SERVER]}
+    args = Namespace(use_wandb=True, hf_checkpoint=shipped_tokenizer.name_or_path, strands_rollout=settings)
+    log_rollout(0, args, [sample], None, 1.0)
+    shown = [repr(table.rows), repr([span.attributes for span in spans]), repr(wandb.calls)]
+    assert "done" in shown[1]
+    assert not [secret for secret in (KEY, PASSWORD) for text in shown if secret in text]
+    assert OF_SERVER not in shown[2]
+
+
+async def test_results_of_an_evaluation_hold_none(
+    shipped_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from strands_rollout import evaluate as evaluate_module
+
+    async def leaking(args: Any, sample: Any, params: Any, **more: Any) -> Any:
+        made = leaky(shipped_tokenizer)
+        made.metadata["api_key"] = "of-the-row"
+        made.index, made.session_id = sample.index, sample.session_id
+        return made
+
+    monkeypatch.setattr(evaluate_module, "generate", leaking)
+    ended = await evaluated(tmp_path, shipped_tokenizer, keeps_tokens=True)
+    text = json.dumps(ended.lines)
+    assert not [secret for secret in (KEY, PASSWORD, "of-the-row") if secret in text]
+    assert ended.lines[0]["sample"]["tokens"] == leaky(shipped_tokenizer).tokens
+
+
+async def test_a_tools_output_is_masked_in_the_dump_of_a_real_episode(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    code = f"print('{KEY[:5]}' + '{KEY[5:]}')"
+    done = await run(shipped_tokenizer, [call_text(code), ANSWER], settings={"executor": "subprocess"})
+    assert KEY in done.sample.response
+    write_dump(tmp_path / "a.jsonl", [done.sample])
+    assert KEY not in (tmp_path / "a.jsonl").read_text()

@@ -9,6 +9,7 @@ from family_templates import TEMPLATES, tokenizer_with
 from parser_families import family
 from planted import ANSWER, CALL, END, PROMPT, RESULT, Episode, whole
 
+from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.dump import DumpRecord, TokenTexts
 from strands_rollout.view.talk import conversation
 from strands_rollout.view.token_runs import TokenLists
@@ -38,18 +39,14 @@ def _with_text(part: list[Any], units: bytes) -> list[Any]:
 
 
 def context_of(tokenizer: Any, results: list[str]) -> str:
-    """What the template writes behind a turn with calls."""
-    calls = [
-        {"type": "function", "id": f"functions.{name}:{n}", "function": {"name": name, "arguments": given}}
-        for n, (name, given) in enumerate(CALLS)
-    ]
-    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": SAYS, "tool_calls": calls}]
+    """What the template writes behind a turn with calls, without that turn's end."""
+    template = ChatTemplate(tokenizer)
+    ids = "Call{n}0000" if "ids of 9" in tokenizer.chat_template else "functions.{name}:{n}"
     told = [
-        {"role": "tool", "content": text, "name": name, "tool_call_id": f"functions.{name}:{n}"}
+        {"role": "tool", "content": text, "name": name, "tool_call_id": ids.format(name=name, n=n)}
         for n, (text, (name, _)) in enumerate(zip(results, CALLS, strict=True))
     ]
-    before = tokenizer.apply_chat_template(said, tokenize=False)
-    return str(tokenizer.apply_chat_template([*said, *told], tokenize=False, add_generation_prompt=True))[len(before) :]
+    return template.render_turn(told).removeprefix(tokenizer.decode([template.end_of_calls_id]))
 
 
 @pytest.mark.parametrize("is_told", [True, False])
@@ -69,8 +66,15 @@ def test_calls_and_results_of_each_family_are_read(known: str, is_told: bool, sh
         texts = [part[1].strip() for part in first if part[0] in ("think", "text")]
         assert texts == ["Hm 💡", SAYS]
         assert [(part[0], part[2]) for part in between] == [("result", call[1]) for call in calls]
-    json_results = {"llama3_json": ['{"output": "four 💡"}', '{"output": "two\\nlines"}']}
-    expected = json_results.get(known, ["four 💡", "two\nlines"])
+    as_shown = {
+        "llama3_json": ['{"output": "four 💡"}', '{"output": "two\\nlines"}'],
+        "mistral-nemo": [
+            '{"content": four 💡, "call_id": "Call00000"}',
+            '{"content": two\nlines, "call_id": "Call10000"}',
+        ],
+        "gpt_oss": ['"four 💡"', '"two\\nlines"'],
+    }
+    expected = as_shown.get(known, ["four 💡", "two\nlines"])
     assert [part[1].replace("\\ud83d\\udca1", "💡") for part in between] == expected
     assert [part[1] for part in last] == ["Done."]
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from strands_rollout.dump import DumpRecord
+from strands_rollout.episode_times import Step, steps_of
 from strands_rollout.export.span_contents import episode_contents, turn_contents
 from strands_rollout.finished_sample import FinishedSample, finite
 from strands_rollout.turn_params import turn_params
@@ -22,7 +23,8 @@ from strands_rollout.turn_params import turn_params
 Attribute = str | bool | int | float | list[str]
 
 OWN: Final = "strands_rollout."
-TIMES: Final = "seconds as recorded; a dump has no start times: turns and calls are laid out one after the other"
+TIMES: Final = "as recorded"
+LAID_OUT: Final = "seconds as recorded, without start times: turns and calls are laid out one after the other"
 _PROVIDER: Final = "sglang"
 _MOST_SECONDS: Final = 1e8
 _REQUEST: Final = {
@@ -86,6 +88,7 @@ def episode_spans(
     sample = FinishedSample(SimpleNamespace(**record.values), record.facts)
     turns = _turns(sample)
     calls = _calls_by_turn(sample, turns.keys())
+    steps = steps_of(sample.facts)
     line, before, last = _Line(), 0, max(turns, default=None)
     for number, turn in turns.items():
         called = calls.pop(number, [])
@@ -95,10 +98,11 @@ def episode_spans(
         if with_contents and turn.bounds is not None:
             attributes |= turn_contents(record, before, *turn.bounds, finish, secrets)
         before = turn.bounds[1] if turn.bounds is not None else before
-        line.add("chat", turn.seconds, attributes, is_request=True)
-        _add_calls(line, called)
-    _add_calls(line, calls.get(None, []))
+        line.add("chat", turn.seconds, attributes, is_request=True, place=_place_of_turn(steps, number))
+        _add_calls(line, called, are_placed=bool(steps))
+    _add_calls(line, calls.get(None, []), are_placed=bool(steps))
     attributes = _episode_attributes(record, sample, reward_key)
+    attributes[f"{OWN}times"] = TIMES if steps else LAID_OUT
     if with_contents:
         attributes |= episode_contents(record, secrets)
     end_s = max(line.end_s, _seconds(sample.number("duration_s")) or 0.0)
@@ -113,9 +117,15 @@ class _Turn:
     seconds: float | None
 
 
+def _place_of_turn(steps: Sequence[Step], number: int) -> tuple[float, float] | None:
+    """From the beginning of a turn's first request to the end of its last one; a turn that is aborted has several."""
+    own = [step for step in steps if step.kind == "generate" and step.turn == number]
+    return (min(step.at_s for step in own), max(step.at_s + step.s for step in own)) if own else None
+
+
 @dataclass(slots=True)
 class _Line:
-    """Spans one after the other."""
+    """Spans one after the other, but for those that have a place."""
 
     spans: list[DumpSpan] = field(default_factory=list)
     end_s: float = 0.0
@@ -128,11 +138,12 @@ class _Line:
         *,
         is_request: bool = False,
         error: str | None = None,
+        place: tuple[float, float] | None = None,
     ) -> None:
         """Append one; without length where its seconds are not known."""
-        end_s = self.end_s + (seconds or 0.0)
-        self.spans.append(DumpSpan(name, self.end_s, end_s, _written(attributes), is_request, error))
-        self.end_s = end_s
+        start_s, end_s = (min(at_s, _MOST_SECONDS) for at_s in place or (self.end_s, self.end_s + (seconds or 0.0)))
+        self.spans.append(DumpSpan(name, start_s, end_s, _written(attributes), is_request, error))
+        self.end_s = max(self.end_s, end_s)
 
 
 def _turns(sample: FinishedSample) -> dict[int, _Turn]:
@@ -190,8 +201,9 @@ def _calls_by_turn(sample: FinishedSample, turns: Collection[int]) -> dict[int |
     return found
 
 
-def _add_calls(line: _Line, calls: Sequence[Mapping[str, Any]]) -> None:
+def _add_calls(line: _Line, calls: Sequence[Mapping[str, Any]], *, are_placed: bool) -> None:
     for call in calls:
+        place = (call["at_s"], call["at_s"] + call["s"]) if are_placed else None
         sandbox = call.get("sandbox")
         told = sandbox if isinstance(sandbox, Mapping) else {}
         attributes = {
@@ -204,7 +216,7 @@ def _add_calls(line: _Line, calls: Sequence[Mapping[str, Any]]) -> None:
         status = call.get("status")
         error = _clean(status) if isinstance(status, str) and status != "success" else None
         name = " ".join(["execute_tool", *([str(call["tool"])] if "tool" in call else [])])
-        line.add(_clean(name), _seconds(call.get("s")), attributes, error=error)
+        line.add(_clean(name), _seconds(call.get("s")), attributes, error=error, place=place)
 
 
 def _episode_attributes(record: DumpRecord, sample: FinishedSample, reward_key: str) -> dict[str, Any]:
@@ -223,7 +235,6 @@ def _episode_attributes(record: DumpRecord, sample: FinishedSample, reward_key: 
         f"{OWN}weight_versions": sample.weight_versions or None,
         **{f"{OWN}fan_out.{name}": part.get(name) for name in ("part", "of", "kind")},
         f"{OWN}where": Path(record.where).name,
-        f"{OWN}times": TIMES,
     }
 
 

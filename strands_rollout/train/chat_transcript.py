@@ -91,7 +91,7 @@ class ChatRenderer:
         matches = _matches(turns, [self._words(ids[start:end]) for start, end in spans])
         trained = sum(end - start for start, end in spans)
         start, end = spans[-1]
-        ends_whole = end > start and ids[end - 1] == self.template.end_of_turn_id
+        ends_whole = end > start and ids[end - 1] in self.template.end_ids
         filled = [span for span in spans if span[1] > span[0]]
         return Transcript(
             tokens=ids[: filled[-1][1] if filled else start],
@@ -115,7 +115,7 @@ class ChatRenderer:
             prompted, _ = self._encoded(prompt)
             pairs = enumerate(zip(ids, prompted, strict=False))
             first = next((at for at, (one, other) in pairs if one != other), min(len(ids), len(prompted)))
-        end = next((at for at in range(first, len(ids)) if ids[at] == self.template.end_of_turn_id), len(ids) - 1)
+        end = next((at for at in range(first, len(ids)) if ids[at] in self.template.end_ids), len(ids) - 1)
         return first, max(first, end + 1)
 
     def _words(self, ids: Sequence[int]) -> list[str]:

@@ -14,12 +14,12 @@ from typing import Any, Final
 from strands_rollout.drift import token_bytes
 from strands_rollout.dump import DumpRecord, TokenTexts
 from strands_rollout.dump.record import FACTS_KEY, without_secrets
+from strands_rollout.episode_times import steps_of, sums_of
 from strands_rollout.finished_sample import finite, kept
 from strands_rollout.sandbox.capped_output import shorten
 from strands_rollout.view.drift_marks import DriftMark, drift_marks
 from strands_rollout.view.problems import Problem, find_problems, reward_key
 from strands_rollout.view.talk import conversation
-from strands_rollout.view.times import steps_of, sums_of
 from strands_rollout.view.token_runs import TokenLists, runs, token_kinds
 from strands_rollout.view.turn_habits import TurnHabits
 

@@ -24,7 +24,7 @@ from strands_rollout import Sample
 from strands_rollout.cli import app
 from strands_rollout.dump import write_dump
 from strands_rollout.errors import ConfigError, DumpError, ExportError
-from strands_rollout.export.dump_spans import TIMES
+from strands_rollout.export.dump_spans import LAID_OUT, TIMES
 from strands_rollout.export.otlp import otlp_exporter, send_dump
 
 START_S = 1_700_000_000.0
@@ -108,10 +108,24 @@ def test_a_sample_is_a_trace_of_its_episode_its_turns_and_its_calls(tmp_path: Pa
     ]
     told = {name.removeprefix("strands_rollout."): value for name, value in root.attributes.items()}
     assert told.items() >= {"index": 4, "group": 1, "status": "completed", "stop_reason": "completed"}.items()
-    assert told.items() >= {"reward": 1.0, "turns": 2, "tokens": 6, "duration_s": 2.0, "times": TIMES}.items()
+    assert told.items() >= {"reward": 1.0, "turns": 2, "tokens": 6, "duration_s": 2.0, "times": LAID_OUT}.items()
     assert told["where"] == "samples.jsonl:1"
     assert root.attributes["gen_ai.operation.name"] == "invoke_agent"
     assert root.status.status_code is StatusCode.UNSET
+
+
+def test_spans_stand_where_they_were_where_the_dump_says_when_that_was(tmp_path: Path) -> None:
+    begun = [{**call, "at_s": at_s} for call, at_s in zip(FACTS["calls"], (0.75, 0.875), strict=True)]
+    requests = [[0, 0.125, 0.25], [0, 0.5, 0.125], [1, 1.5, 0.25]]  # the first turn was aborted, and went on
+    (trace,) = spans_of(tmp_path, sample_of({**FACTS, "calls": begun, "requests": requests}))
+    assert [(span.name, *seconds(span)) for span in trace] == [
+        ("invoke_agent", 0.0, 2.0),
+        ("chat", 0.125, 0.625),
+        ("execute_tool search", 0.75, 1.0),
+        ("execute_tool execute_python_code", 0.875, 1.0),
+        ("chat", 1.5, 1.75),
+    ]
+    assert trace[0].attributes["strands_rollout.times"] == TIMES
 
 
 def test_a_turn_says_how_it_was_asked_for_what_it_cost_and_how_it_ended(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An episode's time as the page draws it: requests, tool calls and what is left, which is waiting.
+"""An episode's time as the viewer and traces show it: requests, tool calls and what is left, which is waiting.
 
 Knows facts, without trust. Those of before requests had start times give sums, and no places.
 """

@@ -155,11 +155,11 @@ def _text(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
 
 def _turns(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
     """Turns that nobody closed before the next context began."""
-    close = habits.end_of_turn
-    if close is None:
+    ends = habits.ends_of_turn
+    if not ends:
         return
     for start, end in lists.contexts:
-        if lists.ids[end - 1 : end] and lists.ids[start - 1] != close and lists.ids[start] != close:
+        if lists.ids[end - 1 : end] and not ends.intersection(lists.ids[start - 1 : start + 1]):
             yield Problem(
                 "not closed", "a turn is not closed: context follows without an end of turn", start - 1, start + 1
             )

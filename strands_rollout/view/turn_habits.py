@@ -21,20 +21,22 @@ _CONTROL: Final = re.compile(
     rb"<(?:\||\xef\xbd\x9c).+(?:\||\xef\xbd\x9c)>|</?(?:[a-z]+_[a-z_]+|think|arg_key)>|\[/?[A-Z_]{3,}\]"
 )
 _LEAST_SHARE: Final = 0.5
+# of the turns, for a token that ends some and stands inside of none: families end turns with calls by one of their own
+_LEAST_ENDS: Final = 0.1
 _MOST_CONTEXTS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class TurnHabits:
-    """The rules that most of a dump keeps; None for none.
+    """The rules that most of a dump keeps; None, or empty, for none.
 
     Attributes:
-        end_of_turn: The token that closes a turn.
+        ends_of_turn: The tokens that close a turn.
         opening: The token that begins each message, and the one that makes it the policy's.
         sampled_controls: Control tokens that the policy writes and most contexts lack, such as a call's.
     """
 
-    end_of_turn: int | None = None
+    ends_of_turn: frozenset[int] = frozenset()
     opening: tuple[int, int] | None = None
     sampled_controls: frozenset[int] = frozenset()
 
@@ -53,12 +55,12 @@ class TurnHabits:
         for place, token in enumerate(context):
             is_other_message = token == opens and context[place + 1 : place + 2] == [policy] and place != last
             is_policys_own = token in self.sampled_controls and place < last
-            closes_nothing = token == self.end_of_turn and not is_open and place > 0
+            closes_nothing = token in self.ends_of_turn and not is_open and place > 0
             if is_other_message or is_policys_own or closes_nothing:
                 yield place
             if token == opens:
                 is_open = True
-            elif token == self.end_of_turn:
+            elif token in self.ends_of_turn:
                 is_open = False
 
 
@@ -74,6 +76,7 @@ class HabitCounter:
     _known: set[int] = field(default_factory=set)
     _looks: set[int] = field(default_factory=set)
     _ends: Counter[int] = field(default_factory=Counter)
+    _inside: Counter[int] = field(default_factory=Counter)
     _openings: Counter[tuple[int, int]] = field(default_factory=Counter)
     _contexts: list[list[int]] = field(default_factory=list)
     _sampled: set[int] = field(default_factory=set)
@@ -89,6 +92,7 @@ class HabitCounter:
         for start, end in lists.turns:
             if end > start:
                 self._ends[lists.ids[end - 1]] += 1
+                self._inside.update(controls.intersection(lists.ids[start : end - 1]))
                 self._sampled.update(controls.intersection(lists.ids[start:end]))
         for start, end in lists.contexts:
             context = lists.ids[start:end]
@@ -100,14 +104,23 @@ class HabitCounter:
 
     def habits(self) -> TurnHabits:
         """The rules that most of them keep."""
-        end, opening = _most(self._ends), _most(self._openings)
+        ends, opening = self._ends_of_turn(), _most(self._openings)
         templates = Counter(token for context in self._contexts for token in set(context))
         common = {token for token, count in templates.items() if count > _LEAST_SHARE * len(self._contexts)}
-        found = TurnHabits(end, opening, frozenset(self._sampled - common - {end}))
+        found = TurnHabits(ends, opening, frozenset(self._sampled - common - ends))
         broken = sum(any(found.forged(context)) for context in self._contexts)
         if broken > _LEAST_SHARE * len(self._contexts):
-            return TurnHabits(end)
+            return TurnHabits(ends)
         return found
+
+    def _ends_of_turn(self) -> frozenset[int]:
+        """The control tokens that end turns and stand inside of few; none where they end less than half of all."""
+        least = _LEAST_ENDS * self._ends.total()
+        looks = self._looks if self.controls is None else self.controls
+        ends = {token for token, count in self._ends.items() if count >= least and token in looks}
+        ends = {token for token in ends if self._inside[token] <= self._ends[token]}
+        covered = sum(self._ends[token] for token in ends)
+        return frozenset(ends) if covered > _LEAST_SHARE * self._ends.total() else frozenset()
 
 
 def _most(counts: Counter[T]) -> T | None:

@@ -74,6 +74,16 @@ def test_a_close_that_the_template_added_closes(shipped_tokenizer: Any, habits: 
     assert problems(shipped_tokenizer, Episode(shipped_tokenizer, *stretches).sample, habits) == []
 
 
+def test_turns_with_calls_may_end_by_another_token(shipped_tokenizer: Any) -> None:
+    def episode(end_of_calls: str) -> Sample:
+        stretches = (False, PROMPT), (True, CALL + end_of_calls), (False, RESULT.format("34")), (True, ANSWER + END)
+        return Episode(shipped_tokenizer, *stretches).sample
+
+    habits = dump_habits([record(shipped_tokenizer, episode("<|endoftext|>")) for _ in range(3)], None)
+    assert problems(shipped_tokenizer, episode("<|endoftext|>"), habits) == []
+    assert {problem.kind for problem in problems(shipped_tokenizer, episode(""), habits)} == {"not closed"}
+
+
 def test_a_template_that_most_contexts_break_judges_none(shipped_tokenizer: Any) -> None:
     forge, _ = DEFECTS["forged control token"]
     all_alike = [record(shipped_tokenizer, forge(shipped_tokenizer)) for _ in range(3)]
@@ -164,7 +174,7 @@ def test_any_values_can_be_looked_at(status: str, spans: Any, length: Any, **lis
     named = {"tokens": lists["tokens"], "loss_mask": lists["mask"], "rollout_log_probs": lists["logprobs"]}
     facts = {"strands_rollout": {"spans": spans, "turns": length, "duration_s": length}}
     values = Sample().to_dict() | named | {"response_length": length, "metadata": facts, "status": status}
-    shown = view_sample(DumpRecord(values), TurnHabits(3, (1, 2)), None)
+    shown = view_sample(DumpRecord(values), TurnHabits(frozenset({3}), (1, 2)), None)
     assert sum(end - start for _, start, end in shown.detail["kinds"]) == len(lists["tokens"])
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 from strands_rollout.errors import ConfigError, ToolError
 from strands_rollout.finished_sample import finite
 from strands_rollout.reward import reward_func
+from strands_rollout.user_code import was_cancelled
 
 _AT_ONCE: Final = 64
 
@@ -81,6 +82,12 @@ class RewardCall:
             return await found if inspect.isawaitable(found) else found
         except Exception as e:  # a user's reward may raise anything: the other samples still count
             return e
+        except SystemExit as e:
+            return RuntimeError(f"it called sys.exit({e.code!r})")
+        except asyncio.CancelledError:
+            if was_cancelled():
+                raise
+            return RuntimeError("it was cancelled by its own code")
 
 
 def _groups(samples: Sequence[Any]) -> list[list[Any]]:

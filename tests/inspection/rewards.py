@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from typing import Any
 
 
@@ -65,3 +67,13 @@ def destroying(args: Any, sample: Any) -> float:
 def coloured(args: Any, sample: Any) -> float:
     """One whose error holds what a terminal obeys."""
     raise ValueError("\x1b[31mred")
+
+
+def exiting(args: Any, sample: Any) -> float:
+    """One that would end the process."""
+    sys.exit(f"no {sample.label}")
+
+
+async def cancelled(args: Any, sample: Any) -> float:
+    """One that is cancelled by itself."""
+    raise asyncio.CancelledError

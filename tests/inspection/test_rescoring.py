@@ -107,6 +107,14 @@ def test_a_reward_that_fails_for_a_sample_keeps_the_old_one_and_fails_the_comman
     assert [record.values["reward"] for record in read_dump(out)] == [1.0, 0.5]
 
 
+@pytest.mark.parametrize(
+    ("reward", "why"), [("exiting", "it called sys.exit('no 34')"), ("cancelled", "it was cancelled by its own code")]
+)
+def test_a_reward_that_would_end_the_process_fails_its_sample(reward: str, why: str, tmp_path: Path) -> None:
+    result = rescore(dump_of(tmp_path, sample(0, RIGHT, 0.5)), "--reward", f"rewards.{reward}")
+    assert (result.exit_code, f"sample 0 could not be scored: RuntimeError: {why}" in result.stdout) == (1, True)
+
+
 def test_what_is_no_number_is_an_error_of_its_sample(tmp_path: Path) -> None:
     dump = dump_of(tmp_path, sample(0, RIGHT, 0.5))
     first, totals = lines_of(dump, "--reward", "rewards.text")

@@ -22,7 +22,7 @@ from strands_rollout.dataset_rows import read_rows
 from strands_rollout.demo import shipped_rows
 from strands_rollout.engine_process import engine_process
 
-MOST_UPDATES = 8
+MOST_TRIES = 20
 CODE = {"executor": {"name": "local", "isolation": "rlimits"}}
 
 
@@ -55,7 +55,7 @@ async def _control(url: str, path: str, **body: Any) -> None:
         assert answer.status == 200, await answer.text()
 
 
-async def _update(url: str, tokenizer: Any, version: int) -> None:
+async def _update(url: str, tokenizer: Any, version: object) -> None:
     """As a trainer does between steps of an asynchronous run."""
     await _control(url, "/pause_generation", mode="abort")
     await _control(url, "/update_weights_from_disk", model_path=tokenizer.name_or_path, weight_version=str(version))
@@ -80,26 +80,39 @@ async def _play(
 
 
 async def updated_in_mid_episode(url: str, tokenizer: Any) -> list[Any]:
-    """Samples of several weight versions."""
+    """Samples of which one is of several weight versions at least, however fast this machine is."""
     await _play(url, tokenizer, _samples(1, 0), **CODE)  # the sandbox is up
-    running = asyncio.create_task(_play(url, tokenizer, _samples(4, 0), **CODE))
-    for version in range(2, MOST_UPDATES):
-        await asyncio.sleep(0.05)
-        await _update(url, tokenizer, version)
-    return await running
+    version = 1
+    for _ in range(MOST_TRIES):
+        running = asyncio.create_task(_play(url, tokenizer, _samples(4, 0), **CODE))
+        while not running.done():
+            await asyncio.sleep(0.05)
+            version += 1
+            await _update(url, tokenizer, version)
+        played = await running
+        if any(len(versions_of(one)) > 1 for one in played):
+            return played
+    raise AssertionError("no weights were updated in mid-episode")
 
 
 async def aborted_and_resumed(url: str, tokenizer: Any) -> tuple[list[Any], list[Any]]:
     """Samples as they came back ABORTED, and the same after they had been gone on with, by newer weights."""
     clock = asyncio.get_running_loop().time
-    for run_s in (0.05, 0.1, 0.2, 0.4, 0.8):
-        end = clock() + run_s
+    for number in range(MOST_TRIES):
+        end = clock() + 0.05 * (1 + number % 8)
         back = await _play(url, tokenizer, _samples(4, 1), should_abort=lambda end=end: clock() > end, **CODE)
-        begun = [one for one in back if one.status is Sample.Status.ABORTED]
-        if any(one.metadata["strands_rollout"].get("requests") for one in begun):
-            break
-    await _update(url, tokenizer, 1000)
-    return copy.deepcopy(begun), await _play(url, tokenizer, begun, **CODE)
+        begun = [one for one in back if one.status is Sample.Status.ABORTED and versions_of(one)]
+        if begun:
+            await _update(url, tokenizer, f"resumed-{number}")
+            aborted, resumed = copy.deepcopy(begun), await _play(url, tokenizer, begun, **CODE)
+            if any(len(versions_of(one)) > 1 for one in resumed):
+                return aborted, resumed
+    raise AssertionError("nothing was aborted in mid-episode")
+
+
+def versions_of(sample: Any) -> set[str]:
+    """Of the weights that its tokens were sampled by."""
+    return {version for *_, version in sample.metadata["strands_rollout"].get("spans") or []}
 
 
 async def fanned_out(url: str, tokenizer: Any) -> list[Any]:

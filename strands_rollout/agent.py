@@ -114,8 +114,8 @@ async def run_episode(
     Raises:
         asyncio.CancelledError: The caller was cancelled. Nothing else: every other failure is in the result.
     """
-    log_failures_once()
     started = time.monotonic()
+    log_failures_once()
     begun = progress or EpisodeProgress(messages[:-1], 0)
     stats, limiter = _stats_from(begun), limiter_of(limits, begun)
     watch = EpisodeWatch(model, stats, should_abort)

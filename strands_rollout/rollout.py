@@ -5,6 +5,7 @@ Glue, and the one place where errors become statuses. Read this first: settings,
 
 from __future__ import annotations
 
+import functools
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -197,23 +198,26 @@ async def _play(
     next_message: Callable[[str], Awaitable[str | None]] | None = None,
 ) -> Episode:
     settings, resume = job.settings, job.beginning.resume
+    # set up first, so that the clock and the duration begin together
+    play = functools.partial(
+        run_episode,
+        model,
+        task.messages,
+        system_prompt=task.system_prompt,
+        tools=task.tools,
+        limits=EpisodeLimits(**{limit.name: getattr(settings, limit.name) for limit in fields(EpisodeLimits)}),
+        hooks=load_hooks(settings.hooks),
+        self_timed_tools=self_timed_tools,
+        tool_span=tool_span(job.sample),
+        should_abort=job.should_abort,
+        engine_grace_s=job.engine_grace_s,
+        conversation_manager=load_conversation_manager(settings.conversation_manager),
+        progress=resume.progress if resume else None,
+        team=None if settings.agent_factory is None else built_team(settings.agent_factory, model, task),
+        next_message=next_message,
+    )
     with episode_clock(resume.progress.duration_s if resume else 0.0):
-        return await run_episode(
-            model,
-            task.messages,
-            system_prompt=task.system_prompt,
-            tools=task.tools,
-            limits=EpisodeLimits(**{limit.name: getattr(settings, limit.name) for limit in fields(EpisodeLimits)}),
-            hooks=load_hooks(settings.hooks),
-            self_timed_tools=self_timed_tools,
-            tool_span=tool_span(job.sample),
-            should_abort=job.should_abort,
-            engine_grace_s=job.engine_grace_s,
-            conversation_manager=load_conversation_manager(settings.conversation_manager),
-            progress=resume.progress if resume else None,
-            team=None if settings.agent_factory is None else built_team(settings.agent_factory, model, task),
-            next_message=next_message,
-        )
+        return await play()
 
 
 async def _score(around: Surroundings, episode: Episode) -> dict[str, Any] | None:

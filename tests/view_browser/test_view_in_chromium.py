@@ -88,7 +88,8 @@ async def test_each_planted_defect_is_in_the_list_and_at_its_tokens(
     await page.go(f"{written}#sample={FIRST_DEFECT + number}&view=tokens&problems=1")
     shown = await page.until("document.querySelector('.found')?.textContent")
     assert kind in shown
-    badges = await page.run("[...document.querySelectorAll('.row.picked .problem')].map((b) => b.textContent)")
+    of_picked = "'.row.picked .problem, .row.picked .older'"
+    badges = await page.run(f"[...document.querySelectorAll({of_picked})].map((b) => b.textContent)")
     assert len(badges) == 1
     marked = await page.run("document.querySelectorAll('.t.odd, .t.old').length")
     assert marked or kind in WHOLE_SAMPLES

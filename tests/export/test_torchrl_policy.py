@@ -205,7 +205,7 @@ async def test_a_new_version_has_the_same_arguments_but_those_that_are_changed(s
 
 
 async def test_another_template_renders_the_history(shipped_tokenizer: Any) -> None:
-    loud = shipped_tokenizer.chat_template + "{{- 'Now! ' }}"
+    loud = "{{- 'Now! ' }}" + shipped_tokenizer.chat_template
     _, fake = await answered(shipped_tokenizer, histories(QUESTIONS[0]), chat_template=loud)
     assert "Now! " in shipped_tokenizer.decode(fake.requests[0].input_ids)
 

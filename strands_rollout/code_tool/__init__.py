@@ -9,28 +9,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strands_rollout.sandbox.camel_executor import CamelExecutor
-    from strands_rollout.sandbox.executor import CodeExecutor, ExecutionResult, ExecutorFacts
-    from strands_rollout.sandbox.executor_sandbox import CodeExecutorSandbox
-    from strands_rollout.sandbox.local_executor import LocalExecutor
-    from strands_rollout.sandbox.ray_executor import RayExecutor
-    from strands_rollout.sandbox.sandbox_fusion import SandboxFusionExecutor
-    from strands_rollout.sandbox.sandbox_processes import SandboxReport
-    from strands_rollout.sandbox.strands_sandbox import StrandsSandboxExecutor
-    from strands_rollout.sandbox.subprocess_executor import SubprocessExecutor
+    from strands_rollout.code_tool.camel import CamelExecutor
+    from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, ExecutorFacts
+    from strands_rollout.code_tool.local.executor import LocalExecutor
+    from strands_rollout.code_tool.local.supervisor_link import SandboxReport
+    from strands_rollout.code_tool.ray import RayExecutor
+    from strands_rollout.code_tool.sandbox_fusion import SandboxFusionExecutor
+    from strands_rollout.code_tool.strands_sandbox import CodeExecutorSandbox, StrandsSandboxExecutor
+    from strands_rollout.code_tool.subprocess import SubprocessExecutor
 
 _MODULES = {
-    "CamelExecutor": "camel_executor",
-    "CodeExecutor": "executor",
-    "CodeExecutorSandbox": "executor_sandbox",
-    "ExecutionResult": "executor",
-    "ExecutorFacts": "executor",
-    "LocalExecutor": "local_executor",
-    "RayExecutor": "ray_executor",
+    "CamelExecutor": "camel",
+    "CodeExecutor": "executors",
+    "CodeExecutorSandbox": "strands_sandbox",
+    "ExecutionResult": "executors",
+    "ExecutorFacts": "executors",
+    "LocalExecutor": "local.executor",
+    "RayExecutor": "ray",
     "SandboxFusionExecutor": "sandbox_fusion",
-    "SandboxReport": "sandbox_processes",
+    "SandboxReport": "local.supervisor_link",
     "StrandsSandboxExecutor": "strands_sandbox",
-    "SubprocessExecutor": "subprocess_executor",
+    "SubprocessExecutor": "subprocess",
 }
 
 __all__ = [

@@ -1,40 +1,206 @@
-"""Code on an interpreter of camel-ai, in threads; see `camel_interpreters.py` for what is relied on.
+"""Code on an interpreter of camel-ai, in threads.
 
-Knows threads and places. Imports `camel` only when an executor is made.
+`camel` is imported only when an executor is made. What is relied on, from the sources of camel-ai 0.2.90: `run(code,
+"python") -> str`; `InterpreterError`, which the in-process interpreter raises for faults of the code, and the others
+for what failed around it (no Python, no Docker daemon); `require_confirm` waits on stdin; `SubprocessInterpreter`
+answers `stdout(stderr: ...)(Execution failed with return code N)`, ends that stderr with "Process timed out after N
+seconds and was terminated.", rewrites the code with astor (which knows no `match` and no `except*`), breaks with an
+UnboundLocalError on code without statements, and leaves a temporary directory behind at each call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import importlib
+import inspect
+import re
+import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
 
-from strands_rollout.errors import ConfigError
-from strands_rollout.sandbox.camel_interpreters import (
-    Interpreter,
-    check_alone,
-    check_interpreter,
-    import_camel,
-    interpreter_maker,
-    keeps_nothing,
-    limited,
-    result_of_answer,
-    result_of_error,
+from strands_rollout.code_tool.executors import (
+    CodeExecutor,
+    ExecutionResult,
+    ExecutorFacts,
+    check_call,
+    check_positive,
+    infra_failure,
+    retried_once,
 )
-from strands_rollout.sandbox.capped_output import shorten
-from strands_rollout.sandbox.executor import ExecutionResult, ExecutorFacts, check_call, check_positive, retried_once
-from strands_rollout.sandbox.private_loop import PrivateLoop
+from strands_rollout.code_tool.local.sandbox.output import shorten, signal_words
+from strands_rollout.code_tool.remote import PrivateLoop
+from strands_rollout.errors import ConfigError
+
+Interpreter = Any  # camel's classes are not known where camel is not installed
+
+_HOME: Final = "camel.interpreters"
+_DEFAULTS: Final[dict[str, Any]] = {"require_confirm": False, "print_stderr": False, "raise_error": True}
+# Their InterpreterError is never about the code: what the code does wrong is in their answer.
+_OUTSIDE: Final = ("DockerInterpreter", "JupyterKernelInterpreter", "E2BInterpreter", "MicrosandboxInterpreter")
+_STATUS: Final = re.compile(r"\(Execution failed with return code (-?\d+)\)\Z")
+_TIMED_OUT: Final = re.compile(r"\n?Process timed out after [\d.]+ seconds and was terminated\.\Z")
+_SCRIPT: Final = re.compile(r'File "[^"\n]*temp_code\.py"')
+
+
+def import_camel() -> ModuleType:
+    """Import `camel.interpreters`."""
+    try:
+        return importlib.import_module(_HOME)
+    except ImportError as e:
+        raise ConfigError(
+            f"a camel interpreter needs camel-ai, which can't be imported ({e}): pip install 'strands-rollout[camel]'"
+        ) from e
+
+
+def interpreter_maker(
+    interpreter: Any,  # noqa: ANN401 - one of several kinds
+    options: Mapping[str, Any] | None,
+) -> tuple[Callable[[], Interpreter], type | None]:
+    """What makes the interpreter of a call, and its class where that is known."""
+    camel = import_camel()
+    found = _at_path(interpreter) if isinstance(interpreter, str) else interpreter
+    if isinstance(found, type) and issubclass(found, camel.BaseInterpreter):
+        return _maker_of_class(found, dict(options or {})), found
+    if options:
+        raise ConfigError(f"options {dict(options)!r:.200} were given with {found!r:.80}; expected a name or a class")
+    if isinstance(found, camel.BaseInterpreter):
+        check_interpreter(found)
+        return (lambda: found), type(found)
+    if callable(found):
+        return found, None
+    raise ConfigError(f"interpreter is {found!r:.80}; expected a name, class, function or instance of {_HOME}")
+
+
+def _at_path(path: str) -> Any:  # noqa: ANN401 - whatever is there
+    module_path, _, name = path.rpartition(".")
+    try:
+        module = importlib.import_module(module_path or _HOME)
+    except ImportError as e:
+        raise ConfigError(f"there is no interpreter {path!r}: {e}") from e
+    if not hasattr(module, name):
+        known = [name for name in dir(import_camel()) if name.endswith("Interpreter")]
+        raise ConfigError(f"there is no interpreter {path!r}; those of {_HOME} are {', '.join(known)}")
+    return getattr(module, name)
+
+
+def _maker_of_class(kind: type, options: dict[str, Any]) -> Callable[[], Interpreter]:
+    accepted = inspect.signature(kind).parameters
+    chosen = {name: value for name, value in _DEFAULTS.items() if name in accepted} | options
+    unknown = sorted(set(options) - set(accepted))
+    if unknown:
+        raise ConfigError(f"{kind.__name__} takes no option {unknown[0]!r}; it takes {', '.join(accepted) or 'none'}")
+    if chosen.get("require_confirm"):
+        raise ConfigError(f"{kind.__name__} with require_confirm=True would wait on stdin; expected False")
+    return lambda: kind(**chosen)
+
+
+def check_alone(kind: type | None, max_concurrency: int) -> None:
+    """Refuse to run several pieces of code in this process at once: they would read each other's output."""
+    if kind is not None and issubclass(kind, import_camel().InternalPythonInterpreter) and max_concurrency != 1:
+        raise ConfigError(
+            f"{kind.__name__} runs code in this process, where calls would read each other's output; "
+            f"got max_concurrency={max_concurrency}, expected 1"
+        )
+
+
+def check_interpreter(interpreter: Interpreter) -> None:
+    """Refuse an interpreter that would ask a question."""
+    if getattr(interpreter, "require_confirm", False):
+        kind = type(interpreter).__name__
+        raise ConfigError(
+            f"{kind} has require_confirm=True and would wait on stdin; make it with require_confirm=False"
+        )
+
+
+def _is_one_of(interpreter: Interpreter, *names: str) -> bool:
+    return isinstance(interpreter, tuple(getattr(import_camel(), name) for name in names))
+
+
+def keeps_nothing(interpreter: Interpreter) -> bool:
+    """Whether it remembers nothing and ends code by itself: each call may have a copy with its own time limit."""
+    return _is_one_of(interpreter, "SubprocessInterpreter")
+
+
+@contextlib.contextmanager
+def limited(interpreter: Interpreter, timeout_s: float) -> Iterator[Interpreter]:
+    """The interpreter for one call: with the call's time limit and nothing left behind, where it can have that."""
+    if not keeps_nothing(interpreter):
+        yield interpreter
+        return
+    one = copy.copy(interpreter)
+    one.execution_timeout = timeout_s
+    made: list[Path] = []
+    create = getattr(one, "_create_temp_file", None)
+    if callable(create):  # private: if it is gone, its directories stay, and nothing else is lost
+
+        def create_and_remember(*args: object, **kwargs: object) -> Any:  # noqa: ANN401 - camel's signature
+            path = create(*args, **kwargs)
+            made.append(Path(path).parent)
+            return path
+
+        one._create_temp_file = create_and_remember
+    try:
+        yield one
+    finally:
+        for folder in made:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def result_of_answer(interpreter: Interpreter, answer: object, timeout_s: float) -> ExecutionResult:
+    """Read what an interpreter returned: stdout, and stderr and the exit code where it marks them."""
+    text = str(answer)
+    if _is_one_of(interpreter, "InternalPythonInterpreter"):
+        return ExecutionResult("" if text == "None" else text, "", 0)
+    if not keeps_nothing(interpreter) and not _is_one_of(interpreter, "DockerInterpreter"):
+        return ExecutionResult(text, "", 0)
+    status = _STATUS.search(text)
+    exit_code = int(status[1]) if status else 0
+    stdout, mark, rest = text.removesuffix(status[0] if status else "").partition("(stderr: ")
+    stderr = rest.removesuffix(")") if mark else ""
+    unlimited = _TIMED_OUT.sub("", stderr)
+    timed_out = unlimited != stderr
+    return ExecutionResult(
+        stdout=stdout,
+        stderr=_SCRIPT.sub('File "<code>"', unlimited),
+        exit_code=exit_code,
+        timed_out=timed_out,
+        killed_by=f"time limit of {timeout_s:g} s" if timed_out else signal_words(exit_code),
+    )
+
+
+def result_of_error(interpreter: Interpreter | None, error: BaseException) -> ExecutionResult:
+    """Say whose fault an exception is: the code's, in its stderr, or the interpreter's."""
+    words = f"{type(error).__name__}: {error}"
+    if interpreter is not None and keeps_nothing(interpreter) and isinstance(error, UnboundLocalError):
+        return ExecutionResult("", "", 0)  # how it takes code without a statement
+    if interpreter is not None and _is_about_the_code(interpreter, error):
+        return ExecutionResult("", f"{words}\n", 1)
+    return infra_failure(words)
+
+
+def _is_about_the_code(interpreter: Interpreter, error: BaseException) -> bool:
+    if _is_one_of(interpreter, "InternalPythonInterpreter"):
+        return True
+    if isinstance(error, import_camel().InterpreterError):
+        return not keeps_nothing(interpreter) and not _is_one_of(interpreter, *_OUTSIDE)
+    if keeps_nothing(interpreter):  # it rewrites the code by itself, and breaks in many ways on what it can't
+        return not isinstance(error, OSError | MemoryError)
+    return isinstance(error, UnicodeError)  # the code's text, or what it printed
+
 
 _OWN_LIMIT_MARGIN_S: Final = 5.0  # for an interpreter that ends the code by itself
 _START_LIMIT_S: Final = 600.0  # the first container may need its image built
 _POLL_S: Final = 0.05  # how soon the end of a thread that nobody waits for is seen
 
 
-class CamelExecutor:
+class CamelExecutor(CodeExecutor):
     """Runs each piece of code on a camel interpreter, in a daemon thread.
 
     How far the code is isolated is the interpreter's matter. `SubprocessInterpreter` isolates nothing: the code sees
@@ -73,9 +239,7 @@ class CamelExecutor:
         max_concurrency: int = 8,
         reuse: bool = False,
     ) -> None:
-        limits = {"timeout_s": timeout_s, "max_output_chars": max_output_chars, "max_concurrency": max_concurrency}
-        for name, value in limits.items():
-            check_positive(name, value)
+        check_positive(timeout_s=timeout_s, max_output_chars=max_output_chars, max_concurrency=max_concurrency)
         self._make, kind = interpreter_maker(interpreter, options)
         shared = isinstance(interpreter, import_camel().BaseInterpreter) and not keeps_nothing(interpreter)
         self._timeout_s = timeout_s
@@ -89,39 +253,21 @@ class CamelExecutor:
         self.facts = ExecutorFacts()
 
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
-        """Run code on an interpreter; see `CodeExecutor.run`.
-
-        Raises:
-            ConfigError: An argument can't be used; `session` must be None, since this backend keeps none. Or the
-                interpreter asks for confirmation, or runs code in this process with others.
-            SandboxError: The executor has been closed.
-        """
+        """Run code on an interpreter; see `CodeExecutor.run`."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         check_call("CamelExecutor", code, limit_s, session, keeps_sessions=False)
         return await retried_once(lambda: self._loop.run(lambda: self._attempt(code, limit_s)))
-
-    async def close_session(self, session: str) -> None:
-        """Nothing to do: this backend keeps none."""
 
     async def aclose(self) -> None:
         """Refuse new calls, wait for running ones, clean the kept interpreters up. Safe to call twice."""
         await self._loop.aclose()
 
-    async def __aenter__(self) -> Self:
-        """Return self."""
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        """Close."""
-        await self.aclose()
-
     async def _attempt(self, code: str, timeout_s: float) -> ExecutionResult:
         """One call in a thread of its own; on the private loop."""
         if not await self._has_room():
-            words = (
+            return infra_failure(
                 f"{self._max_concurrency} threads are held by code that does not end; use an interpreter that ends it"
             )
-            return ExecutionResult("", "", None, infra_error=words)
         call = _Call(code, timeout_s, self._taken)
         thread = threading.Thread(target=call.work, name="camel-interpreter", daemon=True)
         thread.start()
@@ -183,7 +329,7 @@ class _Call:
         """Wait for the end or the time limit, which starts when there is an interpreter."""
         await asyncio.wait([self.started], timeout=_START_LIMIT_S)
         if not self.started.done():
-            return ExecutionResult("", "", None, infra_error=f"no interpreter was made in {_START_LIMIT_S:g} s")
+            return infra_failure(f"no interpreter was made in {_START_LIMIT_S:g} s")
         await asyncio.wait([self.done], timeout=self.due_at() - time.monotonic())
         if self.done.done():
             return self.done.result()

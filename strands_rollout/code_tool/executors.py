@@ -1,14 +1,26 @@
-"""What it means to run model-written Python: the `CodeExecutor` protocol and its result.
+"""What it means to run model-written Python: the `CodeExecutor` protocol, its result, and executors by name.
 
-Knows nothing of processes, tools or agents. A backend implements the protocol; the code tool calls it.
+An executor that a setting names is made once per process and set of options, and shared. Backends are known by their
+dotted paths alone; none is imported before it is used.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import contextvars
+import difflib
+import inspect
+import json
 import math
-from collections.abc import Awaitable, Callable
+import os
+import pkgutil
+import threading
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol, Self, runtime_checkable
+from pathlib import Path
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from strands_rollout.errors import ConfigError
 
@@ -47,7 +59,7 @@ class ExecutionResult:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorFacts:
-    """What an executor can say of itself, so that the policy is told the truth; None where it can't.
+    """What an executor offers, for the tool's description; None where it does not know.
 
     Attributes:
         libraries: What can be imported besides the standard library.
@@ -88,24 +100,23 @@ class CodeExecutor(Protocol):
         Raises:
             ConfigError: `code` is not a string, `timeout_s` is not a positive number, or the backend keeps no sessions
                 and one was named.
+            SandboxError: The executor has been closed.
         """
         ...
 
     async def close_session(self, session: str) -> None:
         """End a session's interpreter and delete its files; nothing happens where there is no such session."""
-        ...
+        del session  # what keeps no sessions has none to end
 
     async def aclose(self) -> None:
         """Wait for what runs, or end it, and release everything; `run` is refused afterwards. Safe to call twice."""
         ...
 
     async def __aenter__(self) -> Self:
-        """Return self."""
-        ...
+        return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Close."""
-        ...
+        await self.aclose()
 
 
 def facts_of(executor: CodeExecutor) -> ExecutorFacts:
@@ -115,14 +126,10 @@ def facts_of(executor: CodeExecutor) -> ExecutorFacts:
 
 
 def check_call(executor: str, code: object, timeout_s: float, session: str | None, *, keeps_sessions: bool) -> None:
-    """Refuse a call that no backend could run.
-
-    Raises:
-        ConfigError: See `CodeExecutor.run`; the message names the executor.
-    """
+    """Refuse a call that no backend could run."""
     if not isinstance(code, str):
         raise ConfigError(f"{executor}.run got code of type {type(code).__name__}: {code!r:.80}; expected a string")
-    check_positive("timeout_s", timeout_s)
+    check_positive(timeout_s=timeout_s)
     if session is None:
         return
     if not keeps_sessions:
@@ -131,17 +138,192 @@ def check_call(executor: str, code: object, timeout_s: float, session: str | Non
         raise ConfigError(f"{executor}.run got session={session!r}; expected a name, or None")
 
 
-def check_positive(name: str, value: object) -> None:
-    """Refuse what is not a positive, finite number.
+def check_positive(**values: object) -> None:
+    """Refuse what is not a positive, finite number."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"{name} is {value!r}; expected a positive, finite number")
 
-    Raises:
-        ConfigError: Says so.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{name} is {value!r}; expected a positive, finite number")
+
+def infra_failure(reason: object, *, session_lost: bool = False) -> ExecutionResult:
+    """The result of a call that the executor itself failed."""
+    return ExecutionResult("", "", None, infra_error=str(reason), session_lost=session_lost)
 
 
 async def retried_once(attempt: Callable[[], Awaitable[ExecutionResult]]) -> ExecutionResult:
     """Run a stateless call, and once more if the executor itself failed."""
     result = await attempt()
     return await attempt() if result.infra_error is not None else result
+
+
+EXECUTORS: Final = {
+    "local": "strands_rollout.code_tool.LocalExecutor",
+    "subprocess": "strands_rollout.code_tool.SubprocessExecutor",
+    "sandbox_fusion": "strands_rollout.code_tool.SandboxFusionExecutor",
+    "camel": "strands_rollout.code_tool.CamelExecutor",
+    "strands": "strands_rollout.code_tool.StrandsSandboxExecutor",
+    "ray": "strands_rollout.code_tool.RayExecutor",
+}
+_shared: dict[tuple[int, str], CodeExecutor] = {}
+
+
+def shared_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
+    """This process's executor for a setting; a forked process makes its own.
+
+    Args:
+        setting: A name of `EXECUTORS`, the dotted path of a class or function that makes an executor, or a mapping
+            with such a `name`; its other keys are the arguments.
+
+    Raises:
+        ConfigError: There is no such executor, or it does not take these arguments.
+    """
+    key = (os.getpid(), json.dumps(setting, sort_keys=True, default=repr))
+    if key not in _shared:
+        return _shared.setdefault(key, make_executor(setting))  # two threads may make one; neither has started it yet
+    return _shared[key]
+
+
+def make_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
+    """A new executor for a setting, which the caller closes; see `shared_executor`."""
+    options = {"name": setting} if isinstance(setting, str) else dict(setting)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"got executor={setting!r}; expected a name, or a mapping with the key name and options")
+    make = _factory(name)
+    try:
+        bound = inspect.signature(make).bind(**options)
+    except TypeError as e:
+        raise ConfigError(f"the executor {name!r} can't take {_shown(options)}: {e}{_nearest(options, make)}") from e
+    executor = make(*bound.args, **bound.kwargs)
+    if not isinstance(executor, CodeExecutor):
+        raise ConfigError(f"the executor {name!r} made a {type(executor).__name__}, which is no CodeExecutor")
+    return executor
+
+
+def _factory(name: str) -> Any:  # noqa: ANN401 - a class, or a function
+    path = EXECUTORS.get(name, name)
+    if "." not in path:
+        near = difflib.get_close_matches(name, EXECUTORS, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(EXECUTORS)}, or a dotted path"
+        raise ConfigError(f"got the unknown executor {name!r}; {hint}")
+    try:
+        found = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as e:
+        raise ConfigError(f"can't load the executor {name!r}: {e}") from e
+    if not callable(found):
+        raise ConfigError(f"the executor {name!r} is a {type(found).__name__}; expected a class or a function")
+    return found
+
+
+def _shown(options: Mapping[str, Any]) -> str:
+    """The names of options; their values may be secret."""
+    return f"the options {', '.join(options)}" if options else "no options"
+
+
+def _nearest(options: Mapping[str, Any], make: Any) -> str:  # noqa: ANN401
+    known = list(inspect.signature(make).parameters)
+    unknown = [name for name in options if name not in known]
+    near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.4) if unknown else []
+    return f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(known) or 'none'}"
+
+
+CALL_OWNER: contextvars.ContextVar[str | None] = contextvars.ContextVar("strands_rollout_call_owner", default=None)
+"""Whose call it is; set by the episode. Calls without an owner share one turn."""
+
+
+class FairQueue:
+    """Places that are given to waiting owners in turn, and first come first served within an owner."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._lock = threading.Lock()
+        self._waiting: OrderedDict[str | None, deque[_Ticket]] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Hold a place; waits for one first."""
+        await self._take()
+        try:
+            yield
+        finally:
+            self._give()
+
+    async def _take(self) -> None:
+        ticket = _Ticket()
+        with self._lock:
+            if self._free > 0:
+                self._free -= 1
+                return
+            self._waiting.setdefault(CALL_OWNER.get(), deque()).append(ticket)
+        try:
+            await ticket.called
+        except BaseException:  # cancelled, or its loop is closed under it
+            with self._lock:
+                ticket.abandoned = True
+                has_place = ticket.granted
+            if has_place:
+                self._give()
+            raise
+
+    def _give(self) -> None:
+        """Hand a place to the next owner's first ticket, or set it free."""
+        with self._lock:
+            ticket = self._next()
+            if ticket is None:
+                self._free += 1
+                return
+            ticket.granted = True
+        try:
+            ticket.call()
+        except RuntimeError:  # its loop was closed a moment ago
+            self._give()
+
+    def _next(self) -> _Ticket | None:
+        while self._waiting:
+            owner, tickets = self._waiting.popitem(last=False)
+            ticket = tickets.popleft()
+            if tickets:
+                self._waiting[owner] = tickets  # at the end: the others come first
+            if not ticket.abandoned and not ticket.loop.is_closed():
+                return ticket
+        return None
+
+
+class _Ticket:
+    """One call that waits, on the loop that it waits on."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.called: asyncio.Future[None] = self.loop.create_future()
+        self.granted = False
+        self.abandoned = False
+
+    def call(self) -> None:
+        """Wake the caller, from any thread."""
+        self.loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if not self.called.done():
+            self.called.set_result(None)
+
+
+def usable_cpus(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """CPUs that this process may use, and at least 2: its affinity, or its container's quota where that is less."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cpus = len(affinity(0)) if affinity else os.cpu_count() or 2
+    quota = _quota(cgroups)
+    return max(2, min(cpus, math.ceil(quota)) if quota is not None else cpus)
+
+
+def _quota(cgroups: Path) -> float | None:
+    """CPUs' worth of time per period; None for no limit."""
+    try:
+        if (limit := cgroups / "cpu.max").exists():
+            quota, period = limit.read_text().split()
+        else:
+            quota, period = (
+                (cgroups / "cpu" / name).read_text().strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            )
+        return int(quota) / int(period) if quota not in {"max", "-1"} else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None

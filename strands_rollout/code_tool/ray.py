@@ -1,7 +1,4 @@
-"""The backend for clusters: code runs on all nodes of a Ray cluster, on each in a local executor behind an actor.
-
-Knows sessions and retries. How an actor is called is `ray_caller.py`'s, which nodes there are `ray_cluster.py`'s.
-"""
+"""The backend for clusters: code runs on all nodes of a Ray cluster, on each in a local executor behind an actor."""
 
 from __future__ import annotations
 
@@ -11,17 +8,94 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
+from strands_rollout.code_tool.executors import (
+    CodeExecutor,
+    ExecutionResult,
+    check_call,
+    check_positive,
+    facts_of,
+    infra_failure,
+    retried_once,
+)
+from strands_rollout.code_tool.ray_cluster import Call, ExecutorRecipe, RayCluster, RayConnection, RayNode, describe
 from strands_rollout.errors import ConfigError, SandboxError
-from strands_rollout.sandbox.executor import ExecutionResult, check_call, check_positive, facts_of, retried_once
-from strands_rollout.sandbox.ray_caller import RayCaller
-from strands_rollout.sandbox.ray_cluster import RayCluster
-from strands_rollout.sandbox.ray_connection import RayConnection
-from strands_rollout.sandbox.ray_node import RayNode
-from strands_rollout.sandbox.ray_worker import Call, ExecutorRecipe
+
+_LOOK_S: Final = 2.0  # how often a waiting call looks whether its node is still there
+_READY_LIMIT_S: Final = 300.0  # connecting, and waiting for the first node
+
+
+class RayCaller:
+    """Calls the actors of a cluster, from any number of event loops."""
+
+    def __init__(self, cluster: RayCluster) -> None:
+        self._cluster = cluster
+        self._control = ThreadPoolExecutor(1, thread_name_prefix="ray-executor")
+        self._refreshing = threading.Lock()
+
+    async def take(self, *, for_session: bool = False) -> RayNode:
+        """A node that is ready, waited for if need be."""
+        node = self._cluster.take(for_session=for_session)
+        if node is None:
+            try:
+                await asyncio.wait_for(self._on_control_thread(self._cluster.ensure_ready), _READY_LIMIT_S)
+            except TimeoutError as e:
+                raise SandboxError(f"Ray did not answer within {_READY_LIMIT_S:g} s") from e
+            node = self._cluster.take(for_session=for_session)
+        if node is None:
+            raise SandboxError(self._cluster.describe_faults())
+        self._refresh_if_stale()
+        return node
+
+    async def reply(self, node: RayNode, limit_s: float, method: str, argument: object) -> Any:  # noqa: ANN401
+        """What a method of the node's actor returns; after a fault the node is under suspicion."""
+        try:
+            return await self._answer(node, self._cluster.submit(node, method, argument), limit_s)
+        except Exception as e:  # whatever it is, the code is not to blame
+            self._cluster.suspect(node)
+            raise SandboxError(f"{node}: {describe(e)}") from e
+
+    async def _answer(self, node: RayNode, reference: Any, limit_s: float) -> Any:  # noqa: ANN401 - Ray's ObjectRef
+        """Wait for a result, as long as there is hope; whatever ends the wait, ends the work too."""
+        now = asyncio.get_running_loop().time
+        give_up_at = now() + limit_s
+        future = asyncio.wrap_future(reference.future())
+        try:
+            while not future.done():
+                await asyncio.wait({future}, timeout=max(0.0, min(_LOOK_S, give_up_at - now())))
+                if not future.done():
+                    self._check_hope(node, give_up_at - now(), limit_s)
+            return future.result()
+        finally:
+            if not future.done():
+                self._control.submit(self._cluster.cancel, reference)  # it blocks for milliseconds
+                future.cancel()
+
+    def _check_hope(self, node: RayNode, left_s: float, limit_s: float) -> None:
+        if node.lost:
+            raise SandboxError("it was lost while code ran there")
+        if left_s <= 0:
+            raise SandboxError(f"no result within {limit_s:.0f} s")
+        self._refresh_if_stale()
+
+    def _refresh_if_stale(self) -> None:
+        """Look for changes in the cluster, on the control thread; nobody waits for it, and its failure is no news."""
+        if self._cluster.is_stale and self._refreshing.acquire(blocking=False):
+            refresh = self._control.submit(self._cluster.refresh)
+            refresh.add_done_callback(lambda _: self._refreshing.release())
+
+    async def aclose(self, within_s: float) -> None:
+        """Close the cluster and end the thread; to be called once, when no call is left."""
+        await self._on_control_thread(lambda: self._cluster.close(within_s))
+        self._control.shutdown(wait=False)
+
+    def _on_control_thread(self, work: Callable[[], None]) -> asyncio.Future[None]:
+        return asyncio.wrap_future(self._control.submit(work))
+
 
 _CLOSE_LIMIT_S: Final = 30.0
 _IDLE_LOOK_S: Final = 0.02
@@ -37,7 +111,7 @@ class _Session:
     is_new: bool = True
 
 
-class RayExecutor:
+class RayExecutor(CodeExecutor):
     """Runs code on the CPUs of all nodes of the Ray cluster that this process is, or will be, connected to.
 
     Each node gets one actor, which takes no Ray resources and holds one local executor. A call goes to the node with
@@ -72,14 +146,13 @@ class RayExecutor:
         address: str | None = None,
         timeout_s: float = 60.0,
         max_output_chars: int = 20_000,
-        executor: str = "strands_rollout.sandbox.LocalExecutor",
+        executor: str = "strands_rollout.code_tool.LocalExecutor",
         options: Mapping[str, Any] | None = None,
         nodes: Collection[str] | None = None,
         actor_options: Mapping[str, Any] | None = None,
     ) -> None:
-        check_positive("timeout_s", timeout_s)
-        check_positive("max_output_chars", max_output_chars)
         defaults = {"timeout_s": timeout_s, "max_output_chars": max_output_chars}
+        check_positive(**defaults)
         recipe = ExecutorRecipe(executor, dict(options or {})).with_defaults(defaults)
         self._pattern = recipe.make()
         self.facts = facts_of(self._pattern)
@@ -98,12 +171,7 @@ class RayExecutor:
         self._released = False
 
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
-        """Run code on some node, or on the session's; see `CodeExecutor.run`.
-
-        Raises:
-            ConfigError: An argument can't be used.
-            SandboxError: The executor has been closed.
-        """
+        """Run code on some node, or on the session's; see `CodeExecutor.run`."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         check_call("RayExecutor", code, limit_s, session, keeps_sessions=self.facts.keeps_sessions)
         with self._lock:
@@ -142,24 +210,16 @@ class RayExecutor:
             self._released = True
             await self._caller.aclose(_CLOSE_LIMIT_S)
 
-    async def __aenter__(self) -> Self:
-        """Return self."""
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        """Close."""
-        await self.aclose()
-
     async def _run_somewhere(self, call: Call) -> ExecutionResult:
         """One attempt of a stateless call; where it fails, the next one will go elsewhere if there is an elsewhere."""
         try:
             node = await self._caller.take()
         except SandboxError as e:
-            return _infra_error(e)
+            return infra_failure(e)
         try:
             result: ExecutionResult = await self._caller.reply(node, node.deadline_s(call.timeout_s), "run", call)
         except SandboxError as e:
-            return _infra_error(e)
+            return infra_failure(e)
         finally:
             self._cluster.give_back(node)
         if result.infra_error is not None:
@@ -172,7 +232,7 @@ class RayExecutor:
             try:
                 home = self._sessions.get(name) or await self._settle(name)
             except SandboxError as e:
-                return _infra_error(e)
+                return infra_failure(e)
             result = await self._run_at(home, Call(code, timeout_s, name, home.incarnation))
             if result.infra_error is None:
                 home.is_new = False
@@ -184,11 +244,7 @@ class RayExecutor:
         return result
 
     async def _settle(self, name: str) -> _Session:
-        """Give a session its node, unless another call of it has just done so.
-
-        Raises:
-            SandboxError: There is none.
-        """
+        """Give a session its node, unless another call of it has just done so."""
         node = await self._caller.take(for_session=True)
         try:
             with self._lock:
@@ -216,7 +272,7 @@ class RayExecutor:
             limit_s = node.deadline_s(call.timeout_s)
             result: ExecutionResult | None = await self._caller.reply(node, limit_s, "run", call)
         except SandboxError as e:
-            return _infra_error(e, session_lost=True)
+            return infra_failure(e, session_lost=True)
         except asyncio.CancelledError:
             home.is_new = False
             raise
@@ -224,20 +280,12 @@ class RayExecutor:
             self._cluster.give_back(node)
         if result is None:
             self._cluster.suspect(node)
-            return _infra_error(f"{node}: the process that kept the session was replaced", session_lost=True)
+            return infra_failure(f"{node}: the process that kept the session was replaced", session_lost=True)
         return result
 
 
-def _infra_error(reason: object, *, session_lost: bool = False) -> ExecutionResult:
-    return ExecutionResult("", "", None, infra_error=str(reason), session_lost=session_lost)
-
-
 def _checked_address(address: str | None) -> str | None:
-    """Where to connect, if that should be needed.
-
-    Raises:
-        ConfigError: There is no Ray, or nothing to connect to.
-    """
+    """Where to connect, if that should be needed."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("RayExecutor needs Ray, which is not installed here: pip install ray")
     wanted = address or os.environ.get("RAY_ADDRESS") or None

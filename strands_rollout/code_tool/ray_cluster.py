@@ -1,25 +1,279 @@
 """The nodes of a Ray cluster, with an actor on each: follow who comes and goes, choose the next one.
 
 What blocks says so, and belongs on one thread that outlives it: Ray kills the processes that it starts when the thread
-that started them ends. Everything else may be called from any thread. Must not know event loops.
+that started them ends. Everything else may be called from any thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
+import inspect
 import re
+import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import wait
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
-from strands_rollout.errors import SandboxError
-from strands_rollout.sandbox.capped_output import shorten
-from strands_rollout.sandbox.ray_connection import RayConnection
-from strands_rollout.sandbox.ray_node import CONTROL_GROUP, START_LIMIT_S, RayNode
-from strands_rollout.sandbox.ray_worker import ExecutorRecipe, RayWorker
+from strands_rollout.code_tool.executors import CodeExecutor
+from strands_rollout.code_tool.local.sandbox.output import shorten
+from strands_rollout.errors import ConfigError, SandboxError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from strands_rollout.code_tool.executors import ExecutionResult
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorRecipe:
+    """How to make the same executor on every node."""
+
+    path: str
+    options: dict[str, Any]
+
+    def make(self) -> CodeExecutor:
+        """Make one."""
+        kind = _class_at(self.path)
+        try:
+            executor = kind(**self.options)
+        except TypeError as e:
+            raise ConfigError(f"{self.path} does not take the options {self.options}: {e}") from e
+        if not isinstance(executor, CodeExecutor):
+            raise ConfigError(f"{self.path} makes a {type(executor).__name__}; expected a CodeExecutor")
+        return executor
+
+    def with_defaults(self, defaults: Mapping[str, object]) -> ExecutorRecipe:
+        """Add those defaults that the class has a parameter for; the options win."""
+        parameters = inspect.signature(_class_at(self.path)).parameters
+        known = {name: value for name, value in defaults.items() if name in parameters}
+        return ExecutorRecipe(self.path, known | self.options)
+
+
+def _class_at(path: str) -> type:
+    module_path, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module_path), name)
+    except (ImportError, AttributeError, ValueError) as e:
+        raise ConfigError(
+            f"can't load the executor {path!r}: {e}; expected the dotted path of a class, installed on every node"
+        ) from e
+    if not isinstance(found, type):
+        raise ConfigError(f"the executor {path!r} is a {type(found).__name__}; expected a class")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What to run, and where its session lives."""
+
+    code: str
+    timeout_s: float
+    session: str | None = None
+    incarnation: str | None = None
+
+
+class RayWorker:
+    """One node's executor. All methods run on one event loop, any number of calls at a time."""
+
+    def __init__(self, recipe: ExecutorRecipe) -> None:
+        self._recipe = recipe
+        self._incarnation = uuid.uuid4().hex
+        self._starting = asyncio.Lock()
+        self._executor: CodeExecutor | None = None
+
+    async def hello(self) -> str:
+        """Make and start the executor; returns this process's incarnation, which a restarted actor does not share."""
+        await self._started()
+        return self._incarnation
+
+    async def ping(self) -> None:
+        """Answer."""
+
+    async def run(self, call: Call) -> ExecutionResult | None:
+        """Run the code; None, without running it, where the session is one of another incarnation."""
+        if call.incarnation not in (None, self._incarnation):
+            return None
+        executor = await self._started()
+        return await executor.run(call.code, timeout_s=call.timeout_s, session=call.session)
+
+    async def close_session(self, session: str) -> None:
+        """As `CodeExecutor.close_session`."""
+        if self._executor is not None:
+            await self._executor.close_session(session)
+
+    async def aclose(self) -> None:
+        """As `CodeExecutor.aclose`."""
+        if self._executor is not None:
+            await self._executor.aclose()
+
+    async def _started(self) -> CodeExecutor:
+        # Not in the constructor, whose errors Ray buries; a restarted actor may be given a call before it is greeted.
+        async with self._starting:
+            if self._executor is None:
+                self._executor = await self._recipe.make().__aenter__()
+            return self._executor
+
+
+_CONNECT_LIMIT_S: Final = 10.0
+_SHUT_DOWN: Final = "Ray was shut down while a RayExecutor used it; close the executor first"
+
+
+class RayConnection:
+    """The connection that is there, or else one of this object's own.
+
+    Args:
+        address: Where to connect if this process is not connected: "auto", "local" or "host:port"; None to rely on its
+            being so.
+
+    Attributes:
+        ray: The module; None before `open`.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        self.ray: Any = None
+        self._address = address
+        self._identity: str | None = None
+        self._made_here = False
+
+    @property
+    def is_up(self) -> bool:
+        """Whether this process is connected, as it was when `open` was last called."""
+        return self.ray is not None and self.ray.is_initialized() and self._worker_id() == self._identity
+
+    def open(self) -> bool:
+        """Connect if need be. Blocks for seconds then. Must be called on a thread that outlives the connection.
+
+        Returns:
+            Whether it is another connection than before: what belongs to the last one is no more.
+        """
+        self.ray = importlib.import_module("ray")
+        if not self.ray.is_initialized():
+            if self._address is None:
+                raise SandboxError(_SHUT_DOWN)
+            _check_reachable(self._address)
+            local = {"include_dashboard": False} if self._address == "local" else {}
+            self.ray.init(address=self._address, log_to_driver=False, **local)
+            self._made_here = True
+        last, self._identity = self._identity, self._worker_id()
+        return last != self._identity
+
+    def require(self) -> None:
+        """Refuse to go on without a connection; Ray itself would start a cluster of its own accord."""
+        if not self.ray.is_initialized():
+            raise SandboxError(_SHUT_DOWN)
+
+    def close(self) -> None:
+        """Disconnect, if it was this object that connected. Blocks for about a second then."""
+        if self._made_here and self.is_up:
+            self.ray.shutdown()
+
+    def _worker_id(self) -> str:
+        return str(self.ray.get_runtime_context().get_worker_id())
+
+
+def _check_reachable(address: str) -> None:
+    """Find out what Ray would not report: it ends this process if nobody answers at an address for a minute."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_LIMIT_S).close()
+    except OSError as e:
+        raise SandboxError(
+            f"no Ray cluster answers at {address}: {e}; is it running, and is that its GCS address?"
+        ) from e
+
+
+CONTROL_GROUP: Final = "control"  # pings must not wait behind calls
+START_LIMIT_S: Final = 120.0  # of an actor; a runtime environment may have to be built first
+_PING_LIMIT_S: Final = 30.0  # an actor that has not answered by then is frozen or cut off
+_PING_LOOKS: Final = 3  # after a stall of this process, the answers may be here but not yet be noted
+_SLACK_S: Final = 60.0  # for everything that is neither waiting for a place nor running
+
+
+@dataclass(eq=False, slots=True)
+class RayNode:
+    """A node and its actor.
+
+    Attributes:
+        node_id: Ray's id, in hex.
+        address: The node's IP address.
+        places: Calls that it runs at once, about.
+        actor: Ray's handle of a `RayWorker`.
+        greeting: Becomes the incarnation of the actor's process, or the reason why there is none.
+        incarnation: The last known one.
+        outstanding: Calls that were given to it and have not ended.
+        sessions: Sessions that live there.
+        turn: When it was last chosen, in calls.
+        shunned_until: Monotonic seconds until which others are preferred, since it failed.
+        lost: It is given up: nobody need wait for its answers.
+    """
+
+    node_id: str
+    address: str
+    places: float
+    actor: Any
+    greeting: Future[str] = field(init=False)
+    incarnation: str | None = field(default=None, init=False)
+    outstanding: int = 0
+    sessions: int = 0
+    turn: int = 0
+    shunned_until: float = 0.0
+    lost: bool = False
+    _pong: Future[None] | None = field(default=None, init=False)
+    _pinged_at: float = field(default=0.0, init=False)
+    _looks: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.greet()
+
+    def __str__(self) -> str:
+        return f"node {self.address} ({self.node_id[:8]})"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be given calls."""
+        greeting = self.greeting  # another thread may put a new one there, for which this one would wait
+        return not self.lost and greeting.done() and greeting.exception() is None
+
+    @property
+    def fault(self) -> BaseException | None:
+        """Why it can't be given calls; None also where it has not answered yet."""
+        greeting = self.greeting
+        return greeting.exception() if greeting.done() else None
+
+    def greet(self) -> None:
+        """Ask whether it is there; it is not ready until it has answered."""
+        self.greeting = self.actor.hello.remote().future()
+
+    def is_silent(self, now: float) -> bool:
+        """Whether a ping has gone unanswered for too long; sends the next one where the last was answered."""
+        if self._pong is not None and not self._pong.done():
+            self._looks += 1
+            limit_s = START_LIMIT_S if self.incarnation is None else _PING_LIMIT_S
+            return now - self._pinged_at > limit_s and self._looks >= _PING_LOOKS
+        self._pong = self.actor.ping.options(concurrency_group=CONTROL_GROUP).remote().future()
+        self._pinged_at = now
+        self._looks = 0
+        return False
+
+    def deadline_s(self, timeout_s: float) -> float:
+        """Seconds after which a call that was just given to it is beyond hope: those ahead took all of their time.
+
+        Twice that, since its executor may run fewer calls at once than the node has places.
+        """
+        return _SLACK_S + 2 * timeout_s * (1 + self.outstanding / self.places)
+
+    def load(self, *, of_sessions: bool = False) -> float:
+        """What it would have to do with one more, relative to what it can do."""
+        return ((self.sessions if of_sessions else self.outstanding) + 1) / self.places
+
 
 _REFRESH_S: Final = 5.0
 _GATHER_S: Final = 10.0  # how long the first call waits for slower nodes, so that not all goes to the first
@@ -33,15 +287,7 @@ _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class RayCluster:
-    """Keeps one `RayWorker` per alive node.
-
-    Args:
-        connection: Owned from now on.
-        recipe: What each actor makes.
-        nodes: Ids or IP addresses of the nodes to use; None for all that offer CPUs.
-        actor_options: Ray's options, over the defaults.
-        clock: Monotonic seconds.
-    """
+    """Keeps one `RayWorker` per alive node."""
 
     def __init__(
         self,
@@ -75,9 +321,6 @@ class RayCluster:
         """Choose the node with least to do for its CPUs and count a call there; None where no node is ready.
 
         One that failed lately is chosen only if there is no other, and the one that failed last is chosen last.
-
-        Args:
-            for_session: Spread sessions, which stay where they are, before calls.
         """
         now = self._clock()
         with self._lock:
@@ -127,12 +370,7 @@ class RayCluster:
                 node.lost = True
 
     def submit(self, node: RayNode, method: str, *arguments: object) -> Any:  # noqa: ANN401 - Ray's ObjectRef
-        """Start a method of the node's actor; returns Ray's reference to its result.
-
-        Raises:
-            SandboxError: This process is no longer connected.
-            Exception: What Ray raises where it does not know the actor.
-        """
+        """Start a method of the node's actor; returns Ray's reference to its result."""
         self._connection.require()
         return getattr(node.actor, method).remote(*arguments)
 
@@ -174,11 +412,7 @@ class RayCluster:
             self.refresh()
 
     def refresh(self) -> None:
-        """Look for nodes that came, left, died or froze. Blocks for about a millisecond.
-
-        Raises:
-            SandboxError: There is no connection to be had.
-        """
+        """Look for nodes that came, left, died or froze. Blocks for about a millisecond."""
         if self._connection.open():
             for node in self._nodes.values():
                 node.lost = True
@@ -203,11 +437,7 @@ class RayCluster:
         self._refreshed_at = now
 
     def close(self, within_s: float) -> None:
-        """Close and kill this object's actors, and disconnect if it connected. Blocks.
-
-        Args:
-            within_s: Seconds for the actors to end what runs there.
-        """
+        """Close and kill this object's actors, and disconnect if it connected. Blocks."""
         if not self._connection.is_up:
             return
         with self._lock:

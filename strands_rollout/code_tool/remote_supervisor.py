@@ -1,7 +1,7 @@
 """The program that a remote sandbox is sent: it forks the code off, reads, caps, times and kills it, and reports once.
 
 Runs where neither this package nor Python 3.11 is: Python 3.8 and its standard library, on POSIX. `remote_program.py`
-sends it with the sources of `bootstrap.py` and `capped_output.py`, and reads what it prints: a line when the code
+sends it with the sources of `code_runner.py` and `output.py`, and reads what it prints: a line when the code
 starts, and a line with the report. Until the first line, whatever goes wrong is the sandbox's fault; after it, the
 code's.
 
@@ -23,6 +23,7 @@ import sys
 import time
 import types
 import zlib
+from types import ModuleType
 from typing import Any
 
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TZ")
@@ -41,15 +42,15 @@ def run(job: dict[str, Any], sources: dict[str, str]) -> None:
     child = os.fork()
     if child == 0:
         become_the_code(go, stdout[1], stderr[1], scratch, job)
-        bootstrap = load("bootstrap", sources["bootstrap"])
-        bootstrap.run_code(job["code"], bootstrap.prepare_interpreter().__dict__)
+        runner = load("code_runner", sources["code_runner"])
+        runner.run_code(job["code"], runner.prepare_interpreter().__dict__)
         return
     try:
         for descriptor in (go[0], stdout[1], stderr[1]):
             os.close(descriptor)
         say(job["token"] + " start")  # before the code can do anything: it can't take this back
         os.write(go[1], b"1")
-        watch = Watch(child, (stdout[0], stderr[0], lifeline), job, load("capped_output", sources["capped_output"]))
+        watch = Watch(child, (stdout[0], stderr[0], lifeline), job, load("output", sources["output"]))
         say(job["token"] + " report " + watch.report())
     finally:
         remove(scratch)
@@ -87,7 +88,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def load(name: str, source: str) -> Any:  # noqa: ANN401 - a module made of sent text
+def load(name: str, source: str) -> ModuleType:
     """Make a module of its source."""
     module = types.ModuleType(name)
     sys.modules[name] = module
@@ -120,12 +121,12 @@ def become_the_code(go: tuple[int, int], stdout: int, stderr: int, scratch: str,
 class Watch:
     """Follows the code from its start to its end."""
 
-    def __init__(self, child: int, descriptors: tuple[int, int, int], job: dict[str, Any], capped_output: Any) -> None:  # noqa: ANN401
+    def __init__(self, child: int, descriptors: tuple[int, int, int], job: dict[str, Any], output: Any) -> None:  # noqa: ANN401
         self.child = child
         self.stdout_fd, self.stderr_fd, self.lifeline = descriptors
         self.job = job
-        self.shorten = capped_output.shorten
-        self.outputs = {fd: capped_output.CappedOutput(job["max_output_chars"]) for fd in descriptors[:2]}
+        self.shorten = output.shorten
+        self.outputs = {fd: output.CappedOutput(job["max_output_chars"]) for fd in descriptors[:2]}
         self.started_at = time.monotonic()
         self.killed_by: str | None = None
         self.timed_out = False

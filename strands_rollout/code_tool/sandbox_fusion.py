@@ -25,15 +25,21 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import httpx
 
+from strands_rollout.client.transport import create_client, parse_base_url, redacted
+from strands_rollout.code_tool.executors import (
+    CodeExecutor,
+    ExecutionResult,
+    ExecutorFacts,
+    check_call,
+    check_positive,
+    infra_failure,
+)
+from strands_rollout.code_tool.remote import START_ALLOWANCE_S, PrivateLoop, RemoteProgram
 from strands_rollout.errors import ConfigError
-from strands_rollout.sandbox.executor import ExecutionResult, ExecutorFacts, check_call, check_positive
-from strands_rollout.sandbox.private_loop import PrivateLoop
-from strands_rollout.sandbox.remote_program import START_ALLOWANCE_S, RemoteProgram
-from strands_rollout.sglang_connection import create_client, parse_base_url, redacted
 
 _ENDPOINT: Final = "/run_code"
 _COMPILE_TIMEOUT_S: Final = 10.0  # Python compiles nothing; the server wants a number
@@ -92,7 +98,7 @@ class _Server:
             self.resting_until = now + max(rest_s, min(fault.wait_s or 0.0, _MAX_REST_S))
 
 
-class SandboxFusionExecutor:
+class SandboxFusionExecutor(CodeExecutor):
     """Runs each piece of code on one of several SandboxFusion servers.
 
     A call goes to the server with the fewest requests in flight. One that fails (unreachable, 429, 5xx, an answer that
@@ -124,9 +130,9 @@ class SandboxFusionExecutor:
         max_concurrency: int = 64,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        wanted = {"timeout_s": timeout_s, "max_output_chars": max_output_chars, "max_concurrency": max_concurrency}
-        for name, value in (wanted if memory_mb is None else {**wanted, "memory_mb": memory_mb}).items():
-            check_positive(name, value)
+        check_positive(timeout_s=timeout_s, max_output_chars=max_output_chars, max_concurrency=max_concurrency)
+        if memory_mb is not None:
+            check_positive(memory_mb=memory_mb)
         self._servers = [_Server(url) for url in _server_urls(urls)]
         self._timeout_s = timeout_s
         self._max_output_chars = max_output_chars
@@ -142,29 +148,14 @@ class SandboxFusionExecutor:
 
         `queued_s` is all the time that the code did not run: the wait for a place here, the network, the server's own
         delays, and a first attempt that failed.
-
-        Raises:
-            ConfigError: An argument can't be used; `session` must be None, since this backend keeps none.
-            SandboxError: The executor has been closed.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         check_call("SandboxFusionExecutor", code, limit_s, session, keeps_sessions=False)
         return await self._loop.run(lambda: self._run(code, limit_s))
 
-    async def close_session(self, session: str) -> None:
-        """Nothing to do: this backend keeps none."""
-
     async def aclose(self) -> None:
         """Refuse new calls, wait for running ones, close the connections. Safe to call twice."""
         await self._loop.aclose()
-
-    async def __aenter__(self) -> Self:
-        """Return self."""
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        """Close."""
-        await self.aclose()
 
     async def _run(self, code: str, timeout_s: float) -> ExecutionResult:
         """The call and its repetition; on the private loop."""
@@ -180,7 +171,7 @@ class SandboxFusionExecutor:
                 found = await self._ask(other, code, timeout_s)
                 faults += f"; {other.words}: {found.words}" if isinstance(found, _Fault) else ""
         if isinstance(found, _Fault):
-            return ExecutionResult("", "", None, infra_error=f"no SandboxFusion server ran the code: {faults}")
+            return infra_failure(f"no SandboxFusion server ran the code: {faults}")
         return replace(found, queued_s=max(0.0, time.monotonic() - began_at - found.duration_s))
 
     def _best_but(self, failed: _Server | None) -> _Server:

@@ -1,25 +1,299 @@
-"""A `strands.sandbox.Sandbox` over a code executor, for `Agent(sandbox=...)` and the tools that use an agent's sandbox.
+"""Code in any `strands.sandbox.Sandbox` (a container, a host behind ssh, a cloud runtime); and a `Sandbox` over code.
 
-What is relied on, from the sources of strands-agents 1.51 to 1.62: the four file operations and the two streams are
-abstract; a timeout is a `SandboxTimeoutError` (whose partial output came after 1.51); a missing folder is a
-`SandboxPathNotFoundError`; exit code 127 is a command that is not there, and 128 + N a signal.
+What is relied on, from the sources of strands-agents 1.51 to 1.62: `execute_code_streaming(code, language,
+timeout=...)` yields `StreamChunk`s and last an `ExecutionResult`, raises `SandboxTimeoutError` at its timeout (whose
+partial output came after 1.51), and ends the process when the generator is closed. The sandboxes that come with Strands
+start processes on the running loop and pass the code as one argument of a command, which Linux limits to 128 KiB. The
+four file operations and the two streams are abstract; a missing folder is a `SandboxPathNotFoundError`; exit code 127
+is a command that is not there, and 128 + N a signal.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import contextlib
 import errno
 import inspect
+import json
+import os
+import pkgutil
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Final, NoReturn
 
-from strands.sandbox import ExecutionResult as StrandsResult
 from strands.sandbox import FileInfo, Sandbox, StreamChunk
 from strands.sandbox.errors import SandboxPathNotFoundError, SandboxTimeoutError
+from strands.sandbox.types import ExecutionResult as StrandsResult
 
-from strands_rollout.errors import SandboxError
-from strands_rollout.sandbox.executor import CodeExecutor, ExecutionResult, check_positive, facts_of
-from strands_rollout.sandbox.session_files import SessionFiles
+from strands_rollout.code_tool.executors import (
+    CodeExecutor,
+    ExecutionResult,
+    ExecutorFacts,
+    check_call,
+    check_positive,
+    facts_of,
+    infra_failure,
+    retried_once,
+)
+from strands_rollout.code_tool.remote import START_ALLOWANCE_S, PrivateLoop, RemoteProgram
+from strands_rollout.errors import ConfigError, SandboxError
+
+_GIVE_UP_MARGIN_S: Final = 10.0  # for a sandbox that does not keep its own limit
+_PIPES_END_S: Final = 0.25
+_MAX_REPORT_BYTES: Final = 1 << 20
+_TOO_LONG: Final = "the code is too long for this sandbox: it goes through a command line\n"
+
+
+class StrandsSandboxExecutor(CodeExecutor):
+    """Runs each piece of code in a fresh interpreter inside a sandbox, in a scratch directory of its own.
+
+    How far the code is isolated is the sandbox's matter; `NotASandboxLocalEnvironment` isolates nothing. Of the
+    sandbox's environment variables the code sees PATH, locale, time zone and library path. Its other files are at their
+    absolute paths.
+
+    The sandbox is called on an event loop of this executor's, so that its processes are not started on the caller's.
+    Cancelling `run` closes the sandbox's stream, which ends the code at once where the sandbox ends its processes with
+    it (the local one does); otherwise, as with `docker exec`, it ends at its time limit.
+
+    Args:
+        sandbox: Needs a POSIX system with Python 3.8 or newer. An instance, not owned; or the dotted path of one, or of
+            a class or function that makes one.
+        timeout_s: Default limit in wall-clock seconds; a call may name its own.
+        max_output_chars: Characters kept of stdout and of stderr, half from each end.
+        max_concurrency: Calls at once; the rest wait.
+        language: The interpreter's name in the sandbox.
+
+    Raises:
+        ConfigError: The sandbox is none, or a limit is not a positive number.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox | str,
+        *,
+        timeout_s: float = 60.0,
+        max_output_chars: int = 20_000,
+        max_concurrency: int = 16,
+        language: str = "python3",
+    ) -> None:
+        check_positive(timeout_s=timeout_s, max_output_chars=max_output_chars, max_concurrency=max_concurrency)
+        self._sandbox = _found(sandbox)
+        self._timeout_s = timeout_s
+        self._max_output_chars = max_output_chars
+        self._language = language
+        self._cut_short = False
+        self._loop = PrivateLoop("StrandsSandboxExecutor", max_concurrency, self._release)
+        self.facts = ExecutorFacts()
+
+    async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
+        """Run code in the sandbox; see `CodeExecutor.run`."""
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        check_call("StrandsSandboxExecutor", code, limit_s, session, keeps_sessions=False)
+        return await retried_once(lambda: self._loop.run(lambda: self._attempt(code, limit_s)))
+
+    async def aclose(self) -> None:
+        """Refuse new calls and wait for running ones; the sandbox stays. Safe to call twice."""
+        await self._loop.aclose()
+
+    async def _attempt(self, code: str, timeout_s: float) -> ExecutionResult:
+        program = RemoteProgram(code, timeout_s, self._max_output_chars, _MAX_REPORT_BYTES)
+        printed = _Printed()
+        limit_s = timeout_s + START_ALLOWANCE_S
+        try:
+            async with asyncio.timeout(limit_s + _GIVE_UP_MARGIN_S):
+                await self._execute(program.text(), limit_s, printed)
+        except TimeoutError:  # the sandbox's own is one
+            return program.result(printed.stdout, printed.stderr, None, gave_up=True)
+        except Exception as e:  # a sandbox may raise anything, and whatever it is, the code is not to blame
+            if isinstance(e, OSError) and e.errno == errno.E2BIG:
+                return ExecutionResult("", _TOO_LONG, 1)
+            return infra_failure(f"{type(self._sandbox).__name__}: {type(e).__name__}: {e}")
+        return program.result(printed.stdout, printed.stderr, printed.exit_code)
+
+    async def _execute(self, program: str, limit_s: float, printed: _Printed) -> None:
+        stream = self._sandbox.execute_code_streaming(program, self._language, timeout=limit_s)
+        try:
+            async with contextlib.aclosing(stream):
+                async for item in stream:
+                    printed.take(item)
+        except SandboxTimeoutError as e:
+            printed.take_rest(getattr(e, "stdout", ""), getattr(e, "stderr", ""))
+            self._cut_short = True
+            raise
+        except asyncio.CancelledError:
+            self._cut_short = True
+            raise
+
+    async def _release(self) -> None:
+        """Give processes that were cut short the time to end: Strands leaves their pipes to the loop."""
+        if self._cut_short:
+            await asyncio.sleep(_PIPES_END_S)
+
+
+def _found(sandbox: Sandbox | str) -> Sandbox:
+    found: Any = sandbox
+    if isinstance(sandbox, str):
+        try:
+            found = pkgutil.resolve_name(sandbox)
+        except (ImportError, AttributeError, ValueError) as e:
+            raise ConfigError(f"can't load the sandbox {sandbox!r}: {e}; expected a dotted path") from e
+        if not isinstance(found, Sandbox) and callable(found):
+            found = found()
+    if not isinstance(found, Sandbox):
+        raise ConfigError(f"sandbox is {found!r:.80}; expected a strands.sandbox.Sandbox")
+    return found
+
+
+class _Printed:
+    """What came of the program, in chunks, at the end, or with a timeout: sandboxes differ."""
+
+    def __init__(self) -> None:
+        self.stdout = ""
+        self.stderr = ""
+        self.exit_code: int | None = None
+
+    def take(self, item: StreamChunk | StrandsResult) -> None:
+        if isinstance(item, StrandsResult):
+            self.exit_code = item.exit_code
+            self.take_rest(item.stdout, item.stderr)
+        elif item.stream_type == "stderr":
+            self.stderr += item.data
+        else:
+            self.stdout += item.data
+
+    def take_rest(self, stdout: str, stderr: str) -> None:
+        """Take the whole output, where it is more than the chunks were."""
+        self.stdout = max(self.stdout, stdout, key=len)
+        self.stderr = max(self.stderr, stderr, key=len)
+
+
+_MAX_READ_BYTES: Final = 12_000  # as base64 below 20 000 characters, which executors keep by default
+_MIN_READ_BYTES: Final = 256
+_WRITE_BYTES: Final = 48_000
+_MAX_FILE_BYTES: Final = 1 << 30  # code that answers for the file would have no end
+_INVALID: Final = errno.EINVAL  # a path with a null character is a ValueError in Python
+
+_READ: Final = """
+with open(path, "rb") as file:
+    file.seek(offset)
+    data = file.read(size)
+"""
+_WRITE: Final = """
+if folder:
+    os.makedirs(folder, exist_ok=True)
+with open(path, mode) as file:
+    file.write(base64.b64decode(content))
+data = b""
+"""
+_REMOVE: Final = """
+os.remove(path)
+data = b""
+"""
+_LIST: Final = """
+def entry(found):
+    try:
+        return [found.name, found.is_dir(), found.stat().st_size]
+    except OSError:
+        return [found.name, None, None]
+with os.scandir(path or ".") as entries:
+    data = json.dumps(sorted(map(entry, entries))).encode()[offset:offset + size]
+"""
+_FRAME: Final = """
+import base64, json, os
+try:
+{body}
+    answer = {{"data": base64.b64encode(data).decode()}}
+except OSError as e:
+    answer = {{"errno": e.errno, "words": e.strerror}}
+except ValueError as e:
+    answer = {{"errno": {invalid}, "words": str(e)}}
+print("\\n" + mark + json.dumps(answer))
+"""
+
+
+class SessionFiles:
+    """The files that a session's code sees, by the paths that it would use."""
+
+    def __init__(self, executor: CodeExecutor, session: str) -> None:
+        self._executor = executor
+        self._session = session
+
+    async def read(self, path: str) -> bytes:
+        """The whole of a file."""
+        return await self._all(_READ, path)
+
+    async def write(self, path: str, content: bytes) -> None:
+        """Replace a file, with its folders."""
+        for start in range(0, max(1, len(content)), _WRITE_BYTES):
+            piece = base64.b64encode(content[start : start + _WRITE_BYTES]).decode()
+            mode = "ab" if start else "wb"
+            await self._done(_WRITE, path, folder=os.path.dirname(path), mode=mode, content=piece)  # noqa: PTH120
+
+    async def remove(self, path: str) -> None:
+        """Remove a file."""
+        await self._done(_REMOVE, path)
+
+    async def listed(self, path: str) -> list[tuple[str, bool | None, int | None]]:
+        """Name, whether it is a folder, and size in bytes of each entry of a folder, sorted by name."""
+        found = await self._all(_LIST, path)
+        with _forgeries(path):
+            return [
+                (str(name), is_dir and bool(is_dir), size and int(size)) for name, is_dir, size in json.loads(found)
+            ]
+
+    async def _all(self, body: str, path: str) -> bytes:
+        """Everything that a program gives piece by piece; pieces get smaller until they fit into the output."""
+        found, size = b"", _MAX_READ_BYTES
+        while True:
+            piece = await self._answer(body, path, offset=len(found), size=size)
+            if piece is None:
+                size //= 2
+                if size < _MIN_READ_BYTES:
+                    raise OSError(f"the executor keeps too little output to read {path!r} through it")
+                continue
+            found += piece
+            if len(piece) < size:
+                return found
+            if len(found) > _MAX_FILE_BYTES:
+                raise OSError(errno.EFBIG, f"more than {_MAX_FILE_BYTES >> 20} MiB can't be read", path)
+
+    async def _done(self, body: str, path: str, **more: object) -> None:
+        """Run a program whose answer is always short."""
+        if await self._answer(body, path, **more) is None:
+            raise OSError(_INVALID, "the session's code broke the access to files (too much output)", path)
+
+    async def _answer(self, body: str, path: str, **more: object) -> bytes | None:
+        """Run one program; None where its output was cut."""
+        mark = secrets.token_hex(8)
+        indented = "".join(f"    {line}\n" for line in body.strip().splitlines())
+        source = _FRAME.format(body=indented.rstrip(), invalid=_INVALID)
+        result = await self._executor.run(
+            f"exec({source!r}, { ({'path': path, 'mark': mark} | more)!r})", session=self._session
+        )
+        if result.infra_error is not None:
+            raise SandboxError(f"the code executor failed: {result.infra_error}")
+        line = next((line for line in result.stdout.splitlines() if line.startswith(mark)), None)
+        if line is None or not line.endswith("}"):
+            if result.truncated:
+                return None
+            raise OSError(f"no access to {path!r} in the sandbox: {result.stderr or result.killed_by or 'no answer'}")
+        with _forgeries(path):
+            answer = json.loads(line.removeprefix(mark))
+            if "data" in answer:
+                return base64.b64decode(answer["data"], validate=True)
+            number, words = int(answer["errno"] or _INVALID), str(answer["words"] or "can't be used")
+        raise OSError(number, words, path)
+
+
+@contextlib.contextmanager
+def _forgeries(path: str) -> Iterator[None]:
+    """Whatever is wrong with an answer is the code's doing: it runs in the same interpreter as the programs here."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as e:
+        raise OSError(_INVALID, f"the session's code broke the access to files ({type(e).__name__})", path) from e
+
 
 _LANGUAGES: Final = ("python", "python3")
 _NOT_THERE: Final = 127
@@ -50,7 +324,7 @@ class CodeExecutorSandbox(Sandbox):
         self, executor: CodeExecutor, *, session: str | None = None, max_timeout_s: float | None = None
     ) -> None:
         if max_timeout_s is not None:
-            check_positive("max_timeout_s", max_timeout_s)
+            check_positive(max_timeout_s=max_timeout_s)
         self._executor = executor
         self._max_timeout_s = max_timeout_s
         keeps = facts_of(executor).keeps_sessions
@@ -64,7 +338,7 @@ class CodeExecutorSandbox(Sandbox):
         timeout: float | None = None,  # noqa: ASYNC109 - Strands' signature
         cwd: str | None = None,
         env: dict[str, str] | None = None,
-        **kwargs: Any,  # noqa: ANN401 - Strands' signature
+        **kwargs: object,
     ) -> AsyncGenerator[StreamChunk | StrandsResult, None]:
         """Say that there is no shell."""
         del command, timeout, cwd, env, kwargs
@@ -79,7 +353,7 @@ class CodeExecutorSandbox(Sandbox):
         timeout: float | None = None,  # noqa: ASYNC109 - Strands' signature
         cwd: str | None = None,
         env: dict[str, str] | None = None,
-        **kwargs: Any,  # noqa: ANN401 - Strands' signature
+        **kwargs: object,
     ) -> AsyncGenerator[StreamChunk | StrandsResult, None]:
         """Run Python code; the output comes when the code has ended.
 
@@ -110,37 +384,22 @@ class CodeExecutorSandbox(Sandbox):
             return self._max_timeout_s if asked_s is None else asked_s
         return min(asked_s, self._max_timeout_s)
 
-    async def read_file(self, path: str, **kwargs: Any) -> bytes:  # noqa: ANN401 - Strands' signature
-        """Read a file that the session's code sees.
-
-        Raises:
-            OSError: There is none, it can't be read, or the executor keeps no sessions.
-            SandboxError: The executor itself failed.
-        """
+    async def read_file(self, path: str, **kwargs: object) -> bytes:
+        """Read a file that the session's code sees."""
         del kwargs
         return await self._files.read(path) if self._files is not None else _no_files(path)
 
-    async def write_file(self, path: str, content: bytes, **kwargs: Any) -> None:  # noqa: ANN401 - Strands' signature
-        """Write a file for the session's code, with its folders.
-
-        Raises:
-            OSError: It can't be written, or the executor keeps no sessions.
-            SandboxError: The executor itself failed.
-        """
+    async def write_file(self, path: str, content: bytes, **kwargs: object) -> None:
+        """Write a file for the session's code, with its folders."""
         del kwargs
         await self._files.write(path, content) if self._files is not None else _no_files(path)
 
-    async def remove_file(self, path: str, **kwargs: Any) -> None:  # noqa: ANN401 - Strands' signature
-        """Remove a file that the session's code sees.
-
-        Raises:
-            OSError: There is none, it can't be removed, or the executor keeps no sessions.
-            SandboxError: The executor itself failed.
-        """
+    async def remove_file(self, path: str, **kwargs: object) -> None:
+        """Remove a file that the session's code sees."""
         del kwargs
         await self._files.remove(path) if self._files is not None else _no_files(path)
 
-    async def list_files(self, path: str, **kwargs: Any) -> list[FileInfo]:  # noqa: ANN401 - Strands' signature
+    async def list_files(self, path: str, **kwargs: object) -> list[FileInfo]:
         """List a folder that the session's code sees, sorted by name.
 
         Raises:

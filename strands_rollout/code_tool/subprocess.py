@@ -1,10 +1,8 @@
-"""One piece of code, one process: start it, read it, time it, kill its group, clean up. Blocking: belongs in a thread.
-
-Knows POSIX and `bootstrap.py`'s arguments. Must not know asyncio: the executor owns threads and cancellation.
-"""
+"""The plain backend: a fresh `python -I` per call, with limits but WITHOUT isolation."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
@@ -13,21 +11,29 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, Final
 
-from strands_rollout.sandbox.capped_output import CappedOutput
-from strands_rollout.sandbox.executor import ExecutionResult
-from strands_rollout.sandbox.inside import scratch
-from strands_rollout.sandbox.signal_words import signal_words
+from strands_rollout.code_tool.executors import (
+    CodeExecutor,
+    ExecutionResult,
+    ExecutorFacts,
+    check_call,
+    check_positive,
+    infra_failure,
+    retried_once,
+    usable_cpus,
+)
+from strands_rollout.code_tool.local.sandbox import scratch
+from strands_rollout.code_tool.local.sandbox.output import CappedOutput, signal_words
+from strands_rollout.errors import SandboxError
 
-if TYPE_CHECKING:
-    import threading
-
-_BOOTSTRAP: Final = Path(__file__).with_name("bootstrap.py")
+_CODE_RUNNER: Final = Path(__file__).with_name("local") / "sandbox" / "code_runner.py"
 _START_LIMIT_S: Final = 60.0  # an interpreter that has not started by then is the machine's fault
 _POLL_S: Final = 0.05  # how soon a cancellation, or an end that closed no pipe, is seen
 _DRAIN_S: Final = 0.5  # a process that left the group may hold the pipes open for ever
@@ -37,15 +43,7 @@ _MEBIBYTE: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ChildLimits:
-    """What one child may use.
-
-    Attributes:
-        timeout_s: Wall-clock seconds from the code's first instruction.
-        max_output_chars: Characters kept of each stream.
-        max_output_mb: Mebibytes that both streams may carry before the child is killed.
-        memory_mb: Address space in mebibytes (RLIMIT_AS; macOS ignores it).
-        file_mb: Largest file in mebibytes (RLIMIT_FSIZE).
-    """
+    """What one child may use."""
 
     timeout_s: float
     max_output_chars: int
@@ -71,7 +69,7 @@ def run_child(code: str, limits: ChildLimits, cancelled: threading.Event) -> Exe
                 os.close(ready_write)
             return _Watch(process, ready_read, limits, cancelled).result()
     except OSError as e:
-        return ExecutionResult("", "", None, infra_error=f"can't run {sys.executable!r}: {e}")
+        return infra_failure(f"can't run {sys.executable!r}: {e}")
 
 
 @contextlib.contextmanager
@@ -92,7 +90,7 @@ def _start(code: str, limits: ChildLimits, folder: str, ready_fd: int) -> subpro
         stdin.write(code.encode("utf-8", "surrogatepass"))
         stdin.seek(0)
         return subprocess.Popen(  # noqa: S603 - a fixed command; the code is data
-            [sys.executable, "-I", "-X", "utf8", str(_BOOTSTRAP), *map(str, numbers)],
+            [sys.executable, "-I", "-X", "utf8", str(_CODE_RUNNER), *map(str, numbers)],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -211,3 +209,80 @@ class _Watch:
             killed_by=self._killed_by or signal_words(exit_code),
             infra_error=infra_error,
         )
+
+
+class SubprocessExecutor(CodeExecutor):
+    """Runs each piece of code in its own Python process. This is NOT isolation.
+
+    The code runs as the user who runs this process: it can read and write that user's files, use the network, signal
+    that user's processes, and leave a daemon behind. What it gets is a clean environment (no inherited variables, so no
+    secrets from there), a private scratch directory as HOME and working directory, empty stdin, and limits on
+    wall-clock time, CPU time, memory, file size and output.
+
+    At most `max_concurrency` children run at once, over all event loops; the rest wait, and their time limit starts
+    when the code does. Children are started from threads: asyncio's own subprocesses fork on the loop's thread.
+
+    Args:
+        timeout_s: Default limit in wall-clock seconds; a call may name its own.
+        max_output_chars: Characters kept of stdout and of stderr: half from the head, half from the tail.
+        max_output_mb: A child that writes more mebibytes than this is killed.
+        memory_mb: Address space of a child in mebibytes.
+        file_mb: Largest file that a child may write, in mebibytes.
+        max_concurrency: Children at once; None for the number of usable CPUs, and at least 2.
+
+    Raises:
+        ConfigError: A limit is not a positive number.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float = 30.0,
+        max_output_chars: int = 20_000,
+        max_output_mb: int = 64,
+        memory_mb: int = 4096,
+        file_mb: int = 128,
+        max_concurrency: int | None = None,
+    ) -> None:
+        self._limits = ChildLimits(timeout_s, max_output_chars, max_output_mb, memory_mb, file_mb)
+        self._max_concurrency = usable_cpus() if max_concurrency is None else max_concurrency
+        check_positive(**asdict(self._limits), max_concurrency=self._max_concurrency)
+        self.facts = ExecutorFacts(memory_mb=memory_mb)
+        self._pools: dict[int, ThreadPoolExecutor] = {}
+        self._closed = False
+
+    async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
+        """Run code in a fresh process; see `CodeExecutor.run`."""
+        limits = self._limits if timeout_s is None else replace(self._limits, timeout_s=timeout_s)
+        check_call("SubprocessExecutor", code, limits.timeout_s, session, keeps_sessions=False)
+        if self._closed:
+            raise SandboxError("SubprocessExecutor.run was called after aclose(); make a new executor")
+        return await retried_once(lambda: self._attempt(code, limits))
+
+    async def _attempt(self, code: str, limits: ChildLimits) -> ExecutionResult:
+        cancelled = threading.Event()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool(), run_child, code, limits, cancelled)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        except Exception as e:  # whatever breaks here is this backend's fault, and never the code's
+            return infra_failure(f"{type(e).__name__}: {e}")
+
+    async def close_session(self, session: str) -> None:
+        """Nothing: no sessions are kept."""
+
+    async def aclose(self) -> None:
+        """Refuse new calls, wait for running ones, end the threads. Safe to call twice."""
+        self._closed = True
+        pool = self._pools.pop(os.getpid(), None)
+        if pool is not None:
+            await asyncio.to_thread(pool.shutdown)
+
+    def _pool(self) -> ThreadPoolExecutor:
+        """The threads of this process: a forked child inherits the object, but not the threads."""
+        pid = os.getpid()
+        if pid not in self._pools:
+            pool = ThreadPoolExecutor(self._max_concurrency, thread_name_prefix="code-executor")
+            return self._pools.setdefault(pid, pool)
+        return self._pools[pid]

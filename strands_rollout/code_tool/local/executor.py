@@ -1,28 +1,120 @@
-"""The default backend: code runs on this machine, confined by the kernel, in forks of a process that is already warm.
-
-Knows the supervisor process by its link alone; what is enforced, and how, is decided in `inside`.
-"""
+"""The default backend: code runs on this machine, confined by the kernel, in forks of a warm process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import logging
 import os
+import re
 import threading
 import time
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
 from typing import Any, Final, Self
 
+from strands_rollout.code_tool.executors import (
+    CodeExecutor,
+    ExecutionResult,
+    ExecutorFacts,
+    FairQueue,
+    check_call,
+    check_positive,
+    infra_failure,
+    retried_once,
+    usable_cpus,
+)
+from strands_rollout.code_tool.local.supervisor_link import (
+    LAYERS,
+    Isolation,
+    SandboxProcesses,
+    SandboxReport,
+    SupervisorGoneError,
+)
 from strands_rollout.errors import ConfigError, SandboxError
-from strands_rollout.sandbox.executor import ExecutionResult, ExecutorFacts, check_call, check_positive, retried_once
-from strands_rollout.sandbox.fair_queue import FairQueue
-from strands_rollout.sandbox.libraries import library_files
-from strands_rollout.sandbox.machine_size import usable_cpus
-from strands_rollout.sandbox.sandbox_processes import LAYERS, Isolation, SandboxProcesses, SandboxReport
-from strands_rollout.sandbox.supervisor_link import SupervisorGoneError
+
+_EXTRA = re.compile(r";.*\bextra\b")
+_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
+
+
+def library_files(names: Iterable[str]) -> dict[str, list[str]]:
+    """What must be readable for these libraries and all that they require.
+
+    Args:
+        names: Names of distributions or of top-level modules ("scikit-learn" or "sklearn").
+
+    Returns:
+        Folder -> sorted names in it, of files and directories.
+    """
+    found: dict[str, set[str]] = {}
+    for distribution in _closure(names):
+        for folder, name in _entries(distribution):
+            found.setdefault(folder, set()).add(name)
+    return {folder: sorted(entries) for folder, entries in sorted(found.items())}
+
+
+def _closure(names: Iterable[str]) -> Iterator[metadata.Distribution]:
+    """The distributions behind the names, then what they require and is installed."""
+    pending = [_distribution(name) for name in names]
+    seen: set[str] = set()
+    while pending:
+        distribution = pending.pop()
+        if distribution.name in seen:
+            continue
+        seen.add(distribution.name)
+        yield distribution
+        for requirement in distribution.requires or ():
+            name = _NAME.match(requirement)
+            if name is None or _EXTRA.search(requirement):
+                continue
+            try:
+                pending.append(metadata.distribution(name[1]))
+            except metadata.PackageNotFoundError:
+                continue  # its marker is for another platform or Python
+
+
+def _distribution(name: str) -> metadata.Distribution:
+    try:
+        return metadata.distribution(name)
+    except (metadata.PackageNotFoundError, ValueError):
+        pass
+    owners = metadata.packages_distributions().get(name)
+    if not owners:
+        raise ConfigError(
+            f"libraries names {name!r}, which is not installed for this Python; install it (pip install {name}) or "
+            "take it off the list"
+        )
+    return metadata.distribution(owners[0])
+
+
+def _entries(distribution: metadata.Distribution) -> Iterator[tuple[str, str]]:
+    """The top-level entries of a distribution: (folder, name)."""
+    for file in distribution.files or ():
+        if not file.is_absolute() and ".." not in file.parts and file.parts[:1] not in {(), ("__pycache__",)}:
+            yield str(distribution.locate_file("")), file.parts[0]
+    # its modules are asked for as well: a distribution of the operating system's has no list of files, and an editable
+    # one lists only the file that leads to its sources
+    for module in _top_level_modules(distribution):
+        spec = importlib.util.find_spec(module)
+        if spec is None:
+            continue
+        for place in spec.submodule_search_locations or [spec.origin or ""]:
+            path = Path(place)
+            if path.exists():
+                yield str(path.parent), path.name
+
+
+def _top_level_modules(distribution: metadata.Distribution) -> list[str]:
+    listed = distribution.read_text("top_level.txt")
+    if listed is not None:
+        return [name for name in listed.split() if name.isidentifier()]
+    name = distribution.name.replace("-", "_")
+    return [name] if name.isidentifier() else []
+
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +124,10 @@ _MAX_SPARES: Final = 8
 _MAX_CODE_CHARS: Final = 16_000_000
 
 
-class LocalExecutor:
+class LocalExecutor(CodeExecutor):
     """Runs each piece of code in its own confined process on this machine.
 
-    A supervisor process is started at the first call (or by `start`); it keeps a template with numpy and sympy in
+    A supervisor process is started at the first call (or by `start`); it keeps a fork server with numpy and sympy in
     memory and forks it for each call. Code gets: a clean environment, an empty stdin, a directory of its own, and
     limits on time, memory, disk, files, threads and output. It can't: write other files, or read others than Python's
     own, the libraries' and shared objects; use the network; start programs or processes; signal others; raise its
@@ -171,20 +263,15 @@ class LocalExecutor:
         await asyncio.to_thread(self._close)
 
     async def __aenter__(self) -> Self:
-        """Start, and return self."""
         await self.start()
         return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        """Close."""
-        await self.aclose()
 
     async def _attempt(self, code: str, timeout_s: float, session: str | None) -> ExecutionResult:
         supervisor = await self._running()
         if session is not None and self._sessions.setdefault(session, supervisor) is not supervisor:
             del self._sessions[session]
             reason = f"session {session!r} was lost with the supervisor process that kept it"
-            return ExecutionResult("", "", None, infra_error=reason, session_lost=True)
+            return infra_failure(reason, session_lost=True)
         try:
             async with asyncio.timeout(timeout_s + _GRACE_S):
                 return ExecutionResult(**await supervisor.link.run(code, timeout_s, session))
@@ -195,7 +282,7 @@ class LocalExecutor:
             reason = "the supervisor process ended"
         logger.warning("code sandbox failed reason=%r", reason)
         self._sessions.pop(session or "", None)
-        return ExecutionResult("", "", None, infra_error=reason, session_lost=session is not None)
+        return infra_failure(reason, session_lost=session is not None)
 
     async def _running(self) -> SandboxProcesses:
         supervisor = self._supervisor
@@ -257,7 +344,7 @@ class LocalExecutor:
         return {
             "limits": limits,
             "spares": min(int(limits["max_concurrency"]), _MAX_SPARES),
-            "template": {
+            "fork_server": {
                 "libraries": library_files(self._libraries),
                 "preload": list(self._libraries),
                 "disabled": list(self._disabled),
@@ -278,8 +365,8 @@ class LocalExecutor:
 
 
 def _check_settings(limits: Mapping[str, float], isolation: object, libraries: object) -> None:
+    check_positive(**limits)
     for name, value in limits.items():
-        check_positive(name, value)
         if name != "timeout_s" and not isinstance(value, int):
             raise ConfigError(f"{name} is {value!r}; expected a whole number")
     if isolation not in LAYERS:

@@ -1,4 +1,4 @@
-"""The executor's side of the supervisor process: starts it, sends orders, hands answers to whoever waits.
+"""The executor's side of the supervisor process: its scratch directory, its start, orders and answers.
 
 One thread reads, and one writes what the socket does not take at once: no event loop ever waits for the process,
 however busy or stopped it is.
@@ -8,20 +8,86 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import itertools
 import os
 import queue
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
-from typing import IO, Any, Final
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final, Literal
 
+from strands_rollout.code_tool.local.sandbox import scratch
+from strands_rollout.code_tool.local.sandbox.protocol import FrameReader, frame, python_command
 from strands_rollout.errors import SandboxError
-from strands_rollout.sandbox.inside.frames import FrameReader, frame
-from strands_rollout.sandbox.inside.python_process import python_command
+from strands_rollout.files import Json
+
+_PREFIX: Final = "strands-rollout-code-"
+_YOUNG_S: Final = 60.0  # a directory that is this young may be about to be locked
+
+
+class ScratchRoot:
+    """One such directory.
+
+    Args:
+        parent: Where to make it; None for the temporary directory, or /tmp if other users can't reach that.
+    """
+
+    def __init__(self, parent: str | None = None) -> None:
+        folder = parent or _default_parent()
+        try:
+            self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=folder)
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            Path(self.path).chmod(0o711)
+        except OSError as e:
+            raise SandboxError(f"can't make a scratch directory in {folder!r}: {e}; name another as scratch_dir") from e
+        if scratch.is_scarce(scratch.free_space(self.path)):
+            self.delete()
+            raise SandboxError(f"the disk of {folder!r} is almost full; name another folder as scratch_dir")
+        _delete_abandoned(Path(folder))
+
+    def delete(self) -> None:
+        """Delete it with all it holds. Safe to call twice."""
+        scratch.delete(self.path)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _default_parent() -> str:
+    """Code runs as another user where we are root, and names its files by absolute paths."""
+    chosen = tempfile.gettempdir()
+    if os.geteuid() != 0 or _others_can_pass(chosen) or not _others_can_pass("/tmp"):  # noqa: S108
+        return chosen
+    return "/tmp"  # noqa: S108 - a directory of our own is made in it, by mkdtemp
+
+
+def _others_can_pass(folder: str) -> bool:
+    here = Path(os.path.realpath(folder))
+    return here.is_dir() and all(place.stat().st_mode & stat.S_IXOTH for place in (here, *here.parents))
+
+
+def _delete_abandoned(parent: Path) -> None:
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = folder.lstat()
+            if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _YOUNG_S:
+                continue
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                scratch.delete(str(folder))
+            finally:
+                os.close(lock)
+
 
 _START_LIMIT_S: Final = 120.0
 _STOP_LIMIT_S: Final = 10.0
@@ -35,14 +101,8 @@ class SupervisorGoneError(Exception):
 class SupervisorLink:
     """One supervisor process. Blocking to make and to close: belongs in a thread.
 
-    Args:
-        settings: For the supervisor, in JSON's types.
-
     Attributes:
-        facts: What the template says of itself: `enforced`, `missing`, `start_s`.
-
-    Raises:
-        SandboxError: It did not start.
+        facts: What the fork server says of itself: `enforced`, `missing`, `start_s`.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -73,21 +133,13 @@ class SupervisorLink:
         return self._gone
 
     async def run(self, code: str, timeout_s: float, session: str | None) -> dict[str, Any]:
-        """Have code run; the fields of an `ExecutionResult`.
-
-        Raises:
-            SupervisorGoneError: The process ended.
-        """
+        """Have code run; the fields of an `ExecutionResult`."""
         order = {"do": "run", "code": code, "timeout_s": timeout_s, "session": session}
         result: dict[str, Any] = await self._ask(order)
         return result
 
     async def close_session(self, session: str) -> None:
-        """End a session.
-
-        Raises:
-            SupervisorGoneError: The process ended, and the session with it.
-        """
+        """End a session."""
         await self._ask({"do": "close_session", "session": session})
 
     def kill(self) -> None:
@@ -115,7 +167,7 @@ class SupervisorLink:
         self._socket.close()
         self._errors.close()
 
-    async def _ask(self, order: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    async def _ask(self, order: dict[str, Any]) -> Json:
         number = next(self._ids)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         with self._lock:
@@ -197,7 +249,7 @@ def _call(answer: asyncio.Future[Any], settle: Callable[[Any], None], outcome: o
 
 def _start(settings: Mapping[str, Any], link: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603 - a fixed command
-        python_command("strands_rollout.sandbox.inside.service", link.fileno(), settings),
+        python_command("strands_rollout.code_tool.local.sandbox.supervisor", link.fileno(), settings),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=errors,
@@ -216,3 +268,66 @@ def _environment() -> dict[str, str]:
     # macOS would end a fork that uses what its parent has loaded
     macos = {"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"} if sys.platform == "darwin" else {}
     return {"LANG": "C.UTF-8", **kept, **one_thread, **fixed, **macos}
+
+
+Isolation = Literal["full", "seccomp", "rlimits"]
+
+LAYERS: Final[dict[Isolation, tuple[str, ...]]] = {  # what each mode asks for, strongest first
+    "full": ("limits", "user", "files", "syscalls"),
+    "seccomp": ("limits", "syscalls"),
+    "rlimits": ("limits",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxReport:
+    """What a started sandbox enforces.
+
+    Attributes:
+        enforced: Layer ("limits", "user", "files", "syscalls") -> how, in words.
+        missing: Layer -> why it is not there, in words.
+        isolation: The strongest mode that this is enough for.
+        start_s: Seconds that it took to start.
+    """
+
+    enforced: dict[str, str]
+    missing: dict[str, str]
+    isolation: Isolation
+    start_s: float
+
+
+class SandboxProcesses:
+    """A supervisor process with the directory in which it works, of the process that started it."""
+
+    def __init__(self, settings: dict[str, Any], scratch_dir: str | None) -> None:
+        self.pid = os.getpid()
+        self._closed = False
+        self._root = ScratchRoot(scratch_dir)
+        settings["root"] = settings["fork_server"]["root"] = self._root.path
+        try:
+            self.link = SupervisorLink(settings)
+        except BaseException:
+            self._root.delete()
+            raise
+        facts = self.link.facts
+        self.report = SandboxReport(facts["enforced"], facts["missing"], _strongest(facts["missing"]), facts["start_s"])
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it can be used: it runs, and this process is not a fork of the one that started it."""
+        return self.pid == os.getpid() and not self.link.is_gone
+
+    def close(self) -> None:
+        """End it and delete its files, unless another process started it. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.pid != os.getpid():
+            self.link.forget()
+            return
+        self.link.close()
+        self._root.delete()
+
+
+def _strongest(missing: Collection[str]) -> Isolation:
+    return next(mode for mode, layers in LAYERS.items() if mode == "rlimits" or not set(layers) & set(missing))

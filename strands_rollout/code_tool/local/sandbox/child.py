@@ -9,10 +9,14 @@ exit code of its choice, as after `os._exit`; what it does then is ended, or sto
 
 from __future__ import annotations
 
+import _sitebuiltins
 import atexit
+import builtins
 import contextlib
+import dbm.dumb
 import gc
 import json
+import multiprocessing.context
 import os
 import random
 import shutil
@@ -24,9 +28,9 @@ import threading
 from collections.abc import Collection
 from typing import Any, Final
 
-from strands_rollout.sandbox import bootstrap
-from strands_rollout.sandbox.inside.confinement import Confinement, LayerError, Place
-from strands_rollout.sandbox.inside.frames import FrameReader
+from strands_rollout.code_tool.local.sandbox import code_runner
+from strands_rollout.code_tool.local.sandbox.confinement import Confinement, LayerError, Place
+from strands_rollout.code_tool.local.sandbox.protocol import FrameReader
 
 READY: Final = b"R"
 FAILED: Final = b"E"
@@ -34,16 +38,11 @@ STARTED: Final = b"S"
 DONE: Final = b"D"
 _CONTROL: Final = 3
 _EXCEPTION: Final = 1
+_LOCKS: Final = ("Barrier", "BoundedSemaphore", "Condition", "Event", "Lock", "RLock", "Semaphore")
 
 
 def become_child(confinement: Confinement, place: Place, descriptors: tuple[int, int, int]) -> None:
-    """Turn a fork of the template into a process that runs code; never returns.
-
-    Args:
-        confinement: What to put on.
-        place: Where to work.
-        descriptors: Stdout, stderr and the control socket, all above 3.
-    """
+    """Turn a fork of the fork server into a process that runs code; never returns."""
     try:
         _take_descriptors(descriptors, confinement.kept_descriptors(), place)
         _reset_signals()
@@ -51,12 +50,20 @@ def become_child(confinement: Confinement, place: Place, descriptors: tuple[int,
         if place.ruleset is not None:
             place.ruleset.close()
         _look_fresh("/" if confinement.changes_root else place.folder)
+        if "syscalls" in confinement.enforced:
+            _replace_locks()
         os.write(_CONTROL, READY)
-        _serve(socket.socket(fileno=_CONTROL))
     except LayerError as e:
         _fail(e.layer, str(e))
-    except BaseException as e:  # whatever it is, this fork must not return into the template's loop
+    except BaseException as e:  # whatever it is, this fork must not return into the fork server's loop
         _fail(None, f"{type(e).__name__}: {e}")
+    try:
+        _serve(socket.socket(fileno=_CONTROL))
+    except BaseException as e:  # code that is too long for the memory, or that broke what reads the next
+        with contextlib.suppress(BaseException):
+            os.write(2, f"{type(e).__name__}: the next code can't be read. {e}\n".encode())
+    finally:
+        os._exit(_EXCEPTION)
 
 
 def _take_descriptors(descriptors: tuple[int, int, int], kept: Collection[int], place: Place) -> None:
@@ -84,8 +91,11 @@ def _look_fresh(home: str) -> None:
     os.environ.update(HOME=home, TMPDIR=home, PWD=home)
     tempfile.tempdir = None
     os.path.realpath = _real_path  # type: ignore[assignment] # one for all kinds of paths
-    shutil.copymode = shutil.copystat = _copy_nothing  # what they do is refused, and shutil.copy would fail with them
-    # not those of the template: they remember what its descriptors 1 and 2 were
+    # what these do is refused, and shutil.copy and shelve would fail with them
+    shutil.copymode = shutil.copystat = dbm.dumb._Database._chmod = _copy_nothing  # type: ignore[attr-defined]
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment] # `site`, which makes them, is not imported
+    builtins.help = _sitebuiltins._Helper()
+    # not those of the fork server: they remember what its descriptors 1 and 2 were
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
     random.seed()
@@ -96,6 +106,16 @@ def _look_fresh(home: str) -> None:
     if sympy_random is not None:
         sympy_random.seed()
     gc.enable()
+
+
+def _replace_locks() -> None:
+    """Give multiprocessing, whose ThreadPool takes locks, those of threads: its own are files in /dev/shm.
+
+    Only for a process that can start no others.
+    """
+    for name in _LOCKS:
+        setattr(multiprocessing.context.BaseContext, name, staticmethod(getattr(threading, name)))
+        setattr(multiprocessing, name, getattr(threading, name))
 
 
 def _real_path(path: Any, *, strict: object = False) -> Any:  # noqa: ANN401 - a path, in whatever form
@@ -111,13 +131,13 @@ def _copy_nothing(*_: object, **__: object) -> None:
 
 def _serve(control: socket.socket) -> None:
     """Run what is sent: one piece of code, or in a session one after the other, until the socket closes."""
-    namespace = bootstrap.prepare_interpreter().__dict__
+    namespace = code_runner.prepare_interpreter().__dict__
     orders = FrameReader(control)
     number = 0
     while (order := orders.next()) is not None:
         number += 1
         os.write(_CONTROL, STARTED)
-        name = f"<code {number}>" if order["session"] else bootstrap.SOURCE_NAME
+        name = f"<code {number}>" if order["session"] else code_runner.SOURCE_NAME
         exit_code = _run(order["code"], namespace, name)
         if not order["session"]:
             _finish()
@@ -131,7 +151,7 @@ def _serve(control: socket.socket) -> None:
 def _run(code: str, namespace: dict[str, object], name: str) -> int:
     """Run one piece of code and show its error, if any; returns the exit code that a script would have."""
     try:
-        bootstrap.run_code(code, namespace, name)
+        code_runner.run_code(code, namespace, name)
     except SystemExit as e:
         return _exit_code(e)
     except BaseException as e:  # the code may raise anything, KeyboardInterrupt included

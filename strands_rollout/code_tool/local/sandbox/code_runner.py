@@ -1,6 +1,6 @@
 """How code is run and what is shown of its errors; and the plain backend's program, started by its file name.
 
-Usage: bootstrap.py READY_FD CPU_S MEMORY_MB FILE_MB ALARM_S, with the code on stdin (UTF-8, surrogates allowed).
+Usage: code_runner.py READY_FD CPU_S MEMORY_MB FILE_MB ALARM_S, with the code on stdin (UTF-8, surrogates allowed).
 Writes one byte to READY_FD when the code is about to start: what ends before that is the executor's fault, and the code
 can't forge it. Must import little, and nothing of this package: every import is paid on every call.
 """
@@ -32,7 +32,7 @@ def limit_resources(cpu_s: int, memory_mb: int, file_mb: int, alarm_s: int) -> N
         resource.RLIMIT_CPU: (cpu_s, cpu_s + 1),  # SIGXCPU first: at equal limits the kernel sends SIGKILL
         resource.RLIMIT_AS: (memory_mb * mebibyte,) * 2,
         resource.RLIMIT_FSIZE: (file_mb * mebibyte,) * 2,
-        resource.RLIMIT_CORE: (0, 0),
+        resource.RLIMIT_CORE: (1, 1),  # 0 would not keep a dump from a program that takes it through a pipe
     }
     for kind, (soft, hard) in wanted.items():
         ceiling = resource.getrlimit(kind)[1]
@@ -108,13 +108,7 @@ def prepare_interpreter() -> types.ModuleType:
 
 
 def run_code(code: str, namespace: dict[str, object], name: str = SOURCE_NAME) -> None:
-    """Execute the code and print the value of its last expression unless that is None.
-
-    Args:
-        code: A module's text.
-        namespace: Its globals.
-        name: The file name in tracebacks; different for pieces that share a namespace.
-    """
+    """Execute the code and print the value of its last expression unless that is None."""
     _sources[name] = code
     tree = ast.parse(code, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None

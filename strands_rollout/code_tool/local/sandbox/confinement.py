@@ -1,8 +1,14 @@
 """The layers that confine model-written code: which of them this machine has, and how a child puts them on.
 
-Decided once in the template process; a forked child calls `apply` and can't take anything of it off again. The layers:
+Decided once in the fork server; a forked child calls `apply` and can't take anything of it off again. The layers:
 `limits` (rlimits), `user` (a user of its own, where we are root), `files` (Landlock, or a change of root where the
 kernel has no Landlock and we are root) and `syscalls` (seccomp).
+
+Confined code reads the standard library, the chosen libraries, shared objects and some of /etc; never a whole
+site-packages folder: this package, its labels and its reward lie there, among others. Where the sandbox's user can't
+traverse to Python's folders (a Python under a 0700 home), they are reached through directory descriptors that were
+opened before the user changed: a walk that starts at /proc/self/fd/N needs no right on what lies above N. The rights on
+the files themselves still hold, and so do the kernel's confinements.
 """
 
 from __future__ import annotations
@@ -10,43 +16,150 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import secrets
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+import sysconfig
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Final, TypeVar
 
-from strands_rollout.sandbox.inside import landlock
-from strands_rollout.sandbox.inside.child_limits import OPEN_FILES, ChildLimits
-from strands_rollout.sandbox.inside.importing import DirectoryDescriptors
-from strands_rollout.sandbox.inside.libc import prctl
-from strands_rollout.sandbox.inside.privileges import (
+from strands_rollout.code_tool.local.sandbox import landlock
+from strands_rollout.code_tool.local.sandbox.kernel import (
+    OPEN_FILES,
+    ChildLimits,
+    be_counted_alone,
     become,
     become_reading_as_root,
     can_become,
     drop_capabilities,
+    prctl,
 )
-from strands_rollout.sandbox.inside.readable_files import (
-    DEVICES,
-    others_can_read,
-    readable_files,
-    standard_library_folders,
-)
-from strands_rollout.sandbox.inside.seccomp import SyscallFilter, install, is_supported
+from strands_rollout.code_tool.local.sandbox.seccomp import SyscallFilter, install, is_supported
+
+DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+_NOT_STDLIB: Final = {"site-packages", "dist-packages", "__pycache__"}
+_SHARED_OBJECT: Final = re.compile(r"\.so(\.|$)")
+_SYSTEM: Final = ("/etc/ld.so.cache", "/usr/lib/locale", "/usr/share/zoneinfo")
+
+
+def standard_library_folders() -> list[str]:
+    """The folders of the standard library in use, in the order in which they are searched."""
+    known = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    return [path for path in sys.path if Path(path).is_dir() and _is_in(os.path.realpath(path), known)]
+
+
+def readable_files(libraries: Mapping[str, Sequence[str]]) -> list[str]:
+    """Every file and directory that confined code may read, with all that lies beneath."""
+    paths = [os.path.join(folder, name) for folder, names in libraries.items() for name in names]  # noqa: PTH118
+    for folder in standard_library_folders():
+        paths += (entry.path for entry in os.scandir(folder) if entry.name not in _NOT_STDLIB)
+    for folder in _shared_object_folders():
+        paths += _shared_objects(folder)
+    paths += (path for path in _SYSTEM if Path(path).exists())
+    return sorted({os.path.realpath(path) for path in paths})
+
+
+def others_can_read(path: str) -> bool:
+    """Whether a user who owns nothing can reach a directory and list it."""
+    here = Path(os.path.realpath(path))
+    return here.stat().st_mode & 0o005 == 0o005 and all(parent.stat().st_mode & 0o001 for parent in here.parents)
+
+
+def _is_in(path: str, folders: set[str]) -> bool:
+    return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
+
+
+def _shared_object_folders() -> Iterator[str]:
+    """Where the dynamic loader finds what extension modules link to."""
+    multiarch = sysconfig.get_config_var("MULTIARCH")
+    candidates = [os.path.join(sys.base_prefix, "lib"), "/lib64", "/usr/lib64", "/usr/local/lib"]  # noqa: PTH118
+    if multiarch:
+        candidates += [f"/lib/{multiarch}", f"/usr/lib/{multiarch}"]
+    return (folder for folder in dict.fromkeys(map(os.path.realpath, candidates)) if Path(folder).is_dir())
+
+
+def _shared_objects(folder: str) -> list[str]:
+    """The folder itself where it holds shared objects alone, else these one by one: Python may live beside them."""
+    entries = list(os.scandir(folder))
+    if not any(entry.name.startswith("python") and entry.is_dir() for entry in entries):
+        is_system = folder.startswith(("/lib", "/usr/lib"))
+        if is_system:
+            return [folder]
+    return [entry.path for entry in entries if _SHARED_OBJECT.search(entry.name) and entry.is_file()]
+
+
+class LibraryFinder:
+    """A meta path finder for the top-level modules of the chosen libraries."""
+
+    def __init__(self, libraries: Mapping[str, Sequence[str]]) -> None:
+        self._folders = {
+            name.partition(".")[0]: folder
+            for folder, names in libraries.items()
+            for name in names
+            if not name.endswith((".dist-info", ".libs", ".egg-info"))
+        }
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a library's own top-level module; its submodules are found as usual."""
+        folder = self._folders.get(fullname)
+        if path is not None or folder is None:
+            return None
+        return PathFinder.find_spec(fullname, [folder], target)
+
+
+class DirectoryDescriptors:
+    """Folders that stay reachable after a change of user."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self._paths: dict[str, str] = {}
+
+    def add(self, folder: str) -> None:
+        """Open a folder."""
+        number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        self.numbers.append(number)
+        self._paths[folder] = f"/proc/self/fd/{number}"
+
+    def reach(self, path: str) -> str:
+        """The path through a descriptor, where one of the opened folders leads to it; else the path itself."""
+        for folder in sorted(self._paths, key=len, reverse=True):
+            if path == folder or path.startswith(folder + os.sep):
+                return self._paths[folder] + path[len(folder) :]
+        return path
+
+    def reroute_imports(self) -> None:
+        """Make the import system, and packages that have been imported, reach the opened folders this way."""
+        sys.path[:] = map(self.reach, sys.path)
+        for module in list(sys.modules.values()):
+            places = getattr(module, "__path__", None)
+            if isinstance(places, list):
+                places[:] = map(self.reach, places)
+            if isinstance(getattr(module, "__file__", None), str):
+                module.__file__ = self.reach(module.__file__)  # type: ignore[arg-type]
+        sys.path_importer_cache.clear()
+
+
+def allow_imports(libraries: Mapping[str, Sequence[str]]) -> None:
+    """Let the chosen libraries be imported in this process."""
+    sys.meta_path.append(LibraryFinder(libraries))
+
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _SIGKILL: Final = 9
+_MAX_RULESET_USES: Final = 64
+_MAX_FOLDER_BLOCKS: Final = 8
 _T = TypeVar("_T")
 
 
 class LayerError(Exception):
-    """A layer could not be put on.
-
-    Attributes:
-        layer: Its name.
-    """
+    """A layer could not be put on."""
 
     def __init__(self, layer: str, reason: str) -> None:
         super().__init__(reason)
@@ -55,17 +168,26 @@ class LayerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one process at a time works.
+    """Where one process works.
 
     Attributes:
-        folder: A directory that is its alone.
+        folder: A directory that is its alone, and new.
         user: The user that it becomes; None for the one that it is.
         ruleset: What admits it to the directory and to what everybody may read; None without Landlock.
+        uses: Directories before this one that the ruleset admits to.
     """
 
     folder: str
     user: int | None
     ruleset: landlock.Ruleset | None
+    uses: int = 0
+
+    def retire(self) -> None:
+        """Give up the ruleset where that costs space: deleted directories keep theirs while a ruleset names them."""
+        with contextlib.suppress(OSError):
+            has_grown = os.lstat(self.folder).st_blocks > _MAX_FOLDER_BLOCKS
+            if self.ruleset is not None and (has_grown or self.uses >= _MAX_RULESET_USES):
+                self.ruleset.close()
 
 
 class Confinement:
@@ -155,12 +277,14 @@ class Confinement:
         """The descriptors that stay open in a child; none where one could lead out of a changed root."""
         return [] if self.changes_root else self.descriptors.numbers
 
-    def make_place(self, folder: str, index: int) -> Place:
-        """Make the directory, and the ruleset that admits to it.
+    def make_place(self, folder: str, index: int, before: Place | None = None) -> Place:
+        """Make a directory, and a ruleset that admits to it.
 
-        Raises:
-            LayerError: The kernel refuses the ruleset.
-            OSError: The directory can't be made.
+        Args:
+            folder: Its path. What was there before tells of an earlier run by its times and size even when it is
+                empty, so it must have been deleted.
+            index: Decides the user.
+            before: The last place at this path, whose ruleset can be used again.
         """
         with contextlib.suppress(FileExistsError):  # left by an attempt that failed later on
             os.mkdir(folder, 0o700)  # noqa: PTH102
@@ -169,25 +293,24 @@ class Confinement:
             user = self._first_user + index
             if not self._reads_as_root:
                 os.chown(folder, user, user)
-        ruleset = None
-        if "files" in self.enforced and self._landlock_abi:
-            ruleset = _attempt("files", lambda: self._make_ruleset(folder))
-        return Place(folder, user, ruleset)
+        if "files" not in self.enforced or not self._landlock_abi:
+            return Place(folder, user, None)
+        if before is not None and before.ruleset is not None and before.ruleset.fd >= 0:
+            ruleset, uses = before.ruleset, before.uses + 1
+            _attempt("files", lambda: ruleset.allow_scratch(folder))
+            return Place(folder, user, ruleset, uses)
+        return Place(folder, user, _attempt("files", lambda: self._make_ruleset(folder)))
 
     def apply(self, place: Place) -> None:
-        """Confine the calling process, which must have one thread, for good.
-
-        Raises:
-            LayerError: A layer that was promised does not work.
-        """
-        template = os.getppid()
+        """Confine the calling process, which must have one thread, for good."""
+        fork_server = os.getppid()
         os.chdir(place.folder)
         os.umask(0o077)
         if sys.platform == "linux":
             with contextlib.suppress(OSError), Path("/proc/self/oom_score_adj").open("w") as score:
                 score.write("1000")
         if "limits" in self.enforced:
-            _attempt("limits", lambda: self._limits.impose(own_user=place.user is not None))
+            _attempt("limits", lambda: self._limits.impose(own_user=self._is_counted_alone(place)))
         if self.changes_root:
             _attempt("files", lambda: _change_root(place.folder))
         _attempt("user", lambda: self._change_user(place.user))
@@ -195,13 +318,22 @@ class Confinement:
             prctl(_PR_SET_PDEATHSIG, _SIGKILL)
             # with files confined nobody can look, but for the supervisor, who looks for deleted files that are open
             prctl(_PR_SET_DUMPABLE, int("files" in self.enforced))
-            if os.getppid() != template:
+            if os.getppid() != fork_server:
                 os._exit(1)  # it died before it could kill us
         if place.ruleset is not None:
             _attempt("files", place.ruleset.restrict_self)
         if self._filter is not None and "syscalls" in self.enforced:
             program = self._filter.program(os.getpid())
             _attempt("syscalls", lambda: install(program))
+
+    def _is_counted_alone(self, place: Place) -> bool:
+        """Whether the kernel counts a child's threads apart; an ordinary user's child is made so where that works.
+
+        Not where code may start programs: they would find a user without a name.
+        """
+        if place.user is not None:
+            return True
+        return os.geteuid() != 0 and "syscalls" in self.enforced and be_counted_alone()
 
     def _decide_limits(self) -> None:
         limits = self._limits
@@ -210,7 +342,7 @@ class Confinement:
     def _decide_user(self) -> None:
         if os.geteuid() != 0:
             return  # not missing: an ordinary user has no other to become, and the other layers protect what is its own
-        # far from everybody's users, and different for each template: threads are counted by user
+        # far from everybody's users, and different for each fork server: threads are counted by user
         candidates = (0x7000_0000 + secrets.randbelow(1 << 16) * 1024, 60_000)
         self._first_user = next(filter(can_become, candidates), None)
         if self._first_user is None:

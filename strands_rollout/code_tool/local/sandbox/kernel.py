@@ -1,11 +1,48 @@
-"""The numbers of Linux's system calls on x86-64 and on aarch64, up to the newest one that is known here.
+"""Linux without a wrapper: raw system calls and their numbers, resource limits, another user, no capabilities.
 
-Knows nothing of what is allowed. A name that an architecture lacks (open, fork, poll on aarch64) is not in its table.
+Can be imported on every POSIX system; only Linux has the calls.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
+import os
+import resource
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PRCTL_ARGUMENTS = 5  # prctl refuses some options unless what they don't use is zero
+
+
+def _called(name: str, result: type[ctypes.c_int] | type[ctypes.c_long], *args: int) -> int:
+    """Call a function of the C library with integers as wide as a register."""
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, f"{name} was called on {sys.platform}; it needs Linux")
+    function = getattr(_LIBC, name)
+    function.restype = result
+    value: int = function(*map(ctypes.c_long, args))
+    if value == -1:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}{args}: {os.strerror(code)}")
+    return value
+
+
+def syscall(number: int, *args: int) -> int:
+    """Make a system call; pointers are given as addresses, of memory that the caller keeps alive."""
+    return _called("syscall", ctypes.c_long, number, *args)
+
+
+def prctl(option: int, *args: int) -> int:
+    """Call prctl; arguments that are left out are zero."""
+    padding = (0,) * (_PRCTL_ARGUMENTS - 1 - len(args))
+    return _called("prctl", ctypes.c_int, option, *args, *padding)
+
 
 # A number is that of the name after it; the names that follow count on from there.
 _SHARED: Final = """
@@ -100,11 +137,152 @@ _TABLES: Final = {"x86_64": X86_64, "aarch64": AARCH64, "arm64": AARCH64}
 
 
 def syscall_numbers(machine: str) -> dict[str, int]:
-    """The table of a machine, as `platform.machine()` names it: name -> number.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """The table of a machine, as `platform.machine()` names it: name -> number."""
     if machine not in _TABLES:
         raise ValueError(f"no table of system calls for the machine {machine!r}; expected one of {', '.join(_TABLES)}")
     return _TABLES[machine]
+
+
+OPEN_FILES: Final = 64
+_PENDING_SIGNALS: Final = 64
+_STACK_BYTES: Final = 8 * 1024 * 1024
+_MEBIBYTE: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ChildLimits:
+    """What one process may use.
+
+    Attributes:
+        memory_mb: Address space in mebibytes; macOS ignores it.
+        file_mb: Largest file in mebibytes.
+        max_threads: Threads, where the process has a user of its own; else see `shared_thread_limit`.
+        cpu_s: Seconds on a CPU; the last resort, since wall-clock limits are its supervisor's.
+    """
+
+    memory_mb: int
+    file_mb: int
+    max_threads: int
+    cpu_s: int
+
+    def impose(self, *, own_user: bool) -> None:
+        """Limit the calling process, hard limits included.
+
+        Args:
+            own_user: Whether nobody else runs as its user: threads and signals are counted by user.
+        """
+        wanted = {
+            resource.RLIMIT_AS: self.memory_mb * _MEBIBYTE,
+            resource.RLIMIT_FSIZE: self.file_mb * _MEBIBYTE,
+            resource.RLIMIT_CPU: self.cpu_s,
+            resource.RLIMIT_NOFILE: OPEN_FILES,
+            resource.RLIMIT_STACK: _STACK_BYTES,
+            resource.RLIMIT_CORE: 1,  # 0 would not keep a dump from a program that takes it through a pipe
+        }
+        if own_user:
+            wanted[resource.RLIMIT_NPROC] = self.max_threads
+        elif (threads := shared_thread_limit(self.max_threads)) is not None:  # only the soft one: it is adjusted later
+            resource.setrlimit(resource.RLIMIT_NPROC, (threads, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+        if sys.platform == "linux":
+            wanted |= {resource.RLIMIT_MEMLOCK: 0, resource.RLIMIT_MSGQUEUE: 0, resource.RLIMIT_RTPRIO: 0}
+            wanted[resource.RLIMIT_SIGPENDING] = _PENDING_SIGNALS
+        for kind, value in wanted.items():
+            ceiling = resource.getrlimit(kind)[1]
+            limit = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
+            # macOS refuses some of these, and enforces nothing that depends on them
+            with contextlib.nullcontext() if sys.platform == "linux" else contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(kind, (limit, limit))
+
+
+def shared_thread_limit(more: int) -> int | None:
+    """RLIMIT_NPROC for a process whose user has other processes: the threads that there are, and so many more.
+
+    The kernel counts all threads of a user, also those in other containers, and tells nobody how many there are: all
+    threads of the machine are taken for them. An eighth of the user's own limit, but at most 1024, is left to others.
+
+    Returns:
+        The limit; None where it is not known or means nothing.
+    """
+    if sys.platform != "linux" or os.geteuid() == 0:
+        return None
+    try:
+        present = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
+    except (OSError, IndexError, ValueError):
+        return None
+    if present < 2:  # this process and its parent: an emulated kernel does not count
+        return None
+    ceiling = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    if ceiling == resource.RLIM_INFINITY:
+        return present + more
+    return min(present + more, ceiling - min(ceiling // 8, 1024))
+
+
+_CAPABILITY_VERSION_3: Final = 0x20080522
+_CAP_SETUID: Final = 7
+_PR_SET_KEEPCAPS: Final = 8
+_CLONE_NEWUSER: Final = 0x1000_0000
+
+
+def can_become(user: int) -> bool:
+    """Whether a child of this process can change its user to this number; tried in one."""
+    child = os.fork()
+    if child == 0:
+        try:
+            become(user)
+            os._exit(0)
+        finally:  # this fork must not return, whatever was raised
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def become(user: int) -> None:
+    """Change user and group for good, and leave all other groups; as root this drops all capabilities as well."""
+    os.setgroups([])
+    os.setgid(user)  # for root these change the real, the effective and the saved one
+    os.setuid(user)
+
+
+def become_reading_as_root(user: int) -> None:
+    """Change the user for good, but for the right to files, which stays root's; for use under Landlock alone.
+
+    For a Python whose files only root may read. File access goes by a user of its own (setfsuid(2)); signals, limits
+    and everything else go by the new one, and no capability is left.
+    """
+    numbers = syscall_numbers(os.uname().machine)
+    prctl(_PR_SET_KEEPCAPS, 1)
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+    _set_capabilities(1 << _CAP_SETUID)
+    syscall(numbers["setfsuid"], 0)
+    if syscall(numbers["setfsuid"], 0) != 0:  # it returns the one before, and no errors
+        raise PermissionError("setfsuid(0) had no effect")
+    _set_capabilities(0)
+
+
+def be_counted_alone() -> bool:
+    """Enter a user namespace, in which limits by user count the caller alone; False where that is not allowed.
+
+    The user stays the same to everybody else; to the caller it has no name, and no capability comes with it.
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        syscall(syscall_numbers(os.uname().machine)["unshare"], _CLONE_NEWUSER)
+    except (OSError, ValueError):
+        return False
+    drop_capabilities()
+    return True
+
+
+def drop_capabilities() -> None:
+    """Give up all capabilities of the calling process, whose user stays what it is."""
+    _set_capabilities(0)
+
+
+def _set_capabilities(mask: int) -> None:
+    """Make these the effective and the permitted capabilities; capabilities(7) of up to 32."""
+    header = ctypes.create_string_buffer(struct.pack("Ii", _CAPABILITY_VERSION_3, 0))
+    sets = ctypes.create_string_buffer(struct.pack("6I", mask, mask, 0, 0, 0, 0))
+    number = syscall_numbers(os.uname().machine)["capset"]
+    syscall(number, ctypes.addressof(header), ctypes.addressof(sets))

@@ -14,7 +14,7 @@ import stat
 import struct
 from typing import Final
 
-from strands_rollout.sandbox.inside.libc import prctl, syscall
+from strands_rollout.code_tool.local.sandbox.kernel import prctl, syscall
 
 EXECUTE: Final = 1 << 0
 WRITE_FILE: Final = 1 << 1
@@ -76,10 +76,6 @@ class Ruleset:
     Attributes:
         fd: Descriptor of the ruleset, closed on exec and inherited over fork; -1 when closed.
         abi: Version that is used.
-
-    Raises:
-        ValueError: `abi` is less than 1.
-        OSError: The kernel has no Landlock (EOPNOTSUPP), or not this version of it.
     """
 
     def __init__(self, abi: int | None = None) -> None:
@@ -103,14 +99,7 @@ class Ruleset:
         self.fd = syscall(_CREATE_RULESET, ctypes.addressof(memory), len(attributes), 0)
 
     def allow_read(self, path: str | int) -> None:
-        """Admit reading a file, or all that lies beneath a directory; nothing may be executed.
-
-        Args:
-            path: A path, or a descriptor, which stays the caller's.
-
-        Raises:
-            OSError: It can't be opened; or the ruleset is closed.
-        """
+        """Admit reading a file, or all that lies beneath a directory; nothing may be executed."""
         if isinstance(path, int):
             is_directory = stat.S_ISDIR(os.fstat(path).st_mode)
             self._add(path, READ_FILE | (READ_DIR if is_directory else 0))
@@ -122,11 +111,7 @@ class Ruleset:
             os.close(descriptor)
 
     def allow_scratch(self, path: str) -> None:
-        """Admit all ordinary work beneath a directory, but no devices, sockets or FIFOs, and no execution.
-
-        Raises:
-            OSError: It can't be opened or is no directory (ENOTDIR); or the ruleset is closed.
-        """
+        """Admit all ordinary work beneath a directory, but no devices, sockets or FIFOs, and no execution."""
         descriptor = _opened(path, os.O_DIRECTORY)
         try:
             self._add(descriptor, _SCRATCH)
@@ -134,11 +119,7 @@ class Ruleset:
             os.close(descriptor)
 
     def allow_device(self, path: str) -> None:
-        """Admit reading and writing one node, such as /dev/null.
-
-        Raises:
-            OSError: It can't be opened or is a directory (EISDIR); or the ruleset is closed.
-        """
+        """Admit reading and writing one node, such as /dev/null."""
         descriptor = _opened(path)
         try:
             if stat.S_ISDIR(os.fstat(descriptor).st_mode):
@@ -152,9 +133,6 @@ class Ruleset:
 
         Other threads of the process are left free: the caller should have none. No set-user-id program works
         afterwards. Descriptors that are already open keep their rights. May be called in any number of processes.
-
-        Raises:
-            OSError: The kernel refuses; or the ruleset is closed.
         """
         if self.fd < 0:
             raise OSError(errno.EBADF, f"{os.strerror(errno.EBADF)}: the ruleset is closed")

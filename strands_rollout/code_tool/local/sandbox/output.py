@@ -1,12 +1,13 @@
-"""Keeps the head and the tail of a text that may be endless, and says how much lies between.
+"""What a process printed, with the middle of an endless text cut out; and what ended the process, in words.
 
-Knows only bytes and characters.
+Sent to remote sandboxes: Python 3.8 and its standard library.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
+import signal
 from typing import Final
 
 _MARKER: Final = re.compile(r"\n\.\.\. \[(\d+) characters dropped\] \.\.\.\n")
@@ -33,11 +34,7 @@ def shorten(text: str, max_chars: int) -> str:
 
 
 class CappedOutput:
-    """Collects one stream's bytes in bounded memory: at most about twice `max_chars` characters are held.
-
-    Attributes:
-        total_bytes: Bytes fed so far, kept or not.
-    """
+    """Collects one stream's bytes in bounded memory: at most about twice `max_chars` characters are held."""
 
     def __init__(self, max_chars: int) -> None:
         self._head_chars = max_chars // 2
@@ -68,3 +65,21 @@ class CappedOutput:
     def text(self) -> str:
         """What was kept, with the marker in place of what was dropped."""
         return self._head + (_marker(self._dropped_chars) if self.truncated else "") + self._tail
+
+
+_WORDS: Final = {
+    "SIGKILL": "SIGKILL (probably out of memory)",
+    "SIGSEGV": "SIGSEGV (crash)",
+    "SIGABRT": "SIGABRT (abort)",
+    "SIGXCPU": "SIGXCPU (CPU time limit)",
+    "SIGXFSZ": "SIGXFSZ (file size limit)",
+    "SIGSYS": "SIGSYS (forbidden system call)",
+}
+
+
+def signal_words(exit_code: int) -> str | None:
+    """Name the signal behind a negative exit code; None for a code that the program chose."""
+    if exit_code >= 0:
+        return None
+    name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else f"signal {-exit_code}"
+    return _WORDS.get(name, name)

@@ -1,10 +1,16 @@
-"""Messages on a stream: a length of four bytes (big-endian), then JSON. Text may hold lone surrogates."""
+"""How the sandbox's processes are started, and what they send each other.
+
+A message on a stream is a length of four bytes (big-endian), then JSON. Text may hold lone surrogates.
+"""
 
 from __future__ import annotations
 
 import json
 import socket
 import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 LENGTH: Final = struct.Struct("!I")
@@ -18,22 +24,14 @@ def frame(message: Any) -> bytes:  # noqa: ANN401 - JSON
 
 
 class FrameReader:
-    """The messages of a blocking socket, in order.
-
-    Args:
-        connection: Nobody else reads from it: what comes together is received together.
-    """
+    """The messages of a blocking socket, in order."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._received = bytearray()
 
     def next(self) -> Any:  # noqa: ANN401 - JSON
-        """The next message; None where the stream has ended.
-
-        Raises:
-            OSError: The connection is broken, or its time limit is over.
-        """
+        """The next message; None where the stream has ended."""
         head = self._take(LENGTH.size)
         body = self._take(LENGTH.unpack(head)[0]) if head is not None else None
         return None if body is None else json.loads(body)
@@ -47,3 +45,12 @@ class FrameReader:
         taken = bytes(self._received[:size])
         del self._received[:size]
         return taken
+
+
+_PACKAGE_FOLDER: Final = str(Path(__file__).resolve().parents[4])
+
+
+def python_command(module: str, link: int, settings: Mapping[str, Any]) -> list[str]:
+    """A command that runs a module's `main()`; the package can't be imported by its name any more by then."""
+    start = f"import sys; sys.path.append({_PACKAGE_FOLDER!r}); from {module} import main; sys.path.pop(); main()"
+    return [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-c", start, str(link), json.dumps(settings)]

@@ -1,8 +1,9 @@
 """Which system calls sandboxed code may make: a list of what is allowed, as a seccomp filter.
 
 What is not listed is refused with EPERM. Calls that C libraries try first, and replace by an older one on ENOSYS, get
-that, as do numbers that are not known here; what file systems need not have is answered as if this one had it not. A
-call by another architecture's convention ends the process.
+that, as do numbers that are not known here; what file systems and older kernels need not have is answered as they would
+answer. Advice about the page cache and byte-range locks are answered with success and have no effect. A call by another
+architecture's convention ends the process.
 Knows the kernel's interface only. Files are not its business: which may be opened is up to another layer.
 """
 
@@ -17,30 +18,29 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, NamedTuple, Self
 
-from strands_rollout.sandbox.inside.libc import prctl
-from strands_rollout.sandbox.inside.syscalls import syscall_numbers
+from strands_rollout.code_tool.local.sandbox.kernel import prctl, syscall_numbers
 
 _ALLOWED_NAMES: Final = """
-    read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 close lseek
+    read write readv writev pread64 pwrite64 preadv pwritev close lseek
     creat stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2
     getdents64 getcwd chdir fchdir umask
-    mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat
-    ftruncate fadvise64 flock fsync fdatasync copy_file_range sendfile
+    mkdir mkdirat rmdir unlink unlinkat rename renameat link linkat symlink symlinkat
+    ftruncate flock fsync fdatasync copy_file_range sendfile
     dup dup2 dup3 pipe pipe2 eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime
     select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
-    mmap mprotect munmap mremap msync madvise brk membarrier
-    futex futex_waitv futex_wait futex_wake futex_requeue set_robust_list rseq set_tid_address exit exit_group
+    mprotect munmap mremap msync brk membarrier
+    set_robust_list rseq set_tid_address exit exit_group
     rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack restart_syscall
-    pause alarm getitimer setitimer nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times
-    getpid getppid gettid getuid geteuid getgid getegid getgroups getresuid getresgid getpgrp getpgid getsid capget
-    getrlimit getrusage getpriority sysinfo uname getrandom getcpu wait4 waitid
-    sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min
-    sendto recvfrom shutdown getsockname getpeername
+    pause alarm getitimer setitimer nanosleep gettimeofday time times
+    getpid getppid gettid getuid geteuid getgid getegid getgroups getresuid getresgid getpgrp
+    getrlimit getrusage sysinfo uname getrandom getcpu wait4 waitid
+    sched_yield sched_get_priority_max sched_get_priority_min shutdown getsockname getpeername
 """
 ALLOWED: Final = frozenset(_ALLOWED_NAMES.split())
 # the goals of links outside can't be asked for either: the answer is that of a file that is no link
 NO_LINKS: Final = frozenset({"readlink", "readlinkat"})
-ABSENT: Final = frozenset({"clone3", "openat2"})  # what they are asked lies in memory, where a filter can't look
+# what the first two are asked lies in memory, where a filter can't look; libraries do without the others
+ABSENT: Final = frozenset({"clone3", "openat2", "futex_waitv", "futex_wait", "futex_wake", "futex_requeue"})
 
 # space that is taken at once is not measured in time; attributes tell of files that may not be read
 UNSUPPORTED: Final = frozenset(
@@ -55,16 +55,28 @@ _CLONE_REFUSED: Final = 0x2000 | 0x8000 | 0x1000 | 0x80_0000 | 0x7E02_0000
 
 
 class Condition(NamedTuple):
-    """One half of an argument, masked, must be one of a few values."""
+    """One half of an argument, masked, must be one of a few values; else the call is not made.
+
+    Attributes:
+        error: The errno that the caller sees instead; 0 for success, as if the call had been made.
+    """
 
     argument: int
     values: tuple[int, ...]
     mask: int = _LOW
     high: bool = False
+    error: int = errno.EPERM
 
 
+_SUCCESS: Final = 0
 _SELF: Final = Condition(0, (_OWN_PID,))
 _SELF_OR_ZERO: Final = Condition(0, (0, _OWN_PID))
+# a clock that is negative and not a thread's is the CPU time of a process, which may be another
+_CLOCKS: Final = Condition(0, (0, 4, 0x8000_0004), 0x8000_0004, error=errno.EINVAL)
+# MSG_PEEK, MSG_TRUNC, MSG_DONTWAIT, MSG_EOR, MSG_WAITALL, MSG_NOSIGNAL, MSG_MORE. Not MSG_OOB, which nobody needs on
+# such a socket and whose code in the kernel has had holes.
+_MESSAGE_FLAGS: Final = 0x2 | 0x20 | 0x40 | 0x80 | 0x100 | 0x4000 | 0x8000
+_MESSAGES: Final = Condition(3, (0,), _LOW & ~_MESSAGE_FLAGS, error=errno.EOPNOTSUPP)
 # O_TRUNC only with O_WRONLY or O_RDWR: Landlock before its ABI 3 lets a file that may only be read be truncated.
 # No __O_TMPFILE: such a file never has a name, and libraries take one that has for a file system without.
 _OPENS: Final = ((0, 1, 2, 3, 0x201, 0x202), 0x203 | 0x40_0000)
@@ -72,22 +84,47 @@ CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
     "clone": (Condition(0, (_CLONE_THREAD,), _CLONE_THREAD | _CLONE_REFUSED),),
     "close_range": (Condition(2, (0, 4)),),  # not CLOSE_RANGE_UNSHARE
     # no sendmsg and recvmsg: a file that is on its way in a socket is in nobody's table of descriptors.
-    # SOL_SOCKET: SO_TYPE, SO_ERROR, SO_SNDBUF, SO_RCVBUF, SO_PROTOCOL, SO_DOMAIN; to set, the buffers
+    # SOL_SOCKET: SO_TYPE, SO_ERROR, SO_SNDBUF, SO_RCVBUF, SO_PROTOCOL, SO_DOMAIN. None can be set: what lies in the
+    # buffers counts as nobody's memory, and a machine may allow megabytes for each.
     "getsockopt": (Condition(1, (1,)), Condition(2, (3, 4, 7, 8, 38, 39))),
-    "setsockopt": (Condition(1, (1,)), Condition(2, (7, 8))),
+    "sendto": (_MESSAGES,),
+    "recvfrom": (_MESSAGES,),
     # AF_UNIX, SOCK_STREAM: unlike a datagram, what is written to a connected stream can't be given another address
     "socketpair": (Condition(0, (1,)), Condition(1, (1,), 0xF)),
     "open": (Condition(1, *_OPENS),),
     "openat": (Condition(2, *_OPENS),),
     "kill": (_SELF,),
     "tgkill": (_SELF,),
+    # a C library asks for a thread's affinity by its number, which can't be known here, and takes ENOSYS for an answer
+    "sched_getaffinity": (_SELF_OR_ZERO._replace(error=errno.ENOSYS),),
     "sched_setaffinity": (_SELF_OR_ZERO,),
+    "sched_getparam": (_SELF_OR_ZERO,),
+    "sched_getscheduler": (_SELF_OR_ZERO,),
+    "getpgid": (_SELF_OR_ZERO,),
+    "getsid": (_SELF_OR_ZERO,),
+    "getpriority": (Condition(0, (0,)), Condition(1, (0, _OWN_PID))),
+    "clock_gettime": (_CLOCKS,),
+    "clock_getres": (_CLOCKS,),
+    "clock_nanosleep": (_CLOCKS,),
+    # WAIT, WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET: nothing that passes on priorities
+    "futex": (Condition(1, (0, 1, 3, 4, 5, 9, 10), _LOW & ~0x180, error=errno.ENOSYS),),
+    "mmap": (Condition(3, (0,), 0x4_0000, error=errno.ENOMEM),),  # no MAP_HUGETLB: that pool is somebody's
+    # NORMAL to DONTNEED, FREE, DONTFORK, DOFORK, HUGEPAGE to KEEPONFORK, POPULATE_*, GUARD_*. Not PAGEOUT, COLD and
+    # COLLAPSE, which change what is cached of files that all runs read, nor MERGEABLE.
+    "madvise": (Condition(2, (*range(5), 8, 10, 11, *range(14, 20), 22, 23, 102, 103), error=errno.EINVAL),),
+    # Whether a page of such a file is cached would be a message from an earlier run: no flags to ask without reading
+    # (RWF_NOWAIT) or to read without keeping (RWF_DONTCACHE), no advice to let go. To write, RWF_DSYNC, SYNC, APPEND.
+    "preadv2": (Condition(5, (0,), error=errno.EOPNOTSUPP),),
+    "pwritev2": (Condition(5, (0,), _LOW & ~0x16, error=errno.EOPNOTSUPP),),
+    "fadvise64": (Condition(3, (0, 1, 2, 3), error=_SUCCESS),),
+    "renameat2": (Condition(4, (0, 1, 2), error=errno.EINVAL),),  # NOREPLACE, EXCHANGE; no WHITEOUT
     "prctl": (Condition(0, (15, 16)),),  # PR_SET_NAME, PR_GET_NAME
     "prlimit64": (_SELF_OR_ZERO, Condition(2, (0,)), Condition(2, (0,), high=True)),  # to read, not to set
     "ioctl": (Condition(1, (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)),),  # TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
-    # F_DUPFD to F_SETLKW, F_OFD_GETLK to F_OFD_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN and F_SETSIG: with
-    # them the kernel sends a signal of one's choice to any process of the same user.
-    "fcntl": (Condition(1, (*range(8), 36, 37, 38, 1030, 1032)),),
+    # F_DUPFD to F_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN and F_SETSIG: with them the kernel sends a signal
+    # of one's choice to any process of the same user. F_SETLK and F_SETLKW succeed without a lock: any number of them
+    # lies in the kernel's memory, and the locks of one process never exclude each other, which is all that SQLite sees.
+    "fcntl": (Condition(1, (*range(8), 1030, 1032)), Condition(1, (*range(6), 1030, 1032), error=_SUCCESS)),
 }
 
 _AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7, "arm64": 0xC000_00B7}
@@ -126,23 +163,14 @@ _Block = list[_Instruction]  # ends in a return on every path, so that blocks ca
 
 @dataclass(frozen=True, slots=True)
 class SyscallFilter:
-    """A filter for one architecture, compiled once; each process gets it with its own number filled in.
-
-    Attributes:
-        template: The program, with zero where a process's number belongs.
-        pid_offsets: Where that is, in bytes.
-    """
+    """A filter for one architecture, compiled once; each process gets it with its own number filled in."""
 
     template: bytes
     pid_offsets: tuple[int, ...]
 
     @classmethod
     def for_machine(cls, machine: str) -> Self:
-        """Compile the filter for a machine, as `platform.machine()` names it.
-
-        Raises:
-            ValueError: The machine is not known.
-        """
+        """Compile the filter for a machine, as `platform.machine()` names it."""
         numbers = syscall_numbers(machine)
         block = _search(_verdicts(numbers))
         if machine == "x86_64":
@@ -179,9 +207,6 @@ def install(program: bytes) -> None:
     """Put the calling thread, and all that it starts from now on, under a program for good.
 
     Other threads of the process are left free: the caller should have none. No set-user-id program works afterwards.
-
-    Raises:
-        OSError: The kernel refuses.
     """
     instructions = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions)))
@@ -217,14 +242,14 @@ def _verdict(name: str) -> _Block:
 
 
 def _if_met(condition: Condition, block: _Block) -> _Block:
-    """The block where an argument meets the condition, else a refusal."""
-    argument, values, mask, high = condition
+    """The block where an argument meets the condition, else its error."""
+    argument, values, mask, high, error = condition
     loads = [_Instruction(_LOAD, _ARGUMENTS_OFFSET + 8 * argument + 4 * high)]
     if mask != _LOW:
         loads.append(_Instruction(_AND, mask))
     # each comparison jumps over the ones after it and over the refusal
     compares = [_Instruction(_IF_EQUAL, value, len(values) - i) for i, value in enumerate(values)]
-    return [*loads, *compares, *_returns(_ERRNO | errno.EPERM), *block]
+    return [*loads, *compares, *_returns(_ERRNO | error), *block]
 
 
 def _search(ranges: list[tuple[int, _Block]]) -> _Block:

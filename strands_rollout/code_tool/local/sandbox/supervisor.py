@@ -1,26 +1,38 @@
-"""Has code run in children: keeps a few ready, keeps those of sessions, and cleans up after each.
+"""The supervisor process, beside the trainer: has code run in children, keeps a few ready, cleans up after each.
 
-Knows children, their limits and their directories; nothing of who asks.
+It takes orders from the executor's socket, in frames: `{"do": "run", "id": 7, "code": ..., "timeout_s": 30, "session":
+null}`, `{"do": "cancel", "id": 7}` and `{"do": "close_session", "id": 8, "session": ...}`. It answers with `{"id": 7,
+"result": {...}}`, after a first `{"facts": {...}}` or `{"failure": ...}`. When the socket closes, all children are
+killed, all files are deleted and the process ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import resource
 import signal
+import socket
+import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from strands_rollout.sandbox.inside import scratch
-from strands_rollout.sandbox.inside.run_watch import RunWatch
-from strands_rollout.sandbox.inside.running_child import RunningChild
-from strands_rollout.sandbox.inside.template_link import TemplateLink
+from strands_rollout.code_tool.local.sandbox import scratch
+from strands_rollout.code_tool.local.sandbox.children import ForkServerLink, RunningChild
+from strands_rollout.code_tool.local.sandbox.confinement import readable_files
+from strands_rollout.code_tool.local.sandbox.protocol import LENGTH, frame
+from strands_rollout.code_tool.local.sandbox.watch import DiskWatch, RunWatch
 
 _READY_LIMIT_S: Final = 30.0
+_FORK_PATIENCE_S: Final = 5.0  # what other runs have used up (processes, descriptors, memory) is free again soon
+_FORK_PAUSE_S: Final = 0.2
+_MANY_FILES: Final = 256
+_DELETION_LIMIT_S: Final = 10.0
 _TOP_UP_AFTER_S: Final = 0.004  # a short call is over by then, and has not shared the CPUs with a fork
 
 
@@ -40,17 +52,13 @@ class Session:
 
 
 class Supervisor:
-    """Runs code in the template's children.
+    """Runs code in the fork server's children."""
 
-    Args:
-        settings: `limits` (disk_mb, max_files, max_threads, max_output_mb, max_output_chars), `spares`, `root`.
-        template: Started already.
-    """
-
-    def __init__(self, settings: Mapping[str, Any], template: TemplateLink) -> None:
+    def __init__(self, settings: Mapping[str, Any], fork_server: ForkServerLink) -> None:
         self._settings = settings
-        self._template = template
-        self._watch = RunWatch(settings["limits"], settings["root"], template)
+        self._fork_server = fork_server
+        self._disk = DiskWatch(settings["limits"], settings["root"], self._evict)
+        self._watch = RunWatch(settings["limits"], self._disk, fork_server)
         self._free_places: list[int] = []
         self._places = 0
         self._spares: deque[RunningChild] = deque()
@@ -86,7 +94,10 @@ class Supervisor:
         try:
             return await self._execute(child, code, timeout_s, in_session=False)
         finally:
-            self._in_background(self._dispose(child))
+            has_many_files = self._disk.held(child.place)[1] > _MANY_FILES
+            deletion = self._in_background(self._dispose(child))
+            if has_many_files:  # else calls that leave thousands behind would come faster than those can be deleted
+                await asyncio.wait([deletion], timeout=_DELETION_LIMIT_S)
 
     async def _run_in_session(self, code: str, timeout_s: float, name: str) -> dict[str, Any]:
         while True:
@@ -109,10 +120,11 @@ class Supervisor:
                 self._lost_sessions.add(name)
             self._forget(name, session)
             raise
-        if name in self._lost_sessions or child.ended.done():
+        is_over = child.is_ending or child.ended.done()
+        if name in self._lost_sessions or is_over:
             self._lost_sessions.discard(name)
             result["session_lost"] = True
-        if child.ended.done():
+        if is_over:
             self._forget(name, session)
         return result
 
@@ -130,18 +142,17 @@ class Supervisor:
         if first:
             result = await self._execute(child, code, timeout_s, in_session=True)
         else:
-            self._template.signal(child, signal.SIGCONT)
+            self._fork_server.signal(child, signal.SIGCONT)
             result = await self._execute_again(child, code, timeout_s)
-        self._template.signal(child, signal.SIGSTOP)
+        self._fork_server.signal(child, signal.SIGSTOP)
         return result
 
     async def _execute(self, child: RunningChild, code: str, timeout_s: float, *, in_session: bool) -> dict[str, Any]:
-        """Run code in a child that has run none, until it ends or passes a limit.
-
-        Raises:
-            RuntimeError: The child ended before.
-            TimeoutError: It did not start.
-        """
+        """Run code in a child that has run none, until it ends or passes a limit."""
+        for folder in (self._settings["root"], self._folder(child)):  # their times tell when earlier runs ended
+            with contextlib.suppress(OSError):
+                os.utime(folder)
+        self._watch.allow_threads(child)
         async with asyncio.timeout(_READY_LIMIT_S):
             await child.start(code, session=in_session)
         return await self._watch.follow(child, time.monotonic(), timeout_s)
@@ -154,11 +165,17 @@ class Supervisor:
         return await self._watch.follow(child, time.monotonic(), timeout_s, child.start(code, session=True))
 
     async def _ready_child(self) -> RunningChild:
-        """A child that waits for code.
+        """A child that waits for code."""
+        give_up_at = time.monotonic() + _FORK_PATIENCE_S
+        while True:
+            try:
+                return await self._next_child()
+            except RuntimeError:
+                if time.monotonic() > give_up_at:
+                    raise
+            await asyncio.sleep(_FORK_PAUSE_S)
 
-        Raises:
-            RuntimeError: There will be none.
-        """
+    async def _next_child(self) -> RunningChild:
         child = self._spare() or self._fork()
         try:
             async with asyncio.timeout(_READY_LIMIT_S):
@@ -187,33 +204,136 @@ class Supervisor:
         else:
             place, self._places = self._places, self._places + 1
         try:
-            child = RunningChild(place, self._settings["limits"]["max_output_chars"])
+            limits = self._settings["limits"]
+            child = RunningChild(place, limits["max_output_chars"], limits["max_output_mb"] << 20)
         except OSError as e:
             self._free_places.append(place)
             raise RuntimeError(f"no new process can be had: {e}") from e
-        self._template.fork(child)
+        self._fork_server.fork(child)
         return child
 
     async def _dispose(self, child: RunningChild) -> None:
-        """End a child, empty its place and give that to the next."""
+        """End a child, delete its directory and give its place to the next, which makes another."""
         await self._watch.kill(child)
         child.close()
-        folder = self._folder(child.place)
-        with contextlib.suppress(OSError):  # a place that can't be emptied is used no more
-            if os.listdir(folder):  # noqa: PTH208
-                await asyncio.to_thread(scratch.empty, folder)
-            self._free_places.append(child.place)
         self.top_up()
+        if await asyncio.to_thread(scratch.delete, self._folder(child)):  # else the place is used no more
+            self._free_places.append(child.place)
+        self._disk.forget(child.place)
 
-    def _folder(self, place: int) -> str:
-        return os.path.join(self._settings["root"], str(place))  # noqa: PTH118 - each 50 ms for each child
+    def _folder(self, child: RunningChild) -> str:
+        return os.path.join(self._settings["root"], str(child.place))  # noqa: PTH118
 
-    def _in_background(self, work: Any) -> None:  # noqa: ANN401 - a coroutine
+    def _evict(self, place: int) -> None:
+        """End the session that has a place if no call of it runs; its next call hears of it."""
+        for name, session in list(self._sessions.items()):
+            if session.child is not None and session.child.place == place and not session.lock.locked():
+                self._lost_sessions.add(name)
+                self._forget(name, session)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def fault(words: str) -> dict[str, Any]:
     """The fields of a result that is nobody's but the sandbox's fault."""
     return {"stdout": "", "stderr": "", "exit_code": None, "infra_error": words}
+
+
+_PARENT_POLL_S: Final = 1.0
+_NICER: Final = -10
+
+
+class Service:
+    """Answers one executor."""
+
+    def __init__(self, supervisor: Supervisor, writer: asyncio.StreamWriter) -> None:
+        self._supervisor = supervisor
+        self._writer = writer
+        self._runs: dict[int, asyncio.Task[None]] = {}
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        """Take orders until the socket closes."""
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                self._take(json.loads(await reader.readexactly(length)))
+
+    def _take(self, order: Mapping[str, Any]) -> None:
+        if order["do"] == "cancel":
+            run = self._runs.get(order["id"])
+            if run is not None:
+                run.cancel()
+            return
+        task = asyncio.get_running_loop().create_task(self._carry_out(order))
+        self._runs[order["id"]] = task
+        task.add_done_callback(lambda _: self._runs.pop(order["id"]))
+
+    async def _carry_out(self, order: Mapping[str, Any]) -> None:
+        result = None
+        try:
+            if order["do"] == "run":
+                result = await self._supervisor.run(order["code"], order["timeout_s"], order["session"])
+            else:
+                await self._supervisor.close_session(order["session"])
+        except Exception as e:  # whatever it is, somebody waits for an answer
+            result = fault(f"{type(e).__name__}: {e}")
+        self._writer.write(frame({"id": order["id"], "result": result}))
+
+
+async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int) -> None:
+    reader, writer = await asyncio.open_connection(sock=executor)
+    fork_server = ForkServerLink(settings["fork_server"])
+    with contextlib.suppress(OSError):  # where that is allowed, be on time however busy what is watched keeps the CPUs
+        os.nice(_NICER)  # from here on: the fork server, and so the code, has the priority of the trainer
+    settled = asyncio.Event()
+    settling = asyncio.create_task(_settle_access_times(settings["fork_server"]["libraries"], settled))
+    try:
+        try:
+            facts = await fork_server.facts
+            await settled.wait()
+        except RuntimeError as e:
+            writer.write(frame({"failure": str(e)}))
+            return
+        supervisor = Supervisor(settings, fork_server)
+        writer.write(frame({"facts": facts}))
+        supervisor.top_up()
+        serving = asyncio.create_task(Service(supervisor, writer).serve(reader))
+        orphaned = asyncio.create_task(_until_orphaned(parent))
+        await asyncio.wait([serving, orphaned], return_when=asyncio.FIRST_COMPLETED)
+        serving.cancel()
+        orphaned.cancel()
+    finally:
+        settling.cancel()
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+        await fork_server.close()
+        scratch.delete(settings["root"])
+
+
+async def _settle_access_times(libraries: Mapping[str, list[str]], done_once: asyncio.Event) -> None:
+    """Again and again, before reading would change any."""
+    while True:
+        try:
+            wait_s = await asyncio.to_thread(lambda: scratch.settle(readable_files(libraries)))
+        finally:
+            done_once.set()
+        await asyncio.sleep(wait_s)
+
+
+async def _until_orphaned(parent: int) -> None:
+    """A fork of the trainer may hold the other end of the socket open after the trainer has ended."""
+    while os.getppid() == parent:  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(_PARENT_POLL_S)
+
+
+def main() -> None:
+    """Run as a process: arguments are the number of the socket and the settings in JSON."""
+    parent = os.getppid()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    asyncio.run(_serve(socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2]), parent))

@@ -1,0 +1,1 @@
+"""The default backend: code runs on this machine, confined by the kernel, in forks of a warm process."""

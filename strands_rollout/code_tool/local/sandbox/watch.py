@@ -1,0 +1,414 @@
+"""Follows one piece of code to its end, and ends it at a limit: time, output, disk, files, threads, memory mappings.
+
+To measure the disk takes time, and nothing tells of a write. So one timer asks every few milliseconds how much the file
+system has left, which is a single system call, and a place is measured when as much is gone as could take it to its
+limit; in slices, between which the event loop does other work: what one run has made holds up no other.
+
+Space in deleted files that are still open or mapped is found in /proc/PID/fd and maps, which the kernel shows to
+whoever is of the process's own user (proc(5), ptrace(2): PTRACE_MODE_READ_FSCREDS), so that is what the calling thread
+is for a moment (setfsuid(2)).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from strands_rollout.code_tool.local.sandbox import scratch
+from strands_rollout.code_tool.local.sandbox.children import ForkServerLink, RunningChild
+from strands_rollout.code_tool.local.sandbox.kernel import shared_thread_limit, syscall, syscall_numbers
+from strands_rollout.code_tool.local.sandbox.output import signal_words
+
+_MAX_MAPS_BYTES: Final = 1 << 20  # ten times what numpy and sympy come to
+
+
+class TooManyMappingsError(Exception):
+    """A process has mapped more pieces of memory than anybody needs."""
+
+
+def unnamed_bytes(pid: int, user: int | None, root: str, mapped_file_bytes: int) -> int:
+    """Bytes on disk in a process's unnamed files; 0 where that can't be seen.
+
+    Args:
+        pid: The process.
+        user: Its user; None where that is ours.
+        root: A folder with a name of its own, outside of which mapped files don't count: an upgrade deletes libraries
+            that every process has in memory.
+        mapped_file_bytes: What a file that is mapped and no longer open counts: its size can't be seen.
+    """
+    if sys.platform != "linux":
+        return 0
+    with contextlib.suppress(OSError), _files_as(user):
+        thread = _living_thread(pid)
+        held = _open_files(thread)
+        mapped = _mapped_files(thread, os.path.basename(root)) - held.keys()  # noqa: PTH119
+        return sum(held.values()) + len(mapped) * mapped_file_bytes
+    return 0
+
+
+def _living_thread(pid: int) -> str:
+    """The folder in /proc of a thread that has not ended: the first one may, and the others go on."""
+    for number in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - each 50 ms for each child
+        folder = f"/proc/{pid}/task/{number}"
+        with contextlib.suppress(OSError):
+            if os.listdir(f"{folder}/fd"):  # noqa: PTH208
+                return folder
+    raise ProcessLookupError(f"process {pid} has no thread left")
+
+
+def _open_files(thread: str) -> dict[int, int]:
+    """Unnamed files behind a process's descriptors: inode -> bytes."""
+    found = {}
+    for number in os.listdir(f"{thread}/fd"):  # noqa: PTH208
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(f"{thread}/fd/{number}")  # noqa: PTH116
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                found[status.st_ino] = status.st_blocks * 512
+    return found
+
+
+def _mapped_files(thread: str, folder: str) -> set[int]:
+    """Inodes of the unnamed files in a process's memory that lay in a folder of this name, wherever it is mounted.
+
+    Their devices don't tell them apart: some file systems give other numbers here than to stat(2).
+    """
+    found = set()
+    with open(f"{thread}/maps", "rb") as maps:  # noqa: PTH123
+        listing = maps.read(_MAX_MAPS_BYTES)
+    if len(listing) == _MAX_MAPS_BYTES:
+        raise TooManyMappingsError
+    for line in listing.split(b"\n"):  # the one character that the kernel escapes in names
+        if line.endswith(b" (deleted)"):
+            *_, inode, name = line.split(maxsplit=5)
+            if b"/%b/" % os.fsencode(folder) in name:
+                found.add(int(inode))
+    return found
+
+
+@contextlib.contextmanager
+def _files_as(user: int | None) -> Iterator[None]:
+    """Be another user and group to the file system, in this thread alone; what is called must not wait."""
+    if user is None:
+        yield
+        return
+    numbers = syscall_numbers(os.uname().machine)
+    user_before = syscall(numbers["setfsuid"], user)
+    group_before = syscall(numbers["setfsgid"], user)
+    try:
+        yield
+    finally:
+        syscall(numbers["setfsuid"], user_before)
+        syscall(numbers["setfsgid"], group_before)
+
+
+_MEBIBYTE: Final = 1024 * 1024
+_TICK_S: Final = 0.004
+_SLICE_S: Final = 0.0005
+_LEAST: Final = (_MEBIBYTE // 2, 2048)  # bytes and files that are worth a look; others use the disk as well
+_LOOK_S: Final = 0.0005  # about what a look costs, and what each file adds to that
+_FILE_S: Final = 0.000005
+_REST: Final = 2  # times what looks at all places cost, after a look for nothing
+_MAX_REST_S: Final = 0.2
+_SHORTAGE_S: Final = 5.0  # until then the disk may be full of what is being deleted, or has just been written
+
+
+@dataclass(slots=True)
+class _Place:
+    """What is known of one place; pairs are bytes and files.
+
+    Attributes:
+        held: What it held at the last look.
+        left: What the disk had left then.
+        moved: Whether that look may have missed something.
+        rests_until: Monotonic seconds before which no look is due.
+        due: Resolved when a look is due; None while nobody waits for that.
+    """
+
+    left: tuple[int, int]
+    held: tuple[int, int] = (0, 0)
+    moved: bool = False
+    rests_until: float = 0.0
+    due: asyncio.Future[None] | None = None
+
+
+class DiskWatch:
+    """Watches what all places hold."""
+
+    def __init__(self, limits: Mapping[str, Any], root: str, evict: Callable[[int], None]) -> None:
+        self._limits = (limits["disk_mb"] * _MEBIBYTE, limits["max_files"])
+        self._words = (f"disk limit of {limits['disk_mb']} MiB", f"limit of {limits['max_files']} files")
+        self._root = root
+        self._evict = evict
+        self._places: dict[int, _Place] = {}
+        self._timer: asyncio.Task[None] | None = None
+        self._short_since: float | None = None
+
+    @contextlib.contextmanager
+    def watching(self, place: int) -> Iterator[None]:
+        """Let looks at a place fall due."""
+        state = self._places.setdefault(place, _Place(scratch.free_space(self._root)))
+        state.due = asyncio.get_running_loop().create_future()
+        if self._timer is None or self._timer.done():
+            self._timer = asyncio.get_running_loop().create_task(self._tick())
+        try:
+            yield
+        finally:
+            state.due = None
+
+    def forget(self, place: int) -> None:
+        """Count a place as empty: its directory has been deleted."""
+        self._places.pop(place, None)
+
+    def held(self, place: int) -> tuple[int, int]:
+        """Bytes and files that a place held at the last look."""
+        state = self._places.get(place)
+        return (0, 0) if state is None else state.held
+
+    def due(self, place: int) -> asyncio.Future[None]:
+        """Resolved when the next look at a place is due; it must be watched."""
+        due = self._places[place].due
+        assert due is not None  # noqa: S101
+        return due
+
+    def has_grown(self, place: int) -> bool:
+        """Whether it may hold noticeably more than at the last look."""
+        return _is_below(scratch.free_space(self._root), self._places[place].left, _LEAST)
+
+    async def passed_limit(self, child: RunningChild) -> str | None:
+        """Look: the limit of its place that a child has passed, in words."""
+        state = self._places[child.place]
+        left = scratch.free_space(self._root)
+        state.due = asyncio.get_running_loop().create_future()  # what is written from now on is the next look's
+        try:
+            used = await self._measured(child.place)
+            unnamed = 0 if child.pid is None else unnamed_bytes(child.pid, child.user, self._root, self._limits[0])
+        except TooManyMappingsError:
+            return "limit of memory mappings"
+        except OSError:  # this process is out of descriptors or memory: it looks again later
+            return None
+        if used.fault is not None:
+            return used.fault
+        if used.disk_bytes > self._limits[0]:
+            return self._words[0]
+        if used.disk_bytes + unnamed > self._limits[0]:
+            return f"{self._words[0]}, counting deleted files that are open"
+        if used.entries > self._limits[1]:
+            return self._words[1]
+        now, held = time.monotonic(), (used.disk_bytes + unnamed, used.entries)
+        if held[0] < state.held[0] + _LEAST[0] and held[1] < state.held[1] + _LEAST[1]:
+            watched = sum(other.due is not None for other in self._places.values())
+            state.rests_until = now + min((_LOOK_S + used.entries * _FILE_S) * watched * _REST, _MAX_REST_S)
+        state.left, state.held, state.moved = left, held, used.moved
+        return self._shortage(child.place, left, now)
+
+    async def _measured(self, place: int) -> scratch.Usage:
+        folder = os.path.join(self._root, str(place))  # noqa: PTH118 - each 50 ms
+        used, slice_ends = scratch.Usage(), time.monotonic() + _SLICE_S
+        with contextlib.closing(scratch.measure(folder, *self._limits)) as slices:
+            for found in slices:
+                used = found
+                if time.monotonic() > slice_ends:
+                    await asyncio.sleep(0)
+                    slice_ends = time.monotonic() + _SLICE_S
+        return used
+
+    def _shortage(self, place: int, left: tuple[int, int], now: float) -> str | None:
+        """Who is to blame for a full disk: who holds the most of it, if it would not be full without what runs here."""
+        if not scratch.is_scarce(left):
+            self._short_since = None
+            return None
+        held = [sum(state.held[i] for state in self._places.values()) for i in range(2)]
+        if scratch.is_scarce((left[0] + held[0], left[1] + held[1])):
+            self._short_since = self._short_since or now
+            if now - self._short_since > _SHORTAGE_S:
+                raise RuntimeError(f"the disk of {self._root} is almost full, and not with what runs here")
+            return None
+        self._short_since = None
+        kind = 0 if scratch.is_scarce((left[0], left[1] + held[1])) else 1
+        biggest = max(self._places, key=lambda other: self._places[other].held[kind])
+        if biggest == place:
+            return "a disk that is almost full, of which it held the most"
+        due = self._places[biggest].due
+        if due is None:
+            self._evict(biggest)
+        elif not due.done():
+            due.set_result(None)
+        return None
+
+    async def _tick(self) -> None:
+        """Tell who waits when a look is due, while anybody does."""
+        while any(state.due is not None for state in self._places.values()):
+            await asyncio.sleep(_TICK_S)
+            left, now = scratch.free_space(self._root), time.monotonic()
+            for state in self._places.values():
+                margin = [max((self._limits[i] - state.held[i]) // 2, _LEAST[i]) for i in range(2)]
+                is_due = (state.moved or _is_below(left, state.left, margin)) and now >= state.rests_until
+                if is_due and state.due is not None and not state.due.done():
+                    state.due.set_result(None)
+
+
+def _is_below(left: tuple[int, int], before: tuple[int, int], margin: Sequence[int]) -> bool:
+    return any(now < then - least for now, then, least in zip(left, before, margin, strict=True))
+
+
+_END_LIMIT_S: Final = 10.0
+_POLL_S: Final = 0.05
+_MAX_POLL_S: Final = 2.0
+_PAGE_TABLES_KIB: Final = 32 * 1024
+_PAGE_TABLES_KIB_PER_MIB: Final = 4  # twice what memory takes that lies together; a page here and there takes 8 KiB
+_SHARE_OF_POLLING: Final = 0.1  # of the time, for all children; where looking takes long, it is done less often
+
+
+class RunWatch:
+    """Follows code under one set of limits."""
+
+    def __init__(self, limits: Mapping[str, Any], disk: DiskWatch, fork_server: ForkServerLink) -> None:
+        self._limits = limits
+        self._disk = disk
+        self._fork_server = fork_server
+        self._following = 0
+
+    async def follow(
+        self,
+        child: RunningChild,
+        started: float,
+        timeout_s: float,
+        start: Coroutine[Any, Any, None] | None = None,
+    ) -> dict[str, Any]:
+        """Wait until the code is done, or a limit is passed; `start`, if given, is part of it."""
+        end = asyncio.create_task(_wait(child, start))
+        self._following += 1
+        try:
+            with self._disk.watching(child.place):
+                killed_by, timed_out = await self._passed_limit(child, started, timeout_s, end)
+            exit_code = await end if killed_by is None else await self._killed(child, end)
+        finally:
+            self._following -= 1
+            end.cancel()
+        return self._result(child, started, killed_by, exit_code, timed_out=timed_out)
+
+    async def _killed(self, child: RunningChild, end: asyncio.Task[int | None]) -> int | None:
+        """End a child and take its last output. Nobody waits long for one that the kernel can't end yet."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_LIMIT_S):
+                await self.kill(child)
+        if not child.ended.done():
+            return -signal.SIGKILL
+        await end
+        return None
+
+    def _result(
+        self,
+        child: RunningChild,
+        started: float,
+        killed_by: str | None,
+        exit_code: int | None = None,
+        *,
+        timed_out: bool = False,
+    ) -> dict[str, Any]:
+        """The fields of a result; without an exit code it is that of the process, which has ended."""
+        duration_s = time.monotonic() - started
+        if exit_code is None:
+            exit_code = child.ended.result()
+            killed_by = killed_by or signal_words(exit_code)
+        return {
+            **child.printed(),
+            "exit_code": exit_code,
+            "timed_out": timed_out,
+            "duration_s": duration_s,
+            "killed_by": killed_by,
+        }
+
+    async def _passed_limit(
+        self, child: RunningChild, started: float, timeout_s: float, end: asyncio.Task[int | None]
+    ) -> tuple[str | None, bool]:
+        """Wait until a limit is passed, or the code has ended: what kills it, and whether that is the clock."""
+        limits = self._limits
+        pause_s = _POLL_S
+        while True:
+            self.allow_threads(child)  # not before the last look has found that it has no more than it may have
+            left_s = started + timeout_s - time.monotonic()
+            if left_s <= 0:
+                return f"time limit of {timeout_s:g} s", True
+            news: list[asyncio.Future[Any]] = [end, self._disk.due(child.place), child.alarm]
+            await asyncio.wait(news, timeout=min(pause_s, left_s), return_when=asyncio.FIRST_COMPLETED)
+            if end.done():
+                may_hold_more = not child.ended.done() and self._disk.has_grown(child.place)
+                return await self._disk.passed_limit(child) if may_hold_more else None, False
+            if child.is_broken:
+                return "writing to the sandbox's own descriptor", False
+            if child.output_bytes > limits["max_output_mb"] * _MEBIBYTE:
+                return f"output limit of {limits['max_output_mb']} MiB", False
+            looked_at = time.monotonic()
+            passed = self._passed_kernel_limit(child) or await self._disk.passed_limit(child)
+            if passed is not None:
+                return passed, False
+            looks_s = (time.monotonic() - looked_at) * self._following
+            pause_s = min(max(_POLL_S, looks_s / _SHARE_OF_POLLING), _MAX_POLL_S)
+
+    def _passed_kernel_limit(self, child: RunningChild) -> str | None:
+        """What no rlimit bounds: threads where the user is not the child's alone, and page tables."""
+        threads, page_tables_kib = _threads_and_page_tables(child.pid)
+        if threads > self._limits["max_threads"]:
+            return f"limit of {self._limits['max_threads']} threads"
+        if page_tables_kib > _PAGE_TABLES_KIB + self._limits["memory_mb"] * _PAGE_TABLES_KIB_PER_MIB:
+            return "limit of memory for page tables"
+        return None
+
+    def allow_threads(self, child: RunningChild) -> None:
+        """Let a child whose user is ours start threads: as many as all calls together may, beside those there are."""
+        if child.user is not None:
+            return
+        max_threads = self._limits["max_threads"]
+        limit = shared_thread_limit(max_threads * self._limits["max_concurrency"])
+        if limit is not None and abs(limit - child.thread_limit) > max_threads // 4:
+            child.thread_limit = limit
+            self._fork_server.limit_threads(child, limit)
+
+    async def kill(self, child: RunningChild) -> None:
+        """End a child; it may take the kernel some time."""
+        while not child.ended.done():
+            if not child.kill():
+                self._fork_server.signal(child, signal.SIGKILL)
+            await asyncio.wait([child.ended], timeout=_END_LIMIT_S)
+
+
+async def _wait(child: RunningChild, start: Coroutine[Any, Any, None] | None) -> int | None:
+    """The exit code of a piece of code, None if its process has ended; it may still have to be started."""
+    if start is not None:
+        try:
+            await start
+        except RuntimeError:  # ended before: by what an earlier piece of code has left behind
+            return None
+    return await child.wait()
+
+
+def _threads_and_page_tables(pid: int | None) -> tuple[int, int]:
+    """Threads of a process, and KiB in its page tables; zeros where there is no /proc."""
+    threads, page_tables_kib = _numbers(f"/proc/{pid}/status")
+    if threads and not page_tables_kib:  # its first thread has ended, and the others go on
+        with contextlib.suppress(OSError):
+            others = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - each 50 ms
+            page_tables_kib = max((_numbers(f"/proc/{pid}/task/{number}/status")[1] for number in others), default=0)
+    return threads, page_tables_kib
+
+
+def _numbers(path: str) -> tuple[int, int]:
+    """Threads and VmPTE of a /proc/PID/status; bytes, since the name in it is the code's to choose."""
+    try:
+        status = Path(path).read_bytes()
+    except OSError:
+        return 0, 0
+    found = [re.search(rb"^%b:\s+(\d+)" % name, status, re.MULTILINE) for name in (b"Threads", b"VmPTE")]
+    threads, page_tables_kib = (int(match[1]) if match else 0 for match in found)
+    return threads, page_tables_kib

@@ -1,0 +1,284 @@
+"""The code tool: model-written Python in, what it printed out; its specification, and the tool of one episode.
+
+The shipped model is trained on this specification and the system prompt; `prompts_sha256` ties a checkpoint to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import functools
+import hashlib
+import json
+import logging
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from strands.tools.decorator import DecoratedFunctionTool, FunctionToolMetadata
+
+from strands_rollout.code_tool.executors import (
+    CALL_OWNER,
+    CodeExecutor,
+    ExecutionResult,
+    ExecutorFacts,
+    facts_of,
+    shared_executor,
+)
+from strands_rollout.code_tool.local.sandbox.output import shorten
+from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.settings import CODE_TOOL_PATH, SYSTEM_PROMPT, RolloutSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from strands.types.tools import ToolSpec
+
+    CodeTool = DecoratedFunctionTool[[str], Awaitable[str]]
+
+logger = logging.getLogger(__name__)
+
+NO_OUTPUT: Final = "(no output)"
+CODE_TOOL_NAME: Final = "execute_python_code"
+CODE_TIMEOUT_S: Final = 60.0
+CODE_MEMORY_MB: Final = 4096
+CODE_OUTPUT_CHARS: Final = 20_000
+CODE_LIBRARIES: Final = ("numpy", "sympy")
+CODE_TOOL_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"code": {"type": "string", "description": "The Python code to run."}},
+    "required": ["code"],
+}
+_DEFAULT_EXECUTOR: Final = "local"
+_DEFAULT_FACTS: Final = ExecutorFacts(CODE_LIBRARIES, CODE_MEMORY_MB, isolated=True, keeps_sessions=True)
+_CLOSE_LIMIT_S: Final = 10.0
+
+CALL_OUTCOME: Final[ContextVar[dict[str, Any] | None]] = ContextVar("strands_rollout_call_outcome", default=None)
+"""What the record of the tool call that runs here will say of its sandbox; None outside of one."""
+
+
+def code_tool_description(
+    *,
+    timeout_s: float = CODE_TIMEOUT_S,
+    output_chars: int = CODE_OUTPUT_CHARS,
+    memory_mb: int | None = CODE_MEMORY_MB,
+    libraries: Sequence[str] | None = CODE_LIBRARIES,
+    isolated: bool = True,
+    keeps_state: bool = False,
+) -> str:
+    """What the policy reads about the tool; `keeps_state` if calls share an interpreter, None for what is not known."""
+    memory = f", {memory_mb} MB of memory" if memory_mb is not None else ""
+    sentences = [
+        "Run Python code and return what it prints, and the value of a last expression.",
+        "Variables and files are kept between calls."
+        if keeps_state
+        else "Each call starts fresh: variables and files are not kept.",
+        f"Installed besides the standard library: {', '.join(libraries) or 'nothing'}."
+        if libraries is not None
+        else "",
+        "No network, no other programs." if isolated else "",
+        f"At most {timeout_s:g} s{memory} and {output_chars} characters of output.",
+    ]
+    return " ".join(filter(None, sentences))
+
+
+CODE_TOOL_DESCRIPTION: Final = code_tool_description()
+
+
+def prompts_sha256() -> str:
+    """Hex digest of the system prompt and the tool specification, as stored in the shipped model's config."""
+    words = [SYSTEM_PROMPT, CODE_TOOL_NAME, CODE_TOOL_DESCRIPTION, CODE_TOOL_SCHEMA]
+    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(slots=True)
+class CodeCalls:
+    """What the code tool of one episode did.
+
+    Attributes:
+        calls: Pieces of code that were run.
+        queued_s: Seconds that they waited for a free place; part of no time limit.
+        run_s: Seconds that they ran.
+        timeouts: How many the time limit ended.
+        killed: How many ended by another limit, or by a signal.
+    """
+
+    calls: int = 0
+    queued_s: float = 0.0
+    run_s: float = 0.0
+    timeouts: int = 0
+    killed: int = 0
+
+    def add(self, result: ExecutionResult) -> None:
+        """Count one result."""
+        self.calls += 1
+        self.queued_s += result.queued_s
+        self.run_s += result.duration_s
+        self.timeouts += result.timed_out
+        self.killed += result.killed_by is not None and not result.timed_out
+
+
+def format_result(result: ExecutionResult, max_output_chars: int | None = None) -> str:
+    """What the model reads: stdout, then stderr, then how the run ended if it did not end well.
+
+    Args:
+        result: Its `infra_error` is not shown; see `code_tool`.
+        max_output_chars: Limit on stdout and stderr together, cut in the middle; None for no limit.
+    """
+    printed = "\n".join(stream.rstrip("\n") for stream in (result.stdout, result.stderr) if stream.strip())
+    if max_output_chars is not None and len(printed) > max_output_chars:
+        printed = shorten(printed, max_output_chars)
+    lost = "The interpreter was restarted: variables and files are gone." if result.session_lost else ""
+    return "\n".join(part for part in (printed, _status(result), lost) if part) or NO_OUTPUT
+
+
+def _status(result: ExecutionResult) -> str:
+    if result.timed_out:
+        return f"TimeoutError: the code was stopped at the {result.killed_by or 'time limit'}."
+    if result.killed_by is not None:
+        return f"The code was ended by: {result.killed_by}."
+    if result.exit_code and (result.exit_code != 1 or not result.stderr):
+        return f"Exit code: {result.exit_code}"
+    return ""  # an uncaught exception exits with 1 and has said so on stderr
+
+
+def code_tool(
+    executor: CodeExecutor,
+    *,
+    timeout_s: float = CODE_TIMEOUT_S,
+    max_output_chars: int = CODE_OUTPUT_CHARS,
+    session: str | None = None,
+    calls: CodeCalls | None = None,
+    is_restarted: bool = False,
+) -> CodeTool:
+    """A Strands tool that runs the model's Python on `executor`; its description says what that offers.
+
+    Args:
+        executor: Not owned: the caller closes it, and its session.
+        timeout_s: Limit per call in seconds; the model can't raise it.
+        max_output_chars: Limit on what one call prints, in characters, cut in the middle with a marker.
+        session: Name of an interpreter that all calls share; None for a fresh one each time.
+        calls: Where calls are counted.
+        is_restarted: The session is new, and the model knows an older one: its first call says so.
+
+    Raises:
+        ConfigError: A session is named, and the executor keeps none.
+        SandboxError: From a call, when the executor itself failed. Strands turns whatever a tool raises into an error
+            result for the model and keeps the exception as `AfterToolCallEvent.exception`: who drives the agent must
+            look for it there, since the model is not to blame for it.
+    """
+    facts = facts_of(executor)
+    if session is not None and not facts.keeps_sessions:
+        raise ConfigError(
+            f"{type(executor).__name__} keeps no sessions: each call starts fresh there. Turn code_session off, or use "
+            "the local executor"
+        )
+    return _code_tool(lambda: executor, facts, timeout_s, max_output_chars, session, calls, is_restarted=is_restarted)
+
+
+def _code_tool(
+    find_executor: Callable[[], CodeExecutor],
+    facts: ExecutorFacts,
+    timeout_s: float,
+    max_output_chars: int,
+    session: str | None = None,
+    calls: CodeCalls | None = None,
+    *,
+    is_restarted: bool = False,
+) -> CodeTool:
+    must_tell_restart = is_restarted
+
+    async def execute_python_code(code: str) -> str:
+        nonlocal must_tell_restart
+        result = await find_executor().run(code, timeout_s=timeout_s, session=session)
+        if must_tell_restart:
+            result, must_tell_restart = replace(result, session_lost=True), False
+        if calls is not None:
+            calls.add(result)
+        outcome = CALL_OUTCOME.get()
+        if outcome is not None:
+            outcome |= {
+                "queued_s": result.queued_s,
+                "run_s": result.duration_s,
+                "exit_code": result.exit_code,
+                "killed_by": result.killed_by,
+            }
+        if result.infra_error is not None:
+            raise SandboxError(f"the code executor failed: {result.infra_error}")
+        return format_result(result, max_output_chars)
+
+    description = code_tool_description(
+        timeout_s=timeout_s,
+        output_chars=max_output_chars,
+        memory_mb=facts.memory_mb,
+        libraries=facts.libraries,
+        isolated=facts.isolated,
+        keeps_state=session is not None,
+    )
+    spec: ToolSpec = {
+        "name": CODE_TOOL_NAME,
+        "description": description,
+        "inputSchema": {"json": copy.deepcopy(CODE_TOOL_SCHEMA)},
+    }
+    return DecoratedFunctionTool(CODE_TOOL_NAME, spec, execute_python_code, _input_check())
+
+
+@functools.cache
+def _input_check() -> FunctionToolMetadata:
+    """What checks the input of a call: a pydantic model, whose making would cost each episode half a millisecond."""
+
+    async def execute_python_code(code: str) -> str:
+        return code
+
+    return FunctionToolMetadata(execute_python_code)
+
+
+execute_python_code: CodeTool = _code_tool(
+    lambda: shared_executor(_DEFAULT_EXECUTOR), _DEFAULT_FACTS, CODE_TIMEOUT_S, CODE_OUTPUT_CHARS
+)
+"""The code tool on this process's shared `LocalExecutor`: `await execute_python_code(code="print(1)")` is "1"."""
+
+
+@contextlib.asynccontextmanager
+async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> AsyncIterator[CodeTool | None]:
+    """The code tool for one episode, None where the settings name none; its session ends with the episode.
+
+    Args:
+        settings: Whose `executor`, `code_session` and `tool_timeout_s` count.
+        calls: Where its calls are counted, those before the episode was resumed included.
+
+    Raises:
+        ConfigError: The executor can't be made, or keeps no sessions and one is wanted.
+        SandboxError: The executor can't start.
+    """
+    if CODE_TOOL_PATH not in settings.tools:
+        yield None
+        return
+    owner = uuid.uuid4().hex
+    executor = shared_executor(settings.executor)
+    start = getattr(executor, "start", None)
+    if start is not None:
+        await start()  # what it offers is known then, and what would fail every call fails here
+    session = owner if settings.code_session else None
+    timeout_s = settings.tool_timeout_s or CODE_TIMEOUT_S
+    owner_before = CALL_OWNER.set(owner)
+    try:
+        # calls that were counted before are those of an aborted episode, whose session ended with it
+        is_restarted = session is not None and calls.calls > 0
+        yield code_tool(executor, timeout_s=timeout_s, session=session, calls=calls, is_restarted=is_restarted)
+    finally:
+        CALL_OWNER.reset(owner_before)
+        if session is not None:
+            await _close_session(executor, session)
+
+
+async def _close_session(executor: CodeExecutor, session: str) -> None:
+    """End the session; an episode that is over is not spoilt by a failure to do so."""
+    try:
+        async with asyncio.timeout(_CLOSE_LIMIT_S):
+            await executor.close_session(session)
+    except Exception as e:  # as said above, whatever it is
+        logger.warning("a code session could not be closed error=%s: %s", type(e).__name__, e)

@@ -21,9 +21,7 @@ label, reward, metadata), by its value. Tokens are left as they are: they still 
 of `strands-rollout eval`, and slime's `--save-debug-rollout-data`, without torch.
 """
 
-from strands_rollout.dump.reader import read_dump
-from strands_rollout.dump.record import DumpRecord
-from strands_rollout.dump.token_texts import TokenTexts
-from strands_rollout.dump.writer import DumpWriter, write_dump
+from strands_rollout.dump.files import DumpWriter, read_dump, write_dump
+from strands_rollout.dump.record import DumpRecord, TokenTexts
 
 __all__ = ["DumpRecord", "DumpWriter", "TokenTexts", "read_dump", "write_dump"]

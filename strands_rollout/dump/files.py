@@ -1,26 +1,93 @@
-"""The samples of a dump, one after the other.
+"""The files of dumps: samples are read one after the other, and written one at a time.
 
-Knows which kinds of files there are; of each, only who reads it.
+A file may still be written to while it is read, and each sample is on its way to the disk before the next one comes.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import os
 import re
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Any, BinaryIO, Final, Self
 
-from strands_rollout.dump.lines import read_lines
-from strands_rollout.dump.record import HEAD_KEY, DumpRecord, read_line, slime_record
+from strands_rollout.dump.record import HEAD_KEY, DumpRecord, read_line, record_line, slime_record
 from strands_rollout.dump.torch_file import read_torch_file
 from strands_rollout.errors import DumpError
+from strands_rollout.files import open_regular
+from strands_rollout.secret_mask import secret_values
 
+_CHUNK_BYTES: Final = 1 << 18
+# No sample is so long, and gzip makes one of a thousandth of its bytes.
+_MAX_LINE_BYTES: Final = 1 << 28
+_GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _LINES: Final = (".jsonl", ".jsonl.gz")
 _TORCH: Final = (".pt", ".pth")
 _KINDS: Final = ", ".join([*_LINES, *_TORCH])
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
+    """Each line that is not blank, one at a time.
+
+    Yields:
+        Its number from 1, the line without its end, and whether its end is there: the last one of a run that writes, or
+        was killed, may be half a line.
+
+    Raises:
+        DumpError: The file can't be read, or is damaged.
+    """
+    number = 0
+    begun: list[bytes] = []  # a line may be far longer than a chunk
+    begun_bytes = 0
+    for chunk in _unpacked(path):
+        if b"\n" not in chunk:
+            begun.append(chunk)
+            begun_bytes += len(chunk)
+            if begun_bytes > _MAX_LINE_BYTES:
+                raise DumpError(f"{path}:{number + 1} has more than {_MAX_LINE_BYTES} bytes; expected one sample")
+            continue
+        *whole, rest = b"".join([*begun, chunk]).split(b"\n")
+        begun, begun_bytes = [rest], len(rest)
+        for line in whole:
+            number += 1
+            if line.strip():
+                yield number, line, True
+    rest = b"".join(begun)
+    if rest.strip():
+        yield number + 1, rest, False
+
+
+def _unpacked(path: Path) -> Iterator[bytes]:
+    if path.suffix != ".gz":
+        yield from _chunks(path)
+        return
+    unpack = zlib.decompressobj(_GZIP_WINDOW)
+    try:
+        for chunk in _chunks(path):
+            packed = chunk
+            while packed:
+                yield unpack.decompress(packed, _CHUNK_BYTES)
+                packed = unpack.unconsumed_tail
+                if unpack.eof:
+                    packed = unpack.unused_data
+                    unpack = zlib.decompressobj(_GZIP_WINDOW)  # files put one behind the other
+    except zlib.error as e:
+        raise DumpError(f"{path} is damaged: {e}; expected gzip, as its name ends in .gz") from e
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    try:
+        with open_regular(path) as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+    except OSError as e:
+        raise DumpError(f"can't read {path}: {e.strerror}") from e
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +122,7 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
 
 
 def unread_samples(path: Path) -> Iterator[UnreadSample]:
-    """What `read_dump` reads, for whoever knows most of it already.
+    """What `read_dump` reads, for readers that have seen most of it already.
 
     Raises:
         DumpError: As `read_dump`, but for broken lines.
@@ -64,7 +131,13 @@ def unread_samples(path: Path) -> Iterator[UnreadSample]:
     if not files:
         raise DumpError(f"{path} holds no dump; expected files that end in {_KINDS}")
     for file in files:
-        yield from _lines_of(file) if file.name.endswith(_LINES) else _torch_samples(file)
+        if not file.name.endswith(_LINES):
+            yield from _torch_samples(file)
+            continue
+        for number, line, is_whole in read_lines(file):
+            where = f"{file}:{number}"
+            key = where, hashlib.blake2b(line, digest_size=16).digest()
+            yield UnreadSample(key, partial(_read_whole, line, where, is_whole=is_whole))
 
 
 def dump_files(path: Path) -> list[Path]:
@@ -72,12 +145,12 @@ def dump_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     named = [file for file in path.iterdir() if file.name.endswith((*_LINES, *_TORCH)) and file.is_file()]
-    return sorted((file for file in named if _begins_with_a_sample(file)), key=_in_order)
 
+    def in_order(path: Path) -> list[tuple[bool, int, str]]:
+        parts = re.split(r"(\d+)", path.name)
+        return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
 
-def _in_order(path: Path) -> list[tuple[bool, int, str]]:
-    parts = re.split(r"(\d+)", path.name)
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
+    return sorted((file for file in named if _begins_with_a_sample(file)), key=in_order)
 
 
 def _begins_with_a_sample(path: Path) -> bool:
@@ -91,13 +164,6 @@ def _begins_with_a_sample(path: Path) -> bool:
             return is_whole and HEAD_KEY.encode() in line
         return True
     return False
-
-
-def _lines_of(path: Path) -> Iterator[UnreadSample]:
-    for number, line, is_whole in read_lines(path):
-        where = f"{path}:{number}"
-        key = where, hashlib.blake2b(line, digest_size=16).digest()
-        yield UnreadSample(key, partial(_read_whole, line, where, is_whole=is_whole))
 
 
 def _read_whole(line: bytes, where: str, *, is_whole: bool) -> DumpRecord | None:
@@ -115,3 +181,68 @@ def _torch_samples(path: Path) -> Iterator[UnreadSample]:
     for position, values in enumerate(samples):
         where = f"{path}[{position}]"
         yield UnreadSample((where, now), partial(slime_record, values, where))
+
+
+class DumpWriter:
+    """A new dump, open for writing; a context manager.
+
+    Args:
+        path: Ends in `.jsonl`, or in `.jsonl.gz` for a compressed one; must not be there. Its folder is made.
+        secrets: Texts that are masked wherever they stand in a sample's texts; default: those of the environment.
+
+    Raises:
+        DumpError: It has another ending, is there, or can't be written.
+    """
+
+    def __init__(self, path: Path, secrets: Collection[str] | None = None) -> None:
+        self._secrets = secret_values(os.environ) if secrets is None else secrets
+        if not path.name.endswith((".jsonl", ".jsonl.gz")):
+            raise DumpError(f"got the dump {path}; expected a name that ends in .jsonl or .jsonl.gz")
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("xb", buffering=0)
+        except OSError as e:
+            raise DumpError(f"can't write the dump to {path}: {e.strerror}; choose another place") from e
+        self._packed = gzip.GzipFile(fileobj=self._file, mode="wb", filename="") if path.suffix == ".gz" else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._packed is not None:
+            self._packed.close()
+        self._file.close()
+
+    def write(self, sample: Any, token_texts: Mapping[int, bytes] | None = None) -> None:  # noqa: ANN401
+        """Write one sample, slime's, ours, or a record of another dump.
+
+        Args:
+            sample: Finished or not.
+            token_texts: Bytes of token ids, for readers without the tokenizer; see `token_texts.TokenTexts`.
+
+        Raises:
+            DumpError: It holds what has no form in JSON, or can't be written; whole lines before it are kept.
+        """
+        record = sample if isinstance(sample, DumpRecord) else DumpRecord.from_sample(sample, token_texts)
+        line = record_line(record, self._secrets)
+        target: BinaryIO | gzip.GzipFile = self._packed or self._file
+        try:
+            target.write(line)
+            target.flush()
+        except OSError as e:
+            raise DumpError(f"can't write to {self.path}: {e.strerror}; what is there is kept") from e
+
+
+def write_dump(
+    path: Path,
+    samples: Iterable[Any],
+    token_texts: Mapping[int, bytes] | None = None,
+    secrets: Collection[str] | None = None,
+) -> None:
+    """Write a new dump of these samples; see `DumpWriter`."""
+    with DumpWriter(path, secrets) as writer:
+        for sample in samples:
+            writer.write(sample, token_texts)

@@ -18,14 +18,18 @@ from typing import Any, Final
 import numpy as np
 
 from strands_rollout.errors import DumpError
+from strands_rollout.files import Json
 
 _INT64_MIN: Final = -(2**63)
 _UINT64_MAX: Final = 2**64 - 1
 _ARRAY_KINDS: Final = "biufc"
+_MAX_DTYPE_CHARS: Final = 16
+_MAX_EMPTY_ROWS: Final = 1 << 20
 _PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+_BARE: Final = frozenset({int, float, str, bool, type(None)})
 
 
-def to_json(value: Any, where: str) -> Any:  # noqa: ANN401 - any plain value
+def to_json(value: Any, where: str) -> Json:  # noqa: ANN401 - any plain value
     """A value of JSON that `from_json` makes the same value of; a tensor comes back as a NumPy array.
 
     Args:
@@ -45,7 +49,7 @@ def to_json(value: Any, where: str) -> Any:  # noqa: ANN401 - any plain value
         raise DumpError(f"{where} holds itself, or is nested too deeply; expected plain values") from e
 
 
-def from_json(value: Any) -> Any:  # noqa: ANN401 - any value of JSON
+def from_json(value: Json) -> Any:  # noqa: ANN401 - any value of JSON
     """The value that `to_json` made this of.
 
     Raises:
@@ -71,10 +75,7 @@ class _FormlessError(Exception):
         self.kind = f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-_BARE: Final = frozenset({int, float, str, bool, type(None)})
-
-
-def _encoded(value: Any) -> Any:  # noqa: ANN401
+def _encoded(value: Json) -> Json:
     encode = _ENCODERS.get(type(value))
     if encode is not None:
         return encode(value)
@@ -105,24 +106,12 @@ def _mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
     return {key: _encoded(item) for key, item in value.items()}
 
 
-def _text(value: str) -> str | dict[str, str]:
-    return value if _is_text(value) else {"$text": _base64(value.encode("utf-8", "surrogatepass"))}
-
-
 def _is_text(value: str) -> bool:
     try:
         value.encode()
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _int(value: int) -> int | dict[str, str]:
-    return value if _INT64_MIN <= value <= _UINT64_MAX else {"$int": str(value)}
-
-
-def _float(value: float) -> float | dict[str, str]:
-    return value if math.isfinite(value) else {"$float": str(value)}
 
 
 def _array(value: Any) -> dict[str, Any]:  # noqa: ANN401 - NumPy's
@@ -145,9 +134,9 @@ def _base64(value: bytes) -> str:
 _ENCODERS: Final[Mapping[type, Callable[[Any], Any]]] = {
     bool: lambda value: value,
     type(None): lambda value: value,
-    int: _int,
-    float: _float,
-    str: _text,
+    int: lambda value: value if _INT64_MIN <= value <= _UINT64_MAX else {"$int": str(value)},
+    float: lambda value: value if math.isfinite(value) else {"$float": str(value)},
+    str: lambda value: value if _is_text(value) else {"$text": _base64(value.encode("utf-8", "surrogatepass"))},
     list: _list,
     tuple: lambda value: {"$tuple": _list(list(value))},
     dict: _mapping,
@@ -155,25 +144,27 @@ _ENCODERS: Final[Mapping[type, Callable[[Any], Any]]] = {
 }
 
 
-def _decoded(key: str, held: Any) -> Any:  # noqa: ANN401
+def _decoded(key: str, held: Json) -> Any:  # noqa: ANN401
     decode = _DECODERS.get(key)
     if decode is None:
         raise ValueError(f"got the key {key!r:.40}; expected one of {', '.join(_DECODERS)}")
     try:
         return decode(held)
-    except (TypeError, ValueError, binascii.Error) as e:
+    except (TypeError, ValueError, LookupError, binascii.Error) as e:
         raise ValueError(f"got a damaged {key}: {e}") from e
 
 
-def _array_of(held: Any) -> Any:  # noqa: ANN401
+def _array_of(held: Json) -> Any:  # noqa: ANN401
     name, shape, data = held
-    dtype = np.dtype(name)
-    if dtype.kind not in _ARRAY_KINDS:
-        raise ValueError(f"got an array of {dtype}; expected numbers")
+    dtype = np.dtype(name) if isinstance(name, str) and len(name) <= _MAX_DTYPE_CHARS else None
+    if dtype is None or dtype.kind not in _ARRAY_KINDS:
+        raise ValueError(f"got an array of {name!r:.40}; expected numbers")
+    if 0 in shape and math.prod(filter(None, shape)) > _MAX_EMPTY_ROWS:
+        raise ValueError(f"got the shape {shape!r:.80} of an array that holds nothing")
     return np.frombuffer(base64.b64decode(data), dtype=dtype).reshape(shape).copy()[()]
 
 
-def _image_of(held: Any) -> Any:  # noqa: ANN401
+def _image_of(held: Json) -> Any:  # noqa: ANN401
     """The PIL image; its PNG where Pillow is not installed, which is read as an image wherever one is expected."""
     png = base64.b64decode(held, validate=True)
     try:

@@ -1,26 +1,29 @@
-"""One sample of a dump: the values that slime's `Sample.to_dict` gives, and back.
-
-Knows samples by `to_dict` and `from_dict`, and the form of a line; nothing of files.
-"""
+"""One sample of a dump: the values that slime's `Sample.to_dict` gives, as a line, and back."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from strands_rollout.dump.json_values import from_json, to_json
 from strands_rollout.errors import DumpError
-from strands_rollout.sample_type import Sample
+from strands_rollout.files import Json
+from strands_rollout.samples import Sample
 from strands_rollout.secret_mask import masked, without_values
+from strands_rollout.template.drift import is_byte_level, token_bytes
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_MARKED_SPACE: Final = "\u2581".encode()  # as SentencePiece writes a space
 VERSION: Final = 1
 HEAD_KEY: Final = "strands_rollout_dump"
-FACTS_KEY: Final = "strands_rollout"
+METADATA_KEY: Final = "strands_rollout"
 _TEXTS_KEY: Final = "token_texts"
 _TEXTS: Final = ("prompt", "response", "label", "reward")
 _MASKED: Final = ("metadata", "train_metadata", "apply_chat_template_kwargs")
@@ -36,6 +39,28 @@ _RESULT_FACTS: Final = (
 _LONG_INTEGER: Final = re.compile(rb"(?<![\d.])\d{19}")
 
 
+class TokenTexts(Mapping[int, bytes]):
+    """The bytes of all ids of a Hugging Face fast tokenizer, read when asked for; ids without a token are absent."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._size = len(tokenizer)
+        self._bytes_of = token_bytes(tokenizer)
+        self._spaces_are_marked = not is_byte_level(tokenizer)
+        self._token_of = tokenizer.convert_ids_to_tokens
+
+    def __getitem__(self, token_id: int) -> bytes:
+        if token_id not in range(self._size) or self._token_of(token_id) is None:
+            raise KeyError(token_id)
+        text = self._bytes_of(token_id)
+        return text.replace(_MARKED_SPACE, b" ") if self._spaces_are_marked else text
+
+    def __iter__(self) -> Iterator[int]:
+        return (token_id for token_id in range(self._size) if self._token_of(token_id) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 @dataclass(frozen=True, slots=True)
 class DumpRecord:
     """One sample as a dump has it.
@@ -45,7 +70,7 @@ class DumpRecord:
         where: File and line (or position in slime's file, from 0), for people.
         source: "dump", "samples" (version 0), "slime", or "eval": a result of `strands-rollout eval`.
         token_texts: Bytes of token ids, as far as the dump holds them.
-        violations: What an evaluation found wrong with it, in words.
+        violations: What an evaluation found wrong with it.
     """
 
     values: dict[str, Any]
@@ -63,7 +88,7 @@ class DumpRecord:
     def facts(self) -> Mapping[str, Any]:
         """What `generate` wrote of the episode; empty for a foreign sample."""
         metadata = self.values.get("metadata")
-        facts = metadata.get(FACTS_KEY) if isinstance(metadata, Mapping) else None
+        facts = metadata.get(METADATA_KEY) if isinstance(metadata, Mapping) else None
         return facts if isinstance(facts, Mapping) else {}
 
     def to_sample(self, sample_class: Any = Sample) -> Any:  # noqa: ANN401 - slime's class or ours
@@ -102,14 +127,18 @@ def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:
         secrets: Texts that are masked wherever they stand in it; tokens stay as they are.
 
     Raises:
-        DumpError: It holds what has no form in JSON.
+        DumpError: It holds what has no form in JSON, itself, or lists and mappings nested too deeply.
     """
-    values = shown_values(record.values, secrets)
+    where = f"sample index={record.values.get('index')}"
     head: dict[str, Any] = {"version": VERSION}
     if record.token_texts:
-        head[_TEXTS_KEY] = {str(token): _text_or_bytes(text) for token, text in record.token_texts.items()}
-    named = {name: to_json(value, f"sample index={values.get('index')}: {name}") for name, value in values.items()}
-    return orjson.dumps({HEAD_KEY: head, **named}) + b"\n"
+        head[_TEXTS_KEY] = {str(token): text_or_bytes(text) for token, text in record.token_texts.items()}
+    try:
+        values = shown_values(record.values, secrets)
+        named = {name: to_json(value, f"{where}: {name}") for name, value in values.items()}
+        return orjson.dumps({HEAD_KEY: head, **named}) + b"\n"
+    except (RecursionError, orjson.JSONEncodeError) as e:
+        raise DumpError(f"{where} can't be written: {e}; expected plain values, nested less than 250 deep") from e
 
 
 def shown_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:
@@ -148,11 +177,11 @@ def read_line(line: bytes, where: str) -> DumpRecord:
         raise DumpError(f"{where} holds {type(read).__name__}; expected one sample as a JSON object")
     try:
         return _record(read, where)
-    except (ValueError, TypeError, KeyError) as e:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as e:
         raise DumpError(f"{where} is broken: {e}") from e
 
 
-def _loaded(line: bytes) -> Any:  # noqa: ANN401
+def _loaded(line: bytes) -> Json:
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -166,7 +195,8 @@ def _record(read: dict[str, Any], where: str) -> DumpRecord:
     version = head.get("version") if isinstance(head, dict) else None
     if version != VERSION:
         raise DumpError(f"{where} is of dump version {version!r}; this release reads {VERSION}: use a newer one")
-    texts = {int(token): _bytes(text) for token, text in head.get(_TEXTS_KEY, {}).items()}
+    given = head.get(_TEXTS_KEY, {}).items()
+    texts = {int(token): text.encode() if isinstance(text, str) else bytes(text) for token, text in given}
     return DumpRecord(_checked(from_json(read), where), where, token_texts=texts)
 
 
@@ -180,7 +210,7 @@ def _older(read: dict[str, Any], where: str) -> DumpRecord:
     return DumpRecord(_checked(read, where), where, "samples")
 
 
-def _checked(values: Any, where: str) -> dict[str, Any]:  # noqa: ANN401
+def _checked(values: object, where: str) -> dict[str, Any]:
     if not isinstance(values, dict) or "status" not in values or "tokens" not in values:
         raise DumpError(f"{where} is no sample: expected an object with at least status and tokens")
     return {**Sample().to_dict(), **values}
@@ -195,11 +225,11 @@ def _of_result(read: Mapping[str, Any]) -> dict[str, Any]:
         **known,
         "response": read.get("response") or "",
         "response_length": read.get("response_tokens") or 0,
-        "metadata": {FACTS_KEY: facts},
+        "metadata": {METADATA_KEY: facts},
     }
 
 
-def slime_record(values: Any, where: str) -> DumpRecord:  # noqa: ANN401
+def slime_record(values: object, where: str) -> DumpRecord:
     """The record of a sample of slime's own file.
 
     Raises:
@@ -211,21 +241,18 @@ def slime_record(values: Any, where: str) -> DumpRecord:  # noqa: ANN401
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     """A sample's metadata with its secrets masked.
 
-    An aborted episode's saved messages are what the policy read: they stay, for it to be gone on with.
+    An aborted episode's saved messages are what the policy read: they stay, so that it can be resumed.
     """
     cleaned: dict[str, Any] = masked(values, _SECRET)
-    facts = values.get(FACTS_KEY)
+    facts = values.get(METADATA_KEY)
     if isinstance(facts, Mapping) and "resume" in facts:
-        cleaned[FACTS_KEY] = {**cleaned[FACTS_KEY], "resume": facts["resume"]}
+        cleaned[METADATA_KEY] = {**cleaned[METADATA_KEY], "resume": facts["resume"]}
     return cleaned
 
 
-def _text_or_bytes(text: bytes) -> str | list[int]:
+def text_or_bytes(text: bytes) -> str | list[int]:
+    """The form of a token's text in JSON."""
     try:
         return text.decode()
     except UnicodeDecodeError:
         return list(text)
-
-
-def _bytes(text: str | list[int]) -> bytes:
-    return text.encode() if isinstance(text, str) else bytes(text)

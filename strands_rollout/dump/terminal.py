@@ -1,72 +1,94 @@
-"""A transcript of one sample's tokens for people: what was prompt, what was context, what was sampled and is trained.
+"""Texts of models and users on a terminal, and a transcript of one sample's tokens.
 
-Knows a sample's tokens and mask, and rich. Every line carries its kind in words at the left, so that it reads the same
-without colours.
+Characters that a terminal would obey are shown instead. Every line of a transcript carries its kind in words at the
+left, so that it reads the same without colours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from itertools import groupby
-from typing import Any, Final
+from typing import Final, NamedTuple
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
+
+from strands_rollout.samples import SampleLike
+
+_PLAIN_WIDTH: Final = 140
+# C1 controls, marks and overrides of the writing direction, line separators, invisible tags, and half surrogate pairs
+_ESCAPED: Final = (
+    *range(0x80, 0xA0),
+    *(0x061C, 0x200B, 0x200E, 0x200F, 0xFEFF),
+    *range(0x2028, 0x202F),
+    *range(0x2066, 0x206A),
+    *range(0xD800, 0xE000),
+    *range(0xE0000, 0xE0080),
+)
+_SHOWN: Final = (
+    {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
+    | {0x7F: "\u2421"}
+    | {code: f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}" for code in _ESCAPED}
+)
+
+
+def printable(text: str) -> str:
+    """The text with what a terminal would obey, or could not show, as symbols and escapes; lines and tabs stay."""
+    return text if text.isascii() and text.isprintable() else text.translate(_SHOWN)
+
+
+class PlainConsole(Console):
+    """A console that shows control characters of what it prints, and obeys its own."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The segments of a renderable."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console, wide enough for tables where it is no terminal; rich decides about colours (NO_COLOR, no tty)."""
+    console = PlainConsole(stderr=stderr, highlight=False)
+    return console if console.is_terminal else PlainConsole(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
 
 
 class Kind(StrEnum):
-    """What a stretch of tokens is."""
+    """What a stretch of tokens is; untrained is a sample that is kept out of training."""
 
     PROMPT = "prompt"
-    """Read by the policy before its first turn; not trained."""
     CONTEXT = "context"
-    """Read between its turns: tool results and the template's own text; not trained."""
     TRAINED = "trained"
-    """Sampled by the policy, and trained at the logprobs that came with it."""
     UNTRAINED = "untrained"
-    """A sample that is kept out of training."""
 
 
-STYLES: Final = {Kind.PROMPT: "dim", Kind.CONTEXT: "cyan", Kind.TRAINED: "bold green", Kind.UNTRAINED: "yellow"}
-LEGENDS: Final = {
-    Kind.PROMPT: "read before the first turn, not trained",
-    Kind.CONTEXT: "read between turns (tool results, template), not trained",
-    Kind.TRAINED: "sampled by the policy, trained",
-    Kind.UNTRAINED: "a sample that is kept out of training",
-}
 _GUTTER_WIDTH: Final = max(len(kind) for kind in Kind)
-# model-written control characters are shown, not obeyed by the terminal
-_SHOWN_CONTROLS: Final = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
+_STYLES_AND_LEGENDS: Final = {
+    Kind.PROMPT: ("dim", "read before the first turn, not trained"),
+    Kind.CONTEXT: ("cyan", "read between turns (tool results, template), not trained"),
+    Kind.TRAINED: ("bold green", "sampled by the policy, trained"),
+    Kind.UNTRAINED: ("yellow", "a sample that is kept out of training"),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Neighbouring tokens of one kind.
-
-    Attributes:
-        kind: What they are.
-        token_ids: At least one.
-    """
+class Stretch(NamedTuple):
+    """Neighbouring tokens of one kind, at least one."""
 
     kind: Kind
     token_ids: list[int]
 
 
-def stretches(sample: Any) -> list[Stretch]:  # noqa: ANN401 - slime's Sample or ours
+def stretches(sample: SampleLike) -> list[Stretch]:
     """The sample's tokens, whole and in order, cut where their kind changes."""
     prompt_length = len(sample.tokens) - sample.response_length
-    kinds = [Kind.PROMPT] * prompt_length + [_kind(mask, sample) for mask in sample.loss_mask]
+    untrained = Kind.UNTRAINED if sample.remove_sample else Kind.CONTEXT
+    kinds = [Kind.PROMPT] * prompt_length + [Kind.TRAINED if mask else untrained for mask in sample.loss_mask]
     pairs = zip(kinds, sample.tokens, strict=True)
     return [Stretch(kind, [token for _, token in group]) for kind, group in groupby(pairs, key=lambda pair: pair[0])]
 
 
-def print_transcript(
-    console: Console,
-    sample: Any,  # noqa: ANN401 - slime's Sample or ours
-    decode: Callable[[Sequence[int]], str],
-) -> None:
+def print_transcript(console: Console, sample: SampleLike, decode: Callable[[Sequence[int]], str]) -> None:
     """Print a sample's text, one kind after the other, with a legend.
 
     Args:
@@ -77,26 +99,15 @@ def print_transcript(
     found = stretches(sample)
     for kind in dict.fromkeys(stretch.kind for stretch in found):
         count = sum(len(stretch.token_ids) for stretch in found if stretch.kind is kind)
-        console.print(_line(kind, kind, f"{LEGENDS[kind]}; {count} tokens"), soft_wrap=True)
+        console.print(_line(kind, kind, f"{_STYLES_AND_LEGENDS[kind][1]}; {count} tokens"), soft_wrap=True)
     console.print()
     for stretch in found:
-        for line in _lines(stretch, decode):
-            console.print(line, soft_wrap=True)
-
-
-def _lines(stretch: Stretch, decode: Callable[[Sequence[int]], str]) -> Iterator[Text]:
-    lines = decode(stretch.token_ids).split("\n")
-    if len(lines) > 1 and not lines[-1]:
-        lines.pop()  # its newline ended the line before: the next stretch starts a line of its own anyway
-    for number, line in enumerate(lines):
-        yield _line(stretch.kind, stretch.kind if number == 0 else "", line)
+        lines = decode(stretch.token_ids).split("\n")
+        if len(lines) > 1 and not lines[-1]:
+            lines.pop()  # its newline ended the line before: the next stretch starts a line of its own anyway
+        for number, line in enumerate(lines):
+            console.print(_line(stretch.kind, stretch.kind if number == 0 else "", line), soft_wrap=True)
 
 
 def _line(kind: Kind, label: str, text: str) -> Text:
-    return Text.assemble((f"{label:>{_GUTTER_WIDTH}} | ", "dim"), (text.translate(_SHOWN_CONTROLS), STYLES[kind]))
-
-
-def _kind(mask: int, sample: Any) -> Kind:  # noqa: ANN401
-    if mask:
-        return Kind.TRAINED
-    return Kind.UNTRAINED if sample.remove_sample else Kind.CONTEXT
+    return Text.assemble((f"{label:>{_GUTTER_WIDTH}} | ", "dim"), (printable(text), _STYLES_AND_LEGENDS[kind][0]))

@@ -1,6 +1,6 @@
 """An episode's time as the viewer and traces show it: requests, tool calls and what is left, which is waiting.
 
-Knows facts, without trust. Those of before requests had start times give sums, and no places.
+Facts of before requests had start times give sums, and no places.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strands_rollout.finished_sample import finite
+from strands_rollout.samples import finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Step:
         kind: "generate", or "tool".
         at_s: When it began, in seconds since the episode did.
         s: Its seconds.
-        turn: Of the sample, from 0; None where that is not told.
+        turn: Of the sample, from 0; None where unknown.
         call: The call among the facts' `calls`.
     """
 
@@ -68,8 +68,8 @@ def _requests(listed: object) -> Iterator[Step | None]:
 
 def _calls(listed: object) -> Iterator[Step | None]:
     for number, call in enumerate(listed if isinstance(listed, list) else ()):
-        told = call if isinstance(call, Mapping) else {}
-        begun, seconds = _seconds(told.get("at_s")), _seconds(told.get("s"))
+        times = call if isinstance(call, Mapping) else {}
+        begun, seconds = _seconds(times.get("at_s")), _seconds(times.get("s"))
         known = begun is not None and seconds is not None
         yield Step("tool", begun, seconds, call=number) if known else None  # type: ignore[arg-type]
 

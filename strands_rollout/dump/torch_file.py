@@ -1,9 +1,9 @@
 """slime's `--save-debug-rollout-data` files, read without torch, and without running anything that they hold.
 
-Knows what `torch.save` writes (a zip of stored members: one pickle, and the bytes of each storage;
-torch/serialization.py) and what slime puts there (`{"rollout_id": ..., "samples": [Sample.to_dict()]}`,
-slime/observability/rollout_data_utils.py). The pickle may name the few things below and nothing else: each is a
-function of this file that makes plain values or NumPy arrays. A file by a stranger can waste memory; it can't run code.
+`torch.save` writes a zip of stored members: one pickle, and the bytes of each storage (torch/serialization.py). slime
+puts `{"rollout_id": ..., "samples": [Sample.to_dict()]}` there (slime/observability/rollout_data_utils.py). The pickle
+may name the few things below and nothing else: each is a function of this file that makes plain values or NumPy arrays.
+A file by a stranger can't run code, read memory that is not its own, or stand for far more values than it has bytes.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import re
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
 from strands_rollout.errors import DumpError
+from strands_rollout.files import expanded_size, open_regular
 
 _STORAGE_DTYPES: Final = {
     "FloatStorage": "<f4",
@@ -33,7 +35,30 @@ _STORAGE_DTYPES: Final = {
     "BoolStorage": "?",
 }
 _NUMBERS: Final = "biufc"
+_MAX_DIMENSIONS: Final = 32
+_MAX_CODE_CHARS: Final = 16
+_MAX_EMPTY_ROWS: Final = 1 << 20
+# Values that a file may stand for, and bytes of arrays made of it, per byte: samples of one row share some of theirs.
+_MAX_EXPANSION: Final = 100
+_MAX_COPIES: Final = 8
+_SMALL_BYTES: Final = 1 << 20
 _LEGACY: Final = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)  # torch/serialization.py's MAGIC_NUMBER
+_CONTAINERS: Final = (list, tuple, dict, set, frozenset)
+_ATOMS: Final = frozenset({str, int, float, bool, type(None), bytes})
+_ATOM_RUN: Final = re.compile(rb"(?:K.|M..|J.{4}|G.{8}|[N\x88\x89])++", re.DOTALL)
+_LEAST_RUN_BYTES: Final = 32
+_OPCODES: Final = (
+    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.GLOBAL, pickle.STACK_GLOBAL),
+    *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
+    *(pickle.BINFLOAT, pickle.BINUNICODE, pickle.SHORT_BINUNICODE, pickle.BINBYTES, pickle.SHORT_BINBYTES),
+    *(pickle.BINUNICODE8, pickle.BINBYTES8, pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS),
+    *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+    *(pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET),
+    *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE, pickle.BINGET, pickle.LONG_BINGET),
+    *(pickle.REDUCE, pickle.BUILD, pickle.BINPERSID),
+)
+_LOAD_MARK: Final[Callable[[Any], None]] = pickle._Unpickler.dispatch[pickle.MARK[0]]
+_CORES: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
 
 
 def read_torch_file(path: Path) -> list[Any]:
@@ -43,9 +68,10 @@ def read_torch_file(path: Path) -> list[Any]:
         DumpError: It can't be read, is another file, or names something that is not read.
     """
     try:
-        _refuse_legacy(path)
-        with zipfile.ZipFile(path) as archive:
-            content = _content(archive)
+        with open_regular(path) as file:
+            _refuse_legacy(path, file)
+            with zipfile.ZipFile(file) as archive:
+                content = _content(archive, path.stat().st_size)
     except OSError as e:
         raise DumpError(f"can't read {path}: {e.strerror}") from e
     except zipfile.BadZipFile as e:
@@ -64,20 +90,19 @@ def read_torch_file(path: Path) -> list[Any]:
     return samples
 
 
-def _refuse_legacy(path: Path) -> None:
-    with path.open("rb") as file:
-        if file.read(len(_LEGACY)) == _LEGACY:
-            raise DumpError(
-                f"{path} is of torch's old format, before its zip files, which is not read; write it anew with torch: "
-                f"torch.save(torch.load({str(path)!r}, weights_only=False), 'new.pt')"
-            )
+def _refuse_legacy(path: Path, file: BinaryIO) -> None:
+    if file.read(len(_LEGACY)) == _LEGACY:
+        raise DumpError(
+            f"{path} is of torch's old format, before its zip files, which is not read; write it anew with torch: "
+            f"torch.save(torch.load({str(path)!r}, weights_only=False), 'new.pt')"
+        )
 
 
 class _RefusedError(Exception):
     """The file holds what is not read."""
 
 
-def _content(archive: zipfile.ZipFile) -> Any:  # noqa: ANN401
+def _content(archive: zipfile.ZipFile, file_bytes: int) -> Any:  # noqa: ANN401
     if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
         raise _RefusedError("it is compressed, which torch.save never does; it is not read")
     pickles = [name for name in archive.namelist() if name.endswith("data.pkl") and name.count("/") <= 1]
@@ -86,21 +111,65 @@ def _content(archive: zipfile.ZipFile) -> Any:  # noqa: ANN401
     folder = pickles[0].removesuffix("data.pkl")
     if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") != b"little":
         raise _RefusedError("its numbers are big-endian; expected little")
-    return _PlainUnpickler(archive, folder, archive.read(pickles[0])).load()
+    size = max(file_bytes, _SMALL_BYTES)
+    content = _PlainUnpickler(archive, folder, archive.read(pickles[0]), _MAX_COPIES * size).load()
+    try:
+        count = expanded_size(content, _parts)
+    except ValueError as e:
+        raise _RefusedError(f"{e}; expected plain samples") from e
+    if count > _MAX_EXPANSION * size:
+        raise _RefusedError(f"its {file_bytes} bytes stand for {count} values, by parts in parts that are shared")
+    return content
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Makes plain values and arrays; refuses whatever else a pickle asks for."""
+def _parts(value: Any) -> tuple[int, list[Any]]:  # noqa: ANN401
+    if isinstance(value, np.ndarray):
+        return value.size, []
+    items = [*value, *value.values()] if isinstance(value, dict) else value
+    # most lists hold numbers alone
+    if not isinstance(items, _CONTAINERS) or set(map(type, items)) <= _ATOMS:
+        return len(items) if isinstance(items, _CONTAINERS) else 0, []
+    return len(items), [item for item in items if isinstance(item, (*_CONTAINERS, np.ndarray))]
 
-    def __init__(self, archive: zipfile.ZipFile, folder: str, data: bytes) -> None:
-        super().__init__(io.BytesIO(data))
+
+class _Opcodes(dict[int, Callable[[Any], None]]):
+    """What is done at each opcode that samples need."""
+
+    def __missing__(self, code: int) -> Callable[[Any], None]:
+        raise _RefusedError(f"its pickle has the opcode {bytes([code])!r}, which is not read")
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    """Makes plain values and arrays; refuses whatever else a pickle asks for.
+
+    The one that Python has in Python: the one in C takes any index of its memo as the size of a table, and overflows
+    the stack where a key is a tuple in a tuple in a tuple... Runs of numbers, which are nearly all of a file, are given
+    to C nevertheless.
+    """
+
+    dispatch = _Opcodes({code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPCODES})
+
+    # the base class sets these while it loads
+    stack: list[Any]
+    append: Callable[[Any], None]
+    pop_mark: Callable[[], list[Any]]
+    _unframer: Any
+
+    def __init__(self, archive: zipfile.ZipFile, folder: str, data: bytes, spare_bytes: int) -> None:
+        self._data = data
+        self._buffer = io.BytesIO(data)
+        super().__init__(self._buffer)
         self._archive = archive
         self._folder = folder
+        self._spare_bytes = spare_bytes
+        self._storages: dict[str, _Storage] = {}
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
         """What stands for a name that is allowed."""
         if module == "torch" and name in _STORAGE_DTYPES:
             return _StorageKind(_STORAGE_DTYPES[name])
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _Maker(self._tensor)
         found = _ALLOWED.get((module, name))
         if found is None:
             raise _RefusedError(
@@ -108,15 +177,126 @@ class _PlainUnpickler(pickle.Unpickler):
             )
         return found
 
-    def persistent_load(self, pid: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401
+    def persistent_load(self, pid: Any) -> _Storage:  # noqa: ANN401
         """The storage that `torch.save` wrote beside the pickle."""
         kind, dtype, key, _, count = pid
         if kind != "storage" or not isinstance(dtype, _StorageKind) or not str(key).isalnum():
             raise _RefusedError(f"got the storage {pid!r:.80}; expected one of {', '.join(_STORAGE_DTYPES)}")
-        storage = np.frombuffer(self._archive.read(f"{self._folder}data/{key}"), dtype=dtype.dtype)
-        if len(storage) != count:
-            raise _RefusedError(f"got a storage of {len(storage)} numbers; expected {count}")
-        return storage
+        found = self._storages.get(str(key))
+        if found is None or found.numbers.dtype != dtype.dtype:
+            member = self._archive.getinfo(f"{self._folder}data/{key}")
+            self._spend(member.file_size)
+            found = _Storage(np.frombuffer(self._archive.read(member), dtype=dtype.dtype))
+            self._storages[str(key)] = found
+        if len(found.numbers) != count:
+            raise _RefusedError(f"got a storage of {len(found.numbers)} numbers; expected {count!r:.40}")
+        return found
+
+    def _tensor(
+        self, storage: object, offset: object, size: object, stride: object, *_: object
+    ) -> np.ndarray[Any, Any]:
+        """A view of a storage, as `torch._utils._rebuild_tensor_v2` makes one; copied."""
+        if not isinstance(storage, _Storage):
+            raise _RefusedError(f"got a tensor in {type(storage).__name__}; expected a storage")
+        numbers = storage.numbers
+        sizes, strides, (start,) = _lengths(size), _lengths(stride), _lengths((offset,))
+        if len(sizes) != len(strides):
+            raise _RefusedError(f"got a tensor of size {sizes!r:.80} with stride {strides!r:.80}")
+        count = math.prod(sizes)
+        last = start + sum((length - 1) * step for length, step in zip(sizes, strides, strict=True))
+        if count > len(numbers) or (count and last >= len(numbers)):
+            raise _RefusedError(
+                f"got a tensor of size {sizes!r:.80} and stride {strides!r:.80} in a storage of {len(numbers)} numbers"
+            )
+        if not count:
+            return np.empty(sizes, numbers.dtype)
+        self._spend(count * numbers.itemsize)
+        steps = tuple(step * numbers.itemsize for step in strides)
+        return np.lib.stride_tricks.as_strided(numbers[start:], sizes, steps).copy()
+
+    def _spend(self, count: int) -> None:
+        self._spare_bytes -= count
+        if self._spare_bytes < 0:
+            raise _RefusedError("its tensors are far larger than the file")
+
+    def load_mark(self) -> None:
+        """Begin a list of values, and take the numbers that follow at once."""
+        _LOAD_MARK(self)
+        if self._unframer.current_frame is None:
+            run = _ATOM_RUN.match(self._data, self._buffer.tell())
+            if run and run.end() - run.start() >= _LEAST_RUN_BYTES:
+                self.stack.extend(pickle.loads(b"](" + run[0] + b"e."))  # noqa: S301 - it holds numbers only
+                self._buffer.seek(run.end())
+
+    def load_build(self) -> None:
+        """Tell an array or its type what it is; what is set on an OrderedDict beside its items is left out."""
+        state, made = self.stack.pop(), self.stack[-1]
+        if isinstance(made, _Array | _Dtype):
+            made.__setstate__(state)
+        elif not isinstance(made, OrderedDict):
+            raise _RefusedError(f"it changes a {type(made).__name__}; expected an array")
+
+    def load_setitem(self) -> None:
+        """Add an item to a mapping."""
+        self._set_items([self.stack.pop(-2), self.stack.pop()])
+
+    def load_setitems(self) -> None:
+        """Add items to a mapping."""
+        self._set_items(self.pop_mark())
+
+    def _set_items(self, items: list[Any]) -> None:
+        mapping = self.stack[-1]
+        if not isinstance(mapping, dict):
+            raise _RefusedError(f"it sets items of a {type(mapping).__name__}; expected a mapping")
+        mapping.update(zip(_keys(items[::2]), items[1::2], strict=True))
+
+    def load_additems(self) -> None:
+        """Add items to a set."""
+        items = _keys(self.pop_mark())
+        self.stack[-1].update(items)
+
+    def load_frozenset(self) -> None:
+        """Make a frozenset."""
+        self.append(frozenset(_keys(self.pop_mark())))
+
+    for _code, _load in (
+        (pickle.MARK, load_mark),
+        (pickle.BUILD, load_build),
+        (pickle.SETITEM, load_setitem),
+        (pickle.SETITEMS, load_setitems),
+        (pickle.ADDITEMS, load_additems),
+        (pickle.FROZENSET, load_frozenset),
+    ):
+        dispatch[_code[0]] = _load
+
+
+def _keys(values: Any) -> Any:  # noqa: ANN401
+    """The values, where each can be a key and is quick to hash."""
+    for value in values:
+        is_flat = type(value) in _ATOMS or (type(value) is tuple and set(map(type, value)) <= _ATOMS)
+        if not is_flat and not isinstance(value, np.generic):
+            raise _RefusedError(f"it has a {type(value).__name__} as a key; expected text, a number or a plain tuple")
+    return values
+
+
+def _lengths(value: object) -> tuple[int, ...]:
+    """A shape, strides or an offset: whole numbers that are not negative, and make no list of a billion empty ones."""
+    if not isinstance(value, tuple | list) or len(value) > _MAX_DIMENSIONS:
+        raise _RefusedError(f"got {value!r:.80}; expected the lengths of at most {_MAX_DIMENSIONS} dimensions")
+    if any(type(length) is not int or length < 0 for length in value):
+        raise _RefusedError(f"got the lengths {value!r:.80}; expected whole numbers from 0")
+    if 0 in value and math.prod(filter(None, value)) > _MAX_EMPTY_ROWS:
+        raise _RefusedError(f"got the lengths {value!r:.80} of an array that holds nothing")
+    return tuple(value)
+
+
+class _Storage:
+    """The numbers that tensors are views of; nothing else can stand for it."""
+
+    __slots__ = ("numbers",)
+
+    def __init__(self, numbers: np.ndarray[Any, Any]) -> None:
+        self.numbers = numbers
 
 
 class _StorageKind:
@@ -125,30 +305,24 @@ class _StorageKind:
     def __init__(self, dtype: str) -> None:
         self.dtype = np.dtype(dtype)
 
-    def __setstate__(self, state: object) -> None:
-        raise _RefusedError("it changes a storage's type")
-
 
 class _Maker:
-    """What a pickle may call; as an object that it can't change."""
+    """What a pickle may call."""
 
     __slots__ = ("_make",)
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make
 
-    def __call__(self, *args: Any) -> Any:  # noqa: ANN401
+    def __call__(self, *args: object) -> Any:  # noqa: ANN401
         return self._make(*args)
-
-    def __setstate__(self, state: object) -> None:
-        raise _RefusedError("it changes what makes its values")
 
 
 class _Dtype:
     """A NumPy type as a pickle builds it: made, then told its byte order."""
 
     def __init__(self, code: str, *_: object) -> None:
-        if not isinstance(code, str) or np.dtype(code).kind not in _NUMBERS:
+        if not isinstance(code, str) or len(code) > _MAX_CODE_CHARS or np.dtype(code).kind not in _NUMBERS:
             raise _RefusedError(f"it holds an array of {code!r:.40}; expected numbers")
         self.dtype: np.dtype[Any] = np.dtype(code)
 
@@ -165,7 +339,7 @@ class _Array(np.ndarray[Any, Any]):
         if (
             not isinstance(kind, _Dtype)
             or type(data) is not bytes
-            or math.prod(shape) * kind.dtype.itemsize != len(data)
+            or math.prod(_lengths(shape)) * kind.dtype.itemsize != len(data)
         ):
             raise _RefusedError(f"got an array of shape {shape!r:.40} whose bytes don't fit it")
         super().__setstate__((1, tuple(shape), kind.dtype, bool(is_fortran), data))  # type: ignore[arg-type]
@@ -175,19 +349,9 @@ def _empty_array(*_: object) -> _Array:
     return _Array((0,))
 
 
-def _tensor(storage: Any, offset: int, size: Any, stride: Any, *_: object) -> np.ndarray[Any, Any]:  # noqa: ANN401
-    """A view of a storage, as `torch._utils._rebuild_tensor_v2` makes one; copied."""
-    size, stride = tuple(size), tuple(stride)
-    last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
-    is_inside = offset >= 0 and all(length >= 0 and step >= 0 for length, step in zip(size, stride, strict=True))
-    count = math.prod(size)
-    if not is_inside or count > len(storage) or (count and last >= len(storage)):
-        raise _RefusedError(f"got a tensor of size {size} and stride {stride} in a storage of {len(storage)} numbers")
-    steps = tuple(step * storage.itemsize for step in stride)
-    return np.lib.stride_tricks.as_strided(storage[offset:], size, steps).copy()
-
-
 def _number(dtype: _Dtype, data: bytes) -> Any:  # noqa: ANN401
+    if not isinstance(dtype, _Dtype) or type(data) is not bytes or len(data) != dtype.dtype.itemsize:
+        raise _RefusedError(f"got a number in {data!r:.40}; expected the bytes of one")
     return np.frombuffer(data, dtype=dtype.dtype)[0]
 
 
@@ -202,16 +366,19 @@ def _no_bytes() -> bytes:
     return b""
 
 
+def _ordered(pairs: Any = ()) -> OrderedDict[Any, Any]:  # noqa: ANN401
+    """How Python 2 wrote one with items."""
+    return OrderedDict(zip(_keys([key for key, _ in pairs]), (item for _, item in pairs), strict=True))
+
+
 _BUILTINS: Final[Mapping[str, Callable[..., Any]]] = {
     "bytes": _no_bytes,
-    "set": set,
-    "frozenset": frozenset,
-    "complex": complex,
+    "set": lambda items=(): set(_keys(items)),
+    "frozenset": lambda items=(): frozenset(_keys(items)),
+    "complex": lambda real=0.0, imag=0.0: complex(real, imag),
 }
-_CORES: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
 _ALLOWED: Final = {
-    ("collections", "OrderedDict"): _Maker(OrderedDict),
-    ("torch._utils", "_rebuild_tensor_v2"): _Maker(_tensor),
+    ("collections", "OrderedDict"): _Maker(_ordered),
     ("_codecs", "encode"): _Maker(_latin1),
     ("numpy", "ndarray"): _Maker(_empty_array),
     ("numpy", "dtype"): _Maker(_Dtype),

@@ -3,7 +3,6 @@
 Importing this is cheap; NumPy and aiohttp are imported when an engine starts.
 """
 
-from strands_rollout.engine.serving import running_engine, serve
-from strands_rollout.engine.settings import SHIPPED_MODEL_DIR, EngineSettings
+from strands_rollout.engine.serving import SHIPPED_MODEL_DIR, EngineSettings, running_engine, serve
 
 __all__ = ["SHIPPED_MODEL_DIR", "EngineSettings", "running_engine", "serve"]

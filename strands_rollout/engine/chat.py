@@ -1,43 +1,122 @@
-"""The body of POST /v1/chat/completions as one request of the engine.
+"""The OpenAI chat API (with SGLang 0.5.23's additions): requests in, answers out, and turns taken apart in between.
 
-Knows OpenAI's fields and SGLang's additions to them (0.5.23); renders the prompt with the model's template.
+Turns are split into reasoning, content and tool calls in Qwen3's (Hermes) format.
 """
 
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from strands_rollout.engine.generate_request import GenerateRequest, check_generation
-from strands_rollout.engine.request_errors import RequestRefusedError
+from strands_rollout.engine.generation import output_text, weight_versions
+from strands_rollout.engine.requests import GenerateRequest, RequestRefusedError, check_generation, encoded
 
 if TYPE_CHECKING:
     from strands_rollout.engine.engine import Engine
+    from strands_rollout.engine.generation import GenerationOutput
+    from strands_rollout.engine.text import TextCodec
 
+_THINK, _THINK_END = "<think>", "</think>"
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 # OpenAI's names of sampling parameters, and SGLang's.
-_SAMPLING_NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "repetition_penalty": "repetition_penalty",
-    "min_tokens": "min_new_tokens",
-    "stop": "stop",
-    "stop_token_ids": "stop_token_ids",
-    "seed": "sampling_seed",
-    "ignore_eos": "ignore_eos",
-    "no_stop_trim": "no_stop_trim",
-    "skip_special_tokens": "skip_special_tokens",
-    "regex": "regex",
-    "ebnf": "ebnf",
-    "stop_regex": "stop_regex",
-    "logit_bias": "logit_bias",
-}
+_SAME_NAMES = (
+    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("stop", "stop_token_ids", "ignore_eos", "no_stop_trim", "skip_special_tokens"),
+    *("regex", "ebnf", "stop_regex", "logit_bias"),
+)
+_SAMPLING_NAMES = {name: name for name in _SAME_NAMES} | {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """A tool call; `arguments` is a JSON object as text, the form in which OpenAI's API carries it."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatParts:
+    """What a turn consists of. Blocks that are no valid call stay in `content`, so that nothing is lost."""
+
+    reasoning: str
+    content: str
+    calls: tuple[ChatCall, ...]
+
+
+def split_turn(text: str, *, in_reasoning: bool, with_calls: bool, final: bool) -> ChatParts:
+    """Take a turn apart; what is returned of an unfinished text stays a prefix of what is returned for more of it.
+
+    Args:
+        text: All of the turn so far.
+        in_reasoning: The prompt already opened the reasoning.
+        with_calls: Whether to look for tool calls.
+        final: Nothing more will come; otherwise what may turn out to be part of a tag is held back.
+    """
+    opened = text.lstrip()
+    if in_reasoning or opened.startswith(_THINK):
+        body = text if in_reasoning else opened[len(_THINK) :]
+        reasoning, closed, rest = body.partition(_THINK_END)
+        if not closed:
+            shown = body if final else _without_partial(body, _THINK_END)
+            return ChatParts(shown.strip("\n"), "", ())
+        content, calls = _content(rest, with_calls=with_calls, final=final)
+        return ChatParts(reasoning.strip("\n"), content, calls)
+    if not final and _THINK.startswith(opened):
+        return ChatParts("", "", ())
+    content, calls = _content(text, with_calls=with_calls, final=final)
+    return ChatParts("", content, calls)
+
+
+def _content(text: str, *, with_calls: bool, final: bool) -> tuple[str, tuple[ChatCall, ...]]:
+    if not with_calls:
+        return text.strip("\n"), ()
+    pieces: list[str] = []
+    calls: list[ChatCall] = []
+    while True:
+        before, found, after = text.partition(_CALL)
+        if not found:
+            pieces.append(text if final else _without_partial(text, _CALL))
+            break
+        pieces.append(before)
+        body, closed, rest = after.partition(_CALL_END)
+        if not closed:
+            pieces.append(found + after if final else "")
+            break
+        call = _parsed(body)
+        if call is None:
+            pieces.append(found + body + closed)
+        else:
+            calls.append(call)
+        text = rest
+    return "".join(pieces).strip("\n"), tuple(calls)
+
+
+def _parsed(body: str) -> ChatCall | None:
+    """The call that a block spells, or None if it is not exactly a JSON object with a name and an arguments object."""
+    try:
+        call = json.loads(body)
+    except ValueError:
+        return None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return None
+    arguments = call.get("arguments", {})
+    if not isinstance(arguments, dict):
+        return None
+    return ChatCall(call["name"], json.dumps(arguments, ensure_ascii=False))
+
+
+def _without_partial(text: str, tag: str) -> str:
+    """`text` without an ending that could be the beginning of `tag`."""
+    for length in range(min(len(tag) - 1, len(text)), 0, -1):
+        if text.endswith(tag[:length]):
+            return text[:-length]
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +150,14 @@ def read_chat_request(body: object, engine: Engine) -> ChatRequest:
     tools = _objects(body, "tools")
     if body.get("tool_choice") == "none":
         tools = []
-    options = body.get("chat_template_kwargs") or {}
-    prompt = engine.codec.render_chat(_messages(body), tools, options)
-    input_ids = engine.codec.encode(prompt, add_special_tokens=False)
-    sampling, max_new_tokens = check_generation(
-        input_ids, _sampling(body, engine, with_tools=bool(tools)), engine.limits
-    )
-    stream_options = body.get("stream_options") or {}
+    options = _object(body, "chat_template_kwargs")
+    messages = _objects(body, "messages")
+    if not messages:
+        raise RequestRefusedError("Messages cannot be empty.")
+    prompt = engine.codec.render_chat([_message(message) for message in messages], tools, options)
+    input_ids = encoded(prompt, engine.limits, partial(engine.codec.encode, add_special_tokens=False))
+    raw_sampling = _sampling(body, engine, with_tools=bool(tools))
+    sampling, max_new_tokens = check_generation(input_ids, raw_sampling, engine.limits)
     request = GenerateRequest(
         rid=_text(body, "rid") or uuid.uuid4().hex,
         input_ids=tuple(input_ids),
@@ -91,12 +171,12 @@ def read_chat_request(body: object, engine: Engine) -> ChatRequest:
         model=_text(body, "model") or engine.served_model_name,
         in_reasoning=prompt.rstrip().endswith("<think>"),
         with_calls=bool(tools),
-        include_usage=bool(stream_options.get("include_usage")),
+        include_usage=bool(_object(body, "stream_options").get("include_usage")),
     )
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:
-    response_format = (body.get("response_format") or {}).get("type", "text")
+    response_format = _object(body, "response_format").get("type", "text")
     tool_choice = body.get("tool_choice") or "auto"
     refused = {
         f"n={body.get('n')}": body.get("n") not in (None, 1),
@@ -122,13 +202,6 @@ def _sampling(body: dict[str, Any], engine: Engine, *, with_tools: bool) -> dict
     return raw
 
 
-def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
-    messages = _objects(body, "messages")
-    if not messages:
-        raise RequestRefusedError("Messages cannot be empty.")
-    return [_message(message) for message in messages]
-
-
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     """A message as templates expect it: content a string, the arguments of tool calls objects."""
     role = message.get("role")
@@ -139,7 +212,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
         content = " ".join(_part_text(part) for part in content)
     prepared = {**message, "role": "system" if role == "developer" else role, "content": content or ""}
     if message.get("tool_calls"):
-        prepared["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+        prepared["tool_calls"] = [_tool_call(call) for call in _objects(message, "tool_calls")]
     return prepared
 
 
@@ -151,14 +224,22 @@ def _part_text(part: object) -> str:
 
 
 def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function") or {}
+    function = _object(call, "function")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError as e:
-            raise RequestRefusedError(f"the arguments of a tool call in messages are not JSON: {arguments!r}") from e
+        except (ValueError, RecursionError) as e:
+            message = f"the arguments of a tool call in messages are not JSON: {arguments!r:.200}"
+            raise RequestRefusedError(message) from e
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _object(body: dict[str, Any], name: str) -> dict[str, Any]:
+    value = body.get(name) or {}
+    if not isinstance(value, dict):
+        raise RequestRefusedError(f"{name} must be an object, got {value!r:.100}")
+    return value
 
 
 def _objects(body: dict[str, Any], name: str) -> list[dict[str, Any]]:
@@ -173,3 +254,105 @@ def _text(body: dict[str, Any], name: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise RequestRefusedError(f"{name} must be a string, got {value!r:.100}")
     return value
+
+
+def _turn_parts(chat: ChatRequest, output: GenerationOutput, codec: TextCodec) -> ChatParts:
+    text, final = output_text(output, codec), output.finish is not None
+    return split_turn(text, in_reasoning=chat.in_reasoning, with_calls=chat.with_calls, final=final)
+
+
+def chat_completion(chat: ChatRequest, output: GenerationOutput, codec: TextCodec) -> dict[str, Any]:
+    """The answer to a call that does not stream."""
+    parts = _turn_parts(chat, output, codec)
+    reasoning = parts.reasoning or None
+    message: dict[str, Any] = {"role": "assistant", "content": parts.content, "reasoning_content": reasoning}
+    choice = {"index": 0, "message": message, "logprobs": _logprobs(output, codec), **_ending(output, parts)}
+    if parts.calls:
+        message["tool_calls"] = [_call(parts, index) for index in range(len(parts.calls))]
+        choice["matched_stop"] = None  # unlike in a stream
+    return {
+        "id": output.request.rid,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": chat.model,
+        "choices": [choice],
+        "usage": _usage(output),
+        "metadata": weight_versions(output),
+    }
+
+
+class ChatChunks:
+    """Turns the states of one growing turn into stream chunks."""
+
+    def __init__(self, chat: ChatRequest, codec: TextCodec) -> None:
+        self._chat = chat
+        self._codec = codec
+        self._sent = ChatParts("", "", ())
+        self._created = int(time.time())
+
+    def first(self) -> dict[str, Any]:
+        """The chunk that opens the assistant's message."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def next(self, output: GenerationOutput) -> list[dict[str, Any]]:
+        """The chunks for what is new in `output`, and at its end for the finish and, if wanted, the usage."""
+        parts, sent = _turn_parts(self._chat, output, self._codec), self._sent
+        self._sent = parts
+        chunks = []
+        if len(parts.reasoning) > len(sent.reasoning):
+            chunks.append(self._chunk({"reasoning_content": parts.reasoning[len(sent.reasoning) :]}))
+        if len(parts.content) > len(sent.content):
+            chunks.append(self._chunk({"content": parts.content[len(sent.content) :]}))
+        new_calls = range(len(sent.calls), len(parts.calls))
+        chunks += [self._chunk({"tool_calls": [_call(parts, index)]}) for index in new_calls]
+        if output.finish is not None:
+            chunks.append(self._chunk({}, _ending(output, parts)))
+            if self._chat.include_usage:
+                chunks.append({**self._chunk({}), "choices": [], "usage": _usage(output)})
+        return chunks
+
+    def _chunk(self, delta: dict[str, Any], ending: dict[str, Any] | None = None) -> dict[str, Any]:
+        ending = ending or {"finish_reason": None, "matched_stop": None}
+        return {
+            "id": self._chat.request.rid,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self._chat.model,
+            "choices": [{"index": 0, "delta": delta, "logprobs": None, **ending}],
+        }
+
+
+def _usage(output: GenerationOutput) -> dict[str, Any]:
+    prompt, completion = len(output.request.input_ids), len(output.output_ids)
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": output.cached_tokens},
+        "reasoning_tokens": 0,
+        "completion_tokens_details": None,
+    }
+
+
+def _ending(output: GenerationOutput, parts: ChatParts) -> dict[str, Any]:
+    finish = output.finish or {}
+    reason = finish.get("type")
+    if reason == "stop" and parts.calls:
+        reason = "tool_calls"
+    return {"finish_reason": reason, "matched_stop": finish.get("matched")}
+
+
+def _call(parts: ChatParts, index: int) -> dict[str, Any]:
+    call = parts.calls[index]
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "index": index, "type": "function", "function": function}
+
+
+def _logprobs(output: GenerationOutput, codec: TextCodec) -> dict[str, Any] | None:
+    if not output.request.return_logprob:
+        return None
+    content = []
+    for token_id, logprob in zip(output.output_ids, output.output_logprobs, strict=True):
+        token = codec.decode([token_id])
+        content.append({"token": token, "bytes": list(token.encode()), "logprob": logprob, "top_logprobs": []})
+    return {"content": content}

@@ -1,7 +1,7 @@
 """The generations that decode together, as columns: row i of every column belongs to generation i.
 
 A decode step touches columns, not generations; Python runs per generation only where one ends, streams, has stop
-strings or penalties. Knows nothing of queues, threads or keys and values.
+strings or penalties. A row's choice depends on its own logits and its own random number only.
 """
 
 from __future__ import annotations
@@ -12,17 +12,146 @@ import numpy as np
 import numpy.typing as npt
 
 from strands_rollout.engine.generation import out_of_length, stopped
-from strands_rollout.engine.penalties import Penalties
-from strands_rollout.engine.sampler import SamplingRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from strands_rollout.engine.generation import Generation
-    from strands_rollout.engine.model_config import ModelConfig
+    from strands_rollout.engine.qwen3 import ModelConfig
+    from strands_rollout.engine.requests import SamplingParams
 
+_LEAST_FACTOR = 1e-6
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+
+class Penalties:
+    """The penalties of one generation and the counts that they need.
+
+    SGLang's formulas (0.5.23, srt/sampling/penaltylib) count generated tokens only, not the prompt's.
+    """
+
+    def __init__(self, params: SamplingParams, vocab_size: int, stop_ids: Iterable[int]) -> None:
+        self._params = params
+        self._stop_ids = list(stop_ids)
+        self._counts = np.zeros(vocab_size, np.float32)
+        self._generated = 0
+
+    def observe(self, token: int) -> None:
+        """Note that `token` was generated."""
+        self._counts[token] += 1
+        self._generated += 1
+
+    def apply(self, logits: Floats) -> None:
+        """Change the [vocab_size] logits of the next token in place."""
+        p, seen = self._params, self._counts > 0
+        logits -= np.float32(p.frequency_penalty) * self._counts
+        logits[seen] -= np.float32(p.presence_penalty)
+        if p.repetition_penalty != 1.0:
+            # a smaller one is 0 in float32, or makes infinite logits
+            values, factor = logits[seen], np.float32(max(p.repetition_penalty, _LEAST_FACTOR))
+            logits[seen] = np.where(values < 0, values * factor, values / factor)
+        if self._generated < p.min_new_tokens:
+            logits[self._stop_ids] = -np.inf
+
+
+class SamplingRows:
+    """The sampling parameters of `rows` generations as columns."""
+
+    def __init__(self, rows: int, vocab_size: int) -> None:
+        self._temperature = np.ones((rows, 1), np.float32)
+        self._top_p = np.ones(rows)
+        self._min_p = np.zeros(rows)
+        self._top_k = np.full(rows, vocab_size)
+        self._greedy = np.zeros(rows, bool)
+        self._narrowed = np.zeros(rows, bool)
+        self._vocab_size = vocab_size
+
+    def set(self, row: int, params: SamplingParams) -> None:
+        """Let `row` sample by `params`."""
+        self._temperature[row] = min(params.temperature, float(np.finfo(np.float32).max))
+        self._top_p[row] = params.top_p
+        self._min_p[row] = params.min_p
+        self._top_k[row] = min(params.top_k, self._vocab_size)
+        self._greedy[row] = params.top_k == 1
+        self._narrowed[row] = params.top_k != 1 and (
+            params.top_k < self._vocab_size or params.top_p < 1 or params.min_p > 0
+        )
+
+    def move(self, source: int, target: int) -> None:
+        """Let `target` sample as `source` does."""
+        for column in (self._temperature, self._top_p, self._min_p, self._top_k):
+            column[target] = column[source]
+        for flags in (self._greedy, self._narrowed):
+            flags[target] = flags[source]
+
+    def sample(self, rows: slice, logits: Floats, uniforms: Doubles) -> tuple[Ints, Floats]:
+        """Choose one token for each of `rows`.
+
+        Args:
+            rows: Which rows the n logits belong to, in order.
+            logits: [n, vocab_size]; overwritten.
+            uniforms: [n] random numbers in [0, 1); greedy rows ignore theirs.
+
+        Returns:
+            [n] token ids and [n] their log-probabilities under softmax(logits / temperature), before top-k, top-p and
+            min-p, as SGLang reports them.
+        """
+        logits /= self._temperature[rows]
+        logits -= logits.max(axis=1, keepdims=True)
+        weights = np.exp(logits)
+        log_totals = np.log(weights.sum(axis=1))
+        greedy = self._greedy[rows]
+        if greedy.all():
+            tokens: Ints = logits.argmax(axis=1)
+        else:
+            tokens = self._draw(rows, weights, uniforms)
+            tokens[greedy] = logits[greedy].argmax(axis=1)
+        return tokens, logits[np.arange(len(tokens)), tokens] - log_totals
+
+    def _draw(self, rows: slice, weights: Floats, uniforms: Doubles) -> Ints:
+        narrowed = self._narrowed[rows]
+        if narrowed.any():
+            top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
+            weights[narrowed] = _narrow(weights[narrowed], top_k[narrowed], top_p[narrowed], min_p[narrowed])
+        edges = weights.astype(np.float64)
+        np.add.accumulate(edges, axis=1, out=edges)
+        totals = edges[:, -1]
+        # Strictly below the total, so that the token found always has weight.
+        targets = np.minimum(uniforms * totals, np.nextafter(totals, 0))
+        drawn: Ints = (edges > targets[:, None]).argmax(axis=1)
+        return drawn
+
+
+def _narrow(weights: Floats, top_k: Ints, top_p: Doubles, min_p: Doubles) -> Floats:
+    """Zero the weights outside top-k, top-p and min-p; each of the three looks at the whole distribution, as in SGLang.
+
+    Args:
+        weights: [n, vocab_size]; overwritten.
+        top_k: [n], like the two that follow.
+        top_p: A token stays while the probability of those before it is at most this.
+        min_p: A token stays if its probability is at least this share of the greatest.
+
+    Returns:
+        `weights`.
+    """
+    ranked = -np.sort(-weights, axis=1)
+    shares = ranked.astype(np.float64)
+    shares /= shares.sum(axis=1, keepdims=True)
+    before = np.add.accumulate(shares, axis=1) - shares
+    kept = np.arange(weights.shape[1]) < top_k[:, None]
+    kept &= before <= top_p[:, None]
+    kept &= shares >= shares[:, :1] * min_p[:, None]
+    counts = np.count_nonzero(kept, axis=1)
+    least = np.take_along_axis(ranked, counts[:, None] - 1, axis=1)
+    weights[weights < least] = 0
+    for row in np.flatnonzero(np.count_nonzero(weights >= least, axis=1) > counts):
+        # Of the tokens that weigh as much as the last one kept, those with the lowest ids stay.
+        tied = np.flatnonzero(weights[row] == least[row])
+        surplus = np.count_nonzero(weights[row] >= least[row]) - counts[row]
+        weights[row, tied[len(tied) - surplus :]] = 0
+    return weights
 
 
 class DecodeBatch:
@@ -155,8 +284,8 @@ class DecodeBatch:
 def _uniforms(seed: int, position: int, count: int) -> npt.NDArray[np.float64]:
     """The random numbers of tokens at `position`, position + 1, ... in a sequence that is sampled with `seed`.
 
-    They depend on seed and position only, as in SGLang, whose numbers are others: whoever continues a sequence from its
-    own partial output gets those that the rest would have had.
+    They depend on seed and position only, as in SGLang, whose numbers are others: a request that continues a sequence
+    from its own partial output gets those that the rest would have had.
     """
     bits = np.random.PCG64(seed)
     bits.advance(position)

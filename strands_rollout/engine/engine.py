@@ -1,40 +1,164 @@
-"""The engine as asyncio code uses it: a loaded model that generates, can be paused and can take new weights.
+"""A loaded model that generates, can be paused and can take new weights, for asyncio code.
 
-Knows no HTTP. One `Engine` belongs to one event loop; the computing happens in its worker's thread.
+One `Engine` belongs to one event loop. The computing happens in its worker's thread, which owns the scheduler and runs
+what others ask of it between two steps.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
+import threading
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from strands_rollout.engine.generate_request import RequestLimits
 from strands_rollout.engine.generation import Generation
-from strands_rollout.engine.model_config import read_model_config
-from strands_rollout.engine.qwen3 import Qwen3
-from strands_rollout.engine.request_errors import RequestRefusedError
+from strands_rollout.engine.qwen3 import Qwen3, load_weights, read_model_config
+from strands_rollout.engine.requests import RequestLimits, RequestRefusedError
 from strands_rollout.engine.scheduler import Scheduler
 from strands_rollout.engine.text import TextCodec, read_text_codec
-from strands_rollout.engine.weights import load_weights
-from strands_rollout.engine.worker import EngineCrashedError, Worker
 from strands_rollout.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from strands_rollout.engine.generate_request import GenerateRequest
     from strands_rollout.engine.generation import GenerationOutput
-    from strands_rollout.engine.model_config import ModelConfig
+    from strands_rollout.engine.qwen3 import ModelConfig, ModelWeights
+    from strands_rollout.engine.requests import GenerateRequest
     from strands_rollout.engine.scheduler import PauseMode
-    from strands_rollout.engine.settings import EngineSettings
-    from strands_rollout.engine.weights import ModelWeights
+    from strands_rollout.engine.serving import EngineSettings
 
-_BYTES_PER_MB = 1_000_000
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class EngineCrashedError(Exception):
+    """The worker has died of a bug or was stopped; nothing can be generated any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine's worker is dead; the server's log says why, and only a restart helps")
+
+
+class Worker:
+    """Runs a scheduler in a thread of its own, from `start` to `stop`."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._actions: deque[Callable[[Scheduler], object]] = deque()
+        self._wake = threading.Condition()
+        self._running = False
+        self._futures: set[Future[Any]] = set()
+        self._thread = threading.Thread(target=self._run, name="engine-worker", daemon=True)
+
+    def start(self) -> None:
+        """Start computing."""
+        self._running = True
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Abort what is in flight and end the thread."""
+        with self._wake:
+            self._running = False
+            self._wake.notify()
+        self._thread.join()
+
+    def is_alive(self) -> bool:
+        """Whether generations make progress: false once the model has crashed or after `stop`."""
+        return self._running
+
+    def submit(self, generation: Generation) -> None:
+        """Queue a generation; if the worker is dead, it is marked as crashed at once."""
+        with self._wake:
+            if self._running:
+                self._actions.append(lambda scheduler: scheduler.submit(generation))
+                self._wake.notify()
+                return
+        _crash(generation)
+
+    def post(self, action: Callable[[Scheduler], object]) -> None:
+        """Let `action` run on the scheduler soon; a dead worker drops it."""
+        with self._wake:
+            if self._running:
+                self._actions.append(action)
+                self._wake.notify()
+
+    async def call(self, action: Callable[[Scheduler], T]) -> T:
+        """Like `post`, with the action's result."""
+        return await self.call_back(lambda scheduler, resolve: resolve(action(scheduler)))
+
+    async def call_back(self, action: Callable[[Scheduler, Callable[[T], None]], None]) -> T:
+        """Like `call`, for an action that passes its result on later.
+
+        Raises:
+            EngineCrashedError: The worker is dead, or dies before.
+        """
+        future: Future[T] = Future()
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
+        self.post(lambda scheduler: action(scheduler, partial(_resolve, future)))
+        if not self._running:
+            _fail(future)
+        return await asyncio.wrap_future(future)
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._run_actions()
+                self._scheduler.settle()
+                if self._scheduler.has_work():
+                    self._scheduler.step()
+                    self._scheduler.settle()
+        except Exception:  # a bug in one step must fail the requests in flight, not leave their clients waiting
+            logger.exception("engine worker crashed; every request fails from now on")
+            self._fail_everything()
+        else:
+            self._run_actions()
+            self._scheduler.end_all()
+        for future in list(self._futures):
+            _fail(future)
+
+    def _run_actions(self) -> None:
+        while self._actions:
+            self._actions.popleft()(self._scheduler)
+
+    def _fail_everything(self) -> None:
+        with self._wake:
+            self._running = False
+        while self._actions:
+            with suppress(Exception):  # the scheduler is broken, but generations submitted just now must be found below
+                self._actions.popleft()(self._scheduler)
+        for generation in self._scheduler.in_flight():
+            _crash(generation)
+
+    def _wait_for_work(self) -> bool:
+        with self._wake:
+            while self._running and not self._actions and not self._scheduler.has_work():
+                self._wake.wait()
+            return self._running
+
+
+def _crash(generation: Generation) -> None:
+    generation.crashed = True
+    generation.notify()
+
+
+def _resolve(future: Future[T], result: T) -> None:
+    # False where the waiting client has gone.
+    if future.set_running_or_notify_cancel():
+        future.set_result(result)
+
+
+def _fail(future: Future[Any]) -> None:
+    if not future.done() and future.set_running_or_notify_cancel():
+        future.set_exception(EngineCrashedError())
 
 
 class Engine:
@@ -46,6 +170,7 @@ class Engine:
         weight_version: The version named at the last update that succeeded. After one that changed the weights but
             could not empty the cache it is still the old one, as in SGLang; generations name the one that they had.
         is_paused: Whether new generations wait for `resume`.
+        worker: Computes from its `start` to its `stop`.
     """
 
     def __init__(self, settings: EngineSettings, config: ModelConfig, codec: TextCodec, weights: ModelWeights) -> None:
@@ -59,28 +184,17 @@ class Engine:
         self.weight_version = "default"
         self.is_paused = False
         self._in_flight: set[str] = set()
+        seeds = np.random.default_rng(settings.random_seed)
         self._scheduler = Scheduler(
             Qwen3(config, weights, context_length),
             context_length=context_length,
             max_running=settings.max_running_requests,
             prefill_chunk=settings.prefill_chunk_tokens,
-            cache_tokens=settings.prefix_cache_mb * _BYTES_PER_MB // config.kv_bytes_per_token(),
-            seeds=_seeds(settings.random_seed),
+            cache_tokens=settings.prefix_cache_mb * 1_000_000 // config.kv_bytes_per_token(),
+            seeds=lambda: int(seeds.integers(2**63)),
             decode=codec.decode,
         )
-        self._worker = Worker(self._scheduler)
-
-    def start(self) -> None:
-        """Start computing."""
-        self._worker.start()
-
-    def stop(self) -> None:
-        """Abort what is in flight and stop computing."""
-        self._worker.stop()
-
-    def is_alive(self) -> bool:
-        """Whether generations make progress."""
-        return self._worker.is_alive()
+        self.worker = Worker(self._scheduler)
 
     def counts(self) -> tuple[int, int]:
         """How many generations run and how many are queued; those held back by a pause or an update don't count."""
@@ -104,7 +218,7 @@ class Engine:
         changed = asyncio.Event()
         generation = Generation(request, partial(_set_from_thread, asyncio.get_running_loop(), changed))
         self._in_flight.add(request.rid)
-        self._worker.submit(generation)
+        self.worker.submit(generation)
         try:
             while generation.finish is None:
                 await changed.wait()
@@ -117,7 +231,7 @@ class Engine:
         finally:
             self._in_flight.discard(request.rid)
             if generation.finish is None:
-                self._worker.post(lambda scheduler: scheduler.withdraw(generation))
+                self.worker.post(lambda scheduler: scheduler.withdraw(generation))
 
     def abort(self, rid: str | None) -> None:
         """End the generation of `rid` and those whose id begins with it, or all (None); unknown ids are ignored.
@@ -125,21 +239,21 @@ class Engine:
         See `Scheduler.abort`. What waits for the end of a pause or of an update goes on waiting.
         """
         if rid is None or rid in self._in_flight:
-            self._worker.post(lambda scheduler: scheduler.abort(rid))
+            self.worker.post(lambda scheduler: scheduler.abort(rid))
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop computing; see `Scheduler.pause`."""
         self.is_paused = True
-        await asyncio.wrap_future(self._worker.call(lambda scheduler: scheduler.pause(mode)))
+        await self.worker.call(lambda scheduler: scheduler.pause(mode))
 
     async def resume(self) -> None:
         """End `pause`."""
         self.is_paused = False
-        await asyncio.wrap_future(self._worker.call(lambda scheduler: scheduler.resume()))
+        await self.worker.call(lambda scheduler: scheduler.resume())
 
     async def flush(self) -> bool:
         """Empty the prefix cache; False, when generations are in flight."""
-        return await asyncio.wrap_future(self._worker.call(lambda scheduler: scheduler.flush()))
+        return await self.worker.call(lambda scheduler: scheduler.flush())
 
     async def update_weights(self, folder: Path, version: str | None, *, flush: bool) -> bool:
         """Take the weights of another folder of the same shape, and if asked, empty the prefix cache.
@@ -159,13 +273,15 @@ class Engine:
                 weights = _load_same_shape(folder, self.config)
             except ConfigError as e:
                 return e
+            except Exception as e:  # a broken folder must not end the worker
+                return ConfigError(f"can't load the model in {str(folder)!r:.500}: {type(e).__name__}: {e!s:.200}")
             scheduler.replace_weights(weights, version)
             return scheduler.flush() if flush else True
 
         def when_idle(scheduler: Scheduler, resolve: Callable[[bool | ConfigError], None]) -> None:
             scheduler.when_idle_or_paused(lambda idle: resolve(load(idle)))
 
-        flushed = await asyncio.wrap_future(self._worker.call_back(when_idle))
+        flushed = await self.worker.call_back(when_idle)
         if isinstance(flushed, ConfigError):
             raise flushed
         if flushed:
@@ -175,7 +291,7 @@ class Engine:
 
     async def rename_weights(self, version: str) -> None:
         """Call the weights `version` from the next token on."""
-        await asyncio.wrap_future(self._worker.call(lambda scheduler: scheduler.rename_weights(version)))
+        await self.worker.call(lambda scheduler: scheduler.rename_weights(version))
         self.weight_version = version
 
 
@@ -210,8 +326,3 @@ def _load_same_shape(folder: Path, running: ModelConfig) -> ModelWeights:
 def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(event.set)
-
-
-def _seeds(random_seed: int | None) -> Callable[[], int]:
-    generator = np.random.default_rng(random_seed)
-    return lambda: int(generator.integers(2**63))

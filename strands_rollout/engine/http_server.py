@@ -1,85 +1,219 @@
-"""The HTTP side of the engine: SGLang's native endpoints (0.5.23) over aiohttp.
-
-Knows paths, status codes and bodies. What steers the engine is in control_endpoint.py, chat in chat_endpoint.py.
-"""
+"""SGLang's HTTP endpoints (0.5.23) over aiohttp: paths, status codes and bodies."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import threading
 import time
+from concurrent.futures import Future
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import orjson
 from aiohttp import web
 
-from strands_rollout.engine.chat_endpoint import add_chat_routes
-from strands_rollout.engine.control_endpoint import add_control_routes
-from strands_rollout.engine.engine import Engine
-from strands_rollout.engine.generate_request import read_generate_call
-from strands_rollout.engine.generate_response import generate_response
-from strands_rollout.engine.request_errors import RequestRefusedError, SchemaError
-from strands_rollout.engine.wire import ENGINE, json_response, read_json, send_event, start_events
-from strands_rollout.engine.worker import EngineCrashedError
+from strands_rollout.engine.chat import ChatChunks, chat_completion, read_chat_request
+from strands_rollout.engine.engine import Engine, EngineCrashedError
+from strands_rollout.engine.generation import generate_response
+from strands_rollout.engine.requests import RequestRefusedError, SchemaError, read_generate_call
+from strands_rollout.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strands_rollout.engine.generate_request import GenerateCall, GenerateRequest
+    from collections.abc import Callable
+
+    from aiohttp.typedefs import Handler, Middleware
+
     from strands_rollout.engine.generation import GenerationOutput
+    from strands_rollout.engine.requests import GenerateCall
 
+T = TypeVar("T")
+_ENGINE: web.AppKey[Engine] = web.AppKey("engine")
 _MAX_BODY_BYTES = 64 * 2**20
+# Smaller bodies are parsed and encoded within milliseconds.
+_QUICK_BYTES = 16_384
+_LONG_WORK = threading.Semaphore(4)
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
+_PAUSE_MODES = ("abort", "retract", "in_place")
+_FLUSHED = (
+    "Cache flushed.\nPlease check backend logs for more details. "
+    "(When there are running or waiting requests, the operation will not be performed.)\n"
+)
+_NOT_FLUSHED = (
+    "Weights were updated, but the cache was not flushed because requests are still running or queued. "
+    "Retract or finish them, then call /flush_cache."
+)
 
 
-def engine_app(engine: Engine) -> web.Application:
-    """The web application that serves `engine`, which whoever calls this starts and stops."""
-    app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json])
-    app[ENGINE] = engine
-    app.router.add_route("POST", "/generate", _generate)
-    app.router.add_route("PUT", "/generate", _generate)
-    for path in ("/health", "/health_generate", "/ping"):
-        app.router.add_get(path, _health)
-    app.router.add_get("/ready", _ready)
-    for path in ("/model_info", "/get_model_info"):
-        app.router.add_get(path, _model_info)
-    for path in ("/server_info", "/get_server_info"):
-        app.router.add_get(path, _server_info)
-    app.router.add_get("/v1/loads", _loads)
-    add_control_routes(app)
-    add_chat_routes(app)
+def engine_app(engine: Engine, host: str = "127.0.0.1") -> web.Application:
+    """The web application that serves `engine` on the address `host`; the caller starts and stops the engine."""
+    app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json, _refuse_browsers(host)])
+    app[_ENGINE] = engine
+    app.add_routes(
+        [
+            web.post("/generate", _generate),
+            web.put("/generate", _generate),
+            *(web.get(path, _health) for path in ("/health", "/health_generate", "/ping")),
+            web.get("/ready", _ready),
+            *(web.get(path, _model_info) for path in ("/model_info", "/get_model_info")),
+            *(web.get(path, _server_info) for path in ("/server_info", "/get_server_info")),
+            web.get("/v1/loads", _loads),
+            web.get("/flush_cache", _flush_cache),
+            web.post("/flush_cache", _flush_cache),
+            web.post("/abort_request", _abort_request),
+            web.post("/pause_generation", _pause_generation),
+            web.post("/continue_generation", _continue_generation),
+            web.post("/update_weights_from_disk", _update_weights_from_disk),
+            web.post("/update_weight_version", _update_weight_version),
+            web.post("/v1/chat/completions", _chat_completions),
+            web.get("/v1/models", _models),
+            web.get("/v1/models/{model:.+}", _model),
+        ]
+    )
     return app
 
 
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Any) -> web.StreamResponse:  # noqa: ANN401
-    """Turn refusals into SGLang's bodies; an unknown path or method gets FastAPI's."""
+def _refuse_browsers(host: str) -> Middleware:
+    """Refuse what a page of another site can make a browser send.
+
+    On loopback the request's Host must name this machine, or a site whose name is made to point here (DNS rebinding)
+    could use the engine; its port may be another's, as behind a tunnel. A server that was opened to the network has any
+    name, but browsers must use its address. Requests of another origin are refused on both.
+    """
+    is_local = host in _LOCAL_NAMES or (_is_address(host) and ip_address(host).is_loopback)
+    names = {*_LOCAL_NAMES, host.lower(), f"[{host.lower()}]"}
+
+    @web.middleware
+    async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given, origin = request.headers.getall("Host", []), request.headers.get("Origin")
+        name = re.sub(r":\d*$", "", given[0]).lower() if len(given) == 1 else ""
+        is_browser = origin is not None or "Sec-Fetch-Site" in request.headers
+        if name not in names and (is_local or (is_browser and not _is_address(name.strip("[]")))):
+            reason = f"the Host header {given!r:.200} does not name this server: use its address, or localhost"
+            raise web.HTTPForbidden(reason="Forbidden", text=reason)
+        is_foreign = origin is not None and re.sub("^https?://", "", origin) != given[0]
+        if is_foreign or request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            raise web.HTTPForbidden(reason="Forbidden", text=f"requests from pages of another origin ({origin!r:.200})")
+        return await handler(request)
+
+    return refuse
+
+
+def _is_address(name: str) -> bool:
     try:
-        response: web.StreamResponse = await handler(request)
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer refusals with SGLang's bodies, and an unknown path or method with FastAPI's."""
+    try:
+        return await handler(request)
     except RequestRefusedError as e:
         is_chat = request.path.startswith("/v1/")
-        return json_response(e.chat_body() if is_chat else e.body(), status=400)
+        return _json(e.chat_body() if is_chat else e.body(), status=400)
     except EngineCrashedError as e:
-        return json_response({"error": {"message": str(e)}}, status=500)
+        return _json({"error": {"message": str(e)}}, status=500)
+    except web.HTTPForbidden as e:
+        return _json({"detail": e.text}, status=e.status)
     except web.HTTPException as e:
-        return json_response({"detail": e.reason}, status=e.status)
+        return _json({"detail": e.reason}, status=e.status)
+
+
+def _json(body: object, *, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
+
+
+async def _read_json(request: web.Request) -> object:
+    if request.content_type != "application/json":
+        raise SchemaError(f"1 validation error: the content type must be application/json, got {request.content_type}")
+    try:
+        body: object = await _beside_loop(request, orjson.loads, await request.read())
+    except orjson.JSONDecodeError as e:
+        raise SchemaError(f"1 validation error: JSON decode error: {e}") from e
+    return body
+
+
+async def _read_object(request: web.Request) -> dict[str, Any]:
+    body = await _read_json(request)
+    if not isinstance(body, dict):
+        raise SchemaError(f"1 validation error: the body must be a JSON object, got {type(body).__name__}")
+    return body
+
+
+async def _beside_loop(request: web.Request, work: Callable[..., T], *args: object) -> T:
+    """Do `work` for a request whose body was read: in a thread if that is large.
+
+    The thread is a daemon, unlike asyncio's own: work under way does not hold up the end of the process.
+    """
+    if len(await request.read()) < _QUICK_BYTES:
+        return work(*args)
+    future: Future[T] = Future()
+
+    def run() -> None:
+        with _LONG_WORK:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(work(*args))
+            except BaseException as e:  # whatever it is, the request's handler gets it
+                future.set_exception(e)
+
+    threading.Thread(target=run, name="engine-request", daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+async def _start_events(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    await response.prepare(request)
     return response
+
+
+async def _send_event(response: web.StreamResponse, event: object | None) -> None:
+    """Send one JSON event; None ends the stream."""
+    await response.write(b"data: " + (b"[DONE]" if event is None else orjson.dumps(event)) + b"\n\n")
 
 
 async def _generate(request: web.Request) -> web.StreamResponse:
     started = time.perf_counter()
-    engine = request.app[ENGINE]
-    body = await read_json(request)
-    streams = isinstance(body, dict) and body.get("stream") is True
+    engine, body = request.app[_ENGINE], await _read_object(request)
+    streams = body.get("stream") is True
     try:
-        call = read_generate_call(body, engine.limits, engine.codec.encode)
+        call = await _beside_loop(request, read_generate_call, body, engine.limits, engine.codec.encode)
     except RequestRefusedError as e:
+        if not streams or isinstance(e, SchemaError):
+            raise
         # SGLang has sent its 200 by then.
-        if streams and not isinstance(e, SchemaError):
-            return await _refused_stream(request, e)
-        raise
+        response = await _start_events(request)
+        error = {"message": str(e), "type": "invalid_request_error", "code": 400, "retryable": False}
+        await _send_event(response, {"error": error})
+        await _send_event(response, None)
+        return response
+
+    def answer(output: GenerationOutput, *, is_first: bool = True) -> dict[str, Any]:
+        now = time.time() if is_first else None
+        return generate_response(output, engine.codec, latency_s=time.perf_counter() - started, now=now)
+
     if streams:
-        return await _generate_stream(request, engine, call.requests[0], started)
-    outputs = await _generate_all(engine, call)
-    answers = [_answer(engine, output, started) for output in outputs]
-    return json_response(answers if call.is_list else answers[0])
+        response = await _start_events(request)
+        is_first = True
+        async with aclosing(engine.stream(call.requests[0])) as outputs:
+            async for output in outputs:
+                await _send_event(response, answer(output, is_first=is_first))
+                is_first = False
+        await _send_event(response, None)
+        return response
+    answers = []
+    for output in await _generate_all(engine, call):
+        answers.append(answer(output))
+        await asyncio.sleep(0)  # decoding a thousand of them at once would hold up everything else
+    return _json(answers if call.is_list else answers[0])
 
 
 async def _generate_all(engine: Engine, call: GenerateCall) -> list[GenerationOutput]:
@@ -93,83 +227,55 @@ async def _generate_all(engine: Engine, call: GenerateCall) -> list[GenerationOu
     return [task.result() for task in tasks]
 
 
-async def _generate_stream(
-    request: web.Request, engine: Engine, generate_request: GenerateRequest, started: float
-) -> web.StreamResponse:
-    response = await start_events(request)
-    async with aclosing(engine.stream(generate_request)) as outputs:
-        is_first = True
-        async for output in outputs:
-            await send_event(response, _answer(engine, output, started, is_first=is_first))
-            is_first = False
-    await send_event(response, None)
-    return response
-
-
-async def _refused_stream(request: web.Request, refusal: RequestRefusedError) -> web.StreamResponse:
-    response = await start_events(request)
-    error = {"message": str(refusal), "type": "invalid_request_error", "code": 400, "retryable": False}
-    await send_event(response, {"error": error})
-    await send_event(response, None)
-    return response
-
-
-def _answer(engine: Engine, output: GenerationOutput, started: float, *, is_first: bool = True) -> dict[str, Any]:
-    now = time.time() if is_first else None
-    return generate_response(output, engine.codec, latency_s=time.perf_counter() - started, now=now)
-
-
 async def _health(request: web.Request) -> web.Response:
-    return web.Response(status=200 if request.app[ENGINE].is_alive() else 503)
+    return web.Response(status=200 if request.app[_ENGINE].worker.is_alive() else 503)
 
 
 async def _ready(request: web.Request) -> web.Response:
-    engine = request.app[ENGINE]
-    return web.Response(status=200 if engine.is_alive() and not engine.is_paused else 503)
+    engine = request.app[_ENGINE]
+    return web.Response(status=200 if engine.worker.is_alive() and not engine.is_paused else 503)
 
 
 async def _model_info(request: web.Request) -> web.Response:
-    engine = request.app[ENGINE]
-    return json_response(
-        {
-            "model_path": engine.model_path,
-            "served_model_name": engine.served_model_name,
-            "tokenizer_path": str(engine.settings.model_dir),
-            "is_generation": True,
-            "preferred_sampling_params": None,
-            "weight_version": engine.weight_version,
-            "has_image_understanding": False,
-            "has_audio_understanding": False,
-            "model_type": "qwen3",
-            "architectures": ["Qwen3ForCausalLM"],
-        }
-    )
+    engine = request.app[_ENGINE]
+    info = {
+        "model_path": engine.model_path,
+        "served_model_name": engine.served_model_name,
+        "tokenizer_path": str(engine.settings.model_dir),
+        "is_generation": True,
+        "preferred_sampling_params": None,
+        "weight_version": engine.weight_version,
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+    }
+    return _json(info)
 
 
 async def _server_info(request: web.Request) -> web.Response:
-    engine = request.app[ENGINE]
+    engine = request.app[_ENGINE]
     settings, limits = engine.settings, engine.limits
     running, waiting = engine.counts()
-    return json_response(
-        {
-            "model_path": str(settings.model_dir),
-            "tokenizer_path": str(settings.model_dir),
-            "served_model_name": engine.served_model_name,
-            "device": "cpu",
-            "dtype": "float32",
-            "context_length": limits.context_length,
-            "max_req_input_len": limits.max_prompt_tokens,
-            "max_running_requests": settings.max_running_requests,
-            "max_total_num_tokens": settings.max_running_requests * limits.context_length,
-            "chunked_prefill_size": settings.prefill_chunk_tokens,
-            "random_seed": settings.random_seed,
-            "internal_states": [{"num_running_reqs": running, "num_waiting_reqs": waiting}],
-        }
-    )
+    info = {
+        "model_path": str(settings.model_dir),
+        "tokenizer_path": str(settings.model_dir),
+        "served_model_name": engine.served_model_name,
+        "device": "cpu",
+        "dtype": "float32",
+        "context_length": limits.context_length,
+        "max_req_input_len": limits.max_prompt_tokens,
+        "max_running_requests": settings.max_running_requests,
+        "max_total_num_tokens": settings.max_running_requests * limits.context_length,
+        "chunked_prefill_size": settings.prefill_chunk_tokens,
+        "random_seed": settings.random_seed,
+        "internal_states": [{"num_running_reqs": running, "num_waiting_reqs": waiting}],
+    }
+    return _json(info)
 
 
 async def _loads(request: web.Request) -> web.Response:
-    engine = request.app[ENGINE]
+    engine = request.app[_ENGINE]
     running, waiting = engine.counts()
     load = {
         "timestamp": time.time(),
@@ -178,4 +284,105 @@ async def _loads(request: web.Request) -> web.Response:
         "num_waiting_reqs": waiting,
         "max_running_requests": engine.settings.max_running_requests,
     }
-    return json_response({"timestamp": datetime.now(UTC).isoformat(), "loads": [load]})
+    return _json({"timestamp": datetime.now(UTC).isoformat(), "loads": [load]})
+
+
+async def _flush_cache(request: web.Request) -> web.Response:
+    if await request.app[_ENGINE].flush():
+        return web.Response(text=_FLUSHED)
+    return web.Response(text="Flush cache failed.\n", status=400)
+
+
+async def _abort_request(request: web.Request) -> web.Response:
+    body = await _read_object(request)
+    rid, abort_all = body.get("rid") or "", body.get("abort_all", False)
+    if not isinstance(rid, str) or not isinstance(abort_all, bool):
+        raise SchemaError(f"1 validation error: expected {{rid: string, abort_all: boolean}}, got {body!r:.500}")
+    if rid or abort_all:
+        request.app[_ENGINE].abort(None if abort_all else rid)
+    return web.Response()
+
+
+async def _pause_generation(request: web.Request) -> web.Response:
+    mode = (await _read_object(request)).get("mode", "abort")
+    if mode not in _PAUSE_MODES:
+        raise SchemaError(f"1 validation error: Input should be 'abort', 'retract' or 'in_place', got {mode!r:.200}")
+    await request.app[_ENGINE].pause(mode)
+    return _json({"message": "Generation paused successfully.", "status": "ok"})
+
+
+async def _continue_generation(request: web.Request) -> web.Response:
+    await _read_object(request)
+    await request.app[_ENGINE].resume()
+    return _json({"message": "Generation continued successfully.", "status": "ok"})
+
+
+async def _update_weights_from_disk(request: web.Request) -> web.Response:
+    engine, body = request.app[_ENGINE], await _read_object(request)
+    model_path, version = body.get("model_path"), body.get("weight_version")
+    if not isinstance(model_path, str) or not isinstance(version, str | None):
+        raise SchemaError(
+            f"1 validation error: expected {{model_path: string, weight_version: string}}, got {body!r:.500}"
+        )
+    if body.get("abort_all_requests"):
+        engine.abort(None)
+    try:
+        success = await engine.update_weights(Path(model_path), version, flush=body.get("flush_cache", True))
+        message = "Succeeded to update model weights." if success else _NOT_FLUSHED
+    except ConfigError as e:
+        success, message = False, str(e)
+    if success and version is not None:
+        message += f" Weight version updated to {version}."
+    answer = {"success": success, "message": message, "num_paused_requests": 0}
+    return _json(answer, status=200 if success else 400)
+
+
+async def _update_weight_version(request: web.Request) -> web.Response:
+    engine, body = request.app[_ENGINE], await _read_object(request)
+    version = body.get("new_version")
+    if not isinstance(version, str):
+        raise SchemaError(f"1 validation error: expected {{new_version: string}}, got {body!r:.500}")
+    if body.get("abort_all_requests", True):
+        engine.abort(None)
+    await engine.rename_weights(version)
+    return _json({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
+
+
+async def _chat_completions(request: web.Request) -> web.StreamResponse:
+    engine = request.app[_ENGINE]
+    chat = await _beside_loop(request, read_chat_request, await _read_json(request), engine)
+    if not chat.request.stream:
+        return _json(chat_completion(chat, await engine.generate(chat.request), engine.codec))
+    chunks = ChatChunks(chat, engine.codec)
+    response = await _start_events(request)
+    await _send_event(response, chunks.first())
+    async with aclosing(engine.stream(chat.request)) as outputs:
+        async for output in outputs:
+            for chunk in chunks.next(output):
+                await _send_event(response, chunk)
+    await _send_event(response, None)
+    return response
+
+
+async def _models(request: web.Request) -> web.Response:
+    return _json({"object": "list", "data": [_model_card(request.app[_ENGINE])]})
+
+
+async def _model(request: web.Request) -> web.Response:
+    engine, name = request.app[_ENGINE], request.match_info["model"]
+    if name == engine.served_model_name:
+        return _json(_model_card(engine))
+    error = {"type": "invalid_request_error", "param": "model", "code": "model_not_found"}
+    return _json({"error": {"message": f"The model '{name}' does not exist", **error}}, status=404)
+
+
+def _model_card(engine: Engine) -> dict[str, Any]:
+    return {
+        "id": engine.served_model_name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "sglang",
+        "root": engine.served_model_name,
+        "parent": None,
+        "max_model_len": engine.limits.context_length,
+    }

@@ -1,7 +1,4 @@
-"""Keys and values of the sequences in work: one row per sequence, and attention over them.
-
-Knows layout and attention arithmetic. Knows nothing of requests, or of which tokens the rows stand for.
-"""
+"""Keys and values: of the sequences in work, one row each, with attention over them; and of those seen before."""
 
 from __future__ import annotations
 
@@ -11,14 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from strands_rollout.engine.blas_rows import tokens_at_once
-
 if TYPE_CHECKING:
-    from strands_rollout.engine.model_config import ModelConfig
+    from collections.abc import Callable
+
+    from strands_rollout.engine.qwen3 import ModelConfig
 
 Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
 
+_TOGETHER = 4
+_HEADS = 2
+_LONGEST_TRIED = 2048
+Ints = npt.NDArray[np.int64]
 _MASKED = np.float32(-1e30)
 _FIRST_CAPACITY = 512
 # A token attends alike to the last bit in any batch and chunk, so that a seed gives the same tokens whatever else runs.
@@ -31,13 +31,40 @@ _STRIDE_PAD = 16
 _CHUNK_TILE_TOKENS = 32
 _RAGGED_BLOCK_ROWS = 8
 _RAGGED_WASTE = 1.25
+# After an overflow the cache shrinks to this share of its capacity, so that not every insertion has to evict.
+_KEPT_SHARE = 0.9
+
+
+def tokens_at_once(group: int, head_dim: int) -> int:
+    """How many tokens' queries this machine's BLAS may multiply at once without changing the last bit of any.
+
+    Some of its kernels sum a row's products in an order that depends on how many rows there are, some don't; which one
+    runs is BLAS's own choice. So it is tried, on the shapes that attention has: `group` queries of `head_dim`
+    dimensions per key and token.
+    """
+    random = np.random.default_rng(0)
+    queries = random.standard_normal((_HEADS, _TOGETHER, group, head_dim), np.float32)
+    stored = random.standard_normal((_HEADS, 1, head_dim, _LONGEST_TRIED + _STRIDE_PAD), np.float32)
+    scores = random.random((_HEADS, _TOGETHER, group, _MIX_TOKENS), np.float32)
+    keys = [stored[..., :stop] for stop in range(_TOKEN_STEP, _LONGEST_TRIED + 1, _TOKEN_STEP)]
+    values = [stored[..., :stop].swapaxes(-1, -2) for stop in range(_TOKEN_STEP, _MIX_TOKENS + 1, _TOKEN_STEP)]
+    same = all(_same_together(queries, some) for some in keys)
+    same = same and all(_same_together(scores[..., : some.shape[-2]], some) for some in values)
+    return _TOGETHER if same else 1
+
+
+def _same_together(left: Floats, right: Floats) -> bool:
+    """Whether [heads, tokens, group, n] times [heads, 1, n, m] is the same with a product per token and one for all."""
+    heads, tokens, group, inner = left.shape
+    together = left.reshape(heads, 1, tokens * group, inner) @ right
+    return np.array_equal(together.reshape(heads, tokens, group, -1), left @ right)
 
 
 class KvRows:
     """`rows` sequences of up to `context_length` tokens.
 
     Memory is taken as sequences grow: the token capacity doubles when one needs more. Rows 0..n-1 decode together, so
-    whoever owns the rows keeps the decoding ones at the front (`move`). Tokens are the last axis of everything stored:
+    their owner keeps the decoding ones at the front (`move`). Tokens are the last axis of everything stored:
     a decode step then multiplies few queries by long contiguous runs, which BLAS does three times faster.
     """
 
@@ -51,13 +78,7 @@ class KvRows:
         self._blocks: list[tuple[slice, int, int]] = []
         self._causal_bias = _causal_bias()
         self._scratch: Floats = np.empty(0, np.float32)
-        self._together = tokens_at_once(
-            config.heads // config.kv_heads,
-            config.head_dim,
-            token_step=_TOKEN_STEP,
-            mix_tokens=_MIX_TOKENS,
-            stride_pad=_STRIDE_PAD,
-        )
+        self._together = tokens_at_once(config.heads // config.kv_heads, config.head_dim)
         # Rows beyond these were never written: their memory is not there yet, and growing must not touch it.
         self._written_rows = 0
         self.reserve(min(_FIRST_CAPACITY, context_length))
@@ -181,3 +202,119 @@ def _causal_bias() -> Floats:
 
 def _rounded_up(tokens: int) -> int:
     return -(-tokens // _TOKEN_STEP) * _TOKEN_STEP
+
+
+class _Node:
+    """A run of tokens below its parent's; `block` is [2, layers, kv_heads, head_dim, tokens]."""
+
+    __slots__ = ("block", "children", "last_used", "parent", "tokens")
+
+    def __init__(self, tokens: Ints, block: Floats, parent: _Node | None) -> None:
+        self.tokens = tokens
+        self.block = block
+        self.parent = parent
+        self.children: dict[int, _Node] = {}
+        self.last_used = 0
+
+
+class PrefixCache:
+    """Maps token sequences to their keys and values, for at most `capacity_tokens` tokens.
+
+    A radix tree: each node holds a run of tokens, so that shared prefixes are stored once. The runs that were not used
+    for longest are dropped first, leaves before their parents.
+    """
+
+    def __init__(self, capacity_tokens: int) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._root = _Node(np.empty(0, np.int64), np.empty(0, np.float32), None)
+        self.size_tokens = 0
+        self._clock = 0
+
+    def match(self, tokens: Ints) -> list[Floats]:
+        """The blocks of the longest known prefix of `tokens`, in order; they must not be written to."""
+        return [node.block[..., :count] for node, count in self._walk(tokens)]
+
+    def insert(self, tokens: Ints, copy_out: Callable[[int, int], Floats]) -> None:
+        """Remember `tokens`.
+
+        Args:
+            tokens: The whole sequence from position 0.
+            copy_out: Gives the block of tokens start..stop-1 to keep; called once, for what is not yet known.
+        """
+        path = self._walk(tokens)
+        known = sum(count for _, count in path)
+        if known == len(tokens) or len(tokens) > self.capacity_tokens:
+            return
+        parent = self._root
+        if path:
+            last, count = path[-1]
+            parent = last if count == len(last.tokens) else self._split(last, count)
+        node = _Node(tokens[known:].copy(), copy_out(known, len(tokens)), parent)
+        node.last_used = self._clock
+        parent.children[int(node.tokens[0])] = node
+        self.size_tokens += len(node.tokens)
+        if self.size_tokens > self.capacity_tokens:
+            self._evict(int(self.capacity_tokens * _KEPT_SHARE))
+
+    def _walk(self, tokens: Ints) -> list[tuple[_Node, int]]:
+        """The nodes along `tokens` with how many of each one's tokens match; all but the last match whole."""
+        self._clock += 1
+        path: list[tuple[_Node, int]] = []
+        node, done = self._root, 0
+        while done < len(tokens):
+            child = node.children.get(int(tokens[done]))
+            if child is None:
+                break
+            count = _common_prefix(child.tokens, tokens[done:])
+            path.append((child, count))
+            if count < len(child.tokens):
+                break
+            child.last_used = self._clock
+            node, done = child, done + count
+        return path
+
+    def _split(self, node: _Node, count: int) -> _Node:
+        """Cut `node` after `count` tokens and return the new upper part."""
+        # Copies, because a view would keep the whole block alive after one of the parts is evicted.
+        upper = _Node(node.tokens[:count].copy(), node.block[..., :count].copy(), node.parent)
+        upper.last_used = self._clock
+        (node.parent or self._root).children[int(upper.tokens[0])] = upper
+        node.tokens, node.block = node.tokens[count:].copy(), node.block[..., count:].copy()
+        node.parent = upper
+        upper.children[int(node.tokens[0])] = node
+        return upper
+
+    def _evict(self, target_tokens: int) -> None:
+        while self.size_tokens > target_tokens:
+            # What this very insertion used must survive it.
+            leaves = [leaf for leaf in self._leaves() if leaf.last_used != self._clock]
+            if not leaves:
+                return
+            for leaf in sorted(leaves, key=lambda leaf: leaf.last_used):
+                if self.size_tokens <= target_tokens:
+                    return
+                self._drop(leaf)
+
+    def _drop(self, leaf: _Node) -> None:
+        del (leaf.parent or self._root).children[int(leaf.tokens[0])]
+        self.size_tokens -= len(leaf.tokens)
+
+    def _leaves(self) -> list[_Node]:
+        leaves, stack = [], list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            if node.children:
+                stack.extend(node.children.values())
+            else:
+                leaves.append(node)
+        return leaves
+
+
+def _common_prefix(left: Ints, right: Ints) -> int:
+    count = min(len(left), len(right))
+    differing = np.flatnonzero(left[:count] != right[:count])
+    return int(differing[0]) if len(differing) else count

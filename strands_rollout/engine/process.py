@@ -1,7 +1,6 @@
 """The embedded engine as a child process of its own, so that its arithmetic never delays the rollout's event loop.
 
-Knows the `serve` command and processes; nothing of what the engine computes. The child lives as long as its standard
-input stays open: it ends with its parent, however that ends.
+The child lives as long as its standard input stays open: it ends with its parent, however that ends.
 """
 
 from __future__ import annotations

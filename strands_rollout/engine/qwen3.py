@@ -1,35 +1,314 @@
-"""The forward pass of a Qwen3 causal LM in NumPy, fp32.
+"""A Qwen3 causal LM in NumPy, fp32: its shape, its weights from a Hugging Face folder, and the forward pass.
 
-Knows arithmetic only: token ids and positions in, logits out. Knows nothing of requests, sampling or HTTP.
+fp32, fp16 and bf16 safetensors files are read here (https://github.com/huggingface/safetensors#format), because NumPy
+has no bf16.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from strands_rollout.errors import ConfigError
+from strands_rollout.files import open_regular, read_regular
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TypeAlias
+    from pathlib import Path
 
-    from strands_rollout.engine.kv_rows import KvRows
-    from strands_rollout.engine.model_config import ModelConfig
-    from strands_rollout.engine.weights import LayerWeights, ModelWeights
+    from strands_rollout.engine.kv_cache import KvRows
 
-    # Stores a layer's queries, keys and values and mixes: (layer, q, k, v) -> [tokens, heads * head_dim].
-    Attend: TypeAlias = Callable[[int, "Floats", "Floats", "Floats"], "Floats"]
-
+ARCHITECTURE = "Qwen3ForCausalLM"
+MAX_CONFIG_BYTES = 16_000_000
+SAMPLING_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 Floats = npt.NDArray[np.float32]
+_DTYPES: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+# Far above those of real checkpoints (a few hundred bytes per tensor): parsing one stops all other threads.
+_MAX_HEADER_BYTES = 16_000_000
 Complexes = npt.NDArray[np.complex64]
 Ints = npt.NDArray[np.int64]
 Number = TypeVar("Number", bound=np.generic)
-
+# Stores a layer's queries, keys and values and mixes: (layer, q, k, v) -> [tokens, heads * head_dim].
+Attend: TypeAlias = "Callable[[int, Floats, Floats, Floats], Floats]"
 # BLAS computes a row by another kernel, with other last bits, according to how many there are. So that a token's logits
 # don't depend on what else is computed, whatever is multiplied by weights is multiplied this many rows at a time.
 _TILE_ROWS = 4
 _ONE = np.float32(1)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What the forward pass needs to know of a checkpoint.
+
+    Attributes:
+        context_length: The longest sequence in tokens (max_position_embeddings).
+        eos_token_ids: Token ids that end a generation, of both config files.
+        sampling_defaults: generation_config.json's sampling values; only chat completions use them, as in SGLang.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    tied_embeddings: bool
+    context_length: int
+    eos_token_ids: frozenset[int]
+    sampling_defaults: dict[str, float]
+
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that the keys and values of one token take, over all layers."""
+        return 2 * 4 * self.layers * self.kv_heads * self.head_dim
+
+    def weight_shape_fields(self) -> tuple[int, ...]:
+        """The fields that two checkpoints must share for one to replace the other in a running engine."""
+        sizes = (self.vocab_size, self.hidden_size, self.intermediate_size, self.layers)
+        return (*sizes, self.heads, self.kv_heads, self.head_dim)
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """Read and check the configuration of the model in `folder`.
+
+    Raises:
+        ConfigError: The folder or config.json is missing or unreadable, the model is not a Qwen3 causal LM, or it uses
+            a feature that this engine doesn't compute.
+    """
+    try:
+        is_folder = folder.is_dir()
+    except OSError as e:
+        raise ConfigError(f"can't read the model folder {str(folder)!r:.500}: {e.strerror}") from e
+    if not is_folder:
+        raise ConfigError(f"model folder not found: {folder}. Give a folder with config.json and model.safetensors")
+    raw = _read_json(folder / "config.json")
+    generation_path = folder / "generation_config.json"
+    generation = _read_json(generation_path) if generation_path.exists() else {}
+    try:
+        _refuse_unsupported(raw, folder)
+        return _model_config(raw, generation)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as e:
+        raise ConfigError(f"{folder / 'config.json'}: missing or wrong Qwen3 setting: {e!r}") from e
+
+
+def _model_config(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+    heads, hidden_size = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+    # transformers 5 writes rope_theta inside rope_parameters, transformers 4 beside it.
+    rope_theta = (raw.get("rope_parameters") or {}).get("rope_theta", raw.get("rope_theta", 10000.0))
+    defaults = {key: float(generation[key]) for key in SAMPLING_DEFAULT_KEYS if generation.get(key) is not None}
+    return ModelConfig(
+        vocab_size=int(raw["vocab_size"]),
+        hidden_size=hidden_size,
+        intermediate_size=int(raw["intermediate_size"]),
+        layers=int(raw["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(raw.get("num_key_value_heads") or heads),
+        head_dim=int(raw.get("head_dim") or hidden_size // heads),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rope_theta=float(rope_theta),
+        tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        context_length=int(raw["max_position_embeddings"]),
+        eos_token_ids=_token_ids(raw.get("eos_token_id")) | _token_ids(generation.get("eos_token_id")),
+        sampling_defaults=defaults,
+    )
+
+
+def _token_ids(value: int | list[int] | None) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset([value] if isinstance(value, int) else value)
+
+
+def _refuse_unsupported(raw: dict[str, Any], folder: Path) -> None:
+    architectures = raw.get("architectures") or []
+    if ARCHITECTURE not in architectures:
+        raise ConfigError(f"{folder}: architectures is {architectures}; this engine runs {ARCHITECTURE} only")
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope_type = rope.get("rope_type") or rope.get("type") or "default"
+    unsupported = {
+        "attention_bias": bool(raw.get("attention_bias")),
+        "use_sliding_window": bool(raw.get("use_sliding_window")),
+        "quantization_config": raw.get("quantization_config") is not None,
+        f"rope type {rope_type!r}": rope_type != "default",
+        f"hidden_act {raw.get('hidden_act')!r}": raw.get("hidden_act", "silu") != "silu",
+    }
+    found = [name for name, present in unsupported.items() if present]
+    if found:
+        raise ConfigError(f"{folder}: the embedded engine does not support {', '.join(found)}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(read_regular(path, MAX_CONFIG_BYTES))
+    except FileNotFoundError as e:
+        raise ConfigError(f"{path.parent} is not a model folder: it has no {path.name}") from e
+    except OSError as e:
+        raise ConfigError(f"can't read {path}: {e.strerror}") from e
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"can't read {path}: {e}") from e
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds a {type(value).__name__}, expected a JSON object")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer, each matrix as [in, out], with the RMSNorm weights multiplied into the matrix that follows.
+
+    Attributes:
+        qkv: Queries, keys and values side by side. Within each query and key head the dimensions are interleaved, so
+            that dimensions 2i and 2i + 1 are the pair that RoPE turns.
+        qk_norm: [heads + kv_heads, head_dim] weights of the per-head norms, interleaved alike; the queries' rows also
+            carry the attention scale.
+        gate_up: The gate's part is negated, which spares a pass over its product: silu(g) is g / (1 + exp(-g)).
+        minus_down: Negated likewise, so that the two signs cancel out exactly.
+    """
+
+    qkv: Floats
+    qk_norm: Floats
+    out: Floats
+    gate_up: Floats
+    minus_down: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """All weights of a model; `head` carries the final norm's weights."""
+
+    embedding: Floats
+    layers: tuple[LayerWeights, ...]
+    head: Floats
+
+
+def load_weights(folder: Path, config: ModelConfig) -> ModelWeights:
+    """Read the weights of the model in `folder`.
+
+    Raises:
+        ConfigError: A file is missing or broken, or a tensor is missing or has another shape than config.json says.
+    """
+    tensors, c = _stored_tensors(folder), config
+
+    def take(name: str, *shape: int) -> Floats:
+        tensor = tensors.get(name)
+        if tensor is None:
+            raise ConfigError(f"{folder}: the weights have no tensor {name}")
+        if tensor.shape != shape:
+            raise ConfigError(f"{folder}: tensor {name} has shape {tensor.shape}, config.json says {shape}")
+        return tensor.read()
+
+    embedding = take("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
+    head = embedding if c.tied_embeddings else take("lm_head.weight", c.vocab_size, c.hidden_size)
+    final_norm = take("model.norm.weight", c.hidden_size)
+    layers = tuple(_layer(take, c, f"model.layers.{index}.") for index in range(c.layers))
+    return ModelWeights(embedding, layers, _in_out(head, final_norm))
+
+
+def read_tensors(folder: Path) -> dict[str, Floats]:
+    """Read every tensor of `folder`, single file or sharded, as fp32; ConfigError where one is missing or broken."""
+    return {name: tensor.read() for name, tensor in _stored_tensors(folder).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredTensor:
+    """A tensor of a file, not read yet: what its shape says must be known to fit before memory is taken for it."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], Floats]
+
+
+def _stored_tensors(folder: Path) -> dict[str, _StoredTensor]:
+    index_path, names = folder / "model.safetensors.index.json", {"model.safetensors"}
+    if index_path.is_file():
+        try:
+            weight_map = json.loads(read_regular(index_path, _MAX_HEADER_BYTES))["weight_map"]
+            names = {str(name) for name in weight_map.values()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+            raise ConfigError(f"can't read {index_path}: {e!r}") from e
+    return {key: tensor for name in sorted(names) for key, tensor in _tensors_of_file(folder / name).items()}
+
+
+def _tensors_of_file(path: Path) -> dict[str, _StoredTensor]:
+    try:
+        with open_regular(path) as file:
+            raw = np.memmap(file, dtype=np.uint8, mode="r")
+        header_bytes = int.from_bytes(raw[:8].tobytes(), "little")
+        # cut short, it is not JSON
+        header = json.loads(raw[8 : 8 + min(header_bytes, _MAX_HEADER_BYTES)].tobytes())
+        body = raw[8 + header_bytes :]
+        return {name: _stored(body, spec, path) for name, spec in header.items() if name != "__metadata__"}
+    except FileNotFoundError as e:
+        raise ConfigError(f"weights not found: {path}") from e
+    except OSError as e:
+        raise ConfigError(f"can't read the weights {path}: {e.strerror}") from e
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise ConfigError(f"{path} is not a readable safetensors file: {e!r:.200}") from e
+
+
+def _stored(body: npt.NDArray[np.uint8], spec: dict[str, Any], path: Path) -> _StoredTensor:
+    dtype, shape, (start, end) = spec["dtype"], spec["shape"], spec["data_offsets"]
+    if dtype not in _DTYPES:
+        raise ValueError(f"tensor of dtype {dtype!r:.40}; supported: {', '.join(_DTYPES)}")
+    numbers = [*shape, start, end]
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError(f"tensor with the shape and offsets {numbers!r:.80}; expected whole numbers")
+    stored_bytes = math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize
+    if stored_bytes != end - start or end > len(body):
+        raise ValueError(f"tensor of {stored_bytes} bytes at {start} to {end} of {len(body)}; is the file complete?")
+
+    def read() -> Floats:
+        try:
+            data = np.frombuffer(body[start:end].tobytes(), _DTYPES[dtype]).reshape(shape)
+        except ValueError as e:  # too many dimensions
+            raise ConfigError(f"{path} holds a tensor of shape {shape!r:.80}: {e}") from e
+        if dtype == "BF16":
+            # bf16 is the upper half of an fp32.
+            return (data.astype(np.uint32) << 16).view(np.float32)
+        return data.astype(np.float32)
+
+    return _StoredTensor(tuple(shape), read)
+
+
+def _layer(take: Callable[..., Floats], c: ModelConfig, prefix: str) -> LayerWeights:
+    q_dim, kv_dim = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    attention = prefix + "self_attn."
+    q = take(attention + "q_proj.weight", q_dim, c.hidden_size)
+    k = take(attention + "k_proj.weight", kv_dim, c.hidden_size)
+    v = take(attention + "v_proj.weight", kv_dim, c.hidden_size)
+    q_norm = take(attention + "q_norm.weight", c.head_dim) * np.float32(c.head_dim**-0.5)
+    k_norm = take(attention + "k_norm.weight", c.head_dim)
+    gate = take(prefix + "mlp.gate_proj.weight", c.intermediate_size, c.hidden_size)
+    up = take(prefix + "mlp.up_proj.weight", c.intermediate_size, c.hidden_size)
+    qkv = np.concatenate([_interleave_rows(q, c.head_dim), _interleave_rows(k, c.head_dim), v])
+    qk_norm = np.concatenate([np.tile(q_norm, (c.heads, 1)), np.tile(k_norm, (c.kv_heads, 1))])
+    return LayerWeights(
+        qkv=_in_out(qkv, take(prefix + "input_layernorm.weight", c.hidden_size)),
+        qk_norm=np.ascontiguousarray(qk_norm[:, _interleaved(c.head_dim)]),
+        out=_in_out(take(attention + "o_proj.weight", c.hidden_size, q_dim)),
+        gate_up=_in_out(np.concatenate([-gate, up]), take(prefix + "post_attention_layernorm.weight", c.hidden_size)),
+        minus_down=_in_out(-take(prefix + "mlp.down_proj.weight", c.hidden_size, c.intermediate_size)),
+    )
+
+
+def _interleaved(head_dim: int) -> npt.NDArray[np.intp]:
+    """Order of a head's dimensions that puts i and i + head_dim / 2 side by side."""
+    return np.arange(head_dim).reshape(2, -1).T.ravel()
+
+
+def _interleave_rows(weight: Floats, head_dim: int) -> Floats:
+    heads = weight.reshape(-1, head_dim, weight.shape[1])
+    return heads[:, _interleaved(head_dim)].reshape(weight.shape)
+
+
+def _in_out(weight: Floats, norm: Floats | None = None) -> Floats:
+    """[out, in] to contiguous [in, out], scaled per input by the norm that comes before."""
+    return np.ascontiguousarray((weight if norm is None else weight * norm).T)
 
 
 class Qwen3:

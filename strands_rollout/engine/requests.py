@@ -1,38 +1,212 @@
-"""The body of POST /generate as checked values.
+"""The body of POST /generate as checked values: SGLang's fields, defaults, limits and error messages (0.5.23).
 
-Knows SGLang's top-level fields and its length limits (0.5.23), and needs the tokenizer for text input. Unknown
-top-level fields are ignored, as SGLang does; the known ones that would change an answer and are not supported here are
-refused.
+Unknown top-level fields are ignored, as SGLang does; the known ones that would change an answer and are not supported
+here are refused. An unknown sampling parameter is refused, as SGLang does. The body of a refusal has one of three
+shapes, depending on who refuses: SGLang's JSON schema, its validation, or its OpenAI endpoints.
 """
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from strands_rollout.engine.request_errors import ContractError, RequestRefusedError, SchemaError
-from strands_rollout.engine.sampling_params import SamplingParams, described, read_sampling_params
+from strands_rollout.errors import RolloutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+
+TOP_K_ALL = 1 << 30
+# Of one call, prompts times n: each takes memory at once, whether it runs or waits.
+MAX_GENERATIONS = 1024
 # SGLang keeps one token of the context for itself and one more per request, and five more of a prompt.
-CONTEXT_RESERVE = 2
-PROMPT_RESERVE = 6
+_CONTEXT_RESERVE = 2
+_PROMPT_RESERVE = 6
+# No text has so many characters per token that this many of them, encoded, would not tell that it is too long.
+_CHARS_PER_TOKEN = 32
+_GREEDY_BELOW = 1e-6
+_MAX_STOP_STRINGS = 32
+_SEED_LIMIT = 2**63
 _UNSUPPORTED = (
-    "input_embeds",
-    "image_data",
-    "audio_data",
-    "video_data",
-    "lora_path",
-    "session_params",
-    "custom_logit_processor",
-    "return_hidden_states",
-    "top_logprobs_num",
-    "token_ids_logprob",
+    *("input_embeds", "image_data", "audio_data", "video_data", "lora_path", "session_params"),
+    *("custom_logit_processor", "return_hidden_states", "top_logprobs_num", "token_ids_logprob"),
 )
+# Sampling parameters: SGLang's names in SGLang's order, which its message about an unknown name repeats.
+_KINDS = (
+    {"max_new_tokens": "i64", "stop": "strings", "stop_token_ids": "ids", "stop_regex": "unsupported"}
+    | {"temperature": "f64", "top_p": "f64", "top_k": "i64", "min_p": "f64"}
+    | dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty"), "f64")
+    | {"min_new_tokens": "i64", "n": "i64"}
+    | dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), "unsupported")
+    | dict.fromkeys(("ignore_eos", "skip_special_tokens"), "a boolean")
+    | dict.fromkeys(("spaces_between_special_tokens", "no_stop_trim"), "a boolean")
+    | {"stream_interval": "i64", "logit_bias": "unsupported", "sampling_seed": "i64", "custom_params": "ignored"}
+    | dict.fromkeys(("beam_width", "watermark", "choice"), "unsupported")
+)
+_IGNORED = ("spaces_between_special_tokens", "stream_interval", "custom_params", "n")
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {"i64": (int,), "f64": (int, float), "a boolean": (bool,)}
+
+
+class RequestRefusedError(RolloutError):
+    """A request that can't be served; its message goes to the client with status 400."""
+
+    def body(self) -> dict[str, object]:
+        """The answer's JSON at /generate."""
+        return {"error": {"message": str(self)}}
+
+    def chat_body(self) -> dict[str, object]:
+        """The answer's JSON at the OpenAI endpoints."""
+        return {"object": "error", "message": str(self), "type": "BadRequestError", "param": None, "code": 400}
+
+
+class ContractError(RequestRefusedError):
+    """A sampling parameter is unknown or of the wrong type."""
+
+    def body(self) -> dict[str, object]:
+        """The answer's JSON."""
+        return {"error": str(self)}
+
+
+class SchemaError(RequestRefusedError):
+    """The body is not JSON, or a top-level field is of the wrong type."""
+
+    def body(self) -> dict[str, object]:
+        """The answer's JSON at /generate."""
+        return {"object": "error", "message": str(self), "type": "Bad Request", "param": None, "code": 400}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose the tokens of one generation, checked.
+
+    Attributes:
+        max_new_tokens: The most tokens to generate; None: up to the context length.
+        temperature: 1.0 for a greedy request, as in SGLang, so that its logprobs are taken at 1.0.
+        top_k: 1 for a greedy request.
+        stop: Strings that end the generation once the text holds one of them.
+    """
+
+    max_new_tokens: int | None = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = TOP_K_ALL
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    sampling_seed: int | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits change with what was generated."""
+        additive = self.frequency_penalty or self.presence_penalty
+        return bool(additive) or self.repetition_penalty != 1.0 or self.min_new_tokens > 0
+
+
+def read_sampling_params(raw: dict[str, Any]) -> SamplingParams:
+    """Turn the JSON object `sampling_params` of a request into checked parameters.
+
+    Raises:
+        ContractError: A name is unknown, or a value is of the wrong type.
+        RequestRefusedError: A value is out of range or not supported here.
+    """
+    values: dict[str, Any] = {}
+    for name, value in raw.items():
+        checked = _checked_type(name, value)
+        if checked is not None and name not in _IGNORED:
+            values[name] = checked
+    if "max_new_tokens" in raw and raw["max_new_tokens"] is None:
+        values["max_new_tokens"] = None
+    temperature = values.get("temperature", 1.0)
+    if 0 <= temperature < _GREEDY_BELOW:
+        values |= {"temperature": 1.0, "top_k": 1}
+    if values.get("top_k") == -1:
+        values["top_k"] = TOP_K_ALL
+    params = SamplingParams(**values)
+    _check_ranges(params)
+    return params
+
+
+def _checked_type(name: str, value: object) -> object:
+    """`value` as `SamplingParams` holds it; None for null, which means the default."""
+    kind = _KINDS.get(name)
+    if kind is None:
+        names = ", ".join(f"`{known}`" for known in _KINDS)
+        raise ContractError(f"unknown field `{name:.200}`, expected one of {names}")
+    if value is None or kind == "ignored":
+        return None
+    if kind == "unsupported":
+        raise RequestRefusedError(f"sampling parameter {name} is not supported by the embedded engine")
+    if kind in ("strings", "ids"):
+        return _strings(value) if kind == "strings" else _ids(value)
+    if not isinstance(value, _PYTHON_TYPES[kind]) or (isinstance(value, bool) and kind != "a boolean"):
+        raise ContractError(f"invalid type: {described(value)}, expected {kind}")
+    return value
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    strings: list[str] = []
+    for item in value if isinstance(value, list) else [value]:
+        if not isinstance(item, str):
+            raise ContractError(f"invalid type: {described(item)}, expected a string")
+        strings.append(item)
+    if len(strings) > _MAX_STOP_STRINGS:
+        raise RequestRefusedError(f"at most {_MAX_STOP_STRINGS} stop strings are allowed, got {len(strings)}")
+    return tuple(item for item in strings if item)
+
+
+def _ids(value: object) -> frozenset[int]:
+    if not isinstance(value, list):
+        raise ContractError(f"invalid type: {described(value)}, expected a sequence")
+    ids = [item for item in value if item is not None]
+    for item in ids:
+        if type(item) is not int:
+            raise ContractError(f"invalid type: {described(item)}, expected i64")
+    return frozenset(ids)
+
+
+def described(value: object) -> str:
+    """A value as SGLang's JSON decoder names it."""
+    if isinstance(value, bool):
+        return f"boolean `{str(value).lower()}`"
+    if isinstance(value, str):
+        return f'string "{value:.200}"'
+    if isinstance(value, int | float):
+        return f"{'integer' if isinstance(value, int) else 'floating point'} `{value}`"
+    return "sequence" if isinstance(value, list) else "map"
+
+
+def _check_ranges(p: SamplingParams) -> None:
+    new, least = p.max_new_tokens, p.min_new_tokens
+    limits = {
+        f"temperature must be a non-negative finite number, got {p.temperature}.": 0 <= p.temperature < math.inf,
+        f"top_p must be in (0, 1], got {p.top_p}.": 0 < p.top_p <= 1,
+        f"min_p must be in [0, 1], got {p.min_p}.": 0 <= p.min_p <= 1,
+        f"top_k must be -1 (disable) or at least 1, got {p.top_k}.": p.top_k >= 1,
+        f"frequency_penalty must be in [-2, 2], got {p.frequency_penalty}.": -2 <= p.frequency_penalty <= 2,
+        f"presence_penalty must be in [-2, 2], got {p.presence_penalty}.": -2 <= p.presence_penalty <= 2,
+        f"repetition_penalty must be in (0, 2] (1.0 = no penalty), got {p.repetition_penalty}.": (
+            0 < p.repetition_penalty <= 2
+        ),
+        f"min_new_tokens must be in [0, max_new_tokens], got {least}.": least >= 0,
+        f"max_new_tokens must be at least 0, got {new}.": new is None or new >= 0,
+        f"min_new_tokens must be in [0, max_new_tokens({new})], got {least}.": new is None or least <= new,
+        f"sampling_seed must be in [-2**63, 2**63 - 1], got {p.sampling_seed}.": (
+            p.sampling_seed is None or -_SEED_LIMIT <= p.sampling_seed < _SEED_LIMIT
+        ),
+    }
+    for message, holds in limits.items():
+        if not holds:
+            raise RequestRefusedError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +219,7 @@ class RequestLimits:
     @property
     def max_prompt_tokens(self) -> int:
         """Prompts must be shorter than this (SGLang's max_req_input_len)."""
-        return self.context_length - PROMPT_RESERVE
+        return self.context_length - _PROMPT_RESERVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +247,9 @@ class GenerateCall:
 
     requests: tuple[GenerateRequest, ...]
     is_list: bool
-    stream: bool
 
 
-def read_generate_call(body: object, limits: RequestLimits, encode: Callable[[str], list[int]]) -> GenerateCall:
+def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Callable[[str], list[int]]) -> GenerateCall:
     """Turn the JSON body of a /generate call into requests.
 
     Raises:
@@ -84,37 +257,48 @@ def read_generate_call(body: object, limits: RequestLimits, encode: Callable[[st
         ContractError: So has one that SGLang checks by other means.
         RequestRefusedError: The input is missing, empty or too long, or a parameter is refused.
     """
-    if not isinstance(body, dict):
-        raise SchemaError(f"1 validation error: the body must be a JSON object, got {type(body).__name__}")
     for name in _UNSUPPORTED:
         if body.get(name):
             raise RequestRefusedError(f"{name} is not supported by the embedded engine")
     if _typed(body, "logprob_start_len", int, -1) not in (-1, None):
         raise RequestRefusedError("logprob_start_len is not supported by the embedded engine: output logprobs only")
-    prompts, is_batch = _prompts(body, encode)
-    raw_params = _per_prompt(body, "sampling_params", dict, len(prompts), {})
+    inputs, is_batch = _inputs(body)
+    raw_params = _per_prompt(body, "sampling_params", dict, len(inputs), {})
     copies = _copies(raw_params)
-    rids = _rids(body, len(prompts), copies, is_batch=is_batch)
-    stream = bool(_typed(body, "stream", bool, default=False))
-    requests = []
-    for index, rid in enumerate(rids):
-        prompt, raw = prompts[index // copies], raw_params[index // copies]
+    if len(inputs) * copies > MAX_GENERATIONS:
+        raise RequestRefusedError(
+            f"at most {MAX_GENERATIONS} generations per request are allowed, got {len(inputs)} inputs with n={copies}"
+        )
+    rids = _rids(body, len(inputs), copies, is_batch=is_batch)
+    names = ("stream", "return_logprob", "return_text_in_logprobs")
+    flags = {name: bool(_typed(body, name, bool, default=False)) for name in names}
+    requests: list[GenerateRequest] = []
+    for index, (given, raw) in enumerate(zip(inputs, raw_params, strict=True)):
+        prompt = encoded(given, limits, encode) if isinstance(given, str) else given
         sampling, max_new_tokens = check_generation(prompt, raw, limits)
-        requests.append(
-            GenerateRequest(
-                rid=rid,
-                input_ids=tuple(prompt),
-                sampling=sampling,
-                max_new_tokens=max_new_tokens,
-                return_logprob=bool(_typed(body, "return_logprob", bool, default=False)),
-                return_text_in_logprobs=bool(_typed(body, "return_text_in_logprobs", bool, default=False)),
-                stream=stream,
-            )
+        input_ids = tuple(prompt)
+        requests += (
+            GenerateRequest(rid, input_ids, sampling, max_new_tokens, **flags)
+            for rid in rids[index * copies : (index + 1) * copies]
         )
     is_list = is_batch or copies > 1
-    if stream and is_list:
+    if flags["stream"] and is_list:
         raise RequestRefusedError("stream with several inputs is not supported by the embedded engine")
-    return GenerateCall(tuple(requests), is_list, stream)
+    return GenerateCall(tuple(requests), is_list)
+
+
+def encoded(text: str, limits: RequestLimits, encode: Callable[[str], list[int]]) -> list[int]:
+    """The ids of a text; one that is far too long is not encoded to its end, which would take seconds and gigabytes.
+
+    Raises:
+        RequestRefusedError: The beginning alone is longer than the context.
+    """
+    head = text[: limits.context_length * _CHARS_PER_TOKEN]
+    ids = encode(head)
+    # The last tokens of the beginning could be others in the whole text, but never half of them.
+    if len(head) < len(text) and len(ids) >= 2 * limits.context_length:
+        raise _too_long(f"more than {len(ids)}", limits)
+    return ids if len(head) == len(text) else encode(text)
 
 
 def check_generation(
@@ -138,9 +322,7 @@ def check_generation(
             f"input_ids contains out-of-vocabulary token id {outside}; valid range is [0, {limits.vocab_size})."
         )
     if count >= context_length:
-        raise RequestRefusedError(
-            f"The input ({count} tokens) is longer than the model's context length ({context_length} tokens)."
-        )
+        raise _too_long(count, limits)
     sampling = read_sampling_params(raw_params)
     new = sampling.max_new_tokens
     if new is not None and count + new > context_length:
@@ -155,21 +337,29 @@ def check_generation(
             f"Input length ({count} tokens) exceeds the maximum allowed length ({limits.max_prompt_tokens} tokens). "
             "Use a shorter input."
         )
-    room = context_length - CONTEXT_RESERVE - count
+    room = context_length - _CONTEXT_RESERVE - count
     return sampling, room if new is None else min(new, room)
 
 
-def _prompts(body: dict[str, Any], encode: Callable[[str], list[int]]) -> tuple[list[list[int]], bool]:
-    """The prompts as ids, and whether they came as a batch."""
+def _too_long(count: int | str, limits: RequestLimits) -> RequestRefusedError:
+    return RequestRefusedError(
+        f"The input ({count} tokens) is longer than the model's context length ({limits.context_length} tokens)."
+    )
+
+
+def _inputs(body: dict[str, Any]) -> tuple[Sequence[list[int] | str], bool]:
+    """The prompts as ids or text, and whether they came as a batch."""
     ids, text = body.get("input_ids"), body.get("text")
     if ids is not None:
         return _id_prompts(ids)
     if text is None:
         raise RequestRefusedError("Either text, input_ids or input_embeds should be provided.")
     texts = text if isinstance(text, list) else [text]
+    if not texts:
+        raise RequestRefusedError("text cannot be empty.")
     if not all(isinstance(item, str) for item in texts):
         raise SchemaError("1 validation error: text must be a string or a list of strings")
-    return [encode(item) for item in texts], isinstance(text, list)
+    return texts, isinstance(text, list)
 
 
 def _id_prompts(ids: object) -> tuple[list[list[int]], bool]:

@@ -1,7 +1,7 @@
 """Decides what the model computes next: which generations wait, prefill and decode, and what interrupts them.
 
 Continuous batching: generations join between steps, prompts are prefilled in chunks so that none stalls the others.
-Knows no threads: everything here runs in one, the worker's.
+Everything here runs in the worker's thread.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ import numpy.typing as npt
 
 from strands_rollout.engine.decode_batch import DecodeBatch
 from strands_rollout.engine.generation import aborted, aborted_in_queue, out_of_length
-from strands_rollout.engine.kv_rows import KvRows
-from strands_rollout.engine.prefix_cache import PrefixCache
+from strands_rollout.engine.kv_cache import KvRows, PrefixCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from strands_rollout.engine.generation import Generation
-    from strands_rollout.engine.qwen3 import Qwen3
-    from strands_rollout.engine.weights import ModelWeights
+    from strands_rollout.engine.qwen3 import ModelWeights, Qwen3
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -272,7 +270,7 @@ class Scheduler:
             self._finish(generation, aborted_in_queue())
 
     def _leave(self, row: int, finish: dict[str, Any]) -> None:
-        """End the generation of a batch row and keep its keys and values for whoever continues it."""
+        """End the generation of a batch row and keep its keys and values for a request that continues it."""
         tokens = self._batch.tokens(row)[: self._batch.lengths[row]]
         self._cache.insert(tokens, partial(self._kv.copy_out, row))
         self._finish(self._remove(row), finish)
@@ -288,6 +286,6 @@ class Scheduler:
     def _finish(self, generation: Generation, finish: dict[str, Any]) -> None:
         self._doomed.discard(generation)
         generation.close_span(self.weight_version, len(generation.output_ids))
-        # Last, because whoever reads the generation takes this for the sign that it is complete.
+        # Last: readers take this for the sign that the generation is complete.
         generation.finish = finish
         generation.notify()

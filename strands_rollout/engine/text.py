@@ -1,7 +1,4 @@
-"""The tokenizer of a model folder: text to ids, ids to text, chat messages to a prompt.
-
-Knows tokenizer.json and the chat template, read without transformers. Knows nothing of requests.
-"""
+"""The tokenizer of a model folder, read without transformers: text to ids, ids to text, chat messages to a prompt."""
 
 from __future__ import annotations
 
@@ -14,12 +11,16 @@ import jinja2.ext
 import jinja2.sandbox
 from tokenizers import Tokenizer
 
-from strands_rollout.engine.request_errors import RequestRefusedError
+from strands_rollout.engine.qwen3 import MAX_CONFIG_BYTES
+from strands_rollout.engine.requests import RequestRefusedError
 from strands_rollout.errors import ConfigError
+from strands_rollout.files import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_LONG_TEXT_CHARS = 10_000
+_MAX_TOKENIZER_BYTES = 200_000_000
 _SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -40,7 +41,11 @@ class TextCodec:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; text that spells a special token becomes that token."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < _LONG_TEXT_CHARS:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        else:
+            # tokenizers releases Python's lock for batches only
+            ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -59,8 +64,8 @@ class TextCodec:
         names = {"add_generation_prompt": True, **self._special_tokens, **options}
         try:
             return self._template.render(messages=messages, tools=tools or None, **names)
-        except (jinja2.TemplateError, TypeError, ValueError) as e:
-            raise RequestRefusedError(f"the chat template refused the messages: {e}") from e
+        except Exception as e:  # a template fails in any way on messages that it was not written for
+            raise RequestRefusedError(f"the chat template refused the messages: {e!r:.300}") from e
 
 
 def read_text_codec(folder: Path) -> TextCodec:
@@ -70,28 +75,25 @@ def read_text_codec(folder: Path) -> TextCodec:
         ConfigError: tokenizer.json is missing or unreadable, or the template is not valid Jinja.
     """
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"{folder} has no tokenizer.json; the embedded engine needs a fast tokenizer")
     config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     config: dict[str, Any] = {}
     try:
-        tokenizer = Tokenizer.from_file(str(path))
-        if config_path.is_file():
-            config = json.loads(config_path.read_text(encoding="utf-8"))
+        tokenizer = Tokenizer.from_buffer(read_regular(path, _MAX_TOKENIZER_BYTES))
+        if config_path.exists():
+            config = json.loads(read_regular(config_path, MAX_CONFIG_BYTES))
+        template = config.get("chat_template")
+        if template_path.exists():
+            template = read_regular(template_path, MAX_CONFIG_BYTES).decode("utf-8")
+        tokens = {key: config[key] for key in _SPECIAL_TOKEN_KEYS if config.get(key)}
+        special_tokens = {key: token["content"] if isinstance(token, dict) else token for key, token in tokens.items()}
     except Exception as e:  # tokenizers raises plain Exception for a broken file
         raise ConfigError(f"can't read the tokenizer of {folder}: {e}") from e
-    template = config.get("chat_template")
-    if template_path.is_file():
-        template = template_path.read_text(encoding="utf-8")
     try:
-        return TextCodec(tokenizer, _special_tokens(config), template)
+        return TextCodec(tokenizer, special_tokens, template)
     except jinja2.TemplateError as e:
         raise ConfigError(f"the chat template of {folder} is not valid Jinja: {e}") from e
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    tokens = {key: config[key] for key in _SPECIAL_TOKEN_KEYS if config.get(key)}
-    return {key: token["content"] if isinstance(token, dict) else token for key, token in tokens.items()}
 
 
 def _compiled(template: str) -> jinja2.Template:

@@ -1,31 +1,34 @@
 """Serves the page on this machine while a run writes its dump.
 
-Knows HTTP and when files have changed. Only who knows the URL is answered: it has a part that nobody can guess, and a
-page of another site can't be made to reach it, since its Host is checked.
+Only who knows the URL is answered: it has a part that nobody can guess, and a page of another site can't be made to
+reach it, since its Host is checked.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import logging
 import secrets
+import socket
 import threading
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Final, cast
 
-import orjson
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from strands_rollout.dump import DumpRecord
-from strands_rollout.dump.reader import dump_files, unread_samples
-from strands_rollout.errors import DumpError
-from strands_rollout.view.dump_view import DumpView, ShownSample, habit_counter, show
-from strands_rollout.view.page import live_page
-from strands_rollout.view.sample_view import Retokeniser
-from strands_rollout.view.turn_habits import TurnHabits
+from strands_rollout.dump.files import dump_files, unread_samples
+from strands_rollout.errors import ConfigError, DumpError
+from strands_rollout.view.page import DumpView, ShownSample, count_habits, habit_counter, json_bytes, live_page, show
+from strands_rollout.view.sample import Retokeniser
+from strands_rollout.view.tokens import TurnHabits
 
-logger = logging.getLogger(__name__)
+_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
+_STOP_TIMEOUT_S: Final = 0.1
 
 
 class LiveDump:
@@ -65,6 +68,20 @@ class LiveDump:
                 self._state = state
             return self.latest
 
+    async def refreshed(self) -> tuple[DumpView, str]:
+        """See `refresh`; the reading is done in a thread that does not hold up the end of the process."""
+        future: Future[tuple[DumpView, str]] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(self.refresh())
+                except BaseException as e:  # the request's handler gets it
+                    future.set_exception(e)
+
+        threading.Thread(target=run, name="view-refresh", daemon=True).start()
+        return await asyncio.wrap_future(future)
+
     def _show_all(self) -> list[ShownSample]:
         self._count_new()
         habits = self._counter.habits()
@@ -87,7 +104,7 @@ class LiveDump:
         for sample in unread_samples(self._path):
             record = None if sample.key in self._counted else sample.read()
             if record is not None:
-                self._counter.count(record)
+                count_habits(self._counter, record)
                 self._counted.add(sample.key)
 
     def _now(self) -> list[tuple[str, int, int]]:
@@ -98,89 +115,98 @@ class LiveDump:
         return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
 
-class LiveServer(ThreadingHTTPServer):
-    """Serves one dump on 127.0.0.1.
+@asynccontextmanager
+async def live_server(dump: LiveDump, title: str, port: int = 0) -> AsyncIterator[str]:
+    """Serve one dump on 127.0.0.1 while the block lasts.
 
     Args:
         dump: What it shows.
         title: Of the page.
         port: 0 for a free one.
 
+    Yields:
+        Where the page is.
+
     Raises:
-        OSError: The port is taken.
+        ConfigError: The port is taken.
     """
+    try:
+        listening = socket.create_server(("127.0.0.1", port))
+    except OSError as e:
+        raise ConfigError(f"can't listen at port {port}: {e.strerror}; choose another --port") from e
+    with listening:
+        port = listening.getsockname()[1]
+        root = f"/{secrets.token_urlsafe(12)}/"
+        app = web.Application(middlewares=[_only_for(root, port)])
+        pages = _Pages(dump, title)
+        app.add_routes(
+            [
+                web.get(root, pages.page, allow_head=False),
+                web.get(f"{root}index.json", pages.index, allow_head=False),
+                web.get(f"{root}progress", pages.progress, allow_head=False),
+                web.get(f"{root}sample/{{position:[0-9]{{1,9}}}}", pages.sample, allow_head=False),
+            ]
+        )
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_STOP_TIMEOUT_S)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listening).start()
+            yield f"http://127.0.0.1:{port}{root}"
+        finally:
+            await runner.cleanup()
 
-    daemon_threads = True
 
-    def __init__(self, dump: LiveDump, title: str, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
-        self.dump = dump
-        self.page = live_page(title).encode()
-        self.title = title
-        self.root = f"/{secrets.token_urlsafe(12)}/"
+def _only_for(root: str, port: int) -> Middleware:
+    """Answer requests under `root` that were sent to this machine by its own page, or by no page."""
+    hosts = {*_HOSTS, *(f"{name}:{port}" for name in _HOSTS)}
 
-    @property
-    def url(self) -> str:
-        """Where the page is."""
-        return f"http://127.0.0.1:{self.server_port}{self.root}"
+    @web.middleware
+    async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
+        host, origin = request.headers.get("Host", "").lower(), request.headers.get("Origin")
+        is_foreign = host not in hosts or origin not in (None, f"http://{host}")
+        if is_foreign or not request.raw_path.startswith(root):
+            return _answer(b"not here", "text/plain", status=404)
+        try:
+            return await handler(request)
+        except web.HTTPNotFound:
+            return _answer(b"not here", "text/plain", status=404)
+        except DumpError as e:
+            return _answer(str(e).encode(), "text/plain", status=409)
+
+    return refuse
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Pages:
     """The page, the rows, and one sample's details."""
 
-    server: LiveServer
+    def __init__(self, dump: LiveDump, title: str) -> None:
+        self._dump = dump
+        self._title = title
+        self._page = live_page(title).encode()
 
-    def do_GET(self) -> None:
-        """Answer one request."""
-        hosts = {f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")}
-        if self.headers.get("Host") not in hosts or not self.path.startswith(self.server.root):
-            self._send(HTTPStatus.NOT_FOUND, b"not here", "text/plain")
-            return
-        try:
-            self._answer(self.path.removeprefix(self.server.root))
-        except DumpError as e:
-            self._send(HTTPStatus.CONFLICT, str(e).encode(), "text/plain")
+    async def page(self, _: web.Request) -> web.Response:
+        return _answer(self._page, "text/html")
 
-    def _answer(self, name: str) -> None:
-        if name == "":
-            self._send(HTTPStatus.OK, self.server.page, "text/html")
-            return
-        position = name.removeprefix("sample/")
-        if name == "index.json":
-            view, tag = self.server.dump.refresh()
-            self._send_index(view, f'"{tag}"')
-        elif name == "progress":
-            self._send(HTTPStatus.OK, str(self.server.dump.read).encode(), "text/plain")
-        elif position.isdecimal() and int(position) < len(details := self._details()):
-            self._send(HTTPStatus.OK, details[int(position)], "application/octet-stream")
-        else:
-            self._send(HTTPStatus.NOT_FOUND, b"not here", "text/plain")
+    async def index(self, request: web.Request) -> web.Response:
+        view, tag = await self._dump.refreshed()
+        tag = f'"{tag}"'
+        if request.headers.get("If-None-Match") == tag:
+            return _answer(b"", "application/json", tag, status=304)
+        return _answer(json_bytes(view.index(self._title, live=True)), "application/json", tag)
 
-    def _details(self) -> list[bytes]:
-        """Those that the page's list was made with: opening a sample waits for no reading."""
-        latest = self.server.dump.latest
-        return latest[0].details if latest is not None else []
+    async def progress(self, _: web.Request) -> web.Response:
+        return _answer(str(self._dump.read).encode(), "text/plain")
 
-    def _send_index(self, view: DumpView, tag: str) -> None:
-        if self.headers.get("If-None-Match") == tag:
-            self._send(HTTPStatus.NOT_MODIFIED, b"", "application/json", tag)
-        else:
-            body = orjson.dumps(view.index(self.server.title, live=True))
-            self._send(HTTPStatus.OK, body, "application/json", tag)
+    async def sample(self, request: web.Request) -> web.Response:
+        """Of those that the page's list was made with: opening a sample waits for no reading."""
+        position = int(request.match_info["position"])
+        details = self._dump.latest[0].details if self._dump.latest is not None else []
+        if position >= len(details):
+            raise web.HTTPNotFound
+        return _answer(details[position], "application/octet-stream")
 
-    def _send(self, status: HTTPStatus, body: bytes, kind: str, tag: str | None = None) -> None:
-        self.send_response(status)
-        headers = {
-            "Content-Type": f"{kind}; charset=utf-8",
-            "Content-Length": str(len(body)),
-            "Cache-Control": "no-store",
-            "X-Content-Type-Options": "nosniff",
-        }
-        for name, value in (headers | ({"ETag": tag} if tag else {})).items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401 - http.server's signature
-        """Requests are debugging's business."""
-        logger.debug(format, *args)
+def _answer(body: bytes, kind: str, tag: str | None = None, *, status: int = 200) -> web.Response:
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    headers |= {"Content-Type": f"{kind}; charset=utf-8"} | ({"ETag": tag} if tag else {})
+    return web.Response(body=body, status=status, headers=headers)

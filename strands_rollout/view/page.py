@@ -1,24 +1,189 @@
 """The page: one HTML file with its styles, its script and its data, that asks the network for nothing.
 
-Knows how the parts are put together and how data is kept from being markup. The script may run by its hash alone, and
-what a dump holds enters the page as JSON with `<` escaped, and as base64.
+The script may run by its hash alone, and what a dump holds enters the page as JSON with `<` escaped, and as base64.
+A dump is read twice: what most turns do is known at its end.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import orjson
 
-from strands_rollout.view.dump_view import DumpView
+from strands_rollout.dump import DumpRecord, read_dump
+from strands_rollout.files import Json
+from strands_rollout.samples import Sample, kept
+from strands_rollout.slime_plugin.reward_groups import normalize_rewards
+from strands_rollout.view.sample import Retokeniser, view_sample
+from strands_rollout.view.tokens import HabitCounter, TurnHabits
 
+_MOST_FLOAT: Final = 10**308
+_POSITION: Final = re.compile(r"(:\d+|\[\d+\])$")
 _SCRIPTS: Final = ("data.js", "list.js", "tokens.js", "talk.js", "timeline.js", "sample.js", "groups.js", "main.js")
 _PLACE: Final = re.compile(r"\{\{(\w+)\}\}")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSample:
+    """One sample, judged.
+
+    Attributes:
+        row: See `sample_view`.
+        detail: JSON packed by gzip.
+        where: See `DumpRecord`.
+        values: What its group's rewards are normalised by: a sample without tokens.
+    """
+
+    row: dict[str, Any]
+    detail: bytes
+    where: str
+    values: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class DumpView:
+    """What a dump shows.
+
+    Attributes:
+        rows: One per sample, in order; see `sample_view`. Each has its `file`, from 0, and its `advantage`.
+        details: Each sample's, JSON packed by gzip.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    details: list[bytes] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, shown: Sequence[ShownSample]) -> DumpView:
+        """These samples; files number their groups each for itself."""
+        known: dict[str, int] = {}
+        numbers = [known.setdefault(_POSITION.sub("", one.where), len(known)) for one in shown]
+        advantages = _advantages([one.values for one in shown], numbers)
+        rows = [
+            {**one.row, "file": number, "advantage": advantage}
+            for one, number, advantage in zip(shown, numbers, advantages, strict=True)
+        ]
+        return cls(rows, [one.detail for one in shown])
+
+    def index(self, title: str, *, live: bool) -> dict[str, Any]:
+        """What the page reads first."""
+        return {"title": title, "live": live, "rows": self.rows}
+
+
+def view_dump(
+    path: Path, retokeniser: Retokeniser | None, on_read: Callable[[int], object] = lambda _more: None
+) -> DumpView:
+    """Read and judge all samples of a dump.
+
+    Args:
+        path: See `read_dump`.
+        retokeniser: None for no marks of drift.
+        on_read: Told how many more samples are done.
+
+    Raises:
+        DumpError: It can't be read; see `read_dump`.
+    """
+    habits = dump_habits(read_dump(path), retokeniser)
+    shown = []
+    for record in read_dump(path):
+        shown.append(show(record, habits, retokeniser))
+        on_read(1)
+    return DumpView.of(shown)
+
+
+def dump_habits(records: Iterable[DumpRecord], retokeniser: Retokeniser | None) -> TurnHabits:
+    """What most turns and contexts of these samples do."""
+    counter = habit_counter(retokeniser)
+    for record in records:
+        count_habits(counter, record)
+    return counter.habits()
+
+
+def count_habits(counter: HabitCounter, record: DumpRecord) -> None:
+    """Count one sample, if it can be."""
+    kept("habits", lambda: counter.count(record), of_sample=True)
+
+
+def habit_counter(retokeniser: Retokeniser | None) -> HabitCounter:
+    """One that has counted nothing."""
+    return HabitCounter(None if retokeniser is None else retokeniser.controls)
+
+
+def show(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None) -> ShownSample:
+    """Judge one sample; one that can't be is shown as such, beside the others."""
+    try:
+        return _shown(record, *view_sample(record, habits, retokeniser))
+    except Exception as e:  # a dump may hold anything, and one odd sample must not hide the others
+        why = f"it can't be shown: {type(e).__name__}: {e!s:.500}"
+        values = Sample(status=Sample.Status.FAILED, response=why).to_dict()
+        odd = DumpRecord(values, record.where, record.source, violations=(why,))
+        return _shown(odd, *view_sample(odd, habits, None))
+
+
+def _shown(record: DumpRecord, row: dict[str, Any], detail: dict[str, Any]) -> ShownSample:
+    packed = gzip.compress(json_bytes(detail), 5, mtime=0)
+    row = orjson.loads(json_bytes(row))
+    return ShownSample(row, packed, record.where, _compared(record, row["reward"]))
+
+
+def json_bytes(value: object) -> bytes:
+    """JSON of what a sample may hold: half a surrogate pair becomes "?", and an integer above 64 bits a float."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return orjson.dumps(_writable(value), default=repr)
+
+
+def _writable(value: object) -> Json:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {str(_writable(key)): _writable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(item) for item in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return float(value) if abs(value) < _MOST_FLOAT else None
+    return value
+
+
+def _compared(record: DumpRecord, reward: float | None) -> Sample:
+    """What `group_rewards` reads of a sample, without its tokens."""
+    values: dict[str, Any] = {
+        key: value if isinstance(value, Hashable) else repr(value) for key, value in record.values.items()
+    }
+    known = {status.value: status for status in Sample.Status}
+    return Sample(
+        group_index=values.get("group_index"),
+        index=values.get("index"),
+        rollout_id=values.get("rollout_id"),
+        reward=reward,
+        remove_sample=bool(values.get("remove_sample")),
+        status=known.get(str(values.get("status")), Sample.Status.PENDING),
+        metadata={"strands_rollout": {"fan_out": record.facts.get("fan_out")}},
+    )
+
+
+def _advantages(samples: Sequence[Sample], files: Sequence[int]) -> list[float | None]:
+    """Each sample's as slime's GRPO has it by default; None where it is in no group or has no reward."""
+    # any hashable value is a group to `normalize_rewards`
+    rewarded = [
+        (place, replace(sample, group_index=(file, sample.group_index)))  # type: ignore[arg-type]
+        for place, (sample, file) in enumerate(zip(samples, files, strict=True))
+        if sample.reward is not None and sample.group_index is not None
+    ]
+    _, normalized = normalize_rewards(SimpleNamespace(reward_key=None), [sample for _, sample in rewarded])
+    found: list[float | None] = [None] * len(samples)
+    for (place, _), value in zip(rewarded, normalized, strict=True):
+        found[place] = value
+    return found
 
 
 def write_page(view: DumpView, title: str) -> str:
@@ -47,9 +212,9 @@ def _page(index: Mapping[str, Any], details: str) -> str:
     return _PLACE.sub(lambda place: parts[place[1]], _asset("page.html"))
 
 
-def escaped_json(value: Any) -> str:  # noqa: ANN401 - any value of JSON
+def escaped_json(value: object) -> str:
     """JSON that ends no script element, whatever its texts hold."""
-    text = orjson.dumps(value).decode()
+    text = json_bytes(value).decode()
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

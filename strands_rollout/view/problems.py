@@ -1,22 +1,18 @@
-"""What looks wrong in a sample, with the tokens where it is.
-
-Adds to slime's contract what only the tokens and the episode's facts together show. Knows a record and its dump's
-habits; reads both without trust.
-"""
+"""What looks wrong in a sample, with the tokens where it is; adds to slime's contract what only the facts show."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from strands_rollout.contract import contract_violations, export_violations
 from strands_rollout.dump import DumpRecord
 from strands_rollout.errors import DumpError
-from strands_rollout.reward_settings import REWARD_KEY
-from strands_rollout.view.token_runs import TokenLists, runs
-from strands_rollout.view.turn_habits import TurnHabits
+from strands_rollout.samples import SampleLike
+from strands_rollout.settings import REWARD_KEY
+from strands_rollout.slime_plugin.sample_contract import contract_violations, export_violations
+from strands_rollout.view.tokens import TokenLists, TurnHabits, runs
 
 _MOST_CONTRACT: Final = 20
 _POSITION: Final = re.compile(r"\[(\d+)\] is")
@@ -41,7 +37,7 @@ class Problem:
 
     Attributes:
         kind: In a word or two, the same for all of its kind.
-        text: What, in words.
+        text: What is wrong.
         start: Index of its first token, where it is at tokens.
         end: Index after its last token.
     """
@@ -54,11 +50,11 @@ class Problem:
 
 def find_problems(record: DumpRecord, lists: TokenLists, habits: TurnHabits) -> list[Problem]:
     """All that looks wrong, what slime's contract says first."""
-    told = [Problem("violation", text) for text in record.violations]
+    violations = [Problem("violation", text) for text in record.violations]
     if not record.has_tokens:
-        return told
+        return violations
     found = [*_contract(record, lists), *_masks(record, lists), *_logprobs(lists), *_text(record, lists)]
-    return [*found, *_turns(lists, habits), *_forged(lists, habits), *_versions(lists), *told]
+    return [*found, *_turns(lists, habits), *_forged(lists, habits), *_versions(lists), *violations]
 
 
 def _contract(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
@@ -72,12 +68,13 @@ def _contract(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
     for text in found[:_MOST_CONTRACT]:
         place = _POSITION.search(text)
         start = None if place is None or "tokens" in text else lists.prompt_length + int(place[1])
-        yield Problem(_contract_kind(text), text, start, None if start is None else start + 1)
+        kind = next((kind for part, kind in _CONTRACT_KINDS.items() if part in text), "contract")
+        yield Problem(kind, text, start, None if start is None else start + 1)
     if len(found) > _MOST_CONTRACT:
         yield Problem("contract", f"and {len(found) - _MOST_CONTRACT} more of slime's contract")
 
 
-def _ours(sample: Any, key: str | None) -> list[str]:  # noqa: ANN401 - ours
+def _ours(sample: SampleLike, key: str | None) -> list[str]:
     aborted = sample.status.value == "aborted"
     unrewarded = sample.reward is None and not sample.metadata.get("eval")
     found = contract_violations(sample, reward_key=key, may_abort=aborted)
@@ -95,13 +92,9 @@ def reward_key(record: DumpRecord) -> str | None:
     return next(numbers, REWARD_KEY)
 
 
-def _contract_kind(text: str) -> str:
-    return next((kind for part, kind in _CONTRACT_KINDS.items() if part in text), "contract")
-
-
 def _masks(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
     """Where mask and spans say otherwise of who wrote a token."""
-    if not lists.spans_are_told:
+    if not lists.spans_recorded:
         return
     sampled = bytearray(len(lists.ids))
     for span in lists.spans:
@@ -121,9 +114,9 @@ def _masks(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
     for what, start, end in runs(disagree):
         if what:
             yield Problem("mask", f"{what}: the mask disagrees with the turn's span", offset + start, offset + end)
-    told = record.facts.get("sampled_tokens")
-    if isinstance(told, int) and told != sum(sampled):
-        yield Problem("spans", f"spans cover {sum(sampled)} tokens; the episode says that {told} were sampled")
+    count = record.facts.get("sampled_tokens")
+    if isinstance(count, int) and count != sum(sampled):
+        yield Problem("spans", f"spans cover {sum(sampled)} tokens; the episode says that {count} were sampled")
 
 
 def _logprobs(lists: TokenLists) -> Iterator[Problem]:
@@ -154,7 +147,7 @@ def _text(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
 
 
 def _turns(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
-    """Turns that nobody closed before the next context began."""
+    """Turns that were not closed before the next context began."""
     ends = habits.ends_of_turn
     if not ends:
         return

@@ -1,31 +1,178 @@
 """One sample as the page shows it: a row of the list, and the details that are read when it is opened.
 
-Knows records, plain values and what the other parts of the viewer find; nothing of HTML.
+Among them the conversation: each turn as thoughts, text and tool calls, and the results that were read after it, at
+places that are counted in UTF-16 units from the stretch's first, as the page's script counts them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from strands_rollout.drift import token_bytes
+from strands_rollout.code_tool.local.sandbox.output import shorten
 from strands_rollout.dump import DumpRecord, TokenTexts
-from strands_rollout.dump.record import FACTS_KEY, without_secrets
-from strands_rollout.episode_times import steps_of, sums_of
-from strands_rollout.finished_sample import finite, kept
-from strands_rollout.sandbox.capped_output import shorten
-from strands_rollout.view.drift_marks import DriftMark, drift_marks
+from strands_rollout.dump.record import METADATA_KEY, text_or_bytes, without_secrets
+from strands_rollout.dump.times import steps_of, sums_of
+from strands_rollout.errors import ConfigError
+from strands_rollout.files import Json
+from strands_rollout.model.conversation import call_id
+from strands_rollout.samples import finite, kept
+from strands_rollout.template.drift import token_bytes
+from strands_rollout.tool_parsers import ParseFailure, Reasoning, Text, ToolCall, ToolParser, get_parser, parser_names
 from strands_rollout.view.problems import Problem, find_problems, reward_key
-from strands_rollout.view.talk import conversation
-from strands_rollout.view.token_runs import TokenLists, runs, token_kinds
-from strands_rollout.view.turn_habits import TurnHabits
+from strands_rollout.view.tokens import DriftMark, TokenLists, TurnHabits, drift_marks, is_control, runs, token_kinds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Part = list[Any]
+"""["text" | "think", start, end], ["call", id, name, arguments], ["malformed", start, end, id, name, reason], or
+["result", start, end, id of its call, or None]."""
+
+_USUAL: Final = "hermes"
+_INTEGER_BITS: Final = 63
+_WRITES_CALLS: Final = re.compile(r"tool_call|tool▁call|DSML|TOOL_CALLS|python_tag|<\|channel\|>|^\s*\{")
+_END: Final = re.compile(rb"<(?:\||\xef\xbd\x9c)(?!tool).+(?:\||\xef\xbd\x9c)>|</s>|<eos>|<end_of_turn>")
+_THOUGHT_ENDS: Final = ("</think>", "[/THINK]")
+# what a forged tag begins with; blanked where no control token wrote it
+_BLANKED: Final = bytes.maketrans(b"<[", b"\0\0")
+# as the chat templates of the parsers' families write the result of a call
+_RESULTS: Final = [
+    re.compile(pattern.encode(), re.DOTALL)
+    for pattern in (
+        r"<tool_response>\n?(.*?)\n?</tool_response>",
+        r"<｜tool▁output▁begin｜>(.*?)<｜tool▁output▁end｜>",  # noqa: RUF001 - DeepSeek's own characters
+        r"<\|im_system\|>[^<\0]*<\|im_middle\|>(?:## Return of [^\n]*\n)?(.*?)<\|im_end\|>",
+        r"<\|start_header_id\|>ipython<\|end_header_id\|>\n\n(.*?)<\|eot_id\|>",
+        r"\[TOOL_RESULTS\](.*?)\[/TOOL_RESULTS\]",
+        r"<\|start\|>functions\.\S+ to=assistant<\|channel\|>commentary<\|message\|>(.*?)<\|end\|>",
+    )
+]
 
 _DROPPED: Final = frozenset({"failed", "removed", "stale", "masked"})
 _PREVIEW_CHARS: Final = 160
 _MOST_TEXT_CHARS: Final = 20_000
+
+
+def conversation(
+    lists: TokenLists, texts: Mapping[int, bytes], facts: Mapping[str, Any]
+) -> list[tuple[int, list[Part]]]:
+    """The parts of each turn and of the context after it, each with its first token.
+
+    Args:
+        lists: Of the sample.
+        texts: Bytes of its ids; what is not in it is shown as it is elsewhere.
+        facts: Of its episode; may be empty.
+    """
+    if not texts:
+        return []
+    turns = [_turn_text(lists.ids[start:end], texts) for start, end in lists.turns]
+    parser = _parser(facts.get("tool_parser"), turns)
+    contexts = dict(lists.contexts)
+    found = []
+    for number, ((start, end), text) in enumerate(zip(lists.turns, turns, strict=True), start=1):
+        parts = list(_turn_parts(text, parser, number, facts.get("final_in_reasoning")))
+        found.append((start, parts))
+        if end in contexts:
+            calls = [part[1] if part[0] == "call" else part[3] for part in parts if part[0] in ("call", "malformed")]
+            found.append((end, _results(lists.ids[end : contexts[end]], texts, calls)))
+    return found
+
+
+def _turn_text(ids: Sequence[int], texts: Mapping[int, bytes]) -> str:
+    """Without the token that ended the turn."""
+    parts = [_bytes_of(token, texts) for token in ids]
+    if parts and _END.fullmatch(parts[-1]):
+        parts.pop()
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def _bytes_of(token: int, texts: Mapping[int, bytes]) -> bytes:
+    return texts[token] if token in texts else f"⟨{token}⟩".encode()
+
+
+def _parser(name: object, turns: Sequence[str]) -> ToolParser:
+    """The episode's own, or the first that reads all calls; else the usual one."""
+    try:
+        if isinstance(name, str):
+            return get_parser(name)
+    except ConfigError:
+        pass  # one that was registered elsewhere
+    texts = [text for text in turns if _WRITES_CALLS.search(text)]
+    for known in sorted(parser_names(), key=lambda known: known != _USUAL) if texts else ():
+        read = [part for text in texts for part in get_parser(known).parse(text)]
+        if read and all(isinstance(part, ToolCall) for part in read):
+            return get_parser(known)
+    return get_parser(_USUAL)
+
+
+def _turn_parts(text: str, parser: ToolParser, number: int, in_reasoning: object) -> Iterator[Part]:
+    at = 0
+    for index, segment in enumerate(parser.segments(text, in_reasoning=_begins_in_thought(text, in_reasoning))):
+        call = call_id(f"call_{number}_", index, segment)
+        if isinstance(segment, ToolCall):
+            yield ["call", call, segment.name, _short_integers(segment.arguments)]
+            continue
+        inside = segment.raw if isinstance(segment, ParseFailure) else segment.text
+        start = text.find(inside, at)
+        if start < 0:  # a parser of the user's may show other text than it read
+            continue
+        at = start + len(inside)
+        place = [_utf16(text, start), _utf16(text, at)]
+        if isinstance(segment, ParseFailure):
+            yield ["malformed", *place, call, segment.name, segment.reason]
+        elif isinstance(segment, Reasoning | Text):
+            yield ["think" if isinstance(segment, Reasoning) else "text", *place]
+
+
+def _short_integers(value: object) -> Json:
+    """The value with integers above 64 bits as texts: the page's JSON has none."""
+    if isinstance(value, dict):
+        return {key: _short_integers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_short_integers(item) for item in value]
+    return str(value) if isinstance(value, int) and value.bit_length() > _INTEGER_BITS else value
+
+
+def _begins_in_thought(text: str, recorded: object) -> bool:
+    """As the episode says; of a foreign sample, where a thought ends that did not begin."""
+    if isinstance(recorded, bool):
+        return recorded
+    for end in _THOUGHT_ENDS:
+        before, found, _ = text.partition(end)
+        if found:
+            return end.replace("/", "") not in before
+    return False
+
+
+def _results(ids: Sequence[int], texts: Mapping[int, bytes], calls: Sequence[str]) -> list[Part]:
+    """The results in a context, which come in the order of the calls."""
+    tokens = [_bytes_of(token, texts) for token in ids]
+    whole = b"".join(tokens)
+    # what a tool's text says in the words of a tag is no tag, where the template writes tags as control tokens
+    tagged = b"".join(text if is_control(text) else text.translate(_BLANKED) for text in tokens)
+    for source in (tagged, whole):
+        for pattern in _RESULTS:
+            found = [match.span(1) for match in pattern.finditer(source)]
+            if found:
+                named = [*calls, *[None] * len(found)]
+                return [
+                    ["result", _decoded_length(whole[:start]), _decoded_length(whole[:end]), call]
+                    for (start, end), call in zip(found, named, strict=False)
+                ]
+    return []
+
+
+def _decoded_length(data: bytes) -> int:
+    text = data.decode("utf-8", "replace")
+    return _utf16(text, len(text))
+
+
+def _utf16(text: str, end: int) -> int:
+    return end if text.isascii() else len(text[:end].encode("utf-16-le", "surrogatepass")) // 2
 
 
 class Retokeniser:
@@ -39,7 +186,7 @@ class Retokeniser:
         controls: Ids of its added tokens.
     """
 
-    def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.texts: Mapping[int, bytes] = TokenTexts(tokenizer)
         self.controls = frozenset(tokenizer.get_added_vocab().values())
         self._tokenizer = tokenizer
@@ -57,16 +204,10 @@ class Retokeniser:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleView:
-    """A sample's row and details, as values of JSON."""
-
-    row: dict[str, Any]
-    detail: dict[str, Any]
-
-
-def view_sample(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None) -> SampleView:
-    """Make them.
+def view_sample(
+    record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A sample's row and details, as values of JSON.
 
     Args:
         record: One sample.
@@ -79,7 +220,7 @@ def view_sample(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser
     problems = find_problems(record, lists, habits)
     row = _row(record, lists, kinds, marks, problems)
     texts = _texts(record, lists, marks, retokeniser)
-    return SampleView(row, _detail(record, lists, kinds, marks, problems, texts))
+    return row, _detail(record, lists, kinds, marks, problems, texts)
 
 
 def _row(
@@ -126,7 +267,7 @@ def _detail(
     values = record.values
     given = values.get("metadata")
     metadata = without_secrets(given) if isinstance(given, Mapping) else {}
-    facts = metadata.pop(FACTS_KEY, None) if record.facts else {}
+    facts = metadata.pop(METADATA_KEY, None) if record.facts else {}
     facts = {name: value for name, value in facts.items() if name not in ("spans", "resume", "final_text", "requests")}
     return {
         "ids": lists.ids,
@@ -139,7 +280,7 @@ def _detail(
         "problems": [[found.kind, found.text, found.start, found.end] for found in problems],
         "talk": [[start, _plain(parts)] for start, parts in conversation(lists, texts, record.facts)],
         "steps": [[step.kind, step.at_s, step.s, step.turn, step.call] for step in steps_of(record.facts)],
-        "texts": {str(token): _text_or_bytes(text) for token, text in texts.items()},
+        "texts": {str(token): text_or_bytes(text) for token, text in texts.items()},
         "messages": _plain(values.get("prompt")),
         "response": _text(values.get("response")) if not texts or not lists.ids else "",
         "reward": _plain(values.get("reward")),
@@ -164,7 +305,7 @@ def _reward(record: DumpRecord) -> float | None:
     return float(value) if isinstance(value, bool) else finite(value)
 
 
-def _group(values: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def _group(values: Mapping[str, Any]) -> Json:
     """The group in slime; of an evaluation, which has none, the problem: its samples are to be seen side by side."""
     metadata = values.get("metadata")
     asked = metadata.get("eval") if isinstance(metadata, Mapping) else None
@@ -174,16 +315,16 @@ def _group(values: Mapping[str, Any]) -> Any:  # noqa: ANN401
 
 
 def _part(facts: Mapping[str, Any]) -> str:
-    """Which of a fan-out's samples it is, in words; "" of a sample that is a rollout of its own."""
+    """Which of a fan-out's samples it is; "" of a sample that is a rollout of its own."""
     part = facts.get("fan_out")
-    told = part if isinstance(part, Mapping) else {}
-    number, count = told.get("part"), told.get("of")
+    known = part if isinstance(part, Mapping) else {}
+    number, count = known.get("part"), known.get("of")
     if not isinstance(number, int) or not isinstance(count, int) or count < 2:
         return ""
-    return f"{_text(told.get('kind'))}, {number + 1} of {count}"
+    return f"{_text(known.get('kind'))}, {number + 1} of {count}"
 
 
-def _question(prompt: Any) -> str:  # noqa: ANN401 - a row's prompt
+def _question(prompt: Json) -> str:
     """The last thing that a user said, or the text."""
     if not isinstance(prompt, list):
         return _text(prompt)
@@ -195,19 +336,19 @@ def _question(prompt: Any) -> str:  # noqa: ANN401 - a row's prompt
     return _text(said[-1]) if said else ""
 
 
-def _words_of(part: Any) -> str:  # noqa: ANN401 - a part of a message
+def _words_of(part: Json) -> str:
     if isinstance(part, Mapping):
         return _text(part["text"]) if "text" in part else f"[{_text(part.get('type') or next(iter(part), ''))}]"
     return _text(part)
 
 
-def _text(value: Any) -> str:  # noqa: ANN401
+def _text(value: object) -> str:
     if value is None:
         return ""
     return str(_plain(value)) if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False)
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a sample holds
+def _plain(value: object) -> Json:
     """The value as JSON has it, for people: what has no form there as Python writes it, long texts shortened."""
     if isinstance(value, str):
         return shorten(value, _MOST_TEXT_CHARS).encode("utf-8", "replace").decode()
@@ -224,10 +365,3 @@ def _thousandths(logprobs: Sequence[float]) -> list[float | None]:
     if math.isfinite(sum(logprobs)):
         return [round(value, 3) for value in logprobs]
     return [None if finite(value) is None else round(value, 3) for value in logprobs]
-
-
-def _text_or_bytes(text: bytes) -> str | list[int]:
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        return list(text)

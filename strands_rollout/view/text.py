@@ -1,7 +1,4 @@
-"""A dump in a terminal: the list, and samples token kind by token kind.
-
-Knows rows and records, and rich.
-"""
+"""A dump in a terminal: the list, and samples token kind by token kind."""
 
 from __future__ import annotations
 
@@ -14,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from strands_rollout.dump import DumpRecord, read_dump
-from strands_rollout.view.dump_view import view_dump
-from strands_rollout.view.sample_view import Retokeniser
-from strands_rollout.viewer import print_transcript
+from strands_rollout.dump.terminal import print_transcript, printable
+from strands_rollout.view.page import view_dump
+from strands_rollout.view.sample import Retokeniser
 
 _COLUMNS = (
     "",
@@ -49,7 +46,13 @@ def print_dump(console: Console, path: Path, retokeniser: Retokeniser | None, wa
     console.print(_table(view.rows))
     for position, record in enumerate(read_dump(path)):
         if not wanted or position in wanted:
-            _print_sample(console, record, position, view.rows[position], retokeniser)
+            console.rule(Text(printable(f"{position}: {record.where}")))
+            for problem in view.rows[position]["problems"]:
+                console.print(Text(printable(f"problem: {problem}"), style="bold red"))
+            try:
+                _print_sample(console, record, view.rows[position], retokeniser)
+            except Exception as e:  # as in the page: one odd sample must not hide the others
+                console.print(Text(printable(f"it can't be shown: {type(e).__name__}: {e}"), style="bold red"))
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -62,21 +65,16 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _cell(value: object) -> str:
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else printable(str(value))
 
 
-def _print_sample(
-    console: Console, record: DumpRecord, position: int, row: dict[str, Any], retokeniser: Retokeniser | None
-) -> None:
-    console.rule(Text(f"{position}: {record.where}"))
-    for problem in row["problems"]:
-        console.print(Text(f"problem: {problem}", style="bold red"))
+def _print_sample(console: Console, record: DumpRecord, row: dict[str, Any], retokeniser: Retokeniser | None) -> None:
     texts = record.token_texts if retokeniser is None else retokeniser.texts
     mask, tokens = record.values.get("loss_mask"), record.values["tokens"]
     length = len(mask) if isinstance(mask, list) else None
     is_odd = length is None or length != record.values.get("response_length") or length > len(tokens)
     if not tokens or is_odd or "no sample" in row["problems"]:
-        console.print(Text(str(record.values.get("response") or ""), style="dim"))
+        console.print(Text(printable(str(record.values.get("response") or "")), style="dim"))
         return
 
     def decode(ids: Sequence[int]) -> str:

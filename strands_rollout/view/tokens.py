@@ -1,22 +1,25 @@
-"""What most turns of a dump end with, and how most contexts open the next one: the template, seen from its tokens.
+"""What each token of a sample is, which turn sampled it, and what most turns of a dump do.
 
-Knows token lists of many samples; no tokenizer. What the most do is taken as the rule, and a rule that most contexts
-break is no rule: a dump whose template is of another kind is then not judged by it.
+All is read without trust: a dump is looked at when something is wrong with it.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from strands_rollout.dump import DumpRecord
-from strands_rollout.view.token_runs import TokenLists
+from strands_rollout.samples import finite
+from strands_rollout.template.drift import Placed, unlike_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T", bound=Hashable)
-
 _CONTROL: Final = re.compile(
     rb"<(?:\||\xef\xbd\x9c).+(?:\||\xef\xbd\x9c)>|</?(?:[a-z]+_[a-z_]+|think|arg_key)>|\[/?[A-Z_]{3,}\]"
 )
@@ -27,8 +30,142 @@ _MOST_CONTEXTS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
+class TurnSpan:
+    """Neighbouring tokens that one turn sampled with one weight version; positions count from the prompt's first."""
+
+    turn: int
+    start: int
+    end: int
+    version: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLists:
+    """A record's lists, with what is no list or of a wrong type read as absent.
+
+    Attributes:
+        ids: Prompt and response.
+        prompt_length: Tokens before the response, at least 0.
+        loss_mask: One per response token where nothing is wrong; all 1 where the sample has none, as slime reads it.
+        logprobs: One per response token where nothing is wrong; empty where the sample has none.
+        spans: What was sampled, in order; by the mask where the episode's facts don't say.
+        spans_recorded: Whether the facts say so.
+    """
+
+    ids: list[int]
+    prompt_length: int
+    loss_mask: list[int]
+    logprobs: list[float]
+    spans: list[TurnSpan]
+    spans_recorded: bool
+
+    @classmethod
+    def of(cls, record: DumpRecord) -> TokenLists:
+        """Those of a record."""
+        values = record.values
+        ids = _list(values.get("tokens"), int)
+        length = values.get("response_length")
+        length = length if isinstance(length, int) else 0
+        prompt_length = min(max(len(ids) - length, 0), len(ids))
+        given = values.get("loss_mask")
+        mask = [1] * (len(ids) - prompt_length) if given is None else _list(given, int)
+        recorded = _recorded_spans(record, len(ids))
+        spans = recorded if recorded is not None else _masked_spans(mask, prompt_length, values.get("weight_versions"))
+        logprobs = _list(values.get("rollout_log_probs"), float)
+        return cls(ids, prompt_length, mask, logprobs, spans, recorded is not None)
+
+    @property
+    def turns(self) -> list[tuple[int, int]]:
+        """First token and end of each turn, in order."""
+        return [
+            (spans[0].start, spans[-1].end)
+            for _, group in groupby(self.spans, key=lambda span: span.turn)
+            if (spans := list(group))
+        ]
+
+    @property
+    def contexts(self) -> list[tuple[int, int]]:
+        """First token and end of what stands between turns."""
+        turns = self.turns
+        return [(end, start) for (_, end), (start, _) in pairwise(turns) if start > end]
+
+
+def token_kinds(record: DumpRecord, lists: TokenLists) -> list[str]:
+    """One of "prompt", "context", "trained", "failed", "removed", "stale", "masked" and "unknown" per token.
+
+    "masked" is sampled and not trained for no reason that the sample gives, "unknown" has no mask.
+    """
+    kinds = ["prompt"] * lists.prompt_length + ["context"] * (len(lists.ids) - lists.prompt_length)
+    dropped = _why_dropped(record)
+    for span in lists.spans if lists.spans_recorded else ():
+        kinds[span.start : span.end] = [dropped] * (span.end - span.start)
+    for position in range(lists.prompt_length, len(kinds)):
+        place = position - lists.prompt_length
+        if place >= len(lists.loss_mask):
+            kinds[position] = "unknown"
+        elif lists.loss_mask[place]:
+            kinds[position] = "removed" if record.values.get("remove_sample") else "trained"
+        elif not lists.spans_recorded and dropped != "masked":
+            kinds[position] = dropped
+    return kinds
+
+
+def runs(kinds: Sequence[Any]) -> list[tuple[Any, int, int]]:
+    """Neighbours of one kind: the kind, its first position, and its end."""
+    found, start = [], 0
+    for kind, group in groupby(kinds):
+        end = start + len(list(group))
+        found.append((kind, start, end))
+        start = end
+    return found
+
+
+def _why_dropped(record: DumpRecord) -> str:
+    if record.values.get("status") == "failed":
+        return "failed"
+    if record.values.get("remove_sample"):
+        return "removed"
+    return "stale" if record.facts.get("stale_tokens") else "masked"
+
+
+def _list(value: object, kind: type) -> list[Any]:
+    if not isinstance(value, list):
+        return []
+    return value if set(map(type, value)) <= {kind} else [kind(finite(item) or 0) for item in value]
+
+
+def _recorded_spans(record: DumpRecord, count: int) -> list[TurnSpan] | None:
+    spans = record.facts.get("spans")
+    if not isinstance(spans, list) or not spans:
+        return None
+    found = []
+    for span in spans:
+        if not isinstance(span, list | tuple) or len(span) < 3 or not all(type(value) is int for value in span[:3]):
+            return None
+        turn, start, end = span[:3]
+        if not 0 <= start <= end <= count:
+            return None
+        version = span[3] if len(span) > 3 else None
+        found.append(TurnSpan(turn, start, end, None if version is None else str(version)))
+    return found
+
+
+def _masked_spans(mask: Sequence[int], prompt_length: int, versions: object) -> list[TurnSpan]:
+    """What the mask calls sampled; with slime's versions, one for each request, where there are as many."""
+    stretches = [(start, end) for kind, start, end in runs([bool(value) for value in mask]) if kind]
+    named = versions if isinstance(versions, list) and len(versions) == len(stretches) else [None] * len(stretches)
+    return [
+        TurnSpan(turn, prompt_length + start, prompt_length + end, None if version is None else str(version))
+        for turn, ((start, end), version) in enumerate(zip(stretches, named, strict=True))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
 class TurnHabits:
-    """The rules that most of a dump keeps; None, or empty, for none.
+    """The rules that most of a dump keeps: its template, seen from its tokens; None, or empty, for none.
+
+    What the most do is taken as the rule, and a rule that most contexts break is no rule: a dump whose template is of
+    another kind is then not judged by it.
 
     Attributes:
         ends_of_turn: The tokens that close a turn.
@@ -138,3 +275,46 @@ def is_control(text: bytes) -> bool:
 def control_ids(texts: Iterable[tuple[int, bytes]]) -> frozenset[int]:
     """Ids that look like control tokens of the known families; markup such as `<br>` is none."""
     return frozenset(token for token, text in texts if is_control(text))
+
+
+@dataclass(frozen=True, slots=True)
+class DriftMark:
+    """Neighbouring tokens that would be others.
+
+    Attributes:
+        start: Index of the first one.
+        end: Index after the last one; `start` where tokens would only be put in.
+        instead: The ids that would be there.
+    """
+
+    start: int
+    end: int
+    instead: list[int]
+
+
+def drift_marks(
+    ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, bytes_of: Callable[[int], bytes]
+) -> list[DriftMark]:
+    """The marks of one turn, in order.
+
+    Args:
+        ids: As they were sampled.
+        tokenizer: The policy's, a Hugging Face fast tokenizer.
+        bytes_of: `drift.token_bytes` of it.
+    """
+    return list(_marks(*unlike_tokens(ids, tokenizer, bytes_of)))
+
+
+def _marks(sampled: Sequence[Placed], encoded: Sequence[Placed]) -> Iterator[DriftMark]:
+    """What stands between tokens that both have; places ascend in both."""
+    at_place = {placed: position for position, placed in enumerate(encoded)}
+    start = encoded_start = 0
+    for position, placed in enumerate(sampled):
+        found = at_place.get(placed)
+        if found is None:
+            continue
+        if position > start or found > encoded_start:
+            yield DriftMark(start, position, [token for *_, token in encoded[encoded_start:found]])
+        start, encoded_start = position + 1, found + 1
+    if start < len(sampled) or encoded_start < len(encoded):
+        yield DriftMark(start, len(sampled), [token for *_, token in encoded[encoded_start:]])

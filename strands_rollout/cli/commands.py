@@ -1,4 +1,4 @@
-"""The command `strands-rollout`: its commands, and exit codes of errors.
+"""`strands-rollout` and its commands; exit codes of errors.
 
 Exit codes: 0 ok, 1 failed, 2 usage. Imports nothing heavy before a command runs, so that --help answers at once.
 """
@@ -11,21 +11,12 @@ from typing import Annotated
 import typer
 
 from strands_rollout import __version__
-from strands_rollout.commands.bench import bench
-from strands_rollout.commands.check_template import check_template
-from strands_rollout.commands.compare import compare
-from strands_rollout.commands.config import config
-from strands_rollout.commands.demo import demo
-from strands_rollout.commands.doctor import doctor
-from strands_rollout.commands.drift import drift
-from strands_rollout.commands.evaluate import evaluate
-from strands_rollout.commands.export import export
-from strands_rollout.commands.replay import replay
-from strands_rollout.commands.rescore import rescore
-from strands_rollout.commands.serve import serve
-from strands_rollout.commands.train import train
-from strands_rollout.commands.validate import validate
-from strands_rollout.commands.view import view
+from strands_rollout.cli.diagnose import check_template, doctor, drift, replay, rescore, validate
+from strands_rollout.cli.dumps import export, view
+from strands_rollout.cli.evaluate import demo, evaluate
+from strands_rollout.cli.options import config
+from strands_rollout.cli.serve import serve
+from strands_rollout.cli.train import train
 from strands_rollout.errors import ConfigError, RolloutError
 
 app = typer.Typer(
@@ -43,7 +34,9 @@ def main() -> None:
     try:
         app(prog_name="strands-rollout")
     except RolloutError as e:
-        typer.echo(f"error: {e}", err=True)
+        from strands_rollout.dump.terminal import printable
+
+        typer.echo(f"error: {printable(str(e))}", err=True)
         sys.exit(2 if isinstance(e, ConfigError) else 1)
 
 
@@ -68,9 +61,7 @@ app.command(
     "eval", epilog="Example: strands-rollout eval --base-url http://127.0.0.1:30000 --data aime.jsonl --out aime"
 )(evaluate)
 app.command(epilog="Example: strands-rollout doctor --training")(doctor)
-app.command(epilog="Example: strands-rollout bench --turns 5,20 --out bench.json")(bench)
 app.command(epilog="Example: strands-rollout train --steps 60 --seed 0 --out run")(train)
-app.command(epilog="Example: strands-rollout compare runs/tito-* runs/retokenised-* --plot curves.png")(compare)
 app.command(epilog="Example: strands-rollout view demo_dump --out samples.html")(view)
 app.command(epilog="Example: strands-rollout config configs/math_code.yaml")(config)
 app.command("check-template", epilog="Example: strands-rollout check-template models/Qwen3-8B")(check_template)
@@ -81,7 +72,3 @@ app.command(epilog="Example: strands-rollout replay rollouts.jsonl.gz --sample 3
 app.command(epilog="Example: strands-rollout export rollouts.jsonl.gz --to otel --endpoint http://127.0.0.1:4318")(
     export
 )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,15 @@
-"""The command `strands-rollout doctor`: its arguments and its exit code."""
+"""Commands about a setup or finished samples: `doctor`, `check-template`, `drift`, `replay`, `rescore`, `validate`."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from strands_rollout.cli.options import BaseUrl, Config, GroupRm, Model, RewardKey, RewardPath, Tokenizer, check_engine
 
 
 def doctor(
@@ -67,15 +70,14 @@ def doctor(
     # transformers would advise to install torch, which nothing here needs
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     if flags is not None:
-        from strands_rollout.flag_check.command import report_flags
+        from strands_rollout.diagnostics.flag_check import report_flags
 
         known = report_flags(flags, as_json=as_json, slime_dir=slime_dir, megatron_dir=megatron_dir)
         raise typer.Exit(0 if known else 1)
-    from rich.console import Console
-
-    from strands_rollout.doctor.diagnosis import examine
-    from strands_rollout.doctor.question import Question, find_repository
-    from strands_rollout.doctor.sandbox_layers import to_isolation
+    from strands_rollout.diagnostics.diagnosis import Question, find_repository
+    from strands_rollout.diagnostics.doctor import examine
+    from strands_rollout.diagnostics.machine import to_isolation
+    from strands_rollout.dump.terminal import PlainConsole
 
     question = Question(
         env=dict(os.environ),
@@ -92,10 +94,175 @@ def doctor(
         model_name=model_name,
         max_context_length=max_context_length,
     )
-    with Console(stderr=True).status("looking at this machine ..."):
+    with PlainConsole(stderr=True).status("looking at this machine ..."):
         diagnosis = examine(question)
     if as_json:
         typer.echo(diagnosis.to_json(strict=strict))
     else:
-        diagnosis.show(Console())
+        diagnosis.show(PlainConsole())
     raise typer.Exit(0 if diagnosis.ok(strict=strict) else 1)
+
+
+def check_template(
+    tokenizer: Annotated[str, typer.Argument(help="A folder with a tokenizer, or a model's id on the hub.")],
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(help="A template to look at in place of the tokenizer's own.", exists=True, dir_okay=False),
+    ] = None,
+    tool_parser: Annotated[
+        str, typer.Option(help="The format in which the template's calls must be read; auto: whichever fits.")
+    ] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
+) -> None:
+    """Look at a chat template: where it appends, where it rewrites, who reads its calls, what ends a turn.
+
+    Exits with 1 if a rule is broken; then it shows the tokens around the first difference.
+    """
+    # transformers would advise to install torch, which nothing here needs
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from strands_rollout.diagnostics import template_check
+    from strands_rollout.diagnostics.diagnosis import Diagnosis
+    from strands_rollout.dump.terminal import PlainConsole
+
+    source = None if chat_template is None else chat_template.read_text(encoding="utf-8")
+    loaded = template_check.read_tokenizer(tokenizer)
+    found = template_check.check_template(tokenizer, loaded, chat_template=source, tool_parser=tool_parser)
+    diagnosis = Diagnosis(tuple(found))
+    if as_json:
+        typer.echo(diagnosis.to_json())
+    else:
+        diagnosis.show(PlainConsole())
+    raise typer.Exit(0 if diagnosis.ok() else 1)
+
+
+def drift(
+    dump: Annotated[
+        Path,
+        typer.Argument(help="A dump of ours, slime's debug file, results of eval, or a folder of them.", exists=True),
+    ],
+    tokenizer: Annotated[Path, typer.Option(help="The policy's tokenizer.", exists=True, file_okay=False)],
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="The run's YAML, for its tool_parser and enable_thinking; default: what the template writes.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    show: Annotated[int, typer.Option(help="Episodes to tell of one by one, those that lose most first.", min=0)] = 10,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead: a line for each episode, and the totals.")
+    ] = False,
+) -> None:
+    """Measure what text would have cost: tokens that change when episodes are decoded and encoded again.
+
+    Also holds the context, which the policy read, against what the chat template makes of it: there nothing may differ.
+    Exits with 1 if something does, or if the dump has no tokens; with 2 if they are not of this tokenizer.
+    """
+    # transformers would advise to install torch, which nothing here needs
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from strands_rollout.diagnostics.drift_report import run_drift
+
+    raise typer.Exit(0 if run_drift(dump, tokenizer, config=config, show=show, as_json=as_json) else 1)
+
+
+def replay(
+    dump: Annotated[
+        Path, typer.Argument(help="A dump, slime's debug file, results of eval, or a folder of them.", exists=True)
+    ],
+    sample: Annotated[int, typer.Option(help="Which of the dump's samples, from 0.", min=0)] = 0,
+    base_url: BaseUrl = None,
+    model: Model = None,
+    tokenizer: Tokenizer = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Sampling temperature; default: as recorded with a seed, else 0; with --seed 1.", min=0.0),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="The episode's sampling seed, for an engine whose tokens depend on it; default: recorded."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
+) -> None:
+    """Run a saved episode again, turn by turn, on the tokens that it had read, and say where it departs.
+
+    No tool is run: its recorded results are part of those tokens. Where the engine tells the logprobs of its input,
+    those of the recorded tokens are compared too. Exits with 1 if a turn departs.
+    """
+    check_engine(base_url, model)
+    # transformers would advise to install torch, which nothing here needs
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from strands_rollout.diagnostics.replay import run_replay
+
+    same = run_replay(
+        dump,
+        sample=sample,
+        base_url=base_url,
+        model_dir=model,
+        tokenizer_dir=tokenizer,
+        temperature=temperature,
+        seed=seed,
+        as_json=as_json,
+    )
+    raise typer.Exit(0 if asyncio.run(same) else 1)
+
+
+def rescore(
+    dump: Annotated[
+        Path, typer.Argument(help="A dump, slime's debug file, results of eval, or a folder of them.", exists=True)
+    ],
+    reward: RewardPath = None,
+    config: Config = None,
+    reward_key: RewardKey = None,
+    group_rm: GroupRm = False,
+    out: Annotated[
+        Path | None, typer.Option(help="A new dump (.jsonl, .jsonl.gz) of all samples, with the new rewards.")
+    ] = None,
+    show: Annotated[int, typer.Option(help="Changed samples to list.", min=0)] = 50,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead: a line for each sample, and the totals.")
+    ] = False,
+) -> None:
+    """Score saved samples again with another reward, and show what changes.
+
+    Aborted samples keep what they have. Exits with 1 if a sample could not be scored.
+    """
+    from strands_rollout.diagnostics.rewards import load_reward, run_rescore
+
+    if group_rm and reward is None:
+        raise typer.BadParameter("got --group-rm without --reward; expected the reward that takes groups")
+    keys = [*([reward_key] if reward_key else []), "score", "acc"]
+    called = load_reward(reward, config, keys, takes_groups=group_rm)
+    change = asyncio.run(run_rescore(dump, called, out=out, show=show, as_json=as_json))
+    raise typer.Exit(1 if change.failed else 0)
+
+
+def validate(
+    data: Annotated[Path, typer.Argument(help="JSONL with prompt and label.", exists=True, dir_okay=False)],
+    config: Config = None,
+    reward: RewardPath = None,
+    reward_key: RewardKey = None,
+    label_key: Annotated[str, typer.Option(help="Where a row has its label.")] = "label",
+    prompt_key: Annotated[str, typer.Option(help="Where a row has its prompt.")] = "prompt",
+    answer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="How a gold answer is said, {label} standing for it; may be given more than once, and each must be "
+            "right. Default: \\boxed{{label}} and Answer: {label}."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
+) -> None:
+    """Ask the reward for each row's own gold answer: a label that can't score teaches nothing.
+
+    Prints the line, the label and the reason of each row whose answer does not score 1. Exits with 1 if there is one.
+    """
+    from strands_rollout.diagnostics.rewards import PLACE, SAYINGS, load_reward, run_validate
+
+    sayings = answer or SAYINGS
+    if any(PLACE not in saying for saying in sayings):
+        raise typer.BadParameter(f"got --answer {answer}; expected {PLACE} in each, where the label goes")
+    called = load_reward(reward, config, [reward_key] if reward_key else ["acc", "score"])
+    keys = {"prompt_key": prompt_key, "label_key": label_key}
+    ok = asyncio.run(run_validate(data, called, **keys, sayings=sayings, as_json=as_json))
+    raise typer.Exit(0 if ok else 1)

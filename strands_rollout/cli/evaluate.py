@@ -1,4 +1,4 @@
-"""The command `strands-rollout eval`: its arguments and its exit code."""
+"""The commands `strands-rollout demo` and `eval`: their arguments and exit codes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,57 @@ from typing import Annotated
 
 import typer
 
-from strands_rollout.commands.engine_options import BaseUrl, Model, Tokenizer, check_engine
+from strands_rollout.cli.options import BaseUrl, Model, Tokenizer, check_engine
+
+
+def demo(
+    base_url: BaseUrl = None,
+    model: Model = None,
+    tokenizer: Tokenizer = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="JSONL with prompt and label; default: the shipped problems.", exists=True, dir_okay=False),
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Episodes to run.", min=1)] = 32,
+    concurrency: Annotated[int, typer.Option(help="Episodes at once.", min=1)] = 16,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.", min=0.0)] = 1.0,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Tokens of a whole response, tool results included.", min=1)
+    ] = 1024,
+    seed: Annotated[
+        int | None, typer.Option(help="Sampling seed of the first episode; the next one's is one more.")
+    ] = None,
+    dump: Annotated[Path, typer.Option(help="Folder of the samples that are written.", file_okay=False)] = Path(
+        "demo_dump"
+    ),
+    json_only: Annotated[bool, typer.Option("--json", help="Print only the line of JSON on stdout.")] = False,
+) -> None:
+    """Run math problems through `generate` and `reward_func`, check every token, and show what is trained.
+
+    The last line on stdout is a JSON summary. Exits with 1 if a check fails or no episode completes.
+    """
+    check_engine(base_url, model)
+    # transformers would advise to install torch, which nothing here needs
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from strands_rollout.evaluation.demo import DemoOptions, run_demo
+
+    summary = run_demo(
+        DemoOptions(
+            base_url=base_url,
+            model_dir=model,
+            tokenizer_dir=tokenizer,
+            data=data,
+            samples=samples,
+            concurrency=concurrency,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            dump_dir=dump,
+            json_only=json_only,
+        )
+    )
+    raise typer.Exit(0 if summary.ok else 1)
+
 
 _REAL_SAMPLES, _EMBEDDED_SAMPLES = 16, 4
 _REAL_CONCURRENCY, _EMBEDDED_CONCURRENCY = 64, 16
@@ -73,7 +123,7 @@ def evaluate(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The run's folder, gone on with where it was cut; default: a new one in eval_results/.",
+            help="The run's folder; a run that was cut is resumed; default: a new one in eval_results/.",
             file_okay=False,
         ),
     ] = None,
@@ -90,7 +140,7 @@ def evaluate(
 ) -> None:
     """Sample problems with `generate` and `reward_func`, and report accuracy, pass@k and the majority's accuracy.
 
-    Results are kept as they come: the same command with the same --out goes on where it was cut, and tries again what
+    Results are kept as they come: the same command with the same --out resumes where it was cut, and tries again what
     failed. A failed sample, or one that could not be graded, is the infrastructure's doing and counts nowhere; the
     report says how many are missing. When as many in a row as run at once, at least 8, fail alike, the run stops. The
     last line on stdout is the report as JSON. Exits with 1 if a sample is missing or a check fails, with 130 after
@@ -100,18 +150,12 @@ def evaluate(
     _check_sampling(top_p, top_k)
     # transformers would advise to install torch, which nothing here needs
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from strands_rollout.evaluation.options import EvalOptions
-    from strands_rollout.evaluation.plan import Sampling
+    from strands_rollout.evaluation.plan import EvalOptions, Sampling
     from strands_rollout.evaluation.run import run_evaluation
 
     is_real = base_url is not None
-    sampling = Sampling(
-        samples=samples_per_problem or (_REAL_SAMPLES if is_real else _EMBEDDED_SAMPLES),
-        max_new_tokens=max_new_tokens or (_REAL_NEW_TOKENS if is_real else _EMBEDDED_NEW_TOKENS),
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-    )
+    samples = samples_per_problem or (_REAL_SAMPLES if is_real else _EMBEDDED_SAMPLES)
+    new_tokens = max_new_tokens or (_REAL_NEW_TOKENS if is_real else _EMBEDDED_NEW_TOKENS)
     options = EvalOptions(
         data=data or [],
         eval_config=eval_config,
@@ -119,7 +163,7 @@ def evaluate(
         model_dir=model,
         tokenizer_dir=tokenizer,
         config=config,
-        sampling=sampling,
+        sampling=Sampling(samples, new_tokens, temperature, top_p, top_k),
         max_context_tokens=max_context_length,
         concurrency=concurrency or (_REAL_CONCURRENCY if is_real else _EMBEDDED_CONCURRENCY),
         seed=seed,

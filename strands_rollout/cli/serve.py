@@ -29,7 +29,8 @@ def serve(
 
     Prints a line of JSON with its base_url on stdout when it accepts requests.
     """
-    from strands_rollout import engine, engine_process
+    from strands_rollout import engine
+    from strands_rollout.engine import process as engine_process
 
     if stop_with_stdin:
         engine_process.stop_with_stdin()

@@ -16,21 +16,15 @@ _SHIPPED = "the shipped one"
 
 
 def train(
+    context: typer.Context,
     steps: Annotated[int, typer.Option(help="Batches of rollouts to train on.", min=1)] = 30,
     seed: Annotated[
         int, typer.Option(help="Decides the order of prompts, and all sampling on an engine that heeds seeds.")
     ] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(help="The run's folder, gone on with where it was cut; default: a new one in train_runs/."),
+        typer.Option(help="The run's folder, resumed where it was interrupted; default: a new one in train_runs/."),
     ] = None,
-    rollout: Annotated[
-        str,
-        typer.Option(
-            help="Which tokens are trained on: tito, as they were sampled; retokenised, the same episodes' text "
-            "encoded again; openai, Strands' own OpenAI model on the engine's chat endpoint, and its messages encoded."
-        ),
-    ] = "tito",
     base_url: Annotated[
         str | None,
         typer.Option(
@@ -59,7 +53,7 @@ def train(
     extra_prompts: Annotated[
         int,
         typer.Option(
-            help="Prompts begun beyond those of a step: when enough are over, the others are aborted and gone on with "
+            help="Prompts begun beyond those of a step: when enough are over, the others are aborted and resumed "
             "in the next step, as slime's partial rollouts.",
             min=0,
         ),
@@ -98,12 +92,6 @@ def train(
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="Go on where that, or slime's contract, does not hold.")
     ] = False,
-    ablation: Annotated[
-        str,
-        typer.Option(
-            help="A fault to put in: train-tool-tokens, shifted-logprobs, aborted-as-completed, tool-output-rewarded."
-        ),
-    ] = "none",
     wandb: Annotated[bool, typer.Option("--wandb", help="Log to wandb too, as the environment says.")] = False,
     json_only: Annotated[bool, typer.Option("--json", help="Print only the line of JSON on stdout.")] = False,
 ) -> None:
@@ -118,16 +106,22 @@ def train(
     """
     if find_spec("torch") is None:
         raise ConfigError("training needs torch, which is not installed; pip install 'strands-rollout[train]'")
-    if rollout == "openai" and find_spec("openai") is None:
-        raise ConfigError(
-            "--rollout openai needs openai, which is not installed; pip install 'strands-rollout[openai]'"
-        )
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from strands_rollout.dataset_rows import shipped_rows
-    from strands_rollout.train.train_options import SHIPPED_POLICY, Ablation, RolloutKind, TrainOptions
-    from strands_rollout.train.update_settings import Decay, LossMean, UpdateSettings
+    from strands_rollout.evaluation.rows import shipped_rows
+    from strands_rollout.train.batch import TrainingMethod
+    from strands_rollout.train.options import (
+        SHIPPED_POLICY,
+        Decay,
+        LossMean,
+        TrainOptions,
+        UpdateSettings,
+    )
 
-    _check(temperature=temperature, extra_prompts=extra_prompts, is_async=is_async, ablation=ablation, rollout=rollout)
+    if temperature <= 0:
+        raise typer.BadParameter(f"got --temperature {temperature}; expected more than 0: a greedy group has no spread")
+    if is_async and extra_prompts:
+        raise typer.BadParameter("--async plays whole steps ahead; leave out --extra-prompts with it")
+    method = context.find_object(TrainingMethod) or TrainingMethod()  # an experiment's command line gives its own
     options = TrainOptions(
         out=out or Path("train_runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}-{os.getpid()}",
         steps=steps,
@@ -135,8 +129,8 @@ def train(
         model_dir=model or SHIPPED_POLICY,
         data=data or shipped_rows().with_name("train.jsonl"),
         held_out=held_out or shipped_rows(),
-        rollout=cast("RolloutKind", _one_of("--rollout", rollout, get_args(RolloutKind))),
-        ablation=cast("Ablation", _one_of("--ablation", ablation, get_args(Ablation))),
+        rollout=method.rollout,
+        ablation=method.ablation,
         base_url=base_url,
         config=config,
         prompts=prompts,
@@ -166,24 +160,12 @@ def train(
         wandb=wandb,
         json_only=json_only,
     )
-    from strands_rollout.train.training_run import run_training
+    from strands_rollout.train.run import run_training
 
-    raise typer.Exit(run_training(options))
+    raise typer.Exit(run_training(options, method))
 
 
 def _one_of(option: str, given: str, known: tuple[str, ...]) -> str:
     if given not in known:
         raise typer.BadParameter(f"got {option} {given!r}; expected one of {', '.join(known)}")
     return given
-
-
-def _check(*, temperature: float, extra_prompts: int, is_async: bool, ablation: str, rollout: str) -> None:
-    """What an option's bounds can't say."""
-    if temperature <= 0:
-        raise typer.BadParameter(f"got --temperature {temperature}; expected more than 0: a greedy group has no spread")
-    if is_async and extra_prompts:
-        raise typer.BadParameter("--async plays whole steps ahead; leave out --extra-prompts with it")
-    if ablation == "aborted-as-completed" and not extra_prompts:
-        raise typer.BadParameter("--ablation aborted-as-completed needs --extra-prompts: nothing else is aborted")
-    if ablation == "shifted-logprobs" and rollout != "tito":
-        raise typer.BadParameter("--ablation shifted-logprobs needs --rollout tito: text has no logprobs to shift")

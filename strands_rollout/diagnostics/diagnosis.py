@@ -1,25 +1,43 @@
-"""What a diagnosis is asked: which servers, files and folders, and in which environment.
-
-Knows where the scripts of this repository put things; reads no environment by itself.
-"""
+"""What a diagnosis is asked and what it answers: the question, the findings of checks, and how checks are run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
-from strands_rollout.sandbox.sandbox_processes import Isolation
+from rich.console import Console
+from rich.text import Text
+
+from strands_rollout.code_tool.local.supervisor_link import Isolation
 
 MODEL_NAME: Final = "Qwen3-8B"
-TRAINING_GPUS: Final = 8
+LIMIT_S: Final = 60.0
 _PREPARE: Final = "bash scripts/prepare_model.sh"
+_REPORT: Final = "report it, with the output of: strands-rollout doctor --json"
+_REINSTALL: Final = "install this package again, with what it requires: pip install -e /path/to/strands-rollout"
+_END_S: Final = 1.0  # what a killed process gets to end before it is left alone
+_INDENT: Final = 9
+
+Status = Literal["ok", "warning", "error", "skipped"]
+_STYLES: Final[dict[Status, str]] = {"ok": "green", "warning": "yellow", "error": "bold red", "skipped": "dim"}
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to look at.
+    """What to look at; where the scripts of this repository put things unless it is said otherwise.
 
     Attributes:
         env: The environment variables of the run.
@@ -43,7 +61,7 @@ class Question:
     base_urls: tuple[str, ...] = ()
     tokenizer: Path | None = None
     config: Path | None = None
-    data: tuple[Path, ...] = field(default=())
+    data: tuple[Path, ...] = ()
     slime_dir: Path | None = None
     megatron_dir: Path | None = None
     gpus: int | None = None
@@ -51,15 +69,20 @@ class Question:
     model_name: str | None = None
     max_context_length: int | None = None
 
+    def named(self, variable: str) -> Path | None:
+        """The path that a variable of the environment names; None where it is not set, or empty."""
+        value = self.env.get(variable)
+        return Path(value) if value else None
+
     @property
     def data_dir(self) -> Path:
         """Where the prompt data sets are."""
-        return self._path("DATA_DIR", self.repository / "data")
+        return self.named("DATA_DIR") or self.repository / "data"
 
     @property
     def training_data(self) -> tuple[Path, ...]:
         """What a training run reads: its prompts, and the sets that it is evaluated on."""
-        prompts = self._path("PROMPT_DATA", self.data_dir / "dapo-math-17k.jsonl")
+        prompts = self.named("PROMPT_DATA") or self.data_dir / "dapo-math-17k.jsonl"
         sets = "" if self.env.get("EVAL_CONFIG") else self.env.get("EVAL_SETS") or "aime-2024"
         return (prompts, *(self.data_dir / f"{name}.jsonl" for name in sets.split(",") if name))
 
@@ -67,13 +90,12 @@ class Question:
     def config_file(self) -> Path | None:
         """The run's settings; None where this package was installed without the repository's."""
         default = self.repository / "configs" / "math_code.yaml"
-        named = self.config or self._path("ROLLOUT_CONFIG", default)
-        return named if named != default or default.is_file() else None
+        return self.config or self.named("ROLLOUT_CONFIG") or (default if default.is_file() else None)
 
     @property
     def model_dir(self) -> Path:
         """Where the models are."""
-        return self._path("MODEL_DIR", self.repository / "models")
+        return self.named("MODEL_DIR") or self.repository / "models"
 
     @property
     def model_id(self) -> str:
@@ -84,22 +106,17 @@ class Question:
     @property
     def model(self) -> Path:
         """The model that a run starts from."""
-        return self._path("HF_CHECKPOINT", self.model_dir / self.model_id.rpartition("/")[2])
+        return self.named("HF_CHECKPOINT") or self.model_dir / self.model_id.rpartition("/")[2]
 
     @property
     def converted_model(self) -> Path:
         """The same in Megatron's format."""
-        return self._path("REF_LOAD", Path(f"{self.model}_torch_dist"))
+        return self.named("REF_LOAD") or Path(f"{self.model}_torch_dist")
 
     @property
     def prepare_model(self) -> str:
         """The command that fetches and converts the model."""
         return _PREPARE if self.model_id == f"Qwen/{MODEL_NAME}" else f"{_PREPARE} --model {self.model_id}"
-
-    @property
-    def checkpoint_dir(self) -> Path:
-        """Below which runs save."""
-        return self._path("SAVE_DIR", self.repository / "checkpoints")
 
     @property
     def tokenizer_dir(self) -> Path:
@@ -113,12 +130,177 @@ class Question:
         """The folder of the tokenizer that comes along."""
         return Path(__file__).parents[1] / "engine" / "checkpoint"
 
-    def _path(self, variable: str, default: Path) -> Path:
-        """What a variable of the environment names; the default where it is not set, or empty."""
-        return Path(self.env.get(variable) or default)
-
 
 def find_repository() -> Path:
     """The checkout that this package is installed from; the current folder where it was installed without one."""
     root = Path(__file__).parents[2]
     return root if (root / "pyproject.toml").is_file() else Path.cwd()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found.
+
+    Attributes:
+        name: Of what was looked at.
+        status: "error": a run would fail, or train on something else than was meant. "warning": it may, or a part of
+            what a run needs is not here. "skipped": not asked for.
+        found: In words, with the names and numbers that were found.
+        remedy: What to do, with the command to type where there is one; None where nothing is to be done.
+        facts: What programs may want to know besides, by name; JSON values.
+    """
+
+    name: str
+    status: Status
+    found: str
+    remedy: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def good(name: str, found: str, **facts: object) -> Finding:
+    """All is well."""
+    return Finding(name, "ok", found, facts=facts)
+
+
+def warning(name: str, found: str, remedy: str) -> Finding:
+    """Something may go wrong."""
+    return Finding(name, "warning", found, remedy)
+
+
+def error(name: str, found: str, remedy: str) -> Finding:
+    """Something will go wrong."""
+    return Finding(name, "error", found, remedy)
+
+
+def lacking(name: str, found: str, remedy: str, *, training: bool) -> Finding:
+    """What a training run can't do without is not here: an error where one is meant, else a warning."""
+    return (error if training else warning)(name, found, remedy)
+
+
+def skipped(name: str, found: str) -> Finding:
+    """Not looked at, or not asked for."""
+    return Finding(name, "skipped", found)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found, in the order of the checks."""
+
+    findings: tuple[Finding, ...]
+
+    def ok(self, *, strict: bool = False) -> bool:
+        """Whether there is no error; nor, if `strict`, a warning."""
+        bad = {"error", "warning"} if strict else {"error"}
+        return not any(finding.status in bad for finding in self.findings)
+
+    def to_json(self, *, strict: bool = False) -> str:
+        """For programs, on one line: the verdict, each check, and the facts that checks found, by name."""
+        checks = [{key: getattr(one, key) for key in ("name", "status", "found", "remedy")} for one in self.findings]
+        facts = {key: value for finding in self.findings for key, value in finding.facts.items()}
+        return json.dumps({"ok": self.ok(strict=strict), "checks": checks, **facts})
+
+    def show(self, console: Console) -> None:
+        """Print it for people."""
+        for finding in self.findings:
+            status = (f"{finding.status:<{_INDENT}}", _STYLES[finding.status])
+            console.print(Text.assemble(status, f"{finding.name}: {finding.found}"), soft_wrap=True)
+            if finding.remedy is not None:
+                console.print(f"{'':<{_INDENT}}-> {finding.remedy}", highlight=False, markup=False, soft_wrap=True)
+        counts = Counter(finding.status for finding in self.findings)
+        totals = ", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status])
+        console.print(f"\n{totals}", highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Check:
+    """One look at the machine."""
+
+    name: str  # of the line that is shown if it fails itself
+    look: Callable[[], Sequence[Finding]]  # may raise anything
+    # for something outside this process, so that others may go on meanwhile; only one of those that do not wait runs at
+    # a time: they import the same large packages
+    waits: bool = False
+
+
+def run_checks(checks: Sequence[Check], limit_s: float = LIMIT_S) -> list[Finding]:
+    """What all checks found, in their order; none can stop the rest.
+
+    Args:
+        checks: Those that wait run beside each other, the others one after the other.
+        limit_s: Seconds after which those that have not ended, as on a file system that hangs, are given up.
+    """
+    ends: dict[Check, Future[list[Finding]]] = {check: Future() for check in checks}
+
+    def run(group: Sequence[Check]) -> None:
+        for check in group:
+            ends[check].set_result(_look(check))
+
+    for group in [[check] for check in checks if check.waits] + [[check for check in checks if not check.waits]]:
+        # daemons: a check that hangs must not keep the process from ending
+        threading.Thread(target=run, args=(group,), name="doctor", daemon=True).start()
+    deadline_s = time.monotonic() + limit_s
+    found: list[Finding] = []
+    for check, end in ends.items():
+        try:
+            found += end.result(max(0.0, deadline_s - time.monotonic()))
+        except FutureTimeoutError:
+            remedy = "look for a disk, mount or driver that hangs: the processes in state D of: ps aux"
+            found.append(error(check.name, f"did not end within {limit_s:g} s, and was given up", remedy))
+    return found
+
+
+def _look(check: Check) -> list[Finding]:
+    try:
+        return list(check.look())
+    except ImportError as e:
+        return [error(check.name, f"{e.name or 'a package'} can't be imported: {e}", _REINSTALL)]
+    except Exception as e:  # one broken check must not hide what the others found
+        return [error(check.name, f"this is a bug in the check: {type(e).__name__}: {e}", _REPORT)]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What another program said; its exit code is None where it did not end in time."""
+
+    exit_code: int | None
+    stdout: str = ""
+    stderr: str = ""
+
+    @property
+    def words(self) -> str:
+        """What it printed, on one line, errors first; its exit code where it printed nothing."""
+        text = " ".join(f"{self.stderr} {self.stdout}".split())
+        return text[:300] or f"exit code {self.exit_code}"
+
+
+def ask(*command: str, env: Mapping[str, str], limit_s: float) -> Answer | None:
+    """Run a program of `env`'s PATH without input, for a limited time; None where there is none of that name.
+
+    After `limit_s` seconds it is killed, with all that it started. One that hangs in the kernel must not hang us.
+    """
+    program = shutil.which(command[0], path=env.get("PATH", ""))
+    if program is None:
+        return None
+    process = subprocess.Popen(  # noqa: S603 - named by our checks
+        [program, *command[1:]],
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        # one that waits inside a driver can't be killed, and is left behind
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        return Answer(None)
+    return Answer(process.returncode, stdout.strip(), stderr.strip())

@@ -1,9 +1,9 @@
-"""Does SGLang, or a router before it, answer at a URL, with the model, context and tokens that a run expects?"""
+"""The doctor: all checks of one machine, in their order, and those of the servers that it is asked about."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,98 +11,125 @@ import aiohttp
 import httpx
 import orjson
 
-from strands_rollout.doctor.finding import Finding, error, good, skipped, warning
-from strands_rollout.doctor.server_tokens import check_tokens
+from strands_rollout.client.client import ServerInfo, fetch_server_info
+from strands_rollout.client.transport import create_client, parse_base_url, redacted
+from strands_rollout.diagnostics import machine, run_files
+from strands_rollout.diagnostics.diagnosis import (
+    Check,
+    Diagnosis,
+    Finding,
+    Question,
+    error,
+    good,
+    run_checks,
+    skipped,
+    warning,
+)
+from strands_rollout.diagnostics.slime_episode import check_megatron, check_slime, check_slime_episode
 from strands_rollout.errors import ConfigError, EngineUnavailableError
-from strands_rollout.server_info import ServerInfo, fetch_server_info
-from strands_rollout.sglang_connection import create_client, parse_base_url, redacted
 
-LIMIT_S: Final = 15.0
+SERVER_LIMIT_S: Final = 15.0
 _CONNECT_S: Final = 3.0
 _READ_S: Final = 5.0
 _OLDEST: Final = (0, 5)
 _START: Final = "start it, and check host and port: python -m sglang.launch_server --model-path MODEL --port 30000"
 _UNREACHABLE: Final = (httpx.TransportError, aiohttp.ClientError, EngineUnavailableError)
+# words, numbers and control tokens that vocabularies cut in different ways
+_TEXT: Final = "<|im_start|>Zwölf Boxkämpfer: x = 1234567, \\boxed{42}; unbelievably<tool_call>\n\n\t東京<|im_end|>"
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What a server should serve.
-
-    Attributes:
-        max_context_length: Tokens that it must take; None where it does not matter.
-        tokenizer: Folder of the tokenizer that the run uses; None where it is not known.
-        tokenizer_is_named: Whether that was named, so that another one at the server is an error.
-    """
-
-    max_context_length: int | None = None
-    tokenizer: Path | None = None
-    tokenizer_is_named: bool = False
+def examine(question: Question) -> Diagnosis:
+    """Look at this machine; takes seconds, and leaves nothing behind."""
+    return Diagnosis(tuple(run_checks(checks_of(question))))
 
 
-def check_server(base_url: str, expected: Expected, limit_s: float = LIMIT_S) -> list[Finding]:
-    """What answers at a URL.
+def checks_of(question: Question) -> list[Check]:
+    """All checks, in the order in which they are shown."""
+    env = question.env
+    servers = [Check("server", partial(check_server, url, question), waits=True) for url in question.base_urls]
+    return [
+        Check("python", machine.check_python),
+        Check("packages", machine.check_packages),
+        Check("slime", partial(check_slime, question), waits=True),
+        Check("slime episode", partial(check_slime_episode, question), waits=True),
+        Check("megatron", partial(check_megatron, question), waits=True),
+        Check("gpus", partial(machine.check_gpus, question), waits=True),
+        Check("memory", machine.check_memory),
+        Check("open files", machine.check_open_files),
+        Check("proxies", partial(machine.check_proxies, env)),
+        Check("disk", lambda: machine.check_disk(machine.places_of(question)), waits=True),
+        Check("shared memory", machine.check_shared_memory, waits=True),
+        Check("ray", partial(machine.check_ray, env, training=question.training), waits=True),
+        Check("wandb", partial(machine.check_wandb, env)),
+        Check("model", partial(run_files.check_model, question)),
+        Check("converted model", partial(run_files.check_converted_model, question)),
+        Check("tokenizer", partial(run_files.check_tokenizer, question)),
+        Check("config", partial(run_files.check_config, question.config_file)),
+        Check("data", partial(run_files.check_data, question)),
+        Check("sandbox", partial(machine.check_sandbox, question.isolation), waits=True),
+        *(servers or [Check("server", lambda: [skipped("server", "no --base-url: no SGLang was asked")])]),
+    ]
+
+
+def check_server(base_url: str, question: Question, limit_s: float = SERVER_LIMIT_S) -> list[Finding]:
+    """What answers at a URL: SGLang, or a router before it, with the context and tokens that the run expects?
 
     Args:
         base_url: Of a server or router.
-        expected: What it should serve.
+        question: Names the tokenizer and the context that are expected.
         limit_s: Seconds for all requests together.
     """
     try:
         shown = redacted(parse_base_url(base_url))
     except ConfigError as e:
         return [error("server", str(e), "name it as http://127.0.0.1:30000")]
+
+    async def within_limit() -> list[Finding]:
+        async with asyncio.timeout(limit_s):
+            return await _ask(base_url, shown, question, may_be_router=True)
+
     try:
-        return asyncio.run(_within(limit_s, base_url, shown, expected))
+        return asyncio.run(within_limit())
     except TimeoutError:
         return [error("server", f"{shown} did not answer within {limit_s:g} s", f"look at its log, or {_START}")]
 
 
-async def _within(limit_s: float, base_url: str, shown: str, expected: Expected) -> list[Finding]:
-    async with asyncio.timeout(limit_s):
-        return await _ask(base_url, shown, expected, may_be_router=True)
-
-
-async def _ask(base_url: str, shown: str, expected: Expected, *, may_be_router: bool) -> list[Finding]:
+async def _ask(base_url: str, shown: str, question: Question, *, may_be_router: bool) -> list[Finding]:
     async with create_client(base_url, connect_timeout=_CONNECT_S, timeout=_READ_S) as http:
         try:
             health = await http.get("/health")
             if health.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                 found = f"{shown} is up, but not healthy (503): it is loading, or its scheduler hangs"
                 return [error("server", found, "wait until it has loaded, look at its log, or start it again")]
-            workers = await _workers(http) if may_be_router else None
-            if workers is not None:
-                return await _ask_router(workers, shown, expected)
+            workers = (_answer(await http.get("/workers"))).get("workers") if may_be_router else None
+            if isinstance(workers, list):
+                return await _ask_router([one for one in workers if isinstance(one, dict)], shown, question)
             info = await fetch_server_info(http, url=shown)
             if info.model_path is None:
                 return [await _not_sglang(http, health, shown)]
-            return [_engine(info, shown), *_context(info, shown, expected), *await check_tokens(http, info, expected)]
+            return [_engine(info, shown), _context(info, shown, question), await _tokens(http, info, question)]
         except _UNREACHABLE as e:
             return [error("server", f"nothing answers at {shown}: {e or type(e).__name__}", _START)]
 
 
-async def _workers(http: httpx.AsyncClient) -> list[dict[str, Any]] | None:
-    """A router's workers; None where this is no router."""
-    response = await http.get("/workers")
+def _answer(response: httpx.Response) -> dict[str, Any]:
+    """The object that a server answers with; empty where it is none."""
     try:
         answer = orjson.loads(response.content) if response.status_code == httpx.codes.OK else None
     except orjson.JSONDecodeError:
-        return None
-    workers = answer.get("workers") if isinstance(answer, dict) else None
-    return [worker for worker in workers if isinstance(worker, dict)] if isinstance(workers, list) else None
+        return {}
+    return answer if isinstance(answer, dict) else {}
 
 
-async def _ask_router(workers: list[dict[str, Any]], shown: str, expected: Expected) -> list[Finding]:
+async def _ask_router(workers: list[dict[str, Any]], shown: str, question: Question) -> list[Finding]:
     healthy = [worker for worker in workers if worker.get("is_healthy", True) and worker.get("url")]
     if not healthy:
         found = f"the router at {shown} has {len(workers)} workers, none of them healthy"
         return [error("server", found, "start an SGLang server and register it: POST /workers with its url")]
     router = good("server", f"a router at {shown} with {len(healthy)} of {len(workers)} workers healthy")
     url = str(healthy[0]["url"])
-    return [
-        router,
-        *await _ask(url, f"{redacted(parse_base_url(url))} (behind the router)", expected, may_be_router=False),
-    ]
+    behind = f"{redacted(parse_base_url(url))} (behind the router)"
+    return [router, *await _ask(url, behind, question, may_be_router=False)]
 
 
 async def _not_sglang(http: httpx.AsyncClient, health: httpx.Response, shown: str) -> Finding:
@@ -114,7 +141,7 @@ async def _not_sglang(http: httpx.AsyncClient, health: httpx.Response, shown: st
 
 def _engine(info: ServerInfo, shown: str) -> Finding:
     version = info.raw.get("version")
-    name = f"SGLang {version}" if version else "a server with SGLang's API, of no told version,"
+    name = f"SGLang {version}" if version else "a server with SGLang's API, of unknown version,"
     found = f"{name} at {shown}: {info.model_path}, weights {info.weight_version}"
     numbers = [int(part) for part in str(version or "").split(".")[:2] if part.isdecimal()]
     if numbers and tuple(numbers) < _OLDEST:
@@ -122,16 +149,60 @@ def _engine(info: ServerInfo, shown: str) -> Finding:
     return good("server", found)
 
 
-def _context(info: ServerInfo, shown: str, expected: Expected) -> list[Finding]:
-    wanted, length = expected.max_context_length, info.context_length
+def _context(info: ServerInfo, shown: str, question: Question) -> Finding:
+    wanted, length = question.max_context_length, info.context_length
     if wanted is None:
-        told = f"{length} tokens" if length else "the server does not tell it"
-        return [skipped("server context", f"{told}; no --max-context-length to compare with")]
+        known = f"{length} tokens" if length else "the server does not say"
+        return skipped("server context", f"{known}; no --max-context-length to compare with")
     if length is None:
         found = f"{shown} does not tell its context length; {wanted} tokens are wanted"
-        return [warning("server context", found, f"start it with --context-length {wanted}")]
+        return warning("server context", found, f"start it with --context-length {wanted}")
     if length < wanted:
         found = f"{shown} takes {length} tokens, {wanted} are wanted: longer episodes are cut or refused"
         remedy = f"start it with --context-length {wanted}, or lower slime's --rollout-max-context-len to {length}"
-        return [warning("server context", found, remedy)]
-    return [good("server context", f"{length} tokens, {wanted} are wanted")]
+        return warning("server context", found, remedy)
+    return good("server context", f"{length} tokens, {wanted} are wanted")
+
+
+async def _tokens(http: httpx.AsyncClient, info: ServerInfo, question: Question) -> Finding:
+    """Whether a server cuts text into the same tokens as the run's tokenizer: other ids at a server can kill it.
+
+    Asks SGLang's /tokenize (0.5.23), which routers and older servers lack; there, the server's own folder is read if it
+    is on this machine.
+    """
+    name, folder = "server tokens", question.tokenizer_dir
+    is_known = question.tokenizer is not None or folder != question.shipped_tokenizer_dir
+    own = _ids_of(folder) if is_known else None
+    if own is None:
+        return skipped(name, "no --tokenizer to compare with the server's")
+    asked = {
+        "model": info.raw.get("served_model_name") or info.model_path,
+        "prompt": _TEXT,
+        "add_special_tokens": False,
+    }
+    served = (_answer(await http.post("/tokenize", json=asked))).get("tokens")
+    if not isinstance(served, list):
+        served = _ids_of(Path(str(info.raw.get("tokenizer_path") or info.model_path)))
+    if served is None:
+        return skipped(name, "the server has no /tokenize, and its tokenizer is not on this machine")
+    if served == own:
+        return good(name, f"a text has the same {len(own)} tokens there as in {folder}")
+    found = (
+        f"the tokenizer {folder} is not that of the served {info.model_path}: a text is {len(own)} tokens "
+        f"here, {own[:6]}..., and {len(served)} there, {served[:6]}..."
+    )
+    remedy = "name the folder of the served model with --tokenizer, or serve the model that is trained"
+    return (warning if question.tokenizer is None else error)(name, found, remedy)
+
+
+def _ids_of(folder: Path) -> list[int] | None:
+    """The text's ids by the tokenizer of a folder; None where there is none that works."""
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        return list(Tokenizer.from_file(str(file)).encode(_TEXT, add_special_tokens=False).ids)
+    except Exception:  # whatever tokenizers raises: that file is another check's
+        return None

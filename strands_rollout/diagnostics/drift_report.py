@@ -1,37 +1,43 @@
-"""Episodes of a dump: each with its place there.
-
-Knows dumps and samples; nothing of tokenizers and engines.
-"""
+"""Episodes of a dump, each with its place there, and the report of what text would have cost them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
+from rich.console import Console
+from rich.text import Text
+
+from strands_rollout.diagnostics.run_files import load_tokenizer_folder
 from strands_rollout.dump import DumpRecord, TokenTexts, read_dump
+from strands_rollout.dump.terminal import make_console
 from strands_rollout.errors import ConfigError, DumpError
-from strands_rollout.finished_sample import FinishedSample
-from strands_rollout.retokenisation.sampled_episode import SampledEpisode
+from strands_rollout.evaluation.display import counter
+from strands_rollout.evaluation.rows import json_line
+from strands_rollout.samples import FinishedSample
+from strands_rollout.settings import read_config_file
+from strands_rollout.slime_plugin.retokenisation import (
+    DriftMeter,
+    DriftTotals,
+    EpisodeDrift,
+    SampledEpisode,
+    totals_of,
+)
+from strands_rollout.tool_parsers import AUTO
 
 _MOST_UNKNOWN: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class SavedEpisode(SampledEpisode):
-    """One sample of a dump that has tokens and a policy's turn among them.
+    """One sample of a dump that has tokens and a policy's turn among them."""
 
-    Attributes:
-        number: Its place in the dump, from 0.
-        where: File and line, for people.
-        token_texts: Bytes of token ids, as far as the dump holds them.
-    """
-
-    number: int
-    where: str
-    token_texts: Mapping[int, bytes]
+    number: int  # its place in the dump, from 0
+    where: str  # file and line, for people
+    token_texts: Mapping[int, bytes]  # of token ids, as far as the dump holds them
 
     @property
     def name(self) -> dict[str, Any]:
@@ -89,17 +95,15 @@ def episode_of(record: DumpRecord, number: int) -> SavedEpisode | None:
     turns = FinishedSample(sample, record.facts).turn_bounds
     if turns is None:
         mask = [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask  # None: all, in slime
-        turns = _runs(mask, len(sample.tokens) - sample.response_length)
+        turns, end = [], len(sample.tokens) - sample.response_length
+        for is_trained, run in groupby(mask):
+            start, end = end, end + len(list(run))
+            turns += [(start, end)] if is_trained else []
     return SavedEpisode(sample, record.facts, turns, number, record.where, record.token_texts) if turns else None
 
 
 def check_tokenizer(episode: SavedEpisode, texts: TokenTexts, name: str) -> None:
-    """See whether the tokens can be of a tokenizer: ids that it has, with the texts that the dump tells.
-
-    Args:
-        episode: As it was saved.
-        texts: Of the tokenizer.
-        name: Of the tokenizer, for the message.
+    """See whether the tokens can be of the named tokenizer: ids that it has, with the texts that the dump tells.
 
     Raises:
         ConfigError: They can't.
@@ -119,11 +123,81 @@ def check_tokenizer(episode: SavedEpisode, texts: TokenTexts, name: str) -> None
             )
 
 
-def _runs(mask: Sequence[int], start: int) -> list[tuple[int, int]]:
-    """Where the runs of 1 in a response's mask begin and end in all tokens."""
-    found, at = [], start
-    for is_trained, run in groupby(mask):
-        end = at + len(list(run))
-        found += [(at, end)] if is_trained else []
-        at = end
-    return found
+def run_drift(dump: Path, tokenizer: Path, *, config: Path | None, show: int, as_json: bool) -> bool:
+    """Measure the episodes of a dump and print the report; whether all context is what the template renders.
+
+    Raises:
+        DumpError: The dump can't be read, or has no tokens.
+        ConfigError: The tokenizer can't be loaded, or is not the dump's, or the run's configuration can't be used.
+    """
+    settings = None if config is None else read_config_file(config)
+    thinking = None if settings is None else settings.enable_thinking
+    loaded = load_tokenizer_folder(tokenizer)
+    texts = TokenTexts(loaded)
+    meter = DriftMeter(
+        loaded,
+        {} if thinking is None else {"enable_thinking": thinking},
+        AUTO if settings is None else settings.tool_parser,
+    )
+    measured = []
+    with counter("episodes") as on_done:
+        for episode in read_episodes(dump):
+            check_tokenizer(episode, texts, str(tokenizer))
+            measured.append(meter.measure(episode, episode.number))
+            on_done(1)
+    if not measured:
+        raise DumpError(
+            f"{dump} has no whole sample with the policy's tokens; results of eval have them with --save-tokens"
+        )
+    totals = totals_of(measured)
+    if as_json:
+        for line in (*map(asdict, measured), {**asdict(totals), "template_fault": meter.template_fault}):
+            print(json_line(line).decode(), end="")
+    else:
+        print_drift(make_console(), measured, totals, meter.template_fault, show=show)
+    return not totals.mismatched_episodes
+
+
+def print_drift(
+    console: Console, measured: Sequence[EpisodeDrift], totals: DriftTotals, template_fault: str | None, *, show: int
+) -> None:
+    """Print the totals, then `show` episodes at most, those that lose most first.
+
+    `template_fault` says why the context was not compared, where it was not.
+    """
+    _say(console, f"{totals.episodes} episodes, {totals.sampled_tokens} sampled tokens")
+    _say(console, f"drift: in {totals.drifted_episodes} episodes ({totals.drifted_share:.1%})")
+    _say(console, f"  each turn encoded again:   {totals.turn_drift} tokens change")
+    _say(console, f"  the whole text encoded again: {totals.text_drift} tokens change")
+    off_policy = f"{totals.off_policy} sampled tokens ({totals.off_policy_share:.1%})"
+    _say(console, f"  off-policy then: {off_policy} stand behind the first change")
+    kinds = ", ".join(f"{name} {count}" for name, count in totals.classes.items())
+    _say(console, f"  by kind: {kinds}")
+    if totals.mismatched_episodes is None:
+        _say(console, f"context: not looked at{f': {template_fault}' if template_fault else ''}", "yellow")
+    elif totals.mismatched_episodes:
+        words = f"{totals.mismatched_tokens} tokens in {totals.mismatched_episodes} episodes"
+        _say(console, f"context: {words} are not what the chat template renders", "bold red")
+    else:
+        _say(console, "context: what the chat template renders, token for token", "green")
+    worst = sorted(measured, key=lambda drift: (-drift.mismatched_tokens, -drift.off_policy, drift.number))
+    for drift in worst[:show]:
+        _print_episode(console, drift)
+
+
+def _print_episode(console: Console, drift: EpisodeDrift) -> None:
+    if drift.first is None and not drift.mismatches:
+        return
+    lost = f"{drift.turn_drift} turn by turn, {drift.text_drift} in the whole text, {drift.off_policy} off-policy"
+    _say(console, f"\nsample {drift.number} (index {drift.index}): of {drift.sampled_tokens} tokens {lost}")
+    if first := drift.first:
+        place = "in what the policy read" if first.turn is None else f"in turn {first.turn}"
+        change = f"{first.got} {first.got_texts} becomes {first.again} {first.again_texts}"
+        _say(console, f"  first change at token {first.position}, {place}, after {first.before!r}: {change}")
+    for found in drift.mismatches or []:
+        words = f"{found.tokens} tokens from token {found.position} on: got {found.got!r}, expected {found.expected!r}"
+        _say(console, f"  context differs: {words}", "red")
+
+
+def _say(console: Console, words: str, style: str = "") -> None:
+    console.print(Text(words, style=style), soft_wrap=True)

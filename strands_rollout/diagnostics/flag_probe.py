@@ -24,18 +24,12 @@ SGLANG_ARGUMENTS: Final = "slime/backends/sglang_utils/arguments.py"
 
 
 class Borrowed:
-    """SGLang's ServerArgs or the router's RouterArgs, as slime calls them; remembers which flags they added.
-
-    Attributes:
-        added: The flags, in the form that slime gave them.
-        failure: Why the class can't be imported, or None; then no flag is added.
-        version: The version of its package, where it says one.
-    """
+    """SGLang's ServerArgs or the router's RouterArgs, as slime calls them; remembers which flags they added."""
 
     def __init__(self, package: str, module: str, name: str) -> None:
-        self.added: set[str] = set()
-        self.failure: str | None = None
-        self.version: str | None = None
+        self.added: set[str] = set()  # in the form that slime gave them
+        self.failure: str | None = None  # why the class can't be imported; then no flag is added
+        self.version: str | None = None  # of its package, where it says one
         self._original: Any = None
         try:
             self._original = getattr(importlib.import_module(module), name)
@@ -87,10 +81,11 @@ def last_parser(parse: Callable[[], Any]) -> argparse.ArgumentParser:
         required = [action for action in parser._actions if action.required]
         for action in required:
             action.required = False
-        parsed = original(parser, [])
-        for action in required:
-            action.required = True
-        return parsed
+        try:
+            return original(parser, [])
+        finally:
+            for action in required:
+                action.required = True
 
     argparse.ArgumentParser.parse_known_args = remember  # type: ignore[method-assign,assignment]
     try:
@@ -128,7 +123,7 @@ def described(parser: argparse.ArgumentParser, name: str, system_of: Callable[[s
             "parser": name,
             "nargs": action.nargs,
             "type": getattr(action.type, "__name__", None) if action.type else None,
-            "choices": [_choice(choice) for choice in action.choices or ()],
+            "choices": [one.name if isinstance(one, enum.Enum) else str(one) for one in action.choices or ()],
             "required": action.required,
             "repeats": isinstance(action, argparse._AppendAction),
         }
@@ -137,15 +132,11 @@ def described(parser: argparse.ArgumentParser, name: str, system_of: Callable[[s
     ]
 
 
-def _choice(choice: object) -> str:
-    return choice.name if isinstance(choice, enum.Enum) else str(choice)
-
-
 def examine(slime_dir: Path) -> dict[str, Any]:
     """All flags that a training command of this slime can have, and which systems could not be asked."""
     server = Borrowed("sglang", "sglang.srt.server_args", "ServerArgs")
     router = Borrowed("sglang_router", "sglang_router.launch_router", "RouterArgs")
-    own = definitions(slime_dir / MAIN_ARGUMENTS)
+    own = definitions(slime_dir / MAIN_ARGUMENTS, RouterArgs=router)  # up to 0.3.0 the router's flags are added there
     engine = definitions(slime_dir / SGLANG_ARGUMENTS, ServerArgs=server, RouterArgs=router)
     main, megatron_flags, megatron_failure = main_parser(own["get_slime_extra_args_provider"]())
     sglang = last_parser(engine["sglang_parse_args"])
@@ -168,15 +159,10 @@ def examine(slime_dir: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Print the flags of the checkout named on the command line."""
+if __name__ == "__main__":
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what imports print must not come between
-    slime_dir = Path(sys.argv[1])
+    checkout = Path(sys.argv[1])
     sys.argv = ["train.py"]
     with answer:
-        json.dump(examine(slime_dir), answer)
-
-
-if __name__ == "__main__":
-    main()
+        json.dump(examine(checkout), answer)

@@ -1,63 +1,54 @@
 """A saved episode run again on an engine: does it sample the same tokens, at the same logprobs?
 
 Each turn is asked for with exactly the tokens that the policy had read and written before it, tool results included: no
-tool is run, no template is needed, and a turn that departs does not hide what the next one does. Knows episodes and
-SGLang's `/generate`; nothing of text.
+tool is run, no template is needed, and a turn that departs does not hide what the next one does.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import orjson
+from rich.console import Console
+from rich.text import Text
 
-from strands_rollout.errors import EngineResponseError, EngineUnavailableError
-from strands_rollout.generation import Generation, load_json
-from strands_rollout.inspection.saved_episode import SavedEpisode
-from strands_rollout.sglang_client import SGLangClient
-from strands_rollout.sglang_exchange import CONNECTION_ERRORS, JSON_HEADERS
-from strands_rollout.sglang_request import EncodedIds
-from strands_rollout.turn_params import turn_params
+from strands_rollout.client.client import SGLangClient
+from strands_rollout.client.generate_api import EncodedIds, Generation, load_json
+from strands_rollout.client.transport import CONNECTION_ERRORS, JSON_HEADERS, create_client
+from strands_rollout.diagnostics.drift_report import SavedEpisode, nth_episode
+from strands_rollout.dump.terminal import make_console
+from strands_rollout.errors import DumpError, EngineResponseError, EngineUnavailableError
+from strands_rollout.evaluation.evaluate import slime_sampling_params
+from strands_rollout.evaluation.rows import json_line
+from strands_rollout.evaluation.served_engine import served_engine, served_tokenizer
+from strands_rollout.model.sampling import turn_params
+from strands_rollout.slime_plugin.slime_adapter import load_tokenizer, vocab_size_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedTurn:
-    """One turn beside what the engine makes of it now.
+    """One turn beside what the engine makes of it now."""
 
-    Attributes:
-        turn: From 0.
-        start: Index in the sample's tokens of its first one.
-        recorded: Its tokens as they were sampled.
-        again: What the engine samples now; as many at most.
-        same: Tokens at their beginning that are the same.
-        finish: Why the engine stopped: "length" where it reached as many tokens.
-        gaps: Of the same tokens, the engine's logprob now less the recorded one; empty where none were recorded.
-    """
-
-    turn: int
-    start: int
+    turn: int  # from 0
+    start: int  # index in the sample's tokens of its first one
     recorded: list[int]
-    again: list[int]
-    same: int
-    finish: str
-    gaps: list[float]
+    again: list[int]  # what the engine samples now; as many at most
+    same: int  # tokens at their beginning that are the same
+    finish: str  # why the engine stopped: "length" where it reached as many tokens
+    gaps: list[float]  # of the same tokens, the logprob now less the recorded one; empty where none were recorded
 
     @property
     def departs(self) -> bool:
         """Whether it samples something else, or stops before."""
         return self.same < len(self.recorded)
-
-
-def recorded_params(episode: SavedEpisode) -> dict[str, Any] | None:
-    """The episode's own sampling parameters, where they decide what is sampled: at a seed, or greedily; else None."""
-    params = episode.facts.get("sampling_params")
-    if not isinstance(params, Mapping):
-        return None
-    decides = params.get("sampling_seed") is not None or params.get("temperature") == 0
-    return dict(params) if decides else None
 
 
 async def replay(client: SGLangClient, episode: SavedEpisode, params: Mapping[str, Any]) -> AsyncIterator[ReplayedTurn]:
@@ -118,12 +109,12 @@ async def recorded_gaps(
         raise EngineUnavailableError(f"no answer to a request for logprobs: {e}") from e
     if response.status_code != httpx.codes.OK:
         return None
-    told = _input_logprobs(load_json(response.content), tokens, vocab_size)
-    return None if told is None else [told[at] - logprobs[at] for at in sampled]
+    now = _input_logprobs(load_json(response.content), tokens, vocab_size)
+    return None if now is None else [now[at] - logprobs[at] for at in sampled]
 
 
 def _input_logprobs(
-    answer: Any,  # noqa: ANN401 - foreign JSON
+    answer: object,
     tokens: Sequence[int],
     vocab_size: int | None,
 ) -> dict[int, float] | None:
@@ -144,7 +135,7 @@ def _input_logprobs(
         raise EngineResponseError("input_token_logprobs: expected a list of [logprob, token id, text]") from e
     last_id = None if vocab_size is None else vocab_size - 1
     named = zip(ids, tokens[max(first, 0) :], strict=False)
-    if first < 0 or any(told not in (token, 0 if token == last_id else token) for told, token in named):
+    if first < 0 or any(name not in (token, 0 if token == last_id else token) for name, token in named):
         raise EngineResponseError("the engine's input logprobs are of other tokens than those that it was sent")
     return found
 
@@ -163,3 +154,121 @@ def _beside(turn: int, start: int, recorded: list[int], answer: Generation, logp
     same = next((at for at in range(shorter) if recorded[at] != again[at]), shorter)
     gaps = [now - then for now, then in zip(answer.logprobs[:same], logprobs, strict=False)]
     return ReplayedTurn(turn, start, recorded, again, same, answer.finish_reason.type, gaps)
+
+
+_SHOWN_TOKENS: Final = 8
+
+
+async def run_replay(
+    dump: Path,
+    *,
+    sample: int = 0,
+    base_url: str | None = None,
+    model_dir: Path | None = None,
+    tokenizer_dir: Path | None = None,
+    temperature: float | None = None,
+    seed: int | None = None,
+    as_json: bool = False,
+) -> bool:
+    """Replay and show; whether every turn is the same. The arguments are those of the command; see its --help.
+
+    Raises:
+        DumpError: There is no such sample, or it has no tokens, or images.
+        ConfigError: The engine's tokenizer is not on this machine.
+        EngineError: The engine can't be reached, or refuses a request.
+    """
+    episode = nth_episode(dump, sample)
+    if episode.sample.multimodal_train_inputs is not None:
+        raise DumpError(f"{episode.where} has images, which replay does not send; choose an episode of text")
+    params = _params(episode, temperature, seed)
+    async with served_engine(base_url, model_dir) as url:
+        folder = tokenizer_dir or await served_tokenizer(url)
+        tokenizer = load_tokenizer(str(folder))
+        vocab_size = vocab_size_of(SimpleNamespace(hf_checkpoint=str(folder))) or len(tokenizer)
+        async with create_client(url) as http:
+            asked = replay(SGLangClient(http, vocab_size=vocab_size), episode, params)
+            turns = [turn async for turn in asked]
+            gaps = await recorded_gaps(http, episode, vocab_size=vocab_size)
+    report = {
+        **episode.name,
+        "temperature": params["temperature"],
+        "seed": params.get("sampling_seed"),
+        "same": not any(turn.departs for turn in turns),
+        "turns": [_turn(turn, episode, tokenizer) for turn in turns],
+        "recorded_tokens": _gap_facts(gaps),
+    }
+    if as_json:
+        print(json_line(report).decode(), end="")
+    else:
+        _show(make_console(), report)
+    return bool(report["same"])
+
+
+def _params(episode: SavedEpisode, temperature: float | None, seed: int | None) -> dict[str, Any]:
+    """What was asked for; else the episode's own, where they decide what is sampled; else greedy."""
+    recorded = episode.facts.get("sampling_params")
+    own: Mapping[str, Any] = recorded if isinstance(recorded, Mapping) else {}
+    decides = own.get("sampling_seed") is not None or own.get("temperature") == 0
+    if decides and temperature is None and seed is None:
+        return {**slime_sampling_params(1.0, 1), **own}
+    default = 0.0 if seed is None else 1.0
+    params = slime_sampling_params(default if temperature is None else temperature, 1)
+    return params if seed is None else {**params, "sampling_seed": seed}
+
+
+def _turn(turn: ReplayedTurn, episode: SavedEpisode, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    departure = None
+    if turn.departs:
+        at = turn.start + turn.same
+        recorded, again = (ids[turn.same : turn.same + _SHOWN_TOKENS] for ids in (turn.recorded, turn.again))
+        departure = {
+            "token": turn.same,
+            "position": at,
+            "before": _text(tokenizer, episode.tokens[max(0, at - _SHOWN_TOKENS) : at]),
+            "recorded": {"ids": recorded, "text": _text(tokenizer, recorded)},
+            "again": {"ids": again, "text": _text(tokenizer, again), "finish": turn.finish},
+        }
+    return {
+        "turn": turn.turn,
+        "tokens": len(turn.recorded),
+        "same_tokens": turn.same,
+        "logprobs": _gap_facts(turn.gaps),
+        "departure": departure,
+    }
+
+
+def _gap_facts(gaps: Sequence[float] | None) -> dict[str, float] | None:
+    if not gaps:
+        return None
+    sizes = [abs(gap) for gap in gaps]
+    return {"tokens": len(sizes), "largest_gap": max(sizes), "mean_gap": sum(sizes) / len(sizes)}
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _show(console: Console, report: dict[str, Any]) -> None:
+    for turn in report["turns"]:
+        gaps, departure = turn["logprobs"], turn["departure"]
+        logprobs = "" if gaps is None else f"; logprobs differ by {gaps['largest_gap']:.2g} at most"
+        words = f"turn {turn['turn']}: {turn['same_tokens']} of {turn['tokens']} tokens are the same{logprobs}"
+        console.print(Text(words, style="green" if departure is None else "red"), soft_wrap=True)
+        if departure is not None:
+            console.print(Text(_departure_words(departure)), soft_wrap=True)
+    recorded = report["recorded_tokens"]
+    if recorded is None:
+        words = "recorded tokens: no logprobs of its input from this engine, or none recorded"
+    else:
+        gaps = f"{recorded['largest_gap']:.2g} at most, {recorded['mean_gap']:.2g} on average"
+        words = f"recorded tokens: the engine's logprobs differ from the recorded ones by {gaps}"
+    console.print(Text(words), soft_wrap=True)
+
+
+def _departure_words(departure: dict[str, Any]) -> str:
+    recorded, again = departure["recorded"], departure["again"]
+    now = f"{again['ids']} {again['text']!r}" if again["ids"] else f"the end ({again['finish']})"
+    return (
+        f"  departs at its token {departure['token']} ({departure['position']} of the sample), after "
+        f"{departure['before']!r}:\n  recorded {recorded['ids']} {recorded['text']!r}\n  now      {now}"
+    )

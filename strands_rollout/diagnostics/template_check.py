@@ -1,7 +1,7 @@
 """What a chat template does, rule by rule: where it appends, where it rewrites, who reads its calls, what ends a turn.
 
-The rules are `template_probe`'s; here each is tried by itself, so that a template which is refused tells all of its
-faults. Knows tokenizers and templates; nothing of engines.
+The rules are those that a rollout's template must keep; here each is tried by itself, so that a template which is
+refused shows all of its faults.
 """
 
 from __future__ import annotations
@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
-from strands_rollout.append_check import check_append_only, check_encoding
-from strands_rollout.chat_messages import ChatMessage
-from strands_rollout.chat_template import renderer_of
-from strands_rollout.doctor.finding import Finding, error, good, skipped, warning
-from strands_rollout.doctor.tokenizer_folder import check_end_of_turn, load, thinking_words
+from strands_rollout.diagnostics.diagnosis import Finding, error, good, skipped, warning
+from strands_rollout.diagnostics.run_files import check_end_of_turn, load_tokenizer_folder, thinking_words
 from strands_rollout.errors import ConfigError, TemplateDifferenceError, TemplateError
-from strands_rollout.probe_conversation import PARALLEL_TURNS, TOOL_TURNS, TOOLS, USER_TURNS
-from strands_rollout.slime_seam import load_tokenizer
-from strands_rollout.template_probe import (
+from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
+from strands_rollout.template.chat_template import renderer_of
+from strands_rollout.template.messages import ChatMessage
+from strands_rollout.template.probe import (
+    PARALLEL_TURNS,
+    TOOL_TURNS,
+    TOOLS,
+    USER_TURNS,
+    check_append_only,
+    check_encoding,
     find_end_of_turn,
     find_ends,
     find_written_call,
@@ -29,10 +33,12 @@ from strands_rollout.template_probe import (
     turn_notes,
     user_turns_fault,
 )
-from strands_rollout.template_rendering import TemplateRenderer
-from strands_rollout.token_encoder import TokenEncoder
+from strands_rollout.template.render import TemplateRenderer, TurnEnds, TurnRenderer
+from strands_rollout.template.tokens import TokenEncoder
 from strands_rollout.tool_parsers import AUTO, ToolCall, format_of_call, get_parser
-from strands_rollout.turn_rendering import TurnEnds, TurnRenderer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _OWN: Final = 'give it one that only appends: chat_template_kwargs={"chat_template": ...}'
 _OTHER_MODEL: Final = "use a model that was trained to call tools, one without tools, or a template of your own"
@@ -43,39 +49,33 @@ _TOOL_RESULT: Final[ChatMessage] = {"role": "tool", "name": "probe", "tool_call_
 _CALL: Final = {"type": "function", "id": "call00001", "function": {"name": "probe", "arguments": {"x": "1"}}}
 
 
-def read_tokenizer(name: str) -> Any:  # noqa: ANN401 - any Hugging Face tokenizer
+def read_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder, or of an id on the hub.
 
     Raises:
         ConfigError: It can't be loaded.
     """
-    return load(Path(name)) if Path(name).exists() else load_tokenizer(name)
+    return load_tokenizer_folder(Path(name)) if Path(name).exists() else load_tokenizer(name)
 
 
 def check_template(
     name: str,
-    tokenizer: Any,  # noqa: ANN401
+    tokenizer: PreTrainedTokenizerBase,
     *,
     chat_template: str | None = None,
     tool_parser: str = AUTO,
 ) -> list[Finding]:
-    """Try each rule on a tokenizer's template.
+    """Try each rule on the template of a tokenizer of that folder or id, or on another one in its place.
 
-    Args:
-        name: The tokenizer's folder or id.
-        tokenizer: A fast one.
-        chat_template: A template to use in place of its own.
-        tool_parser: The format in which calls must be read; "auto" for whichever fits.
+    Calls must be read by `tool_parser`, whichever fits for "auto".
     """
-    kwargs = {} if chat_template is None else {"chat_template": chat_template}
+    rule = "template"
     try:
-        template = renderer_of(tokenizer, kwargs)
-    except TemplateError as e:
-        return [_broken("template", e, None)]
-    try:
+        template = renderer_of(tokenizer, {} if chat_template is None else {"chat_template": chat_template})
+        rule = "end of turn"
         end_of_turn = find_end_of_turn(template)
     except TemplateError as e:
-        return [_broken("end of turn", e, None)]
+        return [_broken(rule, e, None)]
     tool_findings = [
         good(rule, "yes") if fault is None else error(rule, fault, _OTHER_MODEL)
         for rule, fault in tool_faults(template)
@@ -105,7 +105,7 @@ def check_template(
 
 
 def _tool_rules(template: TemplateRenderer, turns: TurnRenderer, *, with_tools: bool) -> Iterator[Finding]:
-    """How results are appended, and what becomes of the assistant's own turns, which is told and breaks nothing."""
+    """How results are appended, and what becomes of the assistant's own turns, which breaks nothing."""
     notes = dict(turn_notes(template, turns.ends)) if with_tools else {}
     for rule in ("text beside calls", "end of a turn with calls"):
         if with_tools:
@@ -140,19 +140,13 @@ def _tried(template: TemplateRenderer, rule: str, check: Callable[[], None]) -> 
 def _broken(rule: str, fault: TemplateError, encoder: TokenEncoder | None) -> Finding:
     if encoder is None or not isinstance(fault, TemplateDifferenceError):
         return error(rule, str(fault), _OWN)
-    around = {side: _around(encoder, ids, fault.position) for side, ids in _sides(fault)}
+    around = {}
+    for side, ids in (("got", fault.got), ("expected", fault.expected)):
+        part = ids[max(0, fault.position - _WINDOW) : fault.position + _WINDOW]
+        around[side] = {"ids": part, "text": encoder.decode(part)}
     shown = "".join(f"\n  {side:<8} {part['ids']} {part['text']!r}" for side, part in around.items())
     facts = {f"{rule.replace(' ', '_')}_difference": {"position": fault.position, **around}}
     return Finding(rule, "error", f"{fault}{shown}", _OWN, facts)
-
-
-def _sides(fault: TemplateDifferenceError) -> tuple[tuple[str, list[int]], ...]:
-    return (("got", fault.got), ("expected", fault.expected))
-
-
-def _around(encoder: TokenEncoder, ids: list[int], position: int) -> dict[str, Any]:
-    part = ids[max(0, position - _WINDOW) : position + _WINDOW]
-    return {"ids": part, "text": encoder.decode(part)}
 
 
 def _calls(template: TemplateRenderer, ends: TurnEnds, tool_parser: str) -> Finding:
@@ -170,7 +164,7 @@ def _calls(template: TemplateRenderer, ends: TurnEnds, tool_parser: str) -> Find
     return good("calls", words, tool_parser=tool_parser)
 
 
-def _reasoning(template: TemplateRenderer, tokenizer: Any) -> Finding:  # noqa: ANN401
+def _reasoning(template: TemplateRenderer, tokenizer: PreTrainedTokenizerBase) -> Finding:
     """Rollouts keep what was sampled in any case; a chat endpoint shows the policy what its template keeps."""
     opens = opens_reasoning(template)
     kept = {"after a tool result": _keeps(template, _TOOL_RESULT), "after a user turn": _keeps(template, _USER_TURN)}

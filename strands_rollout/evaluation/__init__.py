@@ -1,6 +1,4 @@
-"""Evaluation without slime: many samples of each problem, results that survive a kill, and what they amount to.
+"""Evaluation without slime: samples played through `generate` and `reward_func`, and what they amount to.
 
-`run` is the glue; read it first. `options`, `plan` and `eval_config` say what is asked; `session`, `workers` and
-`episodes` do it; `identity`, `run_folder` and `results_file` keep it; `statistics`, `majority` and `report` judge it;
-`tables` shows it.
+`evaluate` plays samples, and `demo` shows some; `run` is the command `eval`: read it first.
 """

@@ -11,37 +11,31 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from strands_rollout import dump
-from strands_rollout.dataset_rows import read_rows, shipped_rows
+from strands_rollout.client.transport import parse_base_url, redacted
 from strands_rollout.dump import TokenTexts
+from strands_rollout.dump.terminal import make_console, print_transcript
 from strands_rollout.errors import ConfigError, DumpError
-from strands_rollout.evaluate import Outcome, RunPlan, Summary, evaluate, slime_sampling_params
-from strands_rollout.report import make_console, print_outcomes, print_summary, progress_bar
-from strands_rollout.served_engine import SHIPPED_MODELS_EXECUTOR, served_engine, served_tokenizer, start_executor
-from strands_rollout.sglang_connection import parse_base_url, redacted
-from strands_rollout.slime_seam import load_tokenizer
-from strands_rollout.viewer import print_transcript
+from strands_rollout.evaluation.display import print_outcomes, print_summary, progress_bar
+from strands_rollout.evaluation.evaluate import Outcome, RunPlan, Summary, evaluate, slime_sampling_params
+from strands_rollout.evaluation.rows import read_rows, shipped_rows
+from strands_rollout.evaluation.served_engine import (
+    SHIPPED_MODELS_EXECUTOR,
+    served_engine,
+    served_tokenizer,
+    start_executor,
+)
+from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the `demo` command was asked for; see its --help.
-
-    Attributes:
-        base_url: An engine that runs already; None to start the embedded one.
-        model_dir: What the embedded engine serves; None for the shipped model.
-        tokenizer_dir: The served model's tokenizer; None to take the folder that the engine names.
-        data: A JSONL file; None for the shipped problems.
-        samples: Episodes, at least one.
-        concurrency: Episodes at once.
-        temperature: Sampling temperature.
-        max_new_tokens: Budget of a whole response, tool results included.
-        seed: The first sample's sampling seed; None for none.
-        dump_dir: Folder of the dump; made if it is missing.
-        json_only: Print nothing on stdout but the line of JSON.
-    """
+    """What the `demo` command was asked for; see its --help."""
 
     base_url: str | None
     model_dir: Path | None
@@ -97,13 +91,8 @@ async def _run(options: DemoOptions) -> Summary:
     return summary
 
 
-def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: Any = None) -> Path:  # noqa: ANN401
-    """Write a dump of the samples, with their rewards, to a new file in `folder`; return the file.
-
-    Args:
-        folder: Made if it is missing.
-        outcomes: In order.
-        tokenizer: The policy's, for the texts of the tokens; None to leave them out.
+def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: PreTrainedTokenizerBase = None) -> Path:
+    """Write rewarded samples to a new file in `folder`; with a tokenizer, the texts of their tokens too.
 
     Raises:
         ConfigError: The folder can't be written to.
@@ -125,7 +114,7 @@ def most_telling(outcomes: Sequence[Outcome]) -> Outcome:
 def _print_report(
     outcomes: Sequence[Outcome],
     summary: Summary,
-    tokenizer: Any,  # noqa: ANN401 - any Hugging Face tokenizer
+    tokenizer: PreTrainedTokenizerBase,
     seconds: float,
     written: Path,
 ) -> None:

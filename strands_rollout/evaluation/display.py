@@ -1,7 +1,4 @@
-"""Outcomes for people: a table of samples, totals in words, violations, and the progress of a run.
-
-Knows rich and outcomes; decides nothing.
-"""
+"""What people see of episodes in a terminal: progress, a table of samples with totals, the report of an evaluation."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from textwrap import shorten
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -17,25 +14,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from strands_rollout.evaluate import Outcome, Summary
-from strands_rollout.sample_type import Sample
+from strands_rollout.dump.terminal import make_console
+from strands_rollout.evaluation.evaluate import Outcome, Summary
+from strands_rollout.samples import Sample
 
-PLAIN_WIDTH: Final = 140
+if TYPE_CHECKING:
+    from strands_rollout.evaluation.evaluate import Outcome, Summary
+
 _OTHER_COLUMNS_WIDTH: Final = 84
 _MIN_QUESTION_WIDTH, _MAX_QUESTION_WIDTH = 24, 60
 _ANSWER_WIDTH: Final = 12
-_COLUMNS: Final = (
-    "#",
-    "question",
-    "label",
-    "predicted",
-    "reward",
-    "status",
-    "stop reason",
-    "turns",
-    "calls",
-    "tokens",
-)
+_COLUMNS: Final = ("#", "question", "label", "predicted", "reward", "status", "stop reason", "turns", "calls", "tokens")
 _NUMBERS: Final = frozenset({"#", "reward", "turns", "calls", "tokens"})
 _MAX_VIOLATIONS_SHOWN: Final = 20
 _MAX_ERRORS_SHOWN: Final = 5
@@ -43,36 +32,19 @@ _LINES: Final = 10
 _STATUS_STYLES: Final = {"completed": "green", "truncated": "yellow", "aborted": "yellow", "failed": "red"}
 
 
-class OnDone(Protocol):
-    """Told of each outcome when it is there."""
-
-    def __call__(self, outcome: Outcome, /) -> None:
-        """One more is done."""
-
-
-def make_console(*, stderr: bool = False) -> Console:
-    """A console, wide enough for the table where it is no terminal; rich decides about colours (NO_COLOR, no tty)."""
-    console = Console(stderr=stderr, highlight=False)
-    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=PLAIN_WIDTH)
-
-
 @contextmanager
-def progress_bar(console: Console, total: int) -> Iterator[OnDone]:
+def progress_bar(console: Console, total: int) -> Iterator[Callable[[Outcome], None]]:
     """A bar with the running accuracy until the block ends; call what it yields with each outcome."""
     with accuracy_bar(console, total) as tell:
-        yield lambda outcome, /: tell(bool(outcome.graded.get("acc")))
+        yield lambda outcome: tell(bool(outcome.graded.get("acc")))
 
 
 @contextmanager
 def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> Iterator[Callable[[bool | None], None]]:
     """A bar until the block ends; call what it yields with whether each sample is right, None for one without a score.
 
-    Where nobody watches a terminal, it is a line at each tenth of the samples.
-
-    Args:
-        console: Where it is drawn.
-        total: Samples of the whole run.
-        earlier: Whether each sample was right that was done before; they count.
+    Without a terminal, it is a line at each tenth of the samples. `total` counts the whole run, and
+    `earlier` the samples that were done before: whether each was right.
     """
     with _bar(console, total) if console.is_interactive else nullcontext(_lines(console, total)) as show:
         done = scored = len(earlier)
@@ -92,11 +64,7 @@ def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> 
 def counter(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
     """A count on stderr until the block ends; call what it yields with how many more are done.
 
-    Nothing where nobody watches a terminal.
-
-    Args:
-        what: Is counted.
-        total: How many there are; None where it is not known.
+    Nothing without a terminal. A `total` of None is not known.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=make_console(stderr=True), transient=True) as progress:
@@ -185,3 +153,87 @@ def question_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
         return prompt
     texts = [str(message.get("content", "")) for message in prompt if message.get("role") == "user"]
     return texts[-1] if texts else ""
+
+
+_MAJORITY_WIDTH: Final = 24
+_PROBLEM_COLUMNS: Final = ("problem", "label", "right", "of", "majority", "tokens", "calls", "truncated", "failed")
+_TEXTS: Final = frozenset({"label", "majority"})
+
+
+def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
+    """Everything that the report says, for each data set in turn."""
+    for name, data_set in report["data_sets"].items():
+        console.print(Text(name, style="bold"))
+        console.print(_problem_table(data_set))
+        _print_totals(console, name, data_set)
+    for note in report["notes"]:
+        console.print(Text(note, style="yellow"), soft_wrap=True)
+
+
+def _problem_table(data_set: Mapping[str, Any]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for column in _PROBLEM_COLUMNS:
+        table.add_column(column, justify="left" if column in _TEXTS else "right", no_wrap=True)
+    for problem in data_set["by_problem"]:
+        is_won = problem["majority_score"] == 1
+        table.add_row(
+            str(problem["problem"]),
+            Text(shorten(str(problem["label"]), _MAJORITY_WIDTH, placeholder="...")),
+            str(problem["right"]),
+            str(problem["scored"]),
+            Text(
+                shorten(" | ".join(problem["majority"]) or "-", _MAJORITY_WIDTH, placeholder="..."),
+                style="green" if is_won else "",
+            ),
+            _number(problem["mean_response_tokens"]),
+            _number(problem["mean_tool_calls"], 1),
+            str(problem["truncated"]),
+            Text(str(problem["failed"]), style="red" if problem["failed"] else ""),
+        )
+    return table
+
+
+def _print_totals(console: Console, name: str, data_set: Mapping[str, Any]) -> None:
+    samples, interval = data_set["samples_per_problem"], data_set["interval_95"]
+    if interval:
+        between = f" (95% interval {_share(interval[0])} to {_share(interval[1])}, by problem)"
+    else:
+        between = " (95% interval -: all problems alike)" if data_set["standard_error"] == 0 else ""
+    passed = "".join(
+        f", pass@{k} {_share(value)}{_stands_on(data_set, data_set['pass_at_k_problems'][k])}"
+        for k, value in data_set["pass_at_k"].items()
+    )
+    stands_on = _stands_on(data_set, data_set["problems_scored"])
+    console.print(
+        f"\n{name}: avg@{samples} {_share(data_set['avg_at_n'])}{stands_on}{between}{passed}, "
+        f"maj@{samples} {_share(data_set['maj_at_n'])}{stands_on}",
+        soft_wrap=True,
+        markup=False,
+    )
+    reasons = ", ".join(f"{reason} {count}" for reason, count in data_set["stop_reasons"].items())
+    console.print(
+        f"{data_set['scored']} of {data_set['planned']} samples scored, {data_set['without_answer']} without an "
+        f"answer; {data_set['tool_calls']} tool calls, {data_set['tool_errors']} with an error; "
+        f"{data_set['sampled_tokens']} sampled tokens\nstop reasons: {reasons or 'none'}",
+        soft_wrap=True,
+        markup=False,
+    )
+    if data_set["missing"]:
+        console.print(
+            Text(f"{data_set['missing']} samples are missing ({data_set['failed']} failed) and count nowhere", "red"),
+            soft_wrap=True,
+        )
+    console.print()
+
+
+def _stands_on(data_set: Mapping[str, Any], problems: int) -> str:
+    """On how many problems a number stands, where these are not all."""
+    return "" if problems == data_set["problems"] else f" over {problems} of {data_set['problems']} problems"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

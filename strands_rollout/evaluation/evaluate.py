@@ -1,7 +1,6 @@
 """Plays samples through `generate` and `reward_func`, called as slime calls them, and checks them where asked to.
 
-Knows slime's calling convention. Token exactness is checked against what crossed the wire, not against the model's own
-record.
+Token exactness is checked against what crossed the wire, not against the model's own record.
 """
 
 from __future__ import annotations
@@ -12,22 +11,25 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import httpx
 
-from strands_rollout.contract import contract_violations
-from strands_rollout.dataset_rows import Row
-from strands_rollout.reward import reward_func
-from strands_rollout.reward_settings import REWARD_KEY
-from strands_rollout.rollout import generate
-from strands_rollout.sample_type import Sample
-from strands_rollout.sglang_connection import parse_base_url
-from strands_rollout.slime_seam import load_tokenizer
-from strands_rollout.token_audit import tito_violations
-from strands_rollout.wire_recorder import WireRecorder, recording
+from strands_rollout.client.transport import parse_base_url
+from strands_rollout.evaluation.rows import Row
+from strands_rollout.evaluation.token_audit import WireRecorder, recording, tito_violations
+from strands_rollout.samples import Sample, reward_details
+from strands_rollout.settings import REWARD_KEY
+from strands_rollout.slime_plugin.generate import generate
+from strands_rollout.slime_plugin.reward import reward_func
+from strands_rollout.slime_plugin.sample_contract import contract_violations
+from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Generate: TypeAlias = Callable[..., Awaitable[Any]]
 """Of slime's `--custom-generate-function-path`."""
@@ -54,13 +56,9 @@ def slime_sampling_params(temperature: float, max_new_tokens: int) -> dict[str, 
 class RunPlan:
     """What to run the rows with.
 
-    Attributes:
-        base_url: The engine's.
-        tokenizer_dir: Folder of the served model's tokenizer.
-        sampling_params: As slime hands them to `generate`; `max_new_tokens` is the budget of a whole response.
-        concurrency: Episodes at once.
-        seed: The first sample's sampling seed, the next one's is one more; None for none.
-        settings: The mapping under `strands_rollout:` of a custom config.
+    `sampling_params` are as slime hands them to `generate`: `max_new_tokens` is the budget of a whole response. `seed`
+    is the first sample's, the next one's is one more. `settings` is the mapping under `strands_rollout:` of a custom
+    config.
     """
 
     base_url: str
@@ -75,11 +73,8 @@ class RunPlan:
 class Outcome:
     """One finished episode, and what is wrong with it, in words.
 
-    Attributes:
-        sample: The main agent's.
-        contract_violations: Of all its samples.
-        tito_violations: Of the main agent's.
-        siblings: Its further samples, where it fanned out.
+    `siblings` are its further samples, where it fanned out; `contract_violations` are of all its samples,
+    `tito_violations` of the main agent's.
     """
 
     sample: Sample
@@ -95,8 +90,8 @@ class Outcome:
 
     @property
     def graded(self) -> Mapping[str, Any]:
-        """What the reward function returned; empty where it was not asked."""
-        return self.sample.reward if isinstance(self.sample.reward, dict) else {}
+        """What the reward function found; empty where it was not asked, or gave only a number."""
+        return reward_details(self.sample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,20 +133,10 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """Plays one sample after another on an engine; see `playing`.
-
-    Attributes:
-        args: slime's args, as far as this package reads them.
-        tokenizer: Any Hugging Face tokenizer.
-        recorder: The proxy before the engine, where there is one.
-        audited: Whether samples are checked; needs the recorder.
-        evaluation: Whether `generate` is told that this is an evaluation.
-        generate: Plays the episode in place of this package's, with slime's signature.
-        reward: Grades it in place of this package's, with slime's signature.
-    """
+    """Plays one sample after another on an engine; see `playing`, whose arguments it keeps."""
 
     args: SimpleNamespace
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     recorder: WireRecorder | None
     audited: bool
     evaluation: bool
@@ -170,16 +155,8 @@ class Player:
         exchanges = self.recorder.episodes.pop(str(done.session_id), []) if self.recorder else []
         if not self.audited:
             return Outcome(done, [], [], siblings)
-        return Outcome(
-            sample=done,
-            contract_violations=[
-                words
-                for one in [done, *siblings]
-                for words in contract_violations(one, decode=self.decode, reward_key=REWARD_KEY)
-            ],
-            tito_violations=tito_violations(exchanges, done),
-            siblings=siblings,
-        )
+        broken = [contract_violations(one, decode=self.decode, reward_key=REWARD_KEY) for one in [done, *siblings]]
+        return Outcome(done, [*chain.from_iterable(broken)], tito_violations(exchanges, done), siblings)
 
     async def grade(self, sample: Sample, *siblings: Sample) -> None:
         """Set a sample's reward; with siblings, as slime does, by one call with the list of all."""
@@ -221,7 +198,7 @@ async def playing(
         evaluation: Tell `generate` that this is an evaluation.
         max_context_tokens: slime's `eval_max_context_len`; None for the engine's own limit.
         generate: Plays episodes in place of this package's, with slime's signature.
-        reward: Grades them in place of this package's, with slime's signature.
+        reward: Grades them, likewise.
 
     Raises:
         ConfigError: The URL or the tokenizer can't be used.
@@ -257,18 +234,14 @@ def _args(
 async def evaluate(
     rows: Sequence[Row], plan: RunPlan, *, on_done: Callable[[Outcome], None] = lambda _: None
 ) -> list[Outcome]:
-    """One checked sample per row, in the order of the rows; all outcomes are held.
-
-    Args:
-        rows: The problems.
-        plan: What to run them with.
-        on_done: Told of each outcome when it is there.
+    """One checked sample per row, in the order of the rows; `on_done` is told of each outcome, and all are held.
 
     Raises:
         ConfigError: The URL or the tokenizer can't be used.
     """
     gate = asyncio.Semaphore(plan.concurrency)
-    async with playing(plan.base_url, plan.tokenizer_dir, plan.settings, audited=True) as player:
+    settings = {**(plan.settings or {}), "max_failed_groups": None}  # nothing is trained: every row is played
+    async with playing(plan.base_url, plan.tokenizer_dir, settings, audited=True) as player:
 
         async def run(index: int, row: Row) -> Outcome:
             metadata = copy.deepcopy(dict(row.metadata))

@@ -1,34 +1,73 @@
-"""What an evaluation asks: problems, how often and how each is sampled, and the seed of each sample.
+"""What an evaluation asks: data sets, how often and how each problem is sampled, and the seed of each sample.
 
-Knows slime's sampling parameters; nothing of engines and files of results.
+A data set is a file, or an entry of slime's `--eval-config` file, which is read as slime 0.3 reads it
+(slime/utils/eval_config.py): what can't be done here is refused, what has no meaning here is passed over with a note.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from strands_rollout.config import RolloutSettings
-from strands_rollout.dataset_rows import Row, load_rows
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
 from strands_rollout.errors import ConfigError, PromptError
-from strands_rollout.evaluate import slime_sampling_params
+from strands_rollout.evaluation.evaluate import slime_sampling_params
+from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
+from strands_rollout.evaluation.served_engine import SHIPPED_MODELS_EXECUTOR
 from strands_rollout.grading import label_texts
-from strands_rollout.prompt_messages import to_episode_prompt
-from strands_rollout.row_settings import with_row_settings
+from strands_rollout.settings import RolloutSettings, read_config_file, yaml_text
+from strands_rollout.slime_plugin.row import to_episode_prompt, with_row_settings
+
+DEFAULT_KS: Final = (1, 4, 8, 16)
+_SHIPPED_PROBLEMS: Final = 16
+_OWN_FUNCTIONS: Final = {
+    "custom_generate_function_path": "strands_rollout.generate",
+    "custom_rm_path": "strands_rollout.reward_func",
+}
+_REFUSED: Final = (
+    "multimodal_keys",
+    "apply_chat_template",
+    "app_service",
+    "message_processor",
+    "reward_model",
+    "remote_environment",
+)
+_MEANINGLESS: Final = (
+    "rm_type",
+    "tool_key",
+    "metadata_key",
+    "metadata_overrides",
+    "eval_task_timeout",
+    "min_eval_samples",
+    "eval_early_stop_remaining",
+    "eval_early_stop_idle_timeout",
+)
+_FURTHER: Final = (
+    "stop",
+    "stop_token_ids",
+    "skip_special_tokens",
+    "no_stop_trim",
+    "repetition_penalty",
+    "min_new_tokens",
+)
+_SAMPLING: Final = {
+    "n_samples_per_eval_prompt": "samples",
+    "max_response_len": "max_new_tokens",
+    **{name: name for name in ("temperature", "top_p", "top_k")},
+}
+_SLICED: Final = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SampleKey:
-    """Which sample of an evaluation.
-
-    Attributes:
-        data_set: Its data set's name.
-        problem: The problem's place among those that are asked, from 0.
-        number: Which of the problem's samples, from 0.
-    """
+    """Which sample of an evaluation: of which problem of a data set, and which of its samples, both from 0."""
 
     data_set: str
     problem: int
@@ -44,13 +83,8 @@ class SampleKey:
 class Sampling:
     """How problems are sampled; the defaults are those of slime's evaluation where its arguments are left alone.
 
-    Attributes:
-        samples: Of each problem.
-        max_new_tokens: Budget of a whole response, tool results included.
-        temperature: 0 for greedy.
-        top_p: Share of the probability that is kept.
-        top_k: Tokens that are kept; -1 for all.
-        further: More parameters by SGLang's names; they go before the others.
+    `samples` are of each problem, `max_new_tokens` is the budget of a whole response, tool results included. `further`
+    are more parameters by SGLang's names; they go before the others.
     """
 
     samples: int
@@ -73,16 +107,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file of problems, and which of them are asked.
-
-    Attributes:
-        name: Of the data set, in results and reports.
-        path: A JSONL file.
-        start: The first row, as in a Python slice; None for the file's first.
-        stop: The row to stop before, as in a Python slice; None for the file's end.
-        prompt_key: Where a row has its prompt.
-        label_key: Where a row has its label.
-    """
+    """A JSONL file of problems; `start` and `stop` choose rows as in a Python slice."""
 
     name: str
     path: Path
@@ -94,15 +119,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """A data set that is evaluated.
-
-    Attributes:
-        file: Where it is from.
-        rows: The problems that are asked.
-        sha256: Of the file's bytes.
-        sampling: How each is sampled.
-        template_kwargs: Handed to the chat template.
-    """
+    """A data set that is evaluated: its file and digest, the problems that are asked, and how each is sampled."""
 
     file: DataFile
     rows: Sequence[Row]
@@ -119,13 +136,7 @@ class EvalSet:
         limit: int | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> EvalSet:
-        """Read a file.
-
-        Args:
-            file: Which.
-            sampling: How its problems are sampled.
-            limit: Problems at most; None for all.
-            template_kwargs: Handed to the chat template.
+        """Read a file; `limit` is of its problems.
 
         Raises:
             PromptError: It can't be read, or a row that is asked has no prompt that can be answered, or no label that
@@ -164,11 +175,7 @@ class EvalSet:
         }
 
     def check_settings(self, settings: RolloutSettings) -> None:
-        """See whether each row's own settings fit those of the run.
-
-        Raises:
-            ConfigError: A row's don't; the message names its line.
-        """
+        """Raise ConfigError, naming its line, where a row's own settings don't fit those of the run."""
         for row in self.rows:
             try:
                 with_row_settings(settings, row.metadata)
@@ -190,3 +197,217 @@ def _check_row(row: Row, where: str) -> None:
         raise PromptError(f"{where}: {e}") from e
     if isinstance(row.label, Mapping) or not any(text.strip() for text in label_texts(row.label)):
         raise PromptError(f"{where}: got the label {row.label!r:.80}, which no answer equals; expected text or numbers")
+
+
+class DataSetEntry(BaseModel):
+    """An entry of `eval.datasets`; None leaves a choice to the command's options."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    name: str
+    path: str
+    input_key: str | None = None
+    label_key: str | None = None
+    apply_chat_template_kwargs: dict[str, Any] | None = None
+    n_samples_per_eval_prompt: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    max_response_len: int | None = Field(default=None, ge=1)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_new_tokens: int | None = Field(default=None, ge=0)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+
+    @field_validator("top_k")
+    @classmethod
+    def _keeps_some(cls, top_k: int | None) -> int | None:
+        if top_k == 0:
+            raise ValueError("-1 for all, or 1 and more")
+        return top_k
+
+    def sampling(self, default: Sampling) -> Sampling:
+        """How its problems are sampled, the default where it does not say."""
+        named = {ours: getattr(self, theirs) for theirs, ours in _SAMPLING.items()}
+        further = {key: getattr(self, key) for key in _FURTHER}
+        return replace(
+            default,
+            **{name: value for name, value in named.items() if value is not None},
+            further={**default.further, **{key: value for key, value in further.items() if value is not None}},
+        )
+
+    def data_file(self) -> DataFile:
+        """Its file, with slime's `path@[start:stop]`."""
+        match = _SLICED.fullmatch(self.path)
+        path = match["path"] if match else self.path
+        start, stop = (int(match[bound]) if match and match[bound] else None for bound in ("start", "stop"))
+        if not path.endswith(".jsonl"):
+            raise ConfigError(f"got path={self.path!r} of the data set {self.name!r}; expected a .jsonl file")
+        return DataFile(
+            self.name,
+            Path(path),
+            start,
+            stop,
+            prompt_key=self.input_key or "prompt",
+            label_key=self.label_key or "label",
+        )
+
+
+_KNOWN: Final = [*DataSetEntry.model_fields, *_OWN_FUNCTIONS, *_REFUSED, *_MEANINGLESS]
+
+
+def read_eval_config(
+    path: Path, default: Sampling, *, limit: int | None, on_note: Callable[[str], None]
+) -> list[EvalSet]:
+    """The data sets of a file, YAML or JSON, loaded.
+
+    As in slime an entry's own key counts, else that of `eval.defaults`, else the default. A prompt and a label are
+    looked for under "prompt" and "label" unless `input_key` and `label_key` say otherwise.
+
+    Raises:
+        ConfigError: The file can't be read, a key is unknown (the message names the nearest) or asks for what can't be
+            done here, or a value is out of range.
+        PromptError: A data file can't be used.
+    """
+    content = _read(path)
+    config = content.get("eval", content)
+    if not isinstance(config, dict) or not config.get("datasets"):
+        raise ConfigError(f"got no eval.datasets in {path}; expected a list of data sets with name and path")
+    _check_keys(config, ["defaults", "datasets"], f"{path}: eval")
+    defaults = _mapping(config.get("defaults") or {}, f"{path}: eval.defaults")
+    _check_keys(defaults, _KNOWN, f"{path}: eval.defaults")
+    entries = [{**defaults, **entry} for entry in _entries(config["datasets"], f"{path}: eval.datasets")]
+    names = [entry.get("name") for entry in entries]
+    if len({*map(str, names)}) < len(names):
+        raise ConfigError(f"got the data sets {names!r} in {path}; expected a name of its own for each")
+    for note in dict.fromkeys(key for entry in entries for key in _MEANINGLESS if entry.get(key)):
+        on_note(f"{path}: {note} has no meaning here and is passed over")
+    return [_load(entry, f"{path}: eval.datasets", default, limit) for entry in entries]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The file's mapping as slime sees it: OmegaConf's, its interpolations (`${oc.env:DATA_DIR}`) resolved."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(io.StringIO(yaml_text(path))), resolve=True)
+    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException, ConfigError) as e:
+        raise ConfigError(f"can't read {path}: {e}") from e
+    return _mapping(content, str(path))
+
+
+def _load(entry: Mapping[str, Any], where: str, default: Sampling, limit: int | None) -> EvalSet:
+    where = f"{where} {entry.get('name')!r}"
+    _check_keys(entry, _KNOWN, where)
+    _refuse(entry, where)
+    try:
+        parsed = DataSetEntry.model_validate(dict(entry))
+    except ValidationError as e:
+        first = e.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        got = "nothing" if first["type"] == "missing" else repr(first["input"])
+        raise ConfigError(f"{where}: got {got:.200} for {key}; expected: {first['msg']}") from e
+    return EvalSet.load(
+        parsed.data_file(), parsed.sampling(default), limit=limit, template_kwargs=parsed.apply_chat_template_kwargs
+    )
+
+
+def _entries(datasets: object, where: str) -> Iterator[dict[str, Any]]:
+    """The entries of a list, or of a mapping by name."""
+    if isinstance(datasets, dict):
+        datasets = [{"name": name, **_mapping(entry or {}, f"{where}.{name}")} for name, entry in datasets.items()]
+    if not isinstance(datasets, list):
+        raise ConfigError(f"got {type(datasets).__name__} at {where}; expected a list")
+    for number, entry in enumerate(datasets):
+        yield _mapping(entry, f"{where}[{number}]")
+
+
+def _mapping(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"got {value!r:.200} at {where}; expected a mapping")
+    return value
+
+
+def _check_keys(found: Mapping[str, Any], known: list[str], where: str) -> None:
+    for key in found:
+        if key not in known:
+            near = get_close_matches(str(key), known, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(sorted(known))}"
+            raise ConfigError(f"{where}: got the unknown key {key!r}; {hint}")
+
+
+def _refuse(entry: Mapping[str, Any], where: str) -> None:
+    for key in _REFUSED:
+        if entry.get(key):
+            raise ConfigError(f"{where}: got {key}={entry[key]!r:.200}, which can't be evaluated here; leave it out")
+    for key, own in _OWN_FUNCTIONS.items():
+        if entry.get(key) not in (None, own):
+            raise ConfigError(f"{where}: got {key}={entry[key]!r}; expected {own!r}, which is what is evaluated here")
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOptions:
+    """What the `eval` command was asked for; see its --help. None leaves a choice to the engine or the package."""
+
+    data: Sequence[Path]
+    eval_config: Path | None
+    base_url: str | None
+    model_dir: Path | None
+    tokenizer_dir: Path | None
+    config: Path | None
+    sampling: Sampling
+    max_context_tokens: int | None
+    concurrency: int
+    seed: int | None
+    limit: int | None
+    ks: Sequence[int] | None
+    out: Path
+    audits: bool
+    keeps_tokens: bool
+    json_only: bool
+
+
+def load_sets(options: EvalOptions, on_note: Callable[[str], None]) -> list[EvalSet]:
+    """The data sets that are asked for; `on_note` is told of keys of their file that have no meaning here.
+
+    Raises:
+        ConfigError: There are none, or two of one name, or their file can't be used.
+        PromptError: A data file can't be used.
+    """
+    if options.eval_config is not None:
+        if options.data:
+            raise ConfigError("got --data and --eval-config; expected one of them")
+        return read_eval_config(options.eval_config, options.sampling, limit=options.limit, on_note=on_note)
+    if not options.data and options.base_url is not None:
+        raise ConfigError("got neither --data nor --eval-config; expected one of them with --base-url")
+    limit = options.limit if options.data else options.limit or _SHIPPED_PROBLEMS
+    files = [DataFile(path.stem, path) for path in options.data or [shipped_rows()]]
+    names = [file.name for file in files]
+    if len({*names}) < len(names):
+        raise ConfigError(
+            f"got the data sets {', '.join(names)}; expected files with different names, or --eval-config"
+        )
+    return [EvalSet.load(file, options.sampling, limit=limit) for file in files]
+
+
+def load_settings(options: EvalOptions) -> RolloutSettings:
+    """The settings that are asked for."""
+    settings = RolloutSettings() if options.config is None else read_config_file(options.config)
+    runs_own_code = options.base_url is None and options.model_dir is None
+    if runs_own_code and "executor" not in settings.model_fields_set:
+        return settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
+    return settings
+
+
+def idle_ks(ks: Sequence[int], sets: Sequence[EvalSet]) -> list[str]:
+    """Each k that is asked for where there are not so many samples, in words."""
+    return [
+        f"{chosen.name}: no pass@{k}, since each problem has {chosen.sampling.samples} samples"
+        for chosen in sets
+        for k in ks
+        if k > chosen.sampling.samples
+    ]

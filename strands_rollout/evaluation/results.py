@@ -1,14 +1,16 @@
-"""The results of an evaluation, one line of JSON per sample, appended as they come.
+"""A run's folder: what was asked (`run.json`), a line of JSON per sample (`results.jsonl`), and the report.
 
-Knows the file and the form of a line. A line is written whole with one call, so that a kill leaves at most its
-beginning, which is dropped when the file is opened again.
+A folder with results belongs to one run: with anything else that results depend on it is refused, so that results of
+different runs never mix. A line is written whole with one call, so that a kill leaves at most its beginning, which is
+dropped when the file is opened again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,19 +18,63 @@ from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from strands_rollout.dataset_rows import json_line
+from strands_rollout import __version__
+from strands_rollout.client.client import ServerInfo
 from strands_rollout.errors import ConfigError, RolloutError
-from strands_rollout.evaluation.plan import SampleKey
-from strands_rollout.locked_file import open_alone
+from strands_rollout.evaluation.plan import EvalSet, SampleKey
+from strands_rollout.evaluation.rows import json_line
+from strands_rollout.files import differences, open_alone, read_json, write_json
+from strands_rollout.settings import RolloutSettings
 
+FORMAT: Final = 1
 SCORED: Final = frozenset({"completed", "truncated"})
 """Statuses of samples that say something of the policy; any other is the infrastructure's doing."""
+
+
+def run_identity(
+    sets: Sequence[EvalSet],
+    settings: RolloutSettings,
+    info: ServerInfo,
+    tokenizer_dir: Path,
+    *,
+    seed: int | None,
+    max_context_tokens: int | None,
+) -> dict[str, Any]:
+    """All that a run's results depend on, as JSON; the engine's address and the concurrency are no part of it."""
+    return {
+        "strands_rollout": __version__,
+        "model": info.model_path,
+        "weight_version": info.weight_version,
+        "tokenizer": str(tokenizer_dir.resolve()),
+        "seed": seed,
+        "max_context_length": max_context_tokens,
+        "settings": settings_identity(settings),
+        "data_sets": {chosen.name: chosen.identity for chosen in sets},
+    }
+
+
+def settings_identity(settings: RolloutSettings) -> dict[str, Any]:
+    """All settings that results depend on, as JSON; options of executors and MCP servers, secret perhaps, hashed."""
+    values = settings.model_dump(mode="json", exclude={"dump_dir", "dump_samples"})
+    values["executor"] = _without_options(values["executor"])
+    for name in ("tools", "row_tools"):
+        values[name] = [_without_options(tool) for tool in values[name]]
+    return values
+
+
+def _without_options(named: object) -> object:
+    """A name, or the name and a digest of the options beside it."""
+    if not isinstance(named, dict):
+        return named
+    options = {key: value for key, value in named.items() if key != "name"}
+    digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
+    return {"name": named.get("name"), "options_sha256": digest}
 
 
 class _Reward(BaseModel):
     """What is read of the reward function's verdict."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, frozen=True)
 
     acc: bool | float
     pred: str = ""
@@ -55,10 +101,10 @@ class DriftCounts(BaseModel):
     mismatched_tokens: int | None = Field(ge=0)
 
 
-class _Line(BaseModel):
-    """What is read of a line."""
+class SampleResult(BaseModel):
+    """What is read of a sample's line, and kept in memory: no response, no tokens."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, frozen=True)
 
     data_set: str
     problem: int = Field(ge=0)
@@ -80,64 +126,9 @@ class _Line(BaseModel):
 
     @model_validator(mode="after")
     def _has_a_verdict_if_it_ended(self) -> Self:
-        if self.status in SCORED and self.reward is None:
+        if self.is_finished and self.reward is None:
             raise ValueError(f"a {self.status} sample has no reward")
         return self
-
-
-@dataclass(frozen=True, slots=True)
-class SampleResult:
-    """What is kept in memory of a sample: no text, no tokens.
-
-    Attributes:
-        key: Which sample.
-        status: slime's.
-        stop_reason: Why its episode ended.
-        error: Of a failed one, or why a finished one could not be graded, in words; else None.
-        is_right: The grader's verdict.
-        answer: As the grader cut it out; "" for none.
-        response_tokens: After the prompt, tool results included.
-        sampled_tokens: Of these, those that the policy wrote.
-        turns: Of the policy.
-        tool_calls: That were run.
-        tool_errors: Of these, those that failed.
-        seconds: Of its episode.
-        violations: What is wrong with it, where it was audited.
-        audited: Whether it was.
-        method: What decided about its answer; "" where it was not graded.
-        is_graded: Whether a finished one's answer, if any, could be judged.
-        weight_versions: Those that it was sampled with.
-        drift: What encoding its text again would change; None where that was not measured.
-    """
-
-    key: SampleKey
-    status: str
-    stop_reason: str
-    error: str | None
-    is_right: bool
-    answer: str
-    response_tokens: int
-    sampled_tokens: int
-    turns: int
-    tool_calls: int
-    tool_errors: int
-    seconds: float
-    violations: int
-    audited: bool
-    method: str
-    is_graded: bool
-    weight_versions: tuple[str, ...]
-    drift: DriftCounts | None = None
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether its episode says something of the policy."""
-        return self.status in SCORED
-
-    @property
-    def is_scored(self) -> bool:
-        """Whether it counts; if not, it is tried again."""
-        return self.is_finished and self.is_graded
 
     @classmethod
     def from_line(cls, line: object) -> SampleResult:
@@ -147,39 +138,53 @@ class SampleResult:
             ValueError: It lacks something, or something is of another kind.
         """
         try:
-            read = _Line.model_validate(line)
+            return cls.model_validate(line)
         except ValidationError as e:
             first = e.errors()[0]
             raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}") from e
-        reward = read.reward
-        ungraded = reward.error if reward and read.status in SCORED else ""
-        return cls(
-            key=SampleKey(read.data_set, read.problem, read.number),
-            status=read.status,
-            stop_reason=read.stop_reason,
-            error=f"not graded: {ungraded}" if ungraded else read.error,
-            is_right=bool(reward and reward.acc),
-            answer=reward.pred if reward else "",
-            response_tokens=read.response_tokens,
-            sampled_tokens=read.sampled_tokens,
-            turns=read.turns,
-            tool_calls=read.tool_calls,
-            tool_errors=read.tool_errors,
-            seconds=read.seconds,
-            violations=len(read.violations),
-            audited=read.audited,
-            method=reward.method if reward else "",
-            is_graded=not ungraded,
-            weight_versions=tuple(read.weight_versions),
-            drift=read.drift,
-        )
+
+    @property
+    def key(self) -> SampleKey:
+        """Which sample."""
+        return SampleKey(self.data_set, self.problem, self.number)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its episode says something of the policy."""
+        return self.status in SCORED
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether it counts; if not, it is tried again."""
+        return self.is_finished and not self._ungraded
+
+    @property
+    def is_right(self) -> bool:
+        """The grader's verdict."""
+        return bool(self.reward and self.reward.acc)
+
+    @property
+    def answer(self) -> str:
+        """As the grader cut it out; "" for none."""
+        return self.reward.pred if self.reward else ""
+
+    @property
+    def method(self) -> str:
+        """What decided about the answer; "" where it was not graded."""
+        return self.reward.method if self.reward else ""
+
+    @property
+    def fault(self) -> str | None:
+        """Why a finished sample could not be graded, or a failed one's error; else None."""
+        return f"not graded: {self._ungraded}" if self._ungraded else self.error
+
+    @property
+    def _ungraded(self) -> str:
+        return self.reward.error if self.reward and self.is_finished else ""
 
 
 class ResultsFile:
     """The file, held by one process at a time; a context manager.
-
-    Args:
-        path: Made if it is missing, else gone on with.
 
     Attributes:
         dropped_bytes: Of a half-written last line, when the file was opened.
@@ -204,11 +209,8 @@ class ResultsFile:
     def results(self, planned: Container[SampleKey]) -> Iterator[SampleResult]:
         """Those in the file, in the order written; a sample that was tried again is there again. Blank lines are none.
 
-        Args:
-            planned: The samples of the run.
-
         Raises:
-            ConfigError: A line is not a result, or is one of another sample.
+            ConfigError: A line is not a result, or is one of a sample that is not planned.
         """
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -262,3 +264,56 @@ def _end_of_lines(file: int, size: int) -> int:
             return start + end + 1
         size = start
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The folder of a run."""
+
+    path: Path
+
+    @property
+    def results_path(self) -> Path:
+        """One line per sample."""
+        return self.path / "results.jsonl"
+
+    @property
+    def run_path(self) -> Path:
+        """What was asked."""
+        return self.path / "run.json"
+
+    @property
+    def report_path(self) -> Path:
+        """What came of it."""
+        return self.path / "report.json"
+
+    def open_results(self, identity: Mapping[str, Any]) -> ResultsFile:
+        """Open the results for a run, which is the folder's own if it is not new.
+
+        Raises:
+            ConfigError: The folder is another run's (the message names what differs), in use, or can't be written to.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise ConfigError(f"can't make {self.path}: {e.strerror}; choose another folder with --out") from e
+        file = ResultsFile(self.results_path)
+        try:
+            self._claim({"format": FORMAT, **identity})
+        except BaseException:
+            file.__exit__(None, None, None)
+            raise
+        return file
+
+    def _claim(self, identity: dict[str, Any]) -> None:
+        if not self.results_path.stat().st_size:
+            # whatever was asked here before has left nothing that could be mixed with this
+            write_json(self.run_path, identity)
+            return
+        if not self.run_path.exists():
+            raise ConfigError(f"{self.results_path} has no {self.run_path.name} beside it; choose another --out")
+        if differing := differences(read_json(self.run_path), identity):
+            raise ConfigError(
+                f"{self.path} holds another run: {differing}. Run it with what it was begun with, or choose another "
+                "--out"
+            )

@@ -1,7 +1,4 @@
-"""Rows of a prompt data set, one JSON object a line, in the format of dapo-math-17k.
-
-Knows the file format; nothing of samples. What a prompt may hold is decided by `prompt_messages`.
-"""
+"""Rows of a prompt data set, one JSON object a line, in the format of dapo-math-17k."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from strands_rollout.errors import PromptError
+from strands_rollout.files import open_regular
 
 _METADATA_KEY: Final = "metadata"
 
@@ -43,11 +41,7 @@ def shipped_rows() -> Path:
 
 
 def read_rows(path: Path, count: int) -> list[Row]:
-    """The first `count` rows of a file; it starts again from the top when it has fewer.
-
-    Raises:
-        PromptError: See `load_rows`.
-    """
+    """The first `count` rows of a file; it starts again from the top when it has fewer."""
     return list(islice(cycle(load_rows(path)), count))
 
 
@@ -75,7 +69,8 @@ def each_row(
         PromptError: The file can't be read, or is empty.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        with open_regular(path) as file:
+            lines = file.read().splitlines()
     except OSError as e:
         raise PromptError(f"can't read the data file {path}: {e.strerror}") from e
     filled = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -116,5 +111,5 @@ def json_line(value: Mapping[str, Any]) -> bytes:
         return json.dumps(value, default=_plain).encode() + b"\n"
 
 
-def _plain(value: Any) -> object:  # noqa: ANN401
+def _plain(value: object) -> object:
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,43 +1,260 @@
 """The evaluation: problems sampled on an engine, results kept as they come, a report at the end.
 
-Glue: what is asked, the engine, the folder, the samples, the report, in this order.
+`run_evaluation` and `_run` are the way through: what is asked, the engine, the folder, the samples, the report.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 
 from strands_rollout import __version__
-from strands_rollout.config import CODE_TOOL_PATH, RolloutSettings
-from strands_rollout.evaluate import playing
-from strands_rollout.evaluation.episodes import Episodes
-from strands_rollout.evaluation.identity import run_identity
-from strands_rollout.evaluation.options import DEFAULT_KS, EvalOptions, idle_ks, load_sets, load_settings
+from strands_rollout.client.transport import parse_base_url, redacted
+from strands_rollout.dump.record import shown_values
+from strands_rollout.dump.terminal import make_console
+from strands_rollout.evaluation.display import accuracy_bar, print_evaluation
+from strands_rollout.evaluation.evaluate import Outcome, Player, playing
+from strands_rollout.evaluation.plan import (
+    DEFAULT_KS,
+    EvalOptions,
+    EvalSet,
+    SampleKey,
+    idle_ks,
+    load_sets,
+    load_settings,
+)
 from strands_rollout.evaluation.report import evaluation_report, report_notes, without_problems
-from strands_rollout.evaluation.run_folder import RunFolder
-from strands_rollout.evaluation.session import Session
-from strands_rollout.evaluation.tables import print_evaluation
-from strands_rollout.json_file import write_json
-from strands_rollout.report import accuracy_bar, make_console
-from strands_rollout.retokenisation.meter import DriftMeter, evenly_spread
-from strands_rollout.secret_mask import secret_values
-from strands_rollout.served_engine import ask_engine, served_engine, start_executor, tokenizer_folder
-from strands_rollout.sglang_connection import parse_base_url, redacted
+from strands_rollout.evaluation.results import ResultsFile, RunFolder, SampleResult, run_identity
+from strands_rollout.evaluation.served_engine import ask_engine, served_engine, start_executor, tokenizer_folder
+from strands_rollout.files import write_json
+from strands_rollout.samples import Sample, finished_samples
+from strands_rollout.secret_mask import secret_values, without_values
+from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
+from strands_rollout.slime_plugin.retokenisation import DriftMeter, evenly_spread, measure_some
 
 EXIT_OK: Final = 0
 EXIT_INCOMPLETE: Final = 1
 EXIT_INTERRUPTED: Final = 130
+_LEAST_PATIENCE: Final = 8
+_MOST_ERRORS: Final = 5
+_COUNTS: Final = ("sampled_tokens", "turns", "tool_calls", "tool_errors", "parse_failures")
+
+
+@dataclass(slots=True)
+class _Patience:
+    """Counts failures in a row with one kind of error, up to `most`; any scored sample starts it anew."""
+
+    most: int
+    kind: str = ""
+    count: int = 0
+
+    def note(self, result: SampleResult) -> str | None:
+        """Count a result; the reason to stop, if that is reached."""
+        if result.is_scored:
+            self.count = 0
+            return None
+        kind = f"{result.stop_reason} {(result.fault or '').partition(':')[0]}"
+        self.count = self.count + 1 if kind == self.kind else 1
+        self.kind = kind
+        if self.count < self.most:
+            return None
+        return f"{self.count} samples in a row failed alike, the last one with {result.fault or result.stop_reason}"
+
+
+class _NoPatienceError(Exception):
+    """Ends the workers' group."""
+
+
+async def run_samples(
+    keys: Iterable[SampleKey], run: Callable[[SampleKey], Awaitable[SampleResult]], *, concurrency: int
+) -> str | None:
+    """Run each key once, in order, with so many workers, which take them as they come free.
+
+    It gives up where as many in a row as run at once, at least 8, fail alike: by then a whole round has failed, each
+    after its own retries.
+
+    Returns:
+        Why it was stopped early, the samples under way being cancelled; None if all were run.
+
+    Raises:
+        Exception: The first that `run` raised; the others are cancelled.
+    """
+    waiting, patience = iter(keys), _Patience(max(_LEAST_PATIENCE, concurrency))
+
+    async def work() -> None:
+        for key in waiting:
+            reason = patience.note(await run(key))
+            if reason is not None:
+                raise _NoPatienceError(reason)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(work())
+    except ExceptionGroup as e:
+        first = e.exceptions[0]
+        if isinstance(first, _NoPatienceError):
+            return str(first)
+        raise first from None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """Plays the samples of an evaluation, and measures the drift of some.
+
+    `secrets` are masked in the lines; tokens stay as they are.
+    """
+
+    player: Player
+    sets: Mapping[str, EvalSet]
+    seed: int | None
+    keeps_tokens: bool
+    meter: DriftMeter
+    measured: Container[SampleKey]
+    secrets: Collection[str]
+
+    async def line(self, key: SampleKey) -> dict[str, Any]:
+        """Play a sample; its line for the results."""
+        chosen = self.sets[key.data_set]
+        row = chosen.rows[key.problem]
+        sample = Sample(
+            prompt=copy.deepcopy(row.prompt),
+            label=row.label,
+            metadata=copy.deepcopy(dict(row.metadata)),
+            index=key.problem * chosen.sampling.samples + key.number,
+            apply_chat_template_kwargs=dict(chosen.template_kwargs),
+        )
+        params = chosen.sampling.params
+        if self.seed is not None:
+            params["sampling_seed"] = key.seed(self.seed)
+        outcome = await self.player.play(sample, params)
+        line = {**_line(key, outcome, params.get("sampling_seed")), "audited": self.player.audited, "drift": None}
+        if key in self.measured:  # None where nothing was sampled, or it can't be measured
+            found = measure_some(finished_samples(outcome.sample), self.meter)
+            line["drift"] = found[0].counts if found else None
+        line = without_values(line, self.secrets)
+        return {**line, "sample": shown_values(outcome.sample.to_dict(), self.secrets)} if self.keeps_tokens else line
+
+
+def _line(key: SampleKey, outcome: Outcome, seed: int | None) -> dict[str, Any]:
+    sample, facts = outcome.sample, outcome.facts
+    # slime's one for each request, and those within a request
+    versions = [*sample.weight_versions, *(facts.get("weight_versions") or [])]
+    return {
+        "data_set": key.data_set,
+        "problem": key.problem,
+        "number": key.number,
+        "seed": seed,
+        "status": str(sample.status.value),
+        "stop_reason": str(facts.get("stop_reason")),
+        "error": facts.get("error"),
+        "label": sample.label,
+        "reward": sample.reward,
+        "response": sample.response,
+        "prompt_tokens": len(sample.tokens) - sample.response_length,
+        "response_tokens": sample.response_length,
+        **{name: facts.get(name, 0) for name in _COUNTS},
+        "seconds": facts.get("duration_s", 0.0),
+        "weight_versions": list(dict.fromkeys(str(version) for version in versions if version is not None)),
+        "violations": [*outcome.contract_violations, *outcome.tito_violations],
+    }
+
+
+@dataclass(slots=True)
+class Session:
+    """One session of a run: plays the samples that have no score yet, and keeps each result as it comes.
+
+    `results` are the last ones of each sample, earlier sessions' included; the counts are this session's. `stopped` is
+    why it ended before all were run.
+    """
+
+    sets: Sequence[EvalSet]
+    file: ResultsFile
+    results: dict[SampleKey, SampleResult]
+    played: int = 0
+    sampled_tokens: int = 0
+    seconds: float = 0.0
+    stopped: str | None = None
+
+    @classmethod
+    def begin(cls, sets: Sequence[EvalSet], file: ResultsFile, on_note: Callable[[str], None]) -> Session:
+        """Continue with what the file holds.
+
+        Raises:
+            ConfigError: A line of it is not a result of this run.
+        """
+        if file.dropped_bytes:
+            on_note(f"{file.path}: dropped {file.dropped_bytes} bytes of a half-written last line")
+        planned = {key for chosen in sets for key in chosen.sample_keys()}
+        session = cls(sets, file, {result.key: result for result in file.results(planned)})
+        if session.results:
+            done = len(session.scored)
+            failed = len(session.results) - done
+            on_note(f"{done} samples are there already" + (f"; {failed} that failed are tried again" if failed else ""))
+        return session
+
+    @property
+    def scored(self) -> list[SampleResult]:
+        """The results that count."""
+        return [result for result in self.results.values() if result.is_scored]
+
+    @property
+    def left(self) -> list[SampleKey]:
+        """The samples without a score, in order."""
+        scored = {result.key for result in self.scored}
+        return [key for chosen in self.sets for key in chosen.sample_keys() if key not in scored]
+
+    async def play(self, episodes: Episodes, tell: Callable[[bool | None], None], *, concurrency: int) -> None:
+        """Run what is left, telling of each sample whether it is right, None where it has no score.
+
+        Raises:
+            RolloutError: A result can't be written.
+        """
+
+        async def run(key: SampleKey) -> SampleResult:
+            result = self.file.append(await episodes.line(key))
+            self.results[key] = result
+            self.played += 1
+            self.sampled_tokens += result.sampled_tokens
+            tell(result.is_right if result.is_scored else None)
+            return result
+
+        started = time.monotonic()
+        self.stopped = await run_samples(self.left, run, concurrency=concurrency)
+        self.seconds = time.monotonic() - started
+
+    def errors(self) -> list[str]:
+        """The most frequent errors of failed samples, with their numbers."""
+        failed = Counter(result.fault or result.stop_reason for result in self.results.values() if not result.is_scored)
+        return [f"{count} failed: {error}" for error, count in failed.most_common(_MOST_ERRORS)]
+
+    def record(self) -> dict[str, Any]:
+        """What depends on the clock, or on where the run was cut; not part of what a run amounts to."""
+        lasted = [result.seconds for result in self.scored]
+        return {
+            "stopped": self.stopped,
+            "seconds": round(self.seconds, 3),
+            "samples": self.played,
+            "samples_per_s": round(self.played / self.seconds, 3) if self.seconds else None,
+            "sampled_tokens_per_s": round(self.sampled_tokens / self.seconds, 1) if self.seconds else None,
+            "mean_episode_s": round(sum(lasted) / len(lasted), 3) if lasted else None,
+            "longest_episode_s": round(max(lasted), 3) if lasted else None,
+        }
 
 
 def run_evaluation(options: EvalOptions) -> int:
-    """Run it, or go on with it; the last line on stdout is the report without its problems, as JSON.
+    """Run it, or resume it; the last line on stdout is the report without its problems, as JSON.
 
     Returns:
         The exit code: 0 if every sample is scored and nothing is violated, 1 if not, 130 after Ctrl-C.

@@ -1,7 +1,4 @@
-"""What a command runs episodes on: an engine that is up, or the embedded one, with its tokenizer and the code sandbox.
-
-Knows where these come from; nothing of episodes.
-"""
+"""What a command runs episodes on: a running engine or the embedded one, its tokenizer, the code sandbox."""
 
 from __future__ import annotations
 
@@ -10,24 +7,19 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from strands_rollout.engine_process import engine_process
+from strands_rollout.client.client import ServerInfo, fetch_server_info
+from strands_rollout.client.transport import create_client, parse_base_url, redacted
+from strands_rollout.code_tool.executors import shared_executor
+from strands_rollout.code_tool.local.executor import LocalExecutor
+from strands_rollout.engine.process import engine_process
 from strands_rollout.errors import ConfigError
-from strands_rollout.executors import shared_executor
-from strands_rollout.sandbox.local_executor import LocalExecutor
-from strands_rollout.server_info import ServerInfo, fetch_server_info
-from strands_rollout.sglang_connection import create_client, parse_base_url, redacted
 
 SHIPPED_MODELS_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
 """Our own model's code needs no Linux to run; the strongest isolation there is is used in any case."""
 
 
 def served_engine(base_url: str | None, model_dir: Path | None) -> AbstractAsyncContextManager[str]:
-    """The URL of the engine to use, for as long as the block lasts.
-
-    Args:
-        base_url: One that runs already; None to start the embedded one.
-        model_dir: What the embedded engine serves; None for the shipped model.
-    """
+    """The URL of an engine that runs already, or else of the embedded one, for as long as the block lasts."""
     return engine_process(model_dir) if base_url is None else nullcontext(base_url)
 
 

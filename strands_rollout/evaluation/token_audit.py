@@ -1,21 +1,23 @@
-"""A loopback proxy before an engine that records what crosses the wire: the token ids of each generation, both ways.
+"""Token exactness, checked on the wire: a recording proxy before an engine, and its record beside an episode's sample.
 
-Knows HTTP and the token fields of `/generate`; must not know models, trajectories or samples, since it is the witness
-against which they are checked.
+The proxy knows HTTP and the token fields of `/generate` only, not how a sample came about: it must be independent of
+what it checks.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Final
 
 import aiohttp
 import orjson
 from aiohttp import web
 
-from strands_rollout.sglang_connection import parse_base_url
+from strands_rollout.client.transport import parse_base_url
+from strands_rollout.samples import Sample
 
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"
 _MAX_BODY_BYTES: Final = 1 << 28
@@ -33,22 +35,19 @@ class Exchange:
         output_ids: As the engine answered them; None where it gave no generation (an error, a cut connection).
         logprobs: Beside the output ids; empty if none were asked for.
         has_images: Whether the request held images, of which the engine makes more tokens than it was sent.
+        read_tokens: Tokens of the input that the engine says it read, where that is not all of `input_ids`.
     """
 
     input_ids: list[int]
     output_ids: list[int] | None
     logprobs: list[float]
     has_images: bool = False
+    read_tokens: int | None = None
 
 
 @dataclass(slots=True)
 class WireRecorder:
-    """The running proxy.
-
-    Attributes:
-        url: Where it listens; use it as the engine's URL.
-        episodes: Exchanges by routing key, "" for requests without one.
-    """
+    """The running proxy: where it listens, and the exchanges by routing key, "" for requests without one."""
 
     url: str
     episodes: dict[str, list[Exchange]] = field(default_factory=dict)
@@ -81,11 +80,11 @@ async def recording(base_url: str) -> AsyncIterator[WireRecorder]:
             await runner.cleanup()
 
 
+@dataclass(frozen=True, slots=True)
 class _Proxy:
-    def __init__(self, session: aiohttp.ClientSession, target: str, recorder: WireRecorder) -> None:
-        self._session = session
-        self._target = target
-        self._recorder = recorder
+    _session: aiohttp.ClientSession
+    _target: str
+    _recorder: WireRecorder
 
     async def forward(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -128,7 +127,13 @@ def _answered(asked: Exchange, body: bytes) -> Exchange:
         return asked
     meta = answer.get("meta_info") or {}
     logprobs = [entry[0] for entry in meta.get("output_token_logprobs") or []]
-    return replace(asked, output_ids=answer["output_ids"], logprobs=logprobs)
+    read = meta.get("prompt_tokens")
+    return replace(
+        asked,
+        output_ids=answer["output_ids"],
+        logprobs=logprobs,
+        read_tokens=None if read == len(asked.input_ids) else read,
+    )
 
 
 def _object(body: bytes) -> Mapping[str, Any]:
@@ -138,3 +143,88 @@ def _object(body: bytes) -> Mapping[str, Any]:
     except orjson.JSONDecodeError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def tito_violations(exchanges: Sequence[Exchange], sample: Sample) -> list[str]:
+    """Every break of token-in/token-out in one episode, in words; empty if there is none.
+
+    Each request must extend the last one's ids and its output; one that got no generation is sent again unchanged. A
+    sample that trains anything must hold the last sequence, and train the ids that were sampled, all of them, at the
+    logprobs that came with them; and the engine must have read all tokens of each request. Of an episode with images,
+    of which the engine makes tokens itself, only the sampled ids and their logprobs are compared.
+    """
+    return [*_broken_extensions(exchanges), *_wrong_sample(exchanges, sample)]
+
+
+def _broken_extensions(exchanges: Sequence[Exchange]) -> Iterator[str]:
+    previous: Exchange | None = None
+    for number, exchange in enumerate(exchanges):
+        if previous is not None and previous.output_ids is None:
+            if exchange.input_ids != previous.input_ids:
+                yield f"request {number} repeats a failed one{_difference(exchange.input_ids, previous.input_ids)}"
+        elif previous is not None:
+            read = _sequence(previous)
+            if exchange.input_ids[: len(read)] != read:
+                difference = _difference(exchange.input_ids, read)
+                yield f"request {number} does not extend the last one and its output{difference}"
+        previous = exchange
+
+
+def _wrong_sample(exchanges: Sequence[Exchange], sample: Sample) -> Iterator[str]:
+    if not any(sample.loss_mask or []):
+        return
+    answered = [exchange for exchange in exchanges if exchange.output_ids]
+    if not answered:
+        yield "the sample trains tokens, but the engine sampled none"
+        return
+    if any(exchange.has_images for exchange in answered):
+        yield from _wrong_sampled(answered, sample)
+        return
+    for exchange in answered:
+        if exchange.read_tokens is not None:
+            yield f"the engine read {exchange.read_tokens} tokens of a request of {len(exchange.input_ids)}"
+    sequence = _sequence(answered[-1])
+    if sample.tokens != sequence:
+        yield f"the sample's tokens are not the last request and its output{_difference(sample.tokens, sequence)}"
+        return
+    prompt_length = len(sample.tokens) - sample.response_length
+    if prompt_length != len(answered[0].input_ids):
+        yield f"the sample's prompt has {prompt_length} tokens; the first request had {len(answered[0].input_ids)}"
+    else:
+        yield from _wrong_training(answered, sample, prompt_length)
+
+
+def _wrong_training(answered: Sequence[Exchange], sample: Sample, prompt_length: int) -> Iterator[str]:
+    mask, logprobs = [0] * len(sample.tokens), [0.0] * len(sample.tokens)
+    for exchange in answered:
+        start, output = len(exchange.input_ids), exchange.output_ids or []
+        mask[start : start + len(output)] = [1] * len(output)
+        logprobs[start : start + len(output)] = exchange.logprobs or [0.0] * len(output)
+    for name, got, expected in (
+        ("loss_mask", sample.loss_mask, mask[prompt_length:]),
+        ("rollout_log_probs", sample.rollout_log_probs, logprobs[prompt_length:]),
+    ):
+        if got != expected:
+            yield f"{name} is not what the engine sampled{_difference(got or [], expected)}"
+
+
+def _wrong_sampled(answered: Sequence[Exchange], sample: Sample) -> Iterator[str]:
+    response = sample.tokens[len(sample.tokens) - sample.response_length :]
+    kept = zip(response, sample.loss_mask or [], sample.rollout_log_probs or [], strict=True)
+    trained = [(token, logprob) for token, mask, logprob in kept if mask]
+    sampled = [
+        (token, logprob)
+        for exchange in answered
+        for token, logprob in zip(exchange.output_ids or [], exchange.logprobs, strict=True)
+    ]
+    if trained != sampled:
+        yield f"the trained tokens are not what the engine sampled{_difference(trained, sampled)}"
+
+
+def _sequence(exchange: Exchange) -> list[int]:
+    return [*exchange.input_ids, *(exchange.output_ids or [])]
+
+
+def _difference(got: Sequence[Any], expected: Sequence[Any]) -> str:
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(got, expected, strict=False)))
+    return f": got {len(got)} values, expected {len(expected)}; the first {same} agree"

@@ -1,7 +1,4 @@
-"""A finished sample, checked, as every export reads it.
-
-Knows which samples may be handed on at all; nothing of any trainer's format.
-"""
+"""A finished sample, checked, as every integration reads it: which samples may be handed on at all."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strands_rollout.contract import export_violations
-from strands_rollout.episode_facts import episode_facts
 from strands_rollout.errors import ExportError
-from strands_rollout.reward_settings import REWARD_KEY
+from strands_rollout.samples import SampleLike, episode_facts
+from strands_rollout.settings import REWARD_KEY
+from strands_rollout.slime_plugin.sample_contract import export_violations
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +28,7 @@ class FinishedEpisode:
         facts: Of the episode; empty for a foreign sample.
     """
 
-    sample: Any
+    sample: SampleLike
     prompt_ids: list[int]
     response_ids: list[int]
     loss_mask: list[int]
@@ -49,10 +46,10 @@ class FinishedEpisode:
 def finished_episodes(
     samples: Iterable[Any], *, reward_key: str = REWARD_KEY, may_lose_images: bool = False
 ) -> list[FinishedEpisode]:
-    """The samples, in order; none is changed.
+    """The samples, slime's or ours, flat and in order; none is changed.
 
     Args:
-        samples: slime's or ours, flat.
+        samples: Finished and rewarded.
         reward_key: Where the number is in a reward that is a dict.
         may_lose_images: Whether a sample may have images, which no form takes along.
 
@@ -70,7 +67,7 @@ def finished_episodes(
     return episodes
 
 
-def _episode(sample: Any, number: int, reward_key: str) -> FinishedEpisode:  # noqa: ANN401 - slime's Sample or ours
+def _episode(sample: Any, number: int, reward_key: str) -> FinishedEpisode:  # noqa: ANN401 - whatever was handed over
     where = _where(sample, number)
     if not hasattr(sample, "response_length"):
         hint = ": hand over the samples of a fan-out one by one" if isinstance(sample, list | tuple) else ""

@@ -1,7 +1,4 @@
-"""Sampling parameters by other engines' names -> SGLang's; what SGLang can't do is refused, never dropped.
-
-Knows names and what an engine does without being told; nothing of requests.
-"""
+"""Sampling parameters by other engines' names -> SGLang's; what SGLang can't do is refused, never dropped."""
 
 from __future__ import annotations
 
@@ -37,13 +34,10 @@ def greedy(do_sample: Value) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class SamplingNames:
-    """How one engine's parameters are called.
+    """How one engine's parameters are called: by its name, SGLang's name and what becomes of the value.
 
-    Attributes:
-        source: The engine's name, for messages.
-        names: By its name, SGLang's name and what becomes of the value.
-        neutral: By its name, the values that ask for nothing; they are dropped, and any other is refused.
-        missing: Names that have no equal whatever their value.
+    Of `neutral` names, the values that ask for nothing are dropped, and any other is refused; `missing` have no equal
+    whatever their value.
     """
 
     source: str

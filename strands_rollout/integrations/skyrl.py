@@ -12,17 +12,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
-from strands_rollout.config import settings_from_args
 from strands_rollout.errors import ConfigError, ExportError
-from strands_rollout.evaluate import Reward, playing
-from strands_rollout.export.finished_episode import FinishedEpisode, compared_rewards, finished_episodes
-from strands_rollout.export.sampling_names import VLLM
-from strands_rollout.finished_sample import finite
-from strands_rollout.reward import reward_func
-from strands_rollout.reward_settings import REWARD_KEY
-from strands_rollout.row_settings import ROW_KEY
-from strands_rollout.sample import exclude_from_training
-from strands_rollout.sample_type import Sample
+from strands_rollout.evaluation.evaluate import Reward, playing
+from strands_rollout.files import Json
+from strands_rollout.integrations.finished_episode import FinishedEpisode, compared_rewards, finished_episodes
+from strands_rollout.integrations.sampling_names import VLLM
+from strands_rollout.samples import Sample, finite
+from strands_rollout.settings import REWARD_KEY, settings_from_args
+from strands_rollout.slime_plugin.reward import reward_func
+from strands_rollout.slime_plugin.row import ROW_KEY
+from strands_rollout.slime_plugin.sample_writer import exclude_from_training
 
 GeneratorOutput: TypeAlias = dict[str, Any]
 STOP_REASONS: Final = {"completed": "stop", "truncated": "length", "failed": "error"}
@@ -33,14 +32,8 @@ _METRICS: Final = ("turns", "tool_calls", "parse_failures")
 def to_generator_output(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> GeneratorOutput:
     """SkyRL's GeneratorOutput of finished samples, in order; of no sample, the same keys with nothing in them.
 
-    A sample that is not trained has a mask of zeros; its reward: see `compared_rewards`.
-
-    Args:
-        samples: slime's or ours, flat, with a reward.
-        reward_key: Where the number is in a reward that is a dict.
-
-    Raises:
-        ExportError: A sample is unfinished, has no reward, or its lengths disagree.
+    A sample that is not trained has a mask of zeros; its reward: see `compared_rewards`. For what is refused see
+    `finished_episodes`.
     """
     episodes = finished_episodes(samples, reward_key=reward_key)
     times = [finite(episode.facts.get("duration_s")) for episode in episodes]
@@ -175,7 +168,7 @@ def _metadata(extra: Mapping[str, Any]) -> dict[str, Any]:
     return {"env_extras": extra, **{key: extra[key] for key in (ROW_KEY,) if key in extra}}
 
 
-def _label(extra: Mapping[str, Any], number: int) -> Any:  # noqa: ANN401 - whatever the data set holds
+def _label(extra: Mapping[str, Any], number: int) -> Json:
     spec = extra.get("reward_spec")
     if isinstance(spec, Mapping) and "ground_truth" in spec:
         return spec["ground_truth"]

@@ -1,6 +1,6 @@
 """Samples as rows of a table: Parquet or datasets.Dataset for any other trainer, and back without a loss.
 
-Needs the extra `data`. Knows columns; of the values only which of them are JSON.
+Needs the extra `data`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from strands_rollout.errors import ExportError
-from strands_rollout.export.finished_episode import FinishedEpisode, finished_episodes
-from strands_rollout.reward_settings import REWARD_KEY
-from strands_rollout.sample_type import Sample
+from strands_rollout.integrations.finished_episode import FinishedEpisode, finished_episodes
+from strands_rollout.samples import Sample
+from strands_rollout.settings import REWARD_KEY
 
 if TYPE_CHECKING:
     import datasets
@@ -51,7 +51,7 @@ def _row(episode: FinishedEpisode, number: int) -> dict[str, Any]:
     }
 
 
-def _json(value: Any, name: str, number: int, index: int | None) -> str:  # noqa: ANN401 - whatever a sample holds
+def _json(value: object, name: str, number: int, index: int | None) -> str:
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as e:

@@ -1,24 +1,205 @@
-"""A single-turn TorchRL policy over this package's client: prompts in, checked tokens and logprobs out.
+"""TorchRL: finished samples as one TensorDict that its LLM losses take, and a policy that samples from an engine.
 
-Needs the extra `torchrl`. It stands where torchrl's own SGLangWrapper does, with the same keys
-(torchrl/modules/llm/policies/sglang_wrapper.py). For an agent's episodes see `torchrl.to_tensordict`.
+Needs the extra `torchrl`. Read in torchrl 0.14: torchrl/objectives/llm/grpo.py (what the losses and MCAdvantage read;
+tokens without a logprob are left out), torchrl/modules/llm/policies/common.py (the containers), vllm_wrapper.py (NaN in
+`LogProbs.full` where there is no logprob, and no `LogProbs.prompt` where the engine gave none for it) and
+sglang_wrapper.py, in whose place `SGLangPolicy` stands, with the same keys.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NoReturn, Self
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
-from tensordict import TensorDict, TensorDictBase, lazy_stack
+import torch
+from tensordict import MetaData, TensorDict, TensorDictBase, lazy_stack
 from torchrl.data.llm import History
-from torchrl.modules.llm.policies import ChatHistory, LLMWrapperBase
+from torchrl.modules.llm.policies import ChatHistory, LLMWrapperBase, LogProbs, Masks, Text, Tokens
 
-from strands_rollout.chat_template import ChatTemplate
+from strands_rollout.client.client import Generation, SGLangClient
 from strands_rollout.errors import ConfigError, EngineAbortedError, ExportError
-from strands_rollout.export.sampling_names import TORCHRL
-from strands_rollout.export.torchrl_containers import TokenRow, containers_of
-from strands_rollout.sglang_client import Generation, SGLangClient
+from strands_rollout.integrations.finished_episode import FinishedEpisode, compared_rewards, finished_episodes
+from strands_rollout.integrations.sampling_names import TORCHRL
+from strands_rollout.settings import REWARD_KEY
+from strands_rollout.template.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_NO_LOGPROB: Final = float("nan")
+_TURN_BEGINS: Final = "<|im_start|>"
+_TURN_ENDS: Final = "<|im_end|>"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """What a policy read and wrote; `loss_mask` and `logprobs` are of the response, context in it included."""
+
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+    loss_mask: Sequence[int]
+    logprobs: Sequence[float]
+
+
+def containers_of(
+    rows: Sequence[TokenRow],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    padded: bool,
+) -> list[TensorDict]:
+    """A TensorDict for each row, without batch dimensions, under TorchRL's default keys.
+
+    Where `padded`, all rows have the same lengths: prompts are padded on the left and responses on the right, so that a
+    whole sequence may be padded on both sides.
+    """
+    prompts = max((len(row.prompt_ids) for row in rows), default=0) if padded else 0
+    responses = max((len(row.response_ids) for row in rows), default=0) if padded else 0
+    return [_containers(row, tokenizer, _Padding(padded, prompts, responses, _pad_id(tokenizer))) for row in rows]
+
+
+def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return 0 if pad_id is None else int(pad_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Padding:
+    """How far prompts and responses are padded, and with what id; not at all below their own lengths."""
+
+    is_on: bool
+    prompt_length: int
+    response_length: int
+    pad_id: int
+
+    def of_prompt(self, values: Sequence[Any], filler: object) -> list[Any]:
+        return [filler] * (self.prompt_length - len(values)) + list(values)
+
+    def of_response(self, values: Sequence[Any], filler: object) -> list[Any]:
+        return list(values) + [filler] * (self.response_length - len(values))
+
+
+def _containers(row: TokenRow, tokenizer: PreTrainedTokenizerBase, padding: _Padding) -> TensorDict:
+    prompt = torch.tensor(padding.of_prompt(row.prompt_ids, padding.pad_id), dtype=torch.int64)
+    response = torch.tensor(padding.of_response(row.response_ids, padding.pad_id), dtype=torch.int64)
+    ones = (torch.ones(len(row.prompt_ids)), torch.ones(len(row.response_ids)))
+    attention = [*padding.of_prompt(ones[0].tolist(), 0.0), *padding.of_response(ones[1].tolist(), 0.0)]
+    trained = padding.of_response([bool(mask) for mask in row.loss_mask], filler=False)
+    known = [p if mask else _NO_LOGPROB for p, mask in zip(row.logprobs, row.loss_mask, strict=True)]
+    logprobs = torch.tensor(padding.of_response(known, _NO_LOGPROB), dtype=torch.float32)
+    texts = [str(tokenizer.decode(ids, skip_special_tokens=False)) for ids in (row.prompt_ids, row.response_ids)]
+    is_padded = MetaData(padding.is_on)
+    return TensorDict(
+        {
+            "text": Text(prompt=texts[0], response=texts[1], full="".join(texts)),
+            "tokens": Tokens(prompt=prompt, response=response, full=torch.cat([prompt, response]), padded=is_padded),
+            "masks": Masks(
+                all_attention_mask=torch.tensor(attention, dtype=torch.bool),
+                all_assistant_mask=torch.tensor([False] * len(prompt) + trained, dtype=torch.bool),
+                padded=is_padded,
+            ),
+            "log_probs": LogProbs(
+                response=logprobs, full=torch.cat([torch.full((len(prompt),), _NO_LOGPROB), logprobs]), padded=is_padded
+            ),
+            "history": chat_history(row, tokenizer),
+        }
+    )
+
+
+def chat_history(row: TokenRow, tokenizer: PreTrainedTokenizerBase) -> ChatHistory:
+    """The conversation by the template's control tokens: no text of a message can end it or speak as another role.
+
+    Roles are those of the rendered template (Qwen shows tool results as a user's). Contents are whole: calls are in the
+    assistant's text, and in no field of their own, since a template would render them twice. Where the tokenizer has no
+    such control tokens, or the prompt none, the prompt is one user's message and the response one assistant's.
+    """
+    begins, ends = (tokenizer.convert_tokens_to_ids(token) for token in (_TURN_BEGINS, _TURN_ENDS))
+    ids, prompt_length = [*row.prompt_ids, *row.response_ids], len(row.prompt_ids)
+    # one that the policy sampled is part of its turn
+    untrained = [True] * prompt_length + [not mask for mask in row.loss_mask]
+    starts = [n for n, token in enumerate(ids) if token == begins and token != tokenizer.unk_token_id and untrained[n]]
+    opened = [start for start in starts if start < prompt_length]
+    if not opened:
+        spoken = [("user", row.prompt_ids), ("assistant", row.response_ids)]
+        messages, asked = [(role, _text(part, tokenizer), True) for role, part in spoken], 1
+    else:
+        messages = [_message(ids[start + 1 : stop], ends, tokenizer) for start, stop in pairwise([*starts, len(ids)])]
+        # what opens the policy's first turn ends the prompt, and belongs to its answer
+        asked = len(opened) - (ends not in row.prompt_ids[opened[-1] :])
+    return ChatHistory(prompt=_history(messages[:asked]), response=_history(messages[asked:]), full=_history(messages))
+
+
+_Message = tuple[str, str, bool]
+
+
+def _message(ids: Sequence[int], ends: int, tokenizer: PreTrainedTokenizerBase) -> _Message:
+    """Role, content, and whether it was ended, of the message that these ids are."""
+    end = _last(ids, ends)
+    role, _, content = _text(ids if end is None else ids[:end], tokenizer).partition("\n")
+    return role, content, end is not None
+
+
+def _last(ids: Sequence[int], wanted: int) -> int | None:
+    return next((position for position in range(len(ids) - 1, -1, -1) if ids[position] == wanted), None)
+
+
+def _history(messages: Sequence[_Message]) -> History:
+    return lazy_stack(
+        [History(role=role, content=content, is_complete=is_ended) for role, content, is_ended in messages]
+    )
+
+
+def _text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def to_tensordict(
+    samples: Iterable[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    padded: bool = False,
+    reward_key: str = REWARD_KEY,
+) -> TensorDictBase:
+    """One row per sample, in order, of batch size [samples].
+
+    Under TorchRL's default keys: `text`, `tokens`, `masks`, `log_probs`, `history` (see `containers_of`), `query`
+    (the prompt's text, by which MCAdvantage groups); under `next`: `reward` [samples, 1, 1], `done`, `terminated` and
+    `truncated` [samples, 1].
+
+    `masks.all_assistant_mask` is true where a token is trained, in every turn: give losses `masking_strategy="rlhf"`.
+    `log_probs` are NaN elsewhere, which the losses leave out. Of a sample that is not trained it is true nowhere; its
+    reward: see `compared_rewards`.
+
+    Args:
+        samples: slime's or ours, flat, with a reward.
+        tokenizer: Of the policy.
+        padded: Tensors of equal lengths in place of ragged ones, for which ask `get(key, as_nested_tensor=True)`,
+            `as_list=True` or `as_padded_tensor=True`.
+        reward_key: Where the number is in a reward that is a dict.
+
+    Raises:
+        ExportError: A sample is unfinished, has no reward, or its lengths disagree.
+    """
+    episodes = finished_episodes(samples, reward_key=reward_key)
+    rows = [TokenRow(one.prompt_ids, one.response_ids, one.loss_mask, one.logprobs) for one in episodes]
+    dicts = containers_of(rows, tokenizer, padded=padded)
+    for one, episode, reward in zip(dicts, episodes, compared_rewards(episodes), strict=True):
+        one["query"] = one["text"].prompt
+        one["next"] = _outcome(episode, reward)
+    return lazy_stack(dicts) if dicts else TensorDict(batch_size=[0])
+
+
+def _outcome(episode: FinishedEpisode, reward: float) -> TensorDict:
+    flags = {"done": True, "terminated": episode.status != "truncated", "truncated": episode.status == "truncated"}
+    return TensorDict(
+        {
+            "reward": torch.tensor([[reward]], dtype=torch.float32),
+            **{name: torch.tensor([flag]) for name, flag in flags.items()},
+        }
+    )
+
 
 _INPUT_MODES: Final = ("history", "text", "tokens")
 _Key = str | tuple[str, ...]
@@ -28,7 +209,7 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
     """Samples one answer to each prompt of a batch.
 
     Reads `("history", "prompt")`, `("text", "prompt")` or `("tokens", "prompt")`, and sets `text`, `tokens`, `masks`,
-    `log_probs` and `history`; see `torchrl_containers`. The chat template renders a history, in which no message's text
+    `log_probs` and `history`; see `containers_of`. The chat template renders a history, in which no message's text
     makes a control token; a text is taken as rendered; tokens are sent as they are. There is no batching to set: SGLang
     batches what arrives, at any time.
 
@@ -59,7 +240,7 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
     def __init__(
         self,
         base_url: str,
-        tokenizer: Any,  # noqa: ANN401
+        tokenizer: PreTrainedTokenizerBase,
         *,
         input_mode: str = "history",
         input_key: _Key | None = None,

@@ -1,12 +1,18 @@
-"""A sample of a dump as the spans of a trace: the episode, its model turns and its tool calls.
+"""Samples of a dump as traces, sent to an OpenTelemetry collector: the episode, its model turns and its tool calls.
 
 Names and attributes are those of OpenTelemetry's conventions for generative AI (open-telemetry/semantic-conventions,
-docs/gen-ai/gen-ai-spans.md and gen-ai-agent-spans.md, 1.41), and under `strands_rollout.` what they have no name for.
-Knows records; nothing of OpenTelemetry's libraries. What a record does not tell is left out, never guessed.
+docs/gen-ai: gen-ai-spans.md, gen-ai-agent-spans.md and gen-ai-output-messages.json, 1.41), and under
+`strands_rollout.` what they have no name for. What a record does not tell is left out, never guessed.
+
+The sender has a provider of its own: neither the process's spans nor their sampling have to do with it. Where to, with
+which headers and for which service, the standard variables say (OTEL_EXPORTER_OTLP_*, OTEL_SERVICE_NAME,
+OTEL_RESOURCE_ATTRIBUTES).
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
@@ -14,11 +20,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from strands_rollout.dump import DumpRecord
-from strands_rollout.episode_times import Step, steps_of
-from strands_rollout.export.span_contents import episode_contents, turn_contents
-from strands_rollout.finished_sample import FinishedSample, finite
-from strands_rollout.turn_params import turn_params
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, set_span_in_context
+
+from strands_rollout.dump import DumpRecord, read_dump
+from strands_rollout.dump.files import dump_files
+from strands_rollout.dump.times import Step, steps_of
+from strands_rollout.errors import ConfigError, ExportError
+from strands_rollout.model.sampling import turn_params
+from strands_rollout.samples import FinishedSample, finite
+from strands_rollout.secret_mask import masked_text, secret_values, without_values
+from strands_rollout.slime_plugin.transcripts import MAX_LABEL_CHARS, MAX_PROMPT_CHARS, MAX_RESPONSE_CHARS, bounded_text
 
 Attribute = str | bool | int | float | list[str]
 
@@ -50,20 +66,14 @@ _OF_EPISODE: Final = (
     *("stop_reason", "turns", "tool_calls", "tool_errors", "tool_timeouts", "parse_failures", "sampled_tokens"),
     *("duration_s", "generate_s", "tool_s"),
 )
+_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PATH: Final = "/v1/traces"
+_BATCH: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class DumpSpan:
-    """One span.
-
-    Attributes:
-        name: As the conventions form it.
-        start_s: Seconds from the episode's start.
-        end_s: Likewise.
-        attributes: Plain values that any exporter can write.
-        is_request: Whether it is a request to the engine.
-        error: In a word, where it failed.
-    """
+    """One span; its times are seconds from the episode's start, its error one word."""
 
     name: str
     start_s: float
@@ -78,12 +88,8 @@ def episode_spans(
 ) -> list[DumpSpan]:
     """The episode's span, then those of its turns, each with its calls behind it.
 
-    Args:
-        record: One sample.
-        reward_key: Where a reward that is a mapping has its number.
-        with_contents: Whether texts come along: prompt, answer, label, error, and what each turn read and wrote, where
-            the dump has the texts of its tokens; long ones cut in the middle.
-        secrets: What is masked in these texts.
+    With contents texts come along, secrets masked and long ones cut in the middle: prompt, answer, label, error, and
+    what each turn read and wrote, where the dump has the texts of its tokens.
     """
     sample = FinishedSample(SimpleNamespace(**record.values), record.facts)
     turns = _turns(sample)
@@ -268,3 +274,196 @@ def _plain(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Attribute]]:
 def _clean(text: str) -> str:
     """Without lone surrogates, which no file takes."""
     return text.encode("utf-8", "replace").decode()
+
+
+def episode_contents(record: DumpRecord, secrets: Collection[str] = ()) -> dict[str, Any]:
+    """Prompt, last answer, label and error of a sample, with these texts masked."""
+    values, facts = record.values, record.facts
+    prompt = values.get("prompt")
+    messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    asked = [
+        _message(str(message.get("role")), message.get("content"), MAX_PROMPT_CHARS, secrets)
+        for message in messages
+        if isinstance(message, Mapping)
+    ]
+    answer = facts.get("final_text") or values.get("response") or ""
+    error = facts.get("error")
+    return {
+        "gen_ai.input.messages": _json(asked),
+        "gen_ai.output.messages": _json([_message("assistant", answer, MAX_RESPONSE_CHARS, secrets)]),
+        "strands_rollout.label": bounded_text(values.get("label"), MAX_LABEL_CHARS, secrets),
+        # the error of a file that is not our dump may hold the password of a URL
+        "strands_rollout.error": without_values(masked_text(error), secrets) if isinstance(error, str) else None,
+    }
+
+
+def turn_contents(
+    record: DumpRecord, before: int, start: int, end: int, finish: str | None, secrets: Collection[str] = ()
+) -> dict[str, Any]:
+    """What a turn from `start` to `end` wrote, and what the policy had read since the turn that ended at `before`.
+
+    Special tokens are included; `finish` is why it ended, where that is known.
+    """
+    tokens = record.values["tokens"]
+    read, wrote = (_text(record, tokens[first:last]) for first, last in ((before, start), (start, end)))
+    message = None if wrote is None else _message("assistant", wrote, MAX_RESPONSE_CHARS, secrets)
+    ended = {} if message is None or finish is None else {"finish_reason": finish}
+    return {
+        "gen_ai.output.messages": None if message is None else _json([{**message, **ended}]),
+        "strands_rollout.context": bounded_text(read, MAX_RESPONSE_CHARS, secrets),
+    }
+
+
+def _text(record: DumpRecord, ids: Sequence[int]) -> str | None:
+    """None where the dump lacks the text of one of them."""
+    texts = [record.token_texts.get(token) for token in ids]
+    return b"".join(text for text in texts if text is not None).decode(errors="replace") if None not in texts else None
+
+
+def _message(role: str, content: object, max_chars: int, secrets: Collection[str]) -> dict[str, Any]:
+    return {"role": role, "parts": [{"type": "text", "content": bounded_text(content, max_chars, secrets) or ""}]}
+
+
+def _json(messages: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps(messages, ensure_ascii=False)
+
+
+def otlp_exporter(endpoint: str | None) -> SpanExporter:
+    """The exporter for OTLP over HTTP to a collector's URL, with or without /v1/traces; None: the environment's.
+
+    Raises:
+        ConfigError: None is named, it is no URL, or the exporter is not installed.
+    """
+    if endpoint is None and not any(os.environ.get(name) for name in _VARIABLES):
+        raise ConfigError(f"nobody to send spans to; give --endpoint, or set {_VARIABLES[1]}, to a collector's URL")
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"got --endpoint {endpoint}; expected a URL such as http://127.0.0.1:4318 (OTLP over HTTP)")
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError as e:
+        raise ConfigError(f"--to otel needs OpenTelemetry's exporter: {e}; pip install 'strands-rollout[otel]'") from e
+    if endpoint is None:
+        return OTLPSpanExporter()
+    return OTLPSpanExporter(endpoint=endpoint.rstrip("/").removesuffix(_PATH) + _PATH)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """How much was sent."""
+
+    samples: int
+    spans: int
+
+
+def send_dump(
+    dump: Path, exporter: SpanExporter, *, start_s: float | None, reward_key: str, with_contents: bool
+) -> Sent:
+    """Send a trace for each sample of a dump; memory is a few episodes'.
+
+    Episodes begin at `start_s`, in seconds since 1970, or when their file was last written. The exporter is its
+    caller's.
+
+    Raises:
+        DumpError: It can't be read.
+        ExportError: The collector doesn't take what is sent.
+    """
+    sender, samples, secrets = SpanSender(exporter), 0, secret_values(os.environ)
+    for file in dump_files(dump) or [dump]:  # a folder without any is refused by `read_dump`
+        start_ns = _ns(file.stat().st_mtime if start_s is None else start_s)
+        for record in read_dump(file):
+            spans = episode_spans(record, reward_key=reward_key, with_contents=with_contents, secrets=secrets)
+            sender.send(spans, start_ns)
+            samples += 1
+    sender.flush()
+    return Sent(samples, sender.sent)
+
+
+class SpanSender:
+    """Makes a trace of each episode and sends it.
+
+    Args:
+        exporter: Owned by its caller.
+    """
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        resource = Resource.create({"service.name": "strands-rollout"}).merge(OTELResourceDetector().detect())
+        provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
+        self._ended = _Ended()
+        provider.add_span_processor(self._ended)
+        self._tracer = provider.get_tracer("strands-rollout")
+        self._exporter = exporter
+        self._main_roots: dict[object, SpanContext] = {}
+        self.sent = 0
+
+    def send(self, spans: Sequence[DumpSpan], start_ns: int) -> None:
+        """Send an episode, its own span first, now or with the ones that follow.
+
+        A further part of a fan-out is linked to the main agent's trace, where that was sent before.
+
+        Raises:
+            ExportError: The collector doesn't take what is sent.
+        """
+        root = self._begin(spans[0], start_ns, Context(), self._links(spans[0]))
+        self._remember(spans[0], root)
+        for span in spans[1:]:
+            _end(self._begin(span, start_ns, set_span_in_context(root, Context()), []), span, start_ns)
+        _end(root, spans[0], start_ns)
+        if len(self._ended.spans) >= _BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what is not sent yet.
+
+        Raises:
+            ExportError: The collector doesn't take it.
+        """
+        while self._ended.spans:
+            batch = self._ended.spans[:_BATCH]
+            if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
+                raise ExportError(
+                    f"the collector took {self.sent} spans and not the next {len(batch)}; see the message above, "
+                    "mend that, and export again"
+                )
+            self.sent += len(batch)
+            del self._ended.spans[: len(batch)]
+
+    def _begin(self, span: DumpSpan, start_ns: int, context: Context, links: Sequence[Link]) -> Span:
+        return self._tracer.start_span(
+            span.name,
+            context=context,
+            kind=SpanKind.CLIENT if span.is_request else SpanKind.INTERNAL,
+            attributes=span.attributes,
+            links=links,
+            start_time=start_ns + _ns(span.start_s),
+        )
+
+    def _links(self, root: DumpSpan) -> list[Link]:
+        main = self._main_roots.get(root.attributes.get(f"{OWN}rollout_id"))
+        is_further = root.attributes.get(f"{OWN}fan_out.part", 0) != 0
+        return [Link(main)] if is_further and main is not None else []
+
+    def _remember(self, root: DumpSpan, span: Span) -> None:
+        if root.attributes.get(f"{OWN}fan_out.part") == 0:
+            self._main_roots[root.attributes.get(f"{OWN}rollout_id")] = span.get_span_context()
+
+
+class _Ended(SpanProcessor):
+    """Keeps spans that have ended until they are sent: unlike the SDK's own processors it drops none."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Keep it."""
+        self.spans.append(span)
+
+
+def _end(made: Span, span: DumpSpan, start_ns: int) -> None:
+    if span.error is not None:
+        made.set_attribute("error.type", span.error)
+        made.set_status(Status(StatusCode.ERROR, span.error))
+    made.end(end_time=start_ns + _ns(span.end_s))
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -11,30 +11,24 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from strands_rollout.export.finished_episode import FinishedEpisode, compared_rewards, finished_episodes
-from strands_rollout.finished_sample import finite
-from strands_rollout.reward_settings import REWARD_KEY
+from strands_rollout.integrations.finished_episode import FinishedEpisode, compared_rewards, finished_episodes
+from strands_rollout.samples import finite, reward_details
+from strands_rollout.settings import REWARD_KEY
 
 
 def to_agent_loop_outputs(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> list[dict[str, Any]]:
     """The fields of verl's AgentLoopOutput for each sample, in order; nothing is padded or cut.
 
     A sample that is not trained has a mask of zeros; its reward: see `compared_rewards`. The episode's facts and status
-    are in `extra_fields`, a reward's further entries in `extra_fields["reward_extra_info"]`.
-
-    Args:
-        samples: slime's or ours, flat, with a reward.
-        reward_key: Where the number is in a reward that is a dict.
-
-    Raises:
-        ExportError: A sample is unfinished, has no reward, or its lengths disagree.
+    are in `extra_fields`, a reward's further entries in `extra_fields["reward_extra_info"]`. For what is refused see
+    `finished_episodes`.
     """
     episodes = finished_episodes(samples, reward_key=reward_key)
     return [_output(episode, reward) for episode, reward in zip(episodes, compared_rewards(episodes), strict=True)]
 
 
 def _output(episode: FinishedEpisode, reward: float) -> dict[str, Any]:
-    facts, graded = episode.facts, episode.sample.reward
+    facts = episode.facts
     return {
         "prompt_ids": episode.prompt_ids,
         "response_ids": episode.response_ids,
@@ -52,7 +46,7 @@ def _output(episode: FinishedEpisode, reward: float) -> dict[str, Any]:
         "extra_fields": {
             "turn_scores": [],
             "tool_rewards": [],
-            "reward_extra_info": dict(graded) if isinstance(graded, dict) else {},
+            "reward_extra_info": dict(reward_details(episode.sample)),
             "status": episode.status,
             "strands_rollout": dict(facts),
         },

@@ -1,30 +1,129 @@
-"""Curves of training as a PNG: one run's, or several variants' over their seeds. Needs matplotlib.
-
-Knows matplotlib; what a panel shows is `panels.py`'s.
-"""
+"""Curves of training as a PNG: one run's, or several variants' over their seeds. Needs matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from strands_rollout.train.panels import PANELS, Curve, Panel, wants_log_axis
-from strands_rollout.train.step_log import StepRecord
+from strands_rollout.train.run_folder import StepRecord
 
-Runs: TypeAlias = Sequence[Sequence[StepRecord]]
-_Lines: TypeAlias = Mapping[str, Sequence[tuple[str, Curve]]]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
+_LOG_FROM_RATIO: Final = 100.0
 NOT_DRAWN: Final = "curves are not drawn: matplotlib is not installed; pip install 'strands-rollout[train]'"
 # Okabe and Ito's colours without yellow, which is weak on white: told apart whatever one's colour vision
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 _MARKS_PER_LINE: Final = 8
 _COLUMNS: Final = 3
-_WIDTH_IN, _ROW_IN, _HEAD_IN, _DPI = 10.0, 2.3, 0.45, 150
 _FONT: Final = {"font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9}
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One picture of the page.
+
+    Attributes:
+        title: Above it.
+        keys: Of a step's record, each a line, and how it is dashed, in matplotlib's words.
+        can_be_log: Whether its axis is logarithmic where the values span more than two orders of magnitude.
+        unit: Of its values.
+        is_shown_at_zero: Whether it is shown where all values are 0.
+    """
+
+    title: str
+    keys: Mapping[str, str]
+    can_be_log: bool = False
+    unit: str = ""
+    is_shown_at_zero: bool = True
+
+    def lines(self, runs: Sequence[Sequence[StepRecord]]) -> list[tuple[str, Curve]]:
+        """The dashes and the curve of each key that has a value."""
+        curves = [(dashes, curve_of(key, runs)) for key, dashes in self.keys.items()]
+        return [(dashes, curve) for dashes, curve in curves if self._shows(curve)]
+
+    def _shows(self, curve: Curve) -> bool:
+        drawn = [value for value in curve.mean if math.isfinite(value)]
+        return bool(drawn) and (self.is_shown_at_zero or any(drawn))
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line with its band, over the steps that every run measured; NaN where a run's value is no finite number.
+
+    Attributes:
+        steps: From 0.
+        mean: Over the runs.
+        low: The least run's.
+        high: The greatest run's.
+    """
+
+    steps: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+PANELS: Final = (
+    Panel("reward", {"reward": "-"}),
+    Panel("accuracy, held-out problems", {"held_out_accuracy": "-"}),
+    Panel("response length", {"response_length": "-"}, unit="tokens"),
+    Panel("tool calls of an episode", {"tool_calls": "-"}),
+    Panel("KL, trainer from rollout (k3)", {"kl_k3": "-"}, can_be_log=True),
+    Panel("clipped tokens", {"clip_fraction": "-"}, unit="share"),
+    Panel(
+        "importance ratio; dashed: greatest, least",
+        {"ratio_mean": "-", "ratio_max": "--", "ratio_min": "--"},
+        can_be_log=True,
+    ),
+    Panel("entropy", {"entropy": "-"}, unit="nats"),
+    Panel("drifted tokens", {"drift_tokens": "-"}, unit="share"),
+    Panel("stale tokens", {"stale_tokens": "-"}, unit="share", is_shown_at_zero=False),
+)
+
+
+def curve_of(key: str, runs: Sequence[Sequence[StepRecord]]) -> Curve:
+    """One value of all runs by step.
+
+    A mean over the runs that are left would flatter those that ended early, so a step counts that all have.
+
+    Args:
+        key: Of a step's record.
+        runs: The steps of each.
+    """
+    by_run = [dict(_values(key, steps)) for steps in runs]
+    shared = sorted(set.intersection(*map(set, by_run))) if by_run else []
+    columns = [[values[step] for values in by_run] for step in shared]
+    whole = [column if all(map(math.isfinite, column)) else [math.nan] for column in columns]
+    return Curve(
+        shared, [math.fsum(one) / len(one) for one in whole], [min(one) for one in whole], [max(one) for one in whole]
+    )
+
+
+def wants_log_axis(panel: Panel, curves: Sequence[Curve]) -> bool:
+    """Whether the positive values of a panel span so much that a linear axis would hide the small ones."""
+    positive = [value for curve in curves for value in (*curve.low, *curve.high) if value > 0]
+    return panel.can_be_log and bool(positive) and max(positive) > _LOG_FROM_RATIO * min(positive)
+
+
+def _values(key: str, steps: Sequence[StepRecord]) -> Iterator[tuple[int, float]]:
+    for record in steps:
+        if key in record:
+            value = record[key]
+            yield int(record["step"] or 0), float(value) if isinstance(value, int | float) else math.nan
+
+
+Runs: TypeAlias = Sequence[Sequence[StepRecord]]
+_Lines: TypeAlias = Mapping[str, Sequence[tuple[str, Curve]]]
+
+_WIDTH_IN, _ROW_IN, _HEAD_IN, _DPI = 10.0, 2.3, 0.45, 150
 
 
 def can_draw() -> bool:
@@ -84,7 +183,7 @@ def _lines_of(panel: Panel, variants: Mapping[str, Runs]) -> _Lines:
     return {label: panel.lines(runs) for label, runs in variants.items()}
 
 
-def _draw_panel(axes: Any, panel: Panel, variants: _Lines) -> None:  # noqa: ANN401 - matplotlib's Axes
+def _draw_panel(axes: Axes, panel: Panel, variants: _Lines) -> None:
     for number, (look, lines) in enumerate(zip(_looks(), variants.values(), strict=False)):
         for dashes, curve in lines:
             _draw_curve(axes, curve, {**look, "linestyle": dashes}, place=number / len(variants))
@@ -95,7 +194,7 @@ def _draw_panel(axes: Any, panel: Panel, variants: _Lines) -> None:  # noqa: ANN
     axes.grid(visible=True, alpha=0.3)
 
 
-def _draw_curve(axes: Any, curve: Curve, look: Mapping[str, Any], place: float) -> None:  # noqa: ANN401
+def _draw_curve(axes: Axes, curve: Curve, look: Mapping[str, Any], place: float) -> None:
     """Draw it, with its marks a little beside those of other variants: lines may lie upon each other."""
     every = -(-len(curve.steps) // _MARKS_PER_LINE)
     axes.plot(curve.steps, curve.mean, linewidth=1.4, markersize=3.5, markevery=(int(place * every), every), **look)
@@ -103,12 +202,12 @@ def _draw_curve(axes: Any, curve: Curve, look: Mapping[str, Any], place: float) 
         axes.fill_between(curve.steps, curve.low, curve.high, color=look["color"], alpha=0.18, linewidth=0)
 
 
-def _put_legend(figure: Any, labels: Sequence[str]) -> None:  # noqa: ANN401
+def _put_legend(figure: Figure, labels: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], label=label, **look) for look, label in zip(_looks(), labels, strict=False)]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
 
 
-def _looks() -> Any:  # noqa: ANN401 - an endless iterator of keyword arguments
+def _looks() -> Iterator[dict[str, Any]]:
     return ({"color": color, "marker": marker} for color, marker in zip(cycle(_COLOURS), cycle(_MARKERS), strict=False))

@@ -1,4 +1,4 @@
-"""The invariant of a training run: the trainer's logprobs of the sampled tokens are the rollout's.
+"""A training step in numbers, and a run's invariant: the trainer's logprobs of sampled tokens are the rollout's.
 
 Under the same weights both compute the same function of the same tokens. A difference means that the trainer sees other
 tokens than the policy did, at other places, or with other logprobs than it wrote them with.
@@ -7,12 +7,15 @@ tokens than the policy did, at other places, or with other logprobs than it wrot
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from strands_rollout.errors import TrajectoryError
-from strands_rollout.train.sequence import TrainingSequence
+from strands_rollout.samples import Sample, episode_facts, fan_out_part
+from strands_rollout.slime_plugin.retokenisation import totals_of
+from strands_rollout.train.batch import StepBatch, TrainingSequence
 
 _MOST_SHOWN: Final = 10
 _CONTEXT_TOKENS: Final = 8
@@ -106,3 +109,65 @@ def check_gap(
         "Either the tokens, their places or the mask are wrong, or the engine does not compute as the trainer does "
         f"(a lower precision: raise --gap-limit). The largest differences:\n{shown}"
     )
+
+
+def batch_figures(batch: StepBatch, version: int) -> dict[str, float]:
+    """What a step's samples amount to; siblings of a fan-out are one episode, which their main agent's stands for.
+
+    Args:
+        batch: The step's.
+        version: Of the weights that are about to be updated; older tokens are stale.
+    """
+    samples = batch.samples
+    episodes = [sample for sample in samples if not fan_out_part(sample)]
+    graded = [sample.reward for sample in episodes if isinstance(sample.reward, dict)]
+    statuses = Counter(sample.status for sample in episodes)
+    sampled = sum(drift.sampled_tokens for drift in batch.drifts)
+    figures: dict[str, float] = {
+        "episodes": len(episodes),
+        "samples": len(samples),
+        "reward": _mean(float(reward["score"]) for reward in graded),
+        "accuracy": _mean(float(reward["acc"]) for reward in graded),
+        "response_length": _mean(sample.response_length for sample in samples),
+        **{
+            name: sum(float(episode_facts(sample).get(name) or 0) for sample in samples) / max(len(episodes), 1)
+            for name in ("sampled_tokens", "tool_calls", "turns")
+        },
+        "dropped_groups": batch.dropped_groups,
+        **{status.value: statuses[status] for status in Sample.Status if status is not Sample.Status.PENDING},
+        **_staleness(samples, version),
+    }
+    figures |= batch.extra_figures
+    if sampled:
+        figures["drift_tokens"] = sum(drift.drift_tokens for drift in batch.drifts) / sampled
+        figures["drift_episodes"] = _mean(float(drift.drift_tokens > 0) for drift in batch.drifts)
+    if batch.measured:
+        totals = totals_of(batch.measured)
+        figures["off_policy_tokens"] = totals.off_policy_share
+        if totals.mismatched_tokens is not None:
+            figures["mismatch_tokens"] = totals.mismatched_tokens
+    return figures
+
+
+def gap_figures(gap: LogprobGap) -> dict[str, float]:
+    """The gap by the names of the log; nothing where no token could be compared."""
+    if not gap.tokens:
+        return {}
+    return {"kl_k3": gap.k3, "logprob_gap_max": gap.largest, "logprob_gap_mean": gap.mean}
+
+
+def _staleness(samples: Iterable[Sample], version: int) -> dict[str, float]:
+    """Shares of sampled tokens that older weights have sampled, by the versions that their spans name."""
+    tokens_of_age: Counter[int] = Counter()
+    for sample in samples:
+        for _, start, end, sampled_by in episode_facts(sample).get("spans") or []:
+            age = version - int(sampled_by) if str(sampled_by).isdecimal() else 0
+            tokens_of_age[age] += end - start
+    total = tokens_of_age.total()
+    stale = sum(count for age, count in tokens_of_age.items() if age > 0)
+    return {"stale_tokens": stale / total if total else 0.0, "staleness_max": max(tokens_of_age, default=0)}
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else 0.0

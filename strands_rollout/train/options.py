@@ -7,13 +7,47 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from strands_rollout.sglang_connection import parse_base_url, redacted
-from strands_rollout.train.update_settings import UpdateSettings
+from strands_rollout.client.transport import parse_base_url, redacted
 
-RolloutKind: TypeAlias = Literal["tito", "retokenised", "openai"]
-Ablation: TypeAlias = Literal[
-    "none", "train-tool-tokens", "shifted-logprobs", "aborted-as-completed", "tool-output-rewarded"
-]
+LossMean: TypeAlias = Literal["sample", "token"]
+Decay: TypeAlias = Literal["linear", "constant"]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSettings:
+    """How a batch of samples becomes optimizer steps; the names are slime's where it has one.
+
+    Attributes:
+        learning_rate: AdamW's, at the first step.
+        decay: "linear": the learning rate falls in a straight line, to 0 after the last step; "constant": it stays.
+            slime's `--lr-decay-style`.
+        updates: Optimizer steps per batch of rollouts, each on a part of it; slime's `--num-steps-per-rollout`.
+        clip_low: slime's `--eps-clip`.
+        clip_high: slime's `--eps-clip-high`.
+        mean: "sample": the mean over rollouts that train a token (slime counts the others too) of each one's mean over
+            its trained tokens, slime's default; "token": the
+            mean over all trained tokens, slime's `--calculate-per-token-loss`.
+        tis_clip: Truncated importance sampling with this upper bound, slime's `--use-tis --tis-clip`: the trainer's own
+            logprobs from before the update are the behaviour policy's, and the rollout's correct for it. None: the
+            rollout's logprobs are the behaviour policy's, slime's `--use-rollout-logprobs`.
+        kl: Weight of the KL divergence to the first weights, slime's `--kl-loss-coef`; 0 for none.
+        entropy: Weight of the entropy bonus, slime's `--entropy-coef`.
+        temperature: At which the tokens were sampled.
+        max_grad_norm: Gradients are scaled down to this norm.
+    """
+
+    learning_rate: float = 2e-4
+    decay: Decay = "constant"
+    updates: int = 4
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    mean: LossMean = "sample"
+    tis_clip: float | None = None
+    kl: float = 0.0
+    entropy: float = 0.0
+    temperature: float = 1.0
+    max_grad_norm: float = 1.0
+
 
 SHIPPED_POLICY: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
 
@@ -24,34 +58,13 @@ _MAY_CHANGE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """A training run; see the command's --help.
+    """A training run; see the command's --help, whose options have the same names where it has them.
 
     Attributes:
-        out: The run's folder.
-        steps: Batches of rollouts to train on, the first being step 0.
-        seed: Decides the order of prompts and the sampling seeds.
-        rollout: How a sample's tokens come about.
-        ablation: What is done wrong on purpose.
-        base_url: An SGLang that serves the model; None for the embedded engine.
-        model_dir: The policy's folder.
-        data: Rows to train on.
-        held_out: Rows to measure accuracy on.
-        config: The agent's settings, a YAML with `strands_rollout:`; None for those of the shipped model.
-        prompts: Prompts of a step.
-        samples_per_prompt: Episodes of each.
-        extra_prompts: Prompts begun beyond these; those not over in time are aborted and gone on with in the next step.
-        concurrency: Episodes at once.
-        temperature: Of sampling.
-        max_new_tokens: Budget of a whole response, tool results included.
-        update: How a batch becomes optimizer steps.
-        is_async: Whether a step's rollouts run while the step before is trained on; not with `extra_prompts`.
-        eval_every: Steps between measurements on the held-out rows.
+        rollout: The name of the `TrainingMethod`.
+        ablation: What that does wrong on purpose.
         gap_limit: The largest difference of a token's logprob, the trainer's against the rollout's, at the first step.
         checks: Whether a run stops at that, or at a sample that slime would not take.
-        save_every: Steps between checkpoints.
-        threads: Of torch; None for its own choice.
-        wandb: Whether to log to wandb.
-        json_only: Print nothing on stdout but the line of JSON.
     """
 
     out: Path
@@ -60,8 +73,8 @@ class TrainOptions:
     model_dir: Path
     data: Path
     held_out: Path
-    rollout: RolloutKind = "tito"
-    ablation: Ablation = "none"
+    rollout: str = "tito"
+    ablation: str = "none"
     base_url: str | None = None
     config: Path | None = None
     prompts: int = 32
@@ -90,6 +103,6 @@ class TrainOptions:
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     def identity(self) -> dict[str, Any]:
-        """What a run that goes on must have in common with the one that was cut."""
+        """What a resumed run must have in common with the interrupted one."""
         fixed = {"steps"} if self.update.decay == "linear" else set()
         return {name: value for name, value in self.to_json().items() if name not in _MAY_CHANGE - fixed}

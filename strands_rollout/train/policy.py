@@ -1,13 +1,17 @@
-"""The policy under training: a Hugging Face causal model in single precision with AdamW.
+"""The policy under training: a Hugging Face causal model in single precision with AdamW, and GRPO's loss.
 
-Knows torch, model folders and the loss; nothing of episodes, engines or rewards.
+Knows torch and model folders; nothing of episodes, engines or rewards. Each function of the loss is the published
+formula as slime 0.3 computes it (slime/utils/ppo_utils.py and slime/backends/megatron_utils/loss.py); tests compare
+them.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+import math
 import shutil
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +22,132 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
 from strands_rollout.errors import ConfigError, RolloutError, TrajectoryError
-from strands_rollout.train.forward import trained_logits
-from strands_rollout.train.policy_loss import clipped_policy_loss, k3_divergence, truncated_weights
-from strands_rollout.train.sequence import TrainingSequence
-from strands_rollout.train.update_figures import UpdateFigures
-from strands_rollout.train.update_settings import UpdateSettings
+from strands_rollout.train.batch import TrainingSequence
+from strands_rollout.train.options import UpdateSettings
 
+_MOST_KL: Final = 10.0
 _BETAS: Final = (0.9, 0.98)
 _MICRO_BATCH_LOGITS: Final = 10_000_000  # of which several copies are in memory at once
 _WEIGHTS: Final = ("*.safetensors", "*.bin", "*.index.json", "training.json")
+
+
+def clipped_policy_loss(
+    log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """PPO's clipped loss of each token, and whether it is clipped (0.0 or 1.0).
+
+    Args:
+        log_ratio: Logprob under the policy less that under the behaviour policy, per token.
+        advantages: Per token.
+        clip_low: The ratio counts from 1 less this.
+        clip_high: The ratio counts to 1 and this.
+    """
+    ratio = log_ratio.exp()
+    plain = -ratio * advantages
+    clipped = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    return torch.maximum(plain, clipped), (clipped > plain).float()
+
+
+def truncated_weights(trainer: Tensor, rollout: Tensor, upper: float) -> Tensor:
+    """Truncated importance sampling: the ratio of the trainer's and the rollout's probability, at most `upper`.
+
+    Args:
+        trainer: The trainer's logprobs from before the update.
+        rollout: Those at which the tokens were sampled.
+        upper: slime's `--tis-clip`.
+    """
+    return (trainer - rollout).exp().clamp(max=upper)
+
+
+def k3_divergence(log_probs: Tensor, reference: Tensor) -> Tensor:
+    """An unbiased, never negative estimate of KL(policy || reference) for each token, as slime's `low_var_kl`.
+
+    See http://joschu.net/blog/kl-approx.html.
+
+    Args:
+        log_probs: Of tokens that the policy sampled, under the policy.
+        reference: Of the same tokens, under the reference.
+    """
+    log_ratio = reference - log_probs
+    return (log_ratio.exp() - 1 - log_ratio).clamp(max=_MOST_KL)
+
+
+def trained_logits(
+    model: Any,  # noqa: ANN401 - any of Hugging Face's causal models
+    token_ids: Sequence[list[int]],
+    positions: Sequence[Sequence[int]],
+) -> tuple[Tensor, Tensor]:
+    """Logits that predict the chosen tokens, each from all tokens before it, and these tokens' ids.
+
+    The keys and values of the common prefix are shared by the batch, which changes neither values nor gradients.
+    Shorter sequences are padded on the right, where earlier tokens can't see.
+
+    Args:
+        model: With a `model` that gives hidden states and an `lm_head`.
+        token_ids: The sequences, at least one.
+        positions: For each, which of its tokens are chosen: ascending, from 1 on; at least one in each.
+
+    Returns:
+        [chosen, vocabulary] logits and [chosen] ids, in the order of sequences and positions.
+    """
+    shared = min(shared_prefix_length(token_ids), *(chosen[0] - 1 for chosen in positions))
+    width = max(map(len, token_ids)) - shared
+    ids = torch.zeros(len(token_ids), width, dtype=torch.long)
+    is_chosen = torch.zeros(len(token_ids), width, dtype=torch.bool)
+    for row, (sequence, chosen) in enumerate(zip(token_ids, positions, strict=True)):
+        ids[row, : len(sequence) - shared] = torch.tensor(sequence[shared:])
+        is_chosen[row, torch.tensor(chosen) - shared] = True
+    cache = DynamicCache(config=model.config)
+    if shared:
+        model.model(input_ids=torch.tensor([token_ids[0][:shared]]), past_key_values=cache, use_cache=True)
+        cache.batch_repeat_interleave(len(token_ids))
+    hidden = model.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+    targets = is_chosen[:, 1:]
+    return model.lm_head(hidden[:, :-1][targets]), ids[:, 1:][targets]
+
+
+def shared_prefix_length(sequences: Sequence[list[int]]) -> int:
+    """How many leading tokens all sequences have in common, one less than the shortest one's length at most."""
+    first, last = min(sequences), max(sequences)
+    shared = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    return min(shared, min(len(sequence) for sequence in sequences) - 1)
+
+
+class UpdateFigures:
+    """What an update amounted to: means over its optimizer steps, and over the tokens that were learned from.
+
+    Attributes:
+        sums: Of each figure.
+        counts: Steps or tokens that each sum is of.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = defaultdict(float)
+        self.counts: Counter[str] = Counter()
+        self._least_ratio, self._greatest_ratio = math.inf, -math.inf
+
+    def add(self, count: int, **totals: float) -> None:
+        """Count so many steps or tokens, with the sums of their values."""
+        for name, total in totals.items():
+            self.sums[name] += total
+            self.counts[name] += count
+
+    def add_ratios(self, ratio: Tensor, clipped: Tensor) -> None:
+        """Count tokens by their importance ratio to the behaviour policy, and by whether they were clipped."""
+        self.add(len(ratio), clip_fraction=float(clipped.sum()), ratio_mean=float(ratio.sum()))
+        self._least_ratio = min(self._least_ratio, float(ratio.min()))
+        self._greatest_ratio = max(self._greatest_ratio, float(ratio.max()))
+
+    def to_record(self) -> dict[str, float]:
+        """The figures of a step's record; none of what was not counted."""
+        record = {name: total / self.counts[name] for name, total in self.sums.items()}
+        if "ratio_mean" in record:
+            record |= {"ratio_min": self._least_ratio, "ratio_max": self._greatest_ratio}
+        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +309,7 @@ class Policy:
                 "are as before: look at the step's rewards and logprobs, or lower --learning-rate"
             )
         self._optimizer.step()
-        figures.add_step(loss=loss, grad_norm=float(norm))
+        figures.add(1, loss=loss, grad_norm=float(norm))
 
     def _loss(
         self, sequences: Sequence[TrainingSequence], before: Sequence[Measured], *, share: float, figures: UpdateFigures
@@ -210,15 +327,15 @@ class Policy:
         if settings.tis_clip is not None:
             weights = truncated_weights(own, rollout, settings.tis_clip)
             losses = losses * weights
-            figures.add_tis(float((weights == settings.tis_clip).float().sum()), len(weights))
+            figures.add(len(weights), tis_clip_fraction=float((weights == settings.tis_clip).float().sum()))
         losses = losses - settings.entropy * entropy
         if self._reference is not None:
             with torch.no_grad():
                 reference, _ = self._log_probs(self._reference, sequences)
             divergence = k3_divergence(log_probs, reference)
             losses = losses + settings.kl * divergence
-            figures.add_divergence(float(divergence.detach().sum()), len(divergence))
-        figures.add_tokens(log_ratio.detach().exp(), clipped)
+            figures.add(len(divergence), kl_reference=float(divergence.detach().sum()))
+        figures.add_ratios(log_ratio.detach().exp(), clipped)
         return (losses / _spread(divisors, counts)).sum() * share
 
     def _micro_batches(self, sequences: Sequence[TrainingSequence], chosen: Sequence[int]) -> Iterator[list[int]]:

@@ -1,16 +1,22 @@
-"""How far a training run is, for who watches: a bar on a terminal, else a line a step.
+"""What is shown of a training run while it goes on: a bar on a terminal, else a line a step; and its steps in wandb.
 
-Knows rich and a step's record; decides nothing.
+wandb is set up by the environment alone (WANDB_MODE, WANDB_PROJECT ...); no key is read or written here.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from strands_rollout.integrations.wandb import check_wandb, start_run
+from strands_rollout.train.run_folder import finite
 
 _WORDS: Final[Mapping[str, Callable[[float], str]]] = {
     "reward": lambda value: f"reward {value:.2f}",
@@ -18,6 +24,8 @@ _WORDS: Final[Mapping[str, Callable[[float], str]]] = {
     "held_out_accuracy": lambda value: f"held out {value:.0%}",
 }
 _TIMES: Final = ("rollout_s", "train_s", "sync_s", "eval_s")
+_PROJECT: Final = "strands-rollout-train"
+_ID_FILE: Final = "wandb_id"
 
 
 class TrainingProgress:
@@ -40,9 +48,7 @@ class TrainingProgress:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         if self._bar:
             self._bar.stop()
 
@@ -54,8 +60,8 @@ class TrainingProgress:
     def step_done(self, record: Mapping[str, float | int | str | None]) -> None:
         """Show a step's reward and accuracies."""
         self._done += 1
-        told = [form(value) for key, form in _WORDS.items() if isinstance(value := record.get(key), int | float)]
-        self._words = "  ".join(told)
+        parts = [form(value) for key, form in _WORDS.items() if isinstance(value := record.get(key), int | float)]
+        self._words = "  ".join(parts)
         if self._bar is None:
             seconds = sum(value for key in _TIMES if isinstance(value := record.get(key), int | float))
             line = f"step {self._done}/{self._total}  {self._words}  {seconds:.1f} s"
@@ -64,11 +70,64 @@ class TrainingProgress:
 
     def _show(self) -> None:
         if self._bar:
-            told = "  ".join(filter(None, (self._words, self._phase)))
-            self._bar.update(self._task, completed=self._done, description=told)
+            description = "  ".join(filter(None, (self._words, self._phase)))
+            self._bar.update(self._task, completed=self._done, description=description)
 
 
 def _new_bar(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # two draws a second: the thread that draws shares its core with the training
     return Progress(*columns, console=console, refresh_per_second=2)
+
+
+class WandbLog:
+    """A run in wandb, resumed where the same folder was logged before; a context manager.
+
+    Only what is given here is logged; see `start_run`.
+
+    Args:
+        out: The run's folder; wandb's own files lie in it unless WANDB_DIR is set.
+        options: What the run was started with; nothing secret may be among them.
+
+    Raises:
+        ConfigError: wandb can't start a run.
+    """
+
+    def __init__(self, out: Path, options: Mapping[str, Any]) -> None:
+        check_wandb()
+        self._run = start_run(
+            project=os.environ.get("WANDB_PROJECT", _PROJECT),
+            name=os.environ.get("WANDB_NAME", out.name),
+            id=_run_id(out),
+            resume="allow",
+            dir=os.environ.get("WANDB_DIR", str(out)),
+            config=dict(options),
+        )
+        # a resumed run does some steps again, which wandb's own step, a counter, would refuse
+        self._run.define_metric("*", step_metric="step")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run.finish(exit_code=0 if kind is None else 1)
+
+    def append(self, record: Mapping[str, float | int | str | None]) -> None:
+        """Log a step; what is no finite number is left out."""
+        self._run.log({name: value for name, value in finite(record).items() if value is not None})
+
+    def sum_up(self, summary: Mapping[str, Any]) -> None:
+        """Log the run's result."""
+        self._run.summary.update(dict(summary))
+
+
+def _run_id(out: Path) -> str:
+    """The id of this folder's run; a new one the first time."""
+    file = out / _ID_FILE
+    if file.exists():
+        return file.read_text().strip()
+    made = secrets.token_hex(4)
+    file.write_text(made + "\n")
+    return made

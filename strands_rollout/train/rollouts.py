@@ -1,21 +1,49 @@
 """Collects groups of finished samples for a step, each played by `generate` and graded by `reward_func`.
 
-Knows samples and their statuses; nothing of how a policy learns. What an abort cut off is gone on with in the next
-step, as slime's partial rollouts.
+What an abort interrupted is resumed in the next step, as slime's partial rollouts. A place in the order of prompts is
+all that a resumed run needs to know of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import functools
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Final
 
-from strands_rollout.dataset_rows import Row
-from strands_rollout.evaluate import Player
-from strands_rollout.sample_type import Sample
-from strands_rollout.train.prompt_order import PromptOrder, sampling_seed
+from strands_rollout.evaluation.evaluate import Player
+from strands_rollout.evaluation.rows import Row
+from strands_rollout.samples import Sample
+
+
+class PromptOrder:
+    """An endless sequence of rows."""
+
+    def __init__(self, rows: Sequence[Row], seed: int) -> None:
+        self._rows = rows
+        self._order_of_pass = functools.lru_cache(maxsize=2)(lambda number: _shuffled(len(rows), seed, number))
+
+    def row(self, position: int) -> Row:
+        """The row at a place, from 0."""
+        passes, place = divmod(position, len(self._rows))
+        return self._rows[self._order_of_pass(passes)[place]]
+
+
+def sampling_seed(*parts: object) -> int:
+    """A seed of 31 bits that depends on all parts, on any machine alike."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def _shuffled(count: int, seed: int, number: int) -> list[int]:
+    order = list(range(count))
+    Random(sampling_seed(seed, number)).shuffle(order)  # noqa: S311 - an order, not a secret
+    return order
+
 
 _Status: Final = Sample.Status
 

@@ -1,7 +1,4 @@
-"""A training run from its options to its summary: the policy, the engine, the agent, the loop, the plot.
-
-Glue; the loop is `trainer`'s.
-"""
+"""A training run from its options to its summary: the policy, the engine, the agent, the loop, progress, the plot."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -18,36 +15,39 @@ from typing import Any, Final
 from rich.console import Console
 
 from strands_rollout import __version__
-from strands_rollout.config import CODE_TOOL_PATH, RolloutSettings
-from strands_rollout.config_file import read_config_file
-from strands_rollout.dataset_rows import load_rows
+from strands_rollout.client.transport import parse_base_url, redacted
+from strands_rollout.dump.terminal import make_console
 from strands_rollout.errors import ConfigError
-from strands_rollout.evaluate import Generate, playing, slime_sampling_params
-from strands_rollout.json_file import write_json
-from strands_rollout.report import make_console
-from strands_rollout.served_engine import SHIPPED_MODELS_EXECUTOR, served_engine, start_executor
-from strands_rollout.sglang_connection import parse_base_url, redacted
-from strands_rollout.train.checkpoint import Checkpoints, Progress
+from strands_rollout.evaluation.evaluate import playing, slime_sampling_params
+from strands_rollout.evaluation.rows import load_rows
+from strands_rollout.evaluation.served_engine import SHIPPED_MODELS_EXECUTOR, served_engine, start_executor
+from strands_rollout.files import write_json
+from strands_rollout.integrations.wandb import check_wandb
+from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings, read_config_file
+from strands_rollout.train.batch import TrainingMethod
 from strands_rollout.train.curves import NOT_DRAWN, can_draw, draw_run
+from strands_rollout.train.options import TrainOptions
 from strands_rollout.train.policy import Policy, set_threads
-from strands_rollout.train.progress import TrainingProgress
-from strands_rollout.train.recorded_run import with_end
+from strands_rollout.train.reporting import TrainingProgress, WandbLog
 from strands_rollout.train.rollouts import AbortFlag, RolloutCollector, RolloutPlan
-from strands_rollout.train.run_folder import TrainFolder
-from strands_rollout.train.step_log import FILE_NAME, StepRecord, read_steps
-from strands_rollout.train.train_options import TrainOptions
-from strands_rollout.train.trainer import Trainer
-from strands_rollout.train.wandb_log import WandbLog
-from strands_rollout.train.weight_sync import WeightSync
-from strands_rollout.wandb_run import check_wandb
+from strands_rollout.train.run_folder import (
+    FILE_NAME,
+    Checkpoints,
+    RunState,
+    StepRecord,
+    TrainFolder,
+    read_steps,
+    with_end,
+)
+from strands_rollout.train.trainer import Trainer, WeightSync
 
 EXIT_OK: Final = 0
 EXIT_INTERRUPTED: Final = 130
 _PACKAGES: Final = ("strands-agents", "torch", "transformers", "numpy")
 
 
-def run_training(options: TrainOptions) -> int:
-    """Train, or go on where a run was cut; the last line on stdout is the summary as JSON.
+def run_training(options: TrainOptions, method: TrainingMethod) -> int:
+    """Train, or resume a run that was cut; the last line on stdout is the summary as JSON.
 
     Returns:
         The exit code: 0, or 130 after Ctrl-C.
@@ -60,7 +60,7 @@ def run_training(options: TrainOptions) -> int:
     log = make_console(stderr=True)
     set_threads(options.threads)
     try:
-        summary = asyncio.run(_run(options, log))
+        summary = asyncio.run(_run(options, method, log))
     except KeyboardInterrupt:
         kept = f"the same command with --out {options.out} goes on from its last checkpoint, if there is one"
         log.print(f"interrupted; {kept}", markup=False, soft_wrap=True)
@@ -74,9 +74,9 @@ def run_training(options: TrainOptions) -> int:
     return EXIT_OK
 
 
-async def _run(options: TrainOptions, log: Console) -> dict[str, Any]:
+async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> dict[str, Any]:
     started = time.monotonic()
-    settings, folder = _settings(options), TrainFolder(options.out)
+    settings, folder = _settings(options, method), TrainFolder(options.out)
     rows, held_out = load_rows(options.data), load_rows(options.held_out)
     policy, flag = Policy(options.model_dir, options.update), AbortFlag()
     async with AsyncExitStack() as stack:
@@ -90,19 +90,37 @@ async def _run(options: TrainOptions, log: Console) -> dict[str, Any]:
         base_url = await stack.enter_async_context(served_engine(options.base_url, options.model_dir.resolve()))
         log.print(f"engine at {redacted(parse_base_url(base_url))}, run in {options.out}", highlight=False)
         sync = await stack.enter_async_context(WeightSync(base_url))
-        told = {**settings.model_dump(exclude_unset=True), "should_abort": flag}
+        given = {**settings.model_dump(exclude_unset=True), "should_abort": flag}
         player = await stack.enter_async_context(
-            playing(base_url, options.model_dir, told, audited=False, generate=_generate(options))
+            playing(base_url, options.model_dir, given, audited=False, generate=method.generate)
         )
-        collector = RolloutCollector(player, rows, _plan(options), sync.abort_all, flag)
+        plan = _plan(options, method)
+        player.args.n_samples_per_prompt = plan.samples
+        collector = RolloutCollector(player, rows, plan, sync.abort_all, flag)
         collector.next_position, collector.waiting = progress.next_position, list(progress.waiting)
         steps = stack.enter_context(folder.log(progress.step))
         shown = stack.enter_context(TrainingProgress(log, total=options.steps, done=progress.step))
         trainer = Trainer(
-            options, policy, player, collector, sync, folder, held_out, shown.phase, progress.step, dict(progress.facts)
+            options,
+            method,
+            policy,
+            player,
+            collector,
+            sync,
+            folder,
+            held_out,
+            shown.phase,
+            progress.step,
+            dict(progress.facts),
         )
         wandb = stack.enter_context(WandbLog(options.out, options.to_json())) if options.wandb else None
-        await trainer.run(steps, _teller(shown, wandb))
+
+        def tell(record: StepRecord) -> None:
+            shown.step_done(record)
+            if wandb:
+                wandb.append(record)
+
+        await trainer.run(steps, tell)
         summary = _summary(options, trainer.facts, steps.records, seconds=time.monotonic() - started)
         if wandb:
             wandb.sum_up(summary)
@@ -131,34 +149,21 @@ def _git(*words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603
 
 
-def _settings(options: TrainOptions) -> RolloutSettings:
+def _settings(options: TrainOptions, method: TrainingMethod) -> RolloutSettings:
     if options.config is None:
-        return RolloutSettings(executor=SHIPPED_MODELS_EXECUTOR)
-    settings = read_config_file(options.config)
-    obstacle = _obstacle_to_fan_out(options)
-    if settings.fan_out and obstacle:
-        raise ConfigError(f"{options.config} has fan_out, and {obstacle}; leave out one of them")
+        settings = RolloutSettings(executor=SHIPPED_MODELS_EXECUTOR)
+    else:
+        settings = read_config_file(options.config)
+    if settings.fan_out and options.extra_prompts:
+        raise ConfigError(
+            f"{options.config} has fan_out, and partial rollouts (--extra-prompts) can't be collected of several "
+            "samples, as in slime; leave out one of them"
+        )
+    method.check(options, settings)
     return settings
 
 
-def _obstacle_to_fan_out(options: TrainOptions) -> str | None:
-    """Why an episode can't be several samples."""
-    if options.extra_prompts:
-        return "partial rollouts (--extra-prompts) can't be collected of several samples, as in slime"
-    if options.rollout == "openai":
-        return "a chat endpoint (--rollout openai) has one agent's one history"
-    return None
-
-
-def _generate(options: TrainOptions) -> Generate | None:
-    if options.rollout != "openai":
-        return None
-    from strands_rollout.train import openai_generate
-
-    return openai_generate.generate
-
-
-def _plan(options: TrainOptions) -> RolloutPlan:
+def _plan(options: TrainOptions, method: TrainingMethod) -> RolloutPlan:
     return RolloutPlan(
         groups=options.prompts,
         samples=options.samples_per_prompt,
@@ -166,25 +171,16 @@ def _plan(options: TrainOptions) -> RolloutPlan:
         concurrency=options.concurrency,
         seed=options.seed,
         sampling_params=slime_sampling_params(options.temperature, options.max_new_tokens),
-        keeps_aborted=options.ablation == "aborted-as-completed",
+        keeps_aborted=method.keeps_aborted,
     )
 
 
-def _restore(policy: Policy, checkpoints: Checkpoints) -> Progress:
+def _restore(policy: Policy, checkpoints: Checkpoints) -> RunState:
     newest = checkpoints.newest()
     if newest is None:
-        return Progress(0, 0)
+        return RunState(0, 0)
     policy.restore(newest / "policy.pt")
     return checkpoints.read(newest)
-
-
-def _teller(shown: TrainingProgress, wandb: WandbLog | None) -> Callable[[StepRecord], None]:
-    def tell(record: StepRecord) -> None:
-        shown.step_done(record)
-        if wandb:
-            wandb.append(record)
-
-    return tell
 
 
 def _summary(

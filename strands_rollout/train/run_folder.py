@@ -1,55 +1,239 @@
 """The folder of a training run: what was asked, the log of its steps, its checkpoints, and the weights for engines.
 
-Knows files. A folder belongs to one run: with other options it is refused, so that steps are never mixed.
+A folder belongs to one run: with other options it is refused, so that steps are never mixed. A line of the log is
+written whole with one call, so that a kill leaves at most its beginning. A checkpoint is there whole or not at all; the
+one before is removed when the next is there.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self, TypeAlias
 
-from strands_rollout.errors import ConfigError
-from strands_rollout.json_file import differences, read_json, write_json
-from strands_rollout.locked_file import open_alone
-from strands_rollout.train.checkpoint import Checkpoints
-from strands_rollout.train.recorded_run import OPTIONS_FILE, SUMMARY_FILE
-from strands_rollout.train.step_log import FILE_NAME, StepLog
-from strands_rollout.train.train_options import TrainOptions
+from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.evaluation.rows import json_line
+from strands_rollout.files import differences, open_alone, read_json, write_json
+from strands_rollout.samples import Sample
+from strands_rollout.train.options import TrainOptions
+from strands_rollout.train.rollouts import Group
+
+StepRecord: TypeAlias = dict[str, float | int | str | None]
+"""What one step says of itself. None: it was measured and is no finite number; a key that lacks was not measured."""
+
+FILE_NAME: Final = "steps.jsonl"
+OPTIONS_FILE: Final = "options.json"
+SUMMARY_FILE: Final = "summary.json"
+_CHECKPOINT: Final = re.compile(r"step-\d{6}")
+
+
+class StepLog:
+    """A run's steps, one JSON object a line, appended as they end; a context manager.
+
+    Write a step's record before its checkpoint: a run that was killed between the two then repeats the step.
+
+    Args:
+        path: Made if it is missing, in a folder that is there.
+        first_step: The first step that will be written: 0 for a new run, the checkpoint's for a resumed one. Records
+            from it on are dropped, and so is a half-written last line.
+
+    Attributes:
+        records: All that the file holds, in order of their steps.
+
+    Raises:
+        ConfigError: The file can't be used, is no log of steps, or does not reach to `first_step`.
+    """
+
+    def __init__(self, path: Path, *, first_step: int = 0) -> None:
+        self._path = path
+        there = read_steps(path) if path.exists() else []
+        self.records = there[:first_step]
+        if len(self.records) != first_step:
+            raise ConfigError(
+                f"{path} ends before step {len(self.records)}; expected all steps before {first_step}, where the "
+                "checkpoint goes on; put the log back, or choose another --out"
+            )
+        try:
+            # rewritten in one move: a kill leaves the old file or the new one
+            beside = path.with_name(path.name + ".new")
+            beside.write_bytes(b"".join(map(_line, self.records)))
+            beside.replace(path)
+            self._file = path.open("ab", buffering=0)
+        except OSError as e:
+            raise ConfigError(f"can't write {path}: {e.strerror}; choose another --out") from e
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._file.close()
+
+    def append(self, record: Mapping[str, float | int | str | None]) -> StepRecord:
+        """Write a step; what is no finite number is written as null. Returns the record as written.
+
+        Raises:
+            RolloutError: It is not the next step, or can't be written.
+        """
+        written = finite(record)
+        if written.get("step") != len(self.records):
+            raise RolloutError(f"got step {written.get('step')}; expected {len(self.records)}, the next one")
+        line = _line(written)
+        try:
+            if self._file.write(line) != len(line):
+                raise RolloutError(f"can't write to {self._path}: no room; make some and resume the run")
+        except OSError as e:
+            raise RolloutError(f"can't write to {self._path}: {e.strerror}; make room and resume the run") from e
+        self.records.append(written)
+        return written
+
+
+def read_steps(path: Path) -> list[StepRecord]:
+    """The records of a log, which may be growing: a last line without its end is left out.
+
+    Raises:
+        ConfigError: The file can't be read, or a line of it is not the next step's record.
+    """
+    try:
+        whole_lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as e:
+        raise ConfigError(f"can't read {path}: {e.strerror}; expected the log of a training run") from e
+    records = []
+    for step, line in enumerate(whole_lines):
+        try:
+            record = json.loads(line)
+        except ValueError as e:
+            raise ConfigError(f"{path}:{step + 1} is no JSON ({e}); expected the record of step {step}") from e
+        if not isinstance(record, dict) or record.get("step") != step:
+            raise ConfigError(f"{path}:{step + 1} is another thing than the record of step {step}; remove the file")
+        if not all(value is None or isinstance(value, int | float | str) for value in record.values()):
+            raise ConfigError(f"{path}:{step + 1} holds more than numbers and texts; expected the record of a step")
+        records.append(record)
+    return records
+
+
+def finite(record: Mapping[str, float | int | str | None]) -> StepRecord:
+    """The record with None for what is no finite number, as JSON has no form for those."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
+    }
+
+
+def with_end(steps: Sequence[StepRecord], summary: Mapping[str, Any] | None) -> list[StepRecord]:
+    """The records of a run, and after the last one the accuracy of the last weights: a record has that of its first.
+
+    `summary` is None for a run that is not finished.
+    """
+    end = (summary or {}).get("accuracy_end")
+    return [*steps, {"step": len(steps), "held_out_accuracy": end}] if isinstance(end, int | float) else list(steps)
+
+
+def _line(record: StepRecord) -> bytes:
+    return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
+class RunState:
+    """Where a run is.
+
+    Attributes:
+        step: The next step.
+        next_position: The next prompt that no group has.
+        waiting: Groups that an abort interrupted.
+        facts: What the summary tells of the steps before, by name.
+    """
+
+    step: int
+    next_position: int
+    waiting: Sequence[Group] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Checkpoints:
+    """The checkpoints of one run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def newest(self) -> Path | None:
+        """The folder of the newest; None where there is none."""
+        found = [path for path in self._folder.glob("step-*") if _CHECKPOINT.fullmatch(path.name)]
+        return max(found, key=lambda path: path.name, default=None)
+
+    def begin(self, step: int) -> Path:
+        """An empty folder for the policy's part of the next one; `finish` it."""
+        folder = self._folder / f"step-{step:06d}.part"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def finish(self, folder: Path, state: RunState) -> None:
+        """Write the run's part, make the checkpoint count, and remove the older ones."""
+        value = {
+            "step": state.step,
+            "next_position": state.next_position,
+            "facts": state.facts,
+            "waiting": [
+                {
+                    "position": group.position,
+                    "episodes": {at: [one.to_dict() for one in samples] for at, samples in group.episodes.items()},
+                }
+                for group in state.waiting
+            ],
+        }
+        (folder / "progress.json").write_bytes(json_line(json.loads(json.dumps(value, default=str))))
+        final = folder.with_suffix("")
+        shutil.rmtree(final, ignore_errors=True)
+        folder.rename(final)
+        for path in self._folder.glob("step-*"):
+            if path != final:
+                shutil.rmtree(path)
+
+    @staticmethod
+    def read(folder: Path) -> RunState:
+        """The run's part of a checkpoint.
+
+        Raises:
+            ConfigError: It can't be read.
+        """
+        path = folder / "progress.json"
+        try:
+            value = json.loads(path.read_bytes())
+            waiting = [
+                Group(
+                    one["position"],
+                    {int(at): list(map(Sample.from_dict, samples)) for at, samples in one["episodes"].items()},
+                )
+                for one in value["waiting"]
+            ]
+            return RunState(value["step"], value["next_position"], waiting, value["facts"])
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise ConfigError(f"can't go on from {path}: {e!r}; start afresh in another folder with --out") from e
+
+
 class TrainFolder:
     """A run's folder, by name; `claim` makes it.
 
     Attributes:
         path: Where.
+        weights: The policy as a model folder.
+        summary: The run's result.
+        curves: The run's plot.
+        checkpoints: From which the run is resumed.
     """
 
-    path: Path
-
-    @property
-    def weights(self) -> Path:
-        """The policy as a model folder."""
-        return self.path.absolute() / "weights"
-
-    @property
-    def summary(self) -> Path:
-        """The run's result."""
-        return self.path / SUMMARY_FILE
-
-    @property
-    def curves(self) -> Path:
-        """The run's plot."""
-        return self.path / "curves.png"
-
-    @property
-    def checkpoints(self) -> Checkpoints:
-        """From which the run goes on."""
-        return Checkpoints(self.path / "checkpoints")
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.weights = path.absolute() / "weights"
+        self.summary = path / SUMMARY_FILE
+        self.curves = path / "curves.png"
+        self.checkpoints = Checkpoints(path / "checkpoints")
 
     def log(self, first_step: int) -> StepLog:
         """The log of steps; see `StepLog`."""

@@ -1,6 +1,6 @@
-"""The loop: rollouts under the weights as they are, one update, the new weights to the engine, and again.
+"""The loop: rollouts under the current weights, one update, the new weights to the engine, and again.
 
-Glue between episodes and the policy. Read `Trainer.run` first.
+Read `Trainer.run` first.
 """
 
 from __future__ import annotations
@@ -10,31 +10,70 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
-from strands_rollout.config import settings_from_args
-from strands_rollout.contract import contract_violations
-from strands_rollout.dataset_rows import Row
-from strands_rollout.episode_facts import episode_facts
-from strands_rollout.errors import TrajectoryError
-from strands_rollout.evaluate import Player
-from strands_rollout.finished_sample import kept
-from strands_rollout.reward_settings import REWARD_KEY
-from strands_rollout.sample_type import Sample
-from strands_rollout.step_dump import write_step_dump
-from strands_rollout.train.ablations import Ablations
-from strands_rollout.train.checkpoint import Progress
-from strands_rollout.train.logprob_gap import LogprobGap, check_gap
+import httpx
+
+from strands_rollout.client.transport import create_client
+from strands_rollout.errors import EngineError, EngineUnavailableError, TrajectoryError
+from strands_rollout.evaluation.evaluate import Player
+from strands_rollout.evaluation.rows import Row
+from strands_rollout.samples import Sample, episode_facts, kept
+from strands_rollout.settings import REWARD_KEY, settings_from_args
+from strands_rollout.slime_plugin.sample_contract import contract_violations
+from strands_rollout.slime_plugin.transcripts import write_step_dump
+from strands_rollout.train.batch import StepBatch, TrainingMethod
+from strands_rollout.train.figures import LogprobGap, batch_figures, check_gap, gap_figures
+from strands_rollout.train.options import TrainOptions
 from strands_rollout.train.policy import Measured, Policy
 from strands_rollout.train.rollouts import Collected, RolloutCollector
-from strands_rollout.train.run_folder import TrainFolder
-from strands_rollout.train.step_batch import StepBatch, step_batch
-from strands_rollout.train.step_log import StepLog, StepRecord
-from strands_rollout.train.step_record import batch_figures, gap_figures
-from strands_rollout.train.train_options import TrainOptions
-from strands_rollout.train.weight_sync import WeightSync
+from strands_rollout.train.run_folder import RunState, StepLog, StepRecord, TrainFolder
 
+_TIMEOUT_S: Final = 120.0
 _MOST_SHOWN: Final = 5
+
+
+class WeightSync:
+    """Steers one engine; of use while its block lasts."""
+
+    def __init__(self, base_url: str) -> None:
+        self._http = create_client(base_url)
+
+    async def __aenter__(self) -> WeightSync:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._http.aclose()
+
+    async def load(self, folder: Path, version: int | str) -> None:
+        """Load the weights of a model folder, an absolute path that the engine can read; its prefix cache is emptied.
+
+        Raises:
+            EngineError: It refused.
+            EngineUnavailableError: It did not answer.
+        """
+        body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
+        answer = await self._post("/update_weights_from_disk", body)
+        if not answer.get("success"):
+            raise EngineError(f"the engine did not load the weights of {folder}: {answer.get('message')!r:.500}")
+
+    async def abort_all(self) -> None:
+        """End every request that runs or waits; each answers with what it has sampled."""
+        await self._post("/abort_request", {"abort_all": True})
+
+    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            response = await self._http.post(path, json=body, timeout=_TIMEOUT_S)
+        except httpx.HTTPError as e:
+            raise EngineUnavailableError(f"the engine did not answer {path}: {type(e).__name__} {e}") from e
+        if response.status_code not in (200, 400):
+            raise EngineError(f"the engine answered {path} with {response.status_code}: {response.text[:500]!r}")
+        try:
+            answer = response.json()
+        except ValueError:
+            return {}
+        return answer if isinstance(answer, dict) else {}
 
 
 @dataclass(slots=True)
@@ -43,6 +82,7 @@ class Trainer:
 
     Attributes:
         options: What was asked.
+        method: How episodes become training sequences.
         policy: Under training.
         player: Plays and grades episodes.
         collector: Collects a step's.
@@ -50,11 +90,12 @@ class Trainer:
         folder: The run's.
         held_out: Rows to measure accuracy on.
         phase: Told what is being done now.
-        first_step: 0, or the step that a checkpoint goes on with.
+        first_step: 0, or the step at which a checkpoint resumes.
         facts: What the summary tells of single steps, by name.
     """
 
     options: TrainOptions
+    method: TrainingMethod
     policy: Policy
     player: Player
     collector: RolloutCollector
@@ -125,20 +166,19 @@ class Trainer:
 
     async def _batch(self, step: int, collected: Collected) -> StepBatch:
         samples = [sample for group in collected.groups for sample in group]
-        ablations = Ablations(self.options.ablation, self.player)
-        await ablations.apply(samples)
+        await self.method.prepare(samples, self.player)
         write = functools.partial(write_step_dump, self.player.args, "rollout", step, collected.groups)
         await asyncio.to_thread(kept, "dump", write)
         if not any(sample.loss_mask and any(sample.loss_mask) for sample in samples):
             raise TrajectoryError(f"no sample of step {step} trains a token; their errors: {_errors_of(samples)}")
-        if self.options.checks and self.options.rollout != "openai":
+        if self.options.checks and self.method.keeps_contract:
             _check_samples(step, samples)
         tool_parser = settings_from_args(self.player.args).tool_parser
-        batch = functools.partial(step_batch, tool_parser=tool_parser)
-        return await asyncio.to_thread(batch, collected.groups, self.options.rollout, self.player.tokenizer)
+        batch = functools.partial(self.method.batch, tool_parser=tool_parser)
+        return await asyncio.to_thread(batch, collected.groups, self.player.tokenizer)
 
     def _check_gap(self, step: int, batch: StepBatch, before: Sequence[Measured]) -> None:
-        if self.options.checks and self.options.rollout == "tito":
+        if self.options.checks and self.method.is_exact:
             # a resumed run's first steps may hold only what older weights have sampled; at step 0 a version that the
             # engine does not tell, or tells wrongly, must not hide what differs
             all_pairs = zip(batch.sequences, before, strict=True)
@@ -179,7 +219,7 @@ class Trainer:
         checkpoints = self.folder.checkpoints
         part = checkpoints.begin(step)
         self.policy.save(part / "policy.pt")
-        checkpoints.finish(part, Progress(step, next_position, self.collector.waiting, self.facts))
+        checkpoints.finish(part, RunState(step, next_position, self.collector.waiting, self.facts))
 
 
 def _errors_of(samples: Sequence[Sample]) -> str:

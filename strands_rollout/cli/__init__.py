@@ -1,0 +1,10 @@
+"""The command line `strands-rollout`: a file for each command, with its arguments and exit codes; see `commands`."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Run the command line; never returns."""
+    from strands_rollout.cli.commands import main as run
+
+    run()

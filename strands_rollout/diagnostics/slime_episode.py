@@ -1,0 +1,295 @@
+"""The slime that is here: is it THUDM's, which version, where is Megatron, and does this package work with it?
+
+`python -m strands_rollout.diagnostics.slime_episode CHECKOUT` plays one episode through slime's own rollout loop,
+on the embedded engine, and prints what came back as its last line, as JSON. It runs in a process of its own: slime's
+state is process-wide, and importing it imports torch. The checks find packages without importing them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import logging
+import os
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from strands_rollout.diagnostics.diagnosis import Finding, Question, ask, error, good, lacking, warning
+from strands_rollout.diagnostics.machine import installed_version
+
+TESTED_COMMIT: Final = "624b824a898ab0ec1fcb4d373004c7f3852bf515"
+LIMIT_S: Final = 50.0
+_URL: Final = "https://github.com/THUDM/slime"
+_NEEDED: Final = ("train.py", "scripts/models/qwen3-8B.sh", "slime/rollout/sglang_rollout.py", "slime/utils/types.py")
+_GIT_S: Final = 5.0
+_CLONE: Final = (
+    f"work in the image slimerl/slime, or: git clone {_URL} && git -C slime checkout {TESTED_COMMIT[:8]} && "
+    "pip install --no-deps -e slime; then name it with SLIME_DIR or --slime-dir"
+)
+_NAME: Final = "slime episode"
+# what slime's rollout modules import of its cluster; an episode uses none of it
+_CLUSTER: Final = {
+    "ray": ("ray", "ray.util", "ray.util.scheduling_strategies"),
+    "sglang": ("sglang", "sglang.srt", "sglang.srt.constants", "sglang.srt.server_args", "sglang.srt.utils"),
+    "sglang_router": ("sglang_router",),
+    "wandb": ("wandb",),
+}
+_QUESTION: Final = "What is the perimeter of a rectangle with sides 781 and 435?"
+_ANSWER: Final = "2432"
+_REMEDY: Final = (
+    "see the log: python -m strands_rollout.diagnostics.slime_episode CHECKOUT; this package is tested with slime "
+    "0.2.4 to 0.3.1 and the newest commit"
+)
+FindPackage = Callable[[str], ModuleSpec | None]
+"""Finds what `import` would take, without importing it."""
+
+
+def check_slime(question: Question, find_package: FindPackage = importlib.util.find_spec) -> list[Finding]:
+    """Which `slime` would be imported, and which checkout would be run."""
+    importable = _package_folders("slime", find_package)
+    findings = []
+    if importable and not any(map(_is_slime, importable)):
+        found = (
+            f"the importable slime, {installed_version('slime') or 'of no known version'} at {importable[0]}, is not "
+            "THUDM's: it has no slime.utils.types.Sample. The slime of PyPI is an unrelated package"
+        )
+        findings.append(error("slime package", found, f"pip uninstall slime; then {_CLONE}"))
+    folder = _named_or_importable(question, find_package)
+    if folder is None:
+        missing = "no slime here: training needs it; the demo and an evaluation against a server do not"
+        return findings or [lacking("slime", missing, _CLONE, training=question.training)]
+    if not folder.is_dir():
+        return [*findings, error("slime", f"{folder} is no folder; expected a checkout of THUDM/slime", _CLONE)]
+    lacks = [name for name in _NEEDED if not (folder / name).is_file()]
+    if lacks == list(_NEEDED):
+        found = f"{folder} is not a checkout of THUDM/slime: it has no {lacks[0]}"
+        return [*findings, error("slime", found, _CLONE)]
+    setup = folder / "setup.py"
+    text = setup.read_text(errors="replace") if setup.is_file() else ""
+    version = re.search(r"""\bversion=["']([^"']+)["']""", text)
+    declared = version[1] if version else "of no known version"
+    findings.append(good("slime", f"slime {declared} at {folder}, {_commit(folder, question)}"))
+    if lacks:  # an installed package comes without the scripts
+        found = f"{folder} lacks {', '.join(lacks)}: not a whole checkout"
+        findings.append(error("slime files", found, _CLONE))
+    return findings
+
+
+def check_megatron(question: Question, find_package: FindPackage = importlib.util.find_spec) -> list[Finding]:
+    """Where Megatron-LM is: as named, else beside slime's checkout as the scripts look for it, else importable."""
+    named = question.megatron_dir or question.named("MEGATRON_DIR")
+    if named is not None:
+        if (named / "megatron" / "core").is_dir():
+            return [good("megatron", f"Megatron-LM at {named}")]
+        remedy = "name the folder that holds megatron/core with MEGATRON_DIR or --megatron-dir"
+        return [error("megatron", f"{named} has no megatron/core: not a checkout of Megatron-LM", remedy)]
+    slime = question.slime_dir or question.named("SLIME_DIR")
+    slimes = [folder.parent for folder in _package_folders("slime", find_package)] if slime is None else [slime]
+    beside = [folder.absolute().parent / "Megatron-LM" for folder in slimes]
+    importable = [folder.parent for folder in _package_folders("megatron", find_package)]
+    for folder in (*beside, *importable):
+        if (folder / "megatron" / "core").is_dir():
+            return [good("megatron", f"Megatron-LM at {folder}")]
+    remedy = "work in the image slimerl/slime, or name a checkout of Megatron-LM with MEGATRON_DIR or --megatron-dir"
+    missing = "no Megatron-LM here: training and the conversion of checkpoints need it"
+    return [lacking("megatron", missing, remedy, training=question.training)]
+
+
+def _named_or_importable(question: Question, find_package: FindPackage) -> Path | None:
+    named = question.slime_dir or question.named("SLIME_DIR")
+    packages = (folder for folder in _package_folders("slime", find_package) if _is_slime(folder))
+    return named or next((package.parent for package in packages), None)
+
+
+def _package_folders(name: str, find_package: FindPackage) -> list[Path]:
+    try:
+        spec = find_package(name)
+    except (ImportError, ValueError):
+        return []
+    if spec is None or (spec.origin is None and name == "slime"):
+        return []  # slime is no namespace package: a mere folder of that name stands in nobody's way
+    if spec.submodule_search_locations is None:
+        return [Path(str(spec.origin))]
+    return [Path(folder) for folder in spec.submodule_search_locations]
+
+
+def _is_slime(package: Path) -> bool:
+    types = package / "utils" / "types.py"
+    if not types.is_file() or not (package / "rollout" / "sglang_rollout.py").is_file():
+        return False
+    return re.search(r"^class Sample\b", types.read_text(errors="replace"), re.MULTILINE) is not None
+
+
+def _commit(folder: Path, question: Question) -> str:
+    """The commit of a checkout, or why it is not known."""
+    # a checkout that another user owns, as in a container, is refused by git unless it is called safe
+    git = ("git", "-c", "safe.directory=*", "-C", str(folder), "rev-parse", "HEAD")
+    if not (folder / ".git").exists():
+        why_not = "no git checkout"
+    elif (answer := ask(*git, env=question.env, limit_s=_GIT_S)) is None:
+        why_not = "no git on the PATH"
+    elif answer.exit_code == 0:
+        return f"commit {answer.stdout[:8]}"
+    else:
+        why_not = answer.words if answer.exit_code else f"git did not answer within {_GIT_S:g} s"
+    return f"commit not known ({why_not})"
+
+
+def check_slime_episode(
+    question: Question, find_package: FindPackage = importlib.util.find_spec, limit_s: float = LIMIT_S
+) -> list[Finding]:
+    """Whether an episode comes back finished from slime's loop; nothing is said where there is no checkout of slime."""
+    checkout = _named_or_importable(question, find_package)
+    if checkout is None or not _is_slime(checkout / "slime"):
+        return []
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), question.env.get("PYTHONPATH")]))
+    env = {**question.env, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    answer = ask(sys.executable, "-m", __name__, str(checkout), env=env, limit_s=limit_s)
+    if answer is None or answer.exit_code is None:
+        return [error(_NAME, f"no episode came back from slime's loop within {limit_s:g} s", _REMEDY)]
+    try:
+        played = json.loads(answer.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        fault = (answer.stderr.splitlines() or [answer.words])[-1]
+        return [error(_NAME, f"slime's loop could not be run: {fault}", _REMEDY)]
+    return [_judge(played, training=question.training)]
+
+
+def _judge(played: dict[str, Any], *, training: bool) -> Finding:
+    if missing := played.get("missing"):
+        found = f"no episode was tried: slime's rollout needs the package {missing!r}, which is not installed"
+        return lacking(_NAME, found, "run it in slime's image, or install that package", training=training)
+    if played["status"] not in ("completed", "truncated"):
+        found = (
+            f"an episode came back from slime's loop as {played['status']} ({played['stop_reason']}): {played['error']}"
+        )
+        return error(_NAME, found, _REMEDY)
+    found = (
+        f"an episode came back from slime's loop as {played['status']}: {played['tokens']} tokens, "
+        f"{played['trained']} of them trained, reward {played['reward']}"
+    )
+    if played["stand_ins"]:
+        found += f"; not installed, and not needed for it: {', '.join(played['stand_ins'])}"
+    if played["violations"]:
+        return error(_NAME, f"{found}; slime's trainer could not use it: {'; '.join(played['violations'])}", _REMEDY)
+    return (
+        warning(_NAME, f"{found}; {'; '.join(played['warnings'])}", _REMEDY)
+        if played["warnings"]
+        else good(_NAME, found)
+    )
+
+
+@contextmanager
+def importable(checkout: Path) -> Iterator[list[str]]:
+    """Put slime on the path, and placeholders for what of its cluster is not installed; gives the names of those."""
+    absent = [package for package in _CLUSTER if importlib.util.find_spec(package) is None]
+    placeholders = [name for package in absent for name in _CLUSTER[package]]
+    sys.path.insert(0, str(checkout))
+    sys.modules.update({name: _Placeholder(name) for name in placeholders})
+    try:
+        yield absent
+    finally:
+        sys.path.remove(str(checkout))
+        for name in placeholders:
+            sys.modules.pop(name, None)
+
+
+class _Placeholder(ModuleType):
+    """A module whose names are all there, and are decorators that change nothing when they are called."""
+
+    __path__ = []  # noqa: RUF012 - declared by ModuleType
+    __version__ = "0.3.1"  # of the router: slime before 0.3.1 asks it where to find the workers
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _unchanged
+
+
+def _unchanged(value: object = None, **_options: object) -> object:
+    return value
+
+
+class _Arguments(Namespace):
+    """slime's arguments; what is not given is None, as most of slime's defaults are."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def _arguments(base_url: str, checkpoint: Path) -> _Arguments:
+    engine = urlsplit(base_url)
+    return _Arguments(
+        hf_checkpoint=str(checkpoint),
+        sglang_router_ip=engine.hostname,
+        sglang_router_port=engine.port,
+        sglang_server_concurrency=1,
+        rollout_num_gpus=1,
+        rollout_num_gpus_per_engine=1,
+        rollout_temperature=0.0,
+        rollout_top_p=1.0,
+        rollout_top_k=-1,
+        rollout_max_response_len=1024,
+        rollout_skip_special_tokens=False,
+        n_samples_per_prompt=1,
+        custom_generate_function_path="strands_rollout.generate",
+        custom_rm_path="strands_rollout.reward_func",
+        reward_key="score",
+        # the model is ours, so that its code needs no stronger sandbox
+        strands_rollout={"max_tool_iterations": 3, "executor": {"name": "local", "isolation": "rlimits"}},
+    )
+
+
+async def _play(checkpoint: Path) -> dict[str, Any]:
+    from slime.rollout import sglang_rollout
+    from slime.utils.types import Sample
+
+    from strands_rollout.engine.process import engine_process
+    from strands_rollout.samples import episode_facts
+    from strands_rollout.slime_plugin.sample_contract import contract_violations
+
+    async with engine_process() as base_url:
+        args = _arguments(base_url, checkpoint)
+        state = sglang_rollout.GenerateState(args)
+        prompt = [{"role": "user", "content": _QUESTION}]
+        group = [Sample(index=0, group_index=0, prompt=prompt, label=_ANSWER)]
+        [sample] = await sglang_rollout.generate_and_rm_group(args, group, dict(state.sampling_params))
+    facts = episode_facts(sample)
+    return {
+        "status": sample.status.value,
+        "stop_reason": facts.get("stop_reason"),
+        "error": facts.get("error"),
+        "tokens": len(sample.tokens),
+        "trained": sum(sample.loss_mask or []),
+        "reward": sample.get_reward_value(args) if sample.reward else None,
+        "violations": contract_violations(sample, reward_key=args.reward_key, decode=state.tokenizer.decode),
+    }
+
+
+def _main(checkout: Path) -> dict[str, Any]:
+    warnings: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("strands_rollout").addHandler(handler)
+    with importable(checkout) as stand_ins:
+        try:
+            played = asyncio.run(_play(Path(__file__).parents[1] / "engine" / "checkpoint"))
+        except ModuleNotFoundError as e:
+            if (e.name or "").startswith(("slime", "strands_rollout")):
+                raise
+            return {"missing": e.name}
+    return {**played, "stand_ins": stand_ins, "warnings": warnings}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_main(Path(sys.argv[1]))))

@@ -10,24 +10,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strands_rollout.agent_models import sub_agent_model
-    from strands_rollout.episode_bounds import EpisodeLimits
-    from strands_rollout.group_filter import keep_informative_groups
-    from strands_rollout.group_rewards import normalize_rewards
-    from strands_rollout.metrics import log_eval, log_rollout
-    from strands_rollout.reward import reward_func
-    from strands_rollout.rollout import generate
-    from strands_rollout.sample_type import Sample
-    from strands_rollout.sglang_client import SGLangClient, create_client
-    from strands_rollout.sglang_model import SGLangModel
-    from strands_rollout.stop_reason import StopReason
-    from strands_rollout.task import Task, current_task
-    from strands_rollout.token_limits import TokenLimits
-    from strands_rollout.tool_limiter import ToolLimiter
-    from strands_rollout.tools import execute_python_code
-    from strands_rollout.trajectory import Trajectory
+    from strands_rollout.agent.limits import EpisodeLimits, ToolLimiter
+    from strands_rollout.agent.multi_agent import sub_agent_model
+    from strands_rollout.agent.stop_reason import StopReason
+    from strands_rollout.agent.task import Task, current_task
+    from strands_rollout.client.client import SGLangClient, create_client
+    from strands_rollout.code_tool.tool import execute_python_code
+    from strands_rollout.model.sampling import TokenLimits
+    from strands_rollout.model.sglang_model import SGLangModel
+    from strands_rollout.model.trajectory import Trajectory
+    from strands_rollout.samples import Sample
+    from strands_rollout.slime_plugin.generate import generate
+    from strands_rollout.slime_plugin.metrics import log_eval, log_rollout
+    from strands_rollout.slime_plugin.reward import reward_func
+    from strands_rollout.slime_plugin.reward_groups import (
+        keep_informative_groups,
+        keep_informative_groups_with_fallback,
+        normalize_rewards,
+    )
 
-__version__ = "0.1.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "EpisodeLimits",
@@ -44,6 +46,7 @@ __all__ = [
     "execute_python_code",
     "generate",
     "keep_informative_groups",
+    "keep_informative_groups_with_fallback",
     "log_eval",
     "log_rollout",
     "normalize_rewards",
@@ -52,29 +55,32 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EpisodeLimits": "episode_bounds",
-    "SGLangClient": "sglang_client",
-    "SGLangModel": "sglang_model",
-    "Sample": "sample_type",
-    "StopReason": "stop_reason",
-    "Task": "task",
-    "TokenLimits": "token_limits",
-    "ToolLimiter": "tool_limiter",
-    "Trajectory": "trajectory",
-    "create_client": "sglang_client",
-    "current_task": "task",
-    "execute_python_code": "tools",
-    "generate": "rollout",
-    "keep_informative_groups": "group_filter",
-    "log_eval": "metrics",
-    "log_rollout": "metrics",
-    "normalize_rewards": "group_rewards",
-    "reward_func": "reward",
-    "sub_agent_model": "agent_models",
+    "EpisodeLimits": "agent.limits",
+    "SGLangClient": "client.client",
+    "SGLangModel": "model.sglang_model",
+    "Sample": "samples",
+    "StopReason": "agent.stop_reason",
+    "Task": "agent.task",
+    "TokenLimits": "model.sampling",
+    "ToolLimiter": "agent.limits",
+    "Trajectory": "model.trajectory",
+    "create_client": "client.client",
+    "current_task": "agent.task",
+    "execute_python_code": "code_tool.tool",
+    "generate": "slime_plugin.generate",
+    "keep_informative_groups": "slime_plugin.reward_groups",
+    "keep_informative_groups_with_fallback": "slime_plugin.reward_groups",
+    "log_eval": "slime_plugin.metrics",
+    "log_rollout": "slime_plugin.metrics",
+    "normalize_rewards": "slime_plugin.reward_groups",
+    "reward_func": "slime_plugin.reward",
+    "sub_agent_model": "agent.multi_agent",
 }
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - PEP 562
+    if name == "sandbox":  # the room's name before 0.3, in dotted paths of executors
+        return importlib.import_module(f"{__name__}.code_tool")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

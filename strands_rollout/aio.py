@@ -1,16 +1,320 @@
-"""The end that an episode meets from outside: its wall-clock is over, or the rollout is aborted.
+"""Small things of asyncio that several rooms need.
 
-Knows clocks and questions to ask; nothing of agents.
+Caches that belong to an event loop, one heavy step to each pass of a loop, what a process does once, sync code in
+threads, and the deadline and clock of an episode. Nothing binds to a loop at import.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
+import functools
+import gc
 import logging
+import os
+import queue
+import threading
+import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
+
+from strands_rollout.errors import ToolError
+
+
+class Closable(Protocol):
+    """What the cache can hold."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it can't be used any more."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close it, on its own loop."""
+        ...
+
+
+T = TypeVar("T", bound=Closable)
+
+
+class LoopCache(Generic[T]):
+    """A cache for the running event loop.
+
+    A value is closed when its loop ends its asynchronous generators, which `asyncio.run` and `asyncio.Runner` do before
+    they close the loop. What is left of a loop that was closed without it is forgotten when the next loop comes.
+    """
+
+    def __init__(self) -> None:
+        self._loops: weakref.WeakKeyDictionary[
+            asyncio.AbstractEventLoop, dict[Hashable, tuple[T, AsyncGenerator[None, None]]]
+        ] = weakref.WeakKeyDictionary()
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return the running loop's value for this key; make it if there is none or it was closed.
+
+        Raises:
+            RuntimeError: No event loop is running.
+        """
+        loop = asyncio.get_running_loop()
+        if loop not in self._loops:
+            self._forget_closed_loops()
+            self._loops[loop] = {}
+        values = self._loops[loop]
+        if key not in values or values[key][0].is_closed:
+            value = make()
+            values[key] = (value, _close_with_loop(value))
+        return values[key][0]
+
+    def loop_count(self) -> int:
+        """How many loops have values here."""
+        return len(self._loops)
+
+    def _forget_closed_loops(self) -> None:
+        # A value refers to its loop, so that the weak key alone would keep both for ever.
+        for reference in self._loops.keyrefs():
+            loop = reference()
+            if loop is not None and loop.is_closed():
+                self._loops.pop(loop, None)
+
+
+def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
+    """Start a generator that closes the value when the loop ends its generators; it lives while it is referred to."""
+
+    async def guard() -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            await value.aclose()
+
+    started = guard()
+    with contextlib.suppress(StopIteration):
+        started.asend(None).send(None)  # runs to the yield without waiting, and makes the loop know of it
+    return started
+
+
+async def own_pass() -> None:
+    """Continue in a pass of the running loop of which no other caller returns; first come, first served.
+
+    Returns at once where nobody has in this pass: a step that is alone waits for nothing.
+    """
+    loop = asyncio.get_running_loop()
+    passes = _PASSES.get(loop)
+    if passes is None:
+        passes = _PASSES[loop] = _Passes()
+    await passes.take(loop)
+
+
+class _Passes:
+    """The passes of one event loop."""
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        # who is cancelled is taken out: a future that stayed here would keep a closed loop for ever
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._is_taken:
+            self._is_taken = True
+            loop.call_soon(self._next, loop)
+            return
+        called: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(called)
+        try:
+            await called
+        except BaseException:  # cancelled, or its loop is closed under it
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(called)
+            raise
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give the pass that begins now to the caller that has waited longest."""
+        while self._waiting:
+            called = self._waiting.popleft()
+            if not called.done():
+                called.set_result(None)
+                loop.call_soon(self._next, loop)
+                return
+        self._is_taken = False
+
+
+_PASSES: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Passes]] = weakref.WeakKeyDictionary()
+
+
+# full collections wait for so many of the middle generation's; 10 is Python's own number. With 2,000 episodes the
+# process grew no larger, since what an episode leaves in cycles is small beside what it holds while it runs
+_YOUNGER_COLLECTIONS: Final = 100
+_DONE: Final[set[Hashable]] = set()
+_RUNNING: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[Any]]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+async def once(key: Hashable, work: Callable[[], object]) -> None:
+    """Have this work done in a thread, once for all who ask for it under this key; at once where it has been.
+
+    Work that raises is tried again by who comes later; all who waited for it get what it raised.
+    """
+    if key in _DONE:
+        return
+    running = _RUNNING.setdefault(asyncio.get_running_loop(), {})
+    task = running.get(key)
+    if task is None:
+        task = running[key] = asyncio.create_task(asyncio.to_thread(work))
+        task.add_done_callback(functools.partial(_note_end, running, key))
+    await asyncio.shield(task)  # who is cancelled does not cancel it for the others
+
+
+def _note_end(running: dict[Hashable, asyncio.Task[Any]], key: Hashable, task: asyncio.Task[Any]) -> None:
+    del running[key]
+    if not task.cancelled() and task.exception() is None:
+        _DONE.add(key)
+
+
+@functools.cache
+def freeze_long_lived() -> None:
+    """Collect garbage and freeze what is left (`gc.freeze`); the first call does, any other returns at once.
+
+    Frozen objects are freed as before when nothing refers to them; only cycles of them are not found any more. Call it
+    before the first episode, so that no episode is among them. Full collections, which look through all running
+    episodes at once, become rarer, unless the process has set them to be rarer still or off (`gc.set_threshold`).
+    """
+    gc.collect()
+    gc.freeze()
+    young, middle, full = gc.get_threshold()
+    if 0 < full < _YOUNGER_COLLECTIONS:
+        gc.set_threshold(young, middle, _YOUNGER_COLLECTIONS)
+
+
+_LAST_MOMENT_S: Final = 0.03
+_MOST_IDLE: Final = 64
+
+
+@contextlib.contextmanager
+def exits_as_errors(what: str, error: type[Exception] = ToolError) -> Iterator[None]:
+    """Turn exceptions of a user's code that `except Exception` does not catch into ordinary errors.
+
+    SystemExit and KeyboardInterrupt end the event loop when they leave a task, and with it every other episode:
+    `sys.exit()` or argparse in an async tool would end a training run. A CancelledError is turned too, unless somebody
+    has cancelled the running task, and a GeneratorExit, unless the coroutine around the block is being closed.
+
+    Args:
+        what: Names the code in the message.
+        error: Raised instead.
+    """
+    task = _running_task()
+    try:
+        yield
+    except Exception:
+        raise
+    except asyncio.CancelledError as e:
+        if task is not None and task.cancelling():
+            raise
+        raise error(f"{what} was cancelled by its own code") from e
+    except BaseException as e:
+        if isinstance(e, GeneratorExit) and _running_task() is not task:
+            raise
+        raise error(f"{what} raised {e!r}") from e
+
+
+def _running_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs in this thread
+        return None
+
+
+def in_own_thread(function: Callable[..., Any], *, has_last_moment: bool = True) -> Callable[..., Awaitable[Any]]:
+    """An async version of a sync function: each call in a thread of its own, with the caller's context variables.
+
+    A call that is cancelled is abandoned, unless it ends within 0.03 s: its thread goes on until the function ends.
+
+    Args:
+        function: May block.
+        has_last_moment: Whether a call may so give a result in place of its cancellation.
+    """
+
+    @functools.wraps(function)
+    async def call(*args: object, **kwargs: object) -> Any:  # noqa: ANN401
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def run() -> Callable[[], None]:
+            try:
+                with exits_as_errors("the tool"):
+                    return functools.partial(_settle, future, result=context.run(function, *args, **kwargs))
+            except Exception as e:  # whatever the tool raises belongs to the caller
+                # a future can't hold StopIteration
+                error = ToolError(f"the tool raised {e!r}") if isinstance(e, StopIteration) else e
+                return functools.partial(_settle, future, error=error)
+
+        _idle_thread().run(run, loop, f"tool:{getattr(function, '__name__', '')}")
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # a function that is just ending has ended: it would else be run again
+            if not has_last_moment or not (await asyncio.wait({future}, timeout=_LAST_MOMENT_S))[0]:
+                future.cancel()
+                raise
+            return future.result()
+
+    return call
+
+
+class _ToolThread:
+    """A thread that does one job after the other, and ends where enough others wait for one."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="tool", daemon=True).start()
+
+    def run(self, function: Callable[[], Callable[[], None]], loop: asyncio.AbstractEventLoop, name: str) -> None:
+        """Call `function` under this name in the thread, and what it returns in the loop."""
+
+        def job() -> bool:
+            threading.current_thread().name = name
+            asyncio.set_event_loop(None)  # one that the last function left here may be closed
+            outcome = function()
+            stays = len(_IDLE) < _MOST_IDLE
+            if stays:  # before the loop hears of it: its next call may be this thread's
+                _IDLE.append(self)
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+                loop.call_soon_threadsafe(outcome)
+            return stays
+
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while self._jobs.get()():
+            pass
+
+
+_IDLE: Final[deque[_ToolThread]] = deque()
+# a forked child has none of its parent's threads
+os.register_at_fork(after_in_child=_IDLE.clear)
+
+
+def _idle_thread() -> _ToolThread:
+    try:
+        return _IDLE.pop()
+    except IndexError:
+        return _ToolThread()
+
+
+def _settle(future: asyncio.Future[Any], *, result: object = None, error: BaseException | None = None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
 
 logger = logging.getLogger(__name__)
 
@@ -149,3 +453,30 @@ def _poller_of(loop: asyncio.AbstractEventLoop) -> _Poller:
     if loop not in _POLLERS:
         _POLLERS[loop] = _Poller(loop)
     return _POLLERS[loop]
+
+
+_BEGAN: Final[ContextVar[float | None]] = ContextVar("strands_rollout_episode_began", default=None)
+
+
+@contextmanager
+def episode_clock(elapsed_s: float = 0.0) -> Iterator[None]:
+    """Start the clock for whatever the block calls, awaits or starts.
+
+    Args:
+        elapsed_s: Seconds that the episode took before it was aborted.
+    """
+    token = _BEGAN.set(time.monotonic() - elapsed_s)
+    try:
+        yield
+    finally:
+        _BEGAN.reset(token)
+
+
+def began_at_s(seconds: float) -> float | None:
+    """When something of the episode began that ends now, to 0.1 ms; None outside of one.
+
+    Args:
+        seconds: How long it took.
+    """
+    began = _BEGAN.get()
+    return None if began is None else round(max(0.0, time.monotonic() - seconds - began), 4)

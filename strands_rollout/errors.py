@@ -42,6 +42,10 @@ class TrajectoryError(RolloutError):
     """Tokens, mask or logprobs would no longer describe one exact token sequence."""
 
 
+class UnsendableTextError(TrajectoryError):
+    """The policy or a tool wrote an image token, or its text, that stands for no image: no engine takes it."""
+
+
 class ResumeError(RolloutError):
     """The saved state of an aborted episode can't be written, read, or used with its tokens."""
 
@@ -112,6 +116,10 @@ class TeamLimitError(RolloutError):
 
 class EnvironmentFaultError(RolloutError):
     """A resource or the environment of an episode failed; never the fault of the policy."""
+
+
+class FailedGroupsError(RolloutError):
+    """So many groups of training samples have failed in a row that the run is ended."""
 
 
 class ExportError(RolloutError):

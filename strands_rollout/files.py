@@ -1,13 +1,71 @@
-"""JSON files that are there whole or not at all, and what two values differ in, in words."""
+"""Files: reading paths that come from somebody else, JSON that is written whole or not at all, locks, size bounds."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
-from collections.abc import Iterator, Mapping
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, TypeAlias
 
 from strands_rollout.errors import ConfigError
+
+Json: TypeAlias = Any
+"""Any value of JSON: None, a bool, int, float or str, a list of values, or a dict of them by str."""
+
+MAX_JSON_BYTES: Final = 200_000_000
+"""No JSON file of a model, a tokenizer or a report is larger."""
+_KINDS: Final = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (lambda _: True, "a device"),
+)
+
+
+def open_regular(path: Path | str) -> BinaryIO:
+    """Open a regular file, or a link to one, for reading.
+
+    Opening a named pipe would wait for a writer, and some devices never end: neither is opened.
+
+    Raises:
+        OSError: It can't be opened, or is no regular file; `strerror` says which. Also for paths that no file can have.
+    """
+    try:
+        _check_regular(Path(path).stat(), path)
+        # what the path names may have changed since: a pipe must not block here either
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as e:  # a NUL or a lone surrogate
+        raise OSError(errno.EINVAL, f"not a valid path: {e}", str(path)) from e
+    try:
+        _check_regular(os.fstat(descriptor), path)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: Path | str, max_bytes: int) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        OSError: As `open_regular`, or it is larger than `max_bytes`.
+    """
+    with open_regular(path) as file:
+        content = file.read(max_bytes + 1) if os.fstat(file.fileno()).st_size <= max_bytes else None
+    if content is None or len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"larger than {max_bytes / 1e6:g} MB", str(path))
+    return content
+
+
+def _check_regular(status: os.stat_result, path: Path | str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = next(name for is_kind, name in _KINDS if is_kind(status.st_mode))
+        raise OSError(errno.EINVAL, f"it is {kind}; expected a regular file", str(path))
+
 
 _ABSENT: Final = "nothing"
 _MOST_NAMED: Final = 10
@@ -38,7 +96,7 @@ def read_json(path: Path, *, advice: str = "choose another folder with --out") -
         ConfigError: It can't be read, or holds no JSON object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_regular(path, MAX_JSON_BYTES))
     except OSError as e:
         raise ConfigError(f"can't read {path}: {e.strerror}; {advice}") from e
     except ValueError as e:
@@ -67,3 +125,75 @@ def _differences(there: Mapping[str, Any], asked: Mapping[str, Any], where: str)
             yield from _differences(first, second, f"{where}{key}.")
         elif first != second:
             yield f"{where}{key} was {first!r:.120} and is {second!r:.120}"
+
+
+def open_alone(path: Path) -> int:
+    """Open a file to read and append to, and make it if it is not there; the lock ends when it is closed.
+
+    Returns:
+        The file's descriptor.
+
+    Raises:
+        ConfigError: It can't be opened, or another process has it.
+    """
+    try:
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    except OSError as e:
+        raise ConfigError(f"can't open {path}: {e.strerror}; choose another folder with --out") from e
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        os.close(file)
+        raise ConfigError(f"{path} is in use by another run ({e.strerror}); wait, or choose another --out") from e
+    return file
+
+
+MAX_DEPTH: Final = 100
+
+
+def expanded_size(root: Any, parts: Callable[[Any], tuple[int, Iterable[Any]]]) -> int:  # noqa: ANN401 - any value
+    """How many values there are where each shared part counts as often as it is referred to.
+
+    It looks at each part once, so it is quick where whoever walks through all of them would not end.
+
+    Args:
+        root: The value.
+        parts: Gives the number of values that a container holds directly, and those of them that are containers.
+
+    Raises:
+        ValueError: A container holds itself, or they are nested deeper than MAX_DEPTH.
+    """
+    sizes: dict[int, int] = {}
+    entered: set[int] = {id(root)}
+    open_parts: list[tuple[int, Iterator[Any]]] = []
+    totals: list[int] = []
+
+    def enter(value: object) -> None:
+        count, containers = parts(value)
+        open_parts.append((id(value), iter(containers)))
+        totals.append(1 + count)
+
+    enter(root)
+    while True:
+        key, rest = open_parts[-1]
+        part = next((part for part in rest if not _add_known(sizes, totals, part)), None)
+        if part is None:
+            open_parts.pop()
+            entered.discard(key)
+            sizes[key] = totals.pop()
+            if not totals:
+                return sizes[key]
+            totals[-1] += sizes[key]
+            continue
+        if id(part) in entered:
+            raise ValueError("it holds itself")
+        if len(open_parts) >= MAX_DEPTH:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+        entered.add(id(part))
+        enter(part)
+
+
+def _add_known(sizes: dict[int, int], totals: list[int], part: Any) -> bool:  # noqa: ANN401
+    known = sizes.get(id(part))
+    totals[-1] += known or 0
+    return known is not None

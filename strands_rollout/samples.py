@@ -1,8 +1,7 @@
-"""What a finished sample says of its episode, read without trust: facts may be absent, foreign or of another version.
+"""slime's `Sample`: a stand-in where slime is not installed, and what a finished sample says of its episode.
 
-Knows a sample's attributes and its facts by name; must not know how they were filled, so that samples of other generate
-functions and of other versions are read too. What can't be read or computed is reported once and left out (`kept`), of
-one sample where it is one sample's.
+Metadata is read without trust: facts may be absent, foreign or of another version. What can't be read is reported once
+and left out.
 """
 
 from __future__ import annotations
@@ -11,11 +10,293 @@ import functools
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
-from strands_rollout.episode_facts import episode_facts
+_COUNTERS = ("spec_info", "prefix_cache_info")
+
+
+class SlimeArgs(Protocol):
+    """slime's arguments, an argparse Namespace: read with `getattr`, since releases and jobs have different ones."""
+
+
+class SampleLike(Protocol):
+    """slime's `Sample` of any release, or ours: the fields that this package reads and writes.
+
+    What is Any here may be None before an episode, or has a type of slime's own. Fields that only some releases have
+    are read with `getattr`. The class has the enum `Status`: see `statuses_of`.
+    """
+
+    status: Any
+    index: Any
+    group_index: Any
+    prompt: Any
+    label: Any
+    tokens: list[int]
+    response: str
+    response_length: int
+    loss_mask: Any
+    rollout_log_probs: Any
+    reward: Any
+    remove_sample: Any
+    metadata: dict[str, Any]
+    multimodal_inputs: dict[str, Any] | None
+    multimodal_train_inputs: dict[str, Any] | None
+    rollout_routed_experts: Any
+    rollout_top_p_token_ids: Any
+    rollout_top_p_token_offsets: Any
+    non_generation_time: float
+
+    def get_reward_value(self, args: Any) -> Any:  # noqa: ANN401 - slime's
+        """The reward, of a dict that under slime's reward key."""
+        ...
+
+
+def statuses_of(sample: object) -> Any:  # noqa: ANN401 - slime's enum or ours
+    """The enum of a sample's statuses."""
+    return type(sample).Status  # type: ignore[attr-defined]
+
+
+@dataclass
+class Sample:
+    """One episode as slime's trainer reads it; see slime's own class for the meaning of each field."""
+
+    group_index: int | None = None
+    index: int | None = None
+    rollout_id: int | None = None
+    prompt: str | list[dict[str, Any]] = ""
+    tokens: list[int] = field(default_factory=list)
+    multimodal_inputs: dict[str, Any] | None = None
+    multimodal_train_inputs: dict[str, Any] | None = None
+    multimodal_train_input_id: str | None = None
+    apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    response: str = ""
+    response_length: int = 0
+    label: Any = None
+    reward: float | dict[str, Any] | None = None
+    loss_mask: list[int] | None = None
+    weight_versions: list[str] = field(default_factory=list)
+    rollout_log_probs: list[float] | None = None
+    rollout_top_p_token_ids: list[int] | None = None
+    rollout_top_p_token_offsets: list[int] | None = None
+    rollout_routed_experts: Any = None
+    remove_sample: bool = False
+    teacher_log_probs: list[float] | None = None
+
+    class Status(Enum):
+        """What became of the episode."""
+
+        PENDING = "pending"
+        COMPLETED = "completed"
+        TRUNCATED = "truncated"
+        ABORTED = "aborted"
+        FAILED = "failed"
+
+    status: Status = Status.PENDING
+    metadata: dict[str, Any] = field(default_factory=dict)
+    generate_function_path: str | None = None
+    custom_rm_path: str | None = None
+    train_metadata: dict[str, Any] | None = None
+    session_id: str | None = None
+    non_generation_time: float = 0.0
+
+    @dataclass
+    class SpecInfo:
+        """Sums of speculative decoding over an episode's requests."""
+
+        spec_accept_token_num: int = 0
+        spec_draft_token_num: int = 0
+        spec_verify_ct: int = 0
+        completion_token_num: int = 0
+
+        def add(self, meta_info: Mapping[str, Any]) -> None:
+            """Count one request; its completion tokens go by another name in `meta_info`."""
+            _count(self, {**meta_info, "completion_token_num": meta_info.get("completion_tokens", 0)})
+
+    spec_info: SpecInfo = field(default_factory=SpecInfo)
+
+    @dataclass
+    class PrefixCacheInfo:
+        """Sums over an episode's requests: tokens read from the engine's prefix cache, and tokens read in all."""
+
+        cached_tokens: int = 0
+        total_prompt_tokens: int = 0
+
+        @property
+        def prefix_cache_hit_rate(self) -> float:
+            """Cached share of the prompt tokens, 0.0 when there were none."""
+            return self.cached_tokens / self.total_prompt_tokens if self.total_prompt_tokens else 0.0
+
+        def add(self, meta_info: Mapping[str, Any]) -> None:
+            """Count one request."""
+            _count(self, {**meta_info, "total_prompt_tokens": meta_info.get("prompt_tokens", 0)})
+
+    prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
+
+    def append_response_tokens(
+        self,
+        args: object = None,
+        *,
+        tokens: Sequence[int] | None = None,
+        log_probs: Sequence[float] | None = None,
+        trainable: bool = True,
+        meta_info: Mapping[str, Any] | None = None,
+        text: str | None = None,
+        update_terminal_info: bool = True,
+    ) -> None:
+        """Append response tokens with their mask and logprobs; the engine's `meta_info` also sets the status.
+
+        Args:
+            args: slime's args; says whether the engine decodes speculatively.
+            tokens: Token ids.
+            log_probs: One per token where they are trainable, none otherwise.
+            trainable: Whether the policy wrote them.
+            meta_info: As SGLang answered it.
+            text: Appended to `response`.
+            update_terminal_info: Whether `meta_info` counts: cache, weight version and status.
+
+        Raises:
+            ValueError: Trainable tokens come without logprobs, others with them, the lengths disagree, or earlier
+                response tokens have no logprobs.
+        """
+        new = list(tokens or [])
+        _check_appended(self, new, log_probs, trainable=trainable)
+        self.response += text or ""
+        before = self.response_length
+        if new:
+            if self.loss_mask is None:
+                self.loss_mask = [1] * before
+            if self.rollout_log_probs is None:
+                self.rollout_log_probs = [0.0] * before
+            self.tokens += new
+            self.response_length += len(new)
+            self.loss_mask += [int(trainable)] * len(new)
+            self.rollout_log_probs += log_probs or [0.0] * len(new)
+        if meta_info is not None and update_terminal_info and "finish_reason" in meta_info:
+            _count_request(self, args, meta_info)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All attributes; status and counters as plain values, the others as they are."""
+        plain = {name: dict(vars(getattr(self, name))) for name in _COUNTERS}
+        return {**vars(self), **plain, "status": self.status.value}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Sample:
+        """The inverse of `to_dict`; what is no field becomes an attribute, as in slime."""
+        names = {item.name for item in fields(cls)}
+        values = {key: value for key, value in data.items() if key in names}
+        values["status"] = cls.Status(data["status"])
+        values["spec_info"] = cls.SpecInfo(**data.get("spec_info", {}))
+        values["prefix_cache_info"] = cls.PrefixCacheInfo(**data.get("prefix_cache_info", {}))
+        sample = cls(**values)
+        vars(sample).update({key: value for key, value in data.items() if key not in names})
+        return sample
+
+    def get_reward_value(self, args: Any) -> Any:  # noqa: ANN401 - slime's signature
+        """The reward, or its `args.reward_key` entry."""
+        return self.reward[args.reward_key] if getattr(args, "reward_key", None) else self.reward  # type: ignore[index]
+
+    @property
+    def effective_response_length(self) -> int:
+        """Trained response tokens."""
+        return sum(self.loss_mask) if self.loss_mask is not None else self.response_length
+
+
+def _count(counters: object, amounts: Mapping[str, Any]) -> None:
+    """Add to each counter the amount of its name."""
+    for name, sum_so_far in vars(counters).items():
+        setattr(counters, name, sum_so_far + amounts.get(name, 0))
+
+
+def _check_appended(
+    sample: Sample,
+    new: list[int],
+    log_probs: Sequence[float] | None,
+    *,
+    trainable: bool,
+) -> None:
+    if new and trainable != (log_probs is not None):
+        raise ValueError(
+            f"got log_probs={log_probs!r:.80} with trainable={trainable}; expected them for trainable tokens only"
+        )
+    if log_probs is not None and len(log_probs) != len(new):
+        raise ValueError(f"got {len(log_probs)} log_probs for {len(new)} tokens; expected one each")
+    if new and trainable and sample.rollout_log_probs is None and sample.response_length:
+        raise ValueError(
+            f"got trainable tokens after {sample.response_length} response tokens without rollout_log_probs; "
+            "expected one for each of those"
+        )
+
+
+def _count_request(sample: Sample, args: object, meta_info: Mapping[str, Any]) -> None:
+    if getattr(args, "sglang_speculative_algorithm", None):
+        sample.spec_info.add(meta_info)
+    sample.prefix_cache_info.add(meta_info)
+    if "weight_version" in meta_info:
+        sample.weight_versions.append(meta_info["weight_version"])
+    ended = {"length": sample.Status.TRUNCATED, "abort": sample.Status.ABORTED, "stop": sample.Status.COMPLETED}
+    sample.status = ended.get(meta_info["finish_reason"]["type"], sample.status)
+
+
+METADATA_KEY: Final = "strands_rollout"
+"""Where a sample's metadata holds the facts of its episode."""
+METADATA_VERSION: Final = 2
+RESUME_KEY: Final = "resume"
+FAN_OUT_KEY: Final = "fan_out"
+SCORE_KEY: Final = "environment_score"
+REWARD_DETAILS_KEY: Final = "reward"
+"""Of the facts: what `reward_func` found out, where slime is given only its number."""
+_LARGEST_FLOAT32: Final = 3.4028234663852886e38  # the trainer's tensors are float32: more would be infinite there
+_ROLLOUT_IDS: Final = ("rollout_id", "group_id")  # the second is slime 0.3.0's name for it
+
+
+def rollout_id_field(sample: object) -> str | None:
+    """The field that the siblings of a fan-out share; None where a Sample has none, as slime's before 0.3.0."""
+    return next((name for name in _ROLLOUT_IDS if hasattr(sample, name)), None)
+
+
+def rollout_id_of(sample: object) -> int | None:
+    """What the siblings of a fan-out share."""
+    name = rollout_id_field(sample)
+    return None if name is None else getattr(sample, name)
+
+
+def episode_facts(sample: object) -> Mapping[str, Any]:
+    """The facts of the sample's episode; empty for a foreign sample."""
+    metadata = getattr(sample, "metadata", None)
+    facts = metadata.get(METADATA_KEY) if isinstance(metadata, Mapping) else None
+    return facts if isinstance(facts, Mapping) else {}
+
+
+def usable_number(value: object) -> float | None:
+    """A number that a trainer can compute with, as a float; None for text, and for what is not finite in float32.
+
+    Takes whatever converts to a float: bool, Decimal, Fraction, scalars of NumPy and torch.
+    """
+    if isinstance(value, str | bytes | bytearray):
+        return None
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except Exception:  # whatever a foreign number raises
+        return None
+    return number if abs(number) <= _LARGEST_FLOAT32 else None
+
+
+def fan_out_part(sample: object) -> int | None:
+    """Which of its fan-out's siblings the sample is, the main agent being 0; None for a sample of no fan-out."""
+    fan_out = episode_facts(sample).get(FAN_OUT_KEY)
+    part = fan_out.get("part") if isinstance(fan_out, Mapping) else None
+    return part if isinstance(part, int) else None
+
+
+def reward_details(sample: object) -> Mapping[str, Any]:
+    """The dict of the sample's reward function; empty where it gave nothing but a number."""
+    reward = getattr(sample, "reward", None)
+    details = reward if isinstance(reward, Mapping) else episode_facts(sample).get(REWARD_DETAILS_KEY)
+    return details if isinstance(details, Mapping) else {}
+
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +370,16 @@ class FinishedSample:
         """The status in slime's words: "completed", "truncated" ..."""
         status = getattr(self.sample, "status", None)
         return None if status is None else str(getattr(status, "value", status))
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it says nothing of the policy: its episode failed by a fault of the infrastructure or the setup."""
+        return self.status in ("failed", "aborted")
+
+    @property
+    def graded(self) -> Mapping[str, Any]:
+        """What the reward function found; empty where it gave nothing but a number."""
+        return kept("graded", lambda: reward_details(self.sample), of_sample=True) or {}
 
     @property
     @_readable

@@ -1,26 +1,49 @@
-"""Secrets in nested plain values, masked: by their key in a mapping, as a password in a URL, or by their value.
+"""Secrets in nested plain values, masked: by their key in a mapping, by their place in a text, or by their value.
 
-Knows values; which keys mean a secret is its caller's to say, but for the values that `secret_values` collects.
+A text's secrets are the user and password and the parameters of a URL, a bearer token, and of a command's arguments
+those whose name means a secret (`--api-key x`, `TOKEN=x`).
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from strands_rollout.files import Json
+
 MASK: Final = "***"
+_NAME: Final = re.compile(
+    r"(^|[_.-])(key|token|secret|passw(or)?d|pass|passphrase|pat|credentials?|authorization|auth|cookie|sig|signature"
+    r"|jwt|bearer)([_.-]?\d+)?$|(api|access|secret|private)key$|(auth|access|api)token$|password|passphrase|credential"
+    r"|secret|(?-i:[a-z](Key|Token|Pass|Pat|Auth|Sig|Signature))$",
+    re.IGNORECASE,
+)
 _USER_INFO: Final = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s]*@", re.IGNORECASE)
 _PASSWORD: Final = re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s:@]*:([^/\s@]+)@", re.IGNORECASE)
-_NAME: Final = re.compile(
-    r"(^|[_.-])(key|token|secret|passw(or)?d|pass|credentials?|authorization|auth|cookie)$"
-    r"|(api|access|secret|private)key$|(auth|access|api)token$",
-    re.IGNORECASE,
+_PARAMETER: Final = re.compile(r"(?<=[?&;#])([\w.~%-]+)=([^&;#\s\"'<>]+)")
+_BEARER: Final = re.compile(r"\b(bearer\s+)((?=\S*\d)[\w.~+/=-]{8,}|[\w.~+/=-]{16,})", re.IGNORECASE)
+_ASSIGNED: Final = re.compile(r"-{0,2}([A-Za-z][\w.-]*)[=:](.*)", re.DOTALL)  # --name=value, NAME=value, Name: value
+_FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)")
+_SPACES: Final = re.compile(r"(\s+)")
+_REFERENCE: Final = re.compile(r"(bearer\s+)?\$\{\w+\}", re.IGNORECASE)
+_HARMLESS_HEADERS: Final = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "accept-language",
+        "cache-control",
+        "connection",
+        "content-type",
+        "host",
+        "user-agent",
+    }
 )
 _LEAST_CHARS: Final = 8
 
 
-def masked(value: Any, secret_key: re.Pattern[str]) -> Any:  # noqa: ANN401 - any plain value
+def masked(value: object, secret_key: re.Pattern[str]) -> Json:
     """The value with its secrets masked; what holds none comes back as an equal value.
 
     Args:
@@ -37,10 +60,70 @@ def masked(value: Any, secret_key: re.Pattern[str]) -> Any:  # noqa: ANN401 - an
     if isinstance(value, list | tuple):
         items = [masked(item, secret_key) for item in value]
         return items if isinstance(value, list) else tuple(items)
-    return _USER_INFO.sub(rf"\g<1>{MASK}@", value) if isinstance(value, str) else value
+    return masked_text(value) if isinstance(value, str) else value
 
 
-def secret_values(*named: Any) -> frozenset[str]:  # noqa: ANN401 - any plain values
+def masked_text(text: str) -> str:
+    """The text with the secrets of its URLs, and bearer tokens, masked."""
+    text = _USER_INFO.sub(rf"\g<1>{MASK}@", text)
+    text = _PARAMETER.sub(lambda found: f"{found[1]}={MASK}" if _NAME.search(found[1]) else found[0], text)
+    return _BEARER.sub(rf"\g<1>{MASK}", text)
+
+
+def masked_settings(value: object, secret_key: re.Pattern[str] = _NAME) -> Json:
+    """As `masked`, of what a user sets: also all variables of an `env`, all headers, and secrets in commands.
+
+    What only refers to a variable (`${NAME}`) is no secret and stays.
+    """
+    if isinstance(value, Mapping):
+        return {key: _masked_setting(str(key), item, secret_key) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [masked_settings(item, secret_key) for item in value]
+        for place, (item, secret) in enumerate(_arguments(value)):
+            if secret == item:  # else it is masked as a text of its own
+                items[place] = MASK
+        return items if isinstance(value, list) else tuple(items)
+    if not isinstance(value, str) or _REFERENCE.fullmatch(value):
+        return value
+    words = [MASK.join(word.rsplit(secret, 1)) if secret else word for word, secret in _arguments(_SPACES.split(value))]
+    return masked_text("".join(words))
+
+
+def _arguments(words: Iterable[Any]) -> Iterator[tuple[Any, str]]:
+    """Each word of a command with what of it is a secret, by the name that it has or follows; "" for nothing."""
+    is_awaited = False
+    for word in words:
+        bare = word.strip("\"'") if isinstance(word, str) else ""
+        assigned, flag = _ASSIGNED.fullmatch(bare), _FLAG.fullmatch(bare)
+        if not bare.strip() or (is_awaited and bare.lower() in ("bearer", "basic")):
+            yield word, ""
+        elif assigned and _NAME.search(assigned[1]):
+            is_awaited = assigned[2].strip().lower() in ("", "bearer", "basic")
+            yield word, "" if is_awaited or _REFERENCE.fullmatch(assigned[2]) else assigned[2]
+        elif is_awaited and flag is None:
+            is_awaited = False
+            yield word, "" if _REFERENCE.fullmatch(bare) else bare
+        else:
+            is_awaited = flag is not None and _NAME.search(flag[1]) is not None
+            yield word, ""
+
+
+def _masked_setting(key: str, item: Json, secret_key: re.Pattern[str]) -> Json:
+    if isinstance(item, str) and _REFERENCE.fullmatch(item):
+        return item
+    if isinstance(item, Mapping) and key.lower() in ("env", "environment", "headers"):
+        return {name: text if _is_harmless(str(name), text, key) else MASK for name, text in item.items()}
+    if secret_key.search(key) or (isinstance(item, str) and _NAME.search(key)):
+        return MASK if item not in (None, "", True, False) else item
+    return masked_settings(item, secret_key)
+
+
+def _is_harmless(name: str, text: object, kind: str) -> bool:
+    is_known = kind.lower() == "headers" and name.lower() in _HARMLESS_HEADERS
+    return is_known or text in (None, "") or bool(_REFERENCE.fullmatch(str(text)))
+
+
+def secret_values(*named: Json) -> frozenset[str]:
     """The secrets among these: what stands under the name of a secret, and passwords in URLs; 8 characters or more.
 
     Args:
@@ -49,22 +132,29 @@ def secret_values(*named: Any) -> frozenset[str]:  # noqa: ANN401 - any plain va
     return frozenset(text for value in named for text in _secrets(value) if len(text) >= _LEAST_CHARS)
 
 
-def _secrets(value: Any) -> Iterator[str]:  # noqa: ANN401
+def _secrets(value: object, key: str = "") -> Iterator[str]:
     if isinstance(value, Mapping):
-        for key, item in value.items():
-            if isinstance(item, str) and _NAME.search(str(key)):
-                yield item.strip()
-                yield item.split()[-1] if item.split() else ""  # of "Bearer ..." the token alone too
+        for name, item in value.items():
+            is_header = key.lower() == "headers" and str(name).lower() not in _HARMLESS_HEADERS
+            if isinstance(item, str) and (is_header or _NAME.search(str(name))):
+                # what `${NAME}` stands for, whatever the variable is called
+                text = os.path.expandvars(item).strip()
+                yield text
+                yield text.split()[-1] if text else ""  # of "Bearer ..." the token alone too
             else:
-                yield from _secrets(item)
+                yield from _secrets(item, str(name))
     elif isinstance(value, list | tuple):
+        yield from (os.path.expandvars(secret) for _, secret in _arguments(value))
         for item in value:
-            yield from _secrets(item)
+            yield from _secrets(item, key)
     elif isinstance(value, str):
         yield from (found[1] for found in _PASSWORD.finditer(value))
+        yield from (found[2] for found in _PARAMETER.finditer(value) if _NAME.search(found[1]))
+        yield from (found[2] for found in _BEARER.finditer(value))
+        yield from (secret for _, secret in _arguments(_SPACES.split(value)))
 
 
-def without_values(value: Any, secrets: Collection[str]) -> Any:  # noqa: ANN401
+def without_values(value: object, secrets: Collection[str]) -> Json:
     """The value with each of these texts masked, wherever it stands; what holds none comes back as it is.
 
     Args:
@@ -76,7 +166,7 @@ def without_values(value: Any, secrets: Collection[str]) -> Any:  # noqa: ANN401
     return _replaced(value, re.compile("|".join(map(re.escape, sorted(secrets, key=len, reverse=True)))))
 
 
-def _replaced(value: Any, secret: re.Pattern[str]) -> Any:  # noqa: ANN401
+def _replaced(value: object, secret: re.Pattern[str]) -> Json:
     if isinstance(value, str):
         return secret.sub(MASK, value) if secret.search(value) else value
     if isinstance(value, Mapping):

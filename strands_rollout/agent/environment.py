@@ -1,7 +1,4 @@
-"""What an episode of the user's stands in: resources that are open while it runs, and the environment that it acts on.
-
-Knows the settings' dotted paths and async context managers; nothing of agents or samples.
-"""
+"""The user's environment of an episode: resources that are open while it runs, its steps, and user turns."""
 
 from __future__ import annotations
 
@@ -9,21 +6,24 @@ import asyncio
 import inspect
 import json
 import logging
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from strands_rollout.config import RolloutSettings
+from strands_rollout.agent.task import Task, failure_words, in_time, running
+from strands_rollout.agent.tool_loading import load_function
+from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import EnvironmentFaultError, RolloutError, ToolError
-from strands_rollout.task import Task, running
-from strands_rollout.tool_loading import load_function
-from strands_rollout.user_code import failure_words, in_time, was_cancelled
+from strands_rollout.samples import usable_number
+from strands_rollout.settings import RolloutSettings
 
 logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_S: Final = 30.0
+_DEEPEST_SCORE: Final = (
+    20  # of lists and mappings in one another; deep copies of a sample recurse several times as deep
+)
 
 
 class Environment(Protocol):
@@ -76,7 +76,7 @@ class Surroundings:
         said = await self._asked("answer", reply.strip())
         if said is not None and (not isinstance(said, str) or not said.strip()):
             raise EnvironmentFaultError(
-                f"environment.answer gave {said!r:.200}; expected text, or None to end the episode"
+                f"environment.answer gave {_shown(said)}; expected text, or None to end the episode"
             )
         return said
 
@@ -89,19 +89,17 @@ class Surroundings:
         if not hasattr(self.task.environment, "score"):
             return None
         given = await self._asked("score")
-        found = dict(given) if isinstance(given, Mapping) else {"score": given}
-        numbers = [found[name] for name in ("score", "acc") if name in found]
-        if "score" not in found or not all(
-            isinstance(n, int | float) and abs(n) <= sys.float_info.max for n in numbers
-        ):
-            raise EnvironmentFaultError(
-                f"environment.score gave {given!r:.200}; expected a finite number, or a mapping with one as `score`"
-            )
-        found |= {name: float(found[name]) for name in ("score", "acc") if name in found}
         try:
-            return dict(json.loads(json.dumps(found, allow_nan=False)))
-        except (TypeError, ValueError) as e:
-            raise EnvironmentFaultError(f"environment.score gave {given!r:.200}; expected plain JSON: {e}") from e
+            found = dict(given) if isinstance(given, Mapping) else {"score": given}
+            numbers = {name: usable_number(found[name]) for name in ("score", "acc") if name in found}
+            if numbers.get("score") is not None and None not in numbers.values():
+                return _plain_json({**found, **numbers})
+        except Exception as e:  # what the user's mapping and its values raise, too
+            raise EnvironmentFaultError(f"environment.score gave {_shown(given)}; expected plain JSON: {e}") from e
+        raise EnvironmentFaultError(
+            f"environment.score gave {_shown(given)}; expected a finite number, or a mapping with one as `score` and, "
+            "if it likes, one as `acc`"
+        )
 
     async def prepare(self) -> Task:
         """Bring the environment into its first state; the task, with the environment's words in it where it has some.
@@ -115,13 +113,38 @@ class Surroundings:
         if said is None:
             return self.task
         if not isinstance(said, str) or not said.strip():
-            raise EnvironmentFaultError(f"environment.prepare gave {said!r:.200}; expected text, or None")
+            raise EnvironmentFaultError(f"environment.prepare gave {_shown(said)}; expected text, or None")
         return replace(self.task, messages=[*self.task.messages[:-1], {"role": "user", "content": [{"text": said}]}])
 
     async def _asked(self, name: str, *given: object) -> Any:  # noqa: ANN401 - the user's
         method = getattr(self.task.environment, name)
         what = f"environment.{name}"
         return await _guarded(what, self.task, self.timeout_s, self.should_abort, method, *given)
+
+
+def _plain_json(score: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of plain values.
+
+    Raises:
+        TypeError, ValueError, RecursionError: It holds something else, itself or NaN, or is nested too deeply.
+    """
+    plain: dict[str, Any] = json.loads(json.dumps(score, allow_nan=False))
+    if _depth(plain) > _DEEPEST_SCORE:
+        raise ValueError(f"it is nested more than {_DEEPEST_SCORE} levels deep")
+    return plain
+
+
+def _depth(value: object) -> int:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if items is None else 1 + max(map(_depth, items), default=0)
+
+
+def _shown(given: object) -> str:
+    """The user's value in a message; its type where it can't be shown, as what is nested too deeply."""
+    try:
+        return f"{given!r:.200}"
+    except Exception:  # the user's __repr__ may raise anything
+        return f"a {type(given).__name__}"
 
 
 @asynccontextmanager
@@ -206,10 +229,9 @@ async def _closed(what: str, resource: AbstractAsyncContextManager[Any], task: T
     """Leave a resource, in the task that entered it, as some demand; its failure is not the episode's."""
     try:
         async with asyncio.timeout(CLOSE_LIMIT_S):
-            await resource.__aexit__(None, None, None)
-    except (Exception, asyncio.CancelledError) as e:  # the user's code may raise anything
-        if isinstance(e, asyncio.CancelledError) and was_cancelled():
-            raise
+            with exits_as_errors("it"):
+                await resource.__aexit__(None, None, None)
+    except Exception as e:  # the user's code may raise anything
         logger.warning("event=not_closed %s", failure_words(f"the closing of {what}", e, task))
 
 
@@ -225,7 +247,7 @@ async def _guarded(
         with running(task):
             return await in_time(call, *given, what=what, timeout_s=timeout_s, should_abort=should_abort)
     except RolloutError as e:
-        if not isinstance(e, ToolError):  # what sys.exit() in a thread is made into
+        if not isinstance(e, ToolError):  # what sys.exit() is made into
             raise
         raise EnvironmentFaultError(failure_words(what, e, task)) from e
     except Exception as e:  # the user's code may raise anything

@@ -1,39 +1,42 @@
-"""Runs one episode: builds a Strands agent, lets it run once within its limits, names why it stopped, and discards it.
+"""Runs one episode: builds a Strands agent, lets it run within its limits, and says why it stopped.
 
-Knows Strands and the model; nothing of slime or samples.
+Strands logs every exception of its loop as an error, also an aborted generation, of which a rollout has hundreds at the
+end of each step: these log lines are kept back, since each failure of an episode is reported once, by its sample.
 """
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from strands import Agent
 from strands.agent.conversation_manager import ConversationManager, NullConversationManager
 from strands.hooks import HookProvider
 from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 
-from strands_rollout.agent_team import Team, ask_team, own_team, refuse_interrupts
-from strands_rollout.bounded_tool import ToolSpan, ToolStats, no_tool_span, sandbox_fault
-from strands_rollout.episode_bounds import EpisodeLimits, bound_others, bound_tools, join_episode, limiter_of
-from strands_rollout.episode_deadline import ABORT_GRACE_S, EpisodeDeadline
-from strands_rollout.episode_progress import EpisodeProgress, awaits_tools
-from strands_rollout.episode_watch import EpisodeWatch
-from strands_rollout.errors import EngineAbortedError, RolloutError, TeamLimitError
-from strands_rollout.flat_cycles import FlatCycles, History
-from strands_rollout.sglang_model import SGLangModel
-from strands_rollout.stop_reason import StopReason, reason_of_error
-from strands_rollout.strands_log import log_failures_once
-from strands_rollout.tool_limiter import ToolLimiter
-from strands_rollout.turn_tools import TurnTools
-from strands_rollout.unwatched_cycles import TURN_CUT
-from strands_rollout.user_code import was_cancelled
-from strands_rollout.user_turns import UserTurns
+from strands_rollout import errors
+from strands_rollout.agent.limits import (
+    EpisodeLimits,
+    EpisodeWatch,
+    ToolLimiter,
+    bound_others,
+    bound_tools,
+    contain_exits,
+    join_episode,
+    limiter_of,
+)
+from strands_rollout.agent.loop import TURN_CUT, FlatCycles, History, TurnTools
+from strands_rollout.agent.multi_agent import Team, ask_team, own_team, refuse_interrupts
+from strands_rollout.agent.stop_reason import EpisodeProgress, StopReason, reason_of_error
+from strands_rollout.agent.tool_call import ToolSpan, ToolStats, sandbox_fault
+from strands_rollout.aio import ABORT_GRACE_S, EpisodeDeadline, exits_as_errors
+from strands_rollout.errors import EngineAbortedError, EngineUnavailableError, RolloutError, TeamLimitError
+from strands_rollout.model.sglang_model import SGLangModel
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +53,7 @@ class Episode:
         tools: Times and errors of the tools.
         duration_s: Wall-clock seconds in all, those before it was resumed included.
         limits: Those that it ran under.
-        progress: Where it stands, for another agent to go on from; its `messages` are the main agent's history.
+        progress: Where it stands, for another agent to continue from; its `messages` are the main agent's history.
         user_turns: User's messages after the first.
         is_resumable: Whether another agent can; none can where a swarm or graph played.
     """
@@ -81,7 +84,7 @@ async def run_episode(
     limits: EpisodeLimits,
     self_timed_tools: Collection[str] = (),
     hooks: Sequence[HookProvider] = (),
-    tool_span: ToolSpan = no_tool_span,
+    tool_span: ToolSpan | None = None,
     should_abort: Callable[[], bool] = lambda: False,
     engine_grace_s: float = ABORT_GRACE_S,
     conversation_manager: ConversationManager | None = None,
@@ -106,7 +109,7 @@ async def run_episode(
         engine_grace_s: How long a generation is waited for then.
         conversation_manager: What may drop or sum up messages; the model must be one that begins a new segment then.
             None keeps all of them.
-        progress: Go on from there instead of from `messages`.
+        progress: Continue from there instead of from `messages`.
         team: Who plays instead of an agent that is built here; `tools`, `conversation_manager` and, where it has one of
             its own, `system_prompt` are not used then.
         next_message: Given the policy's answer, the user's next message; None ends the episode.
@@ -118,7 +121,7 @@ async def run_episode(
     log_failures_once()
     begun = progress or EpisodeProgress(messages[:-1], 0)
     stats, limiter = _stats_from(begun), limiter_of(limits, begun)
-    watch = EpisodeWatch(model, stats, should_abort)
+    watch = EpisodeWatch(stats, should_abort)
     error: Exception | None = None
     left_s = None if limits.episode_timeout_s is None else max(0.0, limits.episode_timeout_s - begun.duration_s)
     deadline = EpisodeDeadline(left_s, should_abort, model, engine_grace_s)
@@ -126,38 +129,35 @@ async def run_episode(
     main: Agent | None = None
     user_turns = UserTurns(next_message, limits.max_user_turns)
     try:
-        # Strands checks limits and hooks in the order of their registration
-        # a hook or a conversation manager of the user's may listen to anything, and add middleware
-        is_watched = bool(hooks or conversation_manager or team)
-        cycles = FlatCycles(None if is_watched else [watch, limiter])
-        every_hook = [*hooks, watch, limiter, cycles]
-        opened = team or own_team(
-            tools, lambda given: _build_agent(model, history, system_prompt, given, every_hook, conversation_manager)
-        )
-        async with deadline, opened as players:
-            if team is not None:
-                join_episode(players, history, system_prompt, every_hook, is_resumed=progress is not None)
-            for agent in players.agents:
-                bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats, tool_span)
-            bound_others(players, limits, self_timed_tools, stats, should_abort)
-            main, is_resumable = players.main, players.is_alone
-            # a swarm or graph gives its agents new histories, and a hook may put another list in the place of one
-            model.conversation.history = (lambda: players.main.messages) if is_resumable else None
-            model.conversation.know_tools(players.main.tool_registry.get_all_tool_specs())
-            said = None if progress else list(messages[-1]["content"])
-            reason = None
-            while reason is None:
-                await _ask(players, cycles, said)
-                reason = _reason_of_stop(limiter, stats)
-                if reason is None:
-                    said, reason = await user_turns.next(players.main.messages)
-    except asyncio.CancelledError as e:
-        if was_cancelled():
-            raise
-        error = RuntimeError("the agent, or a hook of it, was cancelled by its own code")
-        error.__cause__, reason = e, StopReason.INTERNAL_ERROR
-    except Exception as e:  # every failure of an episode is data for whoever asked for it
-        reason, error = _end_of_deadline(deadline, limits) if deadline.expired() else _end_by_error(e, model)
+        with exits_as_errors("the agent, or a hook of it,", RuntimeError):
+            # Strands checks limits and hooks in the order of their registration
+            # a hook or a conversation manager of the user's may listen to anything, and add middleware
+            is_watched = bool(hooks or conversation_manager or team)
+            cycles = FlatCycles(None if is_watched else [watch, limiter])
+            every_hook = [*hooks, watch, limiter, cycles]
+            build = functools.partial(_build_agent, model, history, system_prompt, every_hook, conversation_manager)
+            opened = team or own_team(tools, build)
+            async with deadline, opened as players:
+                if team is not None:
+                    join_episode(players, history, system_prompt, every_hook, is_resumed=progress is not None)
+                for agent in players.agents:
+                    bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats, tool_span)
+                bound_others(players, limits, self_timed_tools, stats, should_abort)
+                if is_watched:
+                    contain_exits(players)
+                main, is_resumable = players.main, players.is_alone
+                # a swarm or graph gives its agents new histories, and a hook may put another list in the place of one
+                model.conversation.history = (lambda: players.main.messages) if is_resumable else None
+                model.conversation.know_tools(players.main.tool_registry.get_all_tool_specs())
+                said = None if progress else list(messages[-1]["content"])
+                reason = None
+                while reason is None:
+                    await _ask(players, cycles, said)
+                    reason = _reason_of_stop(limiter, stats)
+                    if reason is None:
+                        said, reason = await user_turns.next(players.main.messages)
+    except Exception as e:  # every failure of an episode is data for its caller
+        reason, error = _end_of_deadline(deadline, limits, model) if deadline.expired() else _end_by_error(e, model)
     if main is not None:
         history = main.messages
         model.conversation.history = (lambda: history) if is_resumable else None  # the agent can go
@@ -175,6 +175,45 @@ async def run_episode(
         user_turns=user_turns.count,
         is_resumable=is_resumable,
     )
+
+
+class UserTurns:
+    """The user's messages of one episode after its first.
+
+    Args:
+        next_message: Given the policy's answer, the next message; None ends the episode. None where nobody speaks.
+        limit: How many there may be; None for no limit.
+
+    Attributes:
+        count: How many there were.
+    """
+
+    def __init__(self, next_message: Callable[[str], Awaitable[str | None]] | None, limit: int | None) -> None:
+        self._next_message = next_message
+        self._limit = limit
+        self.count = 0
+
+    async def next(
+        self, messages: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]] | None, StopReason | None]:
+        """What is said now as Strands content, or why the episode ends.
+
+        Args:
+            messages: The agent's history; the last is the policy's answer.
+        """
+        said = None if self._next_message is None else await self._next_message(_text(messages))
+        if said is None:
+            return None, StopReason.COMPLETED
+        if self._limit is not None and self.count >= self._limit:
+            return None, StopReason.MAX_USER_TURNS
+        self.count += 1
+        return [{"text": said}], None
+
+
+def _text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What the last message says, without reasoning."""
+    blocks = messages[-1]["content"] if messages else []
+    return "\n".join(block["text"] for block in blocks if "text" in block)
 
 
 def _stats_from(begun: EpisodeProgress) -> ToolStats:
@@ -196,11 +235,11 @@ def _progress(
     stats: ToolStats,
     duration_s: float,
 ) -> EpisodeProgress:
-    in_tools = awaits_tools(history)
+    in_tools = _awaits_tools(history)
     iterations, calls = limiter.before_turn if in_tools else (limiter.iterations, limiter.calls)
     return EpisodeProgress(
         messages=history,
-        covered=model.conversation.covered_messages,
+        covered=model.conversation.last.covered_messages,
         finished=stats.finished if in_tools else {},
         tool_iterations=iterations,
         tool_calls=calls,
@@ -212,13 +251,18 @@ def _progress(
     )
 
 
+def _awaits_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a history ends with calls that have no results yet."""
+    return bool(messages) and any("toolUse" in block for block in messages[-1]["content"])
+
+
 def _build_agent(
     model: SGLangModel,
     history: Sequence[Mapping[str, Any]],
     system_prompt: str | None,
-    tools: Sequence[Any],
     hooks: Sequence[HookProvider],
     conversation_manager: ConversationManager | None,
+    tools: Sequence[Any],
 ) -> Agent:
     return Agent(
         model=model,
@@ -260,10 +304,17 @@ def _end_by_error(raised: Exception, model: SGLangModel) -> tuple[StopReason, Ex
     return reason_of_error(error, cut_by=model.cut_by, has_turns=model.conversation.turn_count > 0), error
 
 
-def _end_of_deadline(deadline: EpisodeDeadline, limits: EpisodeLimits) -> tuple[StopReason, Exception]:
+def _end_of_deadline(
+    deadline: EpisodeDeadline, limits: EpisodeLimits, model: SGLangModel
+) -> tuple[StopReason, Exception]:
     if deadline.was_aborted:
         return StopReason.ABORTED, EngineAbortedError("the rollout was aborted")
-    return StopReason.EPISODE_TIMEOUT, TimeoutError(f"the episode took more than {limits.episode_timeout_s:g} s")
+    words = f"the episode took more than {limits.episode_timeout_s:g} s"
+    if model.engine_fault is not None:  # what an outage has cut is no answer of the policy's
+        return StopReason.ENGINE_ERROR, EngineUnavailableError(
+            f"{words}; the engine is away: {model.engine_fault.words}"
+        )
+    return StopReason.EPISODE_TIMEOUT, TimeoutError(words)
 
 
 def _unwrapped(error: Exception) -> Exception:
@@ -272,3 +323,26 @@ def _unwrapped(error: Exception) -> Exception:
         error = error.original_exception
     # Strands' words are about calling the agent again
     return MaxTokensReachedException(TURN_CUT) if isinstance(error, MaxTokensReachedException) else error
+
+
+_LOGGER: Final = "strands.event_loop.event_loop"
+_OWN_ERRORS: Final = frozenset(
+    name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.RolloutError)
+)
+
+
+class _ReportedElsewhere(logging.Filter):
+    """Drops the records of failed cycles whose error is one of this package's."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log it; the first argument of such a record is the error's class."""
+        named = record.args[0] if isinstance(record.args, tuple) and record.args else None
+        return not (record.levelno == logging.ERROR and named in _OWN_ERRORS)
+
+
+_FILTER: Final = _ReportedElsewhere()
+
+
+def log_failures_once() -> None:
+    """Install the filter; calling it again changes nothing."""
+    logging.getLogger(_LOGGER).addFilter(_FILTER)

@@ -1,13 +1,16 @@
-"""Limits on an agent's tool use, as a Strands hook for any Agent.
+"""Limits of an episode as Strands hooks: tool calls, iterations, time, aborts, and unreadable calls told to the policy.
 
-Ends the loop cleanly, without an exception: the turn that asks for too much is not executed and the model is not
-called again.
+`ToolLimiter` works for any Strands agent; `EpisodeBounds` holds for every agent of one episode.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from strands import Agent
 from strands.hooks import (
     AfterToolsEvent,
     BeforeModelCallEvent,
@@ -17,8 +20,13 @@ from strands.hooks import (
     HookRegistry,
 )
 
-from strands_rollout.errors import ConfigError
-from strands_rollout.strands_events import INVALID_TOOL_CALL
+from strands_rollout.agent.loop import History
+from strands_rollout.agent.multi_agent import Team, structures_in
+from strands_rollout.agent.stop_reason import EpisodeProgress, StopReason
+from strands_rollout.agent.tool_call import BoundedTool, ToolSpan, ToolStats
+from strands_rollout.aio import exits_as_errors
+from strands_rollout.errors import ConfigError, EngineAbortedError
+from strands_rollout.model.conversation import UNPARSED, failure_message
 
 ToolLimit = Literal["max_iterations", "max_calls"]
 
@@ -27,7 +35,7 @@ class ToolLimiter(HookProvider):
     """Stops an agent after so many tool iterations or calls: `Agent(..., hooks=[ToolLimiter(max_iterations=5)])`.
 
     An iteration is a model turn that asks for tools. After `max_iterations` of them the model may still answer; a
-    further turn that asks for tools is not executed and ends the invocation. Counts go on over several invocations
+    further turn that asks for tools is not executed and ends the invocation. Counts continue over several invocations
     until `reset()`.
 
     Args:
@@ -68,7 +76,7 @@ class ToolLimiter(HookProvider):
         self.iterations, self.calls = iterations, calls
         self.before_turn = (iterations, calls)
 
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
+    def register_hooks(self, registry: HookRegistry, **kwargs: object) -> None:  # noqa: ARG002 - Strands' signature
         """Called by Strands."""
         registry.add_callback(BeforeModelCallEvent, self._before_model_call)
         registry.add_callback(BeforeToolsEvent, self._before_tools)
@@ -80,7 +88,7 @@ class ToolLimiter(HookProvider):
 
     def _before_tools(self, event: BeforeToolsEvent) -> None:
         uses = [block["toolUse"] for block in event.message["content"] if "toolUse" in block]
-        wanted = [use["toolUseId"] for use in uses if use["name"] != INVALID_TOOL_CALL]
+        wanted = [use["toolUseId"] for use in uses if not use["toolUseId"].endswith(UNPARSED)]
         runnable = wanted if self._max_parallel is None else wanted[: self._max_parallel]
         if self._max_iterations is not None and self.iterations >= self._max_iterations:
             self.tripped = "max_iterations"
@@ -100,3 +108,171 @@ class ToolLimiter(HookProvider):
     def _after_tools(self, event: AfterToolsEvent) -> None:
         if self.tripped:
             event.end_turn = f"Stopped: the limit {self.tripped} of this episode is reached."
+
+
+class EpisodeWatch(HookProvider):
+    """Watches one agent of an episode; an abort while tools run is the deadline's.
+
+    Args:
+        stats: Of the episode's tools.
+        should_abort: Asked before each model call, and before the tools of a turn.
+        outer: Stats of the whole episode, where `stats` are not; they are told of a broken sandbox.
+    """
+
+    def __init__(self, stats: ToolStats, should_abort: Callable[[], bool], outer: ToolStats | None = None) -> None:
+        self._stats = stats
+        self._outer = outer or stats
+        self._should_abort = should_abort
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: object) -> None:  # noqa: ARG002 - Strands' signature
+        """Called by Strands."""
+        registry.add_callback(BeforeModelCallEvent, self._before_model_call)
+        registry.add_callback(BeforeToolsEvent, self._before_tools)
+        registry.add_callback(BeforeToolCallEvent, self._before_tool_call)
+        registry.add_callback(AfterToolsEvent, self._after_tools)
+
+    def _before_model_call(self, event: BeforeModelCallEvent) -> None:  # noqa: ARG002 - Strands' signature
+        if self._should_abort():
+            raise EngineAbortedError("the rollout was aborted before a model call")
+
+    def _before_tools(self, event: BeforeToolsEvent) -> None:
+        if self._should_abort():
+            raise EngineAbortedError("the rollout was aborted before the turn's tools were run")
+        wanted = {block["toolUse"]["toolUseId"] for block in event.message["content"] if "toolUse" in block}
+        for finished_before in self._stats.finished.keys() - wanted:
+            del self._stats.finished[finished_before]
+
+    def _before_tool_call(self, event: BeforeToolCallEvent[Any]) -> None:
+        if event.tool_use["toolUseId"].endswith(UNPARSED):  # the policy may write any name, but no id
+            given = event.tool_use["input"]  # which a user's hook may have changed
+            reason = given.get("reason") if isinstance(given, dict) else None
+            event.cancel_tool = failure_message(str(reason or "it does not follow the format"))
+
+    def _after_tools(self, event: AfterToolsEvent) -> None:
+        if self._stats.infrastructure_error is not None:
+            self._outer.infrastructure_error = self._outer.infrastructure_error or self._stats.infrastructure_error
+            event.end_turn = f"Stopped: {StopReason.SANDBOX_ERROR}."
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """Limits of an episode; None means none. Token budgets are the model's (`TokenLimits`)."""
+
+    max_tool_iterations: int | None = 5
+    max_tool_calls: int | None = None
+    max_parallel_tool_calls: int | None = None
+    max_user_turns: int | None = None
+    tool_timeout_s: float | None = None
+    episode_timeout_s: float | None = None
+
+
+def limiter_of(limits: EpisodeLimits, begun: EpisodeProgress | None = None) -> ToolLimiter:
+    """The limits on tools, with what of them is used up."""
+    limiter = ToolLimiter(
+        limits.max_tool_iterations, max_calls=limits.max_tool_calls, max_parallel_calls=limits.max_parallel_tool_calls
+    )
+    if begun is not None:
+        limiter.go_on_from(begun.tool_iterations, begun.tool_calls)
+    return limiter
+
+
+def bound_tools(
+    agent: Agent, timeout_s: float | None, self_timed: Collection[str], stats: ToolStats, span: ToolSpan | None = None
+) -> None:
+    """Bound each of the agent's tools in time.
+
+    Args:
+        agent: Its registry is changed.
+        timeout_s: Seconds that a call may take; None for no limit.
+        self_timed: Names of tools that keep to their own time limit.
+        stats: Where calls are counted.
+        span: Entered around each call.
+    """
+    registry = agent.tool_registry.registry
+    for name, tool in list(registry.items()):
+        registry[name] = BoundedTool(tool, timeout_s=None if name in self_timed else timeout_s, stats=stats, span=span)
+
+
+def bound_others(
+    team: Team,
+    limits: EpisodeLimits,
+    self_timed: Collection[str],
+    stats: ToolStats,
+    should_abort: Callable[[], bool],
+) -> None:
+    """Let the episode's limits hold for the agents beside the main one, each counted alone."""
+    # calls of an agent that is a tool are part of that tool's call, and may have the ids of others
+    inner_stats = ToolStats()
+    for agent in team.tool_agents:
+        bound_tools(agent, limits.tool_timeout_s, self_timed, inner_stats)
+    for agent in team.others:
+        own_stats = inner_stats if agent in team.tool_agents else stats
+        watch = EpisodeWatch(own_stats, should_abort, stats)
+        _watch(agent, [watch, limiter_of(limits)])
+
+
+def contain_exits(team: Team) -> None:
+    """Turn SystemExit and its like into errors where Strands runs a user's code in tasks of its own.
+
+    It runs several calls of one turn, with their hooks and middleware, and the nodes of a graph so; see
+    `exits_as_errors`.
+    """
+    structures = list(structures_in(team.runner))
+    agents = [*team.agents, *team.tool_agents]
+    for one in [*agents, *structures]:
+        hooks: HookRegistry | None = getattr(one, "hooks", None)
+        if hooks is not None:
+            hooks.invoke_callbacks_async = _contained(hooks.invoke_callbacks_async)  # type: ignore[method-assign]
+    for agent in agents:
+        middleware = getattr(agent, "_middleware_registry", None)  # no public way; Strands before 1.62 has none
+        if middleware is not None:
+            middleware.invoke = functools.partial(_contained_stream, middleware.invoke)
+    nodes = [node.executor for one in structures for node in getattr(one, "nodes", {}).values()]
+    for node in {id(node): node for node in nodes}.values():
+        node.stream_async = functools.partial(_contained_stream, node.stream_async)
+
+
+def _contained(call: Callable[..., Any]) -> Callable[..., Any]:
+    async def contained(*given: object, **named: Any) -> Any:  # noqa: ANN401
+        with exits_as_errors("a hook", RuntimeError):
+            return await call(*given, **named)
+
+    return contained
+
+
+async def _contained_stream(stream: Callable[..., Any], *given: object, **named: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+    events = stream(*given, **named)
+    try:
+        while True:
+            try:
+                with exits_as_errors("the agent, or a hook or middleware of it,", RuntimeError):
+                    event = await anext(events)
+            except StopAsyncIteration:
+                return
+            yield event
+    finally:
+        if hasattr(events, "aclose"):  # a generator: its cleanup is not left to the garbage collector
+            await events.aclose()
+
+
+def join_episode(
+    team: Team,
+    history: Sequence[Mapping[str, Any]],
+    system_prompt: str | None,
+    hooks: Sequence[HookProvider],
+    *,
+    is_resumed: bool,
+) -> None:
+    """Put the episode's history and hooks on a main agent that somebody else has built."""
+    main = team.main
+    _watch(main, hooks)
+    if team.is_alone:
+        shown = [] if is_resumed else main.messages  # the history of a resumed episode begins with them
+        main.messages = History([*shown, *(dict(message) for message in history)])  # type: ignore[list-item] # they are TypedDicts
+        if main.system_prompt is None:
+            main.system_prompt = system_prompt
+
+
+def _watch(agent: Agent, hooks: Sequence[HookProvider]) -> None:
+    for hook in hooks:
+        agent.hooks.add_hook(hook)

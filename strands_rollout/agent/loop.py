@@ -1,10 +1,9 @@
-"""Runs a Strands agent's cycles one after the other, each at the cost of its own messages.
+"""The agent loop beside Strands' own: cycles run one after the other, at the cost of the new messages only.
 
-Strands' own loop starts each cycle inside the one before, copies the whole history before each model call, and writes
-all of it into two spans per cycle, whether anything records them or not: its cost grows with the square of the turns,
-and the 320th meets Python's recursion limit (Strands 1.62). What is used here is what Strands offers for such purposes:
-limits, hooks with an order, an agent's `messages`, and middleware, whose stage around an invocation it has not made
-public yet. Knows Strands' loop and our model; nothing of samples.
+Strands' own cycle also tells users' hooks and middleware of each step, streams it, counts it and wraps it in spans.
+Where an episode has nothing that could observe these, they are half of what a turn costs: then the policy's answer is
+taken, and its tool called, directly. Whatever is more than one call of a simple function is left to Strands' cycle,
+which continues from the agent's messages wherever this one stops.
 """
 
 from __future__ import annotations
@@ -20,16 +19,23 @@ from strands import Agent
 from strands.agent import AgentResult
 from strands.handlers.callback_handler import null_callback_handler
 from strands.hooks import (
+    AfterToolsEvent,
+    BaseHookEvent,
     BeforeInvocationEvent,
     BeforeModelCallEvent,
+    BeforeToolCallEvent,
     BeforeToolsEvent,
     HookProvider,
     HookRegistry,
 )
+from strands.tools.executors import ConcurrentToolExecutor, SequentialToolExecutor
 from strands.types.content import Message, Messages, split_system_prompt
+from strands.types.exceptions import MaxTokensReachedException
+from strands.types.tools import ToolSpec, ToolUse
 
-from strands_rollout.sglang_model import SGLangModel
-from strands_rollout.unwatched_cycles import UnwatchedCycles, are_simple
+from strands_rollout.agent.tool_call import BoundedTool
+from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.template.messages import error_result, error_words
 
 try:
     from strands.middleware import InvokeModelStage, ModelStopReason
@@ -211,3 +217,123 @@ def _since_last_answer(messages: Messages) -> Messages:
 
 def _is_counted(message: Message) -> bool:
     return message["role"] == "assistant" and bool(message.get("metadata", {}).get("usage"))
+
+
+TURN_CUT: Final = "the turn was cut at its limit of tokens"
+
+End = tuple[str, Message]
+"""Strands' stop reason, and the agent's last message."""
+
+
+class UnwatchedCycles:
+    """The cycles of one run of an agent.
+
+    Args:
+        agent: Built on an `SGLangModel`.
+        listeners: The only hooks; told before a model call, a turn's tools and a call, and after a turn's tools.
+    """
+
+    def __init__(self, agent: Agent, listeners: Sequence[HookProvider]) -> None:
+        self._agent = agent
+        self._listeners = HookRegistry()
+        for listener in listeners:
+            self._listeners.add_hook(listener)
+        # what Strands' executor hands to tools too
+        self._state: dict[str, Any] = {"agent": agent, "request_state": {}}
+        self._specs: list[ToolSpec] = agent.tool_registry.get_all_tool_specs()
+        self._simple = {name for name, tool in agent.tool_registry.registry.items() if _is_simple(tool)}
+
+    async def run(self) -> End | None:
+        """Continue from the agent's messages until it has ended; None where the next step is one for Strands' cycle."""
+        messages = self._agent.messages
+        while not self._agent.cancel_signal.is_set():
+            if not _calls(messages[-1]):
+                stop_reason = await self._answer()
+                if stop_reason != "tool_use":
+                    return stop_reason, messages[-1]
+            calls = _calls(messages[-1])
+            if len(calls) != 1 or calls[0]["name"] not in self._simple:
+                return None
+            end = await self._run_tool(messages[-1], calls[0])
+            if end is not None:
+                return end
+        return None
+
+    async def _answer(self) -> str:
+        """The policy's next turn, in the agent's messages."""
+        agent = self._agent
+        self._tell(BeforeModelCallEvent(agent=agent, invocation_state=self._state))
+        text, blocks = split_system_prompt(agent.system_prompt_content)
+        answer = await cast("SGLangModel", agent.model).answer(agent.messages, self._specs or None, text, blocks)
+        answer.message["metadata"] = {"usage": answer.usage, "metrics": answer.metrics}
+        agent.messages.append(cast("Message", answer.message))
+        if answer.stop_reason == "max_tokens":
+            raise MaxTokensReachedException(TURN_CUT)
+        return answer.stop_reason
+
+    async def _run_tool(self, message: Message, call: ToolUse) -> End | None:
+        agent = self._agent
+        before = BeforeToolsEvent(agent=agent, message=message, invocation_state=self._state)
+        self._tell(before)
+        if before.cancel:
+            words = before.cancel if isinstance(before.cancel, str) else "Tool cancelled by hook"
+            result: Any = error_result(call["toolUseId"], words)
+        else:
+            result = await self._result(call)
+            if "tool_interrupt_event" in result:
+                return "interrupt", message
+        results: Message = {"role": "user", "content": [{"toolResult": result}]}
+        after = AfterToolsEvent(agent=agent, message=results, invocation_state=self._state)
+        self._tell(after)
+        agent.messages.append(results)
+        if not after.end_turn:
+            return None
+        end: Message = {"role": "assistant", "content": [{"text": str(after.end_turn)}]}
+        agent.messages.append(end)
+        return "end_turn", end
+
+    async def _result(self, call: ToolUse) -> Any:  # noqa: ANN401 - a ToolResult, or a ToolInterruptEvent
+        tool = self._agent.tool_registry.registry[call["name"]]
+        before = BeforeToolCallEvent(agent=self._agent, selected_tool=tool, tool_use=call, invocation_state=self._state)
+        self._tell(before)
+        if before.cancel_tool:
+            return error_result(call["toolUseId"], str(before.cancel_tool))
+        last: Any = None
+        try:
+            async for event in tool.stream(call, self._state):
+                last = event
+        except Exception as e:  # whatever a tool raises is a result for the policy
+            return error_result(call["toolUseId"], f"Error: {error_words(e)}")
+        if last is None:
+            return error_result(call["toolUseId"], f"Tool '{call['name']}' did not return a result")
+        return getattr(last, "tool_result", last)
+
+    def _tell(self, event: BaseHookEvent) -> None:
+        for listen in self._listeners.get_callbacks_for(event):
+            listen(event)
+
+
+def are_simple(agent: Agent) -> bool:
+    """Whether no tool of the agent sees more than its arguments."""
+    return all(map(_is_simple, agent.tool_registry.registry.values()))
+
+
+def _is_simple(tool: object) -> bool:
+    return isinstance(tool, BoundedTool) and tool.is_simple
+
+
+def _calls(message: Message) -> list[ToolUse]:
+    return [block["toolUse"] for block in message["content"] if "toolUse" in block]
+
+
+class TurnTools(ConcurrentToolExecutor):
+    """A tool executor for `Agent(tool_executor=...)`."""
+
+    def __init__(self) -> None:
+        self._in_place = SequentialToolExecutor()
+
+    async def _execute(self, agent: Agent, tool_uses: list[ToolUse], *rest: Any) -> AsyncGenerator[Any, None]:  # noqa: ANN401 - what Strands hands on
+        is_alone = len(tool_uses) == 1
+        execute = self._in_place._execute if is_alone else super()._execute
+        async for event in execute(agent, tool_uses, *rest):
+            yield event

@@ -18,7 +18,8 @@ from strands.tools.mcp import MCPClient
 from strands.types.tools import AgentTool, ToolGenerator, ToolSpec, ToolUse
 
 from strands_rollout.errors import SandboxError, ToolError
-from strands_rollout.mcp_settings import McpServer
+from strands_rollout.secret_mask import masked_text
+from strands_rollout.settings import McpServer
 
 # how Strands' client begins an error result that is its own, not the server's (strands/tools/mcp/mcp_client.py)
 _CLIENTS_OWN: Final = "Tool execution failed"
@@ -58,7 +59,7 @@ def _client(server: McpServer) -> ToolProvider:
     try:
         [client] = MCPClient.load_servers({name: server.as_strands_config()})
     except ValueError as e:
-        raise ToolError(f"the MCP server {name!r} can't be used: {e}") from e
+        raise ToolError(f"the MCP server {name!r} can't be used: {masked_text(str(e))}") from e
     return GuardedMcpClient(client, name, is_shared=not server.per_episode)
 
 
@@ -86,7 +87,7 @@ class GuardedMcpClient(ToolProvider):
         """Try the connection before another agent relies on it."""
         self._may_be_lost = True
 
-    async def load_tools(self, **kwargs: Any) -> Sequence[AgentTool]:  # noqa: ANN401 - as Strands declares it
+    async def load_tools(self, **kwargs: object) -> Sequence[AgentTool]:
         """Connect if need be; the server's tools.
 
         Raises:
@@ -97,16 +98,17 @@ class GuardedMcpClient(ToolProvider):
                 self._drop_lost_connection()
                 tools = await self._client.load_tools(**kwargs)
         except Exception as e:  # Strands wraps what the connection raised
-            raise SandboxError(f"the MCP server {self._name!r} did not start: {e.__cause__ or e}") from e
+            why = masked_text(str(e.__cause__ or e))
+            raise SandboxError(f"the MCP server {self._name!r} did not start: {why}") from e
         return [_GuardedTool(tool, self._client, self._name, self.doubt) for tool in tools]
 
-    def add_consumer(self, consumer_id: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as above
+    def add_consumer(self, consumer_id: object, **kwargs: object) -> None:
         """See `ToolProvider`."""
         with self._lock:
             self._consumers.add(consumer_id)
             self._client.add_consumer(consumer_id, **kwargs)
 
-    def remove_consumer(self, consumer_id: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as above
+    def remove_consumer(self, consumer_id: object, **kwargs: object) -> None:
         """See `ToolProvider`."""
         with self._lock:
             self._consumers.discard(consumer_id)
@@ -148,7 +150,7 @@ class _GuardedTool(AgentTool):
     def tool_type(self) -> str:
         return self._tool.tool_type
 
-    async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> ToolGenerator:  # noqa: ANN401
+    async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> ToolGenerator:
         """The tool's events.
 
         Raises:
@@ -161,10 +163,10 @@ class _GuardedTool(AgentTool):
                 yield event
         except Exception as e:  # of many kinds, by how the connection ended
             self._doubt()
-            raise SandboxError(f"the MCP server {self._server!r} was lost: {e}") from e
+            raise SandboxError(f"the MCP server {self._server!r} was lost: {masked_text(str(e))}") from e
 
 
-def _is_clients_own(result: Any) -> bool:  # noqa: ANN401 - a tool result
+def _is_clients_own(result: object) -> bool:
     if not isinstance(result, dict) or result.get("status") != "error":
         return False
     texts = [block.get("text", "") for block in result.get("content", ())]

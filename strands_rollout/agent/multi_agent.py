@@ -1,31 +1,36 @@
-"""Who plays an episode: the agent that this package builds, or the agent, swarm or graph that a user's function builds.
+"""The agents of an episode: this package's, or the agent, swarm or graph that a user's factory builds.
 
-Knows Strands' agents and multi-agent structures; nothing of limits or samples.
+Also models for further agents (the same policy, each with a trajectory of its own), and starting and closing agents off
+the event loop: their tool providers start and stop servers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from strands import Agent
 from strands.agent import AgentResult
 from strands.handlers.callback_handler import PrintingCallbackHandler, null_callback_handler
 from strands.multiagent.base import MultiAgentBase, MultiAgentResult, Status
+from strands.tools import ToolProvider
 from strands.tools.executors import ConcurrentToolExecutor
+from strands.types.tools import AgentTool
 
-from strands_rollout.agent_lifetime import agent_with, built_in_thread, released, released_once
-from strands_rollout.bounded_tool import sandbox_fault
+from strands_rollout.agent.loop import TurnTools
+from strands_rollout.agent.task import Task, failure_words, result_of, running
+from strands_rollout.agent.tool_call import CURRENT_CALL, sandbox_fault
+from strands_rollout.agent.tool_loading import load_function, refuse_blocking
+from strands_rollout.aio import in_own_thread
 from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError, ToolError
-from strands_rollout.sglang_model import SGLangModel
-from strands_rollout.task import Task, running
-from strands_rollout.tool_loading import load_function, refuse_blocking
-from strands_rollout.turn_tools import TurnTools
-from strands_rollout.user_code import failure_words, result_of, was_cancelled
+from strands_rollout.model.sglang_model import SGLangModel
 
 _PLAYED: Final[weakref.WeakSet[Agent]] = weakref.WeakSet()
 """Agents of the policy that had an episode: another one's history and hooks would mix with theirs."""
@@ -48,10 +53,10 @@ class Team:
     tool_agents: Sequence[Agent] = ()
 
     @property
-    def others(self) -> list[tuple[Agent, SGLangModel]]:
-        """The agents beside the main one that the policy plays too, with their models."""
-        beside = [(agent, agent.model) for agent in [*self.agents, *self.tool_agents] if agent is not self.main]
-        return [(agent, model) for agent, model in beside if isinstance(model, SGLangModel)]
+    def others(self) -> list[Agent]:
+        """The agents beside the main one that the policy plays too."""
+        beside = [agent for agent in [*self.agents, *self.tool_agents] if agent is not self.main]
+        return [agent for agent in beside if isinstance(agent.model, SGLangModel)]
 
     @property
     def is_alone(self) -> bool:
@@ -86,10 +91,8 @@ async def built_team(path: str, model: SGLangModel, task: Task) -> AsyncIterator
     try:
         with running(given):
             made = await result_of(build, model, given, in_thread=built_in_thread)
-    except (Exception, asyncio.CancelledError) as e:  # the user's code may raise anything
-        # sys.exit() in a thread is made into a ToolError
-        is_ours = isinstance(e, RolloutError) and not isinstance(e, ToolError)
-        if is_ours or (isinstance(e, asyncio.CancelledError) and was_cancelled()):
+    except Exception as e:  # the user's code may raise anything
+        if isinstance(e, RolloutError) and not isinstance(e, ToolError):  # which sys.exit() is made into
             raise
         fault = sandbox_fault(e)  # Strands wraps what a tool provider raises
         if fault is not None:
@@ -148,6 +151,14 @@ def _agents_in(runner: object) -> Iterator[Agent]:
             yield from _agents_in(node.executor)
 
 
+def structures_in(runner: object) -> Iterator[MultiAgentBase]:
+    """The swarms and graphs among what plays an episode, at any depth."""
+    if isinstance(runner, MultiAgentBase):
+        yield runner
+        for node in getattr(runner, "nodes", {}).values():
+            yield from structures_in(node.executor)
+
+
 def _tool_agents(agents: Sequence[Agent]) -> list[Agent]:
     """Agents that are tools of others, at any depth."""
     everyone = list(agents)
@@ -201,3 +212,166 @@ def _errors_in(result: MultiAgentResult) -> Iterator[Exception]:
             yield node.result
         elif isinstance(node.result, MultiAgentResult):
             yield from _errors_in(node.result)
+
+
+@dataclass(slots=True)
+class _Episode:
+    """What the context of an episode holds; contexts outlive it in timers and idle connections."""
+
+    models: AgentModels | None
+
+
+_CURRENT: Final[ContextVar[_Episode | None]] = ContextVar("strands_rollout_agent_models", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeModel:
+    """A model, and the id of the tool call that asked for it."""
+
+    model: SGLangModel
+    call: str
+
+
+@dataclass(slots=True)
+class AgentModels:
+    """The models that the tools of one episode made.
+
+    Attributes:
+        make: Makes the model of the agent of this name.
+        made: In the order of their making.
+        is_closed: Whether the episode is over: no model samples any more.
+    """
+
+    make: Callable[[str], SGLangModel]
+    made: list[MadeModel] = field(default_factory=list)
+    is_closed: bool = False
+    _names: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make `sub_agent_model` give models of this episode, to whatever the block calls, awaits or starts."""
+        episode = _Episode(self)
+        token = _CURRENT.set(episode)
+        try:
+            yield
+        finally:
+            _CURRENT.reset(token)
+            episode.models = None
+            self.is_closed = True
+
+    def new(self) -> SGLangModel:
+        """A model for an agent of the tool call that runs here; its name is that call's and a number."""
+        call = CURRENT_CALL.get()
+        self._names[call] += 1
+        self.made.append(MadeModel(self.make(f"{call}/{self._names[call]}"), call))
+        return self.made[-1].model
+
+
+def sub_agent_model() -> SGLangModel:
+    """A model for one more agent, to be called by a tool of an episode that `generate` runs.
+
+    The agent is played by the policy that is trained, under the episode's sampling parameters and token budgets, which
+    count for each agent alone. With the setting `fan_out` its tokens are trained as a sample of their own. Each model
+    is for one conversation. Where the agent's conversation manager drops or sums up messages, what was read before is
+    a sample of its own too.
+
+    Raises:
+        ConfigError: No episode is running here.
+    """
+    episode = _CURRENT.get()
+    models = None if episode is None else episode.models
+    if models is None:
+        raise ConfigError(
+            "sub_agent_model() was called outside of an episode; expected a call from a tool that an agent of "
+            "strands_rollout.generate runs. Elsewhere, make an SGLangModel"
+        )
+    return models.new()
+
+
+# providers such as Strands' MCP client are shared by agents and start, stop and count these without a lock of their own
+_PROVIDERS: Final = threading.Lock()
+# a user's function that never ends must not stop all others
+_PATIENCE_S: Final = 5.0
+
+
+@asynccontextmanager
+async def agent_with(tools: Sequence[Any], build: Callable[[Sequence[Any]], Agent]) -> AsyncIterator[Agent]:
+    """Build an agent and release its tool providers when the block ends.
+
+    Args:
+        tools: The agent's; where a provider is among them, all that may wait for it happens in a thread.
+        build: Makes the agent with the tools that it is given.
+    """
+    if not any(isinstance(tool, ToolProvider) for tool in tools):
+        yield build(tools)
+        return
+    given = released_once(tools)
+    in_turn = _locked if any(_is_shared(tool) for tool in tools) else _at_once
+    agent = await asyncio.to_thread(in_turn, lambda: build(given))
+    try:
+        yield agent
+    finally:
+        # a cancelled caller does not wait; the thread goes on
+        await asyncio.to_thread(in_turn, agent.cleanup)
+
+
+def released_once(tools: Sequence[Any]) -> list[Any]:
+    """The tools, for agents that a user's function builds: each provider among them is released once by each agent."""
+    return [_ReleasedOnce(tool) if isinstance(tool, ToolProvider) else tool for tool in tools]
+
+
+async def built_in_thread(build: Callable[[], Any]) -> Any:  # noqa: ANN401 - the user's
+    """What a function makes that may start tool providers, or block otherwise."""
+    return await in_own_thread(_locked, has_last_moment=False)(build, _PATIENCE_S)
+
+
+async def released(agents: Sequence[Agent]) -> None:
+    """Release the tool providers of agents, in a thread: a server may take its time to stop."""
+    await in_own_thread(_locked, has_last_moment=False)(lambda: _release(agents), _PATIENCE_S)
+
+
+def _release(agents: Sequence[Agent]) -> None:
+    for agent in agents:
+        agent.cleanup()
+
+
+class _ReleasedOnce(ToolProvider):
+    """A provider that one agent releases once.
+
+    Strands' agents release their providers in their finalizers too, which run at any time and without the lock: another
+    agent may be starting the provider just then.
+    """
+
+    def __init__(self, provider: ToolProvider) -> None:
+        self._provider = provider
+        self._consumers: set[Any] = set()
+
+    async def load_tools(self, **kwargs: object) -> Sequence[AgentTool]:
+        return await self._provider.load_tools(**kwargs)
+
+    def add_consumer(self, consumer_id: object, **kwargs: object) -> None:
+        self._consumers.add(consumer_id)
+        self._provider.add_consumer(consumer_id, **kwargs)
+
+    def remove_consumer(self, consumer_id: object, **kwargs: object) -> None:
+        if consumer_id in self._consumers:
+            self._consumers.remove(consumer_id)
+            self._provider.remove_consumer(consumer_id, **kwargs)
+
+
+def _is_shared(tool: object) -> bool:
+    """Whether a tool is a provider that other episodes may use: all but those that say that they are one episode's."""
+    return isinstance(tool, ToolProvider) and getattr(tool, "is_shared", True)
+
+
+def _at_once(action: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the action returns
+    return action()
+
+
+def _locked(action: Callable[[], Any], patience_s: float = -1) -> Any:  # noqa: ANN401 - whatever the action returns
+    has_turn = _PROVIDERS.acquire(timeout=patience_s)
+    try:
+        return action()
+    finally:
+        if has_turn:
+            _PROVIDERS.release()

@@ -1,11 +1,14 @@
-"""Why an episode ended, and which error stands for which reason.
+"""Why an episode ended, which error stands for which reason, and how far it came.
 
-Knows this package's errors and those of Strands' loop; nothing of agents.
+`EpisodeProgress` is what another agent needs, beside the tokens, to continue an aborted episode.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from strands.types.exceptions import (
     ContextWindowOverflowException,
@@ -21,6 +24,7 @@ from strands_rollout.errors import (
     RolloutError,
     SandboxError,
     TeamLimitError,
+    UnsendableTextError,
 )
 
 
@@ -50,6 +54,8 @@ class StopReason(StrEnum):
     """The environment would have answered the policy once more than it may."""
     TEAM_LIMIT = "team_limit"
     """A swarm or graph ended at a limit of its own, or before the agent spoke whose tokens are the sample's."""
+    UNSENDABLE_TEXT = "unsendable_text"
+    """The policy or a tool wrote an image token that stands for no image, so that the episode can't continue."""
     EPISODE_TIMEOUT = "episode_timeout"
     """The episode's wall-clock is used up."""
     ABORTED = "aborted"
@@ -87,6 +93,7 @@ def reason_of_error(error: BaseException, *, cut_by: str | None, has_turns: bool
         (SandboxError, StopReason.SANDBOX_ERROR),
         (EnvironmentFaultError, StopReason.ENVIRONMENT_ERROR),
         (TeamLimitError, StopReason.TEAM_LIMIT),
+        (UnsendableTextError, StopReason.UNSENDABLE_TEXT if has_turns else StopReason.SETUP_ERROR),
         (RolloutError, StopReason.SETUP_ERROR),
     ]
     return next((reason for kind, reason in kinds if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
@@ -97,3 +104,33 @@ _LENGTH_REASONS = {
     "response": StopReason.RESPONSE_LENGTH,
     "context": StopReason.CONTEXT_LENGTH,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeProgress:
+    """An episode between two of its steps.
+
+    Attributes:
+        messages: The agent's history. It ends with a message that the policy has to answer, with an answer that asks
+            for tools, or with the results of those.
+        covered: How many of the messages the policy has read.
+        finished: By tool-use id, results of the calls of the last message that had ended; they are not run again.
+        tool_iterations: Turns whose tools were run, that of unfinished calls not counted.
+        tool_calls: Calls of those turns.
+        tool_errors: Results with status error.
+        tool_timeouts: Calls that were cut at their limit.
+        tool_s: Seconds in tools.
+        duration_s: Wall-clock seconds of the episode.
+        calls: What each call that ended came to; see `ToolStats.calls`.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    covered: int
+    finished: Mapping[str, Any] = field(default_factory=dict)
+    tool_iterations: int = 0
+    tool_calls: int = 0
+    tool_errors: int = 0
+    tool_timeouts: int = 0
+    tool_s: float = 0.0
+    duration_s: float = 0.0
+    calls: Sequence[Mapping[str, Any]] = ()

@@ -1,6 +1,6 @@
-"""Calls of the user's own code in an episode, whose failures name the code's file and line, and the sample.
+"""What an episode is about, for the user's own code, and calls of that code.
 
-Knows Python's frames and tasks; nothing of what the code is for.
+Failures of the user's code name its file and line, and the sample.
 """
 
 from __future__ import annotations
@@ -9,14 +9,85 @@ import asyncio
 import functools
 import sysconfig
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from strands_rollout.episode_deadline import EpisodeDeadline
-from strands_rollout.errors import EngineAbortedError
-from strands_rollout.task import Task
-from strands_rollout.tool_thread import in_own_thread
+from strands_rollout.aio import EpisodeDeadline, exits_as_errors, in_own_thread
+from strands_rollout.errors import ConfigError, EngineAbortedError, ToolError
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One row of the data set on its way through an episode.
+
+    Attributes:
+        messages: Strands messages that the agent starts with; the last is the user's.
+        system_prompt: The row's own, else the configured one; None for none.
+        label: The row's.
+        metadata: The row's, without what this package writes there.
+        index: The sample's, where it has one.
+        evaluation: Whether the episode is one of an evaluation.
+        tools: The configured tools, and those of the environment, as `strands.Agent(tools=...)` takes them.
+        resources: What is open while the episode runs, by the names in the settings.
+        environment: What the settings' `environment` made; None without one.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    system_prompt: str | None = None
+    label: Any = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    index: int | None = None
+    evaluation: bool = False
+    tools: Sequence[Any] = ()
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    environment: Any = None
+
+    @property
+    def text(self) -> str:
+        """The text of the user's last message."""
+        return "\n".join(block["text"] for block in self.messages[-1]["content"] if "text" in block)
+
+
+@dataclass(slots=True)
+class _Episode:
+    """What the context of an episode holds; contexts outlive it in timers and idle connections."""
+
+    task: Task | None
+
+
+_CURRENT: Final[ContextVar[_Episode | None]] = ContextVar("strands_rollout_task", default=None)
+
+
+def current_task() -> Task:
+    """The task of the episode that runs here, for tools and hooks: `current_task().resources["database"]`.
+
+    Raises:
+        ConfigError: No episode of `generate` runs here.
+    """
+    episode = _CURRENT.get()
+    task = None if episode is None else episode.task
+    if task is None:
+        raise ConfigError(
+            "current_task() was called outside of an episode; expected a call from a tool, a hook or an agent factory "
+            "of an episode that strands_rollout.generate runs"
+        )
+    return task
+
+
+@contextmanager
+def running(task: Task) -> Iterator[None]:
+    """Make this the task of whatever the block calls, awaits or starts."""
+    episode = _Episode(task)
+    token = _CURRENT.set(episode)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+        episode.task = None
 
 
 def failure_words(what: str, error: BaseException, task: Task) -> str:
@@ -27,6 +98,8 @@ def failure_words(what: str, error: BaseException, task: Task) -> str:
         error: As it was raised.
         task: The episode's.
     """
+    if isinstance(error, ToolError) and error.__cause__ is not None:  # what sys.exit() was made into
+        error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_users(frame.filename)]
     place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
@@ -40,7 +113,7 @@ async def _in_thread(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - the user
 
 async def result_of(
     call: Callable[..., Any],
-    *given: Any,  # noqa: ANN401 - the user's
+    *given: object,
     in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] = _in_thread,
 ) -> Any:  # noqa: ANN401 - the user's
     """What a function gives; a coroutine function's on the loop, any other's from a thread, since it may block.
@@ -49,16 +122,21 @@ async def result_of(
         call: Of the user's.
         given: Its arguments.
         in_thread: Runs one that is no coroutine function.
+
+    Raises:
+        ToolError: The function raised SystemExit, or another exception that would end the event loop.
+        Exception: Whatever else the function raises.
     """
-    if asyncio.iscoroutinefunction(call):
-        return await call(*given)
-    result = await in_thread(functools.partial(call, *given))
-    return await result if asyncio.iscoroutine(result) else result
+    with exits_as_errors("it"):
+        if asyncio.iscoroutinefunction(call):
+            return await call(*given)
+        result = await in_thread(functools.partial(call, *given))
+        return await result if asyncio.iscoroutine(result) else result
 
 
 async def in_time(
     call: Callable[..., Any],
-    *given: Any,  # noqa: ANN401 - the user's
+    *given: object,
     what: str,
     timeout_s: float | None,
     should_abort: Callable[[], bool],
@@ -87,16 +165,6 @@ async def in_time(
         if deadline.expired():
             raise TimeoutError(f"it took more than {timeout_s:g} s") from e
         raise
-    except asyncio.CancelledError as e:
-        if was_cancelled():
-            raise
-        raise RuntimeError("it was cancelled by its own code") from e
-
-
-def was_cancelled() -> bool:
-    """Whether somebody has cancelled the running task, where a CancelledError may also come from within."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 def _is_users(filename: str) -> bool:

@@ -13,16 +13,18 @@ import inspect
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from strands.interrupt import InterruptException
 from strands.tools.decorator import DecoratedFunctionTool
 from strands.tools.tools import PythonAgentTool
-from strands.types.tools import AgentTool, ToolGenerator, ToolSpec, ToolUse
+from strands.types._events import ToolInterruptEvent, ToolResultEvent
+from strands.types.tools import AgentTool, ToolGenerator, ToolResult, ToolSpec, ToolUse
 
-from strands_rollout.episode_clock import began_at_s
+from strands_rollout.aio import began_at_s, exits_as_errors, in_own_thread
+from strands_rollout.code_tool.tool import CALL_OUTCOME
 from strands_rollout.errors import SandboxError
-from strands_rollout.tool_thread import in_own_thread
+from strands_rollout.template.messages import error_result, error_words, plain_result
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ class ToolStats:
         unread: Ids of those from an earlier agent, as long as this one has not had them.
         calls: In the order of their ends: `id`, `tool`, `status` (success, error or timeout), `s` (seconds), `at_s`
             (when it began, in seconds since the episode did; None where nobody told), and `sandbox` where the code tool
-            ran: what `note_outcome` was told.
+            ran: `code_tool.tool.CALL_OUTCOME`.
     """
 
     seconds: float = 0.0
@@ -77,25 +79,8 @@ CLEANUP_S: Final = 0.05
 CURRENT_CALL: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("strands_rollout_tool_call", default="")
 """The id of the tool call that runs here; "" outside of one."""
 
-_OUTCOME: Final[contextvars.ContextVar[dict[str, Any] | None]] = contextvars.ContextVar(
-    "strands_rollout_call_outcome", default=None
-)
-
-
-def note_outcome(**facts: Any) -> None:  # noqa: ANN401 - plain JSON
-    """Let the record of the tool call that runs here, if one does, say this of its sandbox."""
-    outcome = _OUTCOME.get()
-    if outcome is not None:
-        outcome.update(facts)
-
-
 ToolSpan = Callable[[str], contextlib.AbstractContextManager[object]]
 """Entered around each call that is run, with the tool's name."""
-
-
-def no_tool_span(_name: str) -> contextlib.AbstractContextManager[object]:
-    """A `ToolSpan` that records nothing."""
-    return contextlib.nullcontext()
 
 
 class BoundedTool(AgentTool):
@@ -109,7 +94,7 @@ class BoundedTool(AgentTool):
     """
 
     def __init__(
-        self, tool: AgentTool, *, timeout_s: float | None, stats: ToolStats, span: ToolSpan = no_tool_span
+        self, tool: AgentTool, *, timeout_s: float | None, stats: ToolStats, span: ToolSpan | None = None
     ) -> None:
         super().__init__()
         self._tool = _threaded(tool)
@@ -140,7 +125,7 @@ class BoundedTool(AgentTool):
         metadata = self._tool._metadata
         return metadata._context_param is None and "agent" not in metadata.signature.parameters
 
-    async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> ToolGenerator:  # noqa: ANN401
+    async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> ToolGenerator:
         """Run the wrapped tool; a time-out becomes an error result that says so.
 
         A call that an earlier agent has finished is not run again. One that this agent has finished is, for a hook.
@@ -153,19 +138,20 @@ class BoundedTool(AgentTool):
         self._stats.finished.pop(call_id, None)
         self._stats.succeeded.discard(call_id)
         result: Any = None
-        with self._stats.running(), self._span(self.tool_name), _current_call(call_id) as call:
+        span = self._span(self.tool_name) if self._span else contextlib.nullcontext()
+        with self._stats.running(), span, _current_call(call_id) as call:
             try:
                 result = await self._bounded(tool_use, invocation_state, call, **kwargs)
             except InterruptException:
                 raise
             except Exception as e:  # whatever a tool raises; Strands makes this result of it too, and tells the hooks
-                self._count(call, _error(call_id, f"Error: {e}"), e)
+                self._count(call, error_result(call_id, f"Error: {error_words(e)}"), e)
                 raise
         self._count(call, result, getattr(result, "exception", None))
         if result is not None:
             yield result
 
-    async def _bounded(self, tool_use: ToolUse, invocation_state: dict[str, Any], call: _Call, **kwargs: Any) -> Any:  # noqa: ANN401
+    async def _bounded(self, tool_use: ToolUse, invocation_state: dict[str, Any], call: _Call, **kwargs: object) -> Any:  # noqa: ANN401
         """The tool's last event. Neither a time-out nor an abort waits for a tool that does not end when it should."""
         task = asyncio.ensure_future(self._drained(tool_use, invocation_state, **kwargs))
         try:
@@ -179,23 +165,23 @@ class BoundedTool(AgentTool):
             await _abandon(task)
             self._stats.timeouts += 1
             call.timed_out = True
-            return _error(tool_use["toolUseId"], f"Error: the tool did not finish within {self._timeout_s:g} seconds.")
-        if task.cancelled():  # nobody else has cancelled it, and Strands would lose its result
-            return _error(tool_use["toolUseId"], "Error: the tool cancelled itself.")
+            words = f"Error: the tool did not finish within {self._timeout_s:g} seconds."
+            return error_result(tool_use["toolUseId"], words)
         return task.result()
 
-    async def _drained(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> Any:  # noqa: ANN401
+    async def _drained(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> Any:  # noqa: ANN401
         last = None
-        async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
-            last = event
-        return last
+        with exits_as_errors("the tool"):
+            async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
+                last = event
+            return _plain(last, tool_use["toolUseId"])
 
     def _count_ended(self, call: _Call, task: asyncio.Future[Any]) -> None:
         error = task.exception()
-        result = task.result() if error is None else _error(call.id, f"Error: {error}")
+        result = task.result() if error is None else error_result(call.id, f"Error: {error_words(error)}")
         self._count(call, result, error or getattr(result, "exception", None))
 
-    def _count(self, call: _Call, event: Any, error: BaseException | None) -> None:  # noqa: ANN401 - an event or a raw result
+    def _count(self, call: _Call, event: object, error: BaseException | None) -> None:
         fault = sandbox_fault(error)
         if fault is not None and self._stats.infrastructure_error is None:
             self._stats.infrastructure_error = fault
@@ -249,12 +235,12 @@ class _Call:
 def _current_call(call_id: str) -> Iterator[_Call]:
     call = _Call(call_id, time.monotonic(), {})
     # of an agent that is a tool: the call of that tool
-    tokens = CURRENT_CALL.set(CURRENT_CALL.get() or call_id), _OUTCOME.set(call.outcome)
+    tokens = CURRENT_CALL.set(CURRENT_CALL.get() or call_id), CALL_OUTCOME.set(call.outcome)
     try:
         yield call
     finally:
         CURRENT_CALL.reset(tokens[0])
-        _OUTCOME.reset(tokens[1])
+        CALL_OUTCOME.reset(tokens[1])
 
 
 def sandbox_fault(error: BaseException | None) -> SandboxError | None:
@@ -268,8 +254,13 @@ def sandbox_fault(error: BaseException | None) -> SandboxError | None:
     return None
 
 
-def _error(call_id: str, text: str) -> Any:  # noqa: ANN401 - a ToolResult
-    return {"toolUseId": call_id, "status": "error", "content": [{"text": text}]}
+def _plain(event: object, call_id: str) -> Any:  # noqa: ANN401
+    """A tool's last event with a plain result; None of a tool that gave nothing."""
+    if event is None or isinstance(event, ToolInterruptEvent):
+        return event
+    if isinstance(event, ToolResultEvent):
+        return ToolResultEvent(cast("ToolResult", plain_result(event.tool_result, call_id)), exception=event.exception)
+    return plain_result(event, call_id)
 
 
 def _threaded(tool: AgentTool) -> AgentTool:

@@ -18,8 +18,9 @@ from strands.tools import ToolProvider
 from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
 
+from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import ToolError
-from strands_rollout.mcp_settings import McpServer
+from strands_rollout.settings import McpServer
 
 
 def load_tools(named: Sequence[str | McpServer]) -> list[AgentTool | ToolProvider]:
@@ -112,7 +113,8 @@ def _made_at(path: str, what: str) -> object:
     """What the class or function at a path makes."""
     make = load_function(path, what)
     try:
-        return make()
+        with exits_as_errors("it"):
+            return make()
     except Exception as e:  # a user's constructor may raise anything
         raise ToolError(
             f"{path!r} raised {type(e).__name__}: {e}; expected a class or function without arguments that makes {what}"
@@ -120,7 +122,7 @@ def _made_at(path: str, what: str) -> object:
 
 
 def _tools_of(server: McpServer) -> ToolProvider:
-    from strands_rollout.mcp_servers import mcp_tools  # the import takes long, and few have servers
+    from strands_rollout.agent.mcp import mcp_tools  # the import takes long, and few have servers
 
     return mcp_tools(server)
 
@@ -131,7 +133,7 @@ def _guarded(provider: ToolProvider, path: str) -> ToolProvider:
         return provider
     from strands.tools.mcp import MCPClient
 
-    from strands_rollout.mcp_servers import guarded
+    from strands_rollout.agent.mcp import guarded
 
     return guarded(provider, path) if isinstance(provider, MCPClient) else provider
 
@@ -176,7 +178,8 @@ def _resolve(path: str) -> object:
 def _import(module_path: str, path: str) -> ModuleType | None:
     """The module, or None where no such module exists; a module that exists but fails to import is an error."""
     try:
-        return importlib.import_module(module_path)
+        with exits_as_errors("it"):
+            return importlib.import_module(module_path)
     except ModuleNotFoundError as e:
         if e.name is not None and f"{module_path}.".startswith(f"{e.name}."):
             return None

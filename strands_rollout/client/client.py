@@ -1,7 +1,7 @@
 """The client of an SGLang engine or router: token ids in, one checked `Generation` out.
 
-Retries, aborts, and keeps one client per event loop. It knows SGLang 0.5's native API; nothing of messages, templates
-or trajectories.
+It also aborts requests that nobody awaits any more, asks an engine what it serves, and is shared by all who ask the
+same engine on a loop.
 """
 
 from __future__ import annotations
@@ -12,26 +12,48 @@ import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from dataclasses import dataclass, field
+from typing import Any, Final, Self, cast
 
 import httpx
+import orjson
 
-from strands_rollout.errors import ConfigError, EngineAbortedError, EngineUnavailableError
-from strands_rollout.generation import FinishReason, Generation, read_generation
-from strands_rollout.server_info import ServerInfo, fetch_server_info
-from strands_rollout.sglang_abort import Aborts
-from strands_rollout.sglang_connection import WRITE_TIMEOUT_S, create_client, redacted
-from strands_rollout.sglang_exchange import CONNECTION_ERRORS, exchange
-from strands_rollout.sglang_request import EncodedIds, GenerateRequest
-from strands_rollout.sglang_retry import (
+from strands_rollout.aio import EpisodeDeadline, LoopCache
+from strands_rollout.client.generate_api import (
+    EncodedIds,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    NotJsonError,
+    load_json,
+    read_generation,
+)
+from strands_rollout.client.retry import (
     BACKOFF_BASE_S,
     BACKOFF_CAP_S,
-    MAX_ATTEMPTS,
+    BUSY_STATUSES,
+    PATIENCE_S,
     Fault,
     FaultKind,
+    Outage,
     RetryPolicy,
-    exhausted,
+)
+from strands_rollout.client.transport import (
+    CONNECTION_ERRORS,
+    JSON_HEADERS,
+    READ_TIMEOUTS,
+    WRITE_TIMEOUT_S,
+    EngineClient,
+    create_client,
+    exchange,
+    redacted,
+)
+from strands_rollout.errors import (
+    ConfigError,
+    EngineAbortedError,
+    EngineError,
+    EngineResponseError,
+    EngineUnavailableError,
 )
 
 __all__ = [
@@ -58,9 +80,11 @@ class Flight:
 
     Attributes:
         rid: The request's id while the engine has it; None before, after, and between two attempts.
+        fault: How the last attempt failed, while another is to follow.
     """
 
     rid: str | None = None
+    fault: Fault | None = None
 
 
 class SGLangClient:
@@ -72,12 +96,13 @@ class SGLangClient:
             time limits of 5 s, generations are given no read limit.
         vocab_size: Rows of the model's embedding: ids must be below it, both ways. None: not checked.
         owns_http: Close the caller's connection with this client.
-        max_attempts: Requests in all for one generation; this and the waits: see `RetryPolicy`.
+        patience_s: How long an engine that is away, busy or failing is asked again; see `RetryPolicy`.
+        max_attempts: Requests in all for one generation; None for as many as there is time for.
         backoff_base_s: First wait between attempts.
         backoff_cap_s: Longest wait between attempts.
         rng: Source of the waits' jitter.
         sleep: Waits between attempts.
-        clock: Seconds, for `Generation.latency_s`.
+        clock: Seconds, for the patience and for `Generation.latency_s`.
     """
 
     def __init__(
@@ -86,7 +111,8 @@ class SGLangClient:
         *,
         vocab_size: int | None = None,
         owns_http: bool = False,
-        max_attempts: int = MAX_ATTEMPTS,
+        patience_s: float = PATIENCE_S,
+        max_attempts: int | None = None,
         backoff_base_s: float = BACKOFF_BASE_S,
         backoff_cap_s: float = BACKOFF_CAP_S,
         rng: random.Random | None = None,
@@ -99,12 +125,14 @@ class SGLangClient:
             raise ConfigError("the httpx client has no base_url; make it with create_client('http://host:port')")
         self.url: Final = redacted(self._http.base_url)
         self.vocab_size: Final = vocab_size
-        self._retry = RetryPolicy(max_attempts, backoff_base_s, backoff_cap_s)
+        self._retry = RetryPolicy(patience_s, backoff_base_s, backoff_cap_s, max_attempts)
         self._rng, self._sleep, self._clock = rng or random.Random(), sleep, clock  # noqa: S311 - jitter, no secret
         self._timeout = _GENERATION_TIMEOUT if self._http.timeout == _HTTPX_DEFAULT else self._http.timeout
         self._loop: asyncio.AbstractEventLoop | None = None
         self._aborts = Aborts(self._http, url=self.url)
         self._info: asyncio.Task[ServerInfo] | None = None
+        self._info_fault: Fault | None = None
+        self._info_era = 0
         self._is_well = True
 
     async def __aenter__(self) -> Self:
@@ -118,8 +146,15 @@ class SGLangClient:
         """Whether the connection was closed, by this client or by its owner."""
         return self._http.is_closed
 
+    @property
+    def info_fault(self) -> Fault | None:
+        """How the last attempt to ask for the server's info failed, while another is to follow."""
+        return self._info_fault
+
     async def aclose(self) -> None:
         """Wait for the aborts that are under way, 5 s at most, and close the connection if it is this client's own."""
+        if self._info is not None:
+            self._info.cancel()
         await self._aborts.wait()
         if self._owns_http:
             await self._http.aclose()
@@ -156,44 +191,85 @@ class SGLangClient:
             TrajectoryError: An input id is not one of the vocabulary, or there is none. Nothing was sent.
             EngineOverlongError: The request does not fit the engine's context.
             EngineRejectedError: The engine refuses the request.
-            EngineResponseError: The answer is not a valid generation. One that isn't JSON is asked for once more.
-            EngineUnavailableError: Every attempt failed.
+            EngineResponseError: The answer is not a valid generation, or not one for this request (another rid, another
+                number of prompt tokens, too many tokens). One that isn't JSON is asked for once more, no other.
+            EngineUnavailableError: Every attempt failed, for as long as the patience lasted.
             EngineAbortedError: An attempt failed, and `should_abort` holds.
             ConfigError: `sampling_params` or `extra` can't be sent, or the client belongs to another event loop.
         """
         self._claim_loop()
         first_rid, flight = rid or uuid.uuid4().hex, flight or Flight()
-        request = GenerateRequest(
-            self._encoded(input_ids), sampling_params, rid=first_rid, return_logprob=return_logprob, extra=extra
-        )
-        started = self._clock()
-        faults: list[Fault] = []
-        while True:
-            attempt_rid = f"{first_rid}-{len(faults) + 1}" if faults else first_rid
+        encoded = self._encoded(input_ids)
+        request = GenerateRequest(encoded, sampling_params, rid=first_rid, return_logprob=return_logprob, extra=extra)
+        # the engine makes more tokens of images than it is sent; who sends them knows how many
+        prompt_length = None if (extra or {}).get("image_data") else len(encoded)
+        started, attempt_rid, attempts = self._clock(), first_rid, 0
+
+        async def attempt() -> object:
+            nonlocal attempt_rid, attempts
+            attempts += 1
+            attempt_rid = f"{first_rid}-{attempts}" if attempts > 1 else first_rid
             flight.rid = attempt_rid
             try:
                 answer = await self._attempt(request.body(attempt_rid), attempt_rid, headers)
             finally:
                 flight.rid = None
-            if not isinstance(answer, Fault):
-                break
-            faults.append(answer)
-            if self._retry.gives_up(faults):
-                raise exhausted(self.url, faults)
-            delay_s = self._retry.delay_s(faults, self._rng)
-            self._note_fault(answer, attempt=len(faults), delay_s=delay_s)
-            await self._sleep(delay_s)
-            if should_abort():
-                raise EngineAbortedError("the rollout was aborted before the request was sent again")
-        self._note_recovery()
+            flight.fault = answer if isinstance(answer, Fault) else None
+            return answer
+
+        try:
+            answer = await self._persist(attempt, f"no generation from {self.url}/generate", should_abort)
+        except Exception:
+            flight.fault = None
+            raise
         return read_generation(
             answer,
             return_logprob=return_logprob,
             vocab_size=self.vocab_size,
             rid=attempt_rid,
             latency_s=self._clock() - started,
-            attempts=len(faults) + 1,
+            attempts=attempts,
+            prompt_length=prompt_length,
+            max_new_tokens=sampling_params.get("max_new_tokens"),
         )
+
+    async def _persist(
+        self, attempt: Callable[[], Awaitable[object]], missing: str, should_abort: Callable[[], bool]
+    ) -> object:
+        """The first answer of these attempts that is no `Fault`.
+
+        Raises:
+            EngineError: None came within the patience.
+            EngineAbortedError: An attempt failed, and `should_abort` holds.
+        """
+        outage: Outage | None = None
+        while True:
+            started = self._clock()
+            answer = await attempt()
+            if not isinstance(answer, Fault):
+                if not self._is_well:
+                    self._is_well = True
+                    logger.warning("event=engine_recovered url=%s", self.url)
+                return answer
+            outage = outage or Outage(self._retry)
+            outage.add(answer, self._clock() - started)
+            if outage.gives_up():
+                raise outage.error(missing, self.url)
+            wait_s = outage.next_wait_s(self._rng)
+            self._note_fault(answer, attempt=len(outage.faults), wait_s=wait_s)
+            await self._wait(wait_s, should_abort)
+
+    async def _wait(self, seconds: float, should_abort: Callable[[], bool]) -> None:
+        """Wait before another attempt, not longer than until `should_abort` holds."""
+        deadline = EpisodeDeadline(None, should_abort)
+        try:
+            async with deadline:
+                await self._sleep(seconds)
+        except TimeoutError:
+            if not deadline.was_aborted:
+                raise
+        if deadline.was_aborted or should_abort():
+            raise EngineAbortedError("the rollout was aborted before the request was sent again")
 
     async def abort(
         self, rid: str | None = None, *, abort_all: bool = False, headers: Mapping[str, str] | None = None
@@ -222,21 +298,40 @@ class SGLangClient:
             return False
         return response.is_success
 
+    @property
+    def era(self) -> int:
+        """Changes where another server may answer than before: when all connections were closed in between."""
+        return self._http.era if isinstance(self._http, EngineClient) else 0
+
     async def server_info(self) -> ServerInfo:
-        """Return the engine's facts, asked for once per client; all None behind a router that has none.
+        """Return the engine's facts, asked for once per `era`; all None behind a router that has none.
 
         Raises:
-            EngineUnavailableError: Nothing answers; asked once, without retries.
+            EngineUnavailableError: The engine could not be reached within the patience.
+            EngineResponseError: It is busy.
         """
         self._claim_loop()
-        if self._info is None:
-            self._info = asyncio.get_running_loop().create_task(fetch_server_info(self._http, url=self.url))
+        if self._info is None or (self._info.done() and self._info_era != self.era):
+            self._info = asyncio.get_running_loop().create_task(self._fetch_info())
         try:
             # one request for all who ask at once; who is cancelled does not cancel it for the others
             return await asyncio.shield(self._info)
-        except EngineUnavailableError:
+        except EngineError:
             self._info = None
             raise
+
+    async def _fetch_info(self) -> ServerInfo:
+        async def attempt() -> ServerInfo | Fault:
+            try:
+                return await fetch_server_info(self._http, url=self.url)
+            except EngineUnavailableError as e:
+                self._info_fault = Fault(FaultKind.UNREACHABLE, str(e))
+                return self._info_fault
+
+        try:
+            return cast("ServerInfo", await self._persist(attempt, f"no server info from {self.url}", lambda: False))
+        finally:
+            self._info_fault, self._info_era = None, self.era
 
     def _encoded(self, input_ids: Sequence[int] | EncodedIds) -> EncodedIds:
         if not isinstance(input_ids, EncodedIds):
@@ -272,13 +367,195 @@ class SGLangClient:
                 "use shared_client(base_url), which keeps one client per loop"
             )
 
-    def _note_fault(self, fault: Fault, *, attempt: int, delay_s: float) -> None:
+    def _note_fault(self, fault: Fault, *, attempt: int, wait_s: float) -> None:
         """Log one warning per outage, however many requests it hits."""
         level, self._is_well = (logging.WARNING if self._is_well else logging.DEBUG), False
-        message = "event=engine_fault url=%s attempt=%d of=%d delay_s=%.2f kind=%s answer=%s"
-        logger.log(level, message, self.url, attempt, self._retry.max_attempts, delay_s, fault.kind, fault.words)
+        message = "event=engine_fault url=%s attempt=%d patience_s=%g wait_s=%.2f kind=%s answer=%s"
+        logger.log(level, message, self.url, attempt, self._retry.patience_s, wait_s, fault.kind, fault.words)
 
-    def _note_recovery(self) -> None:
-        if not self._is_well:
-            self._is_well = True
-            logger.warning("event=engine_recovered url=%s", self.url)
+
+ABORT_TIMEOUT_S: Final = 5.0
+
+
+class Aborts:
+    """The aborts of one client, and those of them that are under way.
+
+    Args:
+        http: The connection that the requests use.
+        url: For logs.
+
+    Attributes:
+        has_endpoint: Whether there is an `/abort_request`, which routers lack; None until it was asked.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, *, url: str) -> None:
+        self._http, self._url = http, url
+        self._under_way: set[asyncio.Task[bool]] = set()
+        self.has_endpoint: bool | None = None
+        self._first: asyncio.Task[bool] | None = None
+
+    async def send(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
+        """POST `/abort_request`; return whether the engine confirmed within 5 s."""
+        sent_headers = {**JSON_HEADERS, **(headers or {})}
+        try:
+            async with asyncio.timeout(ABORT_TIMEOUT_S):
+                response = await self._http.post("/abort_request", content=orjson.dumps(body), headers=sent_headers)
+        except (*CONNECTION_ERRORS, TimeoutError) as e:
+            logger.debug("event=abort_failed url=%s body=%s error=%r", self._url, body, e)
+            return False
+        self.has_endpoint = response.status_code != 404
+        return response.is_success
+
+    async def stop(self, rid: str, headers: Mapping[str, str] | None) -> bool:
+        """Abort this request where that can be heard; of many at once, one finds out whether it can."""
+        body = {"rid": rid}
+        if self.has_endpoint is None and self._first is None:
+            self._first = asyncio.get_running_loop().create_task(self._send_quietly(body, headers))
+            self._under_way.add(self._first)
+            self._first.add_done_callback(self._asked)
+            return await asyncio.shield(self._first)
+        if self.has_endpoint is None and self._first is not None:
+            await asyncio.wait({self._first})
+        return self.has_endpoint is not False and await self._send_quietly(body, headers)
+
+    def _asked(self, first: asyncio.Task[bool]) -> None:
+        self._under_way.discard(first)
+        self._first = None
+
+    def start(self, rid: str, headers: Mapping[str, str] | None) -> None:
+        """Begin to abort this request and return at once; nothing happens where there is no endpoint."""
+        if self.has_endpoint is False:
+            return
+        task = asyncio.get_running_loop().create_task(self._send_quietly({"rid": rid}, headers))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def wait(self) -> None:
+        """Wait for the aborts that are under way."""
+        if self._under_way:
+            await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    async def _send_quietly(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
+        try:
+            return await self.send(body, headers)
+        except Exception as e:  # nobody waits for this abort; the closed connection ends the request as well
+            logger.debug("event=abort_failed url=%s body=%s error=%r", self._url, body, e)
+            return False
+
+
+_SHARED: Final[LoopCache[SGLangClient]] = LoopCache()
+
+
+def shared_client(
+    base_url: str,
+    *,
+    vocab_size: int | None = None,
+    patience_s: float = PATIENCE_S,
+    max_connections: int = 1024,
+    timeout: float | None = None,
+    connect_timeout: float = 10.0,
+    headers: Mapping[str, str] | None = None,
+) -> SGLangClient:
+    """Return the running event loop's client for these arguments; nobody needs to close it.
+
+    It is closed when its loop shuts down; see `LoopCache`. The arguments are those of `SGLangClient` and
+    `create_client`.
+
+    Raises:
+        RuntimeError: No event loop is running.
+        ConfigError: As `create_client`.
+    """
+    sent = tuple(sorted((headers or {}).items()))
+    key = (base_url, vocab_size, patience_s, max_connections, timeout, connect_timeout, sent)
+
+    def make() -> SGLangClient:
+        http = create_client(
+            base_url,
+            max_connections=max_connections,
+            timeout=timeout,
+            connect_timeout=connect_timeout,
+            headers=headers,
+        )
+        return SGLangClient(http, vocab_size=vocab_size, owns_http=True, patience_s=patience_s)
+
+    return _SHARED.get(key, make)
+
+
+INFO_TIMEOUT_S: Final = 10.0
+_SERVER_PATHS: Final = ("/server_info", "/get_server_info")
+_MODEL_PATHS: Final = ("/model_info", "/get_model_info")
+_CARD_PATH: Final = "/v1/models"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """Facts of one engine; None where it does not tell.
+
+    Attributes:
+        context_length: Tokens of prompt and answer together.
+        model_path: Folder or name of the model that it serves.
+        weight_version: Of the weights that it holds now.
+        raw: Everything that was answered, merged.
+    """
+
+    context_length: int | None = None
+    model_path: str | None = None
+    weight_version: str | None = None
+    raw: dict[str, Any] = field(default_factory=dict)
+
+
+async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
+    """Ask an engine for its facts.
+
+    `/server_info` holds the context length only where the server was started with one; `/v1/models` (max_model_len)
+    holds the model's own.
+
+    Raises:
+        EngineUnavailableError: The connection to this URL is refused or lost.
+        EngineResponseError: The engine, or its router, is busy.
+    """
+    raw: dict[str, Any] = {}
+    for paths in (_SERVER_PATHS, _MODEL_PATHS):
+        for path in paths:
+            part = await _get(http, path, url=url)
+            if part:
+                raw |= part
+                break
+    context_length = _positive(raw.get("context_length"))
+    if context_length is None:
+        cards = (await _get(http, _CARD_PATH, url=url)).get("data")
+        card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], dict) else {}
+        context_length = _positive(card.get("max_model_len"))
+    return ServerInfo(
+        context_length=context_length,
+        model_path=_text(raw.get("model_path")),
+        weight_version=_text(raw.get("weight_version")),
+        raw=raw,
+    )
+
+
+async def _get(http: httpx.AsyncClient, path: str, *, url: str) -> dict[str, Any]:
+    """The JSON object at a path; empty if there is none."""
+    try:
+        response = await http.get(path, timeout=INFO_TIMEOUT_S)
+    except READ_TIMEOUTS as e:
+        raise EngineResponseError(f"no answer from {url}{path} within {INFO_TIMEOUT_S:g} s") from e
+    except CONNECTION_ERRORS as e:
+        raise EngineUnavailableError(f"no answer from {url}{path}: {e or type(e).__name__}") from e
+    if response.status_code in BUSY_STATUSES:
+        raise EngineResponseError(
+            f"got HTTP {response.status_code} from {url}{path}; expected an engine that is not busy"
+        )
+    try:
+        answer = load_json(response.content) if response.status_code == 200 else {}
+    except NotJsonError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,22 +1,192 @@
-"""What an engine sampled for one request, checked token by token before anyone may use it.
+"""SGLang's native `/generate`: a request as bytes, and its answer as a `Generation`, both checked token by token.
 
-Knows the shape of SGLang 0.5's `/generate` answers; nothing of HTTP or of conversations. Nothing is padded or guessed:
-an answer whose ids, counts and logprobs disagree is refused.
+One id outside the vocabulary kills an SGLang 0.5 server, all its processes: none can leave. Nothing of an answer is
+padded or guessed: one whose ids, counts and logprobs disagree is refused. Nothing here knows HTTP.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import orjson
 
-from strands_rollout.errors import EngineResponseError
+from strands_rollout.errors import ConfigError, EngineResponseError, TrajectoryError
+from strands_rollout.files import Json
+
+_OWN_FIELDS: Final = frozenset({"input_ids", "sampling_params", "return_logprob", "rid"})
+_FORBIDDEN_FIELDS: Final = {
+    "logprob_start_len": "input logprobs forbid the prefix cache",
+    "stream": "answers are read whole",
+    "text": "the prompt is token ids",
+}
+
+
+class EncodedIds:
+    """A growing prompt: token ids that were checked once and are kept as the JSON that the request needs.
+
+    Appending what is new costs its own length only, however long the prompt is.
+
+    Args:
+        ids: The first ids.
+        vocab_size: Ids must be below it; None checks only that they are integers >= 0.
+
+    Raises:
+        TrajectoryError: By the constructor and `extend`, for anything but an int of the vocabulary. Nothing is
+            appended then.
+    """
+
+    __slots__ = ("_count", "_json", "vocab_size")
+
+    def __init__(self, ids: Sequence[int] = (), *, vocab_size: int | None = None) -> None:
+        self.vocab_size = vocab_size
+        self._json = bytearray(b"[")
+        self._count = 0
+        self.extend(ids)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def extend(self, ids: Sequence[int]) -> Self:
+        """Append ids after checking them; positions in the error count from the start of the prompt."""
+        new = list(ids)
+        if not new:
+            return self
+        try:
+            encoded = orjson.dumps(new)[1:-1]
+        except TypeError:
+            encoded = b"?"
+        # What is left without digits and commas is a sign, a float, a bool, a null, a string or a list.
+        if encoded.translate(None, b"0123456789,") or (self.vocab_size is not None and max(new) >= self.vocab_size):
+            raise TrajectoryError(self._complaint(new))
+        if self._count:
+            self._json += b","
+        self._json += encoded
+        self._count += len(new)
+        return self
+
+    def mark(self) -> tuple[int, int]:
+        """Where it ends now, for `rewind`."""
+        return self._count, len(self._json)
+
+    def rewind(self, mark: tuple[int, int]) -> None:
+        """Forget what was appended since this mark."""
+        self._count, size = mark
+        del self._json[size:]
+
+    def to_json(self, before: bytes = b"", after: bytes = b"") -> bytes:
+        """The ids as a JSON array, between two texts: all of it is copied once."""
+        return b"".join((before, self._json, b"]", after))
+
+    def _complaint(self, new: list[Any]) -> str:
+        below = "" if self.vocab_size is None else f" below the vocabulary's size {self.vocab_size}"
+        for position, token_id in enumerate(new, start=self._count):
+            is_int = type(token_id) is int and token_id >= 0
+            if not is_int or (self.vocab_size is not None and token_id >= self.vocab_size):
+                return (
+                    f"input id {token_id!r} ({type(token_id).__name__}) at position {position}: expected an int >= 0"
+                    f"{below}. It was not sent, since it can kill the server; check that the tokenizer is the model's"
+                )
+        return "the input ids can't be written as JSON: expected a list of ints"
+
+
+class EncodedPrompt:
+    """The prompts of a trajectory's requests: what it holds, and the context that is to follow; each id encoded once.
+
+    Args:
+        token_ids: The trajectory's own list, not a copy. It may grow; what it holds must stay.
+        vocab_size: Ids must be below it; see `EncodedIds`.
+    """
+
+    __slots__ = ("_after", "_encoded", "_known", "_mark", "_token_ids")
+
+    def __init__(self, token_ids: list[int], *, vocab_size: int | None) -> None:
+        self._token_ids = token_ids
+        self._encoded = EncodedIds(vocab_size=vocab_size)
+        self._known = 0  # ids of the list that are encoded up to the mark
+        self._mark = self._encoded.mark()
+        self._after: list[int] = []  # ids that are encoded after the mark
+
+    def is_of(self, token_ids: list[int], *, vocab_size: int | None) -> bool:
+        """Whether it continues these ids."""
+        is_same = token_ids is self._token_ids and vocab_size == self._encoded.vocab_size
+        return is_same and len(token_ids) >= self._known
+
+    def followed_by(self, context_ids: Sequence[int]) -> EncodedIds:
+        """The trajectory's ids and these. What is returned changes with the next call.
+
+        Raises:
+            TrajectoryError: An id is not one of the vocabulary.
+        """
+        encoded, new = self._encoded, self._token_ids[self._known :]
+        after = [*new, *context_ids]
+        if after[: len(self._after)] != self._after:  # what was sent before has not entered the trajectory
+            encoded.rewind(self._mark)
+            self._after = []
+        encoded_already = len(self._after)
+        if new and encoded_already <= len(new):
+            encoded.extend(new[encoded_already:])
+            self._known, self._mark, self._after = len(self._token_ids), encoded.mark(), []
+            encoded_already, after = 0, list(context_ids)
+        encoded.extend(after[encoded_already:])
+        self._after = after
+        return encoded
+
+
+class GenerateRequest:
+    """One generation's request, as the ids are now; only its rid changes from attempt to attempt.
+
+    Raises:
+        TrajectoryError: There are no input ids.
+        ConfigError: `extra` names a field that this client sets or must not send, or something is not JSON.
+    """
+
+    __slots__ = ("_body", "_rid", "_rid_at")
+
+    def __init__(
+        self,
+        input_ids: EncodedIds,
+        sampling_params: Mapping[str, Any],
+        *,
+        rid: str,
+        return_logprob: bool,
+        extra: Mapping[str, Any] | None,
+    ) -> None:
+        if not len(input_ids):
+            raise TrajectoryError("the prompt has no input ids: expected at least one")
+        for name in extra or ():
+            if name in _OWN_FIELDS:
+                raise ConfigError(f"extra[{name!r}] is set by the client itself; pass it as an argument of generate()")
+            if name in _FORBIDDEN_FIELDS:
+                raise ConfigError(f"extra[{name!r}] can't be sent: {_FORBIDDEN_FIELDS[name]}")
+        fields = {"sampling_params": dict(sampling_params), "return_logprob": return_logprob, **(extra or {})}
+        try:
+            rest = orjson.dumps(fields)
+        except TypeError as e:
+            raise ConfigError(f"sampling_params or extra can't be written as JSON: {e}") from e
+        end = _end(rid)
+        self._rid = rid
+        self._body = input_ids.to_json(b'{"input_ids":', b",%b%b" % (rest[1:-1], end))
+        self._rid_at = len(self._body) - len(end)
+
+    def body(self, rid: str) -> bytes:
+        """The request's JSON under this rid."""
+        if rid != self._rid:
+            self._body, self._rid = self._body[: self._rid_at] + _end(rid), rid
+        return self._body
+
+
+def _end(rid: str) -> bytes:
+    return b',"rid":%b}' % orjson.dumps(rid)
+
 
 # A logprob is at most 0; float32 rounding of log_softmax can lift it by about 1e-6.
 MAX_LOGPROB: Final = 1e-4
+# The trainer's tensors are float32: what is below is minus infinity there, which no sampled token has.
+MIN_LOGPROB: Final = -3.4028234663852886e38
 FINISH_TYPES: Final = ("stop", "length", "abort")
 _NUMBERS: Final = frozenset({float, int})
 
@@ -92,15 +262,15 @@ class Generation:
         SGLang 0.5.2x reports the spans as `meta_info.weight_versions`; where they are absent or don't cover the output,
         the one version that is named counts for all of it.
         """
-        count = len(self.output_ids)
-        return _read_weight_versions(self.meta_info.get("weight_versions"), count) or [(self.weight_version, 0, count)]
+        count, spans = len(self.output_ids), self.meta_info.get("weight_versions")
+        return (_read_weight_versions(spans, count) if spans else []) or [(self.weight_version, 0, count)]
 
 
 class NotJsonError(ValueError):
     """A body that isn't JSON, such as half of one: the one bad answer that may be an accident of the connection."""
 
 
-def load_json(body: bytes) -> Any:  # noqa: ANN401 - foreign JSON; the reader below converts it
+def load_json(body: bytes) -> Json:
     """Decode a body; NaN and Infinity pass, so that the logprob check can name their token.
 
     Raises:
@@ -116,12 +286,30 @@ def load_json(body: bytes) -> Any:  # noqa: ANN401 - foreign JSON; the reader be
 
 
 def read_generation(
-    answer: object, *, return_logprob: bool, vocab_size: int | None, rid: str, latency_s: float, attempts: int
+    answer: object,
+    *,
+    return_logprob: bool,
+    vocab_size: int | None,
+    rid: str,
+    latency_s: float,
+    attempts: int,
+    prompt_length: int | None = None,
+    max_new_tokens: int | None = None,
 ) -> Generation:
     """Check the decoded JSON of a 200 and make it a value.
 
+    Args:
+        answer: As received.
+        return_logprob: Whether one logprob per output id is required.
+        vocab_size: Output ids must be below it; None: not checked.
+        rid: The request's id, which the answer must name if it names any.
+        latency_s: From the call to the answer.
+        attempts: Requests that were sent for it.
+        prompt_length: Tokens that the engine must have read, if it says how many it read; None: not checked.
+        max_new_tokens: The most tokens that may have been sampled; None: not checked.
+
     Raises:
-        EngineResponseError: A field is missing, of the wrong kind, or disagrees with another.
+        EngineResponseError: A field is missing, of the wrong kind, or disagrees with another or with the request.
     """
     if not isinstance(answer, dict) or not isinstance(answer.get("meta_info"), dict):
         raise EngineResponseError(f"expected a JSON object with meta_info, got {_shown(answer)}{_MISPLACED}")
@@ -134,17 +322,28 @@ def read_generation(
     _check_ids(ids, vocab_size=vocab_size, completion_tokens=meta.get("completion_tokens"))
     if return_logprob:
         logprobs = _checked_logprobs(logprobs, beside, ids)
+    _check_is_answer_to(meta, finish, len(ids), rid=rid, prompt_length=prompt_length, max_new_tokens=max_new_tokens)
     text = answer.get("text")
     return Generation(
         output_ids=ids,
         logprobs=logprobs if return_logprob else [],
         finish_reason=finish,
         text=text if isinstance(text, str) else "",
-        meta_info=meta,
+        meta_info={
+            key: value
+            for key, value in meta.items()
+            if value is not None and (key not in _SUMMED or type(value) is int)  # others could not be added up
+        },
         rid=rid,
         latency_s=latency_s,
         attempts=attempts,
     )
+
+
+# what slime's samples sum over an episode's requests
+_SUMMED: Final = frozenset(
+    ("prompt_tokens", "cached_tokens", "spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct")
+)
 
 
 _MISPLACED: Final = "; check that the URL is that of an SGLang server, whose native endpoint is /generate"
@@ -175,6 +374,39 @@ def _check_ids(ids: object, *, vocab_size: int | None, completion_tokens: object
         )
     if completion_tokens is not None and completion_tokens != len(ids):
         raise EngineResponseError(f"got {len(ids)} output ids; meta_info.completion_tokens says {completion_tokens!r}")
+
+
+def _check_is_answer_to(
+    meta: dict[str, Any],
+    finish: FinishReason,
+    count: int,
+    *,
+    rid: str,
+    prompt_length: int | None,
+    max_new_tokens: int | None,
+) -> None:
+    """Refuse what was sampled for another request, after another prompt, or beyond what was asked for."""
+    told_rid, read = meta.get("id"), meta.get("prompt_tokens")
+    if told_rid is not None and told_rid != rid:
+        raise EngineResponseError(
+            f"got the answer to the request {told_rid!r}; expected that to {rid!r}. Something before the engine (a "
+            "proxy, a cache) mixes answers up: connect to the engine or to SGLang's own router."
+        )
+    # SGLang gives no count where it aborts a request that is (again) in its queue, and that of a stand-in prompt where
+    # it aborts one before its first token because of an error
+    is_used = count > 0 or finish.type != "abort"
+    if prompt_length is not None and read is not None and is_used and _int_or_none(read) != prompt_length:
+        raise EngineResponseError(
+            f"the engine read {read!r} tokens of a prompt of {prompt_length}; expected all of them, since a sample "
+            "must not be trained on a prompt that the policy did not read. Sending it again does not help. SGLang "
+            "cuts long prompts if it runs with --allow-auto-truncate: start it without that, or keep prompts within "
+            "what it reads (--rollout-max-context-len and --eval-max-context-len, or context_window_limit)."
+        )
+    if isinstance(max_new_tokens, int) and count > max_new_tokens:
+        raise EngineResponseError(
+            f"got {count} output ids for max_new_tokens={max_new_tokens}; expected at most as many as were asked for. "
+            "Check that whatever stands before the engine passes sampling_params on unchanged."
+        )
 
 
 def _entries(answer: dict[str, Any], meta: dict[str, Any]) -> object:
@@ -209,19 +441,18 @@ def _checked_logprobs(logprobs: list[Any], beside: list[Any], ids: list[int]) ->
         position = next(n for n, p in enumerate(logprobs) if type(p) not in _NUMBERS or not _are_logprobs([p]))
         raise EngineResponseError(
             f"the logprob of output id {ids[position]} at position {position} is {logprobs[position]!r}; expected a "
-            "finite number of at most 0"
+            "finite number of at most 0, in float32"
         )
     return list(map(float, logprobs)) if int in kinds else logprobs
 
 
 def _are_logprobs(numbers: list[float]) -> bool:
-    """Whether all are finite and at most 0; never one by one, since an answer has hundreds."""
+    """Whether all are finite in float32 and at most 0; never one by one, since an answer has hundreds."""
     try:
-        # a sum is finite only if all that it sums is
-        is_finite = math.isfinite(sum(numbers)) or all(map(math.isfinite, numbers))
+        is_finite = math.isfinite(sum(numbers))  # only if all that it sums is
     except OverflowError:  # an int beyond all floats
         return False
-    return is_finite and max(numbers, default=0.0) <= MAX_LOGPROB
+    return is_finite and min(numbers, default=0.0) >= MIN_LOGPROB and max(numbers, default=0.0) <= MAX_LOGPROB
 
 
 def _read_weight_versions(spans: object, count: int) -> list[tuple[str | None, int, int]]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 import httpx
 
+from strands_rollout.client.generate_api import NotJsonError, load_json
 from strands_rollout.errors import (
     ConfigError,
     EngineError,
@@ -21,11 +23,11 @@ from strands_rollout.errors import (
     EngineResponseError,
     EngineUnavailableError,
 )
-from strands_rollout.generation import NotJsonError, load_json
 
-MAX_ATTEMPTS: Final = 8
+PATIENCE_S: Final = 90.0  # slime's fault tolerance takes up to 60 s to bring an engine back
 BACKOFF_BASE_S: Final = 0.25
-BACKOFF_CAP_S: Final = 8.0
+BACKOFF_CAP_S: Final = 4.0
+_MOST_S_OF_ATTEMPT: Final = 10.0
 
 
 class FaultKind(StrEnum):
@@ -33,14 +35,14 @@ class FaultKind(StrEnum):
 
     UNREACHABLE = "unreachable"  # refused, reset or lost before a response, or a router's word for that
     BUSY = "busy"  # 429, 502, 503, 504, or a router without workers
-    SERVER_ERROR = "server_error"  # any other 500: the request may be at fault
+    SERVER_ERROR = "server_error"  # any other 5xx
     BAD_BODY = "bad_body"  # a 200 that isn't JSON or ended early
     SLOW = "slow"  # no answer within the read limit; sent again only after the engine confirmed the abort
 
 
-# Attempts that may end in the same way, where fewer than max_attempts.
-_MOST: Final = {FaultKind.SERVER_ERROR: 2, FaultKind.BAD_BODY: 2, FaultKind.SLOW: 2}
-_BUSY_STATUSES: Final = frozenset({429, 502, 503, 504})
+# Attempts that may end in the same way, where waiting for the engine would not help.
+_MOST: Final = {FaultKind.BAD_BODY: 2, FaultKind.SLOW: 2}
+BUSY_STATUSES: Final = frozenset({429, 502, 503, 504})
 _NO_WORKERS: Final = (b"model_not_found", b"no_available_workers")
 # codes of sglang-router's and smg's 500 for a worker that can't be reached, or that closed the connection; while slime
 # has not taken it out of their list, it may be the one that each request is sent to
@@ -66,44 +68,77 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and after what wait a request is sent again.
+    """How long, how often and after what wait a request is sent again.
 
     Attributes:
-        max_attempts: Requests in all, at least 1.
+        patience_s: Seconds from the first failed attempt to the last; 0 for a single attempt.
         backoff_base_s: The first wait; each further one is twice as long.
-        backoff_cap_s: The longest wait; also caps what a server's Retry-After asks for. With the defaults a dead
-            engine is given up after 12 to 24 s.
+        backoff_cap_s: The longest wait; also caps what a server's Retry-After asks for.
+        max_attempts: Requests in all, at least 1; None for as many as there is time for.
     """
 
-    max_attempts: int = MAX_ATTEMPTS
+    patience_s: float = PATIENCE_S
     backoff_base_s: float = BACKOFF_BASE_S
     backoff_cap_s: float = BACKOFF_CAP_S
+    max_attempts: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_attempts < 1 or self.backoff_base_s < 0 or self.backoff_cap_s < 0:
-            raise ConfigError(f"{self}: expected max_attempts >= 1 and waits >= 0")
+        too_few = self.max_attempts is not None and self.max_attempts < 1
+        if too_few or not (self.patience_s >= 0 and self.backoff_base_s >= 0 and self.backoff_cap_s >= 0):
+            raise ConfigError(f"{self}: expected max_attempts >= 1, and seconds >= 0")
 
-    def gives_up(self, faults: list[Fault]) -> bool:
-        """Whether the last of these faults, one per attempt so far, was the last attempt."""
-        kind = faults[-1].kind
-        alike = sum(fault.kind is kind for fault in faults)
-        return len(faults) >= self.max_attempts or alike >= _MOST.get(kind, self.max_attempts)
-
-    def delay_s(self, faults: list[Fault], rng: random.Random) -> float:
+    def delay_s(self, faults: Sequence[Fault], rng: random.Random) -> float:
         """Seconds to wait after these faults: half to all of the doubled base, and never less than Retry-After."""
         step = min(self.backoff_base_s * 2.0 ** min(len(faults) - 1, 32), self.backoff_cap_s)
         asked = min(faults[-1].retry_after_s or 0.0, self.backoff_cap_s)
         return max(step * (0.5 + 0.5 * rng.random()), asked)
 
 
-def exhausted(url: str, faults: list[Fault]) -> EngineError:
-    """The error for a request that failed with these faults, one per attempt."""
-    last, count = faults[-1], len(faults)
-    attempts = "1 attempt" if count == 1 else f"{count} attempts"
-    words = f"no generation from {url}/generate in {attempts}; the last ended with: {last.words}."
-    if last.kind is FaultKind.BAD_BODY:
-        return EngineResponseError(f"{words} Check that the URL is that of an SGLang server or its router.")
-    return EngineUnavailableError(f"{words} {_ADVICE.format(url=url)}")
+class Outage:
+    """The failed attempts of one request.
+
+    Args:
+        policy: When to give up.
+
+    Attributes:
+        faults: One per attempt.
+        waited_s: Seconds since the first of them: all waits, and of each attempt 10 s at most, because a longer one
+            was a generation under way.
+    """
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy = policy
+        self.faults: list[Fault] = []
+        self.waited_s = 0.0
+
+    def add(self, fault: Fault, attempt_s: float) -> None:
+        """Count an attempt that took so many seconds."""
+        if self.faults:
+            self.waited_s += min(attempt_s, _MOST_S_OF_ATTEMPT)
+        self.faults.append(fault)
+
+    def gives_up(self) -> bool:
+        """Whether the last attempt was the last."""
+        policy, kind = self._policy, self.faults[-1].kind
+        alike = sum(fault.kind is kind for fault in self.faults)
+        is_last = policy.max_attempts is not None and len(self.faults) >= policy.max_attempts
+        return is_last or alike >= _MOST.get(kind, alike + 1) or self.waited_s >= policy.patience_s
+
+    def next_wait_s(self, rng: random.Random) -> float:
+        """Count and return the next wait; the last attempt comes when the patience is over."""
+        left_s, wait_s = self._policy.patience_s - self.waited_s, self._policy.delay_s(self.faults, rng)
+        self.waited_s = self._policy.patience_s if wait_s >= left_s else self.waited_s + wait_s
+        return min(wait_s, left_s)
+
+    def error(self, missing: str, url: str) -> EngineError:
+        """What to raise for a request that is given up; `missing` says what did not come."""
+        last, count = self.faults[-1], len(self.faults)
+        attempts = "1 attempt" if count == 1 else f"{count} attempts"
+        words = f"{missing} in {attempts}; the last ended with: {last.words}."
+        if last.kind is FaultKind.BAD_BODY:
+            return EngineResponseError(f"{words} Check that the URL is that of an SGLang server or its router.")
+        waited = f"It was waited for {self.waited_s:.0f} s (engine_patience_s)."
+        return EngineUnavailableError(f"{words} {waited} {_ADVICE.format(url=url)}")
 
 
 def fault_of_status(status: int, body: bytes, headers: httpx.Headers, *, url: str) -> Fault:
@@ -115,9 +150,9 @@ def fault_of_status(status: int, body: bytes, headers: httpx.Headers, *, url: st
     """
     message = message_of(body)
     words = f"HTTP {status}: {message}" if message else f"HTTP {status}"
-    if status in _BUSY_STATUSES or (status == 404 and any(code in body for code in _NO_WORKERS)):
+    if status in BUSY_STATUSES or (status == 404 and any(code in body for code in _NO_WORKERS)):
         return Fault(FaultKind.BUSY, words, _retry_after_s(headers))
-    if status == 500:
+    if status >= 500:
         return Fault(FaultKind.UNREACHABLE if _code_of(body) in _WORKER_LOST else FaultKind.SERVER_ERROR, words)
     overlong = _OVERLONG.search(message) if status in (400, 413) else None
     if overlong:

@@ -1,6 +1,7 @@
-"""A shop's two tools, for an agent that looks prices up and calculates: an example of tools by dotted path.
+"""An agent that looks prices up and calculates: two tools, several calls for each question.
 
-Knows Strands' `@tool`. What comes in is untrusted text: nothing of it is run as code, and no call takes long.
+`configs/shop.yaml` names the tools, `shop.jsonl` has a few rows. What a policy writes is untrusted text: nothing of it
+is run as code, and no call takes long.
 """
 
 from __future__ import annotations

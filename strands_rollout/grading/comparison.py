@@ -1,33 +1,70 @@
-r"""Decides, in well under a millisecond, whether two answers are equal, or says that only algebra can tell.
+r"""Decides whether two answers are equal, in a fraction of a millisecond for most.
 
-Exact: numbers are fractions, so 0.333 is not 1/3. Sets ignore order, tuples and intervals don't.
-Knows notation and keys; must not know sympy.
+Exact: 0.333 is not 1/3. Sets ignore order, tuples and intervals don't. What is not understood equals only itself.
+Inequalities and intervals are compared as sets of real numbers: as disjoint pieces of the number line, in order.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import inf
 from typing import Final
 
-from strands_rollout.grading.answer_keys import Group, Key, is_decided, key_of
-from strands_rollout.grading.exact_numbers import exact_number
-from strands_rollout.grading.latex import Notation, canonical, notation_of
+from strands_rollout.grading.expression import GREEK, Node
+from strands_rollout.grading.notation import Notation, canonical, notation_of
+from strands_rollout.grading.numeric import (
+    Budget,
+    OutOfTimeError,
+    TooComplexError,
+    Value,
+    are_equal,
+    are_proportional,
+    is_close,
+    is_less,
+    root_of_line,
+    value_of,
+)
+from strands_rollout.grading.values import (
+    Combination,
+    Formula,
+    Group,
+    Key,
+    Matrix,
+    Relation,
+    are_same_time,
+    exact_number,
+    key_of,
+    numeral_in_base,
+    split_at,
+    values_of,
+    without_repetition_in_words,
+    words_key,
+)
 
+OPEN: Final = False
+CLOSED: Final = True
+_INTERVALS: Final = ("()", "[]", "(]", "[)")
+_INFINITIES: Final = {r"\infty": inf, r"+\infty": inf, r"-\infty": -inf}
+_TURNED: Final = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne"}
 LONGEST_ANSWER: Final = 600
 """Characters; a longer prediction is wrong unread."""
-
-_CONJUNCTION: Final = re.compile(r",?\s+(?:or|and)\s+|;")
-_NAMES: Final = re.compile(
-    r"(?P<name>\\?[A-Za-z]+(?:_(?:\w|\{\w+\}))?(?:\([A-Za-z]\))?|\([A-Za-z](?:\s*,\s*[A-Za-z])+\))\s*(?:=|\\in(?![A-Za-z]))\s*"
+CPU_LIMIT_S: Final = 5.0
+_EQUALS: Final = re.compile(r"=|\\in(?![A-Za-z])")
+_OTHER_SIGN: Final = re.compile(r"[<>,;]|\\(?:le|ge|ne|approx|equiv|sim|cup|pm)(?![A-Za-z])|\s(?:or|and)\s")
+_NAME: Final = re.compile(
+    r"(?!(?:\\pi|[xyz]{2,3})(?![A-Za-z]))"  # xy = 1 is a condition, AB = 1 a length
+    r"(?:\\?[A-Za-z]+(?:_(?:\w|\{\w+\}))?'*(?:\([A-Za-z0-9, ]+\))?|\([A-Za-z](?:\s*,\s*[A-Za-z])+\)"
+    r"|[A-Za-z]{2,}(?: [A-Za-z]+)*)"
 )
-_NOT_ONE_EQUATION: Final = re.compile(r"[<>!,;:]|\\(?:le|ge|ne|lt|gt|approx|equiv|sim|in|pm)(?![A-Za-z])")
-_LETTERS: Final = re.compile(r"[A-Za-z' .-]+")
-_WORDS: Final = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z' .-]+|[A-Za-z]")
-_PASSED_OVER: Final = re.compile(r":|'|\\[lc]?dots(?![A-Za-z])|\.\.\.|\d\s*_\s*\{?\s*\w+")
-_NUMERAL_IN_BASE: Final = re.compile(r"(?P<numeral>[0-9A-Fa-f]+)\s*_\s*\{?\s*\d+\s*\}?")
-_MEASURES: Final = frozenset({"mm", "cm", "km", "m", "ft", "in", "kg", "g", "mg", "lb", "oz"})
+_COMMAND: Final = re.compile(r"\\[A-Za-z]+")
+_QUANTITIES: Final = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|angle|sum|prod|int|lim|gcd|lcm|max|min|det)(?![A-Za-z])")
+_CHOICE: Final = re.compile(r"\(?\s*(?P<letter>[A-J])\s*[).:]\s*(?P<rest>.*)")
+_LETTER: Final = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
+_PRODUCT: Final = re.compile(r"[A-DF-HJ-NP-TV-Za-df-hj-np-tv-z]{1,3}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +72,24 @@ class Comparison:
     """Whether two answers are equal.
 
     Attributes:
-        equal: None when these means can't tell; algebra may.
-        method: What decided: "exact" (the same notation), "number", "collection", "words", "unit", "notation" (of
-            two kinds, as 42:1 and 42), "empty", "no_label", "too_long"; "algebra" if nothing did.
-        formulas: Of an undecided comparison, the prediction and the label as algebra should read them; else ("", "").
+        equal: The verdict.
+        method: What decided: "exact" (the same notation), "number", "words", "unit", "algebra" (the values of formulas,
+            sets or relations), "algebra_refused" (too large to compute), "algebra_timeout", "empty", "no_label",
+            "too_long".
     """
 
-    equal: bool | None
+    equal: bool
     method: str
-    formulas: tuple[str, str] = ("", "")
 
 
-def compare(prediction: str, label: str) -> Comparison:
-    """Compare an extracted answer with a label, both as written."""
+def compare(prediction: str, label: str, cpu_s: float = CPU_LIMIT_S) -> Comparison:
+    """Compare an extracted answer with a label, both as written.
+
+    Args:
+        prediction: The answer.
+        label: What it should be; its form decides what the answer may leave out, such as a unit or "x =".
+        cpu_s: CPU seconds that this may take; the answer is wrong when they are used up.
+    """
     if not label.strip():
         return Comparison(equal=False, method="no_label")
     if not prediction.strip():
@@ -56,86 +98,417 @@ def compare(prediction: str, label: str) -> Comparison:
         return Comparison(equal=True, method="exact")
     if max(len(prediction), len(label)) > LONGEST_ANSWER:
         return Comparison(equal=False, method="too_long")
-    notations = _without_names(notation_of(prediction), notation_of(label))
-    verdict = _compare_notations(*notations)
-    return verdict if verdict.equal is not None else replace(verdict, formulas=(notations[0].text, notations[1].text))
+    try:
+        return _compare(notation_of(prediction), notation_of(label), Budget(cpu_s))
+    except OutOfTimeError:
+        return Comparison(equal=False, method="algebra_timeout")
+    except TooComplexError:
+        return Comparison(equal=False, method="algebra_refused")
 
 
-def _compare_notations(prediction: Notation, label: Notation) -> Comparison:
-    if {prediction.unit, label.unit} <= _MEASURES and prediction.unit != label.unit:
+def _compare(prediction: Notation, label: Notation, budget: Budget) -> Comparison:
+    if prediction.unit and label.unit and prediction.unit != label.unit:
         return Comparison(equal=False, method="unit")
-    base = _NUMERAL_IN_BASE.fullmatch(label.text)
-    if base and "_" not in prediction.text:  # the question asked for the base, so that an answer may leave it out
-        label = replace(label, text=base["numeral"])
+    prediction = _chosen(prediction, label)
+    repeated = without_repetition_in_words(prediction.text)
+    if repeated[1] is not None and exact_number(repeated[0]) == repeated[1]:
+        prediction = replace(prediction, text=repeated[0])
+    prediction, label = _without_base(prediction, label)
     first, second = exact_number(prediction.text), exact_number(label.text)
     if first is not None and second is not None:
-        return Comparison(_equal_values(first, prediction, second, label), method="number")
+        return Comparison(_equal_numbers(first, second, (prediction.unit, label.unit)), method="number")
     if canonical(prediction.text) == canonical(label.text):
         return Comparison(equal=True, method="exact")
-    if _telling(prediction.text) != _telling(label.text):
-        return Comparison(equal=False, method="notation")
-    keys = key_of(_with_commas(prediction.text)), key_of(_with_commas(label.text))
-    if keys[0] == keys[1] or any(isinstance(key, Group) for key in keys):
-        equal = _equal_keys(*keys)
-        return Comparison(equal, method="algebra" if equal is None else "collection")
-    return _compare_words(*keys)
+    said = _said(prediction), _said(label)
+    if None not in said:
+        return Comparison(said[0] == said[1], method="words")
+    times = are_same_time(*(f"{side.text} {side.unit}".strip() for side in (prediction, label)))
+    if times is not None:
+        return Comparison(times, method="words")
+    return Comparison(_equal_answers(prediction, label, budget), method="algebra")
 
 
-def _telling(text: str) -> set[str]:
-    """The marks in a text that change its meaning and that parsers of LaTeX pass over."""
-    return {mark.replace(" ", "").replace("{", "") for mark in _PASSED_OVER.findall(text)}
+def _chosen(prediction: Notation, label: Notation) -> Notation:
+    """A prediction "(B) 12" as the letter where the label is one, else as what follows; one that lists more stays."""
+    choice = _CHOICE.fullmatch(prediction.text)
+    if choice is None or _LETTER.search(choice["rest"]) or _OTHER_SIGN.search(choice["rest"]):
+        return prediction
+    is_letter = _LETTER.fullmatch(label.text.strip("()"))
+    return replace(prediction, text=choice["letter"] if is_letter else choice["rest"] or prediction.text)
 
 
-def _equal_values(first: Fraction, prediction: Notation, second: Fraction, label: Notation) -> bool:
-    """Equal as written; where only one has a percent sign, 50% is both 50 and 0.5."""
-    if first == second or prediction.percent == label.percent:
-        return first == second
-    return first == 100 * second if prediction.percent else 100 * first == second
-
-
-def _compare_words(prediction: Key, label: Key) -> Comparison:
-    """Letters never equal a number, and plain words only themselves; but "ab" or "xyz" may be a product."""
-    sides = (prediction, label)
-    if any(isinstance(side, Fraction) for side in sides):
-        differ = all(isinstance(side, Fraction) or _LETTERS.fullmatch(str(side)) for side in sides)
-    else:
-        differ = all(_WORDS.fullmatch(str(side)) for side in sides) and sorted(str(prediction)) != sorted(str(label))
-    return Comparison(equal=False, method="words") if differ else Comparison(equal=None, method="algebra")
-
-
-def _equal_keys(first: Key, second: Key) -> bool | None:
-    if first == second:
-        return True
-    if isinstance(first, Group) and isinstance(second, Group) and not (first.is_set and second.is_set):
-        if "" not in (first.brackets, second.brackets) and first.brackets != second.brackets:
-            return False
-        if len(first.items) != len(second.items):
-            return False
-        verdicts = [_equal_keys(*pair) for pair in zip(first.items, second.items, strict=True)]
-        return False if False in verdicts else None if None in verdicts else True
-    if isinstance(first, Group) and isinstance(second, Group) and frozenset(first.items) == frozenset(second.items):
-        return True
-    return False if is_decided(first) and is_decided(second) else None
-
-
-def _with_commas(text: str) -> str:
-    """Write "1 or 2" and "1; 2" as "1, 2"; words without digits keep their "and"."""
-    return _CONJUNCTION.sub(",", text) if any(character.isdigit() for character in text) else text
-
-
-def _without_names(prediction: Notation, label: Notation) -> tuple[Notation, Notation]:
-    r"""Take "x =" off both, unless they name different things; a prediction "6 \cdot 7 = 42" is its last part."""
-    names = _NAMES.match(prediction.text), _NAMES.match(label.text)
-    if names[0] and names[1] and canonical(names[0]["name"]) != canonical(names[1]["name"]):
-        return prediction, label
-    label = _without_first_name(label)
-    prediction = _without_first_name(prediction)
-    if "=" not in label.text and not _NOT_ONE_EQUATION.search(prediction.text):
-        prediction = replace(prediction, text=prediction.text.rpartition("=")[2].strip())
+def _without_base(prediction: Notation, label: Notation) -> tuple[Notation, Notation]:
+    """The label asks for its base, so that a prediction may leave it out; a decimal label asks for the value."""
+    given, wanted = numeral_in_base(prediction.text), numeral_in_base(label.text)
+    if wanted and (given is None or given[1] == wanted[1]) and (given or "_" not in prediction.text):
+        label = replace(label, text=wanted[0])
+        return replace(prediction, text=given[0]) if given else prediction, label
+    if given and not wanted and exact_number(label.text) is not None:
+        with contextlib.suppress(ValueError):  # a digit that the base has not
+            return replace(prediction, text=str(int(*given))), label
     return prediction, label
 
 
-def _without_first_name(notation: Notation) -> Notation:
-    match = _NAMES.match(notation.text)
-    rest = notation.text[match.end() :] if match else ""
-    return replace(notation, text=rest) if rest and "=" not in rest else notation
+def _equal_numbers(first: Fraction, second: Fraction, units: tuple[str, str]) -> bool:
+    """Equal as written; where only one has a percent sign, 50% is both 50 and 0.5."""
+    if first == second or "%" not in units or units[0] == units[1]:
+        return first == second
+    return first == 100 * second if units[0] == "%" else 100 * first == second
+
+
+def _said(notation: Notation) -> Hashable | None:
+    """The words or the number; None for what may be a formula, as "xy" is a product."""
+    number = exact_number(notation.text)
+    if number is not None or (not notation.is_text and _PRODUCT.fullmatch(notation.text)):
+        return number
+    return words_key(notation.text)
+
+
+def _equal_answers(prediction: Notation, label: Notation, budget: Budget) -> bool:
+    if equal(key_of(prediction.text), key_of(label.text), budget):
+        return True
+    names, wanted = _without_names(label.text)
+    if len(wanted) != 1:  # an equation, which only an equation can equal
+        return False
+    given = _values(prediction.text, names)
+    units = prediction.unit, label.unit
+    return bool(given) and all(_equal_values(key_of(text), key_of(wanted[0]), units, budget) for text in given)
+
+
+def _equal_values(first: Key, second: Key, units: tuple[str, str], budget: Budget) -> bool:
+    if isinstance(first, Fraction) and isinstance(second, Fraction):
+        return _equal_numbers(first, second, units)
+    if equal(first, second, budget):
+        return True
+    given, wanted = node_of(first), node_of(second)
+    if units[0] == units[1] or given is None or wanted is None:
+        return False
+    return are_equal(_scaled(given, units[0]), _scaled(wanted, units[1]), budget)
+
+
+def _scaled(node: Node, unit: str) -> Node:
+    """In no unit: 50% as 1/2, 180 degrees as pi."""
+    if unit == "%":
+        return Node("quotient", (node, Node("number", value=Fraction(100))))
+    return Node("degrees", (node,)) if unit == "°" else node
+
+
+def _without_names(text: str) -> tuple[list[str], list[str]]:
+    r"""The names that a text begins with, as in "x =" or "x \in", and the other sides of its equation."""
+    sides = split_at(text.removeprefix("="), _EQUALS)[0]
+    if not all(sides):
+        return [], [text]
+    if len(sides) == 2 and _NAME.fullmatch(sides[1]) and not _NAME.fullmatch(sides[0]) and r"\in" not in text:  # 5 = x
+        sides.reverse()
+    count = 0
+    while count < len(sides) - 1 and _NAME.fullmatch(sides[count]):
+        count += 1
+    return [canonical(side) for side in sides[:count]], sides[count:]
+
+
+def _values(prediction: str, label_names: list[str]) -> list[str]:
+    r"""All sides of a prediction that must equal the label: of x = 6 \cdot 7 = 42, both after the first.
+
+    None if it names something else than the label, or says the same twice, as 42 = 42. A left side with variables, as
+    m + n = 42, is passed over as a name, but not one with a single variable: 2x = 42 says that x is 21.
+    """
+    names, sides = _without_names(prediction)
+    if names and label_names and names[0] != label_names[0]:
+        return []
+    if len(sides) > 1 and split_at(prediction, _OTHER_SIGN)[1]:
+        return []
+    if len(sides) > 1 and not names and not label_names and _is_quantity(sides[0]):
+        sides = sides[1:]
+    return sides if len({canonical(side) for side in sides}) == len(sides) else []
+
+
+def _is_quantity(side: str) -> bool:
+    letters = {letter for letter in _COMMAND.sub(" ", side) if letter.isalpha()}
+    letters |= {name for name in _COMMAND.findall(side) if name[1:] in GREEK}
+    return len(letters) > 1 or (bool(letters) and _QUANTITIES.search(side) is not None)
+
+
+def equal(first: Key, second: Key, budget: Budget) -> bool:
+    """Whether two keys are the same value, whichever of them is the label's."""
+    if first == second:
+        return True
+    if isinstance(first, Relation | Combination) or isinstance(second, Relation | Combination):
+        return _equal_conditions(first, second, budget)
+    if isinstance(first, Group) and isinstance(second, Group):
+        return _equal_groups(first, second, budget)
+    if isinstance(first, Matrix) or isinstance(second, Matrix):
+        return _equal_matrices(first, second, budget)
+    if isinstance(first, Group) or isinstance(second, Group):
+        return _equal_regions(first, second, budget) if _is_reals(first) or _is_reals(second) else False
+    ends = _INFINITIES.get(_text(first)), _INFINITIES.get(_text(second))
+    if ends != (None, None):
+        return ends[0] == ends[1]
+    nodes = node_of(first), node_of(second)
+    return nodes[0] is not None and nodes[1] is not None and are_equal(nodes[0], nodes[1], budget)
+
+
+def node_of(key: Key) -> Node | None:
+    """The formula of a number or formula; None for any other key."""
+    if isinstance(key, Fraction):
+        return Node("number", value=key)
+    return key.node if isinstance(key, Formula) else None
+
+
+def _text(key: Key) -> str:
+    return key.text if isinstance(key, Formula) else ""
+
+
+def _is_reals(key: Key) -> bool:
+    return _text(key) == r"\mathbb{R}"
+
+
+def _equal_groups(first: Group, second: Group, budget: Budget) -> bool:
+    values = values_of(first), values_of(second)
+    if (values[0] is None) != (values[1] is None):
+        first, second = values[0] or first, values[1] or second
+    if not (first.is_set and second.is_set):
+        brackets = {first.brackets, second.brackets}
+        is_interval = len(first.items) == 2 and brackets != {"", "()"}
+        if len(brackets) == 2 and ("" not in brackets or is_interval):
+            return False
+        return _equal_sequences(first.items, second.items, budget)
+    may_repeat = first.brackets == second.brackets == r"\{\}"
+    if len(first.items) != len(second.items) and not may_repeat:
+        return False
+    if not may_repeat:
+        return _covers(first.items, second.items, budget, once=True)
+    return all(
+        _covers(*pair, budget, once=False) for pair in ((first.items, second.items), (second.items, first.items))
+    )
+
+
+def _equal_sequences(first: Sequence[Key], second: Sequence[Key], budget: Budget) -> bool:
+    return len(first) == len(second) and all(equal(*pair, budget) for pair in zip(first, second, strict=True))
+
+
+def _covers(first: Sequence[Key], second: Sequence[Key], budget: Budget, *, once: bool) -> bool:
+    """Whether each item of the second is in the first; with `once`, each as another item of it."""
+    left = list(first)
+    for item in second:
+        found = next((position for position, other in enumerate(left) if equal(other, item, budget)), None)
+        if found is None:
+            return False
+        if once:
+            del left[found]
+    return True
+
+
+def _equal_matrices(first: Key, second: Key, budget: Budget) -> bool:
+    """A column or a row is also the tuple of its entries."""
+    if isinstance(first, Matrix) and isinstance(second, Matrix):
+        return len(first.rows) == len(second.rows) and all(
+            _equal_sequences(*rows, budget) for rows in zip(first.rows, second.rows, strict=True)
+        )
+    matrix, other = (first, second) if isinstance(first, Matrix) else (second, first)
+    if not isinstance(matrix, Matrix) or not isinstance(other, Group) or other.brackets != "()":
+        return False
+    columns = {len(row) for row in matrix.rows}
+    entries = [row[0] for row in matrix.rows] if columns == {1} else matrix.rows[0] if len(matrix.rows) == 1 else ()
+    return _equal_sequences(entries, other.items, budget)
+
+
+def _equal_conditions(first: Key, second: Key, budget: Budget) -> bool:
+    names = _names(first), _names(second)
+    if names[0] and names[1] and names[0] != names[1]:
+        return False
+    if _equal_regions(first, second, budget):
+        return True
+    if isinstance(first, Combination) and isinstance(second, Combination) and first.kind == second.kind:
+        return len(first.parts) == len(second.parts) and _covers(first.parts, second.parts, budget, once=True)
+    if not isinstance(first, Relation) or not isinstance(second, Relation):
+        return False
+    turned = Relation(second.parts[::-1], tuple(_TURNED[sign] for sign in reversed(second.signs)))
+    return any(
+        first.signs == other.signs
+        and (_equal_sequences(first.parts, other.parts, budget) or _equal_differences(first, other, budget))
+        for other in (second, turned)
+    )
+
+
+def _equal_differences(first: Relation, second: Relation, budget: Budget) -> bool:
+    """Whether the differences of the sides are proportional: y - 2x = 1 and y = 2x + 1."""
+    differences = _difference(first), _difference(second)
+    if differences[0] is None or differences[1] is None:
+        return False
+    positively = first.signs[0] not in ("=", r"\ne")
+    if are_proportional(differences[0], differences[1], budget, positively=positively):
+        return True
+    divisors = [sorted(_divisors(difference), key=repr) for difference in (differences[0], differences[1])]
+    if positively or not any(divisors):
+        return False
+    products = [Node("product", (one, *by)) for one, by in zip(differences, divisors, strict=True) if one is not None]
+    return are_proportional(products[0], products[1], budget)
+
+
+def _difference(relation: Relation) -> Node | None:
+    left, right = (node_of(part) for part in relation.parts[:2])
+    if len(relation.parts) != 2 or left is None or right is None:
+        return None
+    return Node("sum", (left, Node("negative", (right,))))
+
+
+def _divisors(node: Node) -> set[Node]:
+    """The divisors of a formula's terms that hold variables: y = 1/x times them is xy = 1."""
+    if node.kind not in ("sum", "product", "negative", "quotient", "reciprocal"):
+        return set()
+    divisor = node.args[-1] if node.kind in ("quotient", "reciprocal") else None
+    own = {divisor} if divisor is not None and divisor.symbols() else set()
+    return own.union(*(_divisors(arg) for arg in node.args if arg is not divisor))
+
+
+def _names(key: Key) -> set[str]:
+    """The variables of a condition."""
+    if isinstance(key, Relation | Combination):
+        return set().union(*map(_names, key.parts))
+    node = node_of(key)
+    return node.symbols() if node is not None else set()
+
+
+def _equal_regions(first: Key, second: Key, budget: Budget) -> bool:
+    pieces, others = _region(first, budget), _region(second, budget)
+    if pieces is None or others is None or len(pieces) != len(others):
+        return False
+    return all(
+        (a.low_closed, a.high_closed) == (b.low_closed, b.high_closed) and _meet(a.low, b.low) and _meet(a.high, b.high)
+        for a, b in zip(pieces, others, strict=True)
+    )
+
+
+def _region(key: Key, budget: Budget) -> list[Piece] | None:
+    """The real numbers that an interval, or a condition on one variable, allows; None for any other key."""
+    if _is_reals(key):
+        return [REALS]
+    if isinstance(key, Group):
+        return _interval(key, budget)
+    if isinstance(key, Relation):
+        return _solutions(key, budget)
+    if not isinstance(key, Combination):
+        return None
+    regions = [_region(part, budget) for part in key.parts]
+    known = [region for region in regions if region is not None]
+    if len(known) != len(regions):
+        return None
+    return united([piece for region in known for piece in region]) if key.kind == "or" else intersected(known)
+
+
+def _interval(group: Group, budget: Budget) -> list[Piece] | None:
+    if group.brackets == r"\{\}":
+        points = [_end(item, budget) for item in group.items]
+        return None if None in points else united([Piece(point, CLOSED, point, CLOSED) for point in points])
+    if group.brackets not in _INTERVALS or len(group.items) != 2:
+        return None
+    low, high = (_end(item, budget) for item in group.items)
+    if low is None or high is None or not _less(low, high):
+        return None
+    return [Piece(low, group.brackets[0] == "[", high, group.brackets[1] == "]")]
+
+
+def _end(key: Key, budget: Budget) -> Value | None:
+    if _text(key) in _INFINITIES:
+        return _INFINITIES[_text(key)]
+    node = node_of(key)
+    return None if node is None or node.symbols() else value_of(node, budget)
+
+
+def _solutions(relation: Relation, budget: Budget) -> list[Piece] | None:
+    names = _names(relation)
+    if len(names) != 1 or "=" in relation.signs:
+        return None
+    regions = []
+    for left, sign, right in zip(relation.parts, relation.signs, relation.parts[1:], strict=False):
+        region = _half_line(left, sign, right, next(iter(names)), budget)
+        if region is None:
+            return None
+        regions.append(region)
+    return intersected(regions)
+
+
+def _half_line(left: Key, sign: str, right: Key, name: str, budget: Budget) -> list[Piece] | None:
+    if _text(left) in _INFINITIES or _text(right) in _INFINITIES:
+        return [REALS] if _is_true_of_reals(left, sign, right) else None
+    difference = _difference(Relation((left, right), (sign,)))
+    line = None if difference is None else root_of_line(difference, name, budget)
+    if line is None:
+        return None
+    root, rises = line
+    if sign == r"\ne":
+        return [Piece(-inf, OPEN, root, OPEN), Piece(root, OPEN, inf, OPEN)]
+    is_above = (sign in (">", r"\ge")) == rises
+    closed = sign in (r"\le", r"\ge")
+    return [Piece(root, closed, inf, OPEN) if is_above else Piece(-inf, OPEN, root, closed)]
+
+
+def _is_true_of_reals(left: Key, sign: str, right: Key) -> bool:
+    r"""Whether an inequality with an infinity says nothing of real numbers: -\infty < x < \infty."""
+    low = _INFINITIES.get(_text(left)) == -inf or _INFINITIES.get(_text(right)) == inf
+    return low if sign in ("<", r"\le") else not low and sign in (">", r"\ge")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An interval of the number line: each end is a value of `numeric`, or an infinite float, and in it or not."""
+
+    low: Value
+    low_closed: bool
+    high: Value
+    high_closed: bool
+
+
+REALS: Final = Piece(-inf, OPEN, inf, OPEN)
+
+
+def united(pieces: list[Piece]) -> list[Piece]:
+    """The same numbers as disjoint pieces in order."""
+    united: list[Piece] = []
+    rest = list(pieces)
+    while rest:
+        first = next(a for a in rest if not any(_begins_before(b, a) for b in rest))
+        rest.remove(first)
+        last = united[-1] if united else None
+        touches = last and (
+            _less(first.low, last.high) or (_meet(first.low, last.high) and (first.low_closed or last.high_closed))
+        )
+        if last is None or not touches:
+            united.append(first)
+        elif _less(last.high, first.high) or (_meet(last.high, first.high) and first.high_closed):
+            united[-1] = Piece(last.low, last.low_closed, first.high, first.high_closed)
+    return united
+
+
+def _begins_before(first: Piece, second: Piece) -> bool:
+    if _meet(first.low, second.low):
+        return first.low_closed and not second.low_closed
+    return _less(first.low, second.low)
+
+
+def intersected(regions: Sequence[list[Piece]]) -> list[Piece]:
+    """What is in each of the regions, as disjoint pieces in order."""
+    result = [REALS]
+    for region in regions:
+        result = [piece for a in result for b in region for piece in _common(a, b)]
+    return united(result)
+
+
+def _common(first: Piece, second: Piece) -> list[Piece]:
+    low = second if _less(first.low, second.low) or (_meet(first.low, second.low) and first.low_closed) else first
+    high = second if _less(second.high, first.high) or (_meet(first.high, second.high) and first.high_closed) else first
+    piece = Piece(low.low, low.low_closed, high.high, high.high_closed)
+    is_point = _meet(piece.low, piece.high) and piece.low_closed and piece.high_closed
+    return [piece] if is_point or _less(piece.low, piece.high) else []
+
+
+def _less(first: Value, second: Value) -> bool:
+    if isinstance(first, float) or isinstance(second, float):
+        return bool(first == -inf != second or second == inf != first)
+    return is_less(first, second)
+
+
+def _meet(first: Value, second: Value) -> bool:
+    if isinstance(first, float) or isinstance(second, float):
+        return isinstance(first, float) and isinstance(second, float) and first == second
+    return is_close(first, second)

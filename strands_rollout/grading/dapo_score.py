@@ -1,8 +1,7 @@
-r"""The score of slime's strands example, with its faults: it reads tool output, and only the last 300 characters.
+r"""The score of slime's strands example, its faults included: it reads tool output, and only the last 300 characters.
 
 Source of the rules: THUDM/slime 624b824a, slime/rollout/rm_hub/math_dapo_utils.py (Minerva's normalisation) and
-examples/strands_sglang. Where that raises, the answer here is wrong, and the grade says why. The default grading shares
-nothing with it.
+examples/strands_sglang. Where that raises, the answer here is wrong, and the grade says why.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Final
 NO_ANSWER: Final = "[INVALID]"
 _SEEN_CHARS: Final = 300
 _SEEN_CHARS_STRICT: Final = 100
+_LONGEST_LABEL: Final = 1000  # slime's patterns take time that grows with its square
 _ANSWER: Final = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _BOX: Final = r"\boxed{"
 _REWRITES: Final = (
@@ -58,12 +58,15 @@ class DapoGrade:
 def slime_example_grade(response: str, label: object, tool_iterations: float) -> DapoGrade:
     """Grade like slime's strands example: by the last "Answer:", or where there is none by the last box."""
     correct, pred, error = False, "", ""
+    length = len(str(label))
+    if length > _LONGEST_LABEL:
+        label, error = "", f"ValueError: a label of {length} characters; expected at most {_LONGEST_LABEL}"
     try:
         correct, pred = _by_answer_line(response[-_SEEN_CHARS:], label or "")
         if pred == NO_ANSWER:
             correct, pred = _by_box(response[-_SEEN_CHARS_STRICT:], label or "")
     except (ValueError, OverflowError) as e:  # a label that is not a number
-        error = f"{type(e).__name__}: {e}"
+        error = error or f"{type(e).__name__}: {e}"
     score = 1.0 if correct else min(-0.6, -1.0 + (tool_iterations - 2) / 2 * 0.1)
     return DapoGrade(score, correct, pred, error)
 

@@ -1,25 +1,37 @@
-"""Images as prompts and tools hand them over -> bytes, and where their tokens stand in a trajectory.
+"""Images: from prompts and tools to tokens and training inputs, and what a request about them holds.
 
-Knows Pillow, which the extra `[images]` brings and which is imported when the first image occurs; nothing of models,
-messages or HTTP.
+Tokens and training inputs come from the model's own Hugging Face processor. `image_data` beside `input_ids` follows
+SGLang 0.5.23, python/sglang/srt/multimodal/processors/base_processor.py.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
+import functools
 import io
-from collections.abc import Mapping, Sequence
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from strands_rollout.errors import ConfigError, PromptError
+from strands_rollout.aio import once
+from strands_rollout.client.generate_api import Generation
+from strands_rollout.errors import ConfigError, EngineResponseError, PromptError, TemplateError, UnsendableTextError
+from strands_rollout.template.messages import ChatMessage, take_images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from transformers import ProcessorMixin
+
+    from strands_rollout.template.chat_template import ChatTemplate
 
 _LONGEST_PATH: Final = 4096
 
@@ -142,9 +154,249 @@ def _bytes_of_text(text: str) -> bytes:
         ) from e
 
 
-def _pillow() -> Any:  # noqa: ANN401 - a module
+def _pillow() -> ModuleType:
     try:
         from PIL import Image
     except ImportError as e:
         raise ConfigError("got an image, and Pillow is not installed: pip install 'strands-rollout[images]'") from e
     return Image
+
+
+# what a processor makes of text: the trajectory has its ids
+_OF_TEXT: Final = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+_KNOWN: Final[weakref.WeakKeyDictionary[Any, ImageTokens]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadImage:
+    """An image as the model reads it.
+
+    Attributes:
+        token_count: Image tokens that stand for it, at least 1.
+        data_url: The image as PNG.
+        train_inputs: See `PlacedImage`.
+    """
+
+    token_count: int
+    data_url: str
+    train_inputs: Mapping[str, np.ndarray[Any, Any]]
+
+
+class ImageTokens:
+    """What a processor makes of images. Several threads may use it: processors are used by one at a time.
+
+    Attributes:
+        token_id: The image token, of which a template writes one for each image.
+    """
+
+    def __init__(self, processor: ProcessorMixin) -> None:
+        self._token = getattr(processor, "image_token", None)
+        if getattr(processor, "image_processor", None) is None or not isinstance(self._token, str):
+            raise ConfigError(
+                f"got an image, and this model reads text only: its processor is a {type(processor).__name__}; "
+                "expected a vision-language model's, with an image_processor and an image_token"
+            )
+        self.token_id: int = processor.tokenizer.convert_tokens_to_ids(self._token)
+        self._processor = processor
+        self._lock = threading.Lock()
+
+    def read(self, data: bytes) -> ReadImage:
+        """Read a file's bytes; blocks while the processor works.
+
+        Raises:
+            PromptError: They are no image.
+            ConfigError: The processor does not take it, or makes something else of it than image tokens alone.
+        """
+        from transformers.utils import is_torch_available
+
+        image = read_rgb(data)
+        # torchvision's backends make tensors only
+        tensors = "pt" if is_torch_available() else "np"
+        try:
+            with self._lock:
+                made = self._processor(text=[self._token], images=[image], images_kwargs={"return_tensors": tensors})
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as e:
+            raise ConfigError(f"the {type(self._processor).__name__} fails on an image of {image.size}: {e}") from e
+        ids = np.asarray(made["input_ids"]).reshape(-1).tolist()
+        if not ids or set(ids) != {self.token_id}:
+            raise ConfigError(
+                f"the {type(self._processor).__name__} makes the ids {ids[:20]} of {self._token}; expected nothing but "
+                f"{self.token_id}, which SGLang repeats for each image"
+            )
+        inputs = {name: np.asarray(value) for name, value in made.items() if name not in _OF_TEXT}
+        return ReadImage(len(ids), to_data_url(to_png(image)), inputs)
+
+
+def image_tokens_of(processor: ProcessorMixin) -> ImageTokens:
+    """Of a processor, or of the folder or hub id of one, loaded once per process; blocks while it is loaded.
+
+    Raises:
+        ConfigError: There is none, or it is none for images.
+    """
+    if processor is None:
+        raise ConfigError(
+            "got an image, and this model reads text only; expected SGLangModel(processor=...), a vision-language "
+            "model's processor, or the folder or hub id of one"
+        )
+    found = load_processor(processor) if isinstance(processor, str) else processor
+    # of threads that come at once all get the same, and so the same lock
+    return _KNOWN.get(found) or _KNOWN.setdefault(found, ImageTokens(found))
+
+
+@functools.lru_cache(maxsize=8)
+def load_processor(checkpoint: str) -> ProcessorMixin:
+    """The processor of a folder or hub id, loaded once per process.
+
+    Raises:
+        ConfigError: It can't be loaded.
+    """
+    from transformers import AutoProcessor
+
+    try:
+        return AutoProcessor.from_pretrained(checkpoint)
+    except (OSError, ValueError, ImportError) as e:
+        raise ConfigError(
+            f"got an image, and this model reads text only, or its processor can't be loaded from {checkpoint!r}: {e}"
+        ) from e
+
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def image_fields(images: Sequence[PlacedImage]) -> dict[str, Any]:
+    """The request's field of images; none without images."""
+    return {"image_data": [image.data_url for image in images]} if images else {}
+
+
+def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Decode) -> list[int]:
+    """The ids with one token for each image, of which the engine makes as many as the image needs.
+
+    The engine keeps a request's ids but for its image tokens (`_expand_input_ids`), where there is one for each image.
+    It looks for them in the decoded text, and never answers where it finds more than images.
+
+    Args:
+        ids: Of the whole request, all tokens of each image among them.
+        images: In the order of their places.
+        decode: Text of ids.
+
+    Raises:
+        UnsendableTextError: The image token's text stands for no image somewhere: the policy or an untrusted text wrote
+            it.
+    """
+    found: list[int] = []
+    position = 0
+    for image in images:
+        found += ids[position : image.start + 1]
+        position = image.end
+    found += ids[position:]
+    token = decode([images[0].token_id])
+    count = decode(found).count(token)
+    if count != len(images):
+        raise UnsendableTextError(
+            f"got {count} times the text {token} in a conversation with {len(images)} images; expected it once for "
+            "each: SGLang takes any other for an image that is missing, and never answers. A prompt, a tool or the "
+            "policy wrote it."
+        )
+    return found
+
+
+def check_image_answer(generation: Generation, images: Sequence[PlacedImage], length: int) -> None:
+    """See that the engine read what the trainer will read.
+
+    Args:
+        generation: The answer.
+        images: Of the request, at least one.
+        length: Tokens of the request, all of each image counted.
+
+    Raises:
+        EngineResponseError: The engine read another number of tokens.
+        UnsendableTextError: The policy sampled the image token, for which the trainer would miss an image.
+    """
+    if not generation.output_ids:
+        return
+    read = generation.meta_info.get("prompt_tokens")
+    if read not in (None, length):
+        raise EngineResponseError(
+            f"the engine read {read!r} tokens of a prompt with {len(images)} images; expected "
+            f"{length}, as the model's own processor counts them. Serve the same preprocessor_config.json, with an "
+            "SGLang that keeps a request's ids (0.5.23 does, unless SGLANG_MM_AVOID_RETOKENIZE is off)."
+        )
+    if images[0].token_id in generation.output_ids:
+        raise UnsendableTextError(
+            f"the policy sampled the image token {images[0].token_id}, which stands for no image; a trainer would look "
+            "for one"
+        )
+
+
+logger = logging.getLogger(__name__)
+
+
+async def read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> list[ReadImage]:
+    """Take the images out of new messages and read them, in a thread; none is the rule.
+
+    A tool's image that can't be read becomes a text that says so: the policy chose the call, and must not end its
+    episode by it.
+
+    Raises:
+        PromptError: One of a user can't be read.
+        ConfigError: There is no processor that reads a user's.
+    """
+    found: list[ReadImage] = []
+    for message in chat:
+        for part, data in take_images(message):
+            try:
+                found.append(await _read(template.processor, data))
+            except (PromptError, ConfigError) as e:
+                if message["role"] != "tool":
+                    raise
+                logger.warning("a tool's image is shown as text tool=%s: %s", message.get("name"), e)
+                part.clear()
+                part |= {"type": "text", "text": "[an image that can't be read]"}
+        if isinstance(message["content"], list) and all(part["type"] == "text" for part in message["content"]):
+            message["content"] = "\n".join(part["text"] for part in message["content"])
+    return found
+
+
+async def _read(processor: ProcessorMixin, data: bytes) -> ReadImage:
+    if isinstance(processor, str):
+        await once(("processor", processor), lambda: image_tokens_of(processor))
+    return await asyncio.to_thread(lambda: image_tokens_of(processor).read(data))
+
+
+def further_tokens(images: Sequence[ReadImage]) -> int:
+    """Tokens of images beyond the one that a template writes for each."""
+    return sum(image.token_count - 1 for image in images)
+
+
+def place_images(
+    template: ChatTemplate, ids: Sequence[int], images: Sequence[ReadImage], start: int
+) -> tuple[list[int], list[PlacedImage]]:
+    """New context with all tokens of its images, and their places.
+
+    Args:
+        template: That made the ids.
+        ids: One token for each image among them.
+        images: In order, at least one.
+        start: Tokens before them.
+
+    Raises:
+        TemplateError: The template does not show each image once.
+    """
+    token_id = image_tokens_of(template.processor).token_id
+    if ids.count(token_id) != len(images):
+        raise TemplateError(
+            f"the chat template shows {ids.count(token_id)} of {len(images)} images, by the token "
+            f"{template.encoder.decode([token_id])!r}; expected each, once: it may be for text only, or show no images "
+            "in tools' results"
+        )
+    found: list[int] = []
+    placed: list[PlacedImage] = []
+    unplaced = iter(images)
+    for one in ids:
+        if one == token_id:
+            image, at = next(unplaced), start + len(found)
+            found += [token_id] * image.token_count
+            placed.append(PlacedImage(at, start + len(found), token_id, image.data_url, image.train_inputs))
+        else:
+            found.append(one)
+    return found, placed

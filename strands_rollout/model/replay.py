@@ -1,12 +1,15 @@
 """Data that the trainer replays (routed experts, kept top-p ids): asked for per request, and checked to be there.
 
-Knows the fields of SGLang's requests and `meta_info`; the decoding is slime's business.
+Knows the fields of SGLang's requests and `meta_info`; slime decodes them, except in joined_experts.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Any, Final
+
+import numpy as np
 
 from strands_rollout.errors import EngineResponseError
 
@@ -81,6 +84,25 @@ def located_experts(meta_info: Mapping[str, Any], *, start: int, total: int, lay
         f"got {numbers} numbers of routed experts; expected {(total - 1 - start) * row}, for tokens {start} to "
         f"{total - 2} in {layers} layers with {top_k} experts each. Does --num-layers fit the served model?"
     )
+
+
+def joined_experts(meta_info: Mapping[str, Any], known: Any, *, layers: int, top_k: int) -> Any:  # noqa: ANN401 - arrays
+    """The routed experts of a sequence so far, as slime's Sample joins them; for releases whose Sample does not.
+
+    Args:
+        meta_info: Of a request, from `located_experts`.
+        known: int32 of shape (rows, layers, top_k) of earlier requests, or None.
+        layers: Of the model.
+        top_k: Experts per token.
+
+    Returns:
+        An array like `known`; `known` itself where the request has no experts.
+    """
+    if meta_info.get(EXPERTS) is None:
+        return known
+    rows = np.frombuffer(base64.b64decode(meta_info[EXPERTS]), dtype=np.int32).reshape(-1, layers, top_k)
+    start = meta_info.get(EXPERTS_START, 0)
+    return np.concatenate([known[:start], rows]) if start else rows
 
 
 def _int32_count(payload: object) -> int:

@@ -1,41 +1,41 @@
-"""Asks the engine for one turn, within what budgets and the engine's own context leave, across the engine's aborts.
-
-Knows budgets, the client and the trajectory that it fills; nothing of templates, messages or parsing.
-"""
+"""Asks the engine for one turn, within its budgets and the engine's context length, across the engine's aborts."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any, Final, Literal, TypedDict, cast
 
 from strands.types.exceptions import ContextWindowOverflowException
 
-from strands_rollout.episode_clock import began_at_s
+from strands_rollout.aio import began_at_s
+from strands_rollout.client.client import FinishReason, Flight, Generation, SGLangClient
+from strands_rollout.client.generate_api import EncodedIds, EncodedPrompt
+from strands_rollout.client.retry import Fault
 from strands_rollout.errors import (
+    BudgetExhaustedError,
+    ConfigError,
     EngineAbortedError,
     EngineError,
     EngineOverlongError,
     EngineResponseError,
+    EngineUnavailableError,
     TrajectoryError,
 )
-from strands_rollout.image_request import check_image_answer, collapsed_ids, image_fields
-from strands_rollout.images import PlacedImage
-from strands_rollout.model_config import SGLangModelConfig
-from strands_rollout.replay_data import missing_replay_data, request_fields
-from strands_rollout.sglang_client import FinishReason, Flight, Generation, SGLangClient
-from strands_rollout.sglang_request import EncodedIds, EncodedPrompt
-from strands_rollout.token_limits import Room, room_left, turn_allowance
-from strands_rollout.trajectory import Trajectory
-from strands_rollout.turn_params import part_params, turn_params
+from strands_rollout.model.images import PlacedImage, check_image_answer, collapsed_ids, image_fields
+from strands_rollout.model.replay import missing_replay_data, request_fields
+from strands_rollout.model.trajectory import Trajectory, note_version
 
 logger = logging.getLogger(__name__)
 
-RequestSpan = Callable[[int | None], AbstractContextManager[Callable[[Mapping[str, Any]], object]]]
-"""Entered around each request with its max_new_tokens; what it gives is called with the answer's `meta_info`."""
+RequestSpan = Callable[[int | None], AbstractContextManager[Callable[[Mapping[str, Any]], object] | None]]
+"""Entered around each request with its max_new_tokens; what it gives, if anything, is called with the answer's
+`meta_info`."""
 
 # aborts of one turn in a row that brought no token, and the waits between them: about 40 s in all
 _MAX_FRUITLESS_ABORTS: Final = 10
@@ -45,13 +45,80 @@ _BACKOFF_BASE_S: Final = 0.25
 _BACKOFF_CAP_S: Final = 8.0
 
 
-def no_span(_max_new_tokens: int | None) -> AbstractContextManager[Callable[[Mapping[str, Any]], object]]:
-    """A `RequestSpan` that records nothing."""
-    return nullcontext(no_note)
+class SGLangModelConfig(TypedDict):
+    """Settings that `SGLangModel.update_config` changes; their meaning is documented there."""
+
+    model_id: str | None
+    sampling_params: dict[str, Any]
+    limits: TokenLimits
+    return_logprobs: bool
+    context_window_limit: int | None
+    headers: dict[str, str]
+    extra: dict[str, Any]
+    continue_aborted: bool
+    on_rewritten_history: Literal["error", "segment"]
 
 
-def no_note(_meta_info: Mapping[str, Any]) -> None:
-    """What a span that records nothing is told."""
+def config_after(config: SGLangModelConfig, spent: int) -> SGLangModelConfig:
+    """The settings with what is left of the response budget after `spent` tokens of earlier histories.
+
+    Raises:
+        BudgetExhaustedError: Nothing is left.
+    """
+    limits = config["limits"]
+    if limits.max_response_tokens is None or not spent:
+        return config
+    left = limits.max_response_tokens - spent
+    if left < 1:
+        raise BudgetExhaustedError(
+            f"no token of the response budget is left: {spent} of {limits.max_response_tokens} were used before the "
+            "history was rewritten. Raise the budget.",
+            budget="response",
+        )
+    return {**config, "limits": replace(limits, max_response_tokens=left)}
+
+
+def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGLangModelConfig:
+    """A copy of `config` with `changes`.
+
+    Raises:
+        ConfigError: A name is unknown; the message names the nearest known one.
+    """
+    for name in changes:
+        if name not in config:
+            raise ConfigError(unknown_name("setting", name, config))
+    return cast("SGLangModelConfig", {**config, **changes})
+
+
+def unknown_name(what: str, got: str, known: Mapping[str, Any]) -> str:
+    """The message for a name that is not among `known`, with the nearest one."""
+    near = get_close_matches(got, known, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"got the unknown {what} {got!r}; expected one of {', '.join(sorted(known))}.{hint}"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """One turn to be sampled.
+
+    Attributes:
+        client: Of the running event loop.
+        config: The settings in force.
+        trajectory: Grows by the context and every accepted answer.
+        context_ids: New context tokens; none where the trajectory's last turn is open.
+        images: Those among the context.
+        should_abort: Asked before each request: if it holds, none is sent, and an aborted turn stays open, as it does
+            where `config["continue_aborted"]` does not hold.
+        span: Entered around each request.
+    """
+
+    client: SGLangClient
+    config: SGLangModelConfig
+    trajectory: Trajectory
+    context_ids: Sequence[int]
+    images: Sequence[PlacedImage] = ()
+    should_abort: Callable[[], bool] = lambda: False
+    span: RequestSpan | None = None
 
 
 class TurnSampler:
@@ -75,58 +142,57 @@ class TurnSampler:
         self._end_ids = frozenset(end_ids)
         self._decode = decode
         self._engine_context: int | None = None
-        self._asked = False
+        self._era: int | None = None
+        self._learns_from: SGLangClient | None = None
+        self._unreachable: EngineUnavailableError | None = None
         self.cut_by: str | None = None
         self.engine_aborts = 0
         self.flight = Flight()
         self._prompt = EncodedPrompt([], vocab_size=None)
+        self._noted_version: str | None = None
+
+    @property
+    def engine_fault(self) -> Fault | None:
+        """How the engine failed, while it is asked again."""
+        return self.flight.fault if self._learns_from is None else self._learns_from.info_fault
 
     def context_limit(self, configured: int | None) -> int | None:
         """The smaller of the configured context length and the engine's own, in tokens, where known."""
-        return min((limit for limit in (configured, self._engine_context) if limit is not None), default=None)
+        if configured is None or self._engine_context is None:
+            return self._engine_context if configured is None else configured
+        return min(configured, self._engine_context)
 
     async def learn_context(self, client: SGLangClient) -> None:
-        """Ask the engine once for its context length; its refusals teach it otherwise."""
-        if self._asked:
+        """Ask the engine for its context length until it has answered, and again where it may be another.
+
+        Its refusals teach it otherwise. Where it could not be reached for as long as the client's patience lasts, the
+        next request raises that.
+        """
+        if self._era == client.era:
             return
-        self._asked = True
+        self._learns_from = client
         try:
             self._engine_context = (await client.server_info()).context_length
+            self._era = client.era
+        except EngineUnavailableError as e:
+            self._unreachable = e
         except EngineError as e:
-            # a dead engine is reported by the generation itself
             logger.debug("context length unknown error=%s", e)
+        self._learns_from = None  # stays where this is cancelled: `engine_fault` reads it
 
     def room(self, config: SGLangModelConfig, trajectory: Trajectory) -> Room:
         """Tokens left for new context and the next turn."""
         return room_left(config["limits"], trajectory, self.context_limit(config["context_window_limit"]))
 
-    async def sample(
-        self,
-        client: SGLangClient,
-        config: SGLangModelConfig,
-        trajectory: Trajectory,
-        context_ids: Sequence[int],
-        *,
-        turn: int,
-        should_abort: Callable[[], bool],
-        span: RequestSpan = no_span,
-        images: Sequence[PlacedImage] = (),
-    ) -> Generation:
+    async def sample(self, asked: TurnRequest, *, turn: int) -> Generation:
         """Sample one turn into the trajectory, or the rest of its open one; return the engine's last answer.
 
         A turn that the engine aborts, as it does for a weight update, is continued from its own tokens; what it had
         sampled is kept whatever follows. A request that was aborted before its first token leaves no trace.
 
         Args:
-            client: Of the running event loop.
-            config: The settings in force.
-            trajectory: Grows by the context and every accepted answer.
-            context_ids: New context tokens; none where the trajectory's last turn is open.
-            turn: The number of this turn in the conversation, from 0.
-            should_abort: Asked before each request: if it holds, none is sent, and an aborted turn stays open, as it
-                does where `config["continue_aborted"]` does not hold.
-            span: Entered around each request.
-            images: Those among the context.
+            asked: The turn.
+            turn: Its number in the conversation, from 0.
 
         Raises:
             TrajectoryError: A context id is outside the vocabulary; or an image token stands for no image.
@@ -135,23 +201,26 @@ class TurnSampler:
             EngineAbortedError: The rollout is aborted, or the turn was and is not continued.
             EngineError: The engine did not deliver.
         """
-        self._check_vocabulary(context_ids)
-        config = {**config, "sampling_params": turn_params(config["sampling_params"], turn)}
-        fruitless = 0
+        self._check_vocabulary(asked.context_ids)
+        params, fruitless = turn_params(asked.config["sampling_params"], turn), 0
+        if self._unreachable is not None:
+            error, self._unreachable = self._unreachable, None
+            raise error
         while True:
-            if should_abort():
+            if asked.should_abort():
                 raise EngineAbortedError("the rollout was aborted before a request")
-            generation = self._settled(
-                await self._ask(client, config, trajectory, context_ids, should_abort, span, images), config
-            )
+            generation = await self._request(asked, params)
+            if generation.finish_reason.type == "abort":
+                generation = self._settled(generation, asked.config["extra"], params)
             if generation.output_ids:
-                _record(trajectory, context_ids, generation, images)
-                context_ids, images, fruitless = (), (), 0
+                _record(asked, generation)
+                asked, fruitless = replace(asked, context_ids=(), images=()) if asked.context_ids else asked, 0
             else:
                 fruitless += 1
             if generation.finish_reason.type != "abort":
                 return generation
-            if should_abort() or not _can_continue(config, generation) or fruitless > _MAX_FRUITLESS_ABORTS:
+            may_continue = asked.config["continue_aborted"] and generation.finish_reason.status_code is None
+            if asked.should_abort() or not may_continue or fruitless > _MAX_FRUITLESS_ABORTS:
                 count = len(generation.output_ids)
                 words = generation.finish_reason.message or "no reason given"
                 raise EngineAbortedError(f"the engine aborted the turn after {count} tokens: {words}")
@@ -159,12 +228,12 @@ class TurnSampler:
             if fruitless > 1:  # a paused engine lets the next request wait; one that does not is not asked in a hurry
                 await asyncio.sleep(min(_BACKOFF_BASE_S * 2 ** (fruitless - 2), _BACKOFF_CAP_S))
 
-    def _settled(self, generation: Generation, config: SGLangModelConfig) -> Generation:
-        """What counts of an aborted answer; any other is taken as it is."""
-        params, ids = config["sampling_params"], generation.output_ids
-        if generation.finish_reason.type != "abort" or not ids:
+    def _settled(self, generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any]) -> Generation:
+        """What counts of an aborted answer."""
+        ids = generation.output_ids
+        if not ids:
             return generation
-        if missing_replay_data(config["extra"], params, generation.meta_info):
+        if missing_replay_data(extra, params, generation.meta_info):
             # the trainer could not replay these tokens: they are sampled again
             return replace(generation, output_ids=[], logprobs=[])
         end = self._end_of(ids, params)
@@ -180,55 +249,41 @@ class TurnSampler:
         tail = self._decode(ids[-_STOP_TAIL_TOKENS:]) if stops else ""
         return next((stop for stop in stops if tail.endswith(stop)), None)
 
-    async def _ask(
-        self,
-        client: SGLangClient,
-        config: SGLangModelConfig,
-        trajectory: Trajectory,
-        context_ids: Sequence[int],
-        should_abort: Callable[[], bool],
-        span: RequestSpan,
-        images: Sequence[PlacedImage],
-    ) -> Generation:
+    async def _request(self, asked: TurnRequest, params: Mapping[str, Any], *, is_last: bool = False) -> Generation:
         """One accepted response; asked for again, for less, if the engine's context turns out smaller than known."""
+        client, config, trajectory = asked.client, asked.config, asked.trajectory
+        images = [*trajectory.images, *asked.images]
+        allowance, limit = self._allowance(asked, params.get("max_new_tokens"))
+        params_now = part_params(params, trajectory, allowance)
+        extra = request_fields(config["extra"], known_tokens=len(trajectory.token_ids)) if config["extra"] else {}
         try:
-            return await self._request(client, config, trajectory, context_ids, should_abort, span, images)
+            with asked.span(allowance) if asked.span else nullcontext() as note:
+                generation = await client.generate(
+                    self._encoded(trajectory, asked.context_ids, client.vocab_size, images),
+                    params_now,
+                    return_logprob=config["return_logprobs"],
+                    headers=config["headers"] or None,
+                    extra={**extra, **image_fields(images)} if images else extra or None,
+                    flight=self.flight,
+                    should_abort=asked.should_abort,
+                )
+                if note is not None:
+                    note(generation.meta_info)
         except EngineOverlongError as e:
+            if is_last:
+                raise
             known = self.context_limit(config["context_window_limit"])
             if e.context_length is None or (known is not None and e.context_length >= known):
                 raise ContextWindowOverflowException(str(e)) from e
             self._engine_context = e.context_length
-            return await self._request(client, config, trajectory, context_ids, should_abort, span, images)
-
-    async def _request(
-        self,
-        client: SGLangClient,
-        config: SGLangModelConfig,
-        trajectory: Trajectory,
-        context_ids: Sequence[int],
-        should_abort: Callable[[], bool],
-        span: RequestSpan,
-        images: Sequence[PlacedImage],
-    ) -> Generation:
-        images = [*trajectory.images, *images]
-        allowance, limit = self._allowance(config, trajectory, len(context_ids))
-        params = part_params(config["sampling_params"], trajectory, allowance)
-        with span(allowance) as note:
-            generation = await client.generate(
-                self._encoded(trajectory, context_ids, client.vocab_size, images),
-                params,
-                return_logprob=config["return_logprobs"],
-                headers=config["headers"] or None,
-                extra=request_fields(config["extra"], known_tokens=len(trajectory.token_ids)) | image_fields(images)
-                or None,
-                flight=self.flight,
-                should_abort=should_abort,
-            )
-            note(generation.meta_info)
+            return await self._request(asked, params, is_last=True)
+        if generation.weight_version != self._noted_version:
+            self._noted_version = generation.weight_version
+            note_version(self._noted_version)
         if images:
-            check_image_answer(generation, images, len(trajectory.token_ids) + len(context_ids))
+            check_image_answer(generation, images, len(trajectory.token_ids) + len(asked.context_ids))
         if generation.finish_reason.type != "abort":
-            _check_complete(generation, config, params, client.url)
+            _check_complete(generation, config["extra"], params_now, client.url)
         self.cut_by = limit if generation.finish_reason.type == "length" else None
         return generation
 
@@ -247,19 +302,17 @@ class TurnSampler:
             self._prompt = EncodedPrompt(ids, vocab_size=vocab_size)
         return self._prompt.followed_by(context_ids)
 
-    def _allowance(
-        self, config: SGLangModelConfig, trajectory: Trajectory, context_length: int
-    ) -> tuple[int | None, str]:
+    def _allowance(self, asked: TurnRequest, turn_cap: int | None) -> tuple[int | None, str]:
         """Tokens that may be sampled, and the limit that will cut them."""
-        room = self.room(config, trajectory)
+        trajectory = asked.trajectory
         turn_so_far = trajectory.turns[-1].end - trajectory.turns[-1].start if trajectory.is_open else 0
         return turn_allowance(
-            config["limits"],
-            room,
-            context_length,
+            asked.config["limits"],
+            self.room(asked.config, trajectory),
+            len(asked.context_ids),
             is_first=not trajectory.turns,
             turn_so_far=turn_so_far,
-            turn_cap=config["sampling_params"].get("max_new_tokens"),
+            turn_cap=turn_cap,
         )
 
     def _check_vocabulary(self, ids: Sequence[int]) -> None:
@@ -272,15 +325,13 @@ class TurnSampler:
             )
 
 
-def _record(
-    trajectory: Trajectory, context_ids: Sequence[int], generation: Generation, images: Sequence[PlacedImage]
-) -> None:
-    trajectory.append_turn(
-        context_ids,
+def _record(asked: TurnRequest, generation: Generation) -> None:
+    asked.trajectory.append_turn(
+        asked.context_ids,
         generation.output_ids,
         generation.logprobs,
         weight_versions=generation.weight_versions,
-        images=images,
+        images=asked.images,
         finish_reason=generation.finish_reason.type,
         matched=generation.finish_reason.matched,
         rid=generation.rid,
@@ -292,17 +343,146 @@ def _record(
     )
 
 
-def _can_continue(config: SGLangModelConfig, generation: Generation) -> bool:
-    """Whether an abort is one of those that a weight update makes, and not an error of this request."""
-    return config["continue_aborted"] and generation.finish_reason.status_code is None
-
-
-def _check_complete(generation: Generation, config: SGLangModelConfig, params: Mapping[str, Any], url: str) -> None:
+def _check_complete(generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any], url: str) -> None:
     if not generation.output_ids:
         raise EngineResponseError(
             f"got no token with the finish reason {generation.finish_reason.type!r} from {url}; expected at "
             "least one of a turn that was not aborted"
         )
-    missing = missing_replay_data(config["extra"], params, generation.meta_info)
+    missing = missing_replay_data(extra, params, generation.meta_info) if extra or "custom_params" in params else None
     if missing is not None:
         raise EngineResponseError(f"{url}: {missing}")
+
+
+def turn_seed(seed: int, turn: int | str) -> int:
+    """The sampling seed of a turn (from 0), made from the sample's own; that of the first turn is the sample's.
+
+    A further agent's own seed is made in the same way, from a name.
+
+    SGLang draws each token from (seed, position), so all parts of a turn have the same: a turn that was aborted and
+    continued gets the tokens that it would have got. Neighbouring samples have neighbouring seeds, hence the hash.
+    """
+    if turn == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}:{turn}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 33
+
+
+def turn_params(params: Mapping[str, Any], turn: int) -> dict[str, Any]:
+    """The sampling parameters of a turn (from 0): those of the conversation, with a seed of its own."""
+    seed = params.get("sampling_seed")
+    return dict(params) if seed is None else {**params, "sampling_seed": turn_seed(seed, turn)}
+
+
+def part_params(params: Mapping[str, Any], trajectory: Trajectory, allowance: int | None) -> dict[str, Any]:
+    """Of the next request: at most `allowance` tokens, and at least what its turn lacks of its least length.
+
+    SGLang refuses a least length above the greatest one; the budget counts.
+    """
+    asked = {**params, "max_new_tokens": allowance}
+    least = params.get("min_new_tokens")
+    if not least:
+        return asked
+    sampled = trajectory.turns[-1].end - trajectory.turns[-1].start if trajectory.is_open else 0
+    left = max(0, least - sampled)
+    return {**asked, "min_new_tokens": left if allowance is None else min(left, allowance)}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimits:
+    """Budgets in tokens; None means no limit of ours (the engine's own context always holds).
+
+    Attributes:
+        max_response_tokens: Of everything after the first prompt, tool results included. slime's `max_new_tokens`.
+        max_context_tokens: Of prompt and response together.
+        max_turn_tokens: Sampled in one turn.
+        min_turn_tokens: Room that a tool result leaves for the turn after it: a result that would leave less is cut.
+    """
+
+    max_response_tokens: int | None = None
+    max_context_tokens: int | None = None
+    max_turn_tokens: int | None = None
+    min_turn_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("max_response_tokens", "max_context_tokens", "max_turn_tokens", "min_turn_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ConfigError(f"got {name}={value!r}; expected an integer of at least 1, or none for no limit")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Tokens left for new context and the next turn together.
+
+    Attributes:
+        tokens: None when nothing limits it.
+        budget: "response" or "context", whichever is smaller.
+    """
+
+    tokens: int | None
+    budget: str
+
+
+def room_left(limits: TokenLimits, trajectory: Trajectory, engine_context: int | None) -> Room:
+    """What the budgets leave after `trajectory`.
+
+    Args:
+        limits: The budgets.
+        trajectory: The episode so far; before the first turn only the context budget applies, since the prompt is no
+            response.
+        engine_context: The engine's own context length in tokens, where known. One token of it is never asked for:
+            SGLang 0.5.x refuses a request that would fill it.
+    """
+    length = len(trajectory.token_ids)
+    candidates: list[tuple[int, str]] = []
+    if limits.max_response_tokens is not None and trajectory.turns:
+        candidates.append((limits.max_response_tokens - (length - trajectory.prompt_length), "response"))
+    if limits.max_context_tokens is not None:
+        candidates.append((limits.max_context_tokens - length, "context"))
+    if engine_context is not None:
+        candidates.append((engine_context - 1 - length, "context"))
+    if not candidates:
+        return Room(None, "context")
+    tokens, budget = min(candidates)
+    return Room(tokens, budget)
+
+
+def turn_allowance(
+    limits: TokenLimits,
+    room: Room,
+    context_length: int,
+    *,
+    is_first: bool,
+    turn_so_far: int = 0,
+    turn_cap: int | None = None,
+) -> tuple[int | None, str]:
+    """Tokens that the next turn may sample, and the limit that will cut it: "turn", "response" or "context".
+
+    Args:
+        limits: The budgets.
+        room: What is left before the new context.
+        context_length: New context tokens of this request; on the first turn the whole prompt.
+        is_first: Whether this is the first turn, whose prompt does not count as response.
+        turn_so_far: Tokens that the turn has already, where it was aborted and is continued.
+        turn_cap: A further limit on the tokens of one turn.
+
+    Raises:
+        BudgetExhaustedError: Not one token is left.
+    """
+    candidates: list[tuple[int, str]] = []
+    if room.tokens is not None:
+        candidates.append((room.tokens - context_length, room.budget))
+    if is_first and limits.max_response_tokens is not None:
+        candidates.append((limits.max_response_tokens, "response"))
+    caps = [cap for cap in (limits.max_turn_tokens, turn_cap) if cap is not None]
+    candidates += [(cap - turn_so_far, "turn") for cap in caps]
+    if candidates and min(candidates)[0] < 1:
+        left, budget = min(candidates)
+        raise BudgetExhaustedError(
+            f"no token of the {budget} budget is left for another turn: {context_length} new context tokens leave "
+            f"{left}. "
+            "Raise the budget, shorten the prompt, or let tools return less.",
+            budget=budget,
+        )
+    return min(candidates) if candidates else (None, "turn")

@@ -5,30 +5,40 @@ Glue of template, parser, client and trajectory; knows Strands' model interface 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+from strands.event_loop.streaming import process_stream
 from strands.models import Model
+from strands.tools import convert_pydantic_to_tool_spec
 from strands.types.content import Messages
-from strands.types.exceptions import ContextWindowOverflowException
+from strands.types.exceptions import ContextWindowOverflowException, StructuredOutputException
 
-from strands_rollout.chat_template import ChatTemplate
-from strands_rollout.context_builder import token_count
-from strands_rollout.conversation import Conversation
+from strands_rollout.aio import own_pass
+from strands_rollout.client.client import SGLangClient, shared_client
+from strands_rollout.client.retry import PATIENCE_S, Fault
 from strands_rollout.errors import BudgetExhaustedError, ConfigError, TrajectoryError
-from strands_rollout.loop_pass import own_pass
-from strands_rollout.model_config import SGLangModelConfig, config_after, updated_config
-from strands_rollout.sglang_client import SGLangClient
-from strands_rollout.shared_client import shared_client
-from strands_rollout.strands_events import Answer, StreamEvent, answer_events
-from strands_rollout.structured_output import structured_answer
-from strands_rollout.token_limits import Room, TokenLimits
+from strands_rollout.model.conversation import Answer, Conversation, ModelCall, StreamEvent, answer_events, token_count
+from strands_rollout.model.sampling import (
+    RequestSpan,
+    Room,
+    SGLangModelConfig,
+    TokenLimits,
+    TurnRequest,
+    TurnSampler,
+    config_after,
+    updated_config,
+)
+from strands_rollout.model.trajectory import Trajectory
+from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import AUTO, ParseFailure, ToolParser, format_of_call, get_parser
-from strands_rollout.trajectory import Trajectory
-from strands_rollout.turn_sampler import RequestSpan, TurnSampler, no_span
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +72,13 @@ class SGLangModel(Model):
             else `EngineAbortedError` is raised.
         should_abort: Once it holds, no aborted turn is continued.
         request_span: Entered around each request; see `RequestSpan`.
-        on_rewritten_history: "error" refuses a history that does not extend what the policy has read; "segment" begins
-            a new trajectory with it, as for a conversation manager that drops or sums up messages.
+        on_rewritten_history: "error" refuses a history that does not extend what the policy has read, and another
+            system prompt or a further tool in mid-conversation; "segment" begins a new trajectory with it, as for a
+            conversation manager that drops or sums up messages.
         processor: What makes tokens of images: the Hugging Face processor of the model, or the folder or hub id of one,
             which is loaded when the first image occurs.
+        engine_patience_s: How long an engine that is away, busy or failing is asked again; a `client` that is an
+            `SGLangClient` has its own.
 
     Attributes:
         conversation: The conversation so far.
@@ -78,7 +91,7 @@ class SGLangModel(Model):
 
     def __init__(
         self,
-        tokenizer: Any,  # noqa: ANN401 - any Hugging Face fast tokenizer
+        tokenizer: PreTrainedTokenizerBase,
         base_url: str | None = None,
         *,
         client: SGLangClient | httpx.AsyncClient | None = None,
@@ -95,9 +108,10 @@ class SGLangModel(Model):
         extra: Mapping[str, Any] | None = None,
         continue_aborted: bool = True,
         should_abort: Callable[[], bool] = lambda: False,
-        request_span: RequestSpan = no_span,
+        request_span: RequestSpan | None = None,
         on_rewritten_history: Literal["error", "segment"] = "error",
-        processor: Any = None,  # noqa: ANN401 - any Hugging Face processor
+        processor: ProcessorMixin | str | None = None,
+        engine_patience_s: float = PATIENCE_S,
     ) -> None:
         if (base_url is None) == (client is None):
             raise ConfigError(f"got base_url={base_url!r} and client={client!r}; expected exactly one of them")
@@ -118,7 +132,10 @@ class SGLangModel(Model):
             "on_rewritten_history": on_rewritten_history,
         }
         self._base_url = base_url
-        self._client = SGLangClient(client) if isinstance(client, httpx.AsyncClient) else client
+        self._patience_s = engine_patience_s
+        if isinstance(client, httpx.AsyncClient):
+            client = SGLangClient(client, patience_s=engine_patience_s)
+        self._client = client
         named = _format_name(tool_parser, self.template) if isinstance(tool_parser, str) else None
         self.tool_parser = named
         self._parser = get_parser(named) if named is not None else cast("ToolParser", tool_parser)
@@ -130,37 +147,37 @@ class SGLangModel(Model):
             self.template.encoder.decode,
         )
         self._should_abort = should_abort
-        self._span = request_span
+        self._request_span = request_span
         self._busy = False
         self.reset()
 
     def reset(self) -> None:
-        """Start a new trajectory; the old one stays with whoever holds it."""
+        """Start a new trajectory; references to the old one stay valid."""
         self.conversation = Conversation(self.template, self._parser)
 
     @property
     def trajectory(self) -> Trajectory:
         """Tokens, mask, logprobs and turns of the conversation so far."""
-        return self.conversation.trajectory
+        return self.conversation.last.trajectory
 
     @property
     def parse_failures(self) -> list[ParseFailure]:
         """Tool calls of the conversation that could not be parsed."""
         earlier = [failure for segment in self.conversation.segments for failure in segment.parse_failures]
-        return [*earlier, *self.conversation.parse_failures]
+        return [*earlier, *self.conversation.last.parse_failures]
 
     @property
     def prompt_ids(self) -> list[int]:
         """The first prompt, also where its generation failed."""
-        return self.conversation.prompt_ids
+        return self.conversation.last.prompt_ids
 
     @property
     def final_text(self) -> str:
         """The last turn as text, control tokens included but its end of turn."""
-        return self.conversation.final_text
+        return self.conversation.last.final_text
 
     def resume(self, trajectory: Trajectory, messages: Sequence[Mapping[str, Any]], covered: int) -> None:
-        """Go on with a conversation that another model began, perhaps in another process; see `Conversation.resume`."""
+        """Continue a conversation that another model began, perhaps in another process; see `Conversation.resume`."""
         self.reset()
         self.conversation.resume(trajectory, messages, covered)
 
@@ -168,6 +185,11 @@ class SGLangModel(Model):
     def engine_aborts(self) -> int:
         """Requests that the engine aborted and that were continued in place."""
         return self._sampler.engine_aborts
+
+    @property
+    def engine_fault(self) -> Fault | None:
+        """How the engine failed, while it is asked again; None while it is well."""
+        return self._sampler.engine_fault
 
     @property
     def is_generating(self) -> bool:
@@ -208,7 +230,7 @@ class SGLangModel(Model):
         system_prompt: str | None = None,
         *,
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
-        **kwargs: Any,  # noqa: ARG002, ANN401 - tool choice and signals that SGLang has no equal for
+        **kwargs: object,  # noqa: ARG002 - tool choice and signals that SGLang has no equal for
     ) -> AsyncGenerator[StreamEvent, None]:
         """One turn as Strands events; see `answer`.
 
@@ -233,7 +255,8 @@ class SGLangModel(Model):
             system_prompt_content: The same as content blocks, which count where both are given.
 
         Raises:
-            TrajectoryError: The history does not extend what the policy has read, or a turn is already running.
+            TrajectoryError: The history does not extend what the policy has read, or it came with another system prompt
+                or a further tool; or a turn is already running.
             BudgetExhaustedError: A budget leaves no token for this turn.
             ContextWindowOverflowException: The engine refuses the first prompt as too long; or the context is full, and
                 the history may be rewritten.
@@ -246,10 +269,10 @@ class SGLangModel(Model):
         self._busy = True
         try:
             await own_pass()  # reading what is new in the history is the longest step of a turn
+            call = ModelCall(messages, tool_specs, system_prompt, system_prompt_content)
             may_rewrite = self.config["on_rewritten_history"] == "segment"
-            asked = (messages, tool_specs, system_prompt, system_prompt_content)
-            conversation = self.conversation.for_history(*asked) if may_rewrite else self.conversation
-            await self._turn(conversation, *asked)
+            conversation = self.conversation.for_call(call) if may_rewrite else self.conversation
+            await self._turn(conversation, call)
         finally:
             self._busy = False
         return conversation.last_answer()
@@ -259,7 +282,7 @@ class SGLangModel(Model):
         output_model: type[T],
         prompt: Messages,
         system_prompt: str | None = None,
-        **kwargs: Any,  # noqa: ARG002, ANN401 - Strands' signature
+        **kwargs: object,  # noqa: ARG002 - Strands' signature
     ) -> AsyncGenerator[dict[str, T | Any], None]:
         """Ask for an instance of `output_model`, outside the trajectory.
 
@@ -269,9 +292,20 @@ class SGLangModel(Model):
         Raises:
             StructuredOutputException: The policy's answer is not a valid instance; the message says why.
         """
-        aside = self._aside()
-        async for event in structured_answer(aside.stream, output_model, prompt, system_prompt):
-            yield event
+        aside = Conversation(self.template, self._parser)
+        spec = convert_pydantic_to_tool_spec(output_model)
+
+        async def events() -> AsyncGenerator[StreamEvent, None]:
+            await self._turn(aside, ModelCall(prompt, [spec], system_prompt))
+            for event in answer_events(aside.last_answer()):
+                yield event
+
+        message: dict[str, Any] = {"content": []}
+        async for event in process_stream(cast("Any", events())):
+            if "stop" in event:
+                message = event["stop"][1]
+            yield dict(event)
+        yield {"output": _validated(output_model, message, spec["name"])}
 
     async def count_tokens(
         self,
@@ -281,25 +315,19 @@ class SGLangModel(Model):
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
         """Tokens of the messages in this template, exactly; tool results alone count as the turn that they open."""
-        return await token_count(self.template, messages, tool_specs, system_prompt, system_prompt_content)
+        return await token_count(self.template, ModelCall(messages, tool_specs, system_prompt, system_prompt_content))
 
     def client(self) -> SGLangClient:
         """The client of the running event loop."""
-        return self._client or shared_client(cast("str", self._base_url), vocab_size=self._vocab_size)
+        base_url = cast("str", self._base_url)
+        return self._client or shared_client(base_url, vocab_size=self._vocab_size, patience_s=self._patience_s)
 
-    async def _turn(
-        self,
-        conversation: Conversation,
-        messages: Messages,
-        tool_specs: Sequence[Mapping[str, Any]] | None,
-        system_prompt: str | None,
-        blocks: Sequence[Mapping[str, Any]] | None,
-    ) -> None:
-        """Sample the next turn into the trajectory, or the rest of the open one."""
-        conversation.know_tools(tool_specs)
-        if conversation.takes_unread_turn(messages):
+    async def _turn(self, conversation: Conversation, call: ModelCall) -> None:
+        """Sample the next turn into the conversation, or the rest of the open one."""
+        conversation.know_tools(call.tool_specs)
+        if conversation.takes_unread_turn(call.messages):
             return
-        trajectory = conversation.trajectory
+        segment, trajectory = conversation.last, conversation.last.trajectory
         config = config_after(self.config, conversation.earlier_response_length)
         may_rewrite = config["on_rewritten_history"] == "segment"
         client = self.client()
@@ -307,38 +335,35 @@ class SGLangModel(Model):
         room = self._sampler.room(config, trajectory)
         if may_rewrite and room.budget == "context":
             room = Room(None, "context")  # what does not fit is the conversation manager's business
-        context_ids = await conversation.new_context(
-            messages, tool_specs, system_prompt, blocks, room, config["limits"].min_turn_tokens
+        context_ids = await segment.new_context(call, room, config["limits"].min_turn_tokens)
+        asked = TurnRequest(
+            client, config, trajectory, context_ids, segment.new_images, self._should_abort, self._request_span
         )
         tokens_before = len(trajectory.token_ids)
         try:
-            await self._sampler.sample(
-                client,
-                config,
-                trajectory,
-                context_ids,
-                images=conversation.new_images,
-                turn=conversation.turn_count - trajectory.is_open,
-                should_abort=self._should_abort,
-                span=self._span,
-            )
+            await self._sampler.sample(asked, turn=conversation.turn_count - trajectory.is_open)
         except BudgetExhaustedError as e:
             if may_rewrite and e.budget == "context":
                 raise ContextWindowOverflowException(str(e)) from e
             raise
         finally:
             if len(trajectory.token_ids) > tokens_before:
-                conversation.accept(messages)
-
-    def _aside(self) -> SGLangModel:
-        """A model with the same settings and a trajectory of its own."""
-        aside = object.__new__(SGLangModel)
-        aside.__dict__.update(self.__dict__)
-        aside._busy = False
-        aside.reset()
-        return aside
+                segment.accept(call.messages)
 
 
 def _format_name(name: str, template: ChatTemplate) -> str:
     call = template.written_call
     return format_of_call(call.turn, call.name, call.arguments) if name == AUTO else name
+
+
+def _validated(output_model: type[T], message: dict[str, Any], tool_name: str) -> T:
+    calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
+    text = "".join(block.get("text", "") for block in message["content"]).strip()
+    arguments = next((call["input"] for call in calls if call["name"] == tool_name), None)
+    try:
+        return output_model.model_validate(json.loads(text) if arguments is None else arguments)
+    except (ValidationError, ValueError) as e:
+        got = f"a call with {arguments!r}" if arguments is not None else f"the text {text[:200]!r}"
+        raise StructuredOutputException(
+            f"got {got}; expected a call of the tool {tool_name!r} with valid arguments, or their JSON alone: {e}"
+        ) from e

@@ -1,6 +1,6 @@
-"""Exactly the tokens that the policy read and wrote, with their mask and logprobs: the only mutable accumulator.
+"""Exactly the tokens that the policy read and wrote, with mask, log-probabilities and weight versions.
 
-Knows ints and floats, and where images stand among them; nothing of text, templates, HTTP or slime.
+The only mutable accumulator of an episode: everything else is derived from it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strands_rollout.errors import TrajectoryError
-from strands_rollout.images import PlacedImage
+
+if TYPE_CHECKING:  # it loads numpy, which a worker that filters groups of samples need not
+    from strands_rollout.model.images import PlacedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +153,8 @@ class Trajectory:
 
     @property
     def is_open(self) -> bool:
-        """Whether the last turn was aborted: it goes on from its own tokens, without new context."""
-        return bool(self.turns) and self.turns[-1].finish_reason == "abort"
+        """Whether the last turn was aborted: it is continued from its own tokens, without new context."""
+        return bool(self.turns) and self.turns[-1].parts[-1].finish_reason == "abort"
 
     @property
     def parts(self) -> list[Part]:
@@ -261,3 +263,59 @@ def _joined(spans: Iterable[WeightSpan]) -> list[WeightSpan]:
         else:
             found.append(span)
     return found
+
+
+_newest: int | None = None  # in this process, whose engines all get the weights of one training run
+
+
+def note_version(version: str | None) -> None:
+    """Remember the version that an engine's answer names, if it is a number and the newest so far."""
+    global _newest
+    if version is not None and version.isdecimal():
+        _newest = max(int(version), _newest or 0)
+
+
+def sample_staleness(versions: Sequence[Sequence[str | None]]) -> list[int | None]:
+    """How many versions each sample's newest weights are behind the newest that is known.
+
+    Args:
+        versions: For each sample, those that its tokens come from.
+
+    Returns:
+        None for a sample without a version that is a number. The trainer tells nobody its version, so the newest is
+        that of these samples and of all answers to this process: the true staleness may be larger, never smaller.
+    """
+    own = [max((int(one) for one in named if one and one.isdecimal()), default=None) for named in versions]
+    newest = max((one for one in (*own, _newest) if one is not None), default=0)
+    return [None if one is None else newest - one for one in own]
+
+
+def distinct_versions(spans: Sequence[WeightSpan]) -> list[str | None]:
+    """The versions in the order of their first tokens."""
+    return list(dict.fromkeys(span.version for span in spans))
+
+
+def stale_spans(spans: Sequence[WeightSpan], max_staleness: int) -> list[WeightSpan]:
+    """The spans whose weights are more than `max_staleness` versions older than those of the last span.
+
+    Versions that are whole numbers, as slime numbers them, are subtracted; others are counted as they appear.
+
+    Args:
+        spans: In order.
+        max_staleness: 0 keeps the last version alone.
+    """
+    ages = _ages(spans)
+    return [span for span in spans if ages[span.version] > max_staleness]
+
+
+def _ages(spans: Sequence[WeightSpan]) -> dict[str | None, int]:
+    """Versions before the last span's, for each version."""
+    versions = distinct_versions(spans)
+    if not versions:
+        return {}
+    numbers = {version: int(version) for version in versions if version is not None and version.isdecimal()}
+    if len(numbers) == len(versions):
+        newest = numbers[spans[-1].version or ""]
+        return {version: newest - number for version, number in numbers.items()}
+    last = versions.index(spans[-1].version)
+    return {version: last - position for position, version in enumerate(versions)}

@@ -1,7 +1,4 @@
-"""slime's entry point `generate`: one sample in, the same sample filled from one agent episode out.
-
-Glue, and the one place where errors become statuses. Read this first: settings, prompt, model, episode, sample.
-"""
+"""START HERE. slime's entry point `generate`: one sample in, the same sample filled from one agent episode out."""
 
 from __future__ import annotations
 
@@ -9,52 +6,70 @@ import functools
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Final
 
-from strands_rollout.agent import Episode, run_episode
-from strands_rollout.agent_models import AgentModels
-from strands_rollout.agent_team import built_team
-from strands_rollout.config import CODE_TOOL_PATH, RolloutSettings, settings_from_args
-from strands_rollout.episode_bounds import EpisodeLimits
-from strands_rollout.episode_clock import episode_clock
-from strands_rollout.episode_code import episode_code_tool
-from strands_rollout.episode_record import METADATA_KEY, SCORE_KEY
+from strands_rollout.agent.environment import Surroundings, open_surroundings
+from strands_rollout.agent.episode import Episode, run_episode
+from strands_rollout.agent.limits import EpisodeLimits
+from strands_rollout.agent.multi_agent import AgentModels, built_team
+from strands_rollout.agent.stop_reason import StopReason
+from strands_rollout.agent.task import Task, running
+from strands_rollout.agent.tool_loading import load_conversation_manager, load_hooks, load_tools
+from strands_rollout.aio import ABORT_GRACE_S, episode_clock, exits_as_errors, freeze_long_lived, once, own_pass
+from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
 from strands_rollout.errors import (
+    ConfigError,
     EngineAbortedError,
     EngineError,
     EnvironmentFaultError,
     RolloutError,
     SandboxError,
 )
-from strands_rollout.fan_out import as_fan_out, may_fan_out, siblings, spoken_beside
-from strands_rollout.first_use import freeze_long_lived, once
-from strands_rollout.loop_pass import own_pass
-from strands_rollout.prompt_messages import episode_prompt
-from strands_rollout.prompts import CODE_TOOL_NAME
-from strands_rollout.rollout_job import RolloutJob
-from strands_rollout.row_settings import with_row_settings
-from strands_rollout.sample import TRAINED_REASONS, fill_replay_gaps, write_episode, write_failure
-from strands_rollout.sample_beginning import begin_sample
-from strands_rollout.sglang_model import SGLangModel
-from strands_rollout.slime_seam import (
-    may_return_aborted,
-    tool_span,
+from strands_rollout.model.replay import ASK_EXPERTS
+from strands_rollout.model.sampling import TokenLimits, turn_seed
+from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.samples import METADATA_KEY, SCORE_KEY, SampleLike, SlimeArgs, statuses_of
+from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings, settings_from_args
+from strands_rollout.slime_plugin.resume import Beginning, begin_sample
+from strands_rollout.slime_plugin.reward_groups import count_episode, failed_groups_of
+from strands_rollout.slime_plugin.row import episode_prompt, with_row_settings
+from strands_rollout.slime_plugin.sample_writer import (
+    TRAINED_REASONS,
+    as_fan_out,
+    fill_batch_fields,
+    may_fan_out,
+    siblings,
+    spoken_beside,
+    write_episode,
+    write_failure,
 )
-from strands_rollout.stop_reason import StopReason
-from strands_rollout.surroundings import Surroundings, open_surroundings
-from strands_rollout.task import Task, running
-from strands_rollout.tool_loading import load_conversation_manager, load_hooks, load_tools
-from strands_rollout.tools import CodeCalls
+from strands_rollout.slime_plugin.slime_adapter import (
+    collects_partial_rollouts,
+    is_aborting,
+    may_return_aborted,
+    processor_of,
+    request_span,
+    router_url,
+    tokenizer_of,
+    tool_span,
+    vocab_size_of,
+)
 
 logger = logging.getLogger(__name__)
 
 
-async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - slime's signature
+async def generate(
+    args: SlimeArgs,
+    sample: SampleLike,
+    sampling_params: Mapping[str, Any],
+    evaluation: bool = False,  # noqa: FBT001, FBT002 - slime's signature
+) -> Any:  # noqa: ANN401 - a sample, or a list of them
     """Run one agent episode for a sample; slime's `--custom-generate-function-path`.
 
     Args:
-        args: slime's args; see the README for what is read.
+        args: slime's args; see docs/settings.md for what is read.
         sample: slime's `Sample`, or ours where slime is absent.
         sampling_params: slime's sampling parameters; not changed. `max_new_tokens` is the budget of the whole
             response, tool results included.
@@ -65,28 +80,79 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
         With the setting `fan_out` a list of it and its siblings, unless it was aborted or slime can't take a list.
 
     Raises:
-        asyncio.CancelledError: The caller was cancelled. Nothing else is raised: slime's run would die of it.
+        asyncio.CancelledError: The caller was cancelled.
+        ConfigError: `sample` is no Sample, so that no outcome can be written to it.
+        FailedGroupsError: So many groups of training samples have failed in a row that the run is to be ended.
+            Nothing else is raised: slime's run would die of it.
     """
+    _check_sample(sample)
+    if evaluation:
+        return await _sampled(args, sample, sampling_params, evaluation=True)
+    with failed_groups_of(args).episode() as number:
+        given = await _sampled(args, sample, sampling_params, evaluation=False)
+    if not is_aborting(args, sample):
+        count_episode(args, number, sample)
+    return given
+
+
+async def _sampled(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any], *, evaluation: bool) -> Any:  # noqa: ANN401
     fans_out = False
     others: list[tuple[str, Any]] = []
     await own_pass()  # of hundreds of samples that come at once, one begins in each pass of the loop
     try:
-        settings = with_row_settings(settings_from_args(args), sample.metadata)
-        fans_out = settings.fan_out and may_fan_out(args, evaluation=evaluation)
-        beginning = begin_sample(sample, may_resume=settings.resume_aborted)
-        routing_key = getattr(sample, "session_id", None) or uuid.uuid4().hex
-        job = RolloutJob(args, sample, sampling_params, settings, beginning, evaluation, fans_out, routing_key)
-        played = await _run(job)
-        log_episode(sample, played.episode)
-        others = _write(job, played)
+        with exits_as_errors("the episode", RuntimeError):
+            settings = settings_from_args(args)
+            # the job's own, before anything of this row can fail: slime takes lists of all episodes or of none
+            fans_out = settings.fan_out and may_fan_out(args, sample, evaluation=evaluation)
+            settings = with_row_settings(settings, sample.metadata)
+            _check_sampling_params(sampling_params)
+            beginning = begin_sample(sample, may_resume=settings.resume_aborted)
+            routing_key = getattr(sample, "session_id", None) or uuid.uuid4().hex
+            job = RolloutJob(args, sample, sampling_params, settings, beginning, evaluation, fans_out, routing_key)
+            played = await _run(job)
+            log_episode(sample, played.episode)
+            others = _write(job, played)
+            for one in [sample, *(other for _, other in others)]:
+                fill_batch_fields(args, one, sampling_params)
     except Exception as e:  # a training run must survive every failure of one sample
-        log_failure(sample, e)
-        write_failure(sample, e, reason_of_failure(e), may_abort=may_return_aborted(args, sample))
-    for one in [sample, *(other for _, other in others)]:
-        fill_replay_gaps(args, one, sampling_params)
+        others = []
+        _fail(args, sample, sampling_params, e)
+    if evaluation:
+        sample.metadata[METADATA_KEY]["evaluation"] = True  # slime does not tell the reward function
     # slime takes back one aborted sample, and never a list; of any other episode it wants lists if it gets one
-    is_list = fans_out and sample.status is not type(sample).Status.ABORTED
+    is_list = fans_out and sample.status is not statuses_of(sample).ABORTED
     return as_fan_out(sample, others) if is_list else sample
+
+
+def _check_sample(sample: object) -> None:
+    if not hasattr(type(sample), "Status") or not hasattr(sample, "response_length"):
+        raise ConfigError(
+            f"generate got {sample!r:.200} of type {type(sample).__name__} as sample; expected slime's Sample, or "
+            "strands_rollout.Sample where slime is absent"
+        )
+
+
+def _check_sampling_params(sampling_params: object) -> None:
+    if not isinstance(sampling_params, Mapping) or not all(isinstance(name, str) for name in sampling_params):
+        raise ConfigError(
+            f"generate got sampling_params={sampling_params!r:.200}; expected a mapping of names, such as slime's "
+            '{"temperature": 1.0, "max_new_tokens": 8192}'
+        )
+
+
+def _fail(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any], error: Exception) -> None:
+    """Make a sample valid whose episode could not be run or written, even where args can't be read."""
+    log_failure(sample, error)
+    reason, may_abort = reason_of_failure(error), False
+    with suppress(Exception), exits_as_errors("reading args", RuntimeError):
+        may_abort = may_return_aborted(args, sample)
+    try:
+        with exits_as_errors("it", RuntimeError):
+            write_failure(sample, error, reason, may_abort=may_abort)
+    except Exception as e:  # a sample's own setters
+        raise ConfigError(f"generate got a sample that can't be filled ({e!r}); expected slime's Sample") from e
+    with suppress(Exception), exits_as_errors("reading args", RuntimeError):
+        fill_batch_fields(args, sample, sampling_params)
 
 
 def _write(job: RolloutJob, played: _Played) -> list[tuple[str, Any]]:
@@ -118,7 +184,7 @@ def _write(job: RolloutJob, played: _Played) -> list[tuple[str, Any]]:
 
 
 def _obstacle_to_resuming(job: RolloutJob, played: _Played, speaks_beside: bool) -> str:  # noqa: FBT001 - a fact
-    """Why an episode that was cut can't be gone on with; "" if it can."""
+    """Why an episode that was cut can't be resumed; "" if it can."""
     # tokens beside those of the sample can't be saved, nor what is outside of the messages
     if played.model.conversation.segments or (job.fans_out and speaks_beside):
         return "it has several segments"
@@ -141,7 +207,7 @@ def reason_of_failure(error: Exception) -> StopReason:
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """An episode and whoever played in it."""
+    """A finished episode, its models, and what its tools and environment did."""
 
     model: SGLangModel
     episode: Episode
@@ -152,7 +218,7 @@ class _Played:
 
 async def _run(job: RolloutJob) -> _Played:
     settings, resume = job.settings, job.beginning.resume
-    await once(getattr(job.args, "hf_checkpoint", None), lambda: _prepare(job))
+    await once(str(getattr(job.args, "hf_checkpoint", None)), lambda: _prepare(job))
     model = job.build_model()
     task = await _task(job, model)
     code_calls = CodeCalls(**resume.code) if resume else CodeCalls()
@@ -198,6 +264,7 @@ async def _play(
     next_message: Callable[[str], Awaitable[str | None]] | None = None,
 ) -> Episode:
     settings, resume = job.settings, job.beginning.resume
+    manager = settings.conversation_manager
     # set up first, so that the clock and the duration begin together
     play = functools.partial(
         run_episode,
@@ -206,12 +273,12 @@ async def _play(
         system_prompt=task.system_prompt,
         tools=task.tools,
         limits=EpisodeLimits(**{limit.name: getattr(settings, limit.name) for limit in fields(EpisodeLimits)}),
-        hooks=load_hooks(settings.hooks),
+        hooks=load_hooks(settings.hooks) if settings.hooks else (),
         self_timed_tools=self_timed_tools,
         tool_span=tool_span(job.sample),
         should_abort=job.should_abort,
         engine_grace_s=job.engine_grace_s,
-        conversation_manager=load_conversation_manager(settings.conversation_manager),
+        conversation_manager=load_conversation_manager(manager) if manager else None,
         progress=resume.progress if resume else None,
         team=None if settings.agent_factory is None else built_team(settings.agent_factory, model, task),
         next_message=next_message,
@@ -241,7 +308,7 @@ def build_tools(settings: RolloutSettings, code_tool: Any) -> list[Any]:  # noqa
     return tools
 
 
-def log_episode(sample: Any, episode: Episode) -> None:  # noqa: ANN401
+def log_episode(sample: SampleLike, episode: Episode) -> None:
     """One line per failed episode; a bug also with its traceback."""
     if episode.stop_reason is StopReason.INTERNAL_ERROR:
         logger.error(
@@ -254,9 +321,104 @@ def log_episode(sample: Any, episode: Episode) -> None:  # noqa: ANN401
         )
 
 
-def log_failure(sample: Any, error: Exception) -> None:  # noqa: ANN401
+def log_failure(sample: SampleLike, error: Exception) -> None:
     """Our own errors speak for themselves; anything else is a bug and needs its traceback."""
     bug = None if isinstance(error, RolloutError) else error
     logger.error(
         "sample failed index=%s error=%s: %s", getattr(sample, "index", None), type(error).__name__, error, exc_info=bug
     )
+
+
+ROUTING_HEADER: Final = "X-SMG-Routing-Key"
+_PARTIAL_GRACE_S: Final = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutJob:
+    """One call of `generate`.
+
+    Attributes:
+        args: slime's.
+        sample: slime's or ours, made ready.
+        sampling_params: slime's.
+        settings: Of this episode.
+        beginning: How the sample came.
+        evaluation: Whether the episode is one of an evaluation.
+        fans_out: Whether a list of samples can be returned.
+        routing_key: Keeps its requests on one engine behind a router.
+    """
+
+    args: SlimeArgs
+    sample: SampleLike
+    sampling_params: Mapping[str, Any]
+    settings: RolloutSettings
+    beginning: Beginning
+    evaluation: bool
+    fans_out: bool
+    routing_key: str
+
+    @property
+    def should_abort(self) -> Callable[[], bool]:
+        """Whether the rollout is being aborted: a question that is asked often."""
+        return functools.partial(is_aborting, self.args, self.sample, self.settings.should_abort)
+
+    @property
+    def engine_grace_s(self) -> float:
+        """Seconds that an aborted generation is waited for: slime repeats its abort every 3 s until they idle."""
+        if self.settings.abort_grace_s is not None:
+            return self.settings.abort_grace_s
+        collected = collects_partial_rollouts(self.args) or self.settings.should_abort is not None
+        kept = self.settings.resume_aborted and collected
+        return _PARTIAL_GRACE_S if kept else ABORT_GRACE_S
+
+    def build_model(self, agent: str = "", should_abort: Callable[[], bool] | None = None) -> SGLangModel:
+        """The policy for one agent; the main one has no name."""
+        args, settings = self.args, self.settings
+        params = dict(self.sampling_params)
+        if agent and params.get("sampling_seed") is not None:
+            params["sampling_seed"] = turn_seed(params["sampling_seed"], agent)
+        may_rewrite = bool(agent or settings.conversation_manager or settings.agent_factory)
+        limits = TokenLimits(
+            max_response_tokens=params.pop("max_new_tokens", None),
+            max_context_tokens=context_limit(args, evaluation=self.evaluation),
+            max_turn_tokens=settings.max_turn_tokens,
+            min_turn_tokens=settings.min_turn_tokens,
+        )
+        return SGLangModel(
+            tokenizer=tokenizer_of(args, self.sample),
+            base_url=router_url(args, settings.model_name),
+            vocab_size=vocab_size_of(args),
+            tool_parser=settings.tool_parser,
+            sampling_params=params,
+            enable_thinking=settings.enable_thinking,
+            chat_template_kwargs=template_kwargs(args, self.sample),
+            limits=limits,
+            extra={ASK_EXPERTS: True} if getattr(args, "use_rollout_routing_replay", False) else None,
+            headers={ROUTING_HEADER: self.routing_key},
+            continue_aborted=settings.on_engine_abort == "continue",
+            should_abort=should_abort or self.should_abort,
+            request_span=request_span(self.sample),
+            on_rewritten_history="segment" if may_rewrite else "error",
+            processor=processor_of(args, self.sample),
+            engine_patience_s=settings.engine_patience_s,
+        )
+
+
+def template_kwargs(args: SlimeArgs, sample: SampleLike) -> Mapping[str, Any]:
+    """Slime sets them per data set, on the sample; `--apply-chat-template-kwargs` otherwise."""
+    return (
+        getattr(sample, "apply_chat_template_kwargs", None) or getattr(args, "apply_chat_template_kwargs", None) or {}
+    )
+
+
+def context_limit(args: SlimeArgs, *, evaluation: bool) -> int | None:
+    """Slime's context limit: the configured one, else what a training batch can hold, else only the engine's."""
+    names = ("eval_max_context_len", "rollout_max_context_len") if evaluation else ("rollout_max_context_len",)
+    for name in names:
+        limit = getattr(args, name, None)
+        if limit is not None:
+            return int(limit)
+    max_tokens_per_gpu = getattr(args, "max_tokens_per_gpu", None)
+    if evaluation or max_tokens_per_gpu is None:
+        return None
+    return int(max_tokens_per_gpu) * int(getattr(args, "context_parallel_size", None) or 1)

@@ -1,20 +1,284 @@
-"""A step's finished samples -> numbers: what the agents did, how it ended, and where the time went.
+"""Metrics of a step: slime's `log_rollout` and `log_eval`, what is counted, and where it goes.
 
-Knows finished samples; nothing of wandb, slime or tokenizers. A fact that no sample has makes no metric; a share is of
-the samples that have the fact.
+Metrics are named here. They go to a log line, wandb and TensorBoard; wandb and slime's logging may both be absent.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
+import sys
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 
-from strands_rollout.finished_sample import FinishedSample
-from strands_rollout.retokenisation.meter import DriftTotals, EpisodeDrift, totals_of
-from strands_rollout.stop_reason import StopReason
+from strands_rollout.agent.stop_reason import StopReason
+from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite, kept
+from strands_rollout.secret_mask import secret_values
+from strands_rollout.settings import settings_from_args
+from strands_rollout.slime_plugin.retokenisation import DriftMeter, DriftTotals, EpisodeDrift, measure_some, totals_of
+from strands_rollout.slime_plugin.reward_groups import end_run_of_failures
+from strands_rollout.slime_plugin.slime_adapter import tokenizer_of
+from strands_rollout.slime_plugin.transcripts import COLUMNS, transcript_rows, write_step_dump
+
+logger = logging.getLogger(__name__)
+
+
+def log_rollout(
+    rollout_id: int,
+    args: SlimeArgs,
+    samples: Any,  # noqa: ANN401 - slime's, ours or foreign samples, nested lists of them included
+    rollout_extra_metrics: Mapping[str, Any] | None,  # noqa: ARG001 - slime's signature; slime logs them
+    rollout_time: float,  # noqa: ARG001 - slime's signature; slime logs it
+) -> bool:
+    """Log a training rollout under `rollout/agent/`; slime's `--custom-rollout-log-function-path`.
+
+    Returns:
+        False: slime logs its own metrics as well.
+
+    Raises:
+        FailedGroupsError: The run is to be ended, and slime's rollout could not be told so; see `failed_groups`.
+    """
+    kept("settings", lambda: _check_staleness(args))
+    kept("rollout", lambda: _log(rollout_id, args, {"rollout/agent": samples}, "rollout/step"))
+    end_run_of_failures(args, samples)
+    return False
+
+
+def log_eval(
+    rollout_id: int,
+    args: SlimeArgs,
+    data: MutableMapping[str, dict[str, Any]],
+    extra_metrics: Mapping[str, Any] | None,  # noqa: ARG001 - slime's signature; slime logs them
+) -> bool:
+    """Log an evaluation under `eval/<dataset>/agent/`; slime's `--custom-eval-rollout-log-function-path`.
+
+    A sample that failed by a fault of the infrastructure is no wrong answer. It is taken out of `data`, from which
+    slime computes its own numbers next, and so is a data set of such samples alone, which is logged as an error.
+
+    Args:
+        rollout_id: slime's.
+        args: slime's.
+        data: By data set, what slime's evaluation returns: `rewards`, and its `samples` where there are any. Changed.
+        extra_metrics: Not read.
+
+    Returns:
+        False: slime logs its own metrics as well. Nothing is raised.
+    """
+    kept("eval", lambda: _log(rollout_id, args, _by_dataset(data), "eval/step"))
+    kept("missing", functools.partial(_prepare, args, data))
+    return False
+
+
+def _prepare(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]]) -> None:
+    """Make the results of an evaluation what slime's own metrics are to be of."""
+    for name in list(data):
+        _leave_out_missing(args, data, name)
+    if getattr(args, "reward_key", None):
+        return
+    # slime reads each reward again, by `--reward-key`, and rounds it: a dict that is read by another key ends the run
+    for result in data.values():
+        for sample, reward in zip(result.get("samples") or (), result.get("rewards") or (), strict=False):
+            if isinstance(sample.reward, Mapping):
+                sample.reward = reward
+
+
+def _leave_out_missing(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]], name: str) -> None:
+    """Take what has no answer out of a data set; for slime's pass rate all samples of its problem."""
+    result = data[name]
+    samples = finished_samples(result.get("samples"))
+    missing = [sample.is_missing for sample in samples]
+    if not any(missing) or len(samples) != len(result.get("rewards") or ()):
+        return
+    last = next(sample.facts.get("error") for sample in reversed(samples) if sample.is_missing)
+    level = logging.ERROR if all(missing) else logging.WARNING
+    words = "event=evaluation_incomplete data_set=%s samples=%d missing=%d last_error=%s"
+    logger.log(level, words, name, len(samples), sum(missing), last)
+    size = getattr(args, "n_samples_per_eval_prompt", None) or 1 if getattr(args, "log_passrate", False) else 1
+    left_out = [any(missing[at - at % size : at - at % size + size]) for at in range(len(missing))]
+    if all(left_out):
+        del data[name]  # slime would divide by 0
+        return
+    for key in ("rewards", "truncated", "samples"):
+        if isinstance(result.get(key), list):
+            result[key] = [value for value, is_out in zip(result[key], left_out, strict=True) if not is_out]
+
+
+def _check_staleness(args: SlimeArgs) -> None:
+    limit = settings_from_args(args).max_sample_staleness
+    if limit is not None and not getattr(args, "custom_reward_post_process_path", None):
+        flag = "--custom-reward-post-process-path strands_rollout.normalize_rewards"
+        _say_once(f"max_sample_staleness is {limit} and has no effect without slime's %s", flag)
+
+
+def _by_dataset(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {f"eval/{name}/agent": result.get("samples") for name, result in data.items()}
+
+
+def _log(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, Any], step_key: str) -> None:
+    if getattr(args, "load_debug_rollout_data", None):
+        return  # slime logs nothing of a rollout that it replays from a file
+    known_step = kept("step", lambda: step_of(args, rollout_id))
+    step = rollout_id if known_step is None else known_step
+    reward_key = _reward_key(args, evaluation=step_key.startswith("eval"))
+    metrics = StepMetrics(rollout_id, step_key)
+    secrets = secret_values(os.environ, getattr(args, "strands_rollout", None))
+    for prefix, given in samples_by_prefix.items():
+        samples = kept("samples", functools.partial(finished_samples, given)) or []
+        numbers = _numbers(args, samples)
+        if prefix.startswith("eval/"):
+            numbers |= kept("answers", functools.partial(answer_metrics, samples)) or {}
+        metrics.numbers |= {f"{prefix}/{name}": value for name, value in numbers.items()}
+        table = functools.partial(transcript_rows, samples, step=step, reward_key=reward_key, secrets=secrets)
+        if rows := kept("transcripts", table):
+            metrics.tables[f"{prefix}/transcripts"] = Table(COLUMNS, rows)
+        kept("dump", functools.partial(write_step_dump, args, _dump_name(prefix), rollout_id, given))
+    log_line(metrics, step)
+    if metrics.numbers:
+        kept("wandb", lambda: log_to_wandb(args, metrics, step))
+        kept("tensorboard", lambda: log_to_tensorboard(args, metrics, step))
+
+
+def _dump_name(prefix: str) -> str:
+    """What `rollout/agent` and `eval/<dataset>/agent` are called as files."""
+    return prefix.removesuffix("/agent").replace("/", "-")
+
+
+def _numbers(args: SlimeArgs, samples: Sequence[FinishedSample]) -> Metrics:
+    metrics: Metrics = {}
+    for name, group in GROUPS.items():
+        metrics |= kept(name, functools.partial(group, samples)) or {}
+    return metrics | (kept("drift", lambda: _drift(args, samples)) or {})
+
+
+def _drift(args: SlimeArgs, samples: Sequence[FinishedSample]) -> Metrics:
+    """Drift by the policy's tokenizer, which is asked for only where a sample says what was sampled."""
+    first = next((sample for sample in samples if sample.turn_bounds), None)
+    if first is None:
+        return {}
+    meter = DriftMeter(tokenizer_of(args, first.sample), tool_parser=settings_from_args(args).tool_parser)
+    drifts = measure_some(samples, meter)
+    if meter.template_fault is not None:
+        _say_once("context is not held against the chat template: %s", meter.template_fault)
+    for drift in drifts:
+        _warn_of_mismatch(drift)
+    return drift_metrics(drifts)
+
+
+@functools.cache
+def _say_once(words: str, fault: str) -> None:
+    logger.warning(words, fault)
+
+
+def _warn_of_mismatch(drift: EpisodeDrift) -> None:
+    """Each time: it never happens in a run whose numbers are right."""
+    if drift.mismatches:
+        logger.warning(
+            "context is not what the chat template renders sample_index=%s token=%d tokens=%d: "
+            "`strands-rollout drift` on a dump of it tells more",
+            drift.index,
+            drift.mismatches[0].position,
+            drift.mismatched_tokens,
+        )
+
+
+def _reward_key(args: SlimeArgs, *, evaluation: bool) -> str | None:
+    key = getattr(args, "reward_key", None)
+    return (getattr(args, "eval_reward_key", None) or key) if evaluation else key
+
+
+# where the newest slime has its modules of metrics and logging, and where its releases up to 0.3.1 have them
+_SLIMES_PACKAGES: Final = ("slime.observability", "slime.utils")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under column names; a cell is text, a number or None."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | int | float | None]]
+
+
+@dataclass(slots=True)
+class StepMetrics:
+    """What one step logs.
+
+    Attributes:
+        rollout_id: slime's number of the rollout.
+        step_key: The metric that slime's charts have as their x-axis.
+        numbers: By full name.
+        tables: By full name.
+    """
+
+    rollout_id: int
+    step_key: str
+    numbers: dict[str, float] = field(default_factory=dict)
+    tables: dict[str, Table] = field(default_factory=dict)
+
+
+def step_of(args: SlimeArgs, rollout_id: int) -> int:
+    """The step under which slime logs this rollout; the rollout's own number where slime is absent."""
+    compute = _slimes("metric_utils", "compute_rollout_step")
+    return rollout_id if compute is None else int(compute(args, rollout_id))
+
+
+def log_line(metrics: StepMetrics, step: int) -> None:
+    """One INFO line of key=value pairs."""
+    pairs = " ".join(f"{name}={value:.4g}" for name, value in metrics.numbers.items())
+    logger.info("agent metrics rollout_id=%s %s=%s %s", metrics.rollout_id, metrics.step_key, step, pairs)
+
+
+def log_to_wandb(args: SlimeArgs, metrics: StepMetrics, step: int) -> None:
+    """Numbers and tables in one call, as slime logs: the step is a metric, wandb's own step is left alone.
+
+    Nothing happens unless `args.use_wandb` is set; that this process has no run is logged once.
+    """
+    if not getattr(args, "use_wandb", False):
+        return
+    import wandb
+
+    if wandb.run is None:
+        _warn_of_lost_metrics("--use-wandb", "this process has no wandb run")
+        return
+    tables = {
+        name: wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
+        for name, table in metrics.tables.items()
+    }
+    wandb.log({**metrics.numbers, **tables, metrics.step_key: step})
+
+
+def log_to_tensorboard(args: SlimeArgs, metrics: StepMetrics, step: int) -> None:
+    """The numbers, through slime's own logging, which holds the writer.
+
+    Nothing happens unless `args.use_tensorboard` is set; that slime's logging is missing is logged once.
+    """
+    if not getattr(args, "use_tensorboard", False):
+        return
+    log = _slimes("logging_utils", "log")
+    if log is None:
+        places = " or ".join(f"{package}.logging_utils" for package in _SLIMES_PACKAGES)
+        _warn_of_lost_metrics("--use-tensorboard", f"slime has loaded no {places} with a function log")
+        return
+    # wandb has had the numbers, together with the tables
+    without_wandb = Namespace(**{**vars(args), "use_wandb": False})
+    log(without_wandb, {**metrics.numbers, metrics.step_key: step}, metrics.step_key)
+
+
+def _slimes(module: str, function: str) -> Any:  # noqa: ANN401 - a function of slime's, or None
+    """A function of a module that slime has loaded; None where there is none."""
+    found = (getattr(sys.modules.get(f"{package}.{module}"), function, None) for package in _SLIMES_PACKAGES)
+    return next((one for one in found if one is not None), None)
+
+
+@functools.cache
+def _warn_of_lost_metrics(flag: str, reason: str) -> None:
+    logger.warning("%s is set, but this package's metrics are not logged there: %s", flag, reason)
+
 
 Metrics = dict[str, float]
 Samples = Sequence[FinishedSample]
@@ -116,6 +380,14 @@ def weight_metrics(samples: Samples) -> Metrics:
 def score_metrics(samples: Samples) -> Metrics:
     """Seconds in the reward function."""
     return distribution("score_s", [sample.score_s for sample in samples])
+
+
+def answer_metrics(samples: Samples) -> Metrics:
+    """Of an evaluation: samples without an answer, and the share of right ones among the others where they tell."""
+    answers = [finite(sample.graded.get("acc")) for sample in samples if not sample.is_missing]
+    known = [float(answer) for answer in answers if answer is not None]
+    missing = {"missing": float(sum(bool(sample.is_missing) for sample in samples))} if samples else {}
+    return missing | ({"accuracy": sum(known) / len(known)} if known else {})
 
 
 def slowest_metrics(samples: Samples) -> Metrics:

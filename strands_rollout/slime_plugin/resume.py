@@ -1,12 +1,9 @@
-"""An aborted episode as JSON beside its tokens, and back: what the next call of `generate` needs to go on in mid-agent.
-
-Tokens, mask and logprobs stay on the sample; here is the rest. It survives whatever JSON does: copies, pickles, dumps,
-another process. Knows trajectories and Strands messages; nothing of slime's Sample.
-"""
+"""An aborted episode as JSON beside its tokens, and back: how a sample comes to `generate`, fresh or to be resumed."""
 
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,17 +12,18 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from strands_rollout.chat_messages import to_chat_messages, tool_result_text
-from strands_rollout.episode_progress import EpisodeProgress
+from strands_rollout.agent.stop_reason import EpisodeProgress
 from strands_rollout.errors import PromptError, ResumeError, TrajectoryError
-from strands_rollout.trajectory import Part, Trajectory
+from strands_rollout.model.trajectory import Part, Trajectory
+from strands_rollout.samples import METADATA_KEY, METADATA_VERSION, RESUME_KEY, SampleLike, statuses_of
+from strands_rollout.template.messages import to_chat_messages, tool_result_text
 
 RESUME_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """An episode to go on with.
+    """An episode to resume.
 
     Attributes:
         trajectory: Its tokens; a new object.
@@ -237,3 +235,97 @@ def _check_progress(progress: EpisodeProgress, trajectory: Trajectory) -> None:
 
 def _crc32(tokens: Sequence[int]) -> int:
     return zlib.crc32(orjson.dumps(list(tokens)))
+
+
+logger = logging.getLogger(__name__)
+
+# response-side fields of slime 0.3's Sample and what a new sample has there; those that a Sample lacks are skipped
+_FRESH: Final[dict[str, Any]] = {
+    "tokens": list,
+    "response": str,
+    "response_length": int,
+    "loss_mask": lambda: None,
+    "rollout_log_probs": lambda: None,
+    "reward": lambda: None,
+    "weight_versions": list,
+    "rollout_top_p_token_ids": lambda: None,
+    "rollout_top_p_token_offsets": lambda: None,
+    "rollout_routed_experts": lambda: None,
+    "teacher_log_probs": lambda: None,
+    "multimodal_train_inputs": lambda: None,
+    "remove_sample": bool,
+    "non_generation_time": float,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """How a sample comes to `generate`.
+
+    Attributes:
+        resume: What to resume; None to start afresh.
+        aborts: How often the sample has come back ABORTED.
+        resumes: How often it was resumed, this time included.
+    """
+
+    resume: ResumeState | None = None
+    aborts: int = 0
+    resumes: int = 0
+
+
+def begin_sample(sample: SampleLike, *, may_resume: bool) -> Beginning:
+    """Make a sample ready: an ABORTED one keeps its tokens if it can be resumed, any other starts afresh."""
+    facts = _own_facts(sample)
+    aborted = sample.status is statuses_of(sample).ABORTED
+    aborts = _count(facts, "aborts") + aborted
+    resume = _resume_state(sample, facts) if aborted and may_resume and _has_sampled(sample) else None
+    resumes = _count(facts, "resumes") + (resume is not None)
+    if resume is None:
+        reset_sample(sample)
+        return Beginning(aborts=aborts, resumes=resumes)
+    # slime masks what older weights sampled, where it is told to; masked tokens have no logprobs
+    sample.rollout_log_probs = [
+        logprob if mask else 0.0 for mask, logprob in zip(sample.loss_mask, sample.rollout_log_probs, strict=True)
+    ]
+    sample.status, sample.reward, sample.remove_sample = statuses_of(sample).PENDING, None, False
+    sample.metadata = {key: value for key, value in sample.metadata.items() if key != METADATA_KEY}
+    return Beginning(resume, aborts, resumes)
+
+
+def _own_facts(sample: SampleLike) -> Mapping[str, Any]:
+    metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
+    facts = metadata.get(METADATA_KEY)
+    return facts if isinstance(facts, Mapping) else {}
+
+
+def _count(facts: Mapping[str, Any], name: str) -> int:
+    count = facts.get(name, 0)
+    return count if isinstance(count, int) else 0
+
+
+def _has_sampled(sample: SampleLike) -> bool:
+    """Whether there is anything to resume: a sample without a sampled token holds a filler as response."""
+    return bool(sample.response_length) and not sample.remove_sample
+
+
+def _resume_state(sample: SampleLike, facts: Mapping[str, Any]) -> ResumeState | None:
+    # facts of another version may mean other things by the same names
+    saved = facts.get(RESUME_KEY) if facts.get("version") == METADATA_VERSION else {"version": "unknown"}
+    try:
+        return load_resume_state(saved, sample.tokens, sample.loss_mask, sample.rollout_log_probs)
+    except ResumeError as e:
+        logger.warning("aborted sample starts afresh index=%s reason=%s", sample.index, e)
+        return None
+
+
+def reset_sample(sample: SampleLike) -> None:
+    """Forget an earlier attempt: a sample that comes back FAILED or ABORTED starts from nothing."""
+    for name, fresh in _FRESH.items():
+        if hasattr(sample, name):
+            setattr(sample, name, fresh())
+    for name in ("spec_info", "prefix_cache_info"):
+        if hasattr(sample, name):
+            setattr(sample, name, type(getattr(sample, name))())
+    sample.status = statuses_of(sample).PENDING
+    metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
+    sample.metadata = {key: value for key, value in metadata.items() if key != METADATA_KEY}

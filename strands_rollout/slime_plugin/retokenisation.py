@@ -1,59 +1,165 @@
-"""Context tokens against what the chat template makes of the same conversation: they must be the same, token for token.
+"""What text would have cost an episode, and whether its context is what the chat template makes of its conversation.
 
-What was read between two turns is cut at its control tokens. They must be those that the template puts around the
-results of so many calls, or around a user's turn, and each text between them must be encoded as the tokenizer encodes
-it. The results' own texts are taken from the tokens, so that no record of the conversation is needed. Of the prompt,
-whose tools and system text no sample tells, the texts are checked, and how it ends: question and generation prompt.
+Two ways to lose tokens are measured: each turn encoded by itself, and the whole conversation as one text, as a trainer
+does that is handed text. The context must be the template's, token for token: what was read between two turns is cut at
+its control tokens. They must be those that the template puts around the results of so many calls, or around a user's
+turn, and each text between them must be encoded as the tokenizer encodes it. The results' own texts are taken from the
+tokens, so that no record of the conversation is needed. Of the prompt, whose tools and system text no sample tells, the
+texts are checked, and how it ends: question and generation prompt.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from strands_rollout.chat_messages import ChatMessage
-from strands_rollout.episode_facts import fan_out_part
-from strands_rollout.errors import TemplateError
-from strands_rollout.probe_conversation import TOOLS
-from strands_rollout.retokenisation.sampled_episode import SampledEpisode
-from strands_rollout.retokenisation.turn_reading import TurnReading
+from strands_rollout.errors import ConfigError, TemplateError
+from strands_rollout.files import Json
+from strands_rollout.samples import FinishedSample, SampleLike, fan_out_part, kept
+from strands_rollout.template.chat_template import ChatTemplate
+from strands_rollout.template.drift import (
+    Placed,
+    decoded,
+    encoded_again,
+    first_difference,
+    token_bytes,
+    unlike_tokens,
+)
+from strands_rollout.template.messages import ChatMessage
+from strands_rollout.template.probe import TOOLS
+from strands_rollout.tool_parsers import (
+    AUTO,
+    ParseFailure,
+    Reasoning,
+    Segment,
+    Text,
+    ToolCall,
+    ToolParser,
+    format_of_call,
+    get_parser,
+)
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CLASSES: Final = ("assistant text", "tool call", "whitespace", "special tokens", "template")
+MAX_SAMPLES: Final = 64  # of a step are measured
+MAX_TOKENS: Final = 2**18  # of a step, prompts included, in the samples that are measured; about
+_DIVERGENCE_TOKENS: Final = 8
 _ANY: Final = "probed-{}-of-{}"
 _ANY_ID: Final = "Probed{:03d}"  # of 9 letters and digits, as some templates want it
 _ANYS: Final = re.compile(r"probed-[a-z]+-of-\d+|Probed\d{3,}")
-_SHOWN_TOKENS: Final = 12
+_MISMATCH_TOKENS: Final = 12
 _MOST_USERS: Final = 2
 
+T = TypeVar("T")
 Piece: TypeAlias = int | str
 """A control token's id, or a text between two of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mismatch:
-    """A stretch of context that is not what the template renders.
+class SampledEpisode:
+    """A sample that has tokens and a policy's turn among them.
 
     Attributes:
-        position: Index in the sample's tokens of the first one that differs.
-        tokens: How many of the context's tokens differ; 1 where some only lack.
-        got: Text from there on.
-        expected: What the template makes there.
+        sample: slime's, or ours.
+        facts: What `generate` wrote of the episode; empty for a foreign sample.
+        turns: Where each of the policy's turns begins and ends in the tokens; at least one, none empty.
     """
 
-    position: int
-    tokens: int
-    got: str
-    expected: str
+    sample: SampleLike
+    facts: Mapping[str, Any]
+    turns: Sequence[tuple[int, int]]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and response."""
+        return list(self.sample.tokens)
+
+    @property
+    def contexts(self) -> Iterator[tuple[int, int]]:
+        """Where what the policy read before each of its turns begins and ends; the first is the prompt."""
+        end = 0
+        for start, next_end in self.turns:
+            yield end, start
+            end = next_end
+
+
+class TurnReading:
+    """Reads turns of one policy.
+
+    Attributes:
+        template: The policy's.
+        parser: Of its calls; None where none is named and the template writes no known format.
+
+    Args:
+        tokenizer: The policy's.
+        template_kwargs: Handed to the template at each rendering.
+        tool_parser: The format of its calls; "auto" for the one that the template writes.
+
+    Raises:
+        TemplateError: The template can't be used token-exactly.
+        ConfigError: No parser has that name.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any], tool_parser: str = AUTO
+    ) -> None:
+        self.template = ChatTemplate(tokenizer, **template_kwargs)
+        self.parser: ToolParser | None = None
+        if tool_parser != AUTO:
+            self.parser = get_parser(tool_parser)
+            return
+        call = self.template.written_call
+        try:
+            self.parser = get_parser(format_of_call(call.turn, call.name, call.arguments))
+        except ConfigError:  # an agent without tools needs none
+            return
+
+    def calls(self, ids: Sequence[int]) -> int | None:
+        """How many calls a turn holds, malformed ones included; None without a parser."""
+        if self.parser is None:
+            return None
+        return sum(isinstance(segment, ToolCall | ParseFailure) for segment in self._segments(ids))
+
+    def prose(self, ids: Sequence[int]) -> list[tuple[int, int]] | None:
+        """Where in a turn's text its prose begins and ends, in characters; None where all of it is."""
+        segments = self._segments(ids)
+        if not any(isinstance(segment, ToolCall | ParseFailure) for segment in segments):
+            return None
+        text, at, found = self.template.encoder.decode(ids), 0, []
+        for segment in segments:
+            if isinstance(segment, Text | Reasoning) and (begin := text.find(segment.text, at)) >= 0:
+                at = begin + len(segment.text)
+                found.append((begin, at))
+        return found
+
+    def _segments(self, ids: Sequence[int]) -> list[Segment]:
+        if self.parser is None:
+            return []
+        encoder = self.template.encoder
+        without_end = ids[:-1] if ids and encoder.is_control(ids[-1]) else ids
+        return self.parser.segments(encoder.decode(without_end), in_reasoning=self.template.opens_reasoning)
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A stretch of context that is not what the template renders."""
+
+    position: int  # index in the sample's tokens of the first one that differs
+    tokens: int  # how many of the context's tokens differ; 1 where some only lack
+    got: str  # text from there on
+    expected: str  # what the template makes there
 
 
 class RenderCheck:
-    """Checks episodes of one policy.
-
-    Attributes:
-        reading: Of the policy's turns; its template is the one that is held against the tokens.
-    """
+    """Compares the context of one policy's episodes with what its template renders."""
 
     def __init__(self, reading: TurnReading) -> None:
         self.reading = reading
@@ -74,7 +180,7 @@ class RenderCheck:
                 found = self._between(tokens[start:end], tokens[turns[number - 1][0] : start])
             if found is not None:
                 at, count, expected = found
-                got = self._encoder.decode(tokens[start + at : min(end, start + at + _SHOWN_TOKENS)])
+                got = self._encoder.decode(tokens[start + at : min(end, start + at + _MISMATCH_TOKENS)])
                 yield Mismatch(start + at, max(count, 1), got, expected)  # where tokens only lack, none differs
 
     def _between(self, context: Sequence[int], turn: Sequence[int]) -> tuple[int, int, str] | None:
@@ -90,7 +196,7 @@ class RenderCheck:
         return self._wrongly_encoded(context)
 
     def _possible_messages(self, turn: Sequence[int]) -> list[tuple[int, int]]:
-        """How many tool results, and user's turns behind them, may follow a turn; none where it can't be told."""
+        """How many tool results, and user's turns behind them, may follow a turn; none where it is unknown."""
         calls = self.reading.calls(turn)
         if calls is None:
             return []
@@ -99,7 +205,9 @@ class RenderCheck:
         return [(count, users) for count in counts for users in range(0 if count else 1, _MOST_USERS + 1)]
 
     def _in_prompt(self, context: Sequence[int], episode: SampledEpisode) -> tuple[int, int, str] | None:
-        if not _begins_with_its_row(episode):
+        segments = episode.facts.get("segments")
+        is_rewritten = isinstance(segments, int) and segments > 1
+        if is_rewritten or fan_out_part(episode.sample) not in (None, 0):  # the prompt is not the row's
             return self._wrongly_encoded(context)
         question = _last_user_text(getattr(episode.sample, "prompt", None))
         expected = self._ending(_ANY.format("question", 0) if question is None else question)
@@ -147,7 +255,7 @@ class RenderCheck:
                     same = next((n for n, pair in enumerate(zip(ids, own, strict=False)) if pair[0] != pair[1]), 0)
                     count += _differing(ids, own)
                     if first is None:
-                        first, shown = at + same, f"tokens {own[same : same + _SHOWN_TOKENS]}"
+                        first, shown = at + same, f"tokens {own[same : same + _MISMATCH_TOKENS]}"
             at += len(ids)
         return None if first is None else (first, count, shown)
 
@@ -174,7 +282,7 @@ class RenderCheck:
             ]
             messages += [{"role": "user", "content": _ANY.format("question", number)} for number in range(users)]
             try:
-                self._shapes[calls, users] = self._pieces_of(self._template.render_turn(messages))
+                self._shapes[calls, users] = list(self._encoder.pieces(self._template.render_turn(messages)))
             except TemplateError:
                 self._shapes[calls, users] = None
         return self._shapes[calls, users]
@@ -183,7 +291,7 @@ class RenderCheck:
         """How a prompt ends: the text that holds the question, and what follows it."""
         marked = self._shape(0, 1) or []
         place = next((n for n, piece in enumerate(marked) if isinstance(piece, str) and _ANYS.search(piece)), 0)
-        ending = self._pieces_of(self._template.render_turn([{"role": "user", "content": question}]))[place:]
+        ending = list(self._encoder.pieces(self._template.render_turn([{"role": "user", "content": question}])))[place:]
         first = ending[0] if ending else 0
         if isinstance(first, str) and self._shows_tools_with_question:
             ending[0] = first[len(_ANYS.split(str(marked[place]))[0]) :]
@@ -194,21 +302,12 @@ class RenderCheck:
         """Whether tools stand between what opens the first user's turn and its words."""
         question: ChatMessage = {"role": "user", "content": _ANY.format("question", 0)}
         try:
-            shown = self._pieces_of(self._template.render([question], TOOLS))
+            shown = list(self._encoder.pieces(self._template.render([question], TOOLS)))
         except TemplateError:  # it shows none
             return False
         alone = self._shape(0, 1) or []
         texts = [next((p for p in pieces if isinstance(p, str) and _ANYS.search(p)), "") for pieces in (shown, alone)]
         return not texts[0].endswith(texts[1])
-
-    def _pieces_of(self, rendered: str) -> list[Piece]:
-        return list(self._encoder.pieces(rendered))
-
-
-def _begins_with_its_row(episode: SampledEpisode) -> bool:
-    """Whether the prompt is the row's: not of a sub-agent, nor of a history that was rewritten."""
-    segments = episode.facts.get("segments")
-    return fan_out_part(episode.sample) in (None, 0) and (not isinstance(segments, int) or segments <= 1)
 
 
 def _has_in_order(text: str, parts: Sequence[str]) -> bool:
@@ -227,7 +326,7 @@ def _has_in_order(text: str, parts: Sequence[str]) -> bool:
     return len(text) - at >= len(others[-1]) and text.endswith(others[-1])
 
 
-def _last_user_text(prompt: Any) -> str | None:  # noqa: ANN401 - a row's
+def _last_user_text(prompt: Json) -> str | None:
     """The question that ends a prompt, where it is plain text."""
     if isinstance(prompt, str):
         return prompt or None
@@ -242,3 +341,242 @@ def _differing(got: Sequence[int], own: Sequence[int]) -> int:
     begin = next((n for n in range(shorter) if got[n] != own[n]), shorter)
     end = next((n for n in range(shorter - begin) if got[-1 - n] != own[-1 - n]), shorter - begin)
     return max(len(got) - begin - end, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first token that the whole text, encoded again, has otherwise."""
+
+    position: int  # its index in the sample's tokens
+    turn: int | None  # the policy's turn that it is in, from 0; None in what it read
+    before: str  # text of the tokens before it
+    got: list[int]  # ids from there on, as they were
+    got_texts: list[str]
+    again: list[int]  # ids from there on, of the text encoded again
+    again_texts: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeDrift:
+    """What was measured of one episode.
+
+    Attributes:
+        number: Its place among those that are measured, or in its dump, from 0.
+        index: The sample's own.
+        sampled_tokens: Tokens that the policy wrote.
+        turn_drift: Of these, how many would differ, had each turn been encoded again by itself.
+        text_drift: How many would, had the whole conversation been.
+        off_policy: Sampled tokens from the first difference of the whole text on: the policy never wrote them after
+            what then stands before them.
+        classes: Drifted tokens by kind: of the turns, and as "template" those of the context in the whole text.
+        first: The whole text's first difference; None where there is none.
+        mismatches: Context that is not what the template renders; None where that was not looked at.
+    """
+
+    number: int
+    index: int | None
+    sampled_tokens: int
+    turn_drift: int
+    text_drift: int
+    off_policy: int
+    classes: dict[str, int]
+    first: Divergence | None
+    mismatches: list[Mismatch] | None
+
+    @property
+    def counts(self) -> dict[str, int | None]:
+        """In few numbers, None for what was not looked at."""
+        return {
+            "sampled_tokens": self.sampled_tokens,
+            "turn_drift": self.turn_drift,
+            "text_drift": self.text_drift,
+            "off_policy": self.off_policy,
+            "mismatched_tokens": None if self.mismatches is None else self.mismatched_tokens,
+        }
+
+    @property
+    def is_drifted(self) -> bool:
+        """Whether a sampled token drifts, turn by turn or in the whole text."""
+        return bool(self.turn_drift or self.text_drift)
+
+    @property
+    def mismatched_tokens(self) -> int:
+        """Context tokens that are not the template's."""
+        return sum(found.tokens for found in self.mismatches or [])
+
+
+@dataclass(frozen=True, slots=True)
+class DriftTotals:
+    """What was measured of all episodes: sums of `EpisodeDrift`, and shares of the episodes and sampled tokens, 0 to 1.
+
+    Mismatches are None where no context was compared.
+    """
+
+    episodes: int
+    drifted_episodes: int
+    drifted_share: float
+    sampled_tokens: int
+    turn_drift: int
+    text_drift: int
+    off_policy: int
+    off_policy_share: float
+    classes: dict[str, int] = field(default_factory=dict)
+    mismatched_episodes: int | None = None
+    mismatched_tokens: int | None = None
+
+
+class DriftMeter:
+    """Measures episodes of one policy.
+
+    Attributes:
+        template_fault: Why the context can't be compared with the template; None as long as it can.
+
+    Args:
+        tokenizer: The policy's.
+        template_kwargs: Handed to the template at each rendering, over a sample's own.
+        tool_parser: The format of the policy's calls; "auto" for the one that the template writes.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        template_kwargs: Mapping[str, Any] | None = None,
+        tool_parser: str = AUTO,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._bytes_of = token_bytes(tokenizer)
+        self._control_ids = frozenset(tokenizer.added_tokens_decoder)
+        self._template_kwargs = dict(template_kwargs or {})
+        self._tool_parser = tool_parser
+        self._is_visible = functools.cache(lambda token: bool(decoded([token], tokenizer).strip()))
+        self._checks: dict[str, RenderCheck | None] = {}
+        self.template_fault: str | None = None
+
+    def measure(self, episode: SampledEpisode, number: int = 0) -> EpisodeDrift:
+        """All of one episode; `number` is its place among others."""
+        tokens, turns = episode.tokens, episode.turns
+        again = encoded_again(tokens, self._tokenizer)
+        lost = _lost(*unlike_tokens(tokens, self._tokenizer, self._bytes_of, again))
+        lost_sampled = _within(lost, turns)
+        check = self._check_for(episode)
+        classes = Counter({"template": len(lost) - lost_sampled})
+        for start, end in turns:
+            classes += self._classes_of(tokens[start:end], None if check is None else check.reading)
+        first = first_difference(tokens, again)
+        return EpisodeDrift(
+            number=number,
+            index=getattr(episode.sample, "index", None),
+            sampled_tokens=sum(end - start for start, end in turns),
+            turn_drift=classes.total() - classes["template"],
+            text_drift=lost_sampled,
+            off_policy=0 if first is None else sum(max(0, end - max(start, first)) for start, end in turns),
+            classes={name: classes[name] for name in CLASSES},
+            first=None if first is None else self._divergence(episode, again, first),
+            mismatches=None if check is None else list(check.mismatches(episode)),
+        )
+
+    def _check_for(self, episode: SampledEpisode) -> RenderCheck | None:
+        # what the template was rendered with: as the episode tells, else what the sample and the caller say
+        recorded = episode.facts.get("template_kwargs")
+        if isinstance(recorded, Mapping):
+            kwargs = dict(recorded)
+        else:
+            kwargs = {**(getattr(episode.sample, "apply_chat_template_kwargs", None) or {}), **self._template_kwargs}
+        key = repr(sorted(kwargs.items()))
+        if key not in self._checks:
+            try:
+                self._checks[key] = RenderCheck(TurnReading(self._tokenizer, kwargs, self._tool_parser))
+            except TemplateError as e:
+                self._checks[key], self.template_fault = None, str(e)
+        return self._checks[key]
+
+    def _classes_of(self, ids: Sequence[int], reading: TurnReading | None) -> Counter[str]:
+        """The drifted tokens of a turn by kind; without a template all of its words are text."""
+        sampled, again = unlike_tokens(ids, self._tokenizer, self._bytes_of)
+        drifted = _lost(sampled, again)
+        if not drifted:
+            return Counter()
+        again_places = [placed[0] for placed in again]
+        prose = None if reading is None else reading.prose(ids)
+        found: Counter[str] = Counter()
+        for at in drifted:
+            place, *_, token = sampled[at]
+            # what stands at the token's place when the text is encoded again
+            covering = again[max(0, bisect_right(again_places, place) - 1)][-1] if again else token
+            if self._control_ids & {token, covering}:
+                found["special tokens"] += 1
+            elif not self._is_visible(token):
+                found["whitespace"] += 1
+            elif prose is None or any(begin <= place < end for begin, end in prose):
+                found["assistant text"] += 1
+            else:
+                found["tool call"] += 1
+        return found
+
+    def _divergence(self, episode: SampledEpisode, again: Sequence[int], position: int) -> Divergence:
+        tokens = episode.tokens
+        got, other = (list(ids[position : position + _DIVERGENCE_TOKENS]) for ids in (tokens, again))
+        inside = [number for number, (start, end) in enumerate(episode.turns) if start <= position < end]
+        return Divergence(
+            position=position,
+            turn=inside[0] if inside else None,
+            before=decoded(tokens[max(0, position - _DIVERGENCE_TOKENS) : position], self._tokenizer),
+            got=got,
+            got_texts=[decoded([token], self._tokenizer) for token in got],
+            again=other,
+            again_texts=[decoded([token], self._tokenizer) for token in other],
+        )
+
+
+def measure_some(samples: Sequence[FinishedSample], meter: DriftMeter) -> list[EpisodeDrift]:
+    """The drift of some samples of a step, evenly spread, always of the same ones: a trainer waits for it.
+
+    At most `MAX_SAMPLES` and about `MAX_TOKENS` are measured. A sample whose facts don't say what was sampled, or with
+    what is no token id, is left out.
+    """
+    episodes = [SampledEpisode(one.sample, one.facts, turns) for one in samples if (turns := one.turn_bounds)]
+    tokens = sum(len(episode.sample.tokens) for episode in episodes)
+    most = max(1, MAX_TOKENS * len(episodes) // max(tokens, 1))
+    found = [
+        kept("drift", functools.partial(meter.measure, episode, number), of_sample=True)
+        for number, episode in enumerate(evenly_spread(episodes, min(most, MAX_SAMPLES)))
+    ]
+    return [drift for drift in found if drift is not None]
+
+
+def evenly_spread(items: Sequence[T], most: int = MAX_SAMPLES) -> list[T]:
+    """At most so many of these, always the same ones."""
+    count = min(len(items), most)
+    return [items[position * len(items) // count] for position in range(count)]
+
+
+def _lost(sampled: Sequence[Placed], again: Sequence[Placed]) -> list[int]:
+    """Which of these are not among the others, in ascending order."""
+    found = set(again)
+    return [at for at, placed in enumerate(sampled) if placed not in found]
+
+
+def _within(positions: Iterable[int], turns: Sequence[tuple[int, int]]) -> int:
+    starts = [start for start, _ in turns]
+    return sum(bool(at := bisect_right(starts, position)) and position < turns[at - 1][1] for position in positions)
+
+
+def totals_of(drifts: Iterable[EpisodeDrift]) -> DriftTotals:
+    """The sums of these."""
+    measured = list(drifts)
+    drifted = sum(drift.is_drifted for drift in measured)
+    sampled, off_policy = (sum(getattr(drift, name) for drift in measured) for name in ("sampled_tokens", "off_policy"))
+    checked = [drift for drift in measured if drift.mismatches is not None]
+    return DriftTotals(
+        episodes=len(measured),
+        drifted_episodes=drifted,
+        drifted_share=drifted / max(len(measured), 1),
+        sampled_tokens=sampled,
+        turn_drift=sum(drift.turn_drift for drift in measured),
+        text_drift=sum(drift.text_drift for drift in measured),
+        off_policy=off_policy,
+        off_policy_share=off_policy / max(sampled, 1),
+        classes={name: sum(drift.classes[name] for drift in measured) for name in CLASSES},
+        mismatched_episodes=sum(bool(drift.mismatches) for drift in checked) if checked else None,
+        mismatched_tokens=sum(drift.mismatched_tokens for drift in checked) if checked else None,
+    )

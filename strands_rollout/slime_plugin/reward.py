@@ -1,4 +1,4 @@
-"""slime's reward entry: a sample in, a dict of plain JSON values out, and never an exception.
+"""slime's reward entry: a sample in, a number or a dict of plain JSON values out, and never an exception.
 
 Knows the few fields of a Sample that grading needs, and the settings. What an answer means is `grading`'s business.
 """
@@ -6,45 +6,54 @@ Knows the few fields of a Sample that grading needs, and the settings. What an a
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-import math
+import os
+import reprlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeAlias
 
-from strands_rollout.episode_facts import episode_facts, fan_out_part
+from strands_rollout.aio import exits_as_errors
 from strands_rollout.grading import Grade, grade, last_assistant_text, spoken_text
 from strands_rollout.grading.dapo_score import slime_example_grade
-from strands_rollout.grading.symbolic import compare_symbolically
-from strands_rollout.reward_settings import TOOL_SHAPING_CEILING, RewardSettings
+from strands_rollout.samples import (
+    METADATA_KEY,
+    REWARD_DETAILS_KEY,
+    SampleLike,
+    episode_facts,
+    fan_out_part,
+    rollout_id_of,
+    usable_number,
+)
+from strands_rollout.settings import TOOL_SHAPING_CEILING, RewardSettings
 
 _LOGGER = logging.getLogger(__name__)
 _NAMESPACE: Final = "strands_rollout"  # of our settings on args
-_LONGEST_INLINE_CHARS: Final = 10_000  # a longer text is read in a thread, so that the loop stays free
+_SCORE_KEY: Final = "environment_score"
+_GRADING_THREADS: Final = 2  # beside the loop's own, which tools may hold for long
 _LONGEST_SHOWN_CHARS: Final = 200
 _MOST_REPORTED: Final = 50
-_ERRORS: Final = {
-    "no_label": "the sample has no label",
-    "algebra_unavailable": "no symbolic worker could be started; the log says why",
-    "algebra_crash": "the symbolic worker ended twice on this answer",
-}
+_DEEPEST_LIST: Final = 8
 _reported: set[str] = set()
 
 RewardDict: TypeAlias = dict[str, float | str]
-RewardList: TypeAlias = "list[RewardDict | RewardList]"
+Reward: TypeAlias = "float | RewardDict"
+RewardList: TypeAlias = "list[Reward | RewardList]"
 
 
-async def reward_func(args: object, sample: Any, **kwargs: object) -> RewardDict | RewardList:  # noqa: ANN401
+async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | RewardList:  # noqa: ANN401 - one or a list
     """Grade the last assistant turn of a sample, or of each sample of a list; slime's `--custom-rm-path`.
 
     In a list, the siblings of a fan-out (one `rollout_id`) have one outcome, that of their main agent: its sample is
     graded, once, and each gets a copy of its reward. Where the main agent's sample is not in the list, each is graded
     by itself.
 
-    Run slime with `--reward-key score --eval-reward-key acc`.
+    Run slime with `--reward-key score --eval-reward-key acc`. Where slime reads no key, its reward is the number alone.
 
     Args:
-        args: slime's; only `args.strands_rollout["reward"]` is read, see `RewardSettings`.
-        sample: slime's Sample, or any object with some of its fields; it is not changed. The text is
+        args: slime's; `args.strands_rollout["reward"]` is read, see `RewardSettings`, and the names of the keys.
+        sample: slime's Sample, or any object with some of its fields. The text is
             `metadata["strands_rollout"]["final_text"]` where there is one (the last model turn's own text, with
             `final_in_reasoning` true beside it if the prompt had opened `<think>`), else cut out of `response`. `label`
             may be whatever `grading.label_texts` takes. A list may hold lists, as slime's groups of fan-outs do.
@@ -53,12 +62,15 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> RewardDict
     Returns:
         For each sample, in lists like those given, a dict with the keys `score` (the settings' `correct` or `wrong`,
         perhaps shaped), `acc` (1.0 or 0.0), `pred` (the answer as written, "" for none), `label`, `method` (what
-        decided), `error` (why the answer could not be judged, and so counts as wrong; else ""). Raises nothing but
-        CancelledError: an exception would end slime's training run.
+        decided), `error` (why the answer could not be judged, and so counts as wrong; else ""). Or only its `score`, a
+        float, where slime's args name no key to read from a dict: neither `reward_key` nor `eval_reward_key`, or, of a
+        sample in training, only the latter; the dict is then kept in `metadata["strands_rollout"]["reward"]`. Args
+        that lack both attributes are not slime's, and mean the dict. Raises nothing but CancelledError: an exception
+        would end slime's training run.
     """
     del kwargs
     if not isinstance(sample, list | tuple):
-        return await _reward(args, sample)
+        return _as_read(args, sample, await _reward(args, sample))
     flat = list(_flat(sample))
     graders = _graders(flat)
     tasks: dict[int, asyncio.Task[RewardDict]] = {}
@@ -66,20 +78,50 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> RewardDict
         for position in dict.fromkeys(graders):
             tasks[position] = group.create_task(_reward(args, flat[position]))
             await asyncio.sleep(0)  # one sample per turn of the loop: a long list must not hold it
-    return _nested(sample, iter([dict(tasks[position].result()) for position in graders]))
+    details = (dict(tasks[position].result()) for position in graders)
+    return _nested(sample, iter([_as_read(args, one, found) for one, found in zip(flat, details, strict=True)]))
 
 
-def _flat(samples: Sequence[Any]) -> Iterator[object]:
+def _as_read(args: object, sample: SampleLike, details: RewardDict) -> Reward:
+    """The reward in the form in which slime reads it from this sample."""
+    try:
+        with exits_as_errors("the sample", RuntimeError):
+            if _reads_a_key(args, sample):
+                return details
+            if isinstance(sample.metadata, dict):
+                sample.metadata[METADATA_KEY] = {**episode_facts(sample), REWARD_DETAILS_KEY: details}
+    except Exception as e:  # whatever a foreign sample raises when it is read or written, it has a reward
+        _report(e)
+    return float(details["score"])
+
+
+def _reads_a_key(args: object, sample: object) -> bool:
+    """Whether slime takes an entry of this sample's reward; it says nowhere to which reward function."""
+    if not (hasattr(args, "reward_key") or hasattr(args, "eval_reward_key")) or getattr(args, "reward_key", None):
+        return True  # without a key of its own, an evaluation reads that of training
+    if not getattr(args, "eval_reward_key", None):
+        return False
+    facts = episode_facts(sample)
+    # only in training slime gives samples a group; this package's `generate` has been told what it is
+    return bool(facts.get("evaluation")) if "stop_reason" in facts else getattr(sample, "group_index", None) is None
+
+
+def _flat(samples: Sequence[Any], depth: int = 0) -> Iterator[Any]:
     for sample in samples:
-        if isinstance(sample, list | tuple):
-            yield from _flat(sample)
+        if _is_list(sample, depth):
+            yield from _flat(sample, depth + 1)
         else:
             yield sample
 
 
-def _nested(samples: Sequence[Any], rewards: Iterator[RewardDict]) -> RewardList:
+def _nested(samples: Sequence[Any], rewards: Iterator[Reward], depth: int = 0) -> RewardList:
     """The rewards of the flat samples in the lists that the samples were in."""
-    return [_nested(one, rewards) if isinstance(one, list | tuple) else next(rewards) for one in samples]
+    return [_nested(one, rewards, depth + 1) if _is_list(one, depth) else next(rewards) for one in samples]
+
+
+def _is_list(one: object, depth: int) -> bool:
+    """Whether it is a list of samples; one that is nested deeper than any of slime's, or in itself, is a bad sample."""
+    return isinstance(one, list | tuple) and depth < _DEEPEST_LIST
 
 
 def _graders(samples: Sequence[object]) -> list[int]:
@@ -92,9 +134,10 @@ def _graders(samples: Sequence[object]) -> list[int]:
 def _fan_out(sample: object) -> tuple[Hashable, int | None]:
     """What siblings share, and which of them the sample is; (None, None) for a sample of no fan-out."""
     try:
-        part, rollout_id = fan_out_part(sample), getattr(sample, "rollout_id", None)
-        key = (getattr(sample, "group_index", None), rollout_id)
-        hash(key)
+        with exits_as_errors("the sample", RuntimeError):
+            part, rollout_id = fan_out_part(sample), rollout_id_of(sample)
+            key = (getattr(sample, "group_index", None), rollout_id)
+            hash(key)
     except Exception:  # whatever a foreign sample raises when it is read, it is still graded, by itself
         return None, None
     return (None, None) if rollout_id is None else (key, part)
@@ -103,17 +146,17 @@ def _fan_out(sample: object) -> tuple[Hashable, int | None]:
 async def _reward(args: object, sample: object) -> RewardDict:
     settings = RewardSettings()
     try:
-        settings = _settings(args)
-        if settings.style == "slime_strands_example":
-            return _slime_example_reward(sample)
-        scored = episode_facts(sample).get("environment_score")
-        if isinstance(scored, Mapping):
-            return _environments_reward(settings, scored, sample)
-        return await _default_reward(settings, sample)
+        with exits_as_errors("the sample", RuntimeError):
+            settings = _settings(args)
+            if settings.style == "slime_strands_example":
+                return _slime_example_reward(sample)
+            scored = episode_facts(sample).get(_SCORE_KEY)
+            if scored is not None:
+                scored = scored if isinstance(scored, Mapping) else {"score": scored}
+                return _environments_reward(settings, scored, sample)
+            return await _default_reward(settings, sample)
     except Exception as e:  # a reward that raises ends slime's training run
-        _report(e)
-        verdict = Grade(correct=False, pred="", label="", method="error")
-        return _as_dict(settings.wrong, verdict, f"{type(e).__name__}: {e}")
+        return _as_dict(settings.wrong, Grade(correct=False, pred="", label="", method="error"), _report(e))
 
 
 def _settings(args: object) -> RewardSettings:
@@ -125,32 +168,34 @@ def _settings(args: object) -> RewardSettings:
 
 def _environments_reward(settings: RewardSettings, score: Mapping[str, Any], sample: object) -> RewardDict:
     """What the episode's environment gave; right is what it says, else a score of at least a right answer's."""
-    correct = score["acc"] > 0 if "acc" in score else score["score"] >= settings.correct
-    label = _text(getattr(sample, "label", None))
-    verdict = Grade(correct=bool(correct), pred="", label=label, method="environment")
-    return _as_dict(score["score"], verdict, "") | {"acc": float(score.get("acc", correct))}
+    numbers = {name: usable_number(score[name]) for name in ("score", "acc") if name in score}
+    points, acc = numbers.get("score"), numbers.get("acc", 0.0)
+    if points is None or acc is None:
+        raise ValueError(
+            f"{_SCORE_KEY} is {_named(score):.80}; expected a finite `score` and, if it likes, a finite `acc`"
+        )
+    correct = acc > 0 if "acc" in score else points >= settings.correct
+    label = getattr(sample, "label", None)
+    verdict = Grade(correct=correct, pred="", label="" if label is None else _named(label), method="environment")
+    return _as_dict(points, verdict, "") | {"acc": acc if "acc" in score else float(correct)}
 
 
 async def _default_reward(settings: RewardSettings, sample: object) -> RewardDict:
-    response = _text(getattr(sample, "response", None))
-    if len(response) > _LONGEST_INLINE_CHARS:
-        verdict = await asyncio.to_thread(_grade_sample, sample, response)
-    else:
-        verdict = _grade_sample(sample, response)
-    correct, method = verdict.correct, verdict.method
-    for prediction, label in verdict.formulas:
-        comparison = await compare_symbolically(prediction, label, settings.symbolic_timeout_s)
-        correct, method = comparison.equal, comparison.method
-        if correct:
-            break
-    score = settings.correct if correct else settings.wrong
-    if settings.tool_shaping and not correct:
+    loop = asyncio.get_running_loop()
+    verdict = await loop.run_in_executor(_threads(os.getpid()), _grade_sample, sample, settings.symbolic_timeout_s)
+    score = settings.correct if verdict.correct else settings.wrong
+    if settings.tool_shaping and not verdict.correct:
         score += min(TOOL_SHAPING_CEILING, _tool_bonus(sample))
-    verdict = Grade(correct=bool(correct), pred=verdict.pred, label=verdict.label, method=method)
-    return _as_dict(score, verdict, _ERRORS.get(method, ""))
+    return _as_dict(score, verdict, "the sample has no label" if verdict.method == "no_label" else "")
 
 
-def _grade_sample(sample: object, response: str) -> Grade:
+@functools.cache
+def _threads(_pid: int) -> ThreadPoolExecutor:
+    """This process's: a forked one inherits the object without its threads."""
+    return ThreadPoolExecutor(_GRADING_THREADS, thread_name_prefix="grading")
+
+
+def _grade_sample(sample: object, cpu_s: float) -> Grade:
     facts = episode_facts(sample)
     final_text = facts.get("final_text")
     if isinstance(final_text, str):
@@ -158,8 +203,8 @@ def _grade_sample(sample: object, response: str) -> Grade:
     else:
         prompt = getattr(sample, "prompt", None)
         in_reasoning = isinstance(prompt, str) and prompt.rstrip().endswith("<think>")
-        said = last_assistant_text(response, in_reasoning=in_reasoning)
-    return grade(said, getattr(sample, "label", None))
+        said = last_assistant_text(_text(getattr(sample, "response", None)), in_reasoning=in_reasoning)
+    return grade(said, getattr(sample, "label", None), cpu_s)
 
 
 def _slime_example_reward(sample: object) -> RewardDict:
@@ -189,10 +234,17 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else str(value)
 
 
+def _named(value: object) -> str:
+    """A value in a message, in part where it is large or holds itself; its type where it can't be shown."""
+    try:
+        return value if isinstance(value, str) else str(value) if isinstance(value, Exception) else reprlib.repr(value)
+    except Exception:  # a foreign value's own methods may raise anything
+        return f"a {type(value).__name__}"
+
+
 def _tool_iterations(sample: object) -> float:
     found = episode_facts(sample).get("tool_iterations", getattr(sample, "tool_iters", 0))
-    is_number = isinstance(found, int | float) and math.isfinite(found)
-    return float(found) if is_number else 0.0
+    return usable_number(found) or 0.0
 
 
 def _tool_bonus(sample: object) -> float:
@@ -200,9 +252,11 @@ def _tool_bonus(sample: object) -> float:
     return (_tool_iterations(sample) - 2) / 2 * 0.1
 
 
-def _report(error: Exception) -> None:
-    """Log each kind of failure once with its traceback: a wrong setting would repeat it for every sample."""
-    kind = f"{type(error).__name__}: {error}"[:_LONGEST_SHOWN_CHARS]
+def _report(error: Exception) -> str:
+    """The error in words; each kind is logged once with its traceback, since a wrong setting repeats it for all."""
+    words = f"{type(error).__name__}: {_named(error)}"
+    kind = words[:_LONGEST_SHOWN_CHARS]
     if kind not in _reported and len(_reported) < _MOST_REPORTED:
         _reported.add(kind)
         _LOGGER.error("event=reward_failed error=%s", kind, exc_info=error)
+    return words

@@ -1,24 +1,41 @@
-"""Rewards of one training step, normalised by group; slime's `--custom-reward-post-process-path`.
+"""Rewards by group: normalisation, the dynamic sampling filter, and the end of a run whose groups all fail.
 
-Knows which samples are one rollout (the siblings of a fan-out), which rollouts answer one prompt, and which samples are
-trained. What a reward means is not its business. Needs no torch.
+slime takes a failed sample for one that is finished: with a dynamic filter it would draw prompts without end while an
+engine is dead, and without one it would train on nothing. slime's synchronous rollout ends when `generate` raises,
+except in a surplus group that it no longer looks at; its fully-async rollout logs the exception and loses the group.
+Both end when `log_rollout` or `normalize_rewards` raises.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable, Iterable, Sequence
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from strands_rollout.episode_facts import fan_out_part
+from strands_rollout.aio import exits_as_errors
+from strands_rollout.errors import ConfigError, FailedGroupsError
+from strands_rollout.model.trajectory import sample_staleness
+from strands_rollout.samples import (
+    SampleLike,
+    SlimeArgs,
+    episode_facts,
+    fan_out_part,
+    rollout_id_of,
+    statuses_of,
+    usable_number,
+)
+from strands_rollout.settings import settings_from_args
 
 _LOGGER = logging.getLogger(__name__)
 _CENTRED: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 _SCALED: Final = ("grpo", "gspo", "cispo")
 _STD_EPSILON: Final = 1e-6  # slime 0.3's
-_LARGEST_FLOAT32: Final = 3.4028234663852886e38  # the trainer's tensors are float32: more would be infinite there
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +54,7 @@ class Rollout:
     reward: float | None
 
 
-def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:  # noqa: ANN401 - slime's
+def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
     """Compare each rollout with the others of its group, as slime does by default where all groups are alike.
 
     A group is what has one `group_index`; without any, each `n_samples_per_prompt` rollouts in their order. Each
@@ -50,15 +67,23 @@ def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], l
     agent that FAILED, whose outcome is the infrastructure's; and a rollout without a usable reward, that is, a finite
     number in float32. The last is logged as an error and not raised, since that would end the training run.
 
+    With the setting `max_sample_staleness`, samples that are too old get `remove_sample` first. This is the last that
+    slime asks before it trains, and in its fully-async rollout the only one: finished samples wait there for a step.
+
     Args:
         args: slime's; `advantage_estimator`, `rewards_normalization`, `grpo_std_normalization`, `reward_key` and
             `n_samples_per_prompt` are read.
-        samples: Those of one training step, flat, as slime hands them over; not changed.
+        samples: Those of one training step, flat, as slime hands them over.
 
     Returns:
         The raw rewards (0.0 for an unusable one) and the normalised ones, one of each per sample, in order. Both are
         the raw ones where args ask for no normalisation or for an estimator that has none (ppo, reinforce_plus_plus).
+
+    Raises:
+        FailedGroupsError: The run is to be ended, and slime's rollout could not be told so; see `failed_groups`.
     """
+    end_run_of_failures(args, samples)
+    _leave_out_stale(args, samples)
     raw = [_usable_reward(args, sample) or 0.0 for sample in samples]
     rollouts = rollouts_of(args, samples)
     _report_unusable(samples, rollouts)
@@ -75,7 +100,30 @@ def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], l
     return raw, normalized
 
 
-def rollouts_of(args: Any, samples: Sequence[Any]) -> list[Rollout]:  # noqa: ANN401 - slime's
+def _leave_out_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
+    try:
+        limit = settings_from_args(args).max_sample_staleness
+    except ConfigError:  # each sample has failed of it
+        return
+    if limit is None:
+        return
+    ages = sample_staleness([getattr(sample, "weight_versions", None) or () for sample in samples])
+    stale = [sample for sample, age in zip(samples, ages, strict=True) if age is not None and age > limit]
+    for sample in stale:
+        sample.remove_sample, sample.loss_mask = True, [0] * sample.response_length
+        if sample.rollout_log_probs is not None:  # the trainer expects none where the mask is 0
+            sample.rollout_log_probs = [0.0] * sample.response_length
+    if stale:
+        _LOGGER.warning(
+            "samples are too old to be trained samples=%d of=%d oldest=%d max_sample_staleness=%d",
+            len(stale),
+            len(samples),
+            max(age for age in ages if age is not None),
+            limit,
+        )
+
+
+def rollouts_of(args: SlimeArgs, samples: Sequence[Any]) -> list[Rollout]:
     """The rollouts of a flat list of samples, in order of their first sample; excluded ones have no reward.
 
     Samples are one rollout by their `rollout_id`, else by their `index`, within one `group_index`; else each is one.
@@ -94,14 +142,14 @@ def reward_spread(rewards: Sequence[float]) -> float:
     return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
 
 
-def _identity(sample: Any, position: int) -> tuple[str, int]:  # noqa: ANN401 - slime's Sample or ours
+def _identity(sample: SampleLike, position: int) -> tuple[str, int]:
     """What the siblings of a rollout share; the name keeps a rollout_id apart from another sample's index."""
-    if sample.rollout_id is not None:
-        return "rollout_id", sample.rollout_id
+    if (rollout_id := rollout_id_of(sample)) is not None:
+        return "rollout_id", rollout_id
     return ("index", sample.index) if sample.index is not None else ("position", position)
 
 
-def _rollout(args: Any, samples: Sequence[Any], positions: Sequence[int]) -> Rollout:  # noqa: ANN401 - slime's
+def _rollout(args: SlimeArgs, samples: Sequence[Any], positions: Sequence[int]) -> Rollout:
     mains = [position for position in positions if fan_out_part(samples[position]) == 0]
     trained = [position for position in positions if not _is_excluded(samples[position])]
     if not trained or any(_has_failed(samples[main]) for main in mains):
@@ -111,24 +159,23 @@ def _rollout(args: Any, samples: Sequence[Any], positions: Sequence[int]) -> Rol
     return Rollout(samples[positions[0]].group_index, tuple(trained), _mean(rewards) if rewards else None)
 
 
-def _is_excluded(sample: Any) -> bool:  # noqa: ANN401 - slime's Sample or ours
+def _is_excluded(sample: SampleLike) -> bool:
     return bool(sample.remove_sample) or _has_failed(sample)
 
 
-def _has_failed(sample: Any) -> bool:  # noqa: ANN401 - slime's Sample or ours
-    return sample.status is type(sample).Status.FAILED
+def _has_failed(sample: SampleLike) -> bool:
+    return sample.status is statuses_of(sample).FAILED
 
 
-def _usable_reward(args: Any, sample: Any) -> float | None:  # noqa: ANN401 - slime's
+def _usable_reward(args: SlimeArgs, sample: SampleLike) -> float | None:
     """The sample's reward where the trainer can compute with it; None where it is absent, no number, or not finite."""
     try:
-        reward = float(sample.get_reward_value(args))
-    except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
+        return usable_number(sample.get_reward_value(args))
+    except Exception:  # slime's method fails in many ways on a reward of another shape
         return None
-    return reward if abs(reward) <= _LARGEST_FLOAT32 else None
 
 
-def _groups(args: Any, rollouts: Sequence[Rollout]) -> Iterable[list[Rollout]]:  # noqa: ANN401 - slime's
+def _groups(args: SlimeArgs, rollouts: Sequence[Rollout]) -> Iterable[list[Rollout]]:
     """The rollouts that have a reward, by group; those without a group in slime's order, if that comes out even."""
     size = getattr(args, "n_samples_per_prompt", None)
     nameless = sum(rollout.group is None for rollout in rollouts)
@@ -165,3 +212,246 @@ def _report_unusable(samples: Sequence[Any], rollouts: Sequence[Rollout]) -> Non
             first.index,
             first.reward,
         )
+
+
+_SLIMES_MODULE: Final = "slime.rollout.filter_hub.base_types"
+_STATE_MODULE: Final = "slime.rollout.sglang_rollout"
+_LEAST_SPREAD: Final = 1e-6  # of slime 0.3's check_reward_nonzero_std
+
+
+@dataclass(frozen=True, slots=True)
+class FilterVerdict:
+    """A stand-in for slime's DynamicFilterOutput.
+
+    It is true where the group is kept: slime takes an output of a class that it does not know for a truth value.
+
+    Attributes:
+        keep: Whether the group is trained on.
+        reason: Why not; slime counts dropped groups by it.
+        keep_when_insufficient: Whether a dropped group may fill up a batch that would be too small.
+    """
+
+    keep: bool
+    reason: str | None = None
+    keep_when_insufficient: bool = False
+
+    def __bool__(self) -> bool:
+        return self.keep
+
+
+def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: object) -> Any:  # noqa: ANN401 - slime's
+    """Keep a group whose trained rollouts differ in reward: the others have no advantage to learn from.
+
+    Rollouts, excluded samples and rewards are those of `normalize_rewards`: siblings of a fan-out are one rollout, and
+    a failed sample is none, so that a group does not seem informative because of an outage.
+
+    Args:
+        args: slime's; `reward_key` is read.
+        samples: Those of one prompt; the siblings of a fan-out may be in lists of their own.
+        kwargs: Ignored: slime may pass more.
+
+    Returns:
+        slime's DynamicFilterOutput, or a `FilterVerdict` outside of slime. The reason of a dropped group is
+        `no_trained_rollout`, `one_trained_rollout`, or `zero_std_` and the common reward to one decimal, as slime's
+        own filter has it.
+    """
+    del kwargs
+    return _verdict(_trained_rewards(args, samples))
+
+
+def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any], **kwargs: object) -> Any:  # noqa: ANN401
+    """Prefer the groups that `keep_informative_groups` keeps; train on others before drawing further prompts.
+
+    As slime's `check_reward_nonzero_std_with_fallback`. An older slime than 0.3.1 knows only kept and dropped groups,
+    and is told to keep the group where it would draw prompts. One without any trained rollout is dropped in any case.
+    The arguments and the result are those of `keep_informative_groups`.
+    """
+    del kwargs
+    rewards = _trained_rewards(args, samples)
+    verdict = _verdict(rewards)
+    if verdict.keep or not rewards:
+        return verdict
+    if hasattr(verdict, "keep_when_insufficient"):
+        return type(verdict)(keep=False, reason=verdict.reason, keep_when_insufficient=True)
+    return type(verdict)(keep=_would_draw(args), reason=verdict.reason)
+
+
+def _would_draw(args: SlimeArgs) -> bool:
+    """Whether slime's rollout would draw further prompts if it dropped another group."""
+    state_class = getattr(sys.modules.get(_STATE_MODULE), "GenerateState", None)
+    remaining = getattr(getattr(state_class, "_instances", {}).get(state_class), "remaining_batch_size", None)
+    return remaining is not None and bool(remaining <= getattr(args, "rollout_batch_size", 0))
+
+
+def _trained_rewards(args: SlimeArgs, samples: Sequence[Any]) -> list[float]:
+    flat = [sample for part in samples for sample in (part if isinstance(part, list) else [part])]
+    return [rollout.reward for rollout in rollouts_of(args, flat) if rollout.reward is not None]
+
+
+def _verdict(rewards: Sequence[float]) -> Any:  # noqa: ANN401 - slime's
+    keep = reward_spread(rewards) > _LEAST_SPREAD
+    # slime has loaded its module before it calls a filter; nothing is imported here
+    verdict = getattr(sys.modules.get(_SLIMES_MODULE), "DynamicFilterOutput", FilterVerdict)
+    return verdict(keep=keep, reason=None if keep else _reason(rewards))
+
+
+def _reason(rewards: Sequence[float]) -> str:
+    if len(rewards) < 2:
+        return "one_trained_rollout" if rewards else "no_trained_rollout"
+    return f"zero_std_{round(rewards[0], 1)}"
+
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILED_GROUPS: Final = 16
+_MOST_JOBS: Final = 16  # of one process: each has its own args
+
+
+class FailedGroups:
+    """Counts the groups of one job that failed in a row; any sample that can be trained ends the row.
+
+    A group has failed when all of its samples have. A burst among concurrent episodes is not enough: the run goes on
+    as long as an episode is running that began before the first failure of the row, since it may still succeed. The
+    threads of several rollouts may use it.
+
+    Attributes:
+        error: What is to end the run, as long as the row lasts; None while it is not long enough.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._running: set[int] = set()
+        self._raised_to = 0  # the last episode that had begun when the error was raised
+        self.error: FailedGroupsError | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._first: int | None = None  # the last episode that had begun at the row's first failure
+        self._failed: dict[Hashable, set[Hashable]] = {}
+        self._episodes = self._nameless = self._groups = 0
+
+    @contextmanager
+    def episode(self) -> Iterator[int]:
+        """Entered while an episode runs; gives its number."""
+        with self._lock:
+            self._begun += 1
+            number = self._begun
+            self._running.add(number)
+        try:
+            yield number
+        finally:
+            with self._lock:
+                self._running.discard(number)
+
+    def add_trained(self) -> None:
+        """Count an episode that gave a sample to train on."""
+        with self._lock:
+            self._forget()
+            self.error = None
+
+    def add_failed(self, number: int, sample: SampleLike, group_size: int, limit: int) -> FailedGroupsError | None:
+        """Count an episode that failed after its `episode()`; the error where it is to be raised.
+
+        That is once for all concurrent episodes, and again where later ones fail: the run continued.
+        """
+        with self._lock:
+            self._first = self._begun if self._first is None else self._first
+            group, member = sample.group_index, sample.index
+            if not isinstance(group, int | str) or not isinstance(member, int | str | None):
+                # taken to come in the order of their groups
+                group, member = ("nameless", self._nameless // group_size), self._nameless
+                self._nameless += 1
+            members = self._failed.setdefault(group, set())
+            self._episodes += 1
+            if member not in members:
+                members.add(member)
+                self._groups += len(members) == group_size
+            if self._groups < limit or any(one <= self._first for one in self._running):
+                return None
+            self.error = FailedGroupsError(self._words(sample, limit))
+            if number <= self._raised_to:
+                return None
+            self._raised_to = self._begun
+            return self.error
+
+    def _words(self, sample: SampleLike, limit: int) -> str:
+        facts = episode_facts(sample)
+        return (
+            f"got {self._groups} failed groups of training samples in a row ({self._episodes} episodes), by no fault "
+            "of the policy; the run is ended, since it would train on nothing. Mend what the last one failed with, or "
+            f"set max_failed_groups (now {limit}; 0 never ends a run): {facts.get('stop_reason')}: {facts.get('error')}"
+        )
+
+
+_JOBS: Final[OrderedDict[int, tuple[Any, FailedGroups]]] = OrderedDict()
+_JOBS_LOCK: Final = threading.Lock()
+
+
+def failed_groups_of(args: SlimeArgs) -> FailedGroups:
+    """The count of the job that has these args, which are one object in all of its calls."""
+    with _JOBS_LOCK:
+        held = _JOBS.get(id(args))
+        if held is None:
+            held = _JOBS[id(args)] = (args, FailedGroups())  # args are held so that no others get their id
+            if len(_JOBS) > _MOST_JOBS:
+                _JOBS.popitem(last=False)
+        _JOBS.move_to_end(id(args))
+        return held[1]
+
+
+def count_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
+    """Count a training episode that has ended.
+
+    Raises:
+        FailedGroupsError: So many groups have failed in a row that the run is to be ended.
+    """
+    groups = failed_groups_of(args)
+    if is_trained(sample):
+        groups.add_trained()
+    if sample.status is not statuses_of(sample).FAILED:
+        return
+    limit, size, loses = MAX_FAILED_GROUPS, 1, False
+    # args that can't be read fail every episode, which is to end the run as any other fault does
+    with suppress(Exception), exits_as_errors("reading args", RuntimeError):
+        given, loses = getattr(args, "n_samples_per_prompt", None), loses_exceptions(args)
+        size = given if isinstance(given, int) and given > 0 else 1
+        limit = _limit(args)
+    error = groups.add_failed(number, sample, size, limit) if limit else None
+    if error is None:
+        return
+    if not loses:
+        raise error
+    logger.error(
+        "event=groups_failed error=%s log_rollout and normalize_rewards end the run with their next step", error
+    )
+
+
+def end_run_of_failures(args: SlimeArgs, samples: Iterable[Any]) -> None:
+    """End the run at the end of a step that has nothing to train on, where slime has lost what `generate` raised.
+
+    Raises:
+        FailedGroupsError: So many groups have failed in a row, and none of these samples of the step can be trained.
+    """
+    error = failed_groups_of(args).error
+    if error is not None and not any(map(is_trained, samples)):
+        raise error
+
+
+def is_trained(sample: SampleLike) -> bool:
+    """Whether a sample of an episode has tokens to train on."""
+    trained = (statuses_of(sample).COMPLETED, statuses_of(sample).TRUNCATED)
+    return sample.status in trained and not sample.remove_sample
+
+
+def loses_exceptions(args: SlimeArgs) -> bool:
+    """Whether slime's rollout continues when `generate` raises."""
+    return "fully_async" in (getattr(args, "rollout_function_path", None) or "")
+
+
+def _limit(args: SlimeArgs) -> int:
+    """The setting, 0 for none; also where another one is wrong, which fails every episode."""
+    settings = getattr(args, "strands_rollout", None)
+    limit = settings.get("max_failed_groups", MAX_FAILED_GROUPS) if isinstance(settings, Mapping) else MAX_FAILED_GROUPS
+    limit = 0 if limit is None else limit
+    return limit if isinstance(limit, int) and limit >= 0 else MAX_FAILED_GROUPS

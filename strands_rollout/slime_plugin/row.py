@@ -1,20 +1,25 @@
-"""A dataset row's prompt -> what an agent is started with: a system prompt, earlier turns, and the user's message.
+"""What a row of the data set brings: its prompt, and settings of its own.
 
-Knows the two forms that slime hands over (a string, or a chat as a list of messages), and the images that it has
-loaded beside a chat (slime/utils/data.py, slime/utils/processing_utils.py); nothing of tokens beyond the template's
-control tokens, which give an already rendered prompt away.
+A prompt becomes what an agent starts with: a system prompt, earlier turns and the user's message. Rows are data: they
+choose among the tools that the configuration names, and can neither import nor start anything.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, Final
 
-from strands_rollout.chat_template import ChatTemplate
-from strands_rollout.errors import PromptError
-from strands_rollout.images import image_block
+from strands_rollout.agent.tool_loading import load_tools
+from strands_rollout.errors import ConfigError, PromptError
+from strands_rollout.model.images import image_block
+from strands_rollout.samples import SampleLike
+from strands_rollout.settings import CODE_TOOL_PATH, McpServer, RolloutSettings, checked_settings
+from strands_rollout.template.chat_template import ChatTemplate
 
 Message = dict[str, Any]
 
@@ -33,7 +38,7 @@ class EpisodePrompt:
 
 
 async def episode_prompt(
-    sample: Any,  # noqa: ANN401 - slime's Sample or ours
+    sample: SampleLike,
     configured_system: str | None,
     template: ChatTemplate | None,
 ) -> EpisodePrompt:
@@ -93,24 +98,36 @@ def _from_chat(
     system: list[str] = []
     messages: list[Message] = []
     unplaced = iter(images) if images else None
-    for position, message in enumerate(chat):
-        role, content = _role_and_content(message, position)
-        if role == "system":
-            if messages:
-                raise PromptError(f"got a system message at position {position}; expected it before all other messages")
-            system.append(_text(content, position, between))
-        elif role == "user" and _has_image(content):
+    for position, given in enumerate(chat):
+        message, role, content = _read(given, position)
+        if role == "user" and _has_image(content):
             messages.append({"role": role, "content": [_block(part, position, unplaced) for part in content]})
+            continue
+        text = _text(content, position, between)
+        if role == "user":
+            messages.append(_message(role, text))
+        elif role == "assistant":
+            messages.append({"role": role, "content": _assistant_blocks(message, text, position)})
+        elif role == "tool":
+            _add_tool_result(messages, message, text, position)
+        elif messages:
+            raise PromptError(f"got a system message at position {position}; expected it before all other messages")
         else:
-            messages.append(_message(role, _text(content, position, between)))
-    if not messages or messages[-1]["role"] != "user":
-        raise PromptError("got a chat that does not end with a user's message; expected one for the agent to answer")
-    if unplaced is not None and (unused := len(list(unplaced))):
+            system.append(text)
+    unused = len(list(unplaced or ()))
+    if unused:
         raise PromptError(f"got {unused} of {len(images)} loaded images more than the chat has parts; expected as many")
-    asked = messages[-1]["content"]
-    if not any("image" in block for block in asked):
-        _refuse_empty(asked[0]["text"], "user's message")
+    _check_question(messages)
     return EpisodePrompt("\n".join(system) if system else configured_system, messages)
+
+
+def _check_question(messages: Sequence[Message]) -> None:
+    """See that a chat ends with something for the agent to answer."""
+    last = messages[-1] if messages else _message("system", "")
+    if last["role"] != "user" or any("toolResult" in block for block in last["content"]):
+        raise PromptError("got a chat that does not end with a user's message; expected one for the agent to answer")
+    if not any("image" in block for block in last["content"]):
+        _refuse_empty(last["content"][0]["text"], "user's message")
 
 
 def _loaded_images(loaded: Mapping[str, Any]) -> list[object]:
@@ -147,20 +164,63 @@ def _block(part: object, position: int, loaded: Iterator[object] | None) -> dict
     return image_block(part["image"])
 
 
-def _role_and_content(message: object, position: int) -> tuple[str, Any]:
-    if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+def _read(message: object, position: int) -> tuple[Mapping[str, Any], str, Any]:
+    """A message, with its role and content."""
+    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    if not isinstance(message, Mapping) or "role" not in message or ("content" not in message and not calls):
         raise PromptError(
             f'got {message!r:.200} at position {position} of the chat; expected {{"role": ..., "content": ...}}'
         )
-    role = message["role"]
-    if role not in ("system", "user", "assistant"):
+    role, content = message["role"], message.get("content")
+    if role not in ("system", "user", "assistant", "tool"):
         raise PromptError(
-            f"got the role {role!r} at position {position} of the chat; expected system, user or assistant. "
-            "Tool messages of an earlier episode can't be replayed as a prompt."
+            f"got the role {role!r} at position {position} of the chat; expected system, user or assistant, or tool "
+            "after the calls of an assistant"
         )
-    if message.get("tool_calls"):
-        raise PromptError(f"got tool calls at position {position} of the chat; expected a prompt without tool use")
-    return role, message["content"]
+    if calls and role != "assistant":
+        raise PromptError(f"got tool calls at position {position} of the chat, of the role {role}; expected assistant")
+    return message, role, "" if content is None and calls else content
+
+
+def _assistant_blocks(message: Mapping[str, Any], text: str, position: int) -> list[dict[str, Any]]:
+    """Strands' content blocks of an assistant's message: its reasoning, its text, its calls."""
+    reasoning = message.get("reasoning_content")
+    if not isinstance(reasoning, str | None):
+        raise PromptError(f"got {reasoning!r:.200} as reasoning_content at position {position}; expected a string")
+    blocks = [] if reasoning is None else [{"reasoningContent": {"reasoningText": {"text": reasoning}}}]
+    calls = [
+        {"toolUse": _tool_use(call, position, number)} for number, call in enumerate(message.get("tool_calls") or ())
+    ]
+    return [*blocks, *([{"text": text}] if text or not (blocks or calls) else []), *calls]
+
+
+def _tool_use(call: object, position: int, number: int) -> dict[str, Any]:
+    function = call.get("function") or call if isinstance(call, Mapping) else {}
+    name, arguments = (function.get(key) if isinstance(function, Mapping) else None for key in ("name", "arguments"))
+    if not isinstance(call, Mapping) or not isinstance(name, str) or not isinstance(arguments, str | Mapping):
+        raise PromptError(
+            f"got tool calls at position {position} of the chat, of which one is {call!r:.200}; expected "
+            '{"id": ..., "type": "function", "function": {"name": ..., "arguments": an object, or its JSON}}'
+        )
+    # an id of 9 letters and digits, as some templates want it; the arguments' JSON as it is, as templates show it
+    return {"toolUseId": call.get("id") or f"r{position:05d}{number:03d}", "name": name, "input": arguments}
+
+
+def _add_tool_result(messages: list[Message], message: Mapping[str, Any], text: str, position: int) -> None:
+    """Add a tool's result to those of the last assistant's calls, in Strands' form."""
+    results = messages.pop() if len(messages) > 1 and "toolResult" in messages[-1]["content"][0] else _message("user")
+    asked = messages[-1] if messages and messages[-1]["role"] == "assistant" else _message("assistant")
+    answered = {block["toolResult"]["toolUseId"] for block in results["content"]}
+    unanswered = [block["toolUse"]["toolUseId"] for block in asked["content"] if "toolUse" in block]
+    unanswered = [call_id for call_id in unanswered if call_id not in answered]
+    call_id = message.get("tool_call_id") or next(iter(unanswered), None)
+    if call_id not in unanswered:
+        raise PromptError(
+            f"got the role 'tool' at position {position} of the chat, with the tool_call_id {call_id!r}; expected "
+            f"system, user or assistant, or a result of the last assistant's unanswered calls: {unanswered}"
+        )
+    result = {"toolUseId": call_id, "status": "success", "content": [{"text": text}]}
+    messages.append({"role": "user", "content": [*results["content"], {"toolResult": result}]})
 
 
 def _text(content: object, position: int, between: str) -> str:
@@ -175,8 +235,8 @@ def _text(content: object, position: int, between: str) -> str:
     )
 
 
-def _message(role: str, text: str) -> Message:
-    return {"role": role, "content": [{"text": text}]}
+def _message(role: str, *texts: str) -> Message:
+    return {"role": role, "content": [{"text": text} for text in texts]}
 
 
 def _refuse_empty(text: str, what: str) -> None:
@@ -191,3 +251,116 @@ def _refuse_rendered(prompt: str, template: ChatTemplate) -> None:
             "chat. Remove --apply-chat-template from slime's arguments: the agent renders its conversation itself, "
             "and a second rendering would train on a wrapped prompt."
         )
+
+
+logger = logging.getLogger(__name__)
+
+SLIMES_TOOLS_KEY: Final = "tools"
+"""Where slime's data set puts a row's column of tool schemas (`--tool-key`)."""
+ROW_KEY: Final = "strands_rollout_settings"
+MAY_SET: Final = (
+    "enable_thinking",
+    "episode_timeout_s",
+    "max_parallel_tool_calls",
+    "max_tool_calls",
+    "max_tool_iterations",
+    "max_turn_tokens",
+    "max_user_turns",
+    "min_turn_tokens",
+    "system_prompt",
+    "tool_timeout_s",
+    "tools",
+)
+
+
+def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSettings:
+    """The settings of one episode: those of the run, and over them what its row sets.
+
+    Args:
+        settings: Of the run.
+        metadata: Of the sample; read is its key `strands_rollout_settings`, a mapping. `tools` in it are dotted paths
+            or names of MCP servers, each from `tools` or `row_tools` of the run's settings. Without them, `tools` of
+            the metadata itself, schemas as slime's `--tool-key` puts them there, choose among the same by the tools'
+            names; what the run's settings don't have is named in a warning, once.
+
+    Raises:
+        ConfigError: It is no mapping, or sets what a row can't set, a tool that the run's settings don't name, or a
+            value out of range.
+    """
+    if not isinstance(metadata, Mapping):
+        return settings
+    row = metadata.get(ROW_KEY)
+    if row is None and not metadata.get(SLIMES_TOOLS_KEY):
+        return settings
+    row = {} if row is None else row
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"got {ROW_KEY}={row!r:.200} in a row's metadata; expected a mapping of settings")
+    given = dict(row)
+    for name in given.keys() - set(MAY_SET):
+        near = get_close_matches(str(name), MAY_SET, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(MAY_SET)}"
+        raise ConfigError(f"got {name!r} in {ROW_KEY} of a row's metadata; {hint}")
+    if "tools" in given:
+        given["tools"] = _chosen(given["tools"], [*settings.tools, *settings.row_tools])
+    elif metadata.get(SLIMES_TOOLS_KEY):
+        given["tools"] = _matching(metadata[SLIMES_TOOLS_KEY], settings)
+    values = {name: getattr(settings, name) for name in settings.model_fields_set}
+    return checked_settings({**values, **given}, f"{ROW_KEY} of a row's metadata")
+
+
+def _chosen(names: object, offered: Sequence[str | McpServer]) -> list[str | McpServer]:
+    if not isinstance(names, Sequence) or isinstance(names, str):
+        raise ConfigError(f"got tools={names!r:.200} in {ROW_KEY} of a row's metadata; expected a list of names")
+    by_name: dict[Any, str | McpServer] = {_name(tool): tool for tool in offered}
+    by_name.pop(None, None)
+    missing = [name for name in names if not isinstance(name, str) or name not in by_name]
+    if missing:
+        raise ConfigError(
+            f"got the tools {missing} in {ROW_KEY} of a row's metadata; expected some of {sorted(by_name)}. A row "
+            "chooses among the tools and row_tools of the configuration, an MCP server by its name there"
+        )
+    return [by_name[name] for name in names]
+
+
+def _matching(schemas: object, settings: RolloutSettings) -> Sequence[str | McpServer]:
+    """The run's tools that a row has schemas of; those of the run where it has none of them.
+
+    A server's tools are known when it is connected only: an MCP server stays where it is.
+    """
+    wanted = [_schema_name(schema) for schema in schemas] if isinstance(schemas, list | tuple) else []
+    servers = [tool for tool in settings.tools if not isinstance(tool, str)]
+    paths = [tool for tool in [*settings.tools, *settings.row_tools] if isinstance(tool, str)]
+    names = {path: _tool_names(path) for path in paths}
+    chosen = [path for path in dict.fromkeys(paths) if not names[path].isdisjoint(wanted)]
+    known = frozenset[str]().union(*names.values())
+    missing = sorted(set(wanted) - known)
+    if not wanted or (missing and not servers):
+        _warn_of_missing(", ".join(missing) or f"a {type(schemas).__name__}", ", ".join(sorted(known)))
+    return [*chosen, *servers] if chosen else settings.tools
+
+
+def _schema_name(schema: object) -> str:
+    """The tool's name in a schema of OpenAI's form, with or without its envelope, or a name itself."""
+    inner = schema.get("function", schema) if isinstance(schema, Mapping) else schema
+    return str(inner.get("name") if isinstance(inner, Mapping) else inner)
+
+
+@functools.lru_cache(maxsize=256)
+def _tool_names(path: str) -> frozenset[str]:
+    if path == CODE_TOOL_PATH:
+        return frozenset({path.rpartition(".")[2]})
+    return frozenset(name for tool in load_tools([path]) if (name := getattr(tool, "tool_name", None)))
+
+
+@functools.cache
+def _warn_of_missing(missing: str, known: str) -> None:
+    logger.warning(
+        "rows ask for tools that the settings do not have: got %s in metadata['tools'] (slime's --tool-key); the "
+        "settings tools and row_tools have %s. Episodes run without them: add them to row_tools, or name another key",
+        missing,
+        known or "none",
+    )
+
+
+def _name(tool: str | McpServer) -> str | None:
+    return tool if isinstance(tool, str) else tool.name

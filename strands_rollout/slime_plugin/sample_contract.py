@@ -10,7 +10,10 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any, Final, cast
+
+from strands_rollout.files import Json
+from strands_rollout.samples import SampleLike
 
 METADATA_KEY: Final = "strands_rollout"
 _SLIMES_OWN: Final = "trace"  # slime's tracing hangs it on a sample
@@ -18,7 +21,7 @@ _FINISHED: Final = ("completed", "truncated", "failed")
 
 
 def contract_violations(
-    sample: Any,  # noqa: ANN401 - slime's Sample or ours
+    sample: SampleLike,
     *,
     decode: Callable[[Sequence[int]], str] | None = None,
     reward_key: str | None = None,
@@ -44,7 +47,7 @@ def contract_violations(
     return [*found, *_bad_extras(sample)]
 
 
-def export_violations(sample: Any, *, reward_key: str | None) -> list[str]:  # noqa: ANN401 - slime's Sample or ours
+def export_violations(sample: SampleLike, *, reward_key: str | None) -> list[str]:
     """What keeps a sample from any trainer: unfinished, tokens, mask and logprobs that disagree, or no reward.
 
     A sample of another generate function may lack the facts and the habits of this package's; see
@@ -57,7 +60,7 @@ def export_violations(sample: Any, *, reward_key: str | None) -> list[str]:  # n
     return [*found, *_bad_reward(sample.reward, reward_key)]
 
 
-def _bad_lengths(sample: Any) -> Iterator[str]:  # noqa: ANN401
+def _bad_lengths(sample: SampleLike) -> Iterator[str]:
     tokens, length = sample.tokens, sample.response_length
     if not isinstance(tokens, list) or not _are_counts(tokens):
         yield f"tokens is {tokens!r:.80}; expected a list of ints of at least 0"
@@ -72,7 +75,7 @@ def _bad_lengths(sample: Any) -> Iterator[str]:  # noqa: ANN401
             yield f"{name} has {got}; expected response_length={length} of them"
 
 
-def _bad_values(sample: Any) -> Iterator[str]:  # noqa: ANN401
+def _bad_values(sample: SampleLike) -> Iterator[str]:
     # without a step of Python for each token, as long as nothing is wrong
     has_floats = {float} >= set(map(type, sample.rollout_log_probs)) and all(
         map(math.isfinite, sample.rollout_log_probs)
@@ -86,13 +89,13 @@ def _bad_values(sample: Any) -> Iterator[str]:  # noqa: ANN401
             yield f"rollout_log_probs[{position}] is {logprob!r}; expected a finite float"
 
 
-def _bad_context(sample: Any) -> Iterator[str]:  # noqa: ANN401
+def _bad_context(sample: SampleLike) -> Iterator[str]:
     for position, (mask, logprob) in enumerate(zip(sample.loss_mask, sample.rollout_log_probs, strict=True)):
         if mask == 0 and logprob != 0.0 and _is_number(logprob):
             yield f"rollout_log_probs[{position}] is {logprob!r} where loss_mask is 0; expected 0.0"
 
 
-def _bad_training(sample: Any, status: str) -> Iterator[str]:  # noqa: ANN401
+def _bad_training(sample: SampleLike, status: str) -> Iterator[str]:
     trained = any(sample.loss_mask)
     if not isinstance(sample.remove_sample, bool):
         yield f"remove_sample is {sample.remove_sample!r}; expected a bool"
@@ -104,7 +107,7 @@ def _bad_training(sample: Any, status: str) -> Iterator[str]:  # noqa: ANN401
         yield "the response ends with context that trains nothing; expected it to end with a sampled token"
 
 
-def _bad_text(sample: Any, decode: Callable[[Sequence[int]], str]) -> Iterator[str]:  # noqa: ANN401
+def _bad_text(sample: SampleLike, decode: Callable[[Sequence[int]], str]) -> Iterator[str]:
     """A sample without one sampled token holds a filler as response and no text."""
     if not any(sample.loss_mask) and sample.remove_sample and sample.response == "":
         return
@@ -119,7 +122,7 @@ def _bad_status(status: str, *, may_abort: bool) -> Iterator[str]:
         yield f"status is {status}; expected one of {', '.join(allowed)}"
 
 
-def _bad_reward(reward: Any, reward_key: str | None) -> Iterator[str]:  # noqa: ANN401
+def _bad_reward(reward: Json, reward_key: str | None) -> Iterator[str]:
     if reward_key is None:
         if not _is_number(reward):
             yield f"reward is {reward!r:.80}; expected a finite number"
@@ -127,8 +130,8 @@ def _bad_reward(reward: Any, reward_key: str | None) -> Iterator[str]:  # noqa: 
         yield f"reward is {reward!r:.80}; expected a dict with a finite number under {reward_key!r}"
 
 
-def _bad_extras(sample: Any) -> Iterator[str]:  # noqa: ANN401
-    undeclared = sorted(vars(sample).keys() - {item.name for item in fields(sample)} - {_SLIMES_OWN})
+def _bad_extras(sample: SampleLike) -> Iterator[str]:
+    undeclared = sorted(vars(sample).keys() - {item.name for item in fields(cast("Any", sample))} - {_SLIMES_OWN})
     if undeclared:
         yield f"the sample has the undeclared attributes {', '.join(undeclared)}; slime's buffers lose them"
     if not _is_number(sample.non_generation_time) or sample.non_generation_time < 0:
@@ -141,7 +144,7 @@ def _bad_extras(sample: Any) -> Iterator[str]:  # noqa: ANN401
         yield f"status is {status} and the episode was aborted; an unfinished one must not be trained as one that ended"
     try:
         json.dumps(sample.metadata, allow_nan=False)
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError, RecursionError) as e:
         yield f"metadata can't be written as JSON: {e}"
 
 

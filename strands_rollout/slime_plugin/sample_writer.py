@@ -1,30 +1,41 @@
-"""Trajectory and stop reason -> slime's Sample; the only place that knows Sample's fields.
+"""A finished episode -> slime's samples: one, or with `fan_out` one for each trajectory of its agents.
 
-Works on slime's own Sample and on our stand-in. Whatever happened, the sample that is left is one that slime's trainer
-can take.
+The only place that fills slime's Sample: tokens, mask, logprobs, status and metadata.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Final
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, cast
 
 import numpy as np
 
-from strands_rollout.agent import Episode
-from strands_rollout.episode_record import METADATA_KEY, METADATA_VERSION, RESUME_KEY, episode_record, error_text
+from strands_rollout.agent.episode import Episode
+from strands_rollout.agent.multi_agent import MadeModel
+from strands_rollout.agent.stop_reason import StopReason
+from strands_rollout.code_tool.tool import CodeCalls
 from strands_rollout.errors import EngineResponseError, ResumeError
-from strands_rollout.images import train_inputs_of
-from strands_rollout.replay_data import located_experts
-from strands_rollout.resume_state import ResumeState, save_resume_state
-from strands_rollout.sample_beginning import Beginning, reset_sample
-from strands_rollout.sglang_model import SGLangModel
-from strands_rollout.staleness import stale_spans
-from strands_rollout.stop_reason import StopReason
-from strands_rollout.tools import CodeCalls
-from strands_rollout.trajectory import Part, Trajectory
+from strands_rollout.model.conversation import HistorySegment
+from strands_rollout.model.images import train_inputs_of
+from strands_rollout.model.replay import joined_experts, located_experts
+from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.model.trajectory import Part, Trajectory, distinct_versions, stale_spans
+from strands_rollout.samples import (
+    FAN_OUT_KEY,
+    METADATA_KEY,
+    METADATA_VERSION,
+    RESUME_KEY,
+    Sample,
+    SampleLike,
+    SlimeArgs,
+    rollout_id_field,
+    rollout_id_of,
+    statuses_of,
+)
+from strands_rollout.slime_plugin.resume import Beginning, ResumeState, reset_sample, save_resume_state
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +50,7 @@ TRUNCATED_REASONS: Final = frozenset(
         StopReason.MAX_TOOL_CALLS,
         StopReason.MAX_USER_TURNS,
         StopReason.TEAM_LIMIT,
+        StopReason.UNSENDABLE_TEXT,
         StopReason.EPISODE_TIMEOUT,
     }
 )
@@ -46,8 +58,8 @@ TRAINED_REASONS: Final = TRUNCATED_REASONS | {StopReason.COMPLETED}
 
 
 def write_episode(
-    args: Any,  # noqa: ANN401
-    sample: Any,  # noqa: ANN401
+    args: SlimeArgs,
+    sample: SampleLike,
     model: SGLangModel,
     episode: Episode,
     *,
@@ -68,7 +80,7 @@ def write_episode(
             infrastructure.
         code_calls: What its code tool did.
         beginning: What `begin_sample` said; None of a new sample.
-        keep_progress: Whether an ABORTED sample keeps what is needed to go on with it.
+        keep_progress: Whether an ABORTED sample keeps what is needed to resume it.
         max_staleness: Tokens that older weights sampled than so many versions before the last are not trained; None
             trains them all.
 
@@ -89,13 +101,13 @@ def write_episode(
     )
     if trajectory.sampled_length:
         facts["stale_tokens"] = write_trajectory(args, sample, model, trajectory, max_staleness)
-        if status is type(sample).Status.FAILED:
+        if status is statuses_of(sample).FAILED:
             exclude_from_training(sample)
-        if status is type(sample).Status.ABORTED and keep_progress:
+        if status is statuses_of(sample).ABORTED and keep_progress:
             facts |= _saved_progress(model, episode, code_calls, engine_aborts)
     else:
         # image tokens without their images stop a trainer
-        prompt_ids = [] if model.conversation.new_images else model.prompt_ids
+        prompt_ids = [] if model.conversation.last.new_images else model.prompt_ids
         write_untrained(sample, prompt_ids, model.template.end_of_turn_id)
     sample.status = status
     sample.non_generation_time = episode.tools.waited_s
@@ -103,8 +115,8 @@ def write_episode(
 
 
 def write_trajectory(
-    args: Any,  # noqa: ANN401
-    sample: Any,  # noqa: ANN401
+    args: SlimeArgs,
+    sample: SampleLike,
     model: SGLangModel,
     trajectory: Trajectory,
     max_staleness: int | None,
@@ -132,7 +144,7 @@ def _saved_progress(model: SGLangModel, episode: Episode, code_calls: CodeCalls,
 
 
 def write_failure(
-    sample: Any,  # noqa: ANN401
+    sample: SampleLike,
     error: BaseException,
     stop_reason: StopReason,
     *,
@@ -149,7 +161,7 @@ def write_failure(
     }
 
 
-def write_untrained(sample: Any, prompt_ids: Sequence[int], filler_id: int) -> None:  # noqa: ANN401
+def write_untrained(sample: SampleLike, prompt_ids: Sequence[int], filler_id: int) -> None:
     """Valid lengths without one sampled token: the prompt, one filler token as response, nothing trained.
 
     slime's trainer needs at least one prompt and one response token.
@@ -162,12 +174,14 @@ def write_untrained(sample: Any, prompt_ids: Sequence[int], filler_id: int) -> N
     sample.remove_sample = True
 
 
-def fill_replay_gaps(args: Any, sample: Any, sampling_params: Mapping[str, Any]) -> None:  # noqa: ANN401
-    """Give a sample without replay data empty data of the right shape, where slime replays.
+def fill_batch_fields(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any]) -> None:
+    """Give a sample what slime's conversion takes all samples of a batch to have, where slime asks for it.
 
-    slime's conversion takes all samples of a batch to have it: one that failed before its first token would break the
-    batch.
+    That is the number of its turns for `--log-multi-turn`, and replay data: one that failed before its first token
+    gets empty data of the right shape, or it would break the batch.
     """
+    if getattr(args, "log_multi_turn", False):
+        sample.metadata["round_number"] = sample.metadata[METADATA_KEY].get("turns", 0)
     custom = sampling_params.get("custom_params")
     if (
         isinstance(custom, Mapping)
@@ -188,18 +202,18 @@ def fill_replay_gaps(args: Any, sample: Any, sampling_params: Mapping[str, Any])
         sample.rollout_routed_experts = np.broadcast_to(experts, (len(sample.tokens) - 1, layers, top_k)).copy()
 
 
-def _lacks(sample: Any, name: str) -> bool:  # noqa: ANN401
+def _lacks(sample: SampleLike, name: str) -> bool:
     return hasattr(sample, name) and getattr(sample, name) is None
 
 
-def exclude_from_training(sample: Any) -> None:  # noqa: ANN401
+def exclude_from_training(sample: SampleLike) -> None:
     """Keep the tokens, train none: slime trains FAILED samples like completed ones unless told not to."""
     sample.loss_mask = [0] * sample.response_length
     sample.rollout_log_probs = [0.0] * sample.response_length
     sample.remove_sample = True
 
 
-def _append_parts(args: Any, sample: Any, trajectory: Trajectory) -> None:  # noqa: ANN401
+def _append_parts(args: SlimeArgs, sample: SampleLike, trajectory: Trajectory) -> None:
     """Answer by answer what the sample does not have yet; trajectories end with a sampled token, so nothing trails."""
     if not sample.tokens:
         sample.tokens = trajectory.token_ids[: trajectory.prompt_length]
@@ -208,11 +222,12 @@ def _append_parts(args: Any, sample: Any, trajectory: Trajectory) -> None:  # no
         if part.end <= written:
             continue
         if part.start > written:
-            sample.append_response_tokens(args, tokens=trajectory.token_ids[written : part.start], trainable=False)
+            _append(args, sample, tokens=trajectory.token_ids[written : part.start], trainable=False)
         meta_info = _located(args, part, start=0 if part.start == trajectory.prompt_length else written - 1)
         try:
-            sample.append_response_tokens(
+            _append(
                 args,
+                sample,
                 tokens=trajectory.token_ids[part.start : part.end],
                 log_probs=trajectory.logprobs[part.start : part.end],
                 trainable=True,
@@ -222,14 +237,26 @@ def _append_parts(args: Any, sample: Any, trajectory: Trajectory) -> None:  # no
             raise EngineResponseError(f"the engine's replay data does not fit what it sampled: {e}") from e
 
 
-def _located(args: Any, part: Part, *, start: int) -> dict[str, Any]:  # noqa: ANN401
+def _append(args: SlimeArgs, sample: SampleLike, **appended: Any) -> None:  # noqa: ANN401
+    """Sample.append_response_tokens, also for slime before 0.3.1, whose Sample has no such method."""
+    if hasattr(sample, "append_response_tokens"):
+        sample.append_response_tokens(args, **appended)
+        return
+    Sample.append_response_tokens(cast("Any", sample), args, **appended)
+    layers, top_k = getattr(args, "num_layers", None), getattr(args, "moe_router_topk", None)
+    if layers and top_k:
+        meta_info, known = appended.get("meta_info") or {}, sample.rollout_routed_experts
+        sample.rollout_routed_experts = joined_experts(meta_info, known, layers=layers, top_k=top_k)
+
+
+def _located(args: SlimeArgs, part: Part, *, start: int) -> dict[str, Any]:
     layers, top_k = getattr(args, "num_layers", None), getattr(args, "moe_router_topk", None)
     if not layers or not top_k:
         return dict(part.meta_info)
     return located_experts(part.meta_info, start=start, total=part.end, layers=layers, top_k=top_k)
 
 
-def _mask_stale(sample: Any, trajectory: Trajectory, max_staleness: int | None) -> int:  # noqa: ANN401
+def _mask_stale(sample: SampleLike, trajectory: Trajectory, max_staleness: int | None) -> int:
     """Mask what too old weights sampled; how many tokens that are."""
     if max_staleness is None:
         return 0
@@ -242,10 +269,240 @@ def _mask_stale(sample: Any, trajectory: Trajectory, max_staleness: int | None) 
     return masked
 
 
-def _status(sample: Any, reason: StopReason, *, may_abort: bool) -> Any:  # noqa: ANN401 - the sample's own Status
-    status = type(sample).Status
+def _status(sample: SampleLike, reason: StopReason, *, may_abort: bool) -> Any:  # noqa: ANN401 - the sample's own Status
+    status = statuses_of(sample)
     if reason is StopReason.COMPLETED:
         return status.COMPLETED
     if reason in TRUNCATED_REASONS:
         return status.TRUNCATED
     return status.ABORTED if reason is StopReason.ABORTED and may_abort else status.FAILED
+
+
+_GROUP_NORMALISED: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+_warned: set[str] = set()
+
+
+def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
+    """Whether slime can take a list of samples here; where the settings ask for one in vain, a warning says why, once.
+
+    Read in slime 0.3: where it collects partial rollouts, in its fully-async rollout and with --group-rm it takes each
+    element of a group for one sample. Before 0.3.0 a Sample can't say which others belong to its rollout.
+    """
+    if evaluation:
+        return False
+    obstacle = _obstacle(args, sample)
+    if obstacle is not None:
+        _warn_once(f"fan_out is on and {obstacle}: only the main agent's sample is returned")
+        return False
+    estimator = getattr(args, "advantage_estimator", None)
+    if estimator in _GROUP_NORMALISED and not getattr(args, "custom_reward_post_process_path", None):
+        _warn_once(
+            "fan_out is on and slime's own reward normalisation takes all samples of a step as one group; set "
+            "--custom-reward-post-process-path strands_rollout.normalize_rewards"
+        )
+    return True
+
+
+def _obstacle(args: SlimeArgs, sample: object) -> str | None:
+    if rollout_id_field(sample) is None:
+        return "this slime takes each sample for a rollout of its own (its Sample has no rollout_id)"
+    if getattr(args, "partial_rollout", False):
+        return "slime can't collect partial rollouts of several samples (--partial-rollout)"
+    if "fully_async" in (getattr(args, "rollout_function_path", None) or ""):
+        return "slime's fully-async rollout takes one sample per episode"
+    if getattr(args, "group_rm", False):
+        return "slime's --group-rm takes one sample per episode"
+    return None
+
+
+def _warn_once(words: str) -> None:
+    if words not in _warned:
+        _warned.add(words)
+        logger.warning("%s", words)
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """Tokens of an episode beside those of its main sample.
+
+    Attributes:
+        kind: "segment" for what an agent had read before its history was rewritten, "aside" for what its conversation
+            manager asked, "agent" for a further agent.
+        model: Who has sampled them.
+        segment: With at least one sampled token.
+        is_cut: Whether more was to be said.
+    """
+
+    kind: str
+    model: SGLangModel
+    segment: HistorySegment
+    is_cut: bool = False
+
+
+def spoken_beside(main: SGLangModel, others: Sequence[MadeModel], succeeded: Collection[str]) -> list[Spoken]:
+    """All trajectories of an episode but the main agent's last one.
+
+    Args:
+        main: The main agent's model.
+        others: The models that its tools made.
+        succeeded: Ids of its tool calls that ended well.
+    """
+    found = [Spoken("aside" if one.is_aside else "segment", main, one) for one in main.conversation.beside_last()]
+    for made in others:
+        segments = [*made.model.conversation.beside_last(), made.model.conversation.last]
+        # a tool in a thread may still be running one
+        copies = [segment.snapshot() for segment in segments]
+        # an agent may end with a call, as of a structured output; one whose own tool call was cut or failed did not
+        is_open = made.call not in succeeded
+        found += [
+            Spoken("agent", made.model, copy, is_cut=is_open and copy.stop_reason == "tool_use")
+            for copy in copies
+            if copy.trajectory.turns
+        ]
+    return found
+
+
+def siblings(
+    args: SlimeArgs,
+    sample: SampleLike,
+    spoken: Sequence[Spoken],
+    *,
+    max_staleness: int | None = None,
+) -> list[tuple[str, Any]]:
+    """A sample for each further trajectory of an episode, with its kind; none where it failed or comes back.
+
+    Args:
+        args: slime's args.
+        sample: Written, of the main agent.
+        spoken: The further trajectories.
+        max_staleness: As for `write_episode`.
+
+    Raises:
+        EngineResponseError: The engine's replay data does not fit its tokens.
+    """
+    status = statuses_of(sample)
+    if sample.status not in (status.COMPLETED, status.TRUNCATED):
+        return []
+    return [(one.kind, _sibling(args, sample, one, max_staleness)) for one in spoken]
+
+
+def as_fan_out(main: Any, others: Sequence[tuple[str, Any]]) -> list[Any]:  # noqa: ANN401
+    """The samples of one episode, the main agent's first, marked as one rollout: they share group and reward."""
+    marked = [("main", main), *others]
+    field = rollout_id_field(main) or "rollout_id"
+    rollout_id = rollout_id_of(main)
+    for part, (kind, sample) in enumerate(marked):
+        setattr(sample, field, main.index if rollout_id is None else rollout_id)
+        sample.metadata[METADATA_KEY][FAN_OUT_KEY] = {"part": part, "of": len(marked), "kind": kind}
+    return [sample for _, sample in marked]
+
+
+def _sibling(args: SlimeArgs, sample: SampleLike, spoken: Spoken, max_staleness: int | None) -> Any:  # noqa: ANN401
+    sibling = copy.copy(sample)
+    vars(sibling).pop("trace", None)  # slime's; the requests are counted with the main agent
+    reset_sample(sibling)
+    segment = spoken.segment
+    stale_tokens = write_trajectory(args, sibling, spoken.model, segment.trajectory, max_staleness)
+    ended = segment.trajectory.turns[-1].finish_reason == "stop" and not spoken.is_cut
+    sibling.status = statuses_of(sample).COMPLETED if ended else statuses_of(sample).TRUNCATED
+    reason = StopReason.COMPLETED if ended else StopReason.TURN_LENGTH
+    record = {**agent_record(spoken.model, segment, reason), "stale_tokens": stale_tokens}
+    if spoken.kind != "agent":
+        del record["generate_s"]  # counted with the main agent
+    sibling.metadata[METADATA_KEY] = record
+    return sibling
+
+
+def episode_record(
+    model: SGLangModel, episode: Episode, code_calls: CodeCalls, *, aborts: int, resumes: int, engine_aborts: int
+) -> dict[str, Any]:
+    """The facts of an episode, those before it was resumed included.
+
+    Args:
+        model: Its policy.
+        episode: Its end.
+        code_calls: What its code tool did.
+        aborts: How often the sample had come back ABORTED before.
+        resumes: How often it was resumed.
+        engine_aborts: Requests that the engine aborted and that were continued in place.
+    """
+    return {
+        **agent_record(model, model.conversation.last, episode.stop_reason),
+        "generate_s": _generate_s(model),
+        "error": None if episode.error is None else error_text(episode.error),
+        "tool_iterations": episode.tool_iterations,
+        "tool_calls": episode.tool_calls,
+        "user_turns": episode.user_turns,
+        "tool_errors": episode.tools.errors,
+        "tool_timeouts": episode.tools.timeouts,
+        "tool_s": episode.tools.seconds,
+        "calls": episode.tools.calls,
+        "code": asdict(code_calls),
+        "duration_s": episode.duration_s,
+        "segments": len(model.conversation.segments) + 1,
+        "stale_tokens": 0,
+        "aborts": aborts,
+        "resumes": resumes,
+        "engine_aborts": engine_aborts,
+        "budgets": _budgets_used(model, episode),
+    }
+
+
+def _generate_s(model: SGLangModel) -> float:
+    segments = [*model.conversation.beside_last(), model.conversation.last]
+    return sum(turn.latency_s for segment in segments for turn in segment.trajectory.turns)
+
+
+def agent_record(model: SGLangModel, segment: HistorySegment, stop_reason: StopReason) -> dict[str, Any]:
+    """The facts of one segment of an agent's conversation: its turns and tokens.
+
+    `requests` has one entry for each accepted answer of the engine: the turn, from 0, when it was asked for, in seconds
+    since the episode began, and its seconds.
+    """
+    trajectory = segment.trajectory
+    return {
+        "version": METADATA_VERSION,
+        "stop_reason": str(stop_reason),
+        "error": None,
+        "final_text": segment.final_text,
+        "final_in_reasoning": model.template.opens_reasoning,
+        "template_kwargs": model.template_kwargs,
+        "turns": len(trajectory.turns),
+        "parse_failures": len(segment.parse_failures),
+        "generate_s": sum(turn.latency_s for turn in trajectory.turns),
+        "turn_s": [turn.latency_s for turn in trajectory.turns],
+        "requests": [
+            [number, part.at_s, round(part.latency_s, 4)]
+            for number, turn in enumerate(trajectory.turns)
+            for part in turn.parts
+        ],
+        "tool_parser": model.tool_parser,
+        "sampled_tokens": trajectory.sampled_length,
+        "spans": [
+            [number, span.start, span.end, span.version]
+            for number, turn in enumerate(trajectory.turns)
+            for span in turn.weight_spans
+        ],
+        "weight_versions": distinct_versions(trajectory.weight_spans),
+    }
+
+
+def _budgets_used(model: SGLangModel, episode: Episode) -> dict[str, float | None]:
+    """Used shares of the limits, from 0.0 to 1.0; None where there is none."""
+    trajectory, limits, tokens = model.trajectory, episode.limits, model.config["limits"]
+    contexts = [limit for limit in (tokens.max_context_tokens, model.context_window_limit) if limit is not None]
+    amounts = {
+        "response": (
+            model.conversation.earlier_response_length + trajectory.response_length,
+            tokens.max_response_tokens,
+        ),
+        "context": (len(trajectory.token_ids), min(contexts, default=None)),
+        "tool_iterations": (episode.tool_iterations, limits.max_tool_iterations),
+        "tool_calls": (episode.tool_calls, limits.max_tool_calls),
+    }
+    return {name: used / limit if limit else None for name, (used, limit) in amounts.items()}
+
+
+def error_text(error: BaseException) -> str:
+    """The error in at most 2,000 characters."""
+    return f"{type(error).__name__}: {error}"[:2000]

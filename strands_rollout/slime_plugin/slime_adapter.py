@@ -1,24 +1,45 @@
 """The one seam to slime: its `Sample`, its generation state, abort flag and trace, or our equals where slime is absent.
 
 slime is imported here only, inside functions. It is installed from its repository; the `slime` of PyPI is another
-package. Written for slime 0.3.
+package. Written for the newest slime and its releases from 0.2.4 on, between which some of its modules moved.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import logging
+import os
 import pkgutil
+import re
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Final
+from contextlib import contextmanager, nullcontext
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
-from strands_rollout.bounded_tool import ToolSpan, no_tool_span
+from strands_rollout.agent.tool_call import ToolSpan
+from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import ConfigError
-from strands_rollout.turn_sampler import RequestSpan, no_note, no_span
+from strands_rollout.model.sampling import RequestSpan
+from strands_rollout.samples import SlimeArgs
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+logger = logging.getLogger(__name__)
+
+# the first is the newest slime's, the second that of releases up to 0.3.1
+_TRACE_MODULES: Final = ("slime.observability.trace_utils", "slime.utils.trace_utils")
 _STATE_MODULE: Final = "slime.rollout.sglang_rollout"
 _FULLY_ASYNC: Final = "fully_async"
+_untraced: set[tuple[str, type[Exception]]] = set()
+_HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?")
+_MAX_HUB_ID_CHARS: Final = 96
+_HUB_TIMEOUT_S: Final = 5.0
 
 
 def is_slime_sample(sample: object) -> bool:
@@ -26,7 +47,7 @@ def is_slime_sample(sample: object) -> bool:
     return any(base.__module__.startswith("slime.") for base in type(sample).__mro__)
 
 
-def tokenizer_of(args: Any, sample: object) -> Any:  # noqa: ANN401 - slime's Namespace; any Hugging Face tokenizer
+def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
     """The tokenizer that slime already holds, or the one of `args.hf_checkpoint`, loaded once per process.
 
     Raises:
@@ -40,31 +61,63 @@ def tokenizer_of(args: Any, sample: object) -> Any:  # noqa: ANN401 - slime's Na
         raise ConfigError(
             "got no hf_checkpoint in args; expected the folder or hub id of the model whose tokenizer is used"
         )
+    if not isinstance(checkpoint, str | os.PathLike):
+        raise ConfigError(
+            f"got hf_checkpoint={checkpoint!r:.200} of type {type(checkpoint).__name__}; expected the folder or hub id "
+            "of the model whose tokenizer is used"
+        )
     return load_tokenizer(str(checkpoint))
 
 
-def processor_of(args: Any, sample: object) -> Any:  # noqa: ANN401 - slime's Namespace; any Hugging Face processor
+def processor_of(args: SlimeArgs, sample: object) -> ProcessorMixin | str | None:
     """The processor that slime already holds, or the checkpoint to load it from when the first image occurs."""
     held = getattr(_generate_state(args, sample), "processor", None)
     return held if held is not None else str(getattr(args, "hf_checkpoint", None) or "") or None
 
 
 @functools.lru_cache(maxsize=8)
-def load_tokenizer(checkpoint: str) -> Any:  # noqa: ANN401 - any Hugging Face tokenizer
+def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or hub id, loaded once per process.
 
     Raises:
         ConfigError: It can't be loaded.
     """
+    is_folder = os.path.isdir(checkpoint)  # noqa: PTH112 - of a path that none can have it says no
+    if not is_folder and not (_HUB_ID.fullmatch(checkpoint) and len(checkpoint) <= _MAX_HUB_ID_CHARS):
+        raise ConfigError(
+            f"got hf_checkpoint={checkpoint!r:.200}, whose tokenizer can't be loaded: it is no folder here, and no id "
+            "of Hugging Face's hub; expected one of them"
+        )
     from transformers import AutoTokenizer
 
+    if not is_folder and not _hub_answers():
+        try:
+            return AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
+        except (OSError, ValueError) as e:
+            raise ConfigError(
+                f"got hf_checkpoint={checkpoint!r}, whose tokenizer can't be loaded: it is no folder here and not in "
+                "the cache, and Hugging Face's hub can't be reached; expected the folder of a model"
+            ) from e
     try:
         return AutoTokenizer.from_pretrained(checkpoint)
     except (OSError, ValueError) as e:
         raise ConfigError(f"got hf_checkpoint={checkpoint!r}, whose tokenizer can't be loaded: {e}") from e
 
 
-def vocab_size_of(args: Any) -> int | None:  # noqa: ANN401 - slime's Namespace
+def _hub_answers() -> bool:
+    """Whether the hub can be asked: transformers would try for minutes where it can't."""
+    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    if endpoint.hostname is None or getproxies():
+        return True  # not for us to judge
+    try:
+        port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
+        socket.create_connection((endpoint.hostname, port), timeout=_HUB_TIMEOUT_S).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def vocab_size_of(args: SlimeArgs) -> int | None:
     """Rows of the embedding by the model's config, maybe more than the tokenizer knows; None without a config."""
     checkpoint = getattr(args, "hf_checkpoint", None)
     return _load_vocab_size(str(checkpoint)) if checkpoint else None
@@ -74,15 +127,16 @@ def vocab_size_of(args: Any) -> int | None:  # noqa: ANN401 - slime's Namespace
 def _load_vocab_size(checkpoint: str) -> int | None:
     from transformers import AutoConfig
 
+    is_local = os.path.isdir(checkpoint) or not _hub_answers()  # noqa: PTH112 - as above
     try:
-        config = AutoConfig.from_pretrained(checkpoint)
+        config = AutoConfig.from_pretrained(checkpoint, local_files_only=is_local)
     except (OSError, ValueError):  # a folder with a tokenizer alone
         return None
     size = getattr(config.get_text_config(), "vocab_size", None)
     return size if isinstance(size, int) else None
 
 
-def router_url(args: Any, model_name: str | None) -> str:  # noqa: ANN401 - slime's Namespace
+def router_url(args: SlimeArgs, model_name: str | None) -> str:
     """The URL of the router before a named model of slime's `--sglang-config`; of its first model if there is no name.
 
     Raises:
@@ -101,7 +155,7 @@ def router_url(args: Any, model_name: str | None) -> str:  # noqa: ANN401 - slim
 
 
 def is_aborting(
-    args: Any,  # noqa: ANN401 - slime's Namespace
+    args: SlimeArgs,
     sample: object,
     asked: str | Callable[[], bool] | None = None,
 ) -> bool:
@@ -113,10 +167,12 @@ def is_aborting(
         asked: A function that knows, or its dotted path, asked as well.
 
     Raises:
-        ConfigError: The path names nothing.
+        ConfigError: The path names nothing, or the function raised SystemExit or its like.
     """
-    if asked is not None and bool((load_should_abort(asked) if isinstance(asked, str) else asked)()):
-        return True
+    if asked is not None:
+        with exits_as_errors("should_abort", ConfigError):
+            if (load_should_abort(asked) if isinstance(asked, str) else asked)():
+                return True
     return bool(getattr(_generate_state(args, sample), "aborted", False))
 
 
@@ -128,7 +184,8 @@ def load_should_abort(path: str) -> Callable[[], bool]:
         ConfigError: The path names none.
     """
     try:
-        found = pkgutil.resolve_name(path)
+        with exits_as_errors("importing it", ImportError):
+            found = pkgutil.resolve_name(path)
     except (ValueError, ImportError, AttributeError) as e:
         raise ConfigError(f"got should_abort={path!r}; expected the dotted path of a function: {e}") from e
     if not callable(found):
@@ -136,7 +193,7 @@ def load_should_abort(path: str) -> Callable[[], bool]:
     return found  # type: ignore[no-any-return]
 
 
-def may_return_aborted(args: Any, sample: object) -> bool:  # noqa: ANN401 - slime's Namespace
+def may_return_aborted(args: SlimeArgs, sample: object) -> bool:
     """Whether slime can take an ABORTED sample now.
 
     It recycles them while it is aborting and in its fully-async rollout; at any other time one crashes the run.
@@ -146,62 +203,108 @@ def may_return_aborted(args: Any, sample: object) -> bool:  # noqa: ANN401 - sli
     return is_aborting(args, sample) or _FULLY_ASYNC in (getattr(args, "rollout_function_path", None) or "")
 
 
-def collects_partial_rollouts(args: Any) -> bool:  # noqa: ANN401 - slime's Namespace
+def collects_partial_rollouts(args: SlimeArgs) -> bool:
     """Whether slime keeps aborted samples for its next rollout."""
     return bool(getattr(args, "partial_rollout", False))
 
 
-def request_span(sample: object) -> RequestSpan:
+def request_span(sample: object) -> RequestSpan | None:
     """Records each request to the engine in slime's trace, from which slime takes its request metrics.
 
     Args:
         sample: Nothing is recorded unless it is slime's.
     """
     if not is_slime_sample(sample):
-        return no_span
+        return None
 
     @contextmanager
-    def span(max_new_tokens: int | None) -> Iterator[Callable[[Mapping[str, Any]], object]]:
+    def span(max_new_tokens: int | None) -> Iterator[Callable[[Mapping[str, Any]], object] | None]:
         with _trace_span(sample, "sglang_generate", {"max_new_tokens": max_new_tokens}) as record:
             # slime hands the sample back where it could not open a span
-            yield no_note if record is sample else lambda meta: record.update(_meta_attributes(dict(meta)))
+            yield None if record is None or record is sample else lambda meta: _note(record, meta)
 
     return span
 
 
-def tool_span(sample: object) -> ToolSpan:
+def tool_span(sample: object) -> ToolSpan | None:
     """Records each tool call in slime's trace, as `tool:<name>`; nothing unless the sample is slime's."""
     if not is_slime_sample(sample):
-        return no_tool_span
+        return None
     return lambda name: _trace_span(sample, f"tool:{name}")
 
 
 @contextmanager
 def _trace_span(sample: object, name: str, attrs: Mapping[str, Any] | None = None) -> Iterator[Any]:
-    """One of slime's spans, which ends however its block does: by itself slime ends it for an `Exception` only."""
-    from slime.observability.trace_utils import trace_span
-
-    span = trace_span(sample, name, attrs=attrs)
-    record = span.__enter__()
+    """One of slime's spans, which ends however its block does; None where slime's trace can't record it."""
+    span, record = _begin_span(sample, name, attrs)
     try:
         yield record
-    except Exception:
-        span.__exit__(*sys.exc_info())
+    except BaseException as e:
+        # slime ends a span for an Exception only: a cancellation must look like an ordinary end
+        _end_span(span, e if isinstance(e, Exception) else None)
         raise
-    except BaseException:  # a cancellation, for which slime's span would not end
-        span.__exit__(None, None, None)
-        raise
-    else:
-        span.__exit__(None, None, None)
+    _end_span(span, None)
 
 
-def _meta_attributes(meta_info: dict[str, Any]) -> dict[str, Any]:
-    from slime.observability.trace_utils import build_sglang_meta_trace_attrs
+def _begin_span(sample: object, name: str, attrs: Mapping[str, Any] | None) -> tuple[Any, Any]:
+    try:
+        with exits_as_errors("slime's trace", RuntimeError):
+            span = _slimes_trace().trace_span(sample, name, attrs=attrs)
+            return span, span.__enter__()
+    except Exception as e:  # a trace never fails an episode
+        _warn_untraced("begin a span", e)
+        return nullcontext(), None
 
-    return build_sglang_meta_trace_attrs(meta_info)  # type: ignore[no-any-return]
+
+def _end_span(span: Any, error: Exception | None) -> None:  # noqa: ANN401 - slime's span
+    try:
+        with exits_as_errors("slime's trace", RuntimeError):
+            span.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+    except Exception as e:  # a trace never fails an episode
+        _warn_untraced("end a span", e)
 
 
-def _generate_state(args: Any, sample: object) -> Any:  # noqa: ANN401
+def _note(record: Any, meta_info: Mapping[str, Any]) -> None:  # noqa: ANN401 - slime's span
+    try:
+        with exits_as_errors("slime's trace", RuntimeError):
+            record.update(_slimes_trace().build_sglang_meta_trace_attrs(dict(meta_info)))
+    except Exception as e:  # a trace never fails an episode
+        _warn_untraced("note an answer", e)
+
+
+def _slimes_trace() -> ModuleType:
+    """Slime's module of spans, which its rollout has loaded.
+
+    Raises:
+        ImportError: It is at none of its known places.
+    """
+    fault: Exception | None = None
+    for load in (sys.modules.get, importlib.import_module):  # what is loaded costs nothing
+        for name in _TRACE_MODULES:
+            try:
+                found = load(name)
+            except Exception as e:  # another program's import may raise anything
+                fault = e
+                continue
+            if found is not None and hasattr(found, "trace_span"):
+                return found
+    raise ImportError(f"slime has trace_span neither in {' nor in '.join(_TRACE_MODULES)}: {fault}") from fault
+
+
+def _warn_untraced(step: str, error: Exception) -> None:
+    """Say it once per process for each kind of error."""
+    if (step, type(error)) not in _untraced:
+        _untraced.add((step, type(error)))
+        logger.warning(
+            "slime's trace could not %s, so that spans are missing in it; episodes go on: %s: %s",
+            step,
+            type(error).__name__,
+            error,
+            exc_info=error,
+        )
+
+
+def _generate_state(args: SlimeArgs, sample: object) -> Any:  # noqa: ANN401
     """Slime's process-wide state, where its rollout has made it; None elsewhere.
 
     It is not made here: that loads a tokenizer and needs all of slime's args, which a caller of `generate` outside of

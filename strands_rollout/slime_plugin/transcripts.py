@@ -1,18 +1,21 @@
-"""A few transcripts of a step as rows of a table: which samples are shown, and what is said of each.
-
-Knows finished samples; nothing of wandb. Which samples are shown depends on the samples alone.
-"""
+"""A few samples of each step for people: rows of a wandb table, and a dump in files."""
 
 from __future__ import annotations
 
 import functools
 import json
+import os
+import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
-from strands_rollout.finished_sample import FinishedSample, finite, kept
-from strands_rollout.sandbox.capped_output import shorten
-from strands_rollout.secret_mask import without_values
+from strands_rollout.code_tool.local.sandbox.output import shorten
+from strands_rollout.dump import TokenTexts, write_dump
+from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite, kept
+from strands_rollout.secret_mask import secret_values, without_values
+from strands_rollout.settings import settings_from_args
+from strands_rollout.slime_plugin.slime_adapter import tokenizer_of
 
 MAX_ROWS: Final = 8
 MAX_PROMPT_CHARS: Final = 2000
@@ -110,7 +113,7 @@ def _whole(value: object) -> int | None:
 
 
 def bounded_text(
-    value: Any,  # noqa: ANN401 - a prompt or a label of any kind
+    value: object,
     max_chars: int,
     secrets: Collection[str] = (),
 ) -> str | None:
@@ -121,9 +124,55 @@ def bounded_text(
     return shorten(without_values(text, secrets), max_chars).encode("utf-8", "replace").decode("utf-8")
 
 
-def _as_json(value: Any) -> str:  # noqa: ANN401
+def _as_json(value: object) -> str:
     """JSON, or where it has none for a value's keys or for a value within itself, what Python writes."""
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError):
         return repr(value)
+
+
+_ODD: Final = re.compile(r"[^\w.-]")
+
+
+def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, given: object) -> Path | None:
+    """Write the step's first samples, whole groups where they fit, to `<dump_dir>/<name>_<rollout_id>.jsonl.gz`.
+
+    A file of that name is of a step that was cut and is done again: it is replaced.
+
+    Args:
+        args: slime's, with our settings `dump_dir` and `dump_samples`.
+        name: Of what was rolled out; other signs than letters, digits, `.`, `-` and `_` become `_`.
+        rollout_id: slime's.
+        given: Samples, nested lists of them included.
+
+    Returns:
+        The file; None where none is asked for, or there is no sample.
+
+    Raises:
+        ConfigError: A setting is unknown or out of range.
+        DumpError: The file can't be written.
+    """
+    settings = settings_from_args(args)
+    samples = finished_samples(given) if settings.dump_dir is not None else []
+    if settings.dump_dir is None or not samples:
+        return None
+    path = Path(settings.dump_dir) / f"{_ODD.sub('_', name)}_{rollout_id:06d}.jsonl.gz"
+    chosen = [one.sample for one in _first_groups(samples, settings.dump_samples)]
+    path.unlink(missing_ok=True)
+    secrets = secret_values(os.environ, settings.model_dump(mode="json"))
+    write_dump(path, chosen, TokenTexts(tokenizer_of(args, chosen[0])), secrets)
+    return path
+
+
+def _first_groups(samples: Sequence[FinishedSample], most: int) -> Sequence[FinishedSample]:
+    """As many whole groups as fit, at least the beginning of one."""
+    end = min(most, len(samples))
+    whole = end
+    while 0 < whole < len(samples) and _group(samples[whole]) == _group(samples[whole - 1]):
+        whole -= 1
+    return samples[: whole or end]
+
+
+def _group(sample: FinishedSample) -> object:
+    return getattr(sample.sample, "group_index", None)

@@ -1,28 +1,35 @@
 """New messages -> new token ids: renders a tokenizer's chat template incrementally and token-exactly.
 
 Only what is new is ever rendered: the first prompt, later the text between the last sampled token and the next
-generation prompt, and that only where its shape is not known (see `turn_shape`). The template is probed when this is
-built (see `template_probe`). Knows nothing of engines or agents.
+generation prompt. Where a template puts tools' results into the turn as they are, which is tried out once with texts
+that it could treat otherwise, even that is not rendered: such a turn has a `TurnShape`, constant ids and the texts
+around each result. The template is probed when this is built (see `probe`).
 """
 
 from __future__ import annotations
 
+import ast
 import logging
+import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
-from strands_rollout.chat_messages import ChatMessage
+from jinja2 import Environment
+from jinja2 import TemplateError as JinjaError
+
 from strands_rollout.errors import TemplateError
-from strands_rollout.template_probe import ProbedTemplate, probe
-from strands_rollout.template_rendering import TemplateRenderer
-from strands_rollout.token_encoder import TokenEncoder
-from strands_rollout.turn_rendering import TurnRenderer
-from strands_rollout.turn_shape import LONGEST_TRIED, PLAIN_TEXTS, TurnShape, is_timeless, shape_of, telling_texts
+from strands_rollout.template.messages import ChatMessage
+from strands_rollout.template.probe import ProbedTemplate, probe
+from strands_rollout.template.render import TemplateRenderer, TurnRenderer, one_call_each
+from strands_rollout.template.tokens import TokenEncoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
-
 _ENCODERS: weakref.WeakKeyDictionary[Any, TokenEncoder] = weakref.WeakKeyDictionary()
 # what was found, by template and its arguments: each sample builds a ChatTemplate, on the event loop
 _FOUND: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], _Found]] = weakref.WeakKeyDictionary()
@@ -32,6 +39,24 @@ _MAX_PROMPT_TOKENS: Final = 8192
 _MAX_SHAPES: Final = 256
 _MAX_KWARGS: Final = 16
 _TOOL_RESULT_KEYS: Final = frozenset({"role", "name", "tool_call_id", "content"})
+_BASE: Final[list[ChatMessage]] = [{"role": "user", "content": "question"}]
+_BASE_WITH_IMAGE: Final[list[ChatMessage]] = [
+    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "question"}]}
+]
+_MARK: Final = "tool-result-{}-of-the-shape"
+_MARKS: Final = re.compile(r"tool-result-(\d+)-of-the-shape")
+# above this a template is rendered each time: trying it out would take longer than it saves
+_MAX_CONDITIONS: Final = 16
+PLAIN_TEXTS: Final = ("", "\n x\t\n", '{"a": "\\"<b>1 & 2</b>\\" \'é\' 例"}')
+# what stands beside a text that a template compares with
+_BEFORE: Final = ("(", "[", "{", ",", "=", "==", "!=", "in", "eq", "ne", "equalto", "sameas")
+_AFTER: Final = ("in", "not", "==", "!=", ":")
+LONGEST_TRIED: Final = 10_000
+_TEXTS: Final = (
+    *(*PLAIN_TEXTS, " ", "a\r\n\r\nb\n", "0", "-1.5", "None", "true", "[]", "\\n %s {} {{ x }} {% if %}", "777", "X"),
+    *("Ab. \n" * lines for lines in (4, 12, 40, 130, 400)),
+    "x" * LONGEST_TRIED,
+)
 
 
 @dataclass(slots=True)
@@ -69,7 +94,7 @@ class ChatTemplate:
 
     processor: Any = None
 
-    def __init__(self, tokenizer: Any, **template_kwargs: Any) -> None:  # noqa: ANN401 - any fast tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, **template_kwargs: Any) -> None:  # noqa: ANN401 - any fast tokenizer
         """Probe the template of `tokenizer`.
 
         Args:
@@ -127,8 +152,28 @@ class ChatTemplate:
                 f"the chat template can't be used with a system message: {system_error} Leave it out: system_prompt: "
                 '"", or give the tokenizer a template that only appends.'
             )
-        key = (_as_key(messages), _as_key(tools))
-        return self._encoded_once(key, lambda: self._shared_prompt(key, messages, tools))
+        try:
+            return self._whole_prompt(messages, tools)
+        except TemplateError:
+            singly = one_call_each(messages)
+            if not self._turns.ends.one_by_one or len(singly) == len(messages):
+                raise
+            return self._whole_prompt(singly, tools)  # some templates refuse a turn with several calls
+
+    def _whole_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        # unlike JSON, repr tells a tuple from a list and 1 from "1" as a key, and takes any key
+        key = (repr(messages), repr(tools))
+        prompts = self._found.prompts
+        last = self._last  # read once: another thread may set it
+        ids = last[1] if last[0] == key else prompts.get(key)
+        if ids is None:
+            ids = self.encoder.encode_rendered(self.render(messages, tools))
+            if len(ids) <= _MAX_PROMPT_TOKENS and is_timeless(self._template):
+                if len(prompts) >= _MAX_PROMPTS:
+                    prompts.clear()
+                prompts[key] = ids
+        self._last = (key, ids)
+        return list(ids)
 
     def turn_ids(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = (), *, last_id: int | None
@@ -154,11 +199,15 @@ class ChatTemplate:
         if shape is None:
             rendered = self.render_turn(messages, tools)
             self._refuse_counted_images(messages, tools, rendered)
-            ids = self._encoded_once(rendered, lambda: self.encoder.encode_rendered(rendered))
+            key: object = rendered
         else:
-            results = [message["content"] for message in messages]
-            ids = self._encoded_once((shape, results), lambda: shape.ids(results, self.encoder.encode_plain))
-        return ids[1:] if last_id == ids[0] else ids
+            key = (shape, results := [message["content"] for message in messages])
+        last = self._last  # what is sent was counted before: it is not encoded a second time in turn
+        if last[0] != key:
+            encoder = self.encoder
+            ids = encoder.encode_rendered(rendered) if shape is None else shape.ids(results, encoder.encode_plain)
+            last = self._last = (key, ids)
+        return last[1][1:] if last_id == last[1][0] else list(last[1])
 
     def is_rendered(self, text: str) -> bool:
         """Whether a text looks like a prompt that this template made: it opens like one and holds a closed turn."""
@@ -190,38 +239,17 @@ class ChatTemplate:
                 "depend on earlier ones. Leave template arguments that number images (add_vision_id) out."
             )
 
-    def _encoded_once(self, key: object, encode: Callable[[], list[int]]) -> list[int]:
-        """A new list of what `encode` gives; it is not asked a second time in turn: what is sent was counted before."""
-        last = self._last  # read once: another thread may set it
-        if last[0] != key:
-            last = self._last = (key, encode())
-        return list(last[1])
-
-    def _shared_prompt(
-        self, key: tuple[str, str], messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
-    ) -> list[int]:
-        prompts = self._found.prompts
-        ids = prompts.get(key)
-        if ids is None:
-            ids = self.encoder.encode_rendered(self.render(messages, tools))
-            if len(ids) <= _MAX_PROMPT_TOKENS and is_timeless(self._template):
-                if len(prompts) >= _MAX_PROMPTS:
-                    prompts.clear()
-                prompts[key] = ids
-        return ids
-
     def _shape(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> TurnShape | None:
         """The shape of these new messages, where they are tool results and the template has one for them."""
-        if any(message["role"] != "tool" or message.keys() != _TOOL_RESULT_KEYS for message in messages):
-            return None
-        contents = [message["content"] for message in messages]
-        if list in map(type, contents):
-            return None  # images, too
-        if any(len(content) > LONGEST_TRIED for content in contents):
-            return None  # a template may cut what is longer than all that it was tried out with
+        for message in messages:
+            content = message["content"]
+            if message["role"] != "tool" or message.keys() != _TOOL_RESULT_KEYS or isinstance(content, list):
+                return None  # a user's turn, or images, too
+            if len(content) > LONGEST_TRIED:
+                return None  # a template may cut what is longer than all that it was tried out with
         last = self._last_tools  # one read of each: threads share all of this
         if tools and last[0] is not tools:
-            last = self._last_tools = (tools, _as_key(tools))
+            last = self._last_tools = (tools, repr(tools))
         shapes, key = self._found.shapes, (len(messages), last[1] if tools else "")
         try:
             return shapes[key]
@@ -237,24 +265,14 @@ class ChatTemplate:
         if tried_out.get(key) is False:
             return None
         texts = PLAIN_TEXTS if key in tried_out else telling_texts(self._template)
-        shape = (
-            None if texts is None else shape_of(lambda turn: self.render_turn(turn, tools), count, self.encoder, texts)
-        )
+        shape = None
+        if texts is not None:
+            shape = shape_of(lambda turn: self.render_turn(turn, tools), count, self.encoder, texts)
         tried_out.setdefault(key, shape is not None)
         return shape
 
 
-_BASE: Final[list[ChatMessage]] = [{"role": "user", "content": "question"}]
-_BASE_WITH_IMAGE: Final[list[ChatMessage]] = [
-    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "question"}]}
-]
-
-
-def _as_key(value: object) -> str:
-    return repr(value)  # unlike JSON it tells a tuple from a list and 1 from "1" as a key, and takes any key
-
-
-def renderer_of(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> TemplateRenderer:  # noqa: ANN401
+def renderer_of(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any]) -> TemplateRenderer:
     """The template of a tokenizer as it is, not probed.
 
     Raises:
@@ -270,3 +288,128 @@ def renderer_of(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> TemplateR
     if encoder is None:
         encoder = _ENCODERS[tokenizer] = TokenEncoder(tokenizer)
     return TemplateRenderer(tokenizer, encoder, template_kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnShape:
+    """A turn of so many tool results.
+
+    Attributes:
+        parts: In order, constant ids and the text after them, in which numbers stand for the results.
+        end: The ids after the last text.
+    """
+
+    parts: tuple[tuple[list[int], list[str | int]], ...]
+    end: list[int]
+
+    def ids(self, results: Sequence[str], encode: Callable[[str], list[int]]) -> list[int]:
+        """Ids of the turn with these results."""
+        found: list[int] = []
+        for ids, text in self.parts:
+            found += ids
+            found += encode(_filled(text, results))
+        return found + self.end
+
+
+def shape_of(
+    render: Callable[[Sequence[ChatMessage]], str], count: int, encoder: TokenEncoder, texts: Sequence[str]
+) -> TurnShape | None:
+    """The shape of turns of `count` tool results; None where the template looks at them, or changes them.
+
+    Args:
+        render: Tool messages -> the (escaped) text from the assistant's close to the next generation prompt.
+        count: At least 1.
+        encoder: Of the template's tokenizer.
+        texts: The results that it is tried out with; also as names and ids of calls.
+    """
+    if not encoder.cuts_are_plain:
+        return None
+    try:
+        rendered = render(_messages([_MARK.format(index) for index in range(count)], 0))
+        if [int(index) for index in _MARKS.findall(rendered)] != list(range(count)):
+            return None
+        parts = _split(encoder.unescape(rendered))
+        for number, results in enumerate(_batches(texts, count), start=1):
+            if encoder.unescape(render(_messages(results, number))) != _filled(parts, results):
+                return None
+    except TemplateError:  # the template refuses what it was tried out with
+        return None
+    return _shape(rendered, encoder)
+
+
+def _split(text: str) -> list[str | int]:
+    """The texts around the results, with the numbers of the results between them."""
+    return [int(part) if at % 2 else part for at, part in enumerate(_MARKS.split(text))]
+
+
+def _filled(parts: Sequence[str | int], results: Sequence[str]) -> str:
+    return "".join([results[part] if isinstance(part, int) else part for part in parts])
+
+
+def _shape(rendered: str, encoder: TokenEncoder) -> TurnShape:
+    parts: list[tuple[list[int], list[str | int]]] = []
+    ids: list[int] = []
+    for piece in encoder.pieces(rendered):
+        if isinstance(piece, int):
+            ids.append(piece)
+        elif _MARKS.search(piece):
+            split = _split(piece)
+            parts.append((ids, [encoder.unescape(part) if isinstance(part, str) else part for part in split]))
+            ids = []
+        else:
+            ids += encoder.encode_plain(encoder.unescape(piece))
+    return TurnShape(tuple(parts), ids)
+
+
+def _messages(results: Sequence[str], number: int) -> list[ChatMessage]:
+    """Results under names and ids that differ from trial to trial, for a template that looks at them has no shape."""
+    return [
+        {
+            "role": "tool",
+            "name": result or f"tool{number}",
+            "tool_call_id": f"{result or 'call'}_{number}_{index}",
+            "content": result,
+        }
+        for index, result in enumerate(results)
+    ]
+
+
+def _batches(texts: Sequence[str], count: int) -> Iterator[list[str]]:
+    """All texts, `count` at a time; of several results each text is two in turn."""
+    in_turn = iter([text for text in texts for _ in range(2)] if count > 1 else texts)
+    while batch := list(islice(in_turn, count)):
+        yield batch + [""] * (count - len(batch))
+
+
+def telling_texts(source: object) -> list[str] | None:
+    """Results that a template could treat in a way of their own; None where there are too many.
+
+    Args:
+        source: The template's own text, whose conditions are among them; or whatever else a tokenizer holds.
+    """
+    if not isinstance(source, str) or not is_timeless(source):
+        return None
+    try:
+        conditions = _conditions(source)
+    except (JinjaError, ValueError, SyntaxError):
+        return None
+    if len(conditions) > _MAX_CONDITIONS:
+        return None
+    around = [begin + "x" + end for begin in conditions for end in conditions]
+    return [*_TEXTS, *conditions, *(text + "x" for text in conditions), *("x" + text for text in conditions), *around]
+
+
+def _conditions(source: str) -> list[str]:
+    """The texts that a template compares with, gives names, or calls something with."""
+    tokens = [(kind, value) for _, kind, value in Environment(autoescape=True).lex(source) if kind != "whitespace"]
+    found = {
+        str(ast.literal_eval(value)): None
+        for (_, before), (kind, value), (_, after) in zip(tokens, tokens[1:], tokens[2:], strict=False)
+        if kind == "string" and (before in _BEFORE or after in _AFTER)
+    }
+    return list(found)
+
+
+def is_timeless(source: object) -> bool:
+    """Whether what a template shows can't change with the time."""
+    return isinstance(source, str) and "strftime_now" not in source

@@ -1,7 +1,7 @@
 """Drift: how many sampled tokens would be others, had the text of each turn been decoded and encoded again.
 
-Knows a Hugging Face fast tokenizer and token ids. A turn is measured alone, control tokens included: a sampled control
-token encodes to itself, and ordinary tokens that spell one count as drift, since they would come back as that token.
+A turn is measured alone, control tokens included: a sampled control token encodes to itself, and ordinary tokens that
+spell one count as drift, since they would come back as that token.
 
 A sampled token differs unless the encoding of the turn's text has the same token at the same place of the text, or both
 end with the same tokens from there on. Places are counted in characters (and bytes of an unfinished one), U+FFFD for
@@ -16,9 +16,12 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tokenizers.pre_tokenizers import ByteLevel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -45,44 +48,30 @@ class Drift:
         return self.drift_tokens / self.sampled_tokens
 
 
-def drift_of_turn(ids: Sequence[int], tokenizer: Any, bytes_of: Callable[[int], bytes]) -> int:  # noqa: ANN401
-    """How many of one turn's sampled ids would differ; see `drifted_places`."""
-    return len(drifted_places(ids, tokenizer, bytes_of))
+def drift_of_turn(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, bytes_of: Callable[[int], bytes]) -> int:
+    """How many of one turn's sampled ids would differ; `bytes_of` is the tokenizer's `token_bytes`."""
+    sampled, encoded = unlike_tokens(ids, tokenizer, bytes_of)
+    found = set(encoded)
+    return sum(placed not in found for placed in sampled)
 
 
-def drifted_places(ids: Sequence[int], tokenizer: Any, bytes_of: Callable[[int], bytes]) -> list[int]:  # noqa: ANN401
-    """Which of one turn's sampled ids would differ: their places among `ids`, in ascending order.
+def unlike_tokens(
+    ids: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    bytes_of: Callable[[int], bytes],
+    again: Sequence[int] | None = None,
+) -> tuple[list[Placed], list[Placed]]:
+    """Sampled tokens and those that their text is encoded to, as `placed_tokens` gives them.
+
+    Both end where from there on they are alike: both are empty where nothing would differ.
 
     Args:
         ids: As they were sampled.
         tokenizer: The policy's.
         bytes_of: `token_bytes` of it.
+        again: What their text is encoded to, where that is known.
     """
-    sampled, encoded = unlike_tokens(ids, tokenizer, bytes_of)
-    found = set(encoded)
-    return [at for at, token in enumerate(sampled) if token not in found]
-
-
-def unlike_tokens(
-    ids: Sequence[int],
-    tokenizer: Any,  # noqa: ANN401
-    bytes_of: Callable[[int], bytes],
-) -> tuple[list[Placed], list[Placed]]:
-    """One turn's sampled tokens and those that its text is encoded to, as `placed_tokens` gives them.
-
-    Both end where from there on they are alike: both are empty where nothing would differ. Arguments: as for
-    `drifted_places`.
-    """
-    return unlike(ids, encoded_again(ids, tokenizer), tokenizer, bytes_of)
-
-
-def unlike(
-    ids: Sequence[int],
-    again: Sequence[int],
-    tokenizer: Any,  # noqa: ANN401
-    bytes_of: Callable[[int], bytes],
-) -> tuple[list[Placed], list[Placed]]:
-    """`unlike_tokens` of ids whose text is known to be encoded to `again`."""
+    again = encoded_again(ids, tokenizer) if again is None else again
     if list(again) == list(ids):
         return [], []
     shorter = min(len(ids), len(again))
@@ -94,7 +83,7 @@ def unlike(
 def placed_again(
     ids: Sequence[int],
     again: Sequence[int],
-    tokenizer: Any,  # noqa: ANN401
+    tokenizer: PreTrainedTokenizerBase,
     bytes_of: Callable[[int], bytes],
 ) -> list[Placed]:
     """The tokens that a text is encoded to, each with its place in the text as it was.
@@ -113,19 +102,6 @@ def placed_again(
     return [(start, 0, 0, token) for (start, _), token in zip(encoding["offset_mapping"], again, strict=True)]
 
 
-def off_policy_from(first: int | None, bounds: Sequence[tuple[int, int]]) -> int:
-    """How many tokens of these turns come at or after a position; none where there is no such position.
-
-    Given the first token that the whole text, encoded again, has otherwise, they are those that the policy never wrote
-    after what would then stand before them.
-
-    Args:
-        first: Index in a sample's tokens.
-        bounds: Where each of the policy's turns begins and ends in them.
-    """
-    return 0 if first is None else sum(max(0, end - max(start, first)) for start, end in bounds)
-
-
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     """The first position at which they differ, or only one goes on; None where they are equal."""
     shorter = min(len(one), len(other))
@@ -133,17 +109,17 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     return None if at == len(one) == len(other) else at
 
 
-def encoded_again(ids: Sequence[int], tokenizer: Any) -> list[int]:  # noqa: ANN401
+def encoded_again(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The tokenizer's own ids for the text of these, control tokens included."""
     return list(tokenizer.encode(decoded(ids, tokenizer), add_special_tokens=False, verbose=False))
 
 
-def decoded(ids: Sequence[int], tokenizer: Any) -> str:  # noqa: ANN401
+def decoded(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
     """The text of ids, control tokens included."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:  # noqa: ANN401
+def token_bytes(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], bytes]:
     """The bytes that a token stands for, enough to find its place in the text; nothing for an unknown id."""
     to_bytes = _of_byte_level if is_byte_level(tokenizer) else _of_piece
 
@@ -155,7 +131,7 @@ def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:  # noqa: ANN401
     return bytes_of
 
 
-def is_byte_level(tokenizer: Any) -> bool:  # noqa: ANN401
+def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether its vocabulary writes each byte as one character, as GPT-2's does."""
     decoder = tokenizer.backend_tokenizer.decoder
     return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()

@@ -1,32 +1,52 @@
-"""Strands messages and tool specifications -> the message and tool dicts that chat templates read.
+"""Strands messages, tool results and tool specifications -> the dicts that chat templates read.
 
-Keeps all content of a message and its order. A content with images is a list of parts, as templates of
-vision-language models read it; any other is a string. Knows nothing of tokens.
+Keeps all content of a message and its order. A content with images is a list of parts, as templates of vision-language
+models read it; any other is a string. `plain_result` makes a Strands tool result of whatever a tool gives: of plain
+values, which every later step can copy, compare, save and show.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, time
+from enum import Enum
 from typing import Any, Final
 
+from pydantic import BaseModel
+
 from strands_rollout.errors import PromptError
+from strands_rollout.files import Json
+
+MAX_DEPTH: Final = 100
+_MAX_VALUES: Final = 200_000
+_MAX_INT_BITS: Final = 14_000  # Python writes integers of up to 4,300 digits
+_IGNORED_BLOCKS: Final = frozenset({"cachePoint", "guardContent"})
+_PLAIN_TYPES: Final = frozenset({str, int, float, bool, type(None)})
+_BLANK: Final = "[blank text]"
+# what Strands shows of a call whose name is none to it (strands/event_loop/streaming.py)
+_INVALID_NAME: Final = "INVALID_TOOL_NAME"
+_VALID_NAME: Final = re.compile(r"[a-zA-Z0-9_\-]{1,64}")
 
 ChatMessage = dict[str, Any]
-_IGNORED_BLOCKS = ("cachePoint", "guardContent")
-
-
-_BLANK: Final = "[blank text]"
+"""A message as Hugging Face chat templates read it."""
 
 
 def to_chat_messages(
-    messages: Iterable[Mapping[str, Any]], tool_names: Mapping[str, str] | None = None
+    messages: Iterable[Mapping[str, Any]],
+    tool_names: Mapping[str, str] | None = None,
+    *,
+    answered: Mapping[str, Any] | None = None,
 ) -> list[ChatMessage]:
-    """Convert Strands messages, in order, one tool message per tool result.
+    """Convert Strands messages, in order, one tool message per tool result, these in the order of their calls.
 
     Args:
         messages: Strands messages (`role` user or assistant, `content` a list of blocks).
         tool_names: Tool name by tool-use id, for calls that are not among `messages`.
+        answered: The assistant's message before `messages`, whose calls they may answer.
 
     Returns:
         Messages of roles user, assistant and tool, as Hugging Face chat templates expect them. A message without any
@@ -36,10 +56,14 @@ def to_chat_messages(
         PromptError: A block can't be expressed (a document, a video, an image of an assistant ...).
     """
     names = dict(tool_names or {})
+    called = _call_ids(answered) if answered else []
     chat: list[ChatMessage] = []
     for message in messages:
-        convert = _assistant_message if message["role"] == "assistant" else _user_messages
-        chat += convert(message["content"], names)
+        if message["role"] == "assistant":
+            called = _call_ids(message)
+            chat.append(_assistant_message(message["content"], names))
+        else:
+            chat += _user_messages(_in_call_order(message["content"], called), names)
     return chat
 
 
@@ -54,37 +78,92 @@ def to_chat_tools(tool_specs: Iterable[Mapping[str, Any]] | None) -> list[dict[s
     """Strands tool specifications in the form of OpenAI's `tools`, which chat templates read.
 
     Only a property's own words are kept: Strands adds `"description": "Property x"` where there is none, as is.
+
+    Raises:
+        PromptError: A tool's name holds half of a surrogate pair, so that no policy can call it; elsewhere that becomes
+            a question mark.
     """
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": spec["name"],
-                "description": spec["description"],
-                "parameters": spec["inputSchema"].get("json", spec["inputSchema"]),
-            },
-        }
-        for spec in tool_specs or ()
-    ]
+    return [_chat_tool(spec) for spec in tool_specs or ()]
 
 
-def take_images(chat: Iterable[ChatMessage]) -> list[bytes]:
-    """Take the bytes of the images out of new messages, in the order of their parts, which stay."""
-    return [
-        part.pop("image")
-        for message in chat
-        if isinstance(message["content"], list)
-        for part in message["content"]
-        if "image" in part
-    ]
+def _chat_tool(spec: Mapping[str, Any]) -> dict[str, Any]:
+    name = spec["name"]
+    if _encodable(name) != name:
+        raise PromptError(f"got a tool named {name!r}; expected a name without halves of surrogate pairs: rename it")
+    parameters = spec["inputSchema"].get("json", spec["inputSchema"])
+    function = {"name": name, "description": spec["description"], "parameters": parameters}
+    return {"type": "function", "function": _all_encodable(function)}
+
+
+def _all_encodable(value: Json) -> Json:
+    if isinstance(value, str):
+        return _encodable(value)
+    if isinstance(value, Mapping):
+        return {_all_encodable(key): _all_encodable(item) for key, item in value.items()}
+    return [_all_encodable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def cleaned(message: tuple[str, Any]) -> tuple[str, Any]:
+    """A message's role and content as Strands cleans them before it streams: see `_cleaned`, and names of calls."""
+    role, content = message
+    if role != "assistant":
+        return message
+    has_calls = any("toolUse" in block for block in content)
+    shown = []
+    for block in content or [{"text": ""}]:
+        if "text" in block:
+            shown += [{**block, "text": text} for text in _cleaned(content, [block["text"]], has_calls=has_calls)]
+        elif "toolUse" in block and not _VALID_NAME.fullmatch(block["toolUse"]["name"]):
+            shown.append({**block, "toolUse": {**block["toolUse"], "name": _INVALID_NAME}})
+        else:
+            shown.append(block)
+    return role, shown
+
+
+def take_images(message: ChatMessage) -> list[tuple[dict[str, Any], bytes]]:
+    """Take the bytes of the images out of a new message, whose parts stay; return each part with its bytes."""
+    content = message["content"]
+    return [(part, part.pop("image")) for part in content if "image" in part] if isinstance(content, list) else []
 
 
 def tool_result_text(content: Iterable[Mapping[str, Any]]) -> str:
     """All blocks of a tool result, in order, one per line; JSON blocks as JSON; "" when there is none."""
-    return "\n".join(_block_text(block) for block in content)
+    return "\n".join(map(_block_text, content))
 
 
-def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, str]) -> list[ChatMessage]:
+def _call_ids(message: Mapping[str, Any]) -> list[str]:
+    return [block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block]
+
+
+def _in_call_order(content: Sequence[Mapping[str, Any]], called: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+    """A message's blocks with its tool results, plain ones, in the order of the calls that they answer.
+
+    Strands puts the errors of calls whose names it refuses before all other results, and most templates show no ids. A
+    result under an id that no call has takes the place, and the id, of a call that has no other.
+    """
+    given = []
+    for block in content:
+        if "toolResult" in block:
+            result = block["toolResult"]
+            call_id = str(result.get("toolUseId")) if isinstance(result, Mapping) else ""
+            given.append(plain_result(result, call_id))
+    ordered = given
+    if [result["toolUseId"] for result in given] != called:
+        known = set(called)
+        by_id = {result["toolUseId"]: result for result in reversed(given) if result["toolUseId"] in known}
+        others = deque(result for result in given if by_id.get(result["toolUseId"]) is not result)
+        ordered = []
+        for call_id in called:
+            if call_id in by_id:
+                ordered.append(by_id[call_id])
+            elif others:
+                ordered.append({**others.popleft(), "toolUseId": call_id})
+        ordered += others
+    results = iter(ordered)
+    return [{"toolResult": next(results)} if "toolResult" in block else block for block in content]
+
+
+def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, str]) -> ChatMessage:
     texts: list[str] = []
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -96,14 +175,14 @@ def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, st
             calls.append({"type": "function", "id": use["toolUseId"], "function": function})
         elif "reasoningContent" in block:
             reasoning.append(block["reasoningContent"].get("reasoningText", {}).get("text", ""))
-        elif not _is_ignored(block):
+        elif _IGNORED_BLOCKS.isdisjoint(block):
             texts.append(_block_text(block))
     message: ChatMessage = {"role": "assistant", "content": "".join(_cleaned(content, texts, has_calls=bool(calls)))}
     if reasoning:
         message["reasoning_content"] = "".join(reasoning)
     if calls:
         message["tool_calls"] = calls
-    return [message]
+    return message
 
 
 def _cleaned(content: Sequence[Mapping[str, Any]], texts: list[str], *, has_calls: bool) -> list[str]:
@@ -122,7 +201,7 @@ def _user_messages(content: Sequence[Mapping[str, Any]], names: dict[str, str]) 
             call_id = result["toolUseId"]
             shown = _user_content(result["content"])
             chat.append({"role": "tool", "name": names.get(call_id, "tool"), "tool_call_id": call_id, "content": shown})
-        elif not _is_ignored(block):
+        elif _IGNORED_BLOCKS.isdisjoint(block):
             shown_blocks.append(block)
     if shown_blocks or not chat:
         chat.append({"role": "user", "content": _user_content(shown_blocks)})
@@ -130,12 +209,15 @@ def _user_messages(content: Sequence[Mapping[str, Any]], names: dict[str, str]) 
 
 
 def _user_content(blocks: Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
-    if any("image" in block for block in blocks):
-        return [_image_part(block) if "image" in block else _text_part(block) for block in blocks]
-    return tool_result_text(blocks)
+    for block in blocks:
+        if "image" in block:
+            return [_part(block) for block in blocks]
+    return "\n".join(map(_block_text, blocks))
 
 
-def _image_part(block: Mapping[str, Any]) -> dict[str, Any]:
+def _part(block: Mapping[str, Any]) -> dict[str, Any]:
+    if "image" not in block:
+        return {"type": "text", "text": _block_text(block)}
     data = block["image"].get("source", {}).get("bytes")
     if not isinstance(data, bytes):
         raise PromptError(
@@ -145,19 +227,11 @@ def _image_part(block: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "image", "image": data}
 
 
-def _text_part(block: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "text", "text": _block_text(block)}
-
-
-def _is_ignored(block: Mapping[str, Any]) -> bool:
-    return any(key in block for key in _IGNORED_BLOCKS)
-
-
 def _block_text(block: Mapping[str, Any]) -> str:
     if "text" in block:
         return _encodable(str(block["text"]))
     if "json" in block:
-        return _encodable(json.dumps(block["json"], ensure_ascii=False))
+        return _encodable(json_text(block["json"]))
     if "citationsContent" in block:
         return _encodable("".join(part.get("text", "") for part in block["citationsContent"].get("content", ())))
     raise PromptError(
@@ -168,4 +242,170 @@ def _block_text(block: Mapping[str, Any]) -> str:
 
 def _encodable(text: str) -> str:
     """The text with a question mark for each lone surrogate, which no tokenizer takes."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def plain_result(given: Any, call_id: str) -> dict[str, Any]:  # noqa: ANN401 - whatever a tool gives
+    """A tool's result under the id of its call, in the form that Strands defines for one.
+
+    What is no such result (`{"status": "success" or "error", "content": [blocks]}`) is taken as a value that the tool
+    returned: text, or JSON as `json_text` writes it. A JSON block that is more than JSON becomes its text. What the
+    policy can't be shown makes an error result that says why: a value without a text, a document, a video.
+
+    Args:
+        given: Not changed.
+        call_id: The tool-use id.
+    """
+    try:
+        if not _is_result(given):
+            value = {k: v for k, v in given.items() if k != "toolUseId"} if isinstance(given, Mapping) else given
+            return {"toolUseId": call_id, "status": "success", "content": [{"text": _text(value)}]}
+        others = {key: value for key, value in given.items() if key not in ("toolUseId", "status", "content")}
+        kept = {key: value for key, value in others.items() if _is_plain(value)}
+        content = [_plain_block(block) for block in given["content"]]
+    except Exception as e:  # a tool's own classes may fail in any way
+        return error_result(call_id, f"Error: the tool's result can't be shown: {error_words(e)}")
+    return {**kept, "toolUseId": call_id, "status": given["status"], "content": content}
+
+
+def error_result(call_id: str, text: str) -> dict[str, Any]:
+    """A tool result that reports an error."""
+    return {"toolUseId": call_id, "status": "error", "content": [{"text": text}]}
+
+
+def error_words(error: BaseException) -> str:
+    """An error's message; the name of its type where it has none that can be read."""
+    try:
+        return str(error)
+    except Exception:  # likewise
+        return type(error).__name__
+
+
+def json_text(value: Any) -> str:  # noqa: ANN401 - whatever a tool gives
+    """A value as JSON, and what JSON has no form for as JSON of something near.
+
+    Times are in ISO 8601; sets are lists in the order of their items' JSON; bytes are text, what is no UTF-8 in it
+    escaped; arrays and numbers of NumPy are lists and numbers; an enum's member is its value; dataclasses and models of
+    pydantic are objects; anything else is its `str`.
+
+    Raises:
+        ValueError: It is nested deeper than 100 levels, holds itself, more than 200,000 values or an integer of more
+            than 4,300 digits.
+    """
+    return json.dumps(value if _is_plain(value) else _Converter().convert(value, ()), ensure_ascii=False)
+
+
+def _is_result(given: Any) -> bool:  # noqa: ANN401
+    """Whether it is what Strands defines as a tool's result, and not an object that has the same keys."""
+    if not isinstance(given, Mapping):
+        return False
+    status, content = given.get("status"), given.get("content")
+    if not isinstance(status, str) or status not in ("success", "error"):
+        return False
+    return isinstance(content, list | tuple) and all(isinstance(block, Mapping) and block for block in content)
+
+
+def _plain_block(block: Mapping[str, Any]) -> dict[str, Any]:
+    if "text" in block:
+        text = block["text"]
+        return {"text": text if type(text) is str else _text(text)}
+    if "json" in block:
+        value = block["json"]
+        return {"json": value} if _is_plain(value) else {"text": json_text(value)}
+    if "image" in block and isinstance(_bytes_of_image(block["image"]), bytes):
+        return {"image": block["image"]}
+    for kind in ("image", "document", "video"):
+        if isinstance(block.get(kind), Mapping):
+            raise ValueError(f"it is a {kind}, of which only images with their bytes in them are read")  # noqa: TRY004 - the value is what is wrong
+    return {"text": json_text(block)} if _IGNORED_BLOCKS.isdisjoint(block) else dict(block)
+
+
+def _bytes_of_image(image: Any) -> object:  # noqa: ANN401
+    source = image.get("source") if isinstance(image, Mapping) else None
+    return source.get("bytes") if isinstance(source, Mapping) else None
+
+
+def _text(value: Any) -> str:  # noqa: ANN401
+    return str.__str__(value) if isinstance(value, str) else json_text(value)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether it is JSON as Python's decoder makes it, of an ordinary size."""
+    level: list[Any] = [value]
+    count = 0
+    for _ in range(MAX_DEPTH + 1):
+        below: list[Any] = []
+        for one in level:
+            kind = type(one)
+            if kind is dict and set(map(type, one)) - {str}:
+                return False
+            if kind is dict or kind is list:
+                count += len(one)
+                if count > _MAX_VALUES:  # the same list may stand in many places
+                    return False
+                below += one.values() if kind is dict else one
+            elif kind not in _PLAIN_TYPES or (kind is int and one.bit_length() > _MAX_INT_BITS):
+                return False
+        if not below:
+            return True
+        level = below
+    return False
+
+
+class _Converter:
+    """Makes plain JSON of one value."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_VALUES
+
+    def convert(self, value: Any, around: tuple[int, ...]) -> Any:  # noqa: ANN401
+        """The value as plain JSON; `around` are the ids of what holds it."""
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"it holds more than {_MAX_VALUES:,} values")
+        if len(around) > MAX_DEPTH:
+            raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+        if id(value) in around:
+            raise ValueError("it holds itself")
+        if value is None or isinstance(value, bool | float | str):
+            return value
+        if isinstance(value, int) and not isinstance(value, Enum):
+            if value.bit_length() > _MAX_INT_BITS:
+                raise ValueError("it holds an integer of more than 4,300 digits")
+            return int(value)
+        return self._converted(value, (*around, id(value)))
+
+    def _converted(self, value: Any, around: tuple[int, ...]) -> Any:  # noqa: ANN401
+        if isinstance(value, Mapping):
+            return {self._key(key): self.convert(item, around) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return self._list(value, around)
+        if isinstance(value, set | frozenset):
+            return sorted(self._list(value, around), key=lambda item: json.dumps(item, sort_keys=True))
+        if isinstance(value, bytes | bytearray | memoryview):
+            return bytes(value).decode("utf-8", "backslashreplace")
+        if isinstance(value, date | time):
+            return value.isoformat()
+        held = _held(value)
+        return str(value) if held is value else self.convert(held, around)
+
+    def _list(self, values: Iterable[Any], around: tuple[int, ...]) -> list[Any]:
+        return [self.convert(item, around) for item in values]
+
+    def _key(self, key: Any) -> str:  # noqa: ANN401
+        return key if isinstance(key, str) else json.dumps(self.convert(key, ()), ensure_ascii=False).strip('"')
+
+
+def _held(value: Any) -> Any:  # noqa: ANN401
+    """What an object of a known kind consists of; any other object itself."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, BaseModel):
+        return dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if not callable(getattr(value, "tolist", None)):
+        return value
+    if getattr(value, "nbytes", 0) > 8 * _MAX_VALUES:  # NumPy's, or a tensor
+        raise ValueError(f"it holds more than {_MAX_VALUES:,} values")
+    return value.tolist()

@@ -1,40 +1,230 @@
 """Probes a chat template once: where an assistant's turn ends, and whether conversations only ever grow.
 
-A template that rewrites what it rendered before, outside the assistant's own turns, is refused: the policy would have
-read other tokens than the trainer sees. What it leaves out of the assistant's turns, or rewrites there, is told.
+Prompts that grow turn by turn are compared with whole ones, token by token. A template that rewrites what it rendered
+before, outside the assistant's own turns, is refused: the policy would have read other tokens than the trainer sees.
+What lies inside those turns is the policy's own and may differ, which is noted: words that a template leaves out or
+rewrites later, and the tags of reasoning that open a turn.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from strands_rollout.append_check import check_append_only, check_encoding
-from strands_rollout.chat_messages import ChatMessage
-from strands_rollout.errors import TemplateError
-from strands_rollout.probe_conversation import (
-    MIXED_TURNS,
-    PARALLEL_TURNS,
-    TOOL_TURNS,
-    TOOLS,
-    USER_TURNS,
-    assistant,
-    mark,
-    shared_length,
-    span_of_answer,
-    tool,
-    tool_name,
-    user,
-)
-from strands_rollout.template_rendering import TemplateRenderer
-from strands_rollout.turn_rendering import TurnEnds, TurnRenderer
+from strands_rollout.errors import TemplateDifferenceError, TemplateError
+from strands_rollout.template.messages import ChatMessage
+from strands_rollout.template.render import TemplateRenderer, TurnEnds, TurnRenderer
+from strands_rollout.template.tokens import TokenEncoder
 
+_PARAMETERS: Final = {
+    "type": "object",
+    "properties": {"x": {"type": "string", "description": "An x."}},
+    "required": ["x"],
+}
+_FUNCTION: Final = {"name": "probe", "description": "probed-tool-description", "parameters": _PARAMETERS}
+TOOLS: Final[list[dict[str, Any]]] = [{"type": "function", "function": _FUNCTION}]
+# what a generation prompt may open a turn with, and a template write otherwise later
+_REASONING_TAGS: Final = re.compile(r"(?:\s|</?think>|\[/?THINK\])*\Z")
+_SYSTEM: Final[ChatMessage] = {"role": "system", "content": "Be brief."}
 _RESULT: Final = "probed-tool-result"
 _CALL: Final = "call00001"
 # as Kimi's templates write a call: its name is in its id alone
 _ID_WITH_NAME: Final = "functions.probe:0"
 _OTHER_CALL: Final = "call00002"
+
+
+def user(text: str) -> ChatMessage:
+    """A user's turn."""
+    return {"role": "user", "content": text}
+
+
+def tool(call_id: str, text: str) -> ChatMessage:
+    """The result of a call."""
+    return {"role": "tool", "name": tool_name(call_id), "tool_call_id": call_id, "content": text}
+
+
+def tool_name(call_id: str) -> str:
+    """The tool that a call is of; another one for each digit that ids end with."""
+    return f"probe_{call_id[-1]}"
+
+
+def assistant(index: int, *call_ids: str) -> ChatMessage:
+    """An assistant's turn: words, and calls, with marks in both.
+
+    Args:
+        index: Of the turn among the assistant's.
+        *call_ids: Of its calls; of 9 letters and digits, which some templates want.
+    """
+    message: ChatMessage = {"role": "assistant", "content": mark(index)}
+    calls = [
+        {
+            "type": "function",
+            "id": call_id,
+            "function": {"name": tool_name(call_id), "arguments": {"x": mark(index, call_id)}},
+        }
+        for call_id in call_ids
+    ]
+    return message | {"tool_calls": calls} if calls else message
+
+
+def mark(index: int, call_id: str | None = None) -> str:
+    """What stands in a turn's words, or in the arguments of one of its calls."""
+    return f"probed-answer-{index}-end" if call_id is None else f"probed-argument-{index}-{call_id}-end"
+
+
+def span_of_answer(rendered: str, index: int, call_ids: Sequence[str] = ()) -> tuple[int, int]:
+    """Where a turn's first mark begins, and its last one ends.
+
+    Args:
+        rendered: By the template.
+        index: Of the turn among the assistant's.
+        call_ids: Of its calls; of a turn with calls, a template may leave words or calls out.
+
+    Raises:
+        TemplateError: Words or calls of it are shown several times, or nothing of it is.
+    """
+    marks = [mark(index), *(mark(index, call_id) for call_id in call_ids)]
+    counts = {part: rendered.count(part) for part in marks}
+    shown = [part for part, count in counts.items() if count]
+    if not shown or any(counts[part] > 1 for part in shown):
+        what = "a call's arguments" if counts[marks[0]] == 1 else "an assistant message's content"
+        raise TemplateError(
+            f"the chat template renders {what} {max(counts.values())} times; expected exactly once, since earlier "
+            "turns stay as they were sampled."
+        )
+    places = [(rendered.index(part), part) for part in shown]
+    return min(places)[0], max(begin + len(part) for begin, part in places)
+
+
+def shared_length(one: str, other: str) -> int:
+    """How many characters two texts begin alike with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, pair in pairs if pair[0] != pair[1]), min(len(one), len(other)))
+
+
+USER_TURNS: Final = ([user("first")], [user("second")], [user("third\n")])
+TOOL_TURNS: Final = ([user("first")], [tool("call00001", "one")], [tool("call00002", "2")])
+PARALLEL_TURNS: Final = (
+    [user("first")],
+    [tool("call00001", "one")],
+    [tool("call00002", "2"), tool("call00003", "")],
+    [tool("call00004", "4")],
+)
+MIXED_TURNS: Final = (
+    [user("first")],
+    [tool("call00001", "one")],
+    [user("second")],
+    [tool("call00002", "2")],
+    [tool("call00003", "3")],
+    [user("third")],
+)
+"""Messages before each answer of the assistant."""
+
+
+def check_append_only(
+    template: TemplateRenderer,
+    turns: TurnRenderer,
+    kind: str,
+    conversation: Sequence[Sequence[ChatMessage]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    with_system: bool = False,
+) -> None:
+    """Check that prompts which grow turn by turn are what the template makes of the whole conversation.
+
+    Args:
+        template: Examined.
+        turns: Renders what is new.
+        kind: Names the conversation in errors.
+        conversation: The messages before each answer of the assistant.
+        tools: Shown in it.
+        with_system: Whether it begins with a system message.
+
+    Raises:
+        TemplateError: They are not; a `TemplateDifferenceError` where tokens differ.
+    """
+    calls = [[message["tool_call_id"] for message in turn if message["role"] == "tool"] for turn in conversation]
+    head = [_SYSTEM] if with_system else []
+    messages: list[ChatMessage] = [*head]
+    for index, turn in enumerate(conversation):
+        messages += [assistant(index - 1, *calls[index])] if index else []
+        messages += turn
+    whole = template.render(messages, tools)
+    begin = 0
+    for index, turn in enumerate(conversation):
+        grown = turns.render(turn, tools) if index else template.render([*head, *turn], tools)
+        is_last = index + 1 == len(conversation)
+        first, last = (len(whole), 0) if is_last else span_of_answer(whole, index, calls[index + 1])
+        stands = whole[begin:first]
+        if not _is_same(grown, stands, is_last=is_last):
+            encoder = template.encoder
+            reason = f"the chat template is not append-only for {kind}: turn {index + 1} renders differently later on"
+            require_equal(encoder, encoder.encode_rendered(stands), encoder.encode_rendered(grown), reason)
+        if not is_last:
+            end = turns.ends.calls if calls[index + 1] else turns.ends.answer
+            begin = whole.find(end, last)
+            if begin < 0:
+                raise TemplateError(f"the chat template is not append-only for {kind}: it leaves out {end!r} later on")
+
+
+def check_encoding(template: TemplateRenderer, *, with_tools: bool) -> None:
+    """Check that the encoder's ids of a rendered prompt are the tokenizer's own.
+
+    Raises:
+        TemplateError: They don't.
+    """
+    tools = TOOLS if with_tools else ()
+    text = "Zwölf Boxkämpfer jagen Viktor.  1,234\n\n\tx = 3;  "
+    messages = [_SYSTEM, user(text)]
+    try:
+        rendered = template.render(messages, tools)
+    except TemplateError:  # a template may know no system role
+        rendered = template.render(messages[1:], tools)
+    require_equal(
+        template.encoder,
+        template.encoder.encode_rendered(rendered),
+        template.encoder.encode_trusted(rendered),
+        "the tokenizer does not encode the text between control tokens piece by piece",
+    )
+
+
+def require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence[int], reason: str) -> None:
+    """Raise a TemplateDifferenceError that names the first differing token, unless there is none."""
+    if list(got) == list(expected):
+        return
+    index = next(
+        (i for i, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]),
+        min(len(got), len(expected)),
+    )
+    raise TemplateDifferenceError(
+        f"{reason}; first differing token at position {index}: got {_shown(encoder, got, index)}, expected "
+        f"{_shown(encoder, expected, index)} after {encoder.decode(expected[max(0, index - 8) : index])!r}.",
+        got=list(got),
+        expected=list(expected),
+        position=index,
+    )
+
+
+def _is_same(grown: str, stands: str, *, is_last: bool) -> bool:
+    """Whether new text stands later on as it was, but for what belongs to the assistant's turn after it.
+
+    Args:
+        grown: As it was read, with the generation prompt.
+        stands: In the whole conversation, up to the first words of the next turn.
+        is_last: Whether the conversation ends there, so that no such words follow.
+    """
+    at = shared_length(grown, stands)
+    opened = max(grown.rfind("<", 0, at), grown.rfind("[", 0, at))
+    if opened >= 0 and at < len(grown) and not re.search(r"[>\]\s]", grown[opened:at]):
+        at = opened  # both are in a tag, which begins alike
+    rest = stands[at:] if is_last else ""
+    return _REASONING_TAGS.match(grown, at) is not None and _REASONING_TAGS.match(rest) is not None
+
+
+def _shown(encoder: TokenEncoder, ids: Sequence[int], index: int) -> str:
+    return f"{ids[index]} {encoder.decode(ids[index : index + 1])!r}" if index < len(ids) else "the end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +253,7 @@ class ProbedTemplate:
         user_turns_error: Why a conversation with tools can't have a second user's turn; None if it can.
         system_error: Why a conversation can't begin with a system message; None if it can.
         written_call: How it writes a call.
-        notes: What it does to the assistant's own turns, in words, which changes nothing here.
+        notes: What it does to the assistant's own turns, which changes nothing here; for the log.
     """
 
     ends: TurnEnds
@@ -92,7 +282,8 @@ def probe(template: TemplateRenderer) -> ProbedTemplate:
     check_encoding(template, with_tools=tools_error is None)
     turns = TurnRenderer(template, ends)
     check_append_only(template, turns, "user turns", USER_TURNS)
-    tools_error = tools_error or _results_fault(template, turns)
+    conversation = TOOL_TURNS if ends.one_by_one else PARALLEL_TURNS
+    tools_error = tools_error or _fault(template, turns, "tool results", conversation, TOOLS)
     return ProbedTemplate(
         ends,
         opens_reasoning(template),
@@ -125,7 +316,7 @@ def find_written_call(template: TemplateRenderer, ends: TurnEnds) -> WrittenCall
     else:
         return WrittenCall("", name, arguments)
     # what follows the question: the generation prompt, which both begin with, then the turn
-    prompt, whole = (rendered.rpartition(question)[2] for rendered in (prompt, whole))
+    prompt, whole = (template.encoder.unescape(rendered).rpartition(question)[2] for rendered in (prompt, whole))
     shared = shared_length(prompt, whole)
     if shared < len(prompt):  # a prompt that opens reasoning: the turn may begin with another tag
         shared = max(prompt.rfind(end, 0, shared) for end in (">", "\n")) + 1
@@ -133,7 +324,7 @@ def find_written_call(template: TemplateRenderer, ends: TurnEnds) -> WrittenCall
 
 
 def tool_faults(template: TemplateRenderer) -> Iterator[tuple[str, str | None]]:
-    """What tools need of a template: each rule, and why it does not hold; ends where nothing more can be told."""
+    """What tools need of a template: each rule, and why it does not hold; ends where no more can be found out."""
     try:
         rendered = template.render([user("question"), assistant(0, _CALL), tool(_CALL, _RESULT)], TOOLS)
     except TemplateError as e:
@@ -159,37 +350,37 @@ def turn_notes(template: TemplateRenderer, ends: TurnEnds) -> Iterator[tuple[str
     yield "several calls", singly if ends.one_by_one else None
 
 
-def _results_fault(template: TemplateRenderer, turns: TurnRenderer) -> str | None:
-    """Why conversations with tools don't only grow."""
-    conversation = TOOL_TURNS if turns.ends.one_by_one else PARALLEL_TURNS
-    try:
-        check_append_only(template, turns, "tool results", conversation, tools=TOOLS)
-    except TemplateError as e:
-        return str(e)
-    return None
-
-
 def user_turns_fault(template: TemplateRenderer, turns: TurnRenderer) -> str | None:
     """Why a conversation with tools can't have a second user's turn."""
-    try:
-        check_append_only(template, turns, "user turns in a conversation with tools", MIXED_TURNS, tools=TOOLS)
-    except TemplateError as e:
-        return str(e)
-    return None
+    return _fault(template, turns, "user turns in a conversation with tools", MIXED_TURNS, TOOLS)
 
 
 def system_fault(template: TemplateRenderer, turns: TurnRenderer, *, with_tools: bool) -> str | None:
     """Why a conversation can't begin with a system message."""
-    kinds = [(USER_TURNS[:2], ()), *([(TOOL_TURNS, TOOLS)] if with_tools else [])]
-    for conversation, tools in kinds:
+    for conversation, tools in [(USER_TURNS[:2], ()), *([(TOOL_TURNS, TOOLS)] if with_tools else [])]:
         try:
             template.render([{"role": "system", "content": "x"}, *conversation[0]], tools)
         except TemplateError:  # a template that knows no system role says so itself
             return None
-        try:
-            check_append_only(template, turns, "system messages", conversation, tools=tools, with_system=True)
-        except TemplateError as e:
-            return str(e)
+        fault = _fault(template, turns, "system messages", conversation, tools, with_system=True)
+        if fault is not None:
+            return fault
+    return None
+
+
+def _fault(
+    template: TemplateRenderer,
+    turns: TurnRenderer,
+    kind: str,
+    conversation: Sequence[Sequence[ChatMessage]],
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    with_system: bool = False,
+) -> str | None:
+    try:
+        check_append_only(template, turns, kind, conversation, tools=tools, with_system=with_system)
+    except TemplateError as e:
+        return str(e)
     return None
 
 

@@ -1,23 +1,212 @@
-"""New messages -> the text between the policy's turn and the next generation prompt.
+"""Messages -> the text that a tokenizer's chat template makes of them, with all of their own text escaped.
 
-They are rendered after a short conversation whose last turn stands for the policy's: it has as many calls, with the
-same names and ids, and nothing else of it. What the template makes of an assistant's words is therefore never seen:
-the policy's turns stay as they were sampled. Knows how a template ends turns; not how that is found out.
+`TemplateRenderer` renders whole conversations; `TurnRenderer` renders the text between the policy's turn and the next
+generation prompt. New messages are rendered after a short conversation whose last turn stands for the policy's: it has
+as many calls, with the same names and ids, and nothing else of it. What the template makes of an assistant's words is
+therefore never seen: the policy's turns stay as they were sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from strands_rollout.chat_messages import ChatMessage
+from jinja2 import TemplateError as JinjaError
+
 from strands_rollout.errors import TemplateError
-from strands_rollout.template_rendering import TemplateRenderer
+from strands_rollout.files import Json
+from strands_rollout.template.messages import ChatMessage
+from strands_rollout.template.tokens import TokenEncoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _MARK: Final = "strands-rollout-answer"
 _QUESTION: Final[ChatMessage] = {"role": "user", "content": "question"}
+
+
+class TemplateRenderer:
+    """A tokenizer's chat template with its arguments.
+
+    Attributes:
+        encoder: Of the tokenizer; escapes, and encodes what was rendered.
+        source: The template itself, whatever the tokenizer gets later; a text, or what else a tokenizer may hold.
+        kwargs: Handed to the template at each rendering.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, encoder: TokenEncoder, kwargs: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self.encoder = encoder
+        self.source: Any = kwargs.get("chat_template") or tokenizer.chat_template
+        self.kwargs = dict(kwargs)
+        self._looked_for: dict[tuple[str, str], bool] = {}
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        escaped: bool = True,
+        generation_prompt: bool = True,
+    ) -> str:
+        """The text of messages, with the generation prompt.
+
+        A template that fails on the arguments of calls as they are is given them as JSON text, or as objects.
+
+        Args:
+            messages: At least one.
+            tools: What the model is shown.
+            escaped: Hide control tokens in the messages' own text, also from the template; see `TokenEncoder.escape`.
+            generation_prompt: Whether the template is asked for what opens the next turn.
+
+        Raises:
+            TemplateError: The template refuses the messages.
+        """
+        try:
+            return self._rendered(messages, tools, escaped=escaped, generation_prompt=generation_prompt)
+        except TemplateError:
+            for form in (_as_text, _as_object):
+                shown = [_with_arguments(message, form) for message in messages]
+                if shown != list(messages):
+                    with contextlib.suppress(TemplateError):
+                        return self._rendered(shown, tools, escaped=escaped, generation_prompt=generation_prompt)
+            raise
+
+    def _rendered(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        escaped: bool,
+        generation_prompt: bool,
+    ) -> str:
+        if not escaped:
+            return self._applied(messages, tools, generation_prompt=generation_prompt)
+        words: set[str] = set()
+        rendered = self._applied(*self._escaped(messages, tools, words), generation_prompt=generation_prompt)
+        if not any(token in rendered for word in words for token in self.encoder.tokens_of_word(word)):
+            return rendered
+        # a template that writes a tag around a name, as in "<" + name + ">", makes a token of the name "think": such
+        # names are kept apart from it, unless the template then shows another text, since it compares with them
+        try:
+            apart = self._applied(*self._escaped(messages, tools, None), generation_prompt=generation_prompt)
+        except TemplateError:
+            return rendered
+        return apart if self.encoder.unescape(apart) == self.encoder.unescape(rendered) else rendered
+
+    def _applied(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool
+    ) -> str:
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **self.kwargs | ({"chat_template": self.source} if isinstance(self.source, str) else {}),
+            )
+        except (JinjaError, TypeError, ValueError, KeyError, AttributeError) as e:
+            roles = [message.get("role") for message in messages]
+            raise TemplateError(f"the chat template fails on messages of roles {roles}: {type(e).__name__}: {e}") from e
+        return str(rendered)
+
+    def _escaped(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        words: set[str] | None,
+    ) -> tuple[list[Any], list[Any]]:
+        """All texts of messages and tools escaped, but for the reasoning tags of the assistant's words.
+
+        Args:
+            messages: As they are.
+            tools: As they are.
+            words: Gets the texts that are the word of a control token; None to keep these apart.
+        """
+
+        def shown(value: object) -> Json:
+            if isinstance(value, str):
+                if words is not None and self.encoder.tokens_of_word(value):
+                    words.add(value)
+                return self.encoder.escape(value, apart=words is None)
+            if type(value) is int:
+                return self.encoder.escape_number(value)
+            if isinstance(value, Mapping):
+                return {shown(key): shown(item) for key, item in value.items()}
+            if isinstance(value, list | tuple):
+                return tuple(map(shown, value)) if isinstance(value, tuple) else [shown(item) for item in value]
+            return value
+
+        chat = [{shown(key): shown(item) for key, item in message.items() if key != "role"} for message in messages]
+        for message, one in zip(messages, chat, strict=True):
+            if "role" in message:  # many a template makes a token of its word
+                one["role"] = self.encoder.escape(str(message["role"]))
+            if message.get("role") == "assistant" and isinstance(message.get("content"), str):
+                one["content"] = self._shown_words(message["content"], shown)
+        return chat, [shown(tool) for tool in tools]
+
+    def _shown_words(self, text: str, shown: Callable[[str], str]) -> str:
+        """An assistant's words, escaped; the tags around the reasoning that they begin with are left for the template.
+
+        A template may leave reasoning out, which it finds by these tags. Of words with other tags than one such pair it
+        is shown the closing ones, where it looks for them.
+        """
+        for opening, closing in self.encoder.tag_pairs:
+            begin, closes, answer = text.partition(closing)
+            before, opens, reasoning = begin.rpartition(opening)
+            if not closes:
+                continue
+            is_one_pair = not before.strip() and opening not in answer and closing not in answer
+            if is_one_pair and self._knows_reasoning(opens, closing):
+                return shown(before) + opens + shown(reasoning) + closing + shown(answer)
+            if self._knows_reasoning("", closing):
+                return closing.join(map(shown, text.split(closing)))
+        return shown(text)
+
+    def _knows_reasoning(self, opening: str, closing: str) -> bool:
+        """Whether reasoning between these tags is known as such: by their name, or since the template looks for them.
+
+        Args:
+            opening: "" where the generation prompt has it.
+            closing: Names the tag.
+        """
+        if opening and "think" in closing.casefold():
+            return True
+        if (opening, closing) not in self._looked_for:
+            words = f"{opening}probed-reasoning{closing}probed-words"
+            question: ChatMessage = {"role": "user", "content": "probed-question"}
+            try:
+                rendered = self._applied(
+                    [question, {"role": "assistant", "content": words}, question], (), generation_prompt=True
+                )
+            except TemplateError:
+                rendered = words
+            self._looked_for[opening, closing] = words not in rendered
+        return self._looked_for[opening, closing]
+
+
+def _with_arguments(message: ChatMessage, form: Callable[[Any], Any]) -> ChatMessage:
+    calls = [
+        call | {"function": call["function"] | {"arguments": form(call["function"]["arguments"])}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return message | {"tool_calls": calls} if calls else message
+
+
+def _as_text(arguments: object) -> Json:
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, Mapping) else arguments
+
+
+def _as_object(arguments: object) -> Json:
+    try:
+        found = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+    return found if isinstance(found, dict) else arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +266,7 @@ class TurnRenderer:
         generation_prompt: bool = True,
     ) -> str:
         mark = _MARK
-        while mark in str(tools) or any(mark in str(message["content"]) for message in messages):
+        while mark in str(tools) or mark in str(messages):
             mark += "-"  # untrusted text may hold it
         turn = _stand_in(messages, mark)
         rendered = self._template.render([*before, turn, *messages], tools, generation_prompt=generation_prompt)
@@ -86,6 +275,30 @@ class TurnRenderer:
         if at < 0:
             raise TemplateError(f"the chat template does not end an assistant's turn with {end}, as it did when probed")
         return rendered[at:]
+
+
+def one_call_each(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """The same conversation with a turn for each call, for templates that write no turn with several.
+
+    Args:
+        messages: Tool results in the order of their calls.
+    """
+    found: list[ChatMessage] = []
+    position = 0
+    while position < len(messages):
+        message = messages[position]
+        position += 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            found.append(message)
+            continue
+        results = list(takewhile(_is_result, messages[position:]))
+        position += len(results)
+        for number, call in enumerate(calls):
+            said = {"role": "assistant", "content": ""} if number else message
+            found += [{**said, "tool_calls": [call]}, *results[number : number + 1]]
+        found += results[len(calls) :]
+    return found
 
 
 def _is_result(message: ChatMessage) -> bool:

@@ -1,23 +1,44 @@
-"""Text -> token ids, with control tokens only where trusted text asks for them.
+"""Text -> token ids and back, with control tokens only where trusted text asks for them.
 
-Knows a Hugging Face fast tokenizer; knows nothing of messages or templates. Untrusted text is escaped before a template
-sees it, and what was escaped is encoded by a twin of the tokenizer that has no added tokens at all.
+Untrusted text is escaped before a template sees it, and what was escaped is encoded by a twin of the tokenizer that has
+no added tokens at all. Texts are cut to a number of tokens here, too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
-from strands_rollout.byte_decoder import ByteDecoder
 from strands_rollout.errors import TemplateError
 
-_ESCAPE = "\U000f0000"
-_FIRST_CODE = 0xF0001
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LONG_TEXT_CHARS: Final = 10_000
+"""Texts of so many characters are encoded in a thread: they take 3 ms, 8 where they are digits."""
+# An escaped text is a mark and a number. A mark's first character occurs nowhere else in either, so that no mark begins
+# inside another one. Decimal digits outlast what templates do with texts (JSON, Python's repr, upper case, stripping);
+# the private characters are for tokenizers with control tokens that begin or end with a digit.
+_ALPHABETS: Final = ("012345678", "".join(map(chr, range(0xF0000, 0xF0009))))
+_MARK: Final = "8314057264113702"
+_SMALLEST_MARKED: Final = 10 ** len(_MARK)  # a number below it has no digit after a mark
+_NOTHING: Final = ""
+# what templates may put around a word, leave out of it, or replace in it
+_SIGNS: Final = re.compile(r"[\W_]+")
+_LONGEST_WORD: Final = 64
+# byte-level BPE writes printable Latin-1 as itself, and the other bytes, in order, as the characters from 256
+_PRINTABLE: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHER_BYTES: Final = (byte for byte in range(256) if byte not in _PRINTABLE)
+_BYTE_OF: Final = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + at): byte for at, byte in enumerate(_OTHER_BYTES)
+}
+_CHARS_PER_TOKEN: Final = 16
+# a text that is cut off may end in more tokens than it has in one piece
+_SPARE_TOKENS: Final = 64
 
 
 class TokenEncoder:
@@ -26,10 +47,12 @@ class TokenEncoder:
     Build one per tokenizer: its decoder learns each token once. Several threads may use it.
 
     Attributes:
+        decode: Ids -> text, control tokens included; see `ByteDecoder.decode`.
         cuts_are_plain: Whether no control token swallows the white space beside it.
+        tag_pairs: Control tokens' texts that open and close something, such as ("<think>", "</think>").
     """
 
-    def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401 - any Hugging Face fast tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise TemplateError(
@@ -39,16 +62,13 @@ class TokenEncoder:
         added = tokenizer.added_tokens_decoder
         self._control_ids = {str(token): token_id for token_id, token in added.items()}
         self._control_id_set = frozenset(added)
-        self._plain = _without_added_tokens(backend)
+        self._plain = Tokenizer(backend.model)  # shares the vocabulary, and so is made at once
+        self._plain.normalizer, self._plain.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
         self._cut = _control_pattern(added.values())
         self.cuts_are_plain = not any(token.lstrip or token.rstrip for token in added.values())
-        # longest first: a control token that begins with another one must win
-        self._escapable = [_ESCAPE, *sorted(self._control_ids, key=len, reverse=True)]
-        self._codes = {text: chr(_FIRST_CODE + index) for index, text in enumerate(self._escapable)}
-        self._escape_pattern = re.compile("|".join(map(re.escape, self._escapable)))
-        self._unescape_pattern = re.compile(_ESCAPE + "(.)", re.DOTALL)
+        self._set_escapes()
         self._backend = backend
-        self._decoder = ByteDecoder(backend)
+        self.decode = ByteDecoder(backend).decode
         self._check_plain_twin()
 
     @cached_property
@@ -56,13 +76,55 @@ class TokenEncoder:
         """Ids are below this; the largest id + 1, added tokens included."""
         return int(max(max(self._control_id_set, default=-1), max(self._backend.get_vocab().values()))) + 1
 
-    def escape(self, text: str) -> str:
-        """Untrusted text with every control-token text hidden; ordinary text is returned as it is."""
-        return self._escape_pattern.sub(lambda match: _ESCAPE + self._codes[match.group()], text)
+    def escape(self, text: str, *, apart: bool = False) -> str:
+        """Untrusted text with every control-token text hidden; ordinary text is returned as it is.
+
+        No two texts are escaped alike. Nor do escaped texts make a control token together, or with a template's own
+        text: beside one that could be the begin or the end of a control token stands an escape of nothing.
+
+        Args:
+            text: Any text.
+            apart: Put one before each text that is the word of a control token, too; see `tokens_of_word`.
+        """
+        if not apart and not any(part in text for part in self._parts_of_escapables):
+            return text  # as most texts are
+        escaped = self._escape_pattern.sub(lambda match: self._codes[match.group()], text)
+        if self._could_end_token(text) or (apart and self.tokens_of_word(text)):
+            at = len(escaped) - len(escaped.lstrip())
+            escaped = escaped[:at] + self._codes[_NOTHING] + escaped[at:]
+        if self._could_begin_token(text):
+            at = len(escaped.rstrip())
+            escaped = escaped[:at] + self._codes[_NOTHING] + escaped[at:]
+        return escaped
+
+    def escape_number(self, number: int) -> int:
+        """A number that is unescaped to this one, also where its digits look like an escaped text."""
+        if -_SMALLEST_MARKED < number < _SMALLEST_MARKED:
+            return number
+        try:
+            return int(self.escape(str(number)))
+        except ValueError:  # longer than Python writes, or marks are no digits
+            return number
+
+    def tokens_of_word(self, text: str) -> Collection[str]:
+        """The control tokens' texts that this text would make with other signs: "<think>" and "</think>" of "think"."""
+        if len(text) > _LONGEST_WORD or text in self._codes:  # a whole token is hidden anyway
+            return ()
+        word = (text if text.isalnum() else _SIGNS.sub("", text)).casefold()
+        return self._by_word.get(word, ()) if word else ()
+
+    def _could_end_token(self, text: str) -> bool:
+        begin = text.lstrip()[: self._longest]
+        is_plain = self._last_signs.isdisjoint(begin)  # as nearly all texts are
+        return not is_plain and any(begin[:length] in self._token_ends for length in range(1, len(begin) + 1))
+
+    def _could_begin_token(self, text: str) -> bool:
+        end = text.rstrip()[-self._longest :]
+        return not self._first_signs.isdisjoint(end) and any(end[at:] in self._token_begins for at in range(len(end)))
 
     def unescape(self, text: str) -> str:
         """The inverse of `escape`, for any text that it occurs in."""
-        return self._unescape_pattern.sub(lambda match: self._escapable[ord(match.group(1)) - _FIRST_CODE], text)
+        return self._unescape_pattern.sub(lambda match: self._escaped.get(match.group(), match.group()), text)
 
     def encode_rendered(self, rendered: str) -> list[int]:
         """Ids of a rendered template whose untrusted parts were escaped."""
@@ -87,16 +149,16 @@ class TokenEncoder:
 
     def encode_trusted(self, text: str) -> list[int]:
         """Ids as the tokenizer itself encodes the text, control tokens included, nothing escaped."""
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return _encode(self._backend, text)
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of text as ordinary tokens, whatever control-token text it contains."""
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids if text else []
-        return ids
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Text of ids, control tokens included; broken UTF-8 at the ends becomes U+FFFD."""
-        return self._decoder.decode(ids)
+        """Ids of text as ordinary tokens, whatever control-token text it contains; "?" for each lone surrogate."""
+        if not text:
+            return []
+        try:
+            return _encode(self._plain, text)
+        except (TypeError, UnicodeError):  # a lone surrogate, which a tool's schema or a call's JSON may hold
+            return _encode(self._plain, text.encode("utf-8", "replace").decode())
 
     def first_control(self, rendered: str) -> str | None:
         """Text of the first control token in trusted text."""
@@ -104,8 +166,36 @@ class TokenEncoder:
         return match[match.lastindex or 0] if match else None
 
     def is_control(self, token_id: int) -> bool:
-        """Whether the id is one of the tokenizer's added tokens."""
+        """Whether a token is one of the tokenizer's added tokens."""
         return token_id in self._control_id_set
+
+    def _set_escapes(self) -> None:
+        controls = sorted(filter(None, self._control_ids), key=len, reverse=True)
+        edges = {text[0] for text in controls} | {text[-1] for text in controls}
+        alphabet = next((digits for digits in _ALPHABETS if edges.isdisjoint(digits)), _ALPHABETS[-1])
+        digits = str.maketrans(_ALPHABETS[0], alphabet)
+        mark = _MARK.translate(digits)
+        self._parts_of_escapables = (*sorted(edges), mark)
+        self.tag_pairs = [(text.replace("/", "", 1), text) for text in controls if "/" in text]
+        self.tag_pairs = [pair for pair in self.tag_pairs if pair[0] in self._control_ids]
+        # longest first: a control token that begins with another one must win
+        escapable = [mark, *controls]
+        width = len(f"{len(escapable):o}")
+        self._codes = {
+            text: mark + f"{index:0{width}o}".translate(digits) for index, text in enumerate([_NOTHING, *escapable])
+        }
+        self._escaped = {code: text for text, code in self._codes.items()}
+        self._escape_pattern = re.compile("|".join(map(re.escape, escapable)))
+        self._unescape_pattern = re.compile(f"{mark}[{alphabet[:8]}]{{{width}}}")
+        # texts begin and end as tokens do that begin or end as words: these are left out
+        framed = [text for text in controls if not any(c.isalnum() or c.isspace() for c in (text[0], text[-1]))]
+        self._first_signs, self._last_signs = {text[0] for text in framed}, {text[-1] for text in framed}
+        self._token_begins = {text[:length] for text in framed for length in range(1, len(text))}
+        self._token_ends = {text[-length:] for text in framed for length in range(1, len(text))}
+        self._longest = max(map(len, framed), default=1)
+        self._by_word: dict[str, list[str]] = {}
+        for text in framed:
+            self._by_word.setdefault(_SIGNS.sub("", text).casefold(), []).append(text)
 
     def _check_plain_twin(self) -> None:
         for text in self._control_ids:
@@ -118,11 +208,12 @@ class TokenEncoder:
                 )
 
 
-def _without_added_tokens(backend: Tokenizer) -> Tokenizer:
-    """Shares the vocabulary with the tokenizer, and so is made at once."""
-    twin = Tokenizer(backend.model)
-    twin.normalizer, twin.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
-    return twin
+def _encode(backend: Tokenizer, text: str) -> list[int]:
+    if len(text) < LONG_TEXT_CHARS:
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+    else:  # tokenizers releases Python's lock for batches only: other threads go on meanwhile
+        ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 def _control_pattern(added_tokens: Iterable[Any]) -> re.Pattern[str]:
@@ -137,3 +228,92 @@ def _control_pattern(added_tokens: Iterable[Any]) -> re.Pattern[str]:
         classes.append(f"{before}({alternatives}){after}")
     # (?!) never matches: a tokenizer without added tokens
     return re.compile("|".join(classes) or "(?!)")
+
+
+class ByteDecoder:
+    """Decodes ids exactly as `tokenizer.decode(ids, skip_special_tokens=False)` does.
+
+    The bytes of a byte-level tokenizer's ids are looked up once per id, then joined; another tokenizer is asked itself.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self._bytes_of = _TokenBytes(tokenizer).__getitem__ if is_byte_level else None
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids, control tokens included; broken UTF-8 becomes U+FFFD, ids without a token nothing."""
+        if self._bytes_of is None:
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        return b"".join(map(self._bytes_of, ids)).decode("utf-8", "replace")
+
+
+class _TokenBytes(dict[int, bytes]):
+    """Each token's bytes by its id, read from the tokenizer when they are first asked for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._tokenizer.id_to_token(token_id) or ""
+        try:
+            value = bytes([_BYTE_OF[char] for char in token])
+        except KeyError:  # an added token is its own text
+            value = token.encode()
+        self[token_id] = value
+        return value
+
+
+def are_far_over(texts: Sequence[str], max_tokens: int, encoder: TokenEncoder) -> bool:
+    """Whether texts certainly have more tokens together, judged by a part of them.
+
+    A megabyte is not encoded to know that it is too long. Its length alone does not tell: a run of spaces or of one
+    letter has tokens of more than a hundred characters.
+    """
+    if sum(map(len, texts)) <= 2 * max_tokens * _CHARS_PER_TOKEN:
+        return False
+    left = max_tokens
+    for text in texts:
+        ids, is_whole = _ids_at_end(text, left, encoder)
+        left -= len(ids)
+        if not is_whole or left < -_SPARE_TOKENS * len(texts):
+            return True
+    return False
+
+
+def head_and_tail(text: str, max_tokens: int, encoder: TokenEncoder) -> str:
+    """`text` if it has at most `max_tokens` tokens, else its head and tail and a marker between them.
+
+    The result may exceed `max_tokens` by a few tokens where the pieces meet: who needs it exact measures again. Half
+    of the kept tokens are head. With `max_tokens` below the marker's own length the result is empty.
+    """
+    head, is_whole = _ids_at_end(text, max_tokens, encoder)
+    if is_whole:
+        return text if len(head) <= max_tokens else _joined(text, head, head, max_tokens, encoder)
+    # the middle is never encoded
+    return _joined(text, head, _ids_at_end(text, max_tokens // 2, encoder, tail=True)[0], max_tokens, encoder)
+
+
+def _ids_at_end(text: str, count: int, encoder: TokenEncoder, *, tail: bool = False) -> tuple[list[int], bool]:
+    """Ids of as much of a text as certainly has more than `count` tokens, and whether that is all of it."""
+    length = max(count, 0) * _CHARS_PER_TOKEN + _SPARE_TOKENS
+    while length < len(text):
+        ids = encoder.encode_plain(text[-length:] if tail else text[:length])
+        if len(ids) > count + _SPARE_TOKENS:
+            return ids, False
+        length *= 4
+    return encoder.encode_plain(text), True
+
+
+def _joined(text: str, head_ids: list[int], tail_ids: list[int], max_tokens: int, encoder: TokenEncoder) -> str:
+    room = max_tokens - len(encoder.encode_plain(_marker(len(text))))
+    if room < 0:
+        return ""
+    head = encoder.decode(head_ids[: room - room // 2]).rstrip("\ufffd")
+    tail = encoder.decode(tail_ids[len(tail_ids) - room // 2 :]).lstrip("\ufffd")
+    return head + _marker(len(text) - len(head) - len(tail)) + tail
+
+
+def _marker(dropped: int) -> str:
+    return f"\n[... {dropped} characters cut ...]\n"

@@ -1,7 +1,4 @@
-"""Sampled text -> tool calls or typed failures: one file per family of formats, found by name.
-
-Knows the formats; nothing of tokens, tools or conversations.
-"""
+"""Sampled text -> tool calls or typed failures: one file per family of formats; `base.py` says how to add one."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from strands_rollout.errors import ConfigError
+from strands_rollout.tool_parsers.bare_values import GLM4Parser, Qwen3CoderParser
 from strands_rollout.tool_parsers.base import (
     NewId,
     ParseFailure,
@@ -21,14 +19,9 @@ from strands_rollout.tool_parsers.base import (
     UntypedParser,
     random_id,
 )
-from strands_rollout.tool_parsers.deepseek_v3 import DeepSeekV3Parser
-from strands_rollout.tool_parsers.glm4 import GLM4Parser
 from strands_rollout.tool_parsers.gpt_oss import GptOssParser
-from strands_rollout.tool_parsers.hermes import HermesParser
-from strands_rollout.tool_parsers.kimi_k2 import KimiK2Parser
-from strands_rollout.tool_parsers.llama3_json import Llama3JSONParser
-from strands_rollout.tool_parsers.mistral import MistralParser
-from strands_rollout.tool_parsers.qwen3_coder import Qwen3CoderParser
+from strands_rollout.tool_parsers.json_object import HermesParser, Llama3JSONParser, MistralParser
+from strands_rollout.tool_parsers.sections import DeepSeekV3Parser, KimiK2Parser
 
 __all__ = [
     "AUTO",

@@ -1,16 +1,42 @@
-"""Values that a format writes as bare text, typed by the JSON Schema of the tool's arguments.
+"""Formats whose values are bare text, typed by the JSON Schemas of the tools: Qwen3-Coder's and GLM-4.5's.
 
-Knows schemas as far as the type of a whole value goes: no key of a nested object, no range, no pattern. That is for the
-tool to check.
+Qwen3-Coder and Qwen3.5: `<tool_call><function=x><parameter=key>value</parameter></function></tool_call>`. A string is
+the text; all else is JSON, or what Python writes for it, as in the model's first chat template: True, None, ['a', 'b'].
+Where the schema says nothing, a value is a string. Sources: the models' chat templates (as in vllm-project/vllm,
+examples/tool_chat_template_qwen3coder.jinja), and how SGLang and vLLM read them (sgl-project/sglang,
+function_call/qwen3_coder_detector.py).
+
+GLM-4.5, 4.6 and 4.7: `<tool_call>x<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`. A string is the
+text, all else is JSON. Where the schema says nothing, a value is JSON if it can be read so, as the template writes it.
+Sources: the models' chat templates (as in ggml-org/llama.cpp, models/templates/GLM-4.6.jinja), and how SGLang and vLLM
+read them (sgl-project/sglang, function_call/glm4_moe_detector.py, glm47_moe_detector.py).
+
+Stricter than these: what does not fit its type is a failure, and no value is unescaped or evaluated as Python. Schemas
+are read for the type of a whole value: keys of nested objects, ranges and patterns are for the tool to check.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Self
 
-from strands_rollout.tool_parsers.base import MalformedError
-from strands_rollout.tool_parsers.strict_json import StrictJSONError, whole_value
+from strands_rollout.files import Json
+from strands_rollout.tool_parsers.base import (
+    JSONSource,
+    MalformedError,
+    NewId,
+    ParseFailure,
+    Read,
+    StrictJSONError,
+    TaggedParser,
+    ToolCall,
+    got,
+    random_id,
+    whole_value,
+)
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON Schema of each tool's arguments, by the tool's name."""
@@ -18,6 +44,13 @@ Schemas = Mapping[str, Mapping[str, Any]]
 _TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
 _STRING: Final = frozenset({"string"})
 _MAX_DEPTH: Final = 20
+# texts and words of a Python literal, and the words that none has
+_PYTHON: Final = re.compile(
+    r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|\b(?:True|False|None|true|false|null)\b""", re.DOTALL
+)
+_ESCAPE: Final = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_ESCAPED: Final = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "r": "\r", "t": "\t"}
+_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
 
 
 def types_of(schemas: Schemas, tool: str, key: str) -> frozenset[str] | None:
@@ -29,18 +62,18 @@ def types_of(schemas: Schemas, tool: str, key: str) -> frozenset[str] | None:
 
 
 def typed_value(
-    text: str, types: frozenset[str] | None, what: str, *, words: Mapping[str, Any], untyped_is_json: bool
-) -> Any:  # noqa: ANN401 - any JSON value
+    text: str, types: frozenset[str] | None, what: str, *, may_be_python: bool, untyped_is_json: bool
+) -> Json:
     """The value that a bare text stands for.
 
-    A string is the text itself. Any other value is strict JSON, or one of the format's words. Where an argument may be
-    a string or something else, it is something else if the text reads so.
+    A string is the text itself. Any other value is strict JSON, or the same value as Python writes it. Where an
+    argument may be a string or something else, it is something else if the text reads so.
 
     Args:
         text: As the model wrote it.
         types: The JSON types that are allowed; None where they are not known.
-        what: The argument, in words for the model.
-        words: Texts that stand for values beside JSON.
+        what: Names the argument to the model.
+        may_be_python: Whether the format has values as Python's `str` writes them: `['a', True, None]`.
         untyped_is_json: Whether a text of no known type is JSON where it can be; a string otherwise.
 
     Raises:
@@ -49,7 +82,7 @@ def typed_value(
     if types == _STRING or (types is None and not untyped_is_json):
         return text
     try:
-        value = words[text] if text in words else whole_value(text)
+        value = _decoded(text, may_be_python=may_be_python)
     except StrictJSONError as e:
         if types is None or "string" in types:
             return text
@@ -61,12 +94,41 @@ def typed_value(
     raise MalformedError(f"{what} is {text[:40]!r}; expected {_listed(types)}")
 
 
+def _decoded(text: str, *, may_be_python: bool) -> Json:
+    try:
+        return whole_value(text)
+    except StrictJSONError:
+        if not may_be_python:
+            raise
+        try:
+            return whole_value(_PYTHON.sub(_as_json, text))
+        except ValueError:
+            pass
+        raise
+
+
+def _as_json(token: re.Match[str]) -> str:
+    """A text or word of a Python literal as JSON; not evaluated, since Python's own reader can be made to crash."""
+    written = token[0]
+    return json.dumps(_ESCAPE.sub(_unescaped, written[1:-1])) if written[0] in "'\"" else _known(_WORDS, written)
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    return chr(int(escape[1][1:], 16)) if len(escape[1]) > 1 else _known(_ESCAPED, escape[1])
+
+
+def _known(names: Mapping[str, str], written: str) -> str:
+    if written not in names:
+        raise ValueError(f"{written!r} is not Python")
+    return names[written]
+
+
 def _fits(value: object, types: frozenset[str]) -> bool:
     """Whether a decoded value is one of these types but a string, which stands without quotes."""
     if value is None or isinstance(value, bool):
         return ("null" if value is None else "boolean") in types
     if isinstance(value, int | float):
-        return "number" in types or ("integer" in types and float(value).is_integer())
+        return "number" in types or ("integer" in types and (isinstance(value, int) or value.is_integer()))
     return ("object" if isinstance(value, dict) else "array") in types if isinstance(value, dict | list) else False
 
 
@@ -110,3 +172,171 @@ def _referred(ref: str, root: Mapping[str, Any]) -> object:
     for part in ref.removeprefix("#/").split("/"):
         found = found.get(part) if isinstance(found, Mapping) else None
     return found if ref.startswith("#/") else None
+
+
+OPEN: Final = "<tool_call>"
+CLOSE: Final = "</tool_call>"
+
+
+class SchemaParser(TaggedParser):
+    """A parser of such a format; see `ToolParser` and `UntypedParser`.
+
+    Nothing is escaped in these formats: a block ends at the first `</tool_call>`, a value at the first closing tag, and
+    a value that holds another tag of the format is a failure, since that may be a forgotten close.
+
+    Args:
+        new_id: Makes the ids of calls.
+        schemas: Of the tools' arguments.
+
+    Attributes:
+        open_value: Opens an argument's value; its group is the key.
+        close_value: Closes it.
+        inner_tag: Matches all tags that a value can't hold.
+        key_words: Names a key to the model, by key and tool.
+        value_words: Names its value.
+        may_be_python: Whether values may be written as Python's `str` writes them.
+        untyped_is_json: Whether a text of no known type is JSON where it can be; a string otherwise.
+    """
+
+    open_value: ClassVar[re.Pattern[str]]
+    close_value: ClassVar[str]
+    inner_tag: ClassVar[re.Pattern[str]]
+    key_words: ClassVar[str]
+    value_words: ClassVar[str]
+    may_be_python: ClassVar[bool] = False
+    untyped_is_json: ClassVar[bool]
+
+    def __init__(self, new_id: NewId = random_id, schemas: Schemas | None = None) -> None:
+        super().__init__(new_id)
+        self._schemas = schemas or {}
+
+    def for_tools(self, schemas: Schemas) -> Self:
+        """See `UntypedParser`."""
+        return type(self)(self._new_id, schemas)
+
+    def _read_block(self, text: str, tag: re.Match[str]) -> Read:
+        """The call between a tag and the first closing one."""
+        end = text.find(CLOSE, tag.end())
+        inside = text[tag.end() : len(text) if end < 0 else end]
+        after = len(text) if end < 0 else end + len(CLOSE)
+        try:
+            name, arguments = self._read_inside(inside)
+        except MalformedError as e:
+            reasons, meant = [str(e)], e.name
+        else:
+            if end >= 0:
+                return [ToolCall(self._new_id(), name, arguments)], after
+            reasons, meant = [], name
+        if end < 0:
+            reasons.append(f"unterminated: there is no {CLOSE} after it")
+        return [ParseFailure(text[tag.start() : after], "; ".join(reasons), meant)], after
+
+    @abstractmethod
+    def _read_inside(self, block: str) -> tuple[str, dict[str, Any]]:
+        """The name and the arguments in a block; raises MalformedError."""
+
+    def _read_arguments(self, block: str, position: int, name: str) -> tuple[dict[str, Any], int]:
+        """The arguments from a position on, and the position after them."""
+        arguments = dict[str, Any]()
+        while opened := self.open_value.match(block, position):
+            key = opened[1]
+            what = self.value_words.format(key, name)
+            end = self.inner_tag.search(block, opened.end())
+            if end is None or end[0] != self.close_value:
+                found = "the end of the block" if end is None else repr(end[0])
+                raise MalformedError(f"{what} is not closed: got {found}", name)
+            if key in arguments:
+                raise MalformedError(f"{self.key_words.format(key, name)} stands twice", name)
+            try:
+                arguments[key] = typed_value(
+                    self._value_text(block[opened.end() : end.start()]),
+                    types_of(self._schemas, name, key),
+                    what,
+                    may_be_python=self.may_be_python,
+                    untyped_is_json=self.untyped_is_json,
+                )
+            except MalformedError as e:
+                e.name = name
+                raise
+            position = end.end()
+        return arguments, position
+
+    def _value_text(self, text: str) -> str:
+        """A value of what stands between its tags."""
+        return text
+
+
+class Qwen3CoderParser(SchemaParser):
+    """The format's parser; see `SchemaParser`.
+
+    One line break after a value's opening tag and one before its closing tag are the format's; all else is the value's.
+    """
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?tool_call>|<function=|</function>")
+    open_value: ClassVar[re.Pattern[str]] = re.compile(r"\s*<parameter=([^\s<>]{1,200})>")
+    close_value: ClassVar[str] = "</parameter>"
+    inner_tag: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:parameter|function)[=>]")
+    key_words: ClassVar[str] = "the parameter {!r} of {!r}"
+    value_words: ClassVar[str] = key_words
+    may_be_python: ClassVar[bool] = True
+    untyped_is_json: ClassVar[bool] = False
+    _function: ClassVar[re.Pattern[str]] = re.compile(r"\s*<function=([^\s<>]{1,200})>")
+    _end: ClassVar[re.Pattern[str]] = re.compile(r"\s*</function>\s*")
+
+    def _read_call(self, text: JSONSource, tag: re.Match[str]) -> Read:
+        if tag[0] == OPEN:
+            return self._read_block(text, tag)
+        if tag[0] != "<function=":
+            return [ParseFailure(tag[0], f"a {tag[0]} without its opening tag before it")], tag.end()
+        following = self.tags.search(text, tag.end())
+        if following is None:
+            end = len(text)
+        else:
+            end = following.end() if following[0] == "</function>" else following.start()
+        return [ParseFailure(text[tag.start() : end], f"a function outside of {OPEN} ... {CLOSE}")], end
+
+    def _read_inside(self, block: str) -> tuple[str, dict[str, Any]]:
+        function = self._function.match(block)
+        if function is None:
+            raise MalformedError(f"expected <function=TOOL> after {OPEN}; got {got(block.lstrip(), 0)}")
+        name = function[1]
+        arguments, position = self._read_arguments(block, function.end(), name)
+        if not self._end.fullmatch(block, position):
+            expected = "expected <parameter=NAME> or </function> and nothing after it"
+            raise MalformedError(f"{expected} in the call of {name!r}; got {got(block[position:].lstrip(), 0)}", name)
+        return name, arguments
+
+    def _value_text(self, text: str) -> str:
+        return text.removeprefix("\n").removesuffix("\n")
+
+
+class GLM4Parser(SchemaParser):
+    """The format's parser; see `SchemaParser`. White space between tags is free; in a value it is the value's."""
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?tool_call>|</?arg_(?:key|value)>")
+    open_value: ClassVar[re.Pattern[str]] = re.compile(
+        r"\s*<arg_key>([^\s<>](?:[^<>]{0,198}[^\s<>])?)</arg_key>\s*<arg_value>"
+    )
+    close_value: ClassVar[str] = "</arg_value>"
+    inner_tag: ClassVar[re.Pattern[str]] = re.compile(r"</?arg_(?:key|value)>")
+    key_words: ClassVar[str] = "the key {!r} for {!r}"
+    value_words: ClassVar[str] = "the value of {!r} for {!r}"
+    untyped_is_json: ClassVar[bool] = True
+    _name: ClassVar[re.Pattern[str]] = re.compile(r"\s*([^\s<>{}\[\]\"'=]{1,200})\s*(?=<arg_key>|\Z)")
+
+    def _read_call(self, text: JSONSource, tag: re.Match[str]) -> Read:
+        if tag[0] == OPEN:
+            return self._read_block(text, tag)
+        return [ParseFailure(tag[0], f"a {tag[0]} outside of {OPEN} ... {CLOSE}")], tag.end()
+
+    def _read_inside(self, block: str) -> tuple[str, dict[str, Any]]:
+        head = self._name.match(block)
+        if head is None:
+            raise MalformedError(f"expected the tool's name after {OPEN}, then <arg_key>; got {got(block.lstrip(), 0)}")
+        name = head[1]
+        arguments, position = self._read_arguments(block, head.end(), name)
+        rest = block[position:].lstrip()
+        if rest:
+            expected = "expected <arg_key>KEY</arg_key><arg_value>VALUE</arg_value>, no white space around the key"
+            raise MalformedError(f"{expected}, in the call of {name!r}; got {got(rest, 0)}", name)
+        return name, arguments

@@ -1,15 +1,158 @@
-"""What every tool-call format is parsed into, and the promise that a parser makes.
+"""What every tool-call format is parsed into, the promise that a parser makes, and the scan that most formats share.
 
-Knows no format. Parsers never raise over what a model wrote and never repair it: what does not follow the format
-becomes a `ParseFailure`, so that the model can be told.
+Parsers never raise over what a model wrote and never repair it: what does not follow the format becomes a
+`ParseFailure`, so that the model can be told. To add a format:
+
+1. Put a class into the file of its family (`json_object.py`, `bare_values.py`, `sections.py`), or into a new one.
+2. Where tags mark calls and reasoning, subclass `TaggedParser`: list the tags, and read the call that a tag begins.
+3. Where values are bare text that the tools' schemas type, subclass `SchemaParser`; else write `ToolParser`'s methods.
+4. Add it to the table in `__init__.py`; outside of this package, call `register_parser`.
+5. Add a turn, a chat template and what must fail to the tables of tests/tool_parsers.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
+
+from strands_rollout.files import Json
+
+MAX_DEPTH: Final = 100
+_WHITE_SPACE: Final = re.compile(r"[ \t\n\r]*")
+
+
+class StrictJSONError(ValueError):
+    """The text at this place is not such a value; the message says what was expected."""
+
+
+class JSONSource(str):
+    """A text to decode many objects from.
+
+    `json` counts the lines up to each error, which makes many errors in one text quadratic; here a text has one line.
+    """
+
+    __slots__ = ()
+
+    def count(self, *_: object) -> int:
+        """No lines."""
+        return 0
+
+    def rfind(self, *_: object) -> int:
+        """No line break."""
+        return -1
+
+    rindex = rfind
+
+
+def skip_white_space(text: str, start: int) -> int:
+    """The first position from `start` on that is not JSON white space."""
+    match = _WHITE_SPACE.match(text, start)
+    return match.end() if match else start
+
+
+def decode_object(text: JSONSource, start: int, *, origin: int) -> tuple[dict[str, Any], int]:
+    """Decode the object that begins at `start`; return it and the position after it.
+
+    Args:
+        text: May go on after the object.
+        start: Where its `{` is expected.
+        origin: Positions in messages count from here.
+
+    Raises:
+        StrictJSONError: There is no such object.
+    """
+    if text[start : start + 1] != "{":
+        got = repr(text[start : start + 20]) if start < len(text) else "the end of the text"
+        raise StrictJSONError(f"expected a JSON object, which begins with '{{', at offset {start - origin}; got {got}")
+    return decode_value(text, start, origin=origin)
+
+
+def whole_value(text: str) -> Json:
+    """The value that is all of a text, but for white space around it.
+
+    Raises:
+        StrictJSONError: It is not one.
+    """
+    value, end = decode_value(JSONSource(text), skip_white_space(text, 0), origin=0)
+    if skip_white_space(text, end) < len(text):
+        raise StrictJSONError(f"expected nothing after the value, at offset {end}; got {text[end : end + 20]!r}")
+    return value
+
+
+def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int]:
+    """Decode the value that begins at `start`; see `decode_object`."""
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as e:
+        raise StrictJSONError(f"not valid JSON at offset {e.pos - origin}: {e.msg}") from e
+    except RecursionError as e:
+        raise StrictJSONError(_TOO_DEEP) from e
+    except StrictJSONError:
+        raise
+    except ValueError as e:  # Python's limit on the digits of an int
+        raise StrictJSONError(f"a number can't be read: {e}") from e
+    # of `str`, since a `JSONSource` counts nothing
+    if str.count(text, "{", start, end) + str.count(text, "[", start, end) > MAX_DEPTH:
+        _check_depth(value)
+    if text.find("\\ud", start, end) >= 0 or text.find("\\uD", start, end) >= 0:
+        _check_surrogates(value)
+    return value, end
+
+
+_TOO_DEEP: Final = f"nested deeper than the {MAX_DEPTH} levels that are allowed"
+
+
+def _check_depth(value: object) -> None:
+    level: list[Any] = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise StrictJSONError(_TOO_DEEP)
+
+
+def _check_surrogates(value: object) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as e:
+        raise StrictJSONError("a string has half of a surrogate pair (\\ud800-\\udfff), which is no character") from e
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise StrictJSONError(f"the key {twice!r} stands twice in one object")
+    return value
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise StrictJSONError(f"the number {number[:40]} is too large for a float")
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise StrictJSONError(f"{name} is not JSON; numbers are finite")
+
+
+_DECODER: Final = json.JSONDecoder(
+    strict=True, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant
+)
+
 
 NewId = Callable[[], str]
 
@@ -57,7 +200,7 @@ class ParseFailure:
 
     Attributes:
         raw: The text of the attempt, tags included.
-        reason: What was found where, and what was expected: words for the model.
+        reason: For the model: what was found where, and what was expected.
         name: The tool that was meant, where it can be read.
         written_id: The call's id, likewise; see `ToolCall`.
     """
@@ -69,6 +212,9 @@ class ParseFailure:
 
 
 Segment = Reasoning | Text | ToolCall | ParseFailure
+
+Read = tuple[Sequence[Segment], int]
+"""What a tag begins, and the position after it."""
 
 
 class ToolParser(Protocol):
@@ -108,7 +254,7 @@ class MalformedError(ValueError):
     """What a parser found at a place does not follow the format; becomes a `ParseFailure`.
 
     Args:
-        reason: Words for the model.
+        reason: For the model.
         name: The tool that was meant, where it can be read.
         position: The attempt goes on at least up to here; None where nothing of it could be read.
 
@@ -123,12 +269,105 @@ class MalformedError(ValueError):
         self.written_id: str | None = None
 
 
-def calls_and_failures(segments: Iterable[Segment]) -> list[ToolCall | ParseFailure]:
-    """Only the calls and failures, in their order."""
-    return [segment for segment in segments if isinstance(segment, ToolCall | ParseFailure)]
+class BaseParser(ABC):
+    """A parser that makes its calls' ids with `new_id`; subclasses have `ToolParser.segments`."""
+
+    def __init__(self, new_id: NewId = random_id) -> None:
+        self._new_id = new_id
+
+    @abstractmethod
+    def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
+        """See `ToolParser`."""
+
+    def parse(self, text: str, in_reasoning: bool = False) -> list[ToolCall | ParseFailure]:  # noqa: FBT001, FBT002
+        """Return the calls and failures in the order of the text."""
+        return [part for part in self.segments(text, in_reasoning) if isinstance(part, ToolCall | ParseFailure)]
 
 
-def add_segment(found: list[Segment], segment: Segment) -> None:
-    """Append a segment, unless it is text of white space only."""
-    if not isinstance(segment, Text | Reasoning) or segment.text.strip():
-        found.append(segment)
+class TaggedParser(BaseParser):
+    """A parser of a format whose calls and reasoning stand between tags: one scan from left to right.
+
+    Outside reasoning its tag opens it, and the tags of calls open calls. Reasoning ends at its first closing tag;
+    without one all the rest is reasoning. A closing tag that closes nothing says that everything before it was
+    reasoning.
+
+    Attributes:
+        tags: Matches the tags of calls and reasoning.
+        open_reasoning: The tag that opens reasoning.
+        close_reasoning: The tag that closes it.
+    """
+
+    tags: ClassVar[re.Pattern[str]]
+    open_reasoning: ClassVar[str] = "<think>"
+    close_reasoning: ClassVar[str] = "</think>"
+
+    def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
+        """Split the text into reasoning, text, calls and failures, in its order, in time linear in the text."""
+        source = JSONSource(text)
+        found: list[Segment] = []
+        reasoning_end, start = self._end_of_reasoning(text, 0) if in_reasoning else (0, 0)
+        position, is_first = start, True
+        while tag := self.tags.search(source, position):
+            if tag[0] == self.close_reasoning:
+                found.clear()
+                reasoning_end, start = tag.span()
+                position, is_first = start, True
+                continue
+            is_first = is_first and not text[start : tag.start()].strip()
+            if tag[0] == self.open_reasoning:
+                add_text(found, Text, text[start : tag.start()])
+                end, start = self._end_of_reasoning(text, tag.end())
+                add_text(found, Reasoning, text[tag.end() : end])
+                position = start
+                continue
+            read = (self._read_first(source, tag) if is_first else None) or self._read_call(source, tag)
+            is_first = False
+            if read is None:
+                position = tag.end()
+                continue
+            add_text(found, Text, text[start : tag.start()])
+            segments, start = read
+            found.extend(segments)
+            position = start
+        add_text(found, Text, text[start:])
+        return [Reasoning(text[:reasoning_end]), *found] if text[:reasoning_end].strip() else found
+
+    def _read_first(self, text: JSONSource, tag: re.Match[str]) -> Read | None:  # noqa: ARG002 - for subclasses
+        """What a tag begins that only reasoning stands before, where the format has a rule for that."""
+        return None
+
+    @abstractmethod
+    def _read_call(self, text: JSONSource, tag: re.Match[str]) -> Read | None:
+        """What a tag of calls begins, and the position after it; None where it is no tag there."""
+
+    def _end_of_reasoning(self, text: str, start: int) -> tuple[int, int]:
+        """Where reasoning that goes on at `start` ends, and where the text goes on after it."""
+        end = text.find(self.close_reasoning, start)
+        return (len(text), len(text)) if end < 0 else (end, end + len(self.close_reasoning))
+
+
+def decode_arguments(text: JSONSource, start: int, name: str) -> tuple[dict[str, Any], int]:
+    """The JSON object of a call's arguments, white space before it, and the position after it."""
+    try:
+        return decode_object(text, skip_white_space(text, start), origin=start)
+    except StrictJSONError as e:
+        raise MalformedError(f"the arguments of {name!r}: {e}", name) from e
+
+
+def end_of_tag(text: str, start: int, tag: str, name: str) -> int:
+    """The position after a tag that must stand there, white space before it; raises MalformedError."""
+    begin = skip_white_space(text, start)
+    if not text.startswith(tag, begin):
+        raise MalformedError(f"expected {tag} after the arguments of {name!r}; got {got(text, begin)}", name, start)
+    return begin + len(tag)
+
+
+def got(text: str, position: int) -> str:
+    """What stands at a position, for a reason."""
+    return repr(text[position : position + 20]) if position < len(text) else "the end of the text"
+
+
+def add_text(found: list[Segment], kind: type[Text | Reasoning], text: str) -> None:
+    """Append a text as a segment, unless it is white space only."""
+    if text.strip():
+        found.append(kind(text))

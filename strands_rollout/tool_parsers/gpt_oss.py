@@ -13,19 +13,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from strands_rollout.tool_parsers.base import (
+    BaseParser,
+    JSONSource,
     MalformedError,
-    NewId,
     ParseFailure,
     Reasoning,
     Segment,
     Text,
     ToolCall,
-    add_segment,
-    calls_and_failures,
-    random_id,
+    add_text,
+    decode_arguments,
+    end_of_tag,
+    got,
+    skip_white_space,
 )
-from strands_rollout.tool_parsers.call_blocks import decode_arguments, end_of_tag, got
-from strands_rollout.tool_parsers.strict_json import JSONSource, skip_white_space
 
 _CALL: Final = "<|call|>"
 # possessive: white space is passed once, however much there is
@@ -50,7 +51,7 @@ class _Header:
     is_begun: bool = True
 
 
-class GptOssParser:
+class GptOssParser(BaseParser):
     """The format's parser; see `ToolParser`.
 
     The text begins after the prompt's `<|start|>assistant`, or inside the analysis message that the prompt opened. The
@@ -58,17 +59,7 @@ class GptOssParser:
     else: what looks like a call in reasoning that is not closed is a draft. A call must be a message of its own on the
     commentary channel, to `functions.x`, with one JSON object, and end with `<|call|>`. Its type may
     be given or not, and is not read: arguments that are no JSON fail as such.
-
-    Args:
-        new_id: Makes the ids of calls.
     """
-
-    def __init__(self, new_id: NewId = random_id) -> None:
-        self._new_id = new_id
-
-    def parse(self, text: str, in_reasoning: bool = False) -> list[ToolCall | ParseFailure]:  # noqa: FBT001, FBT002
-        """Return the calls and failures in the order of the text."""
-        return calls_and_failures(self.segments(text, in_reasoning))
 
     def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
         """Split the text into reasoning, text, calls and failures, in its order."""
@@ -95,7 +86,7 @@ class GptOssParser:
             return end
         close = _END.search(text, header.end)
         content = text[header.end : len(text) if close is None else close.start()]
-        add_segment(found, Reasoning(content) if header.channel == "analysis" else Text(content))
+        add_text(found, Reasoning if header.channel == "analysis" else Text, content)
         return len(text) if close is None else close.end()
 
     def _read_call(self, text: JSONSource, start: int, header: _Header) -> tuple[ToolCall | ParseFailure, int]:
@@ -134,7 +125,7 @@ def _outside(text: str, start: int, found: list[Segment]) -> int:
     """Add text that is in no message, up to the next one."""
     following = _NEXT.search(text, start)
     end = len(text) if following is None else following.start()
-    add_segment(found, Text(text[start:end]))
+    add_text(found, Text, text[start:end])
     return end
 
 
@@ -145,7 +136,7 @@ def _broken_header(text: str, start: int, found: list[Segment]) -> int:
     close = _END.search(text, start)
     end = len(text) if close is None else close.end()
     if recipient is None:
-        add_segment(found, Text(text[start:end]))
+        add_text(found, Text, text[start:end])
     else:
         expected = "expected <|channel|>commentary to=functions.<tool> <|constrain|>json<|message|>{...}<|call|>"
         found.append(ParseFailure(text[start:end], f"{expected}; got {got(text, start)}", recipient[1]))

@@ -1,1 +1,0 @@
-"""Looks at a machine before a training run: what would fail, what may, and what to do about it."""

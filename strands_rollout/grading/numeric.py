@@ -1,0 +1,388 @@
+r"""Compares formulas by computing them: exactly in fractions, else to 160 digits.
+
+Variables get fixed values, several times over: two formulas that agree to 75 digits at each of them are equal. Every
+step is bounded in size and the steps are counted, so that no formula takes long and none needs a process to contain it:
+all functions with a `Budget` raise `TooComplexError` where a formula would take too many steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any, Final, TypeAlias
+
+from strands_rollout.grading.expression import Node
+
+_DIGITS: Final = 160
+_AGREEING_DIGITS: Final = 75
+_LARGEST_EXPONENT: Final = 60  # of ten, in either direction: a sum then keeps 100 digits of its smaller part
+_MOST_BITS: Final = 60_000  # of a fraction
+_BITS_PER_STEP: Final = 500
+_MOST_STEPS: Final = 8_000
+_FLOAT_STEPS: Final = 4
+_LARGEST_FACTORIAL: Final = 1000
+_REAL_POINTS: Final = range(6)
+_WHOLE_POINTS: Final = range(6, 10)
+_FEWEST_POINTS: Final = 2
+_LINE: Final = (Fraction(0), Fraction(1), Fraction(17, 5), Fraction(-29, 7), Fraction(211, 3))
+_DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)  # even, so that a negative number has no such power
+
+
+class _Local(threading.local):
+    """Each thread's own mpmath context: the functions of a context change its precision while they compute."""
+
+    @functools.cached_property
+    def mp(self) -> Any:  # noqa: ANN401 - mpmath has no types
+        from mpmath.ctx_mp import MPContext  # imported at the first formula: most answers need none
+
+        context = MPContext()
+        context.dps = _DIGITS
+        return context
+
+    @functools.cached_property
+    def epsilon(self) -> Value:
+        return self.mp.mpf(10) ** -_AGREEING_DIGITS
+
+
+_local = _Local()
+
+Value: TypeAlias = Any
+"""A Fraction, or a real or complex number of mpmath."""
+
+
+class TooComplexError(ValueError):
+    """A formula has a part that is too large or too small to compute, or takes too many steps."""
+
+
+class OutOfTimeError(TooComplexError):
+    """The time of a comparison is over."""
+
+
+class _UndefinedError(ValueError):
+    """A formula has no value here, as 1/x at 0."""
+
+
+class Budget:
+    """What the comparison of two answers may cost."""
+
+    def __init__(self, cpu_s: float) -> None:
+        self._until = time.thread_time() + cpu_s
+        self._steps = _MOST_STEPS
+
+    def spend(self, steps: int) -> None:
+        """Take some steps.
+
+        Raises:
+            TooComplexError: There are none left, or the time is over.
+        """
+        self._steps -= steps
+        if self._steps < 0:
+            raise TooComplexError("the comparison takes too many steps")
+        if time.thread_time() > self._until:
+            raise OutOfTimeError("the comparison takes too long")
+
+
+def are_equal(first: Node, second: Node, budget: Budget) -> bool:
+    """Whether two formulas have the same value wherever both have one.
+
+    A `log` without a base may be natural or decimal, but the same in both.
+    """
+    needed = _FEWEST_POINTS if first.symbols() | second.symbols() else 1
+    for pairs in _readings(first, second, budget):
+        agreeing = 0
+        for pair in pairs:
+            if not is_close(*pair):
+                break
+            agreeing += 1  # noqa: SIM113 - pairs that were seen
+        else:
+            if agreeing >= needed:
+                return True
+    return False
+
+
+def are_proportional(first: Node, second: Node, budget: Budget, *, positively: bool = False) -> bool:
+    """Whether one formula is a constant multiple, not 0, of the other, as what two equal equations set to 0 are."""
+    if not first.symbols() or first.symbols() != second.symbols():
+        return False
+    for pairs in _readings(first, second, budget):
+        (a, b), *others = [*pairs] or [(0, 0)]
+        if len(others) < _FEWEST_POINTS or not a or not b or (positively and (a > 0) != (b > 0)):
+            continue
+        if all(is_close(_times(a, d), _times(b, c)) for c, d in others):
+            return True
+    return False
+
+
+def value_of(node: Node, budget: Budget, symbols: Mapping[str, Fraction] | None = None) -> Value | None:
+    """The real value of a formula with these values for its variables; None where it has none."""
+    try:
+        value = _Evaluation(budget, symbols or {}).of(node)
+    except _UndefinedError:
+        return None
+    return value if _is_real(value) else None
+
+
+def root_of_line(node: Node, name: str, budget: Budget) -> tuple[Value, bool] | None:
+    """Where a formula that is linear in its one variable is 0, and whether it rises; None for any other formula."""
+    values = [value_of(node, budget, {name: sample}) for sample in _LINE]
+    if node.symbols() != {name} or None in values:
+        return None
+    at_zero, *others = map(_float, values)
+    slopes = [(value - at_zero) / _float(sample) for value, sample in zip(others, _LINE[1:], strict=True)]
+    if abs(slopes[0]) < _local.epsilon or not all(is_close(slopes[0], slope) for slope in slopes):
+        return None
+    return -at_zero / slopes[0], bool(slopes[0] > 0)
+
+
+def is_close(a: Value, b: Value) -> bool:
+    """Whether two values are equal: exactly for fractions, else to 75 digits."""
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return a == b
+    return bool(abs(_float(a) - _float(b)) <= max(abs(_float(a)), abs(_float(b))) * _local.epsilon)
+
+
+def is_less(a: Value, b: Value) -> bool:
+    """Whether one real value is less than another, and not equal to it."""
+    return not is_close(a, b) and bool(_float(a) < _float(b))
+
+
+def _readings(first: Node, second: Node, budget: Budget) -> Iterator[Iterator[tuple[Value, Value]]]:
+    """The values of both at each point; once more with decimal logarithms where one has no base."""
+    yield _pairs(first, second, budget, decimal_log=False)
+    if first.has("log") or second.has("log"):
+        yield _pairs(first, second, budget, decimal_log=True)
+
+
+def _pairs(first: Node, second: Node, budget: Budget, *, decimal_log: bool) -> Iterator[tuple[Value, Value]]:
+    """The values of both at each point where both have one; at whole numbers if there is no other, as for (-1)^n."""
+    is_complex = any(node.has("constant", name) for node in (first, second) for name in ("i", "imath"))
+    names = sorted(first.symbols() | second.symbols())
+    found = False
+    for points in (_REAL_POINTS, _WHOLE_POINTS) if names else (range(1),):
+        for point in points:
+            values = {name: _value_at(point, name) for name in names}
+            evaluation = _Evaluation(budget, values, is_complex=is_complex, decimal_log=decimal_log)
+            try:
+                pair = evaluation.of(first), evaluation.of(second)
+            except _UndefinedError:
+                continue
+            found = True
+            yield pair
+        if found:
+            return
+
+
+def _value_at(point: int, name: str) -> Fraction:
+    """A variable's value: positive at the first points, below 1 at the third, of either sign after it, then whole."""
+    lot = random.Random(f"{point} {name}")  # noqa: S311 - the same values each time, and not a secret
+    if point in _WHOLE_POINTS:
+        return Fraction(lot.randint(2, 12))
+    value = Fraction(lot.randrange(3, 26 if point == 2 else 97, 2), lot.choice(_DENOMINATORS))
+    return value if point < 3 else value * lot.choice((-1, 1))
+
+
+class _Evaluation:
+    """Computes formulas at one point."""
+
+    def __init__(
+        self, budget: Budget, symbols: Mapping[str, Fraction], *, is_complex: bool = False, decimal_log: bool = False
+    ) -> None:
+        self._budget = budget
+        self._symbols = symbols
+        self._is_complex = is_complex
+        self._decimal_log = decimal_log
+
+    def of(self, node: Node) -> Value:
+        if node.kind == "number":
+            return self._checked(node.value)
+        if node.kind == "symbol":
+            return self._symbols[node.name]
+        if node.kind == "constant":
+            return self._constant(node.name)
+        values = [self.of(arg) for arg in node.args]
+        operation = getattr(self, f"_{node.kind}", None)
+        if operation is None:
+            return self._checked(self._function(node.kind, *values), is_exact=False)
+        return self._checked(operation(*values))
+
+    def _checked(self, value: Value, *, is_exact: bool = True) -> Value:
+        if isinstance(value, Fraction):
+            bits = value.numerator.bit_length() + value.denominator.bit_length()
+            self._budget.spend(1 + bits // _BITS_PER_STEP)
+            if bits > _MOST_BITS:
+                raise TooComplexError("a number with too many digits")
+            return value
+        self._budget.spend(_FLOAT_STEPS)
+        size = abs(value)
+        if not _local.mp.isfinite(size):
+            raise _UndefinedError
+        if not is_exact and size < _local.epsilon:  # sin(pi), which is not quite 0 in floats
+            return Fraction(0)
+        if size and not _local.mp.mpf(10) ** -_LARGEST_EXPONENT < size < _local.mp.mpf(10) ** _LARGEST_EXPONENT:
+            raise TooComplexError("a number that is too large or too small")
+        return value.real if not value.imag else value
+
+    def _constant(self, name: str) -> Value:
+        if name in ("i", "imath"):
+            return _local.mp.mpc(0, 1)
+        if name == "infty":
+            raise _UndefinedError
+        return +_local.mp.pi if name == "pi" else +_local.mp.e
+
+    def _sum(self, *values: Value) -> Value:
+        total = values[0]
+        for value in values[1:]:
+            if isinstance(total, Fraction) and isinstance(value, Fraction):
+                total = self._checked(total + value)
+                continue
+            total, value = _float(total), _float(value)
+            largest = max(abs(total), abs(value))
+            total += value
+            total = Fraction(0) if abs(total) <= largest * _local.epsilon else total
+        return total
+
+    def _product(self, *values: Value) -> Value:
+        product = values[0]
+        for value in values[1:]:
+            product = self._checked(_times(product, value))
+        return product
+
+    def _reciprocal(self, value: Value) -> Value:
+        return self._quotient(Fraction(1), value)
+
+    def _quotient(self, over: Value, under: Value) -> Value:
+        if not under:
+            raise _UndefinedError
+        if isinstance(over, Fraction) and isinstance(under, Fraction):
+            return over / under
+        return _float(over) / _float(under)
+
+    def _negative(self, value: Value) -> Value:
+        return -value
+
+    def _degrees(self, value: Value) -> Value:
+        return _float(value) * _local.mp.pi / 180
+
+    def _power(self, base: Value, exponent: Value) -> Value:
+        if not base:
+            if not _is_real(exponent) or exponent <= 0:
+                raise _UndefinedError
+            return Fraction(0)
+        if isinstance(exponent, Fraction) and exponent.denominator == 1:
+            return self._whole_power(base, exponent.numerator)
+        if not self._is_complex and _is_real(base) and base < 0:
+            if not isinstance(exponent, Fraction) or exponent.denominator % 2 == 0:
+                raise _UndefinedError
+            root = self._power(-base, exponent)
+            return -root if exponent.numerator % 2 else root
+        return self._exp(_float(exponent) * _local.mp.log(_float(base)))
+
+    def _whole_power(self, base: Value, exponent: int) -> Value:
+        if isinstance(base, Fraction):
+            bits = base.numerator.bit_length() + base.denominator.bit_length()
+            if abs(exponent) * bits > _MOST_BITS:
+                raise TooComplexError("a power with too many digits")
+            return base**exponent
+        if abs(exponent) > _MOST_BITS:
+            raise TooComplexError("too large an exponent")
+        return base**exponent
+
+    def _exp(self, value: Value) -> Value:
+        if abs(value) > 3 * _LARGEST_EXPONENT:
+            raise TooComplexError("too large an exponent")
+        return _local.mp.exp(_float(value))
+
+    def _root(self, radicand: Value, index: Value) -> Value:
+        if index == 2 and isinstance(radicand, Fraction) and radicand >= 0:
+            over, under = math.isqrt(radicand.numerator), math.isqrt(radicand.denominator)
+            if over * over == radicand.numerator and under * under == radicand.denominator:
+                return Fraction(over, under)
+        is_odd = isinstance(index, Fraction) and index.denominator == 1 and index.numerator % 2 == 1
+        if is_odd and _is_real(radicand) and radicand < 0:
+            return -self._power(-radicand, 1 / index)
+        return self._power(radicand, self._quotient(Fraction(1), index))
+
+    def _abs(self, value: Value) -> Value:
+        return abs(value)
+
+    def _floor(self, value: Value) -> Value:
+        if isinstance(value, Fraction):
+            return Fraction(math.floor(value))
+        if not _is_real(value):
+            raise _UndefinedError
+        nearest = Fraction(int(_local.mp.nint(value)))
+        return nearest if is_close(nearest, value) else Fraction(int(_local.mp.floor(value)))
+
+    def _ceil(self, value: Value) -> Value:
+        return -self._floor(-value)
+
+    def _factorial(self, value: Value) -> Value:
+        if not isinstance(value, Fraction) or value < 0:
+            raise _UndefinedError
+        if value > _LARGEST_FACTORIAL:
+            raise TooComplexError("too large a factorial")
+        return (
+            Fraction(math.factorial(value.numerator)) if value.denominator == 1 else _local.mp.gamma(_float(value + 1))
+        )
+
+    def _binomial(self, over: Value, under: Value) -> Value:
+        if not isinstance(over, Fraction) or not isinstance(under, Fraction) or under.denominator != 1 or under < 0:
+            raise _UndefinedError
+        if over.denominator == 1 and over >= under:
+            under = min(under, over - under)
+        if under > _LARGEST_FACTORIAL:
+            raise TooComplexError("too large a binomial coefficient")
+        result = Fraction(1)
+        for step in range(int(under)):
+            result = self._checked(result * (over - step) / (step + 1))
+        return result
+
+    def _log(self, value: Value, base: Value | None = None) -> Value:
+        base = base if base is not None else Fraction(10) if self._decimal_log else None
+        if base is None:
+            return self._ln(value)
+        return self._quotient(self._ln(value), self._ln(base))
+
+    def _lg(self, value: Value) -> Value:
+        return self._log(value, Fraction(10))
+
+    def _ln(self, value: Value) -> Value:
+        if not value or not (self._is_complex or (_is_real(value) and value > 0)):
+            raise _UndefinedError
+        return Fraction(0) if value == 1 else _local.mp.log(_float(value))
+
+    def _function(self, name: str, value: Value) -> Value:
+        is_inverse = name.startswith("arc")
+        if is_inverse and name != "arctan" and not self._is_complex and abs(value) > 1:
+            raise _UndefinedError
+        method = getattr(_local.mp, f"a{name[3:]}" if is_inverse else name)
+        if name in ("sinh", "cosh", "tanh") and abs(value) > 3 * _LARGEST_EXPONENT:
+            raise TooComplexError("too large an argument")
+        try:
+            return method(_float(value))
+        except ZeroDivisionError as e:
+            raise _UndefinedError from e
+
+
+def _times(first: Value, second: Value) -> Value:
+    if isinstance(first, Fraction) and isinstance(second, Fraction):
+        return first * second
+    if not first or not second:
+        return Fraction(0)
+    return _float(first) * _float(second)
+
+
+def _is_real(value: Value) -> bool:
+    return isinstance(value, Fraction) or not value.imag
+
+
+def _float(value: Value) -> Value:
+    """A fraction as a number of mpmath; any other value as it is."""
+    if not isinstance(value, Fraction):
+        return value
+    return _local.mp.mpf(value.numerator) / value.denominator

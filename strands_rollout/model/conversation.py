@@ -1,0 +1,586 @@
+"""One agent's conversation with the policy: its exact tokens, and how new messages become the next context tokens.
+
+A conversation is one segment, whose trajectory only grows, as long as the agent extends its history. A history that it
+has rewritten begins a new segment, with all of it as prompt. A sampled turn becomes the Strands message that it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Final
+
+from strands_rollout.errors import TrajectoryError
+from strands_rollout.files import Json
+from strands_rollout.model.images import PlacedImage, ReadImage, further_tokens, place_images, read_images
+from strands_rollout.model.sampling import Room
+from strands_rollout.model.trajectory import Trajectory, Turn
+from strands_rollout.template.chat_template import ChatTemplate
+from strands_rollout.template.messages import ChatMessage, cleaned, system_text, to_chat_messages, to_chat_tools
+from strands_rollout.template.tokens import LONG_TEXT_CHARS, are_far_over, head_and_tail
+from strands_rollout.tool_parsers import ParseFailure, Reasoning, Segment, Text, ToolCall, ToolParser, for_tool_specs
+
+logger = logging.getLogger(__name__)
+
+INVALID_TOOL_CALL: Final = "invalid_tool_call"
+UNPARSED: Final = "_unparsed"
+"""The end of the tool-use id of a call that could not be parsed: the policy may write any name, but no id."""
+
+# parser and error, for one traceback each: a policy may repeat what makes a parser fail
+_LOGGED: Final[set[tuple[type, type]]] = set()
+
+StreamEvent = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model call gives an agent's loop.
+
+    Attributes:
+        message: The assistant's message.
+        stop_reason: Strands' stop reason.
+        usage: inputTokens, outputTokens, totalTokens, and cacheReadInputTokens where known.
+        metrics: latencyMs, and timeToFirstByteMs: an answer comes whole.
+    """
+
+    message: dict[str, Any]
+    stop_reason: str
+    usage: dict[str, int]
+    metrics: dict[str, int]
+
+
+def call_id(call_prefix: str, index: int, segment: Segment) -> str:
+    """The tool-use id of a turn's segment; it alone tells a call that could not be parsed from one of any name."""
+    return f"{call_prefix}{index}{UNPARSED if isinstance(segment, ParseFailure) else ''}"
+
+
+def failure_message(reason: str) -> str:
+    """What the policy is told about a tool call that could not be parsed; `reason` as in its `ParseFailure`."""
+    return f"Error: the tool call could not be parsed and was not run: {reason}"
+
+
+def turn_answer(read: ReadTurn, call_prefix: str, turn: Turn) -> Answer:
+    """A turn as one assistant message, as Strands' loop takes it.
+
+    Empty text is left out, and a `ParseFailure` becomes a call of the tool `invalid_tool_call`, so that Strands answers
+    it with an error result and the loop continues. The policy may call a tool of that name too: see `call_id`.
+
+    Args:
+        read: The turn as text.
+        call_prefix: Tool-use ids begin with it.
+        turn: Its tokens and times.
+    """
+    blocks = (_block(segment, call_id(call_prefix, at, segment)) for at, segment in enumerate(read.segments))
+    first, end, latency_s = turn.parts[0], turn.parts[-1].end, sum(part.latency_s for part in turn.parts)
+    usage = {"inputTokens": first.start, "outputTokens": end - first.start, "totalTokens": end}
+    latency_ms = round(latency_s * 1000)
+    if first.cached_tokens is not None:
+        usage["cacheReadInputTokens"] = first.cached_tokens
+    return Answer(
+        message={"role": "assistant", "content": [block for block in blocks if block]},
+        stop_reason=read.stop_reason,
+        usage=usage,
+        metrics={"latencyMs": latency_ms, "timeToFirstByteMs": latency_ms},
+    )
+
+
+def answer_events(answer: Answer) -> Iterator[StreamEvent]:
+    """An answer as a stream: messageStart, the content blocks, messageStop, metadata."""
+    yield {"messageStart": {"role": "assistant"}}
+    for index, block in enumerate(answer.message["content"]):
+        start, delta = _start_and_delta(block)
+        yield {"contentBlockStart": {"contentBlockIndex": index, "start": start}}
+        yield {"contentBlockDelta": {"contentBlockIndex": index, "delta": delta}}
+        yield {"contentBlockStop": {"contentBlockIndex": index}}
+    yield {"messageStop": {"stopReason": answer.stop_reason}}
+    yield {"metadata": {"usage": answer.usage, "metrics": {"latencyMs": answer.metrics["latencyMs"]}}}
+
+
+def _block(segment: Segment, use_id: str) -> dict[str, Any]:
+    """A segment as a content block; empty where Strands has none for it."""
+    if isinstance(segment, Text):
+        return {"text": segment.text} if segment.text else {}
+    if isinstance(segment, Reasoning):
+        return {"reasoningContent": {"reasoningText": {"text": segment.text}}} if segment.text else {}
+    if isinstance(segment, ToolCall):
+        return {"toolUse": {"toolUseId": use_id, "name": segment.name, "input": segment.arguments}}
+    arguments = {"raw": segment.raw, "reason": segment.reason}
+    return {"toolUse": {"toolUseId": use_id, "name": INVALID_TOOL_CALL, "input": arguments}}
+
+
+def _start_and_delta(block: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    if "text" in block:
+        return {}, {"text": block["text"]}
+    if "reasoningContent" in block:
+        return {}, {"reasoningContent": {"text": block["reasoningContent"]["reasoningText"]["text"]}}
+    use = block["toolUse"]
+    start = {"toolUse": {"toolUseId": use["toolUseId"], "name": use["name"]}}
+    return start, {"toolUse": {"input": json.dumps(use["input"], ensure_ascii=False)}}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTurn:
+    """A turn as text.
+
+    Attributes:
+        text: Everything that was sampled but the token that ended the turn; other control tokens included.
+        segments: Never empty; one `Text` with everything where the turn was cut.
+        stop_reason: Strands' stop reason.
+    """
+
+    text: str
+    segments: list[Segment]
+    stop_reason: str
+
+
+def read_turn(trajectory: Trajectory, turn: Turn, template: ChatTemplate, parser: ToolParser) -> ReadTurn:
+    """Decode and parse a turn of a trajectory; one that was cut by length or abort is never searched for calls."""
+    last = turn.parts[-1]
+    ids = trajectory.token_ids[turn.parts[0].start : last.end]
+    ended = last.finish_reason == "stop" and ids[-1] in (*template.end_ids, last.matched)
+    text = template.encoder.decode(ids[:-1] if ended else ids)
+    if last.finish_reason != "stop":
+        return ReadTurn(text, [Text(text)], "max_tokens")
+    segments = _segments(parser, text, in_reasoning=template.opens_reasoning) or [Text("")]
+    if any(isinstance(segment, ToolCall | ParseFailure) for segment in segments):
+        return ReadTurn(text, segments, "tool_use")
+    return ReadTurn(text, segments, "stop_sequence" if isinstance(last.matched, str) else "end_turn")
+
+
+def _segments(parser: ToolParser, text: str, *, in_reasoning: bool) -> list[Segment]:
+    """A turn's segments; one failure with all of it where the parser raises.
+
+    A parser's input is sampled text alone. Were its error one of the episode's, the sample would not be trained, and
+    the policy could choose not to be.
+    """
+    try:
+        return parser.segments(text, in_reasoning=in_reasoning)
+    except MemoryError:
+        raise
+    except Exception as e:
+        kind = (type(parser), type(e))
+        level = logging.DEBUG if kind in _LOGGED else logging.ERROR
+        _LOGGED.add(kind)
+        logger.log(level, "bug in a tool parser parser=%s: it raises over sampled text", kind[0].__name__, exc_info=e)
+        return [ParseFailure(text, f"the turn can't be read: {type(e).__name__}")]
+
+
+Messages = Sequence[Mapping[str, Any]]
+
+# what the policy reads of a message; Strands keeps notes of its own beside it
+_READ: Final = itemgetter("role", "content")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """What Strands asks of a model.
+
+    Attributes:
+        messages: The agent's history; not changed.
+        tool_specs: The tools that the policy may call.
+        system_prompt: The agent's system prompt as text.
+        system_blocks: The same as content blocks, which count where both are given.
+    """
+
+    messages: Messages
+    tool_specs: Messages | None = None
+    system_prompt: str | None = None
+    system_blocks: Messages | None = None
+
+
+class HistorySegment:
+    """One history of an agent that the policy reads and answers, turn by turn.
+
+    Each history must start with exactly the messages of the last call and the assistant's answer to them: one that was
+    trimmed or rewritten, also in place, would no longer be what the policy read.
+
+    Args:
+        template: Of the policy's tokenizer.
+        shown_ids: Those of the segment before.
+        is_aside: Whether it is not the agent's own history, but what a conversation manager asked.
+
+    Attributes:
+        trajectory: Tokens, mask, logprobs and turns.
+        prompt_ids: The first prompt, also where its generation failed.
+        parse_failures: Tool calls that could not be parsed.
+        final_text: The last turn as text, control tokens included but its end of turn.
+        stop_reason: Of the last turn, in Strands' words; "" before the first.
+        failure_texts: By tool-use id, what the policy is told about a call that could not be parsed.
+        shown_ids: By tool-use id, the id under which the template shows a call's result: the one that the policy wrote,
+            in formats that have one, else one of 9 letters and digits, as some templates want it. A history that was
+            read before keeps its own.
+        new_images: Those among the tokens that `new_context` gave last, until they are accepted.
+    """
+
+    def __init__(
+        self, template: ChatTemplate, shown_ids: Mapping[str, str] | None = None, *, is_aside: bool = False
+    ) -> None:
+        self._template = template
+        self.is_aside = is_aside
+        self.trajectory = Trajectory()
+        self.prompt_ids: list[int] = []
+        self.parse_failures: list[ParseFailure] = []
+        self.final_text = ""
+        self.stop_reason = ""
+        self.failure_texts: dict[str, str] = {}
+        self.shown_ids = dict(shown_ids or {})
+        self.new_images: Sequence[PlacedImage] = ()
+        self._covered: list[tuple[str, Any]] = []
+        self._tools: list[dict[str, Any]] = []
+        self._head: tuple[str | None, list[dict[str, Any]]] | None = None
+        self._tool_names: dict[str, str] = {}
+
+    @property
+    def covered_messages(self) -> int:
+        """How many messages of the history the trajectory covers."""
+        return len(self._covered)
+
+    def snapshot(self) -> HistorySegment:
+        """What it is now, also while another thread samples into it."""
+        frozen = copy.copy(self)
+        frozen.trajectory = self.trajectory.snapshot()
+        return frozen
+
+    def is_covered(self, messages: Messages) -> bool:
+        """Whether the trajectory covers exactly these messages."""
+        return len(messages) == len(self._covered) and self._begin_as_covered(messages)
+
+    def is_extended_by(self, messages: Messages) -> bool:
+        """Whether these are the covered messages, the answer to them, and maybe more."""
+        covered = len(self._covered)
+        return len(messages) > covered and messages[covered]["role"] == "assistant" and self._begin_as_covered(messages)
+
+    def changes_in_head(self, call: ModelCall) -> list[str]:
+        """What of a call's system prompt and tools the policy has not read, named; nothing is known after a resume.
+
+        Fewer tools are no change: of those that it has read, Strands shows only the one that it insists on.
+        """
+        if self._head is None:
+            return []
+        system, known = self._head
+        specs = [*(call.tool_specs or ())]
+        named: list[str] = []
+        if specs != known:  # most often all are the same
+            read = to_chat_tools(known)
+            changed = to_chat_tools([spec for spec in specs if spec not in known])
+            unread = [tool for tool in changed if tool not in read and repr(tool) not in map(repr, read)]
+            named = [f"the tool {tool['function']['name']!r}" for tool in unread]  # a NaN is no NaN but reads like one
+        is_same = (system_text(call.system_prompt, call.system_blocks) or None) == system
+        return named if is_same else ["the system prompt", *named]
+
+    async def new_context(self, call: ModelCall, room: Room, min_turn_tokens: int) -> list[int]:
+        """The context tokens that the next request adds; none inside an open turn. Remembered by `accept` only.
+
+        Tool results are cut where they leave less than `min_turn_tokens` of the room.
+
+        Raises:
+            TrajectoryError: The history does not extend what the policy has read, or the system prompt is another, or a
+                tool is.
+            PromptError: A message holds something else than text and images.
+            TemplateError: The template refuses the messages.
+            ConfigError: There is an image, and no processor that reads it.
+        """
+        trajectory, self.new_images = self.trajectory, ()
+        if not trajectory.turns:
+            self.prompt_ids = await self._first_prompt(call)
+            return self.prompt_ids
+        changes = self.changes_in_head(call)
+        if changes:
+            raise TrajectoryError(
+                f"got a request that changes {', '.join(changes)} in mid-conversation; expected what the policy has "
+                "read in its first prompt, which stays as it is. Set the system prompt and all tools before "
+                "the first turn; or let a change begin a new segment: build the agent in an agent_factory (with "
+                "fan_out each segment is a sample), or give SGLangModel on_rewritten_history='segment'."
+            )
+        if trajectory.is_open and self.is_covered(call.messages):
+            return []
+        self._tools = self._tools or to_chat_tools(call.tool_specs)  # a conversation that another model began
+        chat = self._new_chat_messages(call.messages)
+        last_id = trajectory.token_ids[-1]
+        images = await _read_images(self._template, chat)
+        if images and room.tokens is not None:
+            room = Room(room.tokens - further_tokens(images), room.budget)
+        ids = await _off_loop_if_long(chat, lambda: self._fitted_turn_ids(chat, last_id, room, min_turn_tokens))
+        return self._with_images(ids, images, len(trajectory.token_ids)) if images else ids
+
+    async def _first_prompt(self, call: ModelCall) -> list[int]:
+        self._tools = to_chat_tools(call.tool_specs)
+        system = system_text(call.system_prompt, call.system_blocks)
+        # a copy: the caller may change its specifications
+        self._head = (system or None, _copy([*(call.tool_specs or ())]))
+        head = [{"role": "system", "content": system}] if system else []
+        chat = [*head, *self._under_shown_ids(to_chat_messages(call.messages))]
+        images = await _read_images(self._template, chat)
+        ids = await _off_loop_if_long(chat, lambda: self._template.prompt_ids(chat, self._tools))
+        return self._with_images(ids, images, 0) if images else ids
+
+    def _with_images(self, ids: list[int], images: Sequence[ReadImage], start: int) -> list[int]:
+        placed_ids, self.new_images = place_images(self._template, ids, images, start)
+        return placed_ids
+
+    def accept(self, messages: Messages) -> None:
+        """Remember that `messages`, which begin with those that were accepted before, are now part of the trajectory.
+
+        A copy is kept: the caller may change its messages.
+        """
+        new = map(_READ, messages[len(self._covered) :])
+        self._covered += [(role, _copy(content)) for role, content in new]
+        self.new_images = ()
+
+    def forget_history(self) -> None:
+        """Cover no message: the agent's history is another by now."""
+        self._covered = []
+
+    def read_turn(self, index: int, number: int, parser: ToolParser) -> Answer:
+        """Parse a turn, and remember what it called and what could not be parsed; the turn as Strands takes it.
+
+        Args:
+            index: Of the turn in the trajectory.
+            number: Of the turn in the conversation, from 1.
+            parser: Of tool calls.
+        """
+        turn = self.trajectory.turns[index]
+        read = read_turn(self.trajectory, turn, self._template, parser)
+        self.final_text, self.stop_reason = read.text, read.stop_reason
+        call_prefix = f"call_{number}_"
+        for at, segment in enumerate(read.segments):
+            use_id = call_id(call_prefix, at, segment)
+            if isinstance(segment, ToolCall | ParseFailure):
+                self.shown_ids[use_id] = segment.written_id or f"c{number:05d}{at:03d}"
+            if isinstance(segment, ToolCall):
+                self._tool_names[use_id] = segment.name
+            elif isinstance(segment, ParseFailure):
+                self._tool_names[use_id] = segment.name or INVALID_TOOL_CALL
+                self.failure_texts[use_id] = failure_message(segment.reason)
+                self.parse_failures.append(segment)
+        return turn_answer(read, call_prefix, turn)
+
+    def _begin_as_covered(self, messages: Messages) -> bool:
+        """Whether the messages begin with the covered ones, told without a step of Python for each where they do.
+
+        Strands cleans what it sends on one of its ways to a model and not on another.
+        """
+        given = [*map(_READ, messages[: len(self._covered)])]
+        return given == self._covered or [*map(cleaned, given)] == [*map(cleaned, self._covered)]
+
+    def _new_chat_messages(self, messages: Messages) -> list[ChatMessage]:
+        covered = len(self._covered)
+        if not self.is_extended_by(messages):
+            raise TrajectoryError(
+                f"got a history of {len(messages)} messages that does not extend the {covered} messages and the "
+                "answer that the policy has read; expected only new messages at its end. Call model.reset() before a "
+                "new conversation, and use NullConversationManager: a manager that drops or rewrites messages breaks "
+                "token exactness."
+            )
+        chat = to_chat_messages(messages[covered + 1 :], self._tool_names, answered=messages[covered])
+        if not chat:
+            raise TrajectoryError(
+                "got no message after the policy's last answer; expected tool results or a user turn to answer."
+            )
+        for message in chat:
+            text = self.failure_texts.get(message.get("tool_call_id", ""))
+            if text is not None:
+                message["content"] = text
+        return self._under_shown_ids(chat)
+
+    def _under_shown_ids(self, chat: list[ChatMessage]) -> list[ChatMessage]:
+        for message in chat:
+            if "tool_call_id" in message:
+                message["tool_call_id"] = self.shown_ids.get(message["tool_call_id"], message["tool_call_id"])
+            for call in message.get("tool_calls", ()):
+                call["id"] = self.shown_ids.get(call["id"], call["id"])
+        return chat
+
+    def _fitted_turn_ids(
+        self, chat: list[ChatMessage], last_id: int | None, room: Room, min_turn_tokens: int
+    ) -> list[int]:
+        """Ids of the new messages; tool results are cut, evenly, while they leave less than `min_turn_tokens`."""
+        texts = [message["content"] for message in chat]
+        # images are never cut, nor what stands beside them
+        tool_indices = [
+            index for index, message in enumerate(chat) if message["role"] == "tool" and isinstance(texts[index], str)
+        ]
+        if room.tokens is None or not tool_indices:
+            return self._template.turn_ids(chat, self._tools, last_id=last_id)
+        allowed = max(room.tokens - min_turn_tokens, 0)
+        if not are_far_over([texts[index] for index in tool_indices], allowed, self._template.encoder):
+            ids = self._template.turn_ids(chat, self._tools, last_id=last_id)
+            if len(ids) <= allowed:
+                return ids
+        cap = allowed
+        while True:
+            for index in tool_indices:
+                chat[index]["content"] = head_and_tail(texts[index], cap, self._template.encoder)
+            ids = self._template.turn_ids(chat, self._tools, last_id=last_id)
+            if len(ids) <= allowed or cap == 0:
+                return ids
+            # the overshoot is shared by the results; at least one token less each time, so this ends
+            cap = max(0, cap - max(1, (len(ids) - allowed) // len(tool_indices)))
+
+
+class Conversation:
+    """All segments of one agent's conversation; a new one is made for each.
+
+    Args:
+        template: Of the policy's tokenizer.
+        parser: Of its tool calls.
+
+    Attributes:
+        last: The segment that the next turn extends.
+        segments: Those before it, each up to where the history was rewritten.
+        asides: What the policy was asked beside the agent's own history.
+        history: Tells the agent's messages, where they are known: a request about others is an aside.
+    """
+
+    def __init__(self, template: ChatTemplate, parser: ToolParser, *, is_aside: bool = False) -> None:
+        self._template = template
+        self._parser = parser
+        self.last = HistorySegment(template, is_aside=is_aside)
+        self.segments: list[HistorySegment] = []
+        self.asides: list[Conversation] = []
+        self.history: Callable[[], Messages] | None = None
+        self._is_unread = False
+        self._knows_tools = False
+
+    @property
+    def turn_count(self) -> int:
+        """Turns in all segments."""
+        return sum(len(segment.trajectory.turns) for segment in (*self.segments, self.last))
+
+    @property
+    def earlier_response_length(self) -> int:
+        """Response tokens of the segments before the last."""
+        return sum(segment.trajectory.response_length for segment in self.segments)
+
+    def beside_last(self) -> list[HistorySegment]:
+        """All other segments in which the policy has sampled something, asides included."""
+        return [*self.segments, *(aside.last for aside in self.asides if aside.last.trajectory.turns)]
+
+    def know_tools(self, tool_specs: Messages | None) -> None:
+        """Read calls by the tools' schemas, where the format needs them; the first tools count.
+
+        What was resumed was read without them, and is read again.
+        """
+        if self._knows_tools or not tool_specs:
+            return
+        self._knows_tools = True
+        before, self._parser = self._parser, for_tool_specs(self._parser, tool_specs)
+        if self._parser is not before and not self.segments:
+            self._read_all()
+
+    def resume(self, trajectory: Trajectory, messages: Messages, covered: int) -> None:
+        """Continue a conversation that was begun elsewhere.
+
+        Args:
+            trajectory: Its tokens and turns; owned by this conversation from here on. If it is open, its last turn is
+                continued.
+            messages: Its Strands messages.
+            covered: How many of them the policy has read, so that the trajectory covers them and the turn after them.
+        """
+        self.last.trajectory = trajectory
+        self.last.prompt_ids = trajectory.token_ids[: trajectory.prompt_length]
+        self._read_all()
+        self.last.accept(messages[:covered])
+        # the turn was sampled, and the agent was stopped before it had the message
+        self._is_unread = len(messages) == covered and not trajectory.is_open
+
+    def takes_unread_turn(self, messages: Messages) -> bool:
+        """Whether these messages were answered already, by a turn that the agent has not seen; true once."""
+        is_unread, self._is_unread = self._is_unread, False
+        return is_unread and self.last.is_covered(messages)
+
+    def for_call(self, call: ModelCall) -> Conversation:
+        """Where a call belongs whose history may be rewritten: here, if need be as a new segment, or in an aside.
+
+        A history that does not extend what the policy has read begins a new trajectory, with all of it as prompt; so
+        does another system prompt or a further tool, which stand before it.
+        """
+        last, messages = self.last, call.messages
+        if not last.trajectory.turns:
+            return self
+        if self.history is not None and not _is_same_history(self.history(), messages):
+            return self._aside_for(call)
+        is_covered = last.is_covered(messages)
+        is_asked_again = is_covered and not (last.trajectory.is_open or self._is_unread)
+        is_extended = is_covered or last.is_extended_by(messages)
+        if is_extended and not is_asked_again and not last.changes_in_head(call):
+            return self
+        self.segments.append(last)
+        self.last = HistorySegment(self._template, last.shown_ids)
+        self.last.final_text, self.last.stop_reason = last.final_text, last.stop_reason  # until there is another answer
+        return self
+
+    def _aside_for(self, call: ModelCall) -> Conversation:
+        """The aside that a call extends, as another agent's on the same model does; else a new one."""
+        for aside in reversed(self.asides):
+            if aside.last.is_extended_by(call.messages) and not aside.last.changes_in_head(call):
+                return aside
+        self.asides.append(Conversation(self._template, self._parser, is_aside=True))
+        return self.asides[-1]
+
+    def drop_empty_segment(self) -> None:
+        """Forget a segment whose first generation failed; the one before covers none of the rewritten history."""
+        if self.segments and not self.last.trajectory.turns:
+            self.last = self.segments.pop()
+            self.last.forget_history()
+
+    def last_answer(self) -> Answer:
+        """The last turn as Strands takes it."""
+        return self.last.read_turn(-1, self.turn_count, self._parser)
+
+    def _read_all(self) -> None:
+        """Read the turns of the last segment, but an open one."""
+        self.last.parse_failures.clear()
+        for index, turn in enumerate(self.last.trajectory.turns):
+            if turn.finish_reason != "abort":
+                self.last.read_turn(index, index + 1, self._parser)
+
+
+def _is_same_history(history: Messages, messages: Messages) -> bool:
+    """Whether a request is about the agent's own messages; Strands cleans what it sends, so the last one tells."""
+    return len(history) == len(messages) and all(history[-1][key] == messages[-1][key] for key in ("role", "content"))
+
+
+async def token_count(template: ChatTemplate, call: ModelCall) -> int:
+    """Tokens of Strands messages, exactly; tool results alone count as the turn that they open."""
+    chat = to_chat_messages(call.messages)
+    images = await _read_images(template, chat)
+    tools = to_chat_tools(call.tool_specs)
+    if chat and chat[0]["role"] == "tool":
+        ids = await _off_loop_if_long(chat, lambda: template.turn_ids(chat, tools, last_id=template.end_of_calls_id))
+    else:
+        system = system_text(call.system_prompt, call.system_blocks)
+        prompt = [*([{"role": "system", "content": system}] if system else []), *chat]
+        ids = await _off_loop_if_long(prompt, lambda: template.prompt_ids(prompt, tools))
+    return len(place_images(template, ids, images, 0)[0] if images else ids)
+
+
+def _copy(content: object) -> Json:
+    """The dicts and lists of a content anew, its texts as they are."""
+    if isinstance(content, dict):
+        return {key: value if isinstance(value, str) else _copy(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_copy(value) for value in content]
+    return content
+
+
+async def _read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> list[ReadImage]:
+    """The images of new messages, if there are any: the content of most messages is a text."""
+    return [] if all(isinstance(message["content"], str) for message in chat) else await read_images(template, chat)
+
+
+async def _off_loop_if_long(chat: Sequence[ChatMessage], encode: Callable[[], list[int]]) -> list[int]:
+    """What `encode` gives; in a thread where the messages are so long that it would hold the event loop up."""
+    if sum(map(_char_count, chat)) < LONG_TEXT_CHARS:
+        return encode()
+    return await asyncio.to_thread(encode)
+
+
+def _char_count(message: ChatMessage) -> int:
+    content = message["content"]
+    return len(content) if isinstance(content, str) else sum(len(str(part.get("text", ""))) for part in content)

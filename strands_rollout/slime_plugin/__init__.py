@@ -1,0 +1,4 @@
+"""All that slime calls, by the names of its command line.
+
+START HERE: `generate.py`.
+"""

@@ -1,0 +1,273 @@
+"""Formats whose call is one JSON object, `{"name": "x", "arguments": {}}`: Hermes, Llama 3 and Mistral.
+
+Hermes, which Qwen uses: `<tool_call>{"name": "x", "arguments": {}}</tool_call>`, and `<think>`.
+
+Llama 3: the whole answer is `{"name": "x", "parameters": {}}`, perhaps after `<|python_tag|>`. Models write
+`"arguments"` for `"parameters"` too, and SGLang takes either; so does this, but not both in one call. Several calls are
+separated by semicolons, as SGLang and vLLM read them; the template itself can write one only. Sources: the chat
+templates of Llama 3.1, 3.2 and 3.3 (as in vllm-project/vllm, examples/tool_chat_template_llama3.1_json.jinja) and
+sgl-project/sglang, function_call/llama32_detector.py. Meta's documentation shows calls that begin with
+`"type": "function"`, which may be there. Built-in tools and code after `<|python_tag|>` are no JSON: a failure. These
+models don't reason: `<think>` counts where one made from them does.
+
+Mistral: `[TOOL_CALLS]` and an array of calls, or a name and its arguments; reasoning is `[THINK]`:
+- Tokenizers up to v7: `[TOOL_CALLS] [{"name": "x", "arguments": {}}]`, each with an "id" or without.
+- v11: `[TOOL_CALLS]x[CALL_ID]123456789[ARGS]{}`; v13: `[TOOL_CALLS]x[ARGS]{}`; once per call.
+
+All three are taken; they can't be confused. Sources: the models' chat templates (as in vllm-project/vllm,
+examples/tool_chat_template_mistral_official.jinja; Mistral-Small-3.2's and Ministral-3's) and sgl-project/sglang,
+function_call/mistral_detector.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from strands_rollout.tool_parsers.base import (
+    JSONSource,
+    MalformedError,
+    ParseFailure,
+    Read,
+    StrictJSONError,
+    TaggedParser,
+    ToolCall,
+    decode_arguments,
+    decode_object,
+    got,
+    skip_white_space,
+)
+
+_LEADING_NAME: Final = re.compile(r'\{\s{0,20}"name"\s{0,20}:\s{0,20}"([^"\\\x00-\x1f]{1,200})"')
+
+
+def _call_faults(value: Mapping[str, Any], *, arguments: str = "arguments", also: str | None = None) -> list[str]:
+    """What is wrong with a call's object; nothing where it is one.
+
+    Args:
+        value: The object.
+        arguments: The key of its arguments.
+        also: A key that may be there beside the two, with a string.
+    """
+    reasons = []
+    if "name" not in value:
+        reasons.append("the name is missing")
+    elif not isinstance(value["name"], str) or not value["name"].strip():
+        reasons.append(f"the name is {_kind_of(value['name'])}, not a string with characters in it")
+    if arguments not in value:
+        reasons.append(f"the {arguments} are missing")
+    elif not isinstance(value[arguments], dict):
+        reasons.append(f"the {arguments} are {_kind_of(value[arguments])}, not an object")
+    if also is not None and not isinstance(value.get(also, ""), str):
+        reasons.append(f"the {also} is {_kind_of(value[also])}, not a string")
+    others = [key for key in value if key not in ("name", arguments, also)]
+    if others:
+        reasons.append(f"there are other keys than name and {arguments}: {', '.join(map(repr, others[:5]))}")
+    return [*reasons, f'expected {{"name": "<tool>", "{arguments}": {{...}}}} and nothing else'] if reasons else []
+
+
+def _name_of(value: Mapping[str, Any]) -> str | None:
+    """The tool that a call's object names, where it does."""
+    name = value.get("name")
+    return name if isinstance(name, str) and name else None
+
+
+def _leading_name(text: str, start: int) -> str | None:
+    """The same of an object that can't be decoded, where it begins with the name."""
+    name = _LEADING_NAME.match(text, start)
+    return name[1] if name else None
+
+
+def _kind_of(value: object) -> str:
+    """The kind of a JSON value, for a reason."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return "a string" if value else "an empty string"
+    return "an array" if isinstance(value, list) else "an object" if isinstance(value, dict) else "a number"
+
+
+_OPEN: Final = "<tool_call>"
+_CLOSE: Final = "</tool_call>"
+
+
+class HermesParser(TaggedParser):
+    """The format's parser; see `ToolParser`.
+
+    A call's block holds one JSON object, white space around it, and `</tool_call>`; tags inside its strings are
+    content. A block that does not follow this is a failure: it ends at the first `</tool_call>` after its JSON, or
+    after its start if the JSON is broken, or else with the text.
+
+    The time is linear in the text: a broken block is read again from its first `</tool_call>` on, but of all blocks
+    whose JSON seems to go on past a tag only one can do so at any one tag, since each quote that opens a string for
+    one closes a string for the next.
+    """
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_call)>")
+
+    def _read_call(self, text: JSONSource, tag: re.Match[str]) -> Read:
+        if tag[0] == _CLOSE:
+            return [ParseFailure(_CLOSE, f"a {_CLOSE} without its {_OPEN} before it")], tag.end()
+        start = skip_white_space(text, tag.end())
+        try:
+            value, end = decode_object(text, start, origin=tag.end())
+        except StrictJSONError as e:
+            return _failure(text, tag.start(), tag.end(), [str(e)], _leading_name(text, start))
+        reasons = _call_faults(value)
+        close = skip_white_space(text, end)
+        if text.startswith(_CLOSE, close):
+            if not reasons:
+                return [ToolCall(self._new_id(), value["name"], value["arguments"])], close + len(_CLOSE)
+        elif close < len(text):
+            expected = f"expected {_CLOSE} after the JSON object, at offset {close - tag.end()}"
+            reasons.append(f"{expected}; got {got(text, close)}")
+        return _failure(text, tag.start(), end, reasons, _name_of(value))
+
+
+def _failure(text: str, opened: int, search_from: int, reasons: list[str], name: str | None) -> Read:
+    """The failure of the block that was opened at a position, and the position after the block."""
+    close = text.find(_CLOSE, search_from)
+    end = len(text) if close < 0 else close + len(_CLOSE)
+    if close < 0:
+        reasons = [*reasons, f"unterminated: there is no {_CLOSE} after it"]
+    return [ParseFailure(text[opened:end], "; ".join(reasons), name)], end
+
+
+_PYTHON_TAG: Final = "<|python_tag|>"
+_LIKE_A_CALL: Final = re.compile(
+    r'\{\s{0,20}"name"\s{0,20}:\s{0,20}"[^"\\\x00-\x1f]{1,200}"\s{0,20},\s{0,20}"(?:parameters|arguments)"'
+)
+
+
+class Llama3JSONParser(TaggedParser):
+    """The format's parser; see `ToolParser`.
+
+    An answer that is a JSON object without parameters, and with more than a name, is an answer and no call. What looks
+    like a call after other text is a failure, since a call must be the whole answer; so all that follows a call is
+    part of the attempt, and a `</think>` there closes nothing.
+    """
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(
+        r'</?think>|<\|python_tag\|>|(?<![^\s>])\{(?=\s{0,20}"(?:type|name|parameters|arguments)"\s{0,20}:)'
+    )
+
+    def _read_first(self, text: JSONSource, tag: re.Match[str]) -> Read | None:
+        is_call = tag[0] != _PYTHON_TAG and not _is_answer(text, tag.start())
+        return (self._read_calls(text, tag.start(), tag.start()), len(text)) if is_call else None
+
+    def _read_call(self, text: JSONSource, tag: re.Match[str]) -> Read | None:
+        if tag[0] == _PYTHON_TAG:
+            return self._read_calls(text, tag.start(), tag.end()), len(text)
+        if not _LIKE_A_CALL.match(text, tag.start()):
+            return None
+        reason = f"a call must be the whole answer, or stand after {_PYTHON_TAG}"
+        return [ParseFailure(text[tag.start() :], reason, _leading_name(text, tag.start()))], len(text)
+
+    def _read_calls(self, text: JSONSource, opened: int, start: int) -> list[ToolCall | ParseFailure]:
+        """The calls from here to the end of the text."""
+        found: list[ToolCall | ParseFailure] = []
+        while True:
+            begin = skip_white_space(text, start)
+            try:
+                value, end = decode_object(text, begin, origin=begin)
+            except StrictJSONError as e:
+                return [*found, ParseFailure(text[opened:], str(e), _leading_name(text, begin))]
+            after = skip_white_space(text, end)
+            reasons = _call_faults(value, arguments=_key_of_arguments(value), also="type")
+            if value.get("type", "function") != "function":
+                reasons.append(f'the type is {value["type"]!r}; expected "function"')
+            if after < len(text) and text[after] != ";":
+                reasons.append(f"expected the end of the answer, or ; and another call; got {got(text, after)}")
+                return [*found, ParseFailure(text[opened:], "; ".join(reasons), _name_of(value))]
+            found.append(self._call(value, text[opened:end], reasons))
+            if after == len(text):
+                return found
+            opened, start = after, after + 1
+
+    def _call(self, value: dict[str, Any], raw: str, reasons: list[str]) -> ToolCall | ParseFailure:
+        if reasons:
+            return ParseFailure(raw, "; ".join(reasons), _name_of(value))
+        return ToolCall(self._new_id(), value["name"], value[_key_of_arguments(value)])
+
+
+def _key_of_arguments(value: dict[str, Any]) -> str:
+    return "arguments" if "arguments" in value and "parameters" not in value else "parameters"
+
+
+def _is_answer(text: JSONSource, start: int) -> bool:
+    """Whether an object is one that no one would take for a call."""
+    try:
+        value, _ = decode_object(text, start, origin=start)
+    except StrictJSONError:
+        return False
+    return not ({"parameters", "arguments"} & value.keys() or value.keys() <= {"type", "name"})
+
+
+_CALLS: Final = "[TOOL_CALLS]"
+_HEADER: Final = re.compile(r"([^\s\[\]{}\"]{1,200})(?:\[CALL_ID\]([A-Za-z0-9]{9}))?\[ARGS\]")
+_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
+_NAME: Final = re.compile(r"[^\s\[\]{}\"]{1,200}")
+
+
+class MistralParser(TaggedParser):
+    """The formats' parser; see `ToolParser`.
+
+    An array that is no valid JSON is one failure, up to the next `[TOOL_CALLS]` or the end; an element of a valid one
+    that is no call is a failure of its own.
+    """
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"\[TOOL_CALLS\]|\[/?THINK\]|\[ARGS\]|\[CALL_ID\]")
+    open_reasoning: ClassVar[str] = "[THINK]"
+    close_reasoning: ClassVar[str] = "[/THINK]"
+
+    def _read_call(self, text: JSONSource, tag: re.Match[str]) -> Read:
+        if tag[0] != _CALLS:
+            return [ParseFailure(tag[0], f"a {tag[0]} without {_CALLS} before it")], tag.end()
+        start = skip_white_space(text, tag.end())
+        try:
+            if text.startswith("[", start) and not text.startswith(_CALLS, start):
+                return self._read_array(text, tag.start(), start)
+            return self._read_named(text, start)
+        except MalformedError as e:
+            end = text.find(_CALLS, e.position or tag.end())
+            end = len(text) if end < 0 else end
+            return [ParseFailure(text[tag.start() : end], str(e), e.name)], end
+
+    def _read_named(self, text: JSONSource, start: int) -> Read:
+        header = _HEADER.match(text, start)
+        if header is None:
+            meant = _NAME.match(text, start)
+            expected = f"expected a JSON array of calls, or <tool>[ARGS]{{...}}, after {_CALLS}"
+            raise MalformedError(f"{expected}; got {got(text, start)}", meant[0] if meant else None)
+        arguments, end = decode_arguments(text, header.end(), header[1])
+        return [ToolCall(self._new_id(), header[1], arguments, header[2])], end
+
+    def _read_array(self, text: JSONSource, opened: int, start: int) -> Read:
+        elements: list[tuple[dict[str, Any], int, int]] = []
+        position, mark = start, "["
+        while text.startswith(mark, position):
+            begin = skip_white_space(text, position + 1)
+            try:
+                value, end = decode_object(text, begin, origin=start)
+            except StrictJSONError as e:
+                raise MalformedError(f"the array of calls: {e}", _leading_name(text, begin)) from e
+            elements.append((value, begin, end))
+            position, mark = skip_white_space(text, end), ","
+        if not text.startswith("]", position):
+            expected = "expected , and another call, or ] after the last"
+            raise MalformedError(f"{expected}; got {got(text, position)}", _name_of(elements[-1][0]), position)
+        # what is around the elements is shown by the first and the last, where they fail
+        begins = [opened, *(begin for _, begin, _ in elements[1:])]
+        ends = [*(end for _, _, end in elements[:-1]), position + 1]
+        spans = zip(elements, begins, ends, strict=True)
+        return [self._element(value, text[begin:end]) for (value, _, _), begin, end in spans], position + 1
+
+    def _element(self, value: dict[str, Any], raw: str) -> ToolCall | ParseFailure:
+        reasons = _call_faults(value, also="id")
+        if reasons:
+            return ParseFailure(raw, "; ".join(reasons), _name_of(value))
+        written_id = value.get("id", "")
+        return ToolCall(
+            self._new_id(), value["name"], value["arguments"], written_id if _ID.fullmatch(written_id) else None
+        )

@@ -1,23 +1,44 @@
-"""The command `strands-rollout bench`: its arguments and its exit code."""
+"""The benchmarks' command line: `python -m benchmarks client|engines|sandbox --help`."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, cast, get_args
+from typing import Annotated, Final, cast, get_args
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from strands_rollout.errors import ConfigError
-
-if TYPE_CHECKING:
-    from strands_rollout.bench.job import Collector
+from strands_rollout.errors import ConfigError, RolloutError
 
 _TOKENIZER_VARIABLE: Final = "QWEN3_TOKENIZER"
 _STARTED_ENGINES: Final = ("embedded", "SGLang")
+_HOW_TO_GET_CAMEL: Final = (
+    "camel-ai is left out. To compare with it, make an environment for it: python -m venv .venv-camel && "
+    ".venv-camel/bin/pip install camel-ai numpy sympy; then add --camel-python .venv-camel/bin/python"
+)
+_Out = Annotated[Path | None, typer.Option(help="Write all figures to this JSON file.", dir_okay=False)]
+_JsonOnly = Annotated[bool, typer.Option("--json", help="Print only the JSON on stdout.")]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-def bench(
+@app.callback()
+def _root() -> None:
+    """Benchmarks of the rollout client, of engines and of the code sandbox.
+
+    Exit codes: 0 ok, 1 a measurement failed, 2 wrong usage.
+    """
+
+
+@app.command(epilog="Example: python -m benchmarks client --turns 5,20 --out bench.json")
+def client(
     turns: Annotated[str, typer.Option(help="Tool turns of an episode, one number or several.")] = "1,5,20,80",
     concurrency: Annotated[str, typer.Option(help="Episodes at once, one number or several.")] = "64",
     episodes: Annotated[
@@ -28,7 +49,7 @@ def bench(
     ] = 3,
     variants: Annotated[str, typer.Option(help="Who plays.")] = "ours,floor,strands-sglang,openai",
     measures: Annotated[
-        str, typer.Option(help="What is measured: CPU and bytes, loop lag, that with the code tool, memory.")
+        str, typer.Option(help="What is measured: CPU and bytes, loop lag, that with the code tool, memory, a profile.")
     ] = "cpu,lag,code,memory",
     code_episodes: Annotated[int, typer.Option(help="Episodes at once with the real code tool.", min=1)] = 256,
     tokenizer: Annotated[
@@ -39,26 +60,14 @@ def bench(
             file_okay=False,
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write all figures to this JSON file.", dir_okay=False)] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw CPU by turns to this PNG; needs matplotlib.")] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Also show where the CPU time goes, by package.")] = False,
     collector: Annotated[
         str,
         typer.Option(
             help="Garbage collector: own, as each variant has it; frozen, gc.freeze for all; unfrozen, for none."
         ),
     ] = "own",
-    json_only: Annotated[bool, typer.Option("--json", help="Print only the JSON on stdout.")] = False,
-    engines: Annotated[
-        bool, typer.Option("--engines", help="Measure engines instead: the embedded one, and those that are named.")
-    ] = False,
-    engine: Annotated[
-        list[str] | None, typer.Option(help="With --engines: NAME=URL of an engine that nobody else uses; repeatable.")
-    ] = None,
-    sglang: Annotated[
-        bool | None,
-        typer.Option(help="With --engines: start SGLang on this CPU too; default: if its environment is there."),
-    ] = None,
+    out: _Out = None,
+    json_only: _JsonOnly = False,
 ) -> None:
     """Measure what an episode costs its client, beside a client without an agent and other ways to run it.
 
@@ -69,46 +78,133 @@ def bench(
     (kind cpu, lag, rss, traced or profile; variant, turns, concurrency, episodes, rounds; figures with their units in
     their names); ratios, with the rounds' median as value; and measurements, each round's own.
     """
-    if engines:
-        if plot is not None or profile:
-            raise typer.BadParameter("--plot and --profile are of episodes; leave them out with --engines")
-        _compare_engines(engine or [], sglang=sglang, rounds=repeats, out=out, json_only=json_only)
-        return
-    if engine or sglang:
-        raise typer.BadParameter("--engine and --sglang need --engines")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from strands_rollout.bench.bench_options import BenchOptions
-    from strands_rollout.bench.bench_plot import check_plot
-    from strands_rollout.bench.bench_variants import playable_variants
+    from benchmarks.client import MEASURES, ClientOptions, playable_variants, run_client_benchmark
+    from benchmarks.report import result_tables
+    from benchmarks.variants import Collector
 
-    if plot is not None:
-        check_plot(plot)
     can_play, missing = playable_variants(_names(variants))
     for sentence in missing:
         typer.echo(sentence, err=True)
-    options = BenchOptions(
+    options = ClientOptions(
         turns=_numbers("--turns", turns),
         concurrency=_numbers("--concurrency", concurrency),
         episodes=episodes,
         repeats=repeats,
         variants=tuple(can_play),
-        measures=(*_measures(measures), *(["profile"] if profile else [])),
+        measures=tuple(_known("--measures", _names(measures), MEASURES)),
         tokenizer_dir=_tokenizer_dir(tokenizer),
         code_episodes=code_episodes,
-        collector=_collector(collector),
+        collector=cast("Collector", _known("--collector", [collector], get_args(Collector))[0]),
     )
-    from strands_rollout.bench.bench_report import run_and_report
+    check_writable(out)
+    with _progress() as on_step:
+        result = run_client_benchmark(options, on_step)
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result) if json_only else result_tables(result), flush=True)
 
-    run_and_report(options, out=out, plot=plot, json_only=json_only)
 
+@app.command(epilog="Example: python -m benchmarks engines --engine mine=http://127.0.0.1:30000")
+def engines(
+    engine: Annotated[
+        list[str] | None, typer.Option(help="NAME=URL of an engine that nobody else uses; repeatable.")
+    ] = None,
+    sglang: Annotated[
+        bool | None, typer.Option(help="Start SGLang on this CPU too; default: if its environment is there.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Rounds; figures are medians over them.", min=1)] = 3,
+    out: _Out = None,
+    json_only: _JsonOnly = False,
+) -> None:
+    """Measure what an engine's tokens take: the embedded engine, and those that are named.
 
-def _compare_engines(named: list[str], *, sglang: bool | None, rounds: int, out: Path | None, json_only: bool) -> None:
-    urls = _urls_by_name(named)
-    from strands_rollout.bench.bench_report import run_and_report_engines
-    from strands_rollout.bench.engines import ComparedEngines, EngineBenchmark, has_sglang
+    Prints a table in Markdown; the JSON is a list with a row for each workload and engine.
+    """
+    urls = _urls_by_name(engine or [])
+    from benchmarks.engines import (
+        ComparedEngines,
+        EngineBenchmark,
+        has_sglang,
+        rows_as_json,
+        rows_as_markdown,
+        run_engine_benchmark,
+    )
 
     compared = ComparedEngines(urls, sglang=has_sglang() if sglang is None else sglang)
-    run_and_report_engines(EngineBenchmark(rounds=rounds), compared, out=out, json_only=json_only)
+    check_writable(out)
+    with _progress() as on_step:
+        rows = run_engine_benchmark(
+            EngineBenchmark(rounds=repeats), compared, on_step=lambda done, total: on_step("engines", done, total)
+        )
+    if out is not None:
+        out.write_text(rows_as_json(rows) + "\n")
+    print(rows_as_json(rows) if json_only else rows_as_markdown(rows), flush=True)
+
+
+@app.command(epilog="Example: python -m benchmarks sandbox --camel-python .venv-camel/bin/python --out bench.json")
+def sandbox(
+    camel_python: Annotated[
+        Path | None,
+        typer.Option(help="Python of an environment with camel-ai, numpy and sympy.", exists=True, dir_okay=False),
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="Rounds; figures are medians over them.", min=1, show_default="5, or 1 if quick")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few calls: shows that it works, not how fast.")] = False,
+    out: _Out = None,
+    json_only: _JsonOnly = False,
+) -> None:
+    """Measure LocalExecutor beside camel-ai's interpreter, `python -c` and SubprocessExecutor.
+
+    Takes about ten minutes on two idle CPUs. Memory and the CPU time of all processes are shown where /proc tells
+    them. Exits with 1 if a contender fails.
+    """
+    from benchmarks.sandbox import CONTENDERS, QUICK_PLAN, Plan, measure, summary, table
+
+    plan = QUICK_PLAN if quick else Plan()
+    plan = plan if repeats is None else replace(plan, repeats=repeats)
+    pythons = dict.fromkeys(CONTENDERS, sys.executable)
+    if camel_python is None:
+        del pythons["camel"]
+        typer.echo(_HOW_TO_GET_CAMEL, err=True)
+    else:
+        pythons["camel"] = str(camel_python)
+    check_writable(out)
+    with _progress() as on_step:
+        result = summary(measure(pythons, plan, on_step), plan)
+    if out is not None:
+        out.write_text(json.dumps(result, indent=2) + "\n")
+    if json_only:
+        print(json.dumps(result), flush=True)
+    else:
+        Console(width=None if sys.stdout.isatty() else 160).print(table(result))
+
+
+def check_writable(path: Path | None) -> None:
+    """Make a file's folder, before minutes of measurements are lost.
+
+    Raises:
+        ConfigError: It can't be made, or nothing may be written to it.
+    """
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"got the file {path}, whose folder can't be made: {e}") from e
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"got the file {path}; expected one that may be written")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar; yields what moves it: a label, steps done, steps in all."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # drawn at each step only: a thread that draws would take its share of the measured core
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda label, done, total: bar.update(task, description=label, completed=done, total=total, refresh=True)
 
 
 def _urls_by_name(named: list[str]) -> dict[str, str]:
@@ -134,29 +230,30 @@ def _numbers(option: str, given: str) -> tuple[int, ...]:
     return tuple(int(name) for name in names)
 
 
-def _measures(given: str) -> list[str]:
-    from strands_rollout.bench.bench_options import MEASURES
-
-    names = _names(given)
-    if not set(names) <= set(MEASURES):
-        raise typer.BadParameter(f"got --measures {given!r}; expected some of {', '.join(MEASURES)}")
+def _known(option: str, names: list[str], known: tuple[str, ...]) -> list[str]:
+    if not set(names) <= set(known):
+        raise typer.BadParameter(f"got {option} {','.join(names)!r}; expected some of {', '.join(known)}")
     return names
-
-
-def _collector(given: str) -> Collector:
-    from strands_rollout.bench.job import Collector
-
-    if given not in get_args(Collector):
-        raise typer.BadParameter(f"got --collector {given!r}; expected one of {', '.join(get_args(Collector))}")
-    return cast("Collector", given)
 
 
 def _tokenizer_dir(given: Path | None) -> Path:
     """The option's, the variable's, else the shipped model's."""
-    from strands_rollout.bench.bench_options import SHIPPED_TOKENIZER_DIR
+    from benchmarks.client import SHIPPED_TOKENIZER_DIR
 
     named = os.environ.get(_TOKENIZER_VARIABLE)
     found = given or (Path(named) if named else SHIPPED_TOKENIZER_DIR)
     if not found.is_dir():
         raise ConfigError(f"got {_TOKENIZER_VARIABLE}={named!r}; expected the folder of a tokenizer")
     return found
+
+
+def main() -> None:
+    try:
+        app(prog_name="python -m benchmarks")
+    except RolloutError as e:
+        typer.echo(f"error: {e}", err=True)
+        sys.exit(2 if isinstance(e, ConfigError) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
-"""Compares engines behind SGLang's API: tokens per second, long prompts, the prefix cache, samples of one prompt.
+"""The engine benchmark: tokens per second, long prompts, the prefix cache, samples of one prompt.
 
-The embedded engine runs in a process of its own. All engines take turns within each round, so that what else the
-machine does hits them alike.
+Measures engines behind SGLang's API; the embedded one runs in a process of its own. All engines take turns within each
+round, so that what else the machine does hits them alike.
 """
 
 from __future__ import annotations
@@ -9,28 +9,229 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from statistics import median
+from typing import Final, Literal
 
 import httpx
 
-from strands_rollout.bench.engine_table import EngineRow, engine_row
-from strands_rollout.bench.engine_workloads import Cache, Took, Workload, flush, run_workload
-from strands_rollout.engine_process import engine_process
-from strands_rollout.errors import ConfigError, EngineUnavailableError
-from strands_rollout.server_info import fetch_server_info
-from strands_rollout.sglang_connection import create_client, redacted
+from benchmarks.measuring import listening_process, process_tree, threads_cpu_s
+from strands_rollout.client.client import fetch_server_info
+from strands_rollout.client.transport import create_client, redacted
+from strands_rollout.engine.process import engine_process
+from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnavailableError
 
 SGLANG_VENV: Final = "STRANDS_ROLLOUT_SGLANG_VENV"
-_SGLANG_SCRIPT: Final = Path(__file__).resolve().parents[2] / "scripts" / "sglang_cpu.sh"
+_SGLANG_SCRIPT: Final = Path(__file__).resolve().parents[1] / "scripts" / "sglang_cpu.sh"
 # SGLang keeps six tokens of a prompt's room for itself, and a token is generated.
 _CONTEXT_RESERVE: Final = 8
-_CACHES: Final[tuple[Cache, ...]] = ("distinct", "flushed", "again")
+# Every vocabulary worth serving has these ids.
+_IDS: Final = 1000
+# SGLang refuses to flush for a moment after its last answer.
+_FLUSH_TRIES: Final = 100
+_FLUSH_PAUSE_S: Final = 0.05
+_LOCAL_HOSTS: Final = ("127.0.0.1", "localhost")
 
+Kind = Literal["decode", "prefill", "samples"]
+Cache = Literal["distinct", "flushed", "again", "shared"]
 OnStep = Callable[[int, int], None]
+"""Called with the passes that are done and those there are."""
+_CACHES: Final[tuple[Cache, ...]] = ("distinct", "flushed", "again")
+_CACHE_LABELS: Final = {
+    "distinct": "prompts never seen",
+    "flushed": "cache just emptied",
+    "again": "same prompts again",
+    "shared": "one prompt for all",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests that are sent at once; a rate counts new tokens, with "prefill" the prompts' tokens.
+
+    Attributes:
+        cache: "distinct": prompts never seen, a cache that holds others; "flushed": prompts never seen, the cache just
+            emptied; "again": each prompt was answered a moment ago; "shared": all requests have one prompt, never seen.
+        prompt_tokens: Of each request.
+        new_tokens: Of each request, exactly: the end of sequence is ignored.
+    """
+
+    kind: Kind
+    cache: Cache
+    requests: int
+    prompt_tokens: int
+    new_tokens: int
+
+    @property
+    def counted_tokens(self) -> int:
+        """The tokens that the rate counts."""
+        return self.requests * (self.prompt_tokens if self.kind == "prefill" else self.new_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What one pass of a workload took.
+
+    Attributes:
+        wall_s: From the first request to the last answer.
+        engine_cpu_s: What the engine's processes spent meanwhile (user and system); None where that can't be seen.
+        cached_tokens: Prompt tokens that the engine found in its cache, over all requests.
+    """
+
+    wall_s: float
+    engine_cpu_s: float | None
+    cached_tokens: int
+
+
+async def run_workload(http: httpx.AsyncClient, work: Workload, seed: int) -> Took:
+    """Send a workload and wait for the last answer.
+
+    Args:
+        http: A client of the engine.
+        work: What to send.
+        seed: Of the prompts; equal seeds give equal prompts.
+
+    Raises:
+        EngineUnavailableError: The engine does not answer, or refuses.
+        EngineResponseError: An answer has not the tokens that were asked for.
+    """
+    bodies = _bodies(work, seed)
+    if work.cache != "distinct":
+        await flush(http)
+    if work.cache == "again":
+        await _answers(http, bodies)
+    processes = engine_processes(http.base_url)
+    cpu_before, started = threads_cpu_s(processes), time.perf_counter()
+    answers = await _answers(http, bodies)
+    wall_s, cpu_after = time.perf_counter() - started, threads_cpu_s(processes)
+    return Took(
+        wall_s=wall_s,
+        engine_cpu_s=None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
+        cached_tokens=sum(_cached_tokens(answer, work) for answer in answers),
+    )
+
+
+async def flush(http: httpx.AsyncClient) -> None:
+    """Empty the engine's prefix cache.
+
+    Raises:
+        EngineUnavailableError: It refuses for seconds, as it does while others use it.
+    """
+    for _ in range(_FLUSH_TRIES):
+        if (await _posted(http, "/flush_cache", b"{}")).status_code == httpx.codes.OK:
+            return
+        await asyncio.sleep(_FLUSH_PAUSE_S)
+    raise EngineUnavailableError(f"{http.base_url} refuses to empty its cache; is anybody else using this engine?")
+
+
+def _bodies(work: Workload, seed: int) -> list[bytes]:
+    numbers = random.Random(seed)
+    prompts = [numbers.choices(range(_IDS), k=work.prompt_tokens) for _ in range(work.requests)]
+    if work.cache == "shared":
+        prompts = prompts[:1] * work.requests
+    params = {"max_new_tokens": work.new_tokens, "ignore_eos": True, "temperature": 1.0}
+    common = {"sampling_params": params, "return_logprob": True}
+    return [json.dumps({"input_ids": prompt, **common}).encode() for prompt in prompts]
+
+
+async def _answers(http: httpx.AsyncClient, bodies: list[bytes]) -> list[httpx.Response]:
+    return await asyncio.gather(*(_posted(http, "/generate", body) for body in bodies))
+
+
+async def _posted(http: httpx.AsyncClient, path: str, body: bytes) -> httpx.Response:
+    try:
+        return await http.post(path, content=body, headers={"Content-Type": "application/json"})
+    except httpx.TransportError as e:
+        raise EngineUnavailableError(f"no answer from {http.base_url}{path}: {e!r}; check that it is up") from e
+
+
+def _cached_tokens(answer: httpx.Response, work: Workload) -> int:
+    if answer.status_code != httpx.codes.OK:
+        raise EngineUnavailableError(f"{answer.url} answered {answer.status_code} {answer.text[:200]}; expected 200")
+    meta = answer.json()["meta_info"]
+    if meta["completion_tokens"] != work.new_tokens:
+        raise EngineResponseError(
+            f"{answer.url} generated {meta['completion_tokens']} tokens; expected {work.new_tokens}, as ignore_eos asks"
+        )
+    return int(meta["cached_tokens"])
+
+
+def engine_processes(url: httpx.URL) -> list[int]:
+    """The engine's processes on this machine: the oldest that listens at `url`, and its descendants."""
+    root = listening_process(url.port or 80) if url.host in _LOCAL_HOSTS else None
+    return [] if root is None else process_tree(root)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRow:
+    """What a workload took on an engine: medians over the rounds.
+
+    Attributes:
+        tokens_per_s: New tokens, with "prefill" the prompts' tokens, per second of wall time.
+        cpu_us_per_token: Microseconds of the engine's CPU time per token of these; None where it can't be seen.
+        cached_tokens: Prompt tokens found in the cache, over all requests.
+    """
+
+    engine: str
+    workload: Workload
+    wall_s: float
+    tokens_per_s: float
+    cpu_us_per_token: float | None
+    cached_tokens: float
+
+
+def engine_row(engine: str, workload: Workload, passes: Sequence[Took]) -> EngineRow:
+    """The medians of at least one pass."""
+    wall_s = median(took.wall_s for took in passes)
+    cpus = [took.engine_cpu_s for took in passes if took.engine_cpu_s is not None]
+    return EngineRow(
+        engine=engine,
+        workload=workload,
+        wall_s=wall_s,
+        tokens_per_s=workload.counted_tokens / wall_s,
+        cpu_us_per_token=median(cpus) / workload.counted_tokens * 1e6 if cpus else None,
+        cached_tokens=median(took.cached_tokens for took in passes),
+    )
+
+
+def rows_as_json(rows: Sequence[EngineRow]) -> str:
+    """A JSON list of objects, one per row, with `EngineRow`'s names and the workload's as an object."""
+    return json.dumps([asdict(row) for row in rows])
+
+
+def rows_as_markdown(rows: Sequence[EngineRow]) -> str:
+    """A table with a line per workload and, for each engine, tokens/s, wall ms and CPU per token."""
+    engines = list(dict.fromkeys(row.engine for row in rows))
+    found = {(row.workload, row.engine): row for row in rows}
+    heads = ["measured", "cache"]
+    for engine in engines:
+        heads += [f"{engine}: tokens/s", "ms", "CPU us/token"]
+    lines = [heads, ["---", "---", *["---:"] * 3 * len(engines)]]
+    for workload in dict.fromkeys(row.workload for row in rows):
+        cells = [_measured(workload), _CACHE_LABELS[workload.cache]]
+        for engine in engines:
+            cells += _figures(found.get((workload, engine)))
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _measured(work: Workload) -> str:
+    if work.kind == "prefill":
+        return f"prefill of {work.prompt_tokens:,} tokens"
+    requests = "1 request" if work.requests == 1 else f"{work.requests} requests"
+    return f"{work.kind}: {requests}, {work.prompt_tokens:,} + {work.new_tokens:,} tokens"
+
+
+def _figures(row: EngineRow | None) -> list[str]:
+    if row is None:
+        return [""] * 3
+    cpu = "" if row.cpu_us_per_token is None else f"{row.cpu_us_per_token:,.0f}"
+    return [f"{row.tokens_per_s:,.0f}", f"{1000 * row.wall_s:,.0f}", cpu]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +244,6 @@ class EngineBenchmark:
         prefill_tokens: Lengths of long prompts; one more is as long as the context allows. Longer ones are left out.
         samples: Of one prompt of `sample_prompt_tokens`, at once; each gets `sample_new_tokens`.
         rounds: Passes of all workloads on all engines that count; `warmup_rounds` before them don't.
-
-    Raises:
-        ConfigError: A number is not positive.
     """
 
     concurrencies: tuple[int, ...] = (1, 8, 32)
@@ -57,15 +255,6 @@ class EngineBenchmark:
     sample_new_tokens: int = 32
     rounds: int = 5
     warmup_rounds: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("decode_prompt_tokens", "decode_new_tokens", "samples", "sample_new_tokens", "rounds"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least 1")
-        if min((*self.concurrencies, *self.prefill_tokens, self.sample_prompt_tokens), default=1) < 1:
-            raise ConfigError("expected concurrencies and prompt lengths of at least 1")
-        if self.warmup_rounds < 0:
-            raise ConfigError(f"warmup_rounds is {self.warmup_rounds}; expected 0 or more")
 
     def workloads(self, context_length: int) -> list[Workload]:
         """The workloads for engines whose shortest context has so many tokens."""
@@ -88,13 +277,11 @@ class ComparedEngines:
         urls: Name -> base URL of engines that are up; nobody else may use them meanwhile.
         embedded: Start the embedded engine too, as "embedded".
         sglang: Start SGLang on this CPU too, as "SGLang", with `scripts/sglang_cpu.sh`; see `has_sglang`.
-        model_dir: What started engines serve; None for the shipped model.
     """
 
     urls: Mapping[str, str] = field(default_factory=dict)
     embedded: bool = True
     sglang: bool = False
-    model_dir: Path | None = None
 
 
 def run_engine_benchmark(
@@ -115,7 +302,7 @@ def run_engine_benchmark(
         EngineUnavailableError: An engine does not start, answer or empty its cache.
         EngineResponseError: An engine's answer has not the tokens that were asked for.
     """
-    return asyncio.run(_run(plan, engines, on_step or _ignore))
+    return asyncio.run(_run(plan, engines, on_step or (lambda *_: None)))
 
 
 def has_sglang() -> bool:
@@ -127,9 +314,9 @@ async def _run(plan: EngineBenchmark, engines: ComparedEngines, on_step: OnStep)
     urls = dict(engines.urls)
     async with AsyncExitStack() as stack:
         if engines.embedded:
-            urls = {"embedded": await stack.enter_async_context(engine_process(engines.model_dir)), **urls}
+            urls = {"embedded": await stack.enter_async_context(engine_process()), **urls}
         if engines.sglang:
-            urls["SGLang"] = await stack.enter_async_context(_sglang(engines.model_dir))
+            urls["SGLang"] = await stack.enter_async_context(_sglang())
         if not urls:
             raise ConfigError("no engine to measure; give a URL, or let one be started")
         clients = {name: create_client(url) for name, url in urls.items()}
@@ -168,10 +355,9 @@ async def _context_length(client: httpx.AsyncClient) -> int:
 
 
 @asynccontextmanager
-async def _sglang(model_dir: Path | None) -> AsyncIterator[str]:
+async def _sglang() -> AsyncIterator[str]:
     """SGLang on this CPU, for as long as the block lasts; yields its URL."""
-    model = [] if model_dir is None else ["--model", str(model_dir)]
-    started = json.loads(await _script_output("start", "--owner", str(os.getpid()), *model))
+    started = json.loads(await _script_output("start", "--owner", str(os.getpid())))
     try:
         yield started["base_url"]
     finally:
@@ -188,7 +374,3 @@ async def _script_output(*arguments: str) -> bytes:
             f"{_SGLANG_SCRIPT.name} {arguments[0]} ended with exit code {script.returncode}; its message is above"
         )
     return output
-
-
-def _ignore(done: int, passes: int) -> None:
-    del done, passes

@@ -1,6 +1,7 @@
 """A code tool that runs nothing: it knows each script's code and what that prints.
 
-Name, description and schema are the code tool's own, so that prompts are the same.
+Name, description and schema are the code tool's own, so that prompts are the same. A file of its own because the
+rollout loads it by its dotted path, and because a variant without an agent does not load Strands.
 """
 
 from __future__ import annotations
@@ -10,15 +11,14 @@ from typing import Final
 
 from strands import tool
 
-from strands_rollout.bench.answer_script import AnswerScript
-from strands_rollout.prompts import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
+from benchmarks.script import Script
+from strands_rollout.code_tool.tool import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
 
 NULL_TOOL_PATH: Final = f"{__name__}.answer_from_script"
 _RESULTS: Final[dict[str, str]] = {}
 
 
-def learn_results(scripts: Iterable[AnswerScript]) -> None:
-    """Let the tool know the results of these scripts' calls."""
+def learn_results(scripts: Iterable[Script]) -> None:
     _RESULTS.update((turn.code, turn.result) for script in scripts for turn in script.turns if turn.code)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final
 
-from strands_rollout.bench.job import Figures
+import strands_rollout
 
 _STANDARD: Final = "standard library"
 _NATIVE: Final = {
@@ -38,7 +38,8 @@ _SPLIT: Final = ("strands", "opentelemetry")
 _MODULE: Final = re.compile(r"^<(\w+)\.|built-in method (\w+)\.|' of '(\w+)\.")
 _SITE: Final = sysconfig.get_paths()["purelib"]
 _STDLIB: Final = sysconfig.get_paths()["stdlib"]
-_OURS: Final = str(Path(__file__).parents[1])
+_BENCHMARKS: Final = str(Path(__file__).parent)
+_OURS: Final = str(Path(strands_rollout.__file__).parent)
 
 
 def start_profile() -> cProfile.Profile:
@@ -48,7 +49,7 @@ def start_profile() -> cProfile.Profile:
     return profiler
 
 
-def profile_figures(profiler: cProfile.Profile, functions: int = 25) -> Figures:
+def profile_figures(profiler: cProfile.Profile, functions: int = 25) -> dict[str, Any]:
     """Shares by package, in percent, and the functions with the largest ones.
 
     Args:
@@ -81,8 +82,10 @@ def _shares(times: Mapping[str, float], total: float, count: int) -> dict[str, f
 
 def _package_of(code: CodeType) -> str:
     name = code.co_filename
+    if name.startswith(_BENCHMARKS):
+        return "the benchmark"
     if name.startswith(_OURS):
-        return "strands_rollout" if "/bench/" not in name else "the benchmark"
+        return "strands_rollout"
     if name.startswith(_SITE):
         parts = Path(name).relative_to(_SITE).with_suffix("").parts
         return ".".join(parts[: 2 if parts[0] in _SPLIT else 1])
@@ -92,7 +95,7 @@ def _package_of(code: CodeType) -> str:
     return first if first in _OWN_LINES else _STANDARD
 
 
-def _native_package(code: Any) -> str | None:  # noqa: ANN401 - cProfile's name of a C function
+def _native_package(code: Any) -> str | None:
     found = _MODULE.search(str(code))
     return _NATIVE.get(found[found.lastindex or 0]) if found else None
 

@@ -1,4 +1,4 @@
-"""The figures of a run as Markdown, for a terminal and for a README."""
+"""The client benchmark's figures as Markdown tables, for a terminal and for a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LABELS: Final = {
     "openai": "Strands' OpenAI model, tokenised again",
 }
 _MOST_PACKAGES: Final = 14
-_MARKS: Final = {
+_LIMITS: Final = {
     ("ours / strands-sglang", 5): 0.75,
     ("ours / strands-sglang", 20): 0.5,
     ("ours / floor", 20): 2.3,
@@ -27,10 +27,11 @@ _COLLECTORS: Final = {
 
 
 def result_tables(result: Mapping[str, Any]) -> str:
-    """All tables of a result, each under a line that says what it shows."""
+    """All tables of a result, each under a line that says what it shows; see `run_client_benchmark`."""
     rows: Sequence[Row] = result["medians"]
     parts = [_heading(result)]
-    parts += [_cpu_table(rows, result["ratios"], at_once) for at_once in _values(rows, "cpu", "concurrency")]
+    concurrencies = sorted({row["concurrency"] for row in rows if row["kind"] == "cpu"})
+    parts += [_cpu_table(rows, result["ratios"], at_once) for at_once in concurrencies]
     parts += [_ratio_table(result["ratios"]), _wire_table(rows), _lag_table(rows), _memory_table(rows)]
     parts += [_profile_table(one) for one in result["measurements"] if one["kind"] == "profile"]
     return "\n\n".join(filter(None, parts))
@@ -39,9 +40,9 @@ def result_tables(result: Mapping[str, Any]) -> str:
 def _heading(result: Mapping[str, Any]) -> str:
     versions, machine = result["versions"], result["machine"]
     names = ("strands-rollout", "strands-agents", "strands-sglang", "openai")
-    told = ", ".join(f"{name} {versions[name]}" for name in names if versions[name])
+    shown = ", ".join(f"{name} {versions[name]}" for name in names if versions[name])
     return (
-        f"`{result['command']}`: {told}, Python {versions['python']}; {machine['processor']}, {machine['cores']} "
+        f"`{result['command']}`: {shown}, Python {versions['python']}; {machine['processor']}, {machine['cores']} "
         f"cores; tokenizer {result['tokenizer']['name']} of {result['tokenizer']['vocab_size']} tokens."
         f"{_COLLECTORS[result['collector']]}"
     )
@@ -50,28 +51,24 @@ def _heading(result: Mapping[str, Any]) -> str:
 def _cpu_table(rows: Sequence[Row], ratios: Sequence[Row], at_once: int) -> str:
     """A line per variant; in each cell the CPU, ours in units of it, and how many were at once where it were fewer."""
     here = [row for row in rows if row["kind"] == "cpu" and row["concurrency"] == at_once]
-    turns = sorted({row["turns"] for row in here})
     found = {(row["variant"], row["turns"]): row for row in here}
     ours = {
         (ratio["ratio"].removeprefix("ours / "), ratio["turns"]): ratio["value"]
         for ratio in ratios
         if ratio["concurrency"] == at_once
     }
-    head = [
-        f"client CPU, ms per trajectory, {at_once} at once if not said otherwise",
-        *(f"{count} tool turn{'' if count == 1 else 's'}" for count in turns),
+    turns = sorted({row["turns"] for row in here})
+    heads = [f"{count} tool turn{'' if count == 1 else 's'}" for count in turns]
+    lines = [
+        [_LABELS[variant], *(_cpu_cell(found.get((variant, count)), ours.get((variant, count))) for count in turns)]
+        for variant in dict.fromkeys(row["variant"] for row in here)
     ]
-    lines = []
-    for variant in dict.fromkeys(row["variant"] for row in here):
-        cells = []
-        for count in turns:
-            row = found.get((variant, count))
-            cells.append("" if row is None else _cpu_cell(row, ours.get((variant, count))))
-        lines.append([_LABELS[variant], *cells])
-    return _markdown(head, lines)
+    return _markdown([f"client CPU, ms per trajectory, {at_once} at once if not said otherwise", *heads], lines)
 
 
-def _cpu_cell(row: Row, ratio: float | None) -> str:
+def _cpu_cell(row: Row | None, ratio: float | None) -> str:
+    if row is None:
+        return ""
     at_once = min(row["concurrency"], row["episodes"])
     notes = [] if ratio is None else [f"ours: {ratio:.2f}x"]
     notes += [f"{at_once} at once"] if at_once < row["concurrency"] else []
@@ -79,7 +76,7 @@ def _cpu_cell(row: Row, ratio: float | None) -> str:
 
 
 def _ratio_table(ratios: Sequence[Row]) -> str:
-    """What an episode's growth costs each variant, and each ratio that this package has a mark for."""
+    """What an episode's growth costs each variant, and each ratio that this package has a limit for."""
     lines = [
         [
             row["ratio"] + ("" if "turns /" in row["ratio"] else f", {row['turns']} tool turns"),
@@ -87,52 +84,39 @@ def _ratio_table(ratios: Sequence[Row]) -> str:
             f"{row['value']:.2f}",
             f"{row['least']:.2f} to {row['most']:.2f}",
             str(row["rounds"]),
-            f"{mark:.2f}" if (mark := _MARKS.get((row["ratio"], row["turns"]))) else "",
+            f"{limit:.2f}" if (limit := _LIMITS.get((row["ratio"], row["turns"]))) else "",
         ]
         for row in ratios
-        if "turns /" in row["ratio"] or (row["ratio"], row["turns"]) in _MARKS
+        if "turns /" in row["ratio"] or (row["ratio"], row["turns"]) in _LIMITS
     ]
-    return _markdown(["CPU per trajectory", "at once", "ratio", "in single rounds", "rounds", "mark"], lines)
+    return _markdown(["CPU per trajectory", "at once", "ratio", "in single rounds", "rounds", "limit"], lines)
 
 
 def _wire_table(rows: Sequence[Row]) -> str:
+    figures = {
+        "CPU per request, ms": ("cpu_ms_per_request", 1),
+        "wall / trajectories, ms": ("wall_ms_per_trajectory", 1),
+        "client busy, %": ("client_busy_percent", 1),
+        "engine busy, %": ("engine_busy_percent", 1),
+        "sent, KiB": ("bytes_sent_per_trajectory", 1024),
+        "received, KiB": ("bytes_received_per_trajectory", 1024),
+    }
     lines = [
-        [
-            _LABELS[row["variant"]],
-            str(row["turns"]),
-            str(min(row["concurrency"], row["episodes"])),
-            _number(row["cpu_ms_per_request"]),
-            _number(row["wall_ms_per_trajectory"]),
-            _number(row["client_busy_percent"]),
-            _number(row["engine_busy_percent"]),
-            _number(row["bytes_sent_per_trajectory"] / 1024),
-            _number(row["bytes_received_per_trajectory"] / 1024),
-        ]
+        [*_place(row), *(_number(row[name] / unit) for name, unit in figures.values())]
         for row in rows
         if row["kind"] == "cpu"
     ]
-    head = [
-        "variant",
-        "tool turns",
-        "at once",
-        "CPU per request, ms",
-        "wall / trajectories, ms",
-        "client busy, %",
-        "engine busy, %",
-        "sent, KiB",
-        "received, KiB",
-    ]
-    return _markdown(head, lines)
+    return _markdown(["variant", "tool turns", "at once", *figures], lines)
+
+
+def _place(row: Row) -> list[str]:
+    label = _LABELS[row["variant"]] + (", code tool" if row["runs_code"] else "")
+    return [label, str(row["turns"]), str(min(row["concurrency"], row["episodes"]))]
 
 
 def _lag_table(rows: Sequence[Row]) -> str:
     lines = [
-        [
-            _LABELS[row["variant"]] + (", code tool" if row["runs_code"] else ""),
-            str(row["turns"]),
-            str(min(row["concurrency"], row["episodes"])),
-            *(_number(row[f"lag_{name}_ms"]) for name in ("p50", "p99", "max")),
-        ]
+        [*_place(row), *(_number(row[f"lag_{name}_ms"]) for name in ("p50", "p99", "max"))]
         for row in rows
         if row["kind"] == "lag"
     ]
@@ -145,32 +129,24 @@ def _memory_table(rows: Sequence[Row]) -> str:
     for row in rows:
         if row["kind"] in ("rss", "traced"):
             found.setdefault(row["variant"], {}).update(row)
+    figures = {
+        "peak, resident": "peak_rss_bytes_per_episode",
+        "peak, allocated": "peak_traced_bytes_per_episode",
+        "a finished sample": "kept_bytes_per_sample",
+        "its token arrays": "array_bytes_per_sample",
+        "left when it is gone": "left_behind_bytes_per_episode",
+    }
     lines = [
-        [
-            _LABELS[variant],
-            str(row["turns"]),
-            str(min(row["concurrency"], row["episodes"])),
-            _number(row["peak_rss_bytes_per_episode"] / 1024),
-            _number(row["peak_traced_bytes_per_episode"] / 1024),
-            _number(row["kept_bytes_per_sample"] / 1024),
-            _number(row["array_bytes_per_sample"] / 1024),
-            f"{row['kept_per_array_byte']:.2f}x",
-            _number(row["left_behind_bytes_per_episode"] / 1024),
-        ]
-        for variant, row in found.items()
+        [*_place(row), *(_number(row[name] / 1024) for name in figures.values()), f"{row['kept_per_array_byte']:.2f}x"]
+        for row in found.values()
     ]
-    head = ["memory, KiB per episode", "tool turns", "at once", "peak, resident", "peak, allocated"]
-    return _markdown([*head, "a finished sample", "its token arrays", "ratio", "left when it is gone"], lines)
+    return _markdown(["memory, KiB per episode", "tool turns", "at once", *figures, "sample / arrays"], lines)
 
 
 def _profile_table(one: Row) -> str:
     shares: Mapping[str, float] = one["figures"]["share_percent_by_package"]
     lines = [[name, f"{share:.1f}"] for name, share in list(shares.items())[:_MOST_PACKAGES]]
     return _markdown([f"profile of {_LABELS[one['variant']]}, {one['turns']} tool turns", "% of CPU"], lines)
-
-
-def _values(rows: Sequence[Row], kind: str, name: str) -> list[int]:
-    return sorted({row[name] for row in rows if row["kind"] == kind})
 
 
 def _number(value: float) -> str:

@@ -1,24 +1,136 @@
-"""The order of the work: round by round, every contender in turn, so that the machine's noise hits all alike.
+"""The sandbox benchmark: LocalExecutor beside camel-ai's interpreter, `python -c` and SubprocessExecutor.
 
-Knows workers and what they can be asked; nothing of figures or tables.
+Round by round, every contender in turn, so that the machine's noise hits all alike. Each one runs in a worker process
+of its own (`sandbox_worker`), which may belong to another environment.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping, Sequence
+import platform
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, Self
 
-from sandbox_benchmark.worker_link import WorkerLink
+from rich.table import Table
+
+from benchmarks.measuring import percentile
+from strands_rollout.errors import SandboxError
+
+OWN: Final = "local"
+CONTENDERS: Final = {
+    OWN: "LocalExecutor",
+    "camel": "camel-ai",
+    "cold_python": "python -c",
+    "subprocess": "SubprocessExecutor",
+}
+_COMPARED_WITH: Final = ("camel", "cold_python")
+_START: Final = "from benchmarks.sandbox_worker import main; main()"
+_ANSWER_LIMIT_S: Final = 900.0
+_END_LIMIT_S: Final = 30.0
+
+OnStep = Callable[[str, int, int], None]
+"""Told which stage is next, how many steps are finished, and how many there are."""
+Figures = dict[str, float | None]
+"""Key -> value; None where the contender has no such thing, or the machine does not show it."""
 
 
-class Progress(Protocol):
-    """Where a run says how far it is."""
+class WorkerLink:
+    """One contender in a process of its own.
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """Take the news: `done` of `total` steps are finished, and the stage's are next."""
+    Args:
+        name: The contender's.
+        python: The interpreter of the environment that has it.
+        places: Calls that it must be able to run at once; None for its default.
+
+    Attributes:
+        name: As given.
+        keeps_sessions: Whether the contender does.
+
+    Raises:
+        SandboxError: It did not start.
+    """
+
+    def __init__(self, name: str, python: str, places: int | None = None) -> None:
+        self.name = name
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
+        start = f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); {_START}"
+        self._process = subprocess.Popen(
+            [python, "-c", start, name, json.dumps(places)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=_environment(python),
+            text=True,
+        )
+        try:
+            self.keeps_sessions = bool(self._answer())
+        except BaseException:  # whatever it was, the process must not be left
+            self.close()
+            raise
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Have something measured; see `measures`.
+
+        Raises:
+            SandboxError: The contender failed.
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """End the process. Safe to call twice."""
+        if self._errors.closed:
+            return
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        try:
+            self._process.wait(_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        watchdog = threading.Timer(_ANSWER_LIMIT_S, self._process.kill)
+        watchdog.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            watchdog.cancel()
+        answer = json.loads(line) if line else {"error": f"its process ended{self._last_words()}"}
+        if "error" in answer:
+            raise SandboxError(f"the contender {self.name!r} failed: {answer['error']}")
+        return answer["value"]
+
+    def _last_words(self) -> str:
+        self._process.wait()
+        self._errors.seek(0)
+        text = self._errors.read().decode(errors="replace").strip()
+        return f"; its last words were: {text[-1500:]}" if text else ""
+
+
+def _environment(python: str) -> dict[str, str]:
+    """Ours, with the worker's own `python` first on the PATH: camel-ai starts that."""
+    path = os.pathsep.join([str(Path(python).absolute().parent), os.environ.get("PATH", os.defpath)])
+    return {**os.environ, "PATH": path}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +191,13 @@ class Measurement:
     load_after: float = 0.0
 
 
-def measure(pythons: Mapping[str, str], plan: Plan, progress: Progress) -> Measurement:
+def measure(pythons: Mapping[str, str], plan: Plan, on_step: OnStep) -> Measurement:
     """Measure all contenders.
 
     Args:
         pythons: Contender -> the interpreter of the environment that has it.
         plan: How much.
-        progress: Told of each step.
+        on_step: Told of each step.
 
     Raises:
         SandboxError: A contender did not start, or failed.
@@ -94,20 +206,20 @@ def measure(pythons: Mapping[str, str], plan: Plan, progress: Progress) -> Measu
     measurement = Measurement({name: Samples() for name in names}, os.getloadavg()[0])
     total = plan.repeats + 2
     with ExitStack() as stack:
-        progress("start and warm up", 0, total)
+        on_step("start and warm up", 0, total)
         workers = {name: stack.enter_context(WorkerLink(name, python)) for name, python in pythons.items()}
         for worker in workers.values():
             for program in plan.calls:
                 worker.ask("one_at_a_time", program=program, calls=2)
         for number in range(plan.repeats):
-            progress(f"round {number + 1} of {plan.repeats}", number + 1, total)
+            on_step(f"round {number + 1} of {plan.repeats}", number + 1, total)
             turn = number % len(names)
             _round([workers[name] for name in names[turn:] + names[:turn]], plan, measurement.samples)
-    progress("memory", total - 1, total)
+    on_step("memory", total - 1, total)
     for name, python in pythons.items():
         with WorkerLink(name, python, plan.children) as worker:
             measurement.samples[name].memory = worker.ask("memory", children=plan.children, sleep_s=plan.sleep_s)
-    progress("done", total, total)
+    on_step("done", total, total)
     measurement.load_after = os.getloadavg()[0]
     return measurement
 
@@ -126,3 +238,115 @@ def _round(workers: Sequence[WorkerLink], plan: Plan, samples: Mapping[str, Samp
             took_ms = worker.ask("one_at_a_time", program="trivial", calls=plan.session_calls + 1, session="session")
             samples[worker.name].calls_ms.setdefault("session", []).append(took_ms[1:])  # the first one opens it
             samples[worker.name].starts.append(worker.ask("start"))
+
+
+def _figures() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for program in ("trivial", "numpy", "sympy"):
+        found |= {f"{program}_{p}_ms": f"{program}, one at a time: {p}, ms" for p in ("p50", "p99")}
+    for program in ("trivial", "sympy"):
+        found[f"{program}_at_once_per_s"] = f"{program}, many at once: calls per s"
+        found |= {f"{program}_lag_{p}_ms": f"  loop lag: {p}, ms" for p in ("p50", "p99", "max")}
+        found[f"{program}_client_cpu_ms"] = "  CPU of the caller per call, ms"
+        found[f"{program}_total_cpu_ms"] = "  CPU of all processes per call, ms"
+    for name in ("child", "supervisor", "template"):
+        found[f"{name}_uss_mb"] = f"memory of {'a ' if name == 'child' else 'the '}{name}: private, MiB"
+        found[f"{name}_pss_mb"] = "  with its share of shared pages, MiB"
+    found |= {"start_ms": "start, ms", "first_call_ms": "first call after it, ms"}
+    return found | {f"session_{p}_ms": f"trivial, in a session: {p}, ms" for p in ("p50", "p99")}
+
+
+FIGURES: Final = _figures()
+"""Key in JSON, with the unit -> label in the table."""
+
+
+def figures_of(samples: Samples) -> Figures:
+    """All figures of one contender.
+
+    A p50 is the median of the rounds' medians, and so is everything else that a round has one of; a p99 and a maximum
+    are of all rounds together.
+    """
+    found: Figures = dict.fromkeys(FIGURES)
+    for program, rounds in samples.calls_ms.items():
+        found[f"{program}_p50_ms"] = median(map(median, rounds))
+        found[f"{program}_p99_ms"] = percentile([took_ms for calls in rounds for took_ms in calls], 0.99)
+    for program, phases in samples.at_once.items():
+        lags = [lag for phase in phases for lag in phase["lags_ms"]]
+        found[f"{program}_at_once_per_s"] = median(phase["per_s"] for phase in phases)
+        found[f"{program}_lag_p50_ms"] = percentile(lags, 0.5)
+        found[f"{program}_lag_p99_ms"] = percentile(lags, 0.99)
+        found[f"{program}_lag_max_ms"] = max(lags, default=None)
+        for name in ("client_cpu_ms", "total_cpu_ms"):
+            values = [phase[name] for phase in phases if phase[name] is not None]
+            found[f"{program}_{name}"] = median(values) if values else None
+    for name in ("start_ms", "first_call_ms"):
+        found[name] = median(start[name] for start in samples.starts) if samples.starts else None
+    return found | (samples.memory or {})
+
+
+def ratios(figures: Figures, others: Figures) -> Figures:
+    """Figure -> how many times the other's it is; None where either is missing."""
+    found: Figures = {}
+    for key in FIGURES:
+        own, other = figures[key], others[key]
+        found[key] = None if own is None or not other else own / other
+    return found
+
+
+def rounded(figures: Mapping[str, float | None]) -> Figures:
+    """As numbers that can be read: four significant digits."""
+    return {key: None if value is None else float(f"{value:.4g}") for key, value in figures.items()}
+
+
+def summary(measurement: Measurement, plan: Plan) -> dict[str, Any]:
+    """The whole result in JSON's types.
+
+    Returns:
+        `machine`, `plan`, `contenders` (name -> figures; None for one that was skipped) and `ratios` (name -> how many
+        times its figure LocalExecutor's is).
+    """
+    figures = {name: figures_of(samples) for name, samples in measurement.samples.items()}
+    return {
+        "machine": {
+            "cpus": os.cpu_count(),
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "python": platform.python_version(),
+            "load_before": round(measurement.load_before, 2),
+            "load_after": round(measurement.load_after, 2),
+        },
+        "plan": asdict(plan),
+        "contenders": {name: rounded(figures[name]) if name in figures else None for name in CONTENDERS},
+        "ratios": {
+            name: rounded(ratios(figures[OWN], figures[name])) if name in figures else None for name in _COMPARED_WITH
+        },
+    }
+
+
+def table(result: dict[str, Any]) -> Table:
+    """The figures side by side; lines that nobody has a value for are left out."""
+    measured = {name: figures for name, figures in result["contenders"].items() if figures is not None}
+    compared = {name: figures for name, figures in result["ratios"].items() if figures is not None}
+    machine = result["machine"]
+    shown = Table(
+        title=f"{machine['cpus']} CPUs, {machine['system']}, Python {machine['python']}, "
+        f"load {machine['load_before']} before; {result['plan']['callers']} callers at once, "
+        f"{result['plan']['repeats']} rounds",
+        title_justify="left",
+    )
+    shown.add_column("", no_wrap=True)
+    for name in measured:
+        shown.add_column(CONTENDERS[name], justify="right")
+    for name in compared:
+        shown.add_column(f"Local / {CONTENDERS[name]}", justify="right")
+    for key, label in FIGURES.items():
+        values = [figures[key] for figures in measured.values()]
+        if any(value is not None for value in values):
+            multiples = [_shown(figures, key, "{:.2f}x") for figures in compared.values()]
+            own = [_shown(figures, key, "{:.4g}") for figures in measured.values()]
+            shown.add_row(label, *own, *multiples)
+    return shown
+
+
+def _shown(figures: Figures, key: str, form: str) -> str:
+    value = figures[key]
+    return "-" if value is None else form.format(value)

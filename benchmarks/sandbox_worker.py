@@ -1,15 +1,74 @@
-"""The ways to run Python that are compared, each behind the same three calls.
+"""A measured process of the sandbox benchmark: one way to run Python, its programs, and what is measured of it.
 
-camel-ai and strands_rollout are imported only by the contender that needs them: a worker's environment has one of them.
+Takes orders on stdin and answers on stdout, a line of JSON each. Orders: `{"do": "one_at_a_time", ...arguments}`,
+likewise "at_once", "memory" and "start". Answers: `{"value": ...}` or `{"error": "..."}`. The first answer, without an
+order, comes when the contender has started. It ends with its stdin.
+
+Standard library only, but for what a contender needs: a worker may belong to another environment. Every answer of a
+contender is checked: one that fails fast must not look fast.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import resource
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TextIO
+
+from benchmarks.measuring import LoopLag, memory_mb, oldest_children, tree_cpu_s
+
+_SNAPSHOT_S: Final = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program, and what it must print, without the white space around it."""
+
+    code: str
+    expected: str
+
+
+_NUMPY: Final = """\
+import numpy as np
+
+A = np.array([[2.0, 1.0, -1.0], [-3.0, -1.0, 2.0], [-2.0, 1.0, 2.0]])
+b = np.array([8.0, -11.0, -3.0])
+x = np.linalg.solve(A, b)
+print([round(float(value), 6) for value in x])
+"""
+_SYMPY: Final = """\
+from sympy import Eq, solve, symbols
+
+a, b = symbols("a b", real=True)
+solutions = solve([Eq(a**2 + b**2, 25), Eq(a + b, 7)], [a, b])
+print(solutions)
+"""
+_SLEEPY: Final = """\
+import os, time
+from sympy import solve, symbols
+
+x = symbols("x")
+assert solve(x**2 - 5 * x + 6, x) == [2, 3]
+time.sleep({sleep_s})
+print(os.getpid())
+"""
+
+PROGRAMS: Final = {
+    "trivial": Program("print(2 + 3)", "5"),
+    "numpy": Program(_NUMPY, "[2.0, 3.0, -1.0]"),
+    "sympy": Program(_SYMPY, "[(3, 4), (4, 3)]"),
+}
+
+
+def sleepy_program(sleep_s: float) -> str:
+    """A program that solves something with sympy, sleeps, and then prints the number of its process."""
+    return _SLEEPY.format(sleep_s=sleep_s)
 
 
 class Contender(Protocol):
@@ -23,17 +82,13 @@ class Contender(Protocol):
     helpers: tuple[str, ...]
     keeps_sessions: bool
 
-    async def start(self) -> None:
-        """Be ready for calls."""
-        ...
+    async def start(self) -> None: ...
 
     async def run(self, code: str, session: str | None = None) -> str:
         """Run code to its end and return what it printed, errors included."""
         ...
 
-    async def stop(self) -> None:
-        """Release everything."""
-        ...
+    async def stop(self) -> None: ...
 
 
 class ColdPython:
@@ -46,7 +101,6 @@ class ColdPython:
         """Nothing to do."""
 
     async def run(self, code: str, session: str | None = None) -> str:
-        """Start an interpreter; see `Contender.run`."""
         del session
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=pipe, stderr=pipe)
@@ -84,12 +138,10 @@ class CamelInterpreter:
             )
 
     async def run(self, code: str, session: str | None = None) -> str:
-        """Run code in a thread; see `Contender.run`."""
         del session
         return await asyncio.to_thread(_run_on_camel, code)
 
     async def stop(self) -> None:
-        """End the threads."""
         await asyncio.get_running_loop().shutdown_default_executor()
 
 
@@ -109,25 +161,22 @@ class OwnExecutor:
     """
 
     def __init__(self, name: str, places: int | None) -> None:
-        import strands_rollout.sandbox
+        import strands_rollout.code_tool
 
         options: dict[str, Any] = {} if places is None else {"max_concurrency": places}
-        self._executor = getattr(strands_rollout.sandbox, name)(**options)
+        self._executor = getattr(strands_rollout.code_tool, name)(**options)
         self.keeps_sessions = self._executor.facts.keeps_sessions
         self.helpers: tuple[str, ...] = ("supervisor", "template") if name == "LocalExecutor" else ()
 
     async def start(self) -> None:
-        """Start what it keeps running."""
         if hasattr(self._executor, "start"):
             await self._executor.start()
 
     async def run(self, code: str, session: str | None = None) -> str:
-        """Run code; see `Contender.run`."""
         result = await self._executor.run(code, session=session)
         return str(result.stdout + result.stderr) + (f"infra_error: {result.infra_error}" if result.infra_error else "")
 
     async def stop(self) -> None:
-        """Close it."""
         await self._executor.aclose()
 
 
@@ -147,3 +196,129 @@ def make_contender(name: str, places: int | None = None) -> Contender:
         places: Calls that it must be able to run at once; None for what it does by default.
     """
     return _MAKERS[name](places)
+
+
+async def one_at_a_time(contender: Contender, program: str, calls: int, session: str | None = None) -> list[float]:
+    """Milliseconds of each call, one after the other."""
+    return [await _timed(contender, PROGRAMS[program], session) for _ in range(calls)]
+
+
+async def at_once(contender: Contender, program: str, callers: int, calls_each: int) -> dict[str, Any]:
+    """Many callers, each with one call after the other: calls per second, the loop's lag, time on CPUs per call."""
+
+    async def caller() -> None:
+        await one_at_a_time(contender, program, calls_each)
+
+    calls = callers * calls_each
+    client_before_s, tree_before_s, started = _own_cpu_s(), tree_cpu_s(os.getpid()), time.perf_counter()
+    with LoopLag() as watch:
+        await asyncio.gather(*(caller() for _ in range(callers)))
+        wall_s = time.perf_counter() - started
+    client_s, tree_s = _own_cpu_s() - client_before_s, tree_cpu_s(os.getpid())
+    total_ms = None if tree_s is None or tree_before_s is None else (tree_s - tree_before_s) / calls * 1e3
+    return {
+        "per_s": calls / wall_s,
+        "lags_ms": watch.lags_ms,
+        "client_cpu_ms": client_s / calls * 1e3,
+        "total_cpu_ms": total_ms,
+    }
+
+
+async def memory(contender: Contender, children: int, sleep_s: float) -> dict[str, float] | None:
+    """Mebibytes of each of some sleeping children on average, and of each helper; None where it can't be read.
+
+    The contender must be able to run that many at once, and they must all be up within `sleep_s`.
+    """
+    code = sleepy_program(sleep_s)
+    runs = asyncio.gather(*(contender.run(code) for _ in range(children)))
+    snapshots, helpers = [], oldest_children(os.getpid(), len(contender.helpers))
+    while not runs.done():
+        snapshots.append(memory_mb(os.getpid()))
+        await asyncio.wait([runs], timeout=_SNAPSHOT_S)
+    pids = [int(printed) for printed in await runs]
+    complete = [snapshot for snapshot in snapshots if snapshot.keys() >= set(pids)]
+    if not complete:
+        return None
+    fullest = max(complete, key=lambda snapshot: sum(snapshot[pid][0] for pid in pids))
+    found = {}
+    for i, kind in enumerate(("uss", "pss")):
+        found[f"child_{kind}_mb"] = sum(fullest[pid][i] for pid in pids) / children
+        for name, pid in zip(contender.helpers, helpers, strict=False):
+            if pid in fullest:
+                found[f"{name}_{kind}_mb"] = fullest[pid][i]
+    return found
+
+
+async def start(name: str) -> dict[str, float]:
+    """Milliseconds until a new contender of the same kind has started, and those of its first call."""
+    started = time.perf_counter()
+    contender = make_contender(name)
+    await contender.start()
+    start_ms = (time.perf_counter() - started) * 1e3
+    first_call_ms = await _timed(contender, PROGRAMS["trivial"], None)
+    await contender.stop()
+    return {"start_ms": start_ms, "first_call_ms": first_call_ms}
+
+
+async def _timed(contender: Contender, program: Program, session: str | None) -> float:
+    started = time.perf_counter()
+    printed = await contender.run(program.code, session)
+    took_ms = (time.perf_counter() - started) * 1e3
+    if printed.strip() != program.expected:
+        raise RuntimeError(f"a program printed {printed[-500:]!r}; expected {program.expected!r}")
+    return took_ms
+
+
+def _own_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+_MEASURES: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
+    "one_at_a_time": one_at_a_time,
+    "at_once": at_once,
+    "memory": memory,
+}
+
+
+def main() -> None:
+    name, places = sys.argv[1], json.loads(sys.argv[2])
+    orders, answers = _take_streams()
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        contender = make_contender(name, places)
+        loop.run_until_complete(contender.start())
+    except Exception as e:  # whatever it is, it is the answer
+        _say(answers, {"error": f"{type(e).__name__}: {e}"})
+        return
+    _say(answers, {"value": contender.keeps_sessions})
+    for line in orders:
+        try:
+            _say(answers, {"value": loop.run_until_complete(_carry_out(name, contender, json.loads(line)))})
+        except Exception as e:  # as above
+            _say(answers, {"error": f"{type(e).__name__}: {e}"})
+    loop.run_until_complete(contender.stop())
+    loop.close()
+
+
+async def _carry_out(name: str, contender: Contender, order: dict[str, Any]) -> Any:
+    do = order.pop("do")
+    if do == "start":
+        return await start(name)
+    return await _MEASURES[do](contender, **order)
+
+
+def _take_streams() -> tuple[TextIO, TextIO]:
+    """Keep stdin and stdout for orders and answers: what runs here inherits the numbers 0 and 1, and may use them."""
+    orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return orders, answers
+
+
+def _say(answers: TextIO, answer: dict[str, Any]) -> None:
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()

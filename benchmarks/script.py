@@ -1,6 +1,7 @@
-"""Writes answer scripts with a tokenizer: realistic turns, rendered as the chat template renders the same messages.
+"""Scripts of the client benchmark: what the scripted engine answers, turn by turn, with every token of the episode.
 
-Knows a Hugging Face tokenizer; nothing of servers or variants. The same seed writes the same scripts.
+Turns are realistic, and rendered as the tokenizer's chat template renders the same messages. The same seed writes the
+same scripts.
 """
 
 from __future__ import annotations
@@ -8,18 +9,22 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import orjson
 
-from strands_rollout.bench.answer_script import AnswerScript, ScriptedTurn
+from strands_rollout.code_tool.tool import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
 from strands_rollout.errors import TemplateError
-from strands_rollout.prompts import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA, SYSTEM_PROMPT
+from strands_rollout.settings import SYSTEM_PROMPT
 
-TURN_TOKENS: Final = 290
-RESULT_TOKENS: Final = 50
-END_OF_TURN: Final = "<|im_end|>"
-TOOLS: Final[list[dict[str, Any]]] = [
+_TURN_TOKENS: Final = 290
+_RESULT_TOKENS: Final = 50
+_END_OF_TURN: Final = "<|im_end|>"
+_TOOLS: Final[list[dict[str, Any]]] = [
     {
         "type": "function",
         "function": {"name": CODE_TOOL_NAME, "description": CODE_TOOL_DESCRIPTION, "parameters": CODE_TOOL_SCHEMA},
@@ -40,11 +45,88 @@ _THOUGHTS: Final = (
 )
 
 
-def write_scripts(tokenizer: Any, tool_turns: int, *, count: int = 4, seed: int = 0) -> list[AnswerScript]:  # noqa: ANN401 - any Hugging Face tokenizer
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One answer, and what the policy reads after it.
+
+    Attributes:
+        text: What was sampled, its end of turn included.
+        ids: Its tokens.
+        logprobs: One per id.
+        words: The text without call and end of turn, as pieces of one token each.
+        arguments: The call's arguments as JSON, in such pieces; empty for the last turn.
+        code: The code that the call asks for; "" for the last turn.
+        result: What the tool answers; "" for the last turn.
+        context_ids: From the end of this turn to the beginning of the next one; empty for the last turn.
+    """
+
+    text: str
+    ids: list[int]
+    logprobs: list[float]
+    words: list[str]
+    arguments: list[str]
+    code: str
+    result: str
+    context_ids: list[int]
+
+    def as_message(self) -> dict[str, Any]:
+        """The turn as a chat message with its call, as templates read it."""
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.words)}
+        if self.code:
+            function = {"name": CODE_TOOL_NAME, "arguments": {"code": self.code}}
+            message["tool_calls"] = [{"type": "function", "id": "call", "function": function}]
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One episode; its last turn calls no tool."""
+
+    question: str
+    prompt_ids: list[int]
+    turns: list[Turn]
+
+    @property
+    def tool_turns(self) -> int:
+        return len(self.turns) - 1
+
+    def tokens(self) -> list[int]:
+        return [*self.prompt_ids, *(token for turn in self.turns for token in (*turn.ids, *turn.context_ids))]
+
+    def loss_mask(self) -> list[int]:
+        """Of all tokens after the prompt: 1 for sampled ones."""
+        return [bit for turn in self.turns for bit in [1] * len(turn.ids) + [0] * len(turn.context_ids)]
+
+    def logprobs(self) -> list[float]:
+        """Of the sampled tokens, in order."""
+        return [logprob for turn in self.turns for logprob in turn.logprobs]
+
+    def input_lengths(self) -> list[int]:
+        """Tokens of each turn's request."""
+        growth = (len(turn.ids) + len(turn.context_ids) for turn in self.turns[:-1])
+        return list(accumulate(growth, initial=len(self.prompt_ids)))
+
+    def input_ids(self, number: int) -> list[int]:
+        """The tokens of a turn's request."""
+        return self.tokens()[: self.input_lengths()[number]]
+
+
+def save_scripts(scripts: Sequence[Script], path: Path) -> None:
+    path.write_bytes(orjson.dumps([asdict(script) for script in scripts]))
+
+
+def load_scripts(path: Path) -> list[Script]:
+    return [
+        Script(found["question"], found["prompt_ids"], [Turn(**turn) for turn in found["turns"]])
+        for found in orjson.loads(path.read_bytes())
+    ]
+
+
+def write_scripts(tokenizer: Any, tool_turns: int, *, count: int = 4, seed: int = 0) -> list[Script]:
     """Scripts of episodes that differ in their words and agree in their shape.
 
     Args:
-        tokenizer: Its template must be append-only within an answer to one question, as Qwen3's is.
+        tokenizer: A Hugging Face tokenizer whose template is append-only within an answer to one question, as Qwen3's.
         tool_turns: Turns that call the tool, before the one that answers.
         count: How many scripts.
         seed: Of their words.
@@ -52,29 +134,16 @@ def write_scripts(tokenizer: Any, tool_turns: int, *, count: int = 4, seed: int 
     Raises:
         TemplateError: The template writes a history otherwise than the turns that made it.
     """
-    return [_Writer(tokenizer, random.Random(f"{seed}/{tool_turns}/{n}")).script(tool_turns) for n in range(count)]  # noqa: S311 - words
-
-
-def spoken_message(turn: ScriptedTurn, call_id: str = "call") -> dict[str, Any]:
-    """A turn as a chat message with its call, as templates read it."""
-    words = "".join(turn.words)
-    if not turn.code:
-        return {"role": "assistant", "content": words}
-    function = {"name": CODE_TOOL_NAME, "arguments": {"code": turn.code}}
-    return {
-        "role": "assistant",
-        "content": words,
-        "tool_calls": [{"type": "function", "id": call_id, "function": function}],
-    }
+    return [_Writer(tokenizer, random.Random(f"{seed}/{tool_turns}/{n}")).script(tool_turns) for n in range(count)]
 
 
 class _Writer:
     """Writes one script."""
 
-    def __init__(self, tokenizer: Any, chance: random.Random) -> None:  # noqa: ANN401
+    def __init__(self, tokenizer: Any, chance: random.Random) -> None:
         self._tokenizer, self._chance = tokenizer, chance
 
-    def script(self, tool_turns: int) -> AnswerScript:
+    def script(self, tool_turns: int) -> Script:
         a, b = self._chance.randrange(1000, 9999), self._chance.randrange(1000, 9999)
         question = (
             f"{_INSTRUCTION}Let $S$ be the set of positive integers $n \\le {a}$ such that $n^2 + {b}n + 1$ is "
@@ -83,15 +152,15 @@ class _Writer:
         messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
         before = self._render(messages)
         prompt_ids = self._encode(before)
-        turns: list[ScriptedTurn] = []
+        turns: list[Turn] = []
         for number in range(tool_turns + 1):
             is_last = number == tool_turns
             words = self._thinking() + ("The sum is 144.\n\nAnswer: \\boxed{144}" if is_last else "")
             code, result = ("", "") if is_last else self._call()
-            text = words + (_written_call(code) if code else "") + END_OF_TURN
+            text = words + (_written_call(code) if code else "") + _END_OF_TURN
             turn = self._turn(text, words, code, result, [])
             if not is_last:
-                messages += [spoken_message(turn), {"role": "tool", "tool_call_id": "call", "content": result}]
+                messages += [turn.as_message(), {"role": "tool", "tool_call_id": "call", "content": result}]
                 after = self._render(messages)
                 if not after.startswith(before + text):
                     raise TemplateError(
@@ -101,19 +170,17 @@ class _Writer:
                 turn = self._turn(text, words, code, result, self._encode(after[len(before + text) :]))
                 before = after
             turns.append(turn)
-        return AnswerScript(question, prompt_ids, turns)
+        return Script(question, prompt_ids, turns)
 
-    def _turn(self, text: str, words: str, code: str, result: str, context_ids: list[int]) -> ScriptedTurn:
+    def _turn(self, text: str, words: str, code: str, result: str, context_ids: list[int]) -> Turn:
         ids = self._encode(text)
         arguments = self._pieces(json.dumps({"code": code})) if code else []
-        return ScriptedTurn(
-            text, ids, self._logprobs(len(ids)), self._pieces(words), arguments, code, result, context_ids
-        )
+        return Turn(text, ids, self._logprobs(len(ids)), self._pieces(words), arguments, code, result, context_ids)
 
     def _thinking(self) -> str:
-        """As much as makes about `TURN_TOKENS` with a call."""
+        """As much as makes about `_TURN_TOKENS` with a call."""
         thoughts: list[str] = []
-        room = TURN_TOKENS - 85
+        room = _TURN_TOKENS - 85
         while room > 0:
             values = {"a": self._chance.randrange(11, 997), "b": self._chance.randrange(11, 997)}
             thoughts.append(self._chance.choice(_THOUGHTS).format(**values))
@@ -124,7 +191,7 @@ class _Writer:
         """Real code, and what it prints, which no other call of the script prints."""
         a, b, modulus = (self._chance.randrange(low, low * 9) for low in (101, 11, 1009))
         values: list[int] = []
-        while len(self._encode(str(values))) < RESULT_TOKENS:
+        while len(self._encode(str(values))) < _RESULT_TOKENS:
             values.append((len(values) ** 2 * a + b) % modulus)
         term = f"(k ** 2 * {a} + {b}) % {modulus}"
         code = f"values = []\nfor k in range({len(values)}):\n    values.append({term})\nprint(values)"
@@ -137,7 +204,7 @@ class _Writer:
 
     def _render(self, messages: Sequence[dict[str, Any]]) -> str:
         return str(
-            self._tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False, add_generation_prompt=True)
+            self._tokenizer.apply_chat_template(messages, tools=_TOOLS, tokenize=False, add_generation_prompt=True)
         )
 
     def _encode(self, text: str) -> list[int]:

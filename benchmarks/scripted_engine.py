@@ -1,7 +1,8 @@
 """An engine that answers at once what a script says, as light as a server can be.
 
-Run as a process of its own: `python -m strands_rollout.bench.scripted_engine SCRIPTS... [--core N] [--any-input]`; it
-prints its port and ends with its stdin. HTTP/1.1 with content lengths, as all measured clients speak it, and no more.
+Run as a process of its own: `python -m benchmarks.scripted_engine SCRIPTS... [--core N] [--any-input]`; it prints its
+port and ends with its stdin. HTTP/1.1 with content lengths, as all measured clients speak it, and no more. Answers have
+the shapes of SGLang 0.5.2x and are encoded once. A request that is not the script's is refused.
 """
 
 from __future__ import annotations
@@ -9,54 +10,196 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import re
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import orjson
 
-from strands_rollout.bench.answer_bodies import http_answer
-from strands_rollout.bench.answer_script import load_scripts
-from strands_rollout.bench.processor_cores import pin_to
-from strands_rollout.bench.script_book import ScriptBook, UnexpectedRequestError
+from benchmarks.measuring import pin_to
+from benchmarks.script import Script, Turn, load_scripts
+from strands_rollout.code_tool.tool import CODE_TOOL_NAME
 
-CONTEXT_LENGTH: Final = 131_072
-_INFO: Final = http_answer(
-    orjson.dumps(
-        {
-            "model_path": "scripted",
-            "tokenizer_path": "scripted",
-            "weight_version": "default",
-            "has_image_understanding": False,
-            "context_length": CONTEXT_LENGTH,
-            "object": "list",
-            "data": [{"id": "scripted", "object": "model", "max_model_len": CONTEXT_LENGTH}],
-        }
-    )
+_CONTEXT_LENGTH: Final = 131_072
+_HEAD: Final = b"date: Thu, 01 Jan 2026 00:00:00 GMT\r\nserver: uvicorn\r\n"
+_REASONS: Final = {200: b"OK", 404: b"Not Found"}
+_TAIL_TOKENS: Final = 72
+_IDS: Final = b'"input_ids":'
+_INPUT_LOGPROBS: Final = re.compile(rb'"logprob_start_len": ?(\d+)')
+
+
+def _http_answer(answer: object, status: int = 200) -> bytes:
+    body = orjson.dumps(answer)
+    length = b"content-length: %d\r\ncontent-type: application/json\r\n\r\n" % len(body)
+    return b"HTTP/1.1 %d %s\r\n%s%s%s" % (status, _REASONS[status], _HEAD, length, body)
+
+
+_INFO: Final = _http_answer(
+    {
+        "model_path": "scripted",
+        "tokenizer_path": "scripted",
+        "weight_version": "default",
+        "has_image_understanding": False,
+        "context_length": _CONTEXT_LENGTH,
+        "object": "list",
+        "data": [{"id": "scripted", "object": "model", "max_model_len": _CONTEXT_LENGTH}],
+    }
 )
 
 
-class Counters:
-    """What crossed the wire.
+def _generate_answer(script: Script, number: int, input_logprobs_from: int | None) -> bytes:
+    """The answer to `/generate` for a turn; `input_logprobs_from` is the request's `logprob_start_len`."""
+    turn, lengths = script.turns[number], script.input_lengths()
+    meta: dict[str, Any] = {
+        "finish_reason": {"type": "stop", "matched": turn.ids[-1]},
+        "prompt_tokens": lengths[number],
+        "weight_version": "default",
+        "weight_versions": [{"version": "default", "start": 0, "end": len(turn.ids)}],
+        "total_retractions": 0,
+        "input_token_logprobs": _input_logprobs(script, number, input_logprobs_from),
+        "output_token_logprobs": [
+            [logprob, token, None] for logprob, token in zip(turn.logprobs, turn.ids, strict=True)
+        ],
+        "completion_tokens": len(turn.ids),
+        "cached_tokens": lengths[number - 1] + len(script.turns[number - 1].ids) - 1 if number else 0,
+        "e2e_latency": 0.0625,
+    }
+    return _http_answer({"text": turn.text, "output_ids": turn.ids, "meta_info": meta})
 
-    Attributes:
-        requests: Generations.
-        bytes_in: What clients sent, heads included.
-        bytes_out: What was sent to them.
-        connections: How many were opened.
+
+def _input_logprobs(script: Script, number: int, start: int | None) -> list[list[Any]]:
+    """[logprob, id, text] of the input from `start` on; the first one has no logprob, as in SGLang."""
+    if start is None:
+        return []
+    ids, drawn = script.input_ids(number)[start:], script.logprobs()
+    return [[None if n == 0 else drawn[n % len(drawn)], token, None] for n, token in enumerate(ids)]
+
+
+def _chat_answer(script: Script, number: int) -> list[bytes]:
+    """The streamed answer to `/v1/chat/completions` for a turn: its head, then chunks of one token each."""
+    turn = script.turns[number]
+    head = b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+    deltas = [{"role": "assistant", "content": ""}, *({"content": piece} for piece in turn.words), *_call_deltas(turn)]
+    events = [_chunk(delta) for delta in deltas]
+    events.append(_chunk({}, "tool_calls" if turn.code else "stop"))
+    length = script.input_lengths()[number]
+    usage = {
+        "prompt_tokens": length,
+        "completion_tokens": len(turn.ids),
+        "total_tokens": length + len(turn.ids),
+        "prompt_tokens_details": None,
+    }
+    events.append({**_chunk({}), "choices": [], "usage": usage})
+    lines = [b"data: " + orjson.dumps(event) + b"\n\n" for event in events] + [b"data: [DONE]\n\n"]
+    chunks = [b"%x\r\n%s\r\n" % (len(line), line) for line in lines]
+    return [b"HTTP/1.1 200 OK\r\n" + _HEAD + head, *chunks[:-1], chunks[-1] + b"0\r\n\r\n"]
+
+
+def _call_deltas(turn: Turn) -> list[dict[str, Any]]:
+    """The call as SGLang's tool-call parser streams it: its name, then its arguments piece by piece."""
+    if not turn.code:
+        return []
+    call: dict[str, Any] = {"index": 0, "type": "function"}
+    first = {**call, "id": "call_0123456789abcdef01234567", "function": {"name": CODE_TOOL_NAME, "arguments": ""}}
+    rest = [{**call, "id": None, "function": {"name": None, "arguments": piece}} for piece in turn.arguments]
+    return [{"tool_calls": [one]} for one in (first, *rest)]
+
+
+def _chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    filled = {"role": None, "content": None, "reasoning_content": None, "tool_calls": None, **delta}
+    choice = {"index": 0, "delta": filled, "logprobs": None, "finish_reason": finish_reason, "matched_stop": None}
+    return {
+        "id": "0123456789abcdef0123456789abcdef",
+        "object": "chat.completion.chunk",
+        "created": 1767225600,
+        "model": "scripted",
+        "choices": [choice],
+        "usage": None,
+    }
+
+
+class _UnexpectedRequestError(Exception):
+    """A request that no turn of any script expects."""
+
+
+class _Scripts:
+    """All scripts, with the answers that were asked for so far.
+
+    Ids are compared as the text that they are in the body, as the engine must stay light.
+
+    Args:
+        scripts: The episodes.
+        exact: Whether a request must hold the script's own tokens; else only its last ones name the turn.
     """
+
+    def __init__(self, scripts: Sequence[Script], *, exact: bool) -> None:
+        self._exact = exact
+        self._turns = {
+            _tail(script.input_ids(number)): (script, number)
+            for script in scripts
+            for number in range(len(script.turns))
+        }
+        self._questions = {script.question: script for script in scripts}
+        self._chats: dict[tuple[str, int], list[bytes]] = {}
+        # encoded before the first request: the first variant must not wait longer than the next
+        self._answers = {(tail, None): self._encode(tail, None) for tail in self._turns}
+
+    def generate(self, body: bytes) -> bytes:
+        start = body.find(_IDS) + len(_IDS)
+        end = body.find(b"]", start) + 1
+        # the last ids name the turn
+        last = body[max(start, end - 16 * _TAIL_TOKENS) : end].replace(b" ", b"").strip(b"[]").split(b",")
+        asked = _INPUT_LOGPROBS.search(body, end)
+        key: tuple[bytes, Any] = (b",".join(last[-_TAIL_TOKENS:]), int(asked[1]) if asked else None)
+        if key not in self._answers:
+            self._answers[key] = self._encode(*key)
+        expected, answer = self._answers[key]
+        if self._exact and body[start:end] != expected and body[start:end].replace(b" ", b"") != expected:
+            raise _UnexpectedRequestError(_difference(orjson.loads(body[start:end]), orjson.loads(expected)))
+        return answer
+
+    def _encode(self, tail: bytes, input_logprobs_from: int | None) -> tuple[bytes, bytes]:
+        """The input that a turn expects, and its answer."""
+        if tail not in self._turns:
+            raise _UnexpectedRequestError(f"got the input {tail!r:.200}, which ends no turn's input")
+        script, number = self._turns[tail]
+        return orjson.dumps(script.input_ids(number)), _generate_answer(script, number, input_logprobs_from)
+
+    def chat(self, body: bytes) -> list[bytes]:
+        messages = orjson.loads(body)["messages"]
+        content = next(message["content"] for message in messages if message["role"] == "user")
+        question = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        number = sum(message["role"] == "assistant" for message in messages)
+        script = self._questions.get(question)
+        if script is None or number > script.tool_turns:
+            raise _UnexpectedRequestError(f"got {number} answers to {question!r:.200}, which no script has")
+        if (question, number) not in self._chats:
+            self._chats[question, number] = _chat_answer(script, number)
+        return self._chats[question, number]
+
+
+def _tail(ids: Sequence[int]) -> bytes:
+    return ",".join(map(str, ids[-_TAIL_TOKENS:])).encode()
+
+
+def _difference(got: Sequence[int], expected: Sequence[int]) -> str:
+    at = next((n for n, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), "the end")
+    return f"got {len(got)} input ids, expected {len(expected)}; they differ from {at} on"
+
+
+class _Counters:
+    """What crossed the wire: generations, bytes from and to clients (heads included), opened connections."""
 
     def __init__(self) -> None:
         self.requests = self.bytes_in = self.bytes_out = self.connections = 0
 
 
 class _Connection(asyncio.Protocol):
-    """One client's connection."""
-
-    def __init__(self, book: ScriptBook, counters: Counters) -> None:
-        self._book, self._counters = book, counters
+    def __init__(self, scripts: _Scripts, counters: _Counters) -> None:
+        self._scripts, self._counters = scripts, counters
         self._received = bytearray()
         self._needed = 0
         self._transport: asyncio.Transport
@@ -91,17 +234,17 @@ class _Connection(asyncio.Protocol):
         try:
             if path == b"/generate":
                 self._counters.requests += 1
-                self._send(self._book.generate(body))
+                self._send(self._scripts.generate(body))
             elif path == b"/v1/chat/completions":
                 self._counters.requests += 1
-                self._streaming = asyncio.ensure_future(self._stream(self._book.chat(body)))
+                self._streaming = asyncio.ensure_future(self._stream(self._scripts.chat(body)))
             elif path == b"/counters":
-                self._transport.write(http_answer(orjson.dumps({**vars(self._counters), "cpu_s": time.process_time()})))
+                self._transport.write(_http_answer({**vars(self._counters), "cpu_s": time.process_time()}))
             else:
                 self._send(_INFO)
-        except UnexpectedRequestError as e:
+        except _UnexpectedRequestError as e:
             print(f"refused: {e}", file=sys.stderr, flush=True)
-            self._send(http_answer(orjson.dumps({"error": {"message": str(e)}}), status=404))
+            self._send(_http_answer({"error": {"message": str(e)}}, status=404))
 
     def _send(self, answer: bytes) -> None:
         self._counters.bytes_out += len(answer)
@@ -122,28 +265,26 @@ def _content_length(head: bytes) -> int:
     return 0
 
 
-async def _serve(book: ScriptBook) -> None:
+async def _serve(scripts: _Scripts) -> None:
     loop = asyncio.get_running_loop()
-    counters = Counters()
-    server = await loop.create_server(lambda: _Connection(book, counters), "127.0.0.1", 0, backlog=2048)
+    counters = _Counters()
+    server = await loop.create_server(lambda: _Connection(scripts, counters), "127.0.0.1", 0, backlog=2048)
     print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
-        await loop.run_in_executor(None, sys.stdin.read)  # until whoever started it is gone
+        await loop.run_in_executor(None, sys.stdin.read)  # until its parent is gone
 
 
 def main() -> None:
-    """Serve until stdin ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("scripts", type=Path, nargs="+")
     parser.add_argument("--core", type=int)
     parser.add_argument("--any-input", action="store_true")
     options = parser.parse_args()
     pin_to(options.core)
-    book = ScriptBook(
-        [script for path in options.scripts for script in load_scripts(path)], exact=not options.any_input
-    )
+    found = [script for path in options.scripts for script in load_scripts(path)]
+    scripts = _Scripts(found, exact=not options.any_input)
     gc.freeze()
-    asyncio.run(_serve(book))
+    asyncio.run(_serve(scripts))
 
 
 if __name__ == "__main__":

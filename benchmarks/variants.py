@@ -1,19 +1,28 @@
-"""What a variant is to the benchmark: something that plays a script's episode on the engine.
+"""What the client benchmark compares: each variant plays a script's episode on the scripted engine.
 
-Knows the interface, and what a played episode must be; the variants are the modules `*_player`.
+Every played token, mask bit and logprob is compared with the script: a variant that does less must not look fast.
+A worker process loads one variant and nothing of the others: those with an agent are in `agent_variants`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Protocol
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, Protocol, Self
 
-from strands_rollout.bench.answer_script import AnswerScript
+import httpx
+import orjson
+from httpx_aiohttp import AiohttpTransport
+
+from benchmarks.script import Script
 from strands_rollout.errors import RolloutError
 
-MAX_RESPONSE_TOKENS: Final = 100_000
+JobKind = Literal["cpu", "lag", "rss", "traced", "profile"]
+Collector = Literal["own", "frozen", "unfrozen"]
+"""What is done about the garbage collector: what each variant does itself (ours freezes what its first sample leaves,
+as its settings say; no other does); all are frozen after the warm-up (`gc.freeze`); or none is."""
+_MAX_RESPONSE_TOKENS: Final = 100_000
 
 
 class WrongEpisodeError(RolloutError):
@@ -21,29 +30,62 @@ class WrongEpisodeError(RolloutError):
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Where episodes are played.
+class Step:
+    """One measurement that is to be made.
 
     Attributes:
-        port: The engine's, on 127.0.0.1.
-        tokenizer_dir: The tokenizer's folder.
-        concurrency: Episodes at once.
-        scripts: All that may be played.
+        kind: What is measured.
+        variant: Who plays.
+        turns: Tool turns of an episode.
+        concurrency: Episodes at once, where there are as many.
+        episodes: How many are measured.
+        round: The repeat, from 0.
         runs_code: Whether the real code tool runs, in place of one that knows the results.
-        may_freeze: Whether a variant may freeze what the garbage collector would look through.
     """
 
-    port: int
-    tokenizer_dir: Path
+    kind: JobKind
+    variant: str
+    turns: int
     concurrency: int
-    scripts: Sequence[AnswerScript]
+    episodes: int
+    round: int = 0
     runs_code: bool = False
-    may_freeze: bool = True
 
     @property
-    def url(self) -> str:
-        """The engine's URL."""
-        return f"http://127.0.0.1:{self.port}"
+    def label(self) -> str:
+        tool = ", code tool" if self.runs_code else ""
+        return f"{self.kind}: {self.variant}, {self.turns} tool turns, {self.concurrency} at once{tool}"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A step as a worker process is asked for it.
+
+    Attributes:
+        step: What to measure.
+        scripts: The file of the scripts to play.
+        warm_up_scripts: The file of short scripts that open the connections.
+        tokenizer: The tokenizer's folder.
+        port: The engine's, on 127.0.0.1.
+        core: The core to stay on; None for any.
+        collector: What is done about the garbage collector.
+    """
+
+    step: Step
+    scripts: str
+    warm_up_scripts: str
+    tokenizer: str
+    port: int
+    core: int | None = None
+    collector: Collector = "own"
+
+    def to_json(self) -> str:
+        return orjson.dumps(asdict(self)).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        values = orjson.loads(text)
+        return cls(**{**values, "step": Step(**values["step"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +95,8 @@ class Played:
     Attributes:
         tokens: Prompt and response.
         loss_mask: Of the response: 1 for sampled tokens.
-        logprobs: Of the response; what is said of tokens that were not sampled counts nothing. None where the variant
-            has none.
+        logprobs: Of the response; those of tokens that were not sampled are not compared. None where the variant has
+            none.
         kept: What the trainer is handed; memory is measured of it.
     """
 
@@ -65,19 +107,11 @@ class Played:
 
 
 class Player(Protocol):
-    """Plays episodes, many at once."""
+    """Plays episodes, many at once; `close` releases connections."""
 
-    async def play(self, script: AnswerScript) -> Played:
-        """Play one episode.
+    async def play(self, script: Script) -> Played: ...
 
-        Raises:
-            WrongEpisodeError: It did not end as it should.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Release connections."""
-        ...
+    async def close(self) -> None: ...
 
 
 def sampling_params() -> dict[str, Any]:
@@ -86,7 +120,7 @@ def sampling_params() -> dict[str, Any]:
         "temperature": 1.0,
         "top_p": 1.0,
         "top_k": -1,
-        "max_new_tokens": MAX_RESPONSE_TOKENS,
+        "max_new_tokens": _MAX_RESPONSE_TOKENS,
         "stop": None,
         "stop_token_ids": None,
         "skip_special_tokens": False,
@@ -95,7 +129,68 @@ def sampling_params() -> dict[str, Any]:
     }
 
 
-def check_played(played: Played, script: AnswerScript, *, any_prompt: bool = False) -> None:
+class Floor:
+    """The same requests with no agent, and the answers read into one episode's lists.
+
+    The least that a client does which sends whole requests: ids are concatenated and encoded again each turn. It knows
+    what tools would have answered, so it renders, parses and calls nothing.
+    """
+
+    def __init__(self, job: Job) -> None:
+        limits = httpx.Limits(max_connections=1024, max_keepalive_connections=1024)
+        self._http = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{job.port}",
+            transport=AiohttpTransport(limits=limits),
+            timeout=httpx.Timeout(None),
+            trust_env=False,
+        )
+        self._params = sampling_params()
+
+    async def play(self, script: Script) -> Played:
+        tokens = list(script.prompt_ids)
+        loss_mask: list[int] = []
+        logprobs: list[float] = []
+        headers = {"content-type": "application/json", "x-smg-routing-key": uuid.uuid4().hex}
+        for turn in script.turns:
+            request = {
+                "input_ids": tokens,
+                "sampling_params": self._params,
+                "return_logprob": True,
+                "rid": uuid.uuid4().hex,
+            }
+            response = await self._http.post("/generate", content=orjson.dumps(request), headers=headers)
+            if response.status_code != 200:
+                raise WrongEpisodeError(f"got HTTP {response.status_code}: {response.text:.300}")
+            answer = orjson.loads(response.content)
+            sampled = answer["output_ids"]
+            tokens += sampled
+            tokens += turn.context_ids
+            loss_mask += [1] * len(sampled) + [0] * len(turn.context_ids)
+            logprobs += [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
+            logprobs += [0.0] * len(turn.context_ids)
+        return Played(tokens, loss_mask, logprobs, (tokens, loss_mask, logprobs))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+VARIANTS: Final = ("ours", "floor", "strands-sglang", "openai")
+NEEDS: Final = {"strands-sglang": "strands_sglang", "openai": "openai"}
+"""Variant -> the optional package that it needs; the extra `bench` has both."""
+
+
+def make_player(job: Job, scripts: Sequence[Script]) -> Player:
+    """Load the job's variant, and nothing of the others; `scripts` are all that may be played."""
+    if job.step.variant == "floor":
+        return Floor(job)
+    from benchmarks.agent_variants import AGENT_VARIANTS
+    from benchmarks.null_tool import learn_results
+
+    learn_results(scripts)
+    return AGENT_VARIANTS[job.step.variant](job)
+
+
+def check_played(played: Played, script: Script, *, any_prompt: bool = False) -> None:
     """Compare an episode with its script, token by token.
 
     Args:
@@ -110,21 +205,16 @@ def check_played(played: Played, script: AnswerScript, *, any_prompt: bool = Fal
     expected, got = script.tokens(), played.tokens
     if any_prompt:
         expected, got = expected[-len(mask) :], got[-len(mask) :]
-    values: Mapping[str, tuple[Any, Any]] = {
+    pairs: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
         "tokens": (got, expected),
         "loss_mask": (played.loss_mask, mask),
-        "logprobs": (
-            None if played.logprobs is None else _sampled(played.logprobs, mask),
-            None if played.logprobs is None else script.logprobs(),
-        ),
     }
-    for name, (found, wanted) in values.items():
+    if played.logprobs is not None:
+        sampled = [logprob for logprob, bit in zip(played.logprobs, mask, strict=False) if bit]
+        pairs["logprobs"] = (sampled, script.logprobs())
+    for name, (found, wanted) in pairs.items():
         if found != wanted:
             raise WrongEpisodeError(f"an episode of {script.tool_turns} tool turns: {_difference(name, found, wanted)}")
-
-
-def _sampled(logprobs: Sequence[float], mask: Sequence[int]) -> list[float]:
-    return [logprob for logprob, bit in zip(logprobs, mask, strict=False) if bit]
 
 
 def _difference(name: str, got: Sequence[Any], expected: Sequence[Any]) -> str:

@@ -1,60 +1,128 @@
-"""What a worker measures of a variant that is warmed up: CPU, loop lag, memory, a profile. Every episode is checked."""
+"""A measured process of the client benchmark: `python -m benchmarks.worker JOB` prints figures as one line of JSON.
+
+CPU, loop lag, memory or a profile of one variant that is warmed up; every episode is checked. Ends with its stdin:
+nobody is left to read the figures then.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import http.client
+import logging
+import os
+import resource
+import sys
+import threading
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+import warnings
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import orjson
 
-from strands_rollout.bench.answer_script import AnswerScript
-from strands_rollout.bench.episode_run import check_all, play_episodes
-from strands_rollout.bench.job import Figures, Job, JobKind
-from strands_rollout.bench.loop_lag import LoopLag, percentile
-from strands_rollout.bench.memory_use import array_bytes, forget_peak, peak_rss_bytes, rss_bytes
-from strands_rollout.bench.package_profile import profile_figures, start_profile
-from strands_rollout.bench.player import Player, WrongEpisodeError
+from benchmarks.measuring import LoopLag, percentile, pin_to
+from benchmarks.script import Script, load_scripts
+from benchmarks.variants import Job, JobKind, Played, Player, WrongEpisodeError, check_played, make_player
 
-Measure = Callable[[Job, Player, Sequence[AnswerScript]], Awaitable[Figures]]
+Figures = dict[str, Any]
+"""By name, units in the names."""
+Done = list[tuple[Script, Played]]
+_STATUS: Final = Path("/proc/self/status")
+_CLEAR_REFS: Final = Path("/proc/self/clear_refs")
+_RESET_PEAK: Final = "5"
 
 
-async def cpu(job: Job, player: Player, scripts: Sequence[AnswerScript]) -> Figures:
+def main() -> None:
+    job = Job.from_json(sys.argv[1])
+    pin_to(job.core)
+    threading.Thread(target=end_with_stdin, daemon=True).start()
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    print(orjson.dumps(asyncio.run(measure(job))).decode(), flush=True)
+
+
+def end_with_stdin() -> None:
+    """Waits in one read, and so takes no CPU from what is measured."""
+    os.read(0, 1)
+    os._exit(1)
+
+
+async def measure(job: Job) -> Figures:
+    """Warm up, measure, check.
+
+    Raises:
+        WrongEpisodeError: The variant did not play what the scripts say.
+    """
+    scripts, short = load_scripts(Path(job.scripts)), load_scripts(Path(job.warm_up_scripts))
+    player = make_player(job, [*scripts, *short])
+    for warm_up, count in ((short, min(job.step.concurrency, job.step.episodes)), (scripts, 1)):
+        check_all(await play_episodes(player, warm_up, count, job.step.concurrency), any_prompt=job.step.runs_code)
+    gc.collect()
+    if job.collector == "frozen":
+        gc.freeze()
+    figures = await MEASURES[job.step.kind](job, player, scripts)
+    await player.close()
+    return figures
+
+
+async def play_episodes(player: Player, scripts: Sequence[Script], episodes: int, concurrency: int) -> Done:
+    """Play the scripts in turn, from the first one again after the last one."""
+    todo: Iterator[Script] = (scripts[n % len(scripts)] for n in range(episodes))
+    done: Done = []
+
+    async def work() -> None:
+        done.extend([(script, await player.play(script)) for script in todo])
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(concurrency, episodes)):
+            group.create_task(work())
+    return done
+
+
+def check_all(done: Done, *, any_prompt: bool = False) -> None:
+    for script, played in done:
+        check_played(played, script, any_prompt=any_prompt)
+
+
+async def _play(job: Job, player: Player, scripts: Sequence[Script]) -> Done:
+    return await play_episodes(player, scripts, job.step.episodes, job.step.concurrency)
+
+
+async def cpu(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     """CPU of this process, all threads, user and system; bytes by the engine's count."""
     before = _counters(job.port)
     cpu_s, wall_s = time.process_time(), time.perf_counter()
-    done = await play_episodes(player, scripts, job.episodes, job.concurrency)
+    done = await _play(job, player, scripts)
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     after = _counters(job.port)
     check_all(done)
     crossed = {name: after[name] - before[name] for name in after}
-    expected = sum(len(script.turns) for script, _ in done)
+    expected, episodes = sum(len(script.turns) for script, _ in done), job.step.episodes
     if crossed["requests"] != expected:
         raise WrongEpisodeError(f"got {crossed['requests']} requests; expected {expected}, one for each turn")
     return {
-        "cpu_ms_per_trajectory": cpu_s / job.episodes * 1e3,
+        "cpu_ms_per_trajectory": cpu_s / episodes * 1e3,
         "cpu_ms_per_request": cpu_s / crossed["requests"] * 1e3,
-        "wall_ms_per_trajectory": wall_s / job.episodes * 1e3,
-        "engine_cpu_ms_per_trajectory": crossed["cpu_s"] / job.episodes * 1e3,
+        "wall_ms_per_trajectory": wall_s / episodes * 1e3,
+        "engine_cpu_ms_per_trajectory": crossed["cpu_s"] / episodes * 1e3,
         "client_busy_percent": 100 * cpu_s / wall_s,
         "engine_busy_percent": 100 * crossed["cpu_s"] / wall_s,
-        "requests_per_trajectory": crossed["requests"] / job.episodes,
-        "bytes_sent_per_trajectory": crossed["bytes_in"] / job.episodes,
-        "bytes_received_per_trajectory": crossed["bytes_out"] / job.episodes,
+        "requests_per_trajectory": crossed["requests"] / episodes,
+        "bytes_sent_per_trajectory": crossed["bytes_in"] / episodes,
+        "bytes_received_per_trajectory": crossed["bytes_out"] / episodes,
         # the second question for the counters opens one
         "connections_opened": crossed["connections"] - 1,
     }
 
 
-async def lag(job: Job, player: Player, scripts: Sequence[AnswerScript]) -> Figures:
+async def lag(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     """How late the loop is while episodes run."""
     with LoopLag() as watch:
-        done = await play_episodes(player, scripts, job.episodes, job.concurrency)
-    check_all(done, any_prompt=job.runs_code)
+        done = await _play(job, player, scripts)
+    check_all(done, any_prompt=job.step.runs_code)
     return {
         "lag_p50_ms": percentile(watch.lags_ms, 0.5),
         "lag_p99_ms": percentile(watch.lags_ms, 0.99),
@@ -63,25 +131,25 @@ async def lag(job: Job, player: Player, scripts: Sequence[AnswerScript]) -> Figu
     }
 
 
-async def rss(job: Job, player: Player, scripts: Sequence[AnswerScript]) -> Figures:
+async def rss(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     """Resident memory at its peak, with finished episodes kept; meant for as many episodes as run at once."""
-    before, is_new_peak = rss_bytes(), forget_peak()
-    done = await play_episodes(player, scripts, job.episodes, job.concurrency)
-    peak = peak_rss_bytes()
+    before, is_new_peak = _status_bytes("VmRSS"), _reset_peak()
+    done = await _play(job, player, scripts)
+    peak = _status_bytes("VmHWM")
     check_all(done)
     return {
-        "peak_rss_bytes_per_episode": max(0, peak - before) / job.episodes,
+        "peak_rss_bytes_per_episode": max(0, peak - before) / job.step.episodes,
         "rss_bytes_before": before,
         "peak_is_of_the_episodes": is_new_peak,
     }
 
 
-async def traced(job: Job, player: Player, scripts: Sequence[AnswerScript]) -> Figures:
+async def traced(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     """Python's own allocations: at their peak, with finished samples, and when those are gone."""
     await _settle()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    done = await play_episodes(player, scripts, job.episodes, job.concurrency)
+    done = await _play(job, player, scripts)
     _, peak = tracemalloc.get_traced_memory()
     check_all(done)
     arrays = sum(array_bytes((played.tokens, played.loss_mask, played.logprobs)) for _, played in done)
@@ -103,17 +171,20 @@ async def traced(job: Job, player: Player, scripts: Sequence[AnswerScript]) -> F
     }
 
 
-async def profile(job: Job, player: Player, scripts: Sequence[AnswerScript]) -> Figures:
+async def profile(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     """Shares of the loop's thread by package and function, and how much of the CPU other threads took."""
+    from benchmarks.profiling import profile_figures, start_profile
+
     thread_s, process_s = time.thread_time(), time.process_time()
     profiler = start_profile()
-    done = await play_episodes(player, scripts, job.episodes, job.concurrency)
+    done = await _play(job, player, scripts)
     profiler.disable()
     thread_s, process_s = time.thread_time() - thread_s, time.process_time() - process_s
     check_all(done)
     return {**profile_figures(profiler), "other_threads_percent": round(100 * (1 - thread_s / process_s), 2)}
 
 
+Measure = Callable[[Job, Player, Sequence[Script]], Awaitable[Figures]]
 MEASURES: Final[Mapping[JobKind, Measure]] = {"cpu": cpu, "lag": lag, "rss": rss, "traced": traced, "profile": profile}
 
 
@@ -131,3 +202,33 @@ def _counters(port: int) -> dict[str, float]:
     found: dict[str, float] = orjson.loads(connection.getresponse().read())
     connection.close()
     return found
+
+
+def array_bytes(arrays: Iterable[list[int] | list[float] | None]) -> int:
+    """Memory of lists and of the numbers in them, each number counted once; what other lists share counts as well."""
+    lists = [array for array in arrays if array is not None]
+    numbers = {id(number): number for array in lists for number in array}
+    return sum(map(sys.getsizeof, lists)) + sum(map(sys.getsizeof, numbers.values()))
+
+
+def _reset_peak() -> bool:
+    """Begin a new peak of resident memory; whether the system can do that."""
+    try:
+        _CLEAR_REFS.write_text(_RESET_PEAK)
+    except OSError:
+        return False
+    return True
+
+
+def _status_bytes(name: str) -> int:
+    """Resident memory as /proc has it: now (VmRSS), at its peak (VmHWM); without /proc the peak so far."""
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024  # macOS tells bytes, others KiB
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,20 +1,46 @@
-"""The command `strands-rollout compare`: its arguments and its exit code."""
+"""The experiments' command line: `python -m experiments --help`."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from strands_rollout.errors import ConfigError
+from experiments.comparison import compare_runs, comparison_table, read_run
+from experiments.methods import Ablation, Experiment, RolloutKind
+from strands_rollout.cli.train import train
+from strands_rollout.errors import ConfigError, RolloutError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command(epilog="Example: python -m experiments --rollout retokenised train --steps 60 --out run")(train)
 
 
+@app.callback()
+def _root(
+    context: typer.Context,
+    rollout: Annotated[
+        RolloutKind,
+        typer.Option(
+            help="Which tokens are trained on: tito, as they were sampled; retokenised, the same episodes' text "
+            "encoded again; openai, Strands' own OpenAI model on the engine's chat endpoint, and its messages encoded."
+        ),
+    ] = "tito",
+    ablation: Annotated[Ablation, typer.Option(help="A fault to put in.")] = "none",
+) -> None:
+    """Compare training on sampled tokens with text pipelines, and with faults put in on purpose.
+
+    The options before the command are of `train`; all others of it are those of `strands-rollout train`.
+    """
+    if context.invoked_subcommand == "train":
+        context.obj = Experiment(rollout, ablation)
+
+
+@app.command(epilog="Example: python -m experiments compare runs/tito-* runs/retokenised-* --plot curves.png")
 def compare(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Folders of `strands-rollout train`.", metavar="RUN...", show_default=False)
-    ],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of training runs.", metavar="RUN...", show_default=False)],
     plot: Annotated[Path | None, typer.Option(help="Draw the curves to this PNG; needs matplotlib.")] = None,
     json_only: Annotated[bool, typer.Option("--json", help="Print the JSON in place of the table.")] = False,
 ) -> None:
@@ -23,10 +49,6 @@ def compare(
     Runs that differ in their seed alone are one variant; its label has the options in which the given runs differ.
     What runs still is compared as far as it is.
     """
-    from strands_rollout.train.comparison import compare_runs
-    from strands_rollout.train.comparison_table import comparison_table
-    from strands_rollout.train.recorded_run import read_run
-
     _check_plot(plot)
     comparison = compare_runs([read_run(folder) for folder in runs])
     if plot is not None:
@@ -49,3 +71,15 @@ def _check_plot(plot: Path | None) -> None:
         raise ConfigError(f"got --plot {plot}; expected a file that ends in .png")
     if not can_draw():
         raise ConfigError(NOT_DRAWN)
+
+
+def main() -> None:
+    try:
+        app(prog_name="python -m experiments")
+    except RolloutError as e:
+        typer.echo(f"error: {e}", err=True)
+        sys.exit(2 if isinstance(e, ConfigError) else 1)
+
+
+if __name__ == "__main__":
+    main()

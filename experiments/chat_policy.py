@@ -1,33 +1,43 @@
-"""What crosses an engine's chat endpoint in one episode: asked for within the episode's budgets, and kept turn by turn.
-
-Stands where `openai.AsyncOpenAI` does for Strands' OpenAI model, which takes such a client and knows nothing of it.
-Knows OpenAI's chat API with SGLang's additions (0.5.23); nothing of agents or samples.
-"""
+"""Strands' own OpenAI model as the policy of an episode, and a client that records what crosses the endpoint."""
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import openai
+from strands.models.openai import OpenAIModel
 from strands.types.exceptions import ContextWindowOverflowException
 
+from strands_rollout.aio import LoopCache
+from strands_rollout.client.client import shared_client
+from strands_rollout.client.transport import create_client
 from strands_rollout.errors import (
     EngineAbortedError,
+    EngineError,
     EngineRejectedError,
     EngineResponseError,
     EngineUnavailableError,
 )
-from strands_rollout.token_limits import Room, TokenLimits, turn_allowance
-from strands_rollout.turn_params import turn_seed
+from strands_rollout.model.sampling import Room, TokenLimits, turn_allowance, turn_seed
+from strands_rollout.slime_plugin.generate import ROUTING_HEADER
 
 ChatMessage: TypeAlias = dict[str, Any]
 
 _TOO_LONG: Final = "context length"  # SGLang's words for a request that does not fit
 _BUSY: Final = (408, 409, 429)  # these, and 500 and more, the client has tried again by itself
+_OPENAI_PARAMS: Final = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "stop")
+_SGLANG_PARAMS: Final = ("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos")
+_MODEL_ID: Final = "policy"
+_RETRIES: Final = 5
+_STRANDS_LOGGER: Final = "strands.models.openai"
+_DROPPED_REASONING: Final = "reasoningContent is not supported"
+_CONNECTIONS: Final[LoopCache[Any]] = LoopCache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +104,13 @@ class RecordedChat:
         self._engine_context = engine_context
         self._seed = seed
 
-    async def create(self, **request: Any) -> Any:  # noqa: ANN401 - OpenAI's own
+    async def create(self, **request: Any) -> Any:
         """One turn; called by Strands' model.
 
         Raises:
             BudgetExhaustedError: A budget leaves no token for it.
             ContextWindowOverflowException: The engine refuses it as too long.
-            EngineAbortedError: The engine aborted it. What it had sampled is lost: text can't be gone on with.
+            EngineAbortedError: The engine aborted it. What it had sampled is lost: text can't be resumed.
             EngineError: The engine did not deliver.
         """
         messages, tools = request["messages"], request.get("tools") or ()
@@ -130,7 +140,7 @@ class RecordedChat:
         room = Room(*min(rooms)) if rooms else Room(None, "context")
         return turn_allowance(limits, room, 0, is_first=not self.turns)
 
-    async def _asked(self, request: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    async def _asked(self, request: Mapping[str, Any]) -> Any:
         try:
             return await self._client.chat.completions.create(**request)
         except openai.APIConnectionError as e:
@@ -147,7 +157,7 @@ class RecordedChat:
 
 
 def _turn_of(
-    completion: Any,  # noqa: ANN401 - openai.types.chat.ChatCompletion
+    completion: Any,
     messages: Sequence[ChatMessage],
     tools: Sequence[ChatMessage],
     prompt_ids: list[int],
@@ -173,3 +183,105 @@ def _turn_of(
         weight_version=None if version is None else str(version),
         latency_s=latency_s,
     )
+
+
+logger = logging.getLogger(__name__)
+
+
+class ChatPolicy(OpenAIModel):
+    """Strands' model, with what an episode asks a policy beside its turns.
+
+    Args:
+        chat: Takes its requests.
+        params: Of each request; see `request_params`.
+
+    Attributes:
+        conversation: How far the episode came.
+        is_generating: Never: an engine that is told to abort would answer with text that can't be resumed, so that
+            it is not waited for.
+    """
+
+    is_generating: Final = False
+
+    def __init__(self, chat: RecordedChat, params: dict[str, Any]) -> None:
+        _log_dropped_reasoning_once()
+        super().__init__(client=cast("Any", chat), model_id=_MODEL_ID, params=params, stream=False)
+        self.conversation = _ChatHistory(chat)
+        self._chat = chat
+
+    @property
+    def cut_by(self) -> str | None:
+        """The limit that cut the last turn."""
+        return self._chat.cut_by
+
+
+class _ChatHistory:
+    """What an episode asks of a conversation, of one that keeps no tokens."""
+
+    covered_messages: Final = 0
+
+    def __init__(self, chat: RecordedChat) -> None:
+        self.history: Sequence[Mapping[str, Any]] | None = None
+        self._chat = chat
+
+    @property
+    def last(self) -> _ChatHistory:
+        """Its only segment."""
+        return self
+
+    @property
+    def turn_count(self) -> int:
+        """Turns that were answered."""
+        return len(self._chat.turns)
+
+    def drop_empty_segment(self) -> None:
+        """There are no segments."""
+
+    def know_tools(self, tool_specs: object) -> None:
+        """The endpoint reads calls."""
+
+
+def request_params(
+    sampling_params: Mapping[str, Any], template_kwargs: Mapping[str, Any], session_id: str | None
+) -> dict[str, Any]:
+    """The parameters of each request, in the endpoint's words; sampled tokens are asked for to measure what is lost."""
+    given = {name: value for name, value in sampling_params.items() if value is not None}
+    extra: dict[str, Any] = {name: given[name] for name in _SGLANG_PARAMS if name in given}
+    if template_kwargs:
+        extra["chat_template_kwargs"] = dict(template_kwargs)
+    params: dict[str, Any] = {name: given[name] for name in _OPENAI_PARAMS if name in given}
+    headers = {} if session_id is None else {"extra_headers": {ROUTING_HEADER: session_id}}
+    return {**params, "logprobs": True, "extra_body": extra, **headers}
+
+
+def chat_client(url: str) -> openai.AsyncOpenAI:
+    """A client on the running loop's connection to the engine, which it closes with the loop."""
+    http = _CONNECTIONS.get(url, lambda: create_client(url))
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", http_client=http, max_retries=_RETRIES)
+
+
+async def engine_context(url: str) -> int | None:
+    """The engine's context length in tokens; None where it does not say."""
+    try:
+        return (await shared_client(url).server_info()).context_length
+    except EngineError as e:  # a dead engine is reported by the turn itself
+        logger.debug("context length unknown error=%s", e)
+        return None
+
+
+class _SaidOnce(logging.Filter):
+    """Drops what Strands says of reasoning before every request but the first."""
+
+    is_said = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log it."""
+        if not str(record.msg).startswith(_DROPPED_REASONING):
+            return True
+        was_said, self.is_said = self.is_said, True
+        return not was_said
+
+
+@functools.cache
+def _log_dropped_reasoning_once() -> None:
+    logging.getLogger(_STRANDS_LOGGER).addFilter(_SaidOnce())

@@ -14,8 +14,8 @@ from difflib import SequenceMatcher
 from itertools import zip_longest
 from typing import Any
 
-from strands_rollout.chat_template import ChatTemplate
-from strands_rollout.train.chat_recorder import ChatMessage, ChatTurn
+from experiments.chat_policy import ChatMessage, ChatTurn
+from strands_rollout.template.chat_template import ChatTemplate
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ChatRenderer:
         TemplateError: The tokenizer or its template can't be used.
     """
 
-    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:  # noqa: ANN401
+    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
         self.template = ChatTemplate(tokenizer, **template_kwargs)
         self._tokenizer = tokenizer
         self._kwargs = template_kwargs

@@ -1,23 +1,178 @@
-"""Training runs side by side: grouped by everything but their seeds, each group with its figures.
-
-Knows recorded runs; must not know how anything is shown.
-"""
+"""Training runs side by side: grouped by everything but their seeds, each group with its figures, as a table."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import stdev
 from typing import Any, Final
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.train.recorded_run import RecordedRun
-from strands_rollout.train.run_figures import FIGURES, Spread, spread_of
+from strands_rollout.files import read_json
+from strands_rollout.train.run_folder import FILE_NAME, OPTIONS_FILE, SUMMARY_FILE, StepRecord, read_steps, with_end
 
+GOAL: Final = 0.95
+_TIMES: Final = ("rollout_s", "train_s", "sync_s", "eval_s")
+_EXPECTED: Final = "expected the folder of a training run"
 _ALL: Final = "all"
-# what a run's result does not depend on, the seed, and what is told by another name
-_NEVER_TOLD_APART_BY: Final = frozenset(
+_NONE: Final = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """What is known of a run, which may be running still.
+
+    Attributes:
+        folder: Where it was read.
+        options: What it was started with, by name.
+        made_by: The commit and the versions that it ran on, by name.
+        steps: Its records.
+        summary: Its result; None until it is finished.
+    """
+
+    folder: Path
+    options: Mapping[str, Any]
+    made_by: Mapping[str, Any]
+    steps: list[StepRecord]
+    summary: Mapping[str, Any] | None
+
+    @property
+    def seed(self) -> object:
+        """The seed that it was started with."""
+        return self.options.get("seed")
+
+    @property
+    def points(self) -> list[StepRecord]:
+        """Its records, and its end."""
+        return with_end(self.steps, self.summary)
+
+
+def read_run(folder: Path) -> RecordedRun:
+    """Read `options.json` (`options`, `versions`, `commit`), `steps.jsonl` and, where it is there, `summary.json`.
+
+    Raises:
+        ConfigError: A file is missing or holds something else, or no step is done yet.
+    """
+    found = read_json(folder / OPTIONS_FILE, advice=_EXPECTED)
+    options = found.get("options")
+    if not isinstance(options, dict):
+        raise ConfigError(f"{folder / OPTIONS_FILE} has no options; expected the folder of a training run")
+    steps = read_steps(folder / FILE_NAME)
+    if not steps:
+        raise ConfigError(f"{folder / FILE_NAME} is empty; expected a run with a step that is done; wait for it")
+    versions = found.get("versions")
+    made_by = {"commit": found.get("commit"), **(versions if isinstance(versions, dict) else {})}
+    summary = folder / SUMMARY_FILE
+    return RecordedRun(
+        folder, options, made_by, steps, read_json(summary, advice=_EXPECTED) if summary.exists() else None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure of the runs that differ in their seed alone.
+
+    Attributes:
+        mean: None unless each run has the figure: the mean of the rest would flatter.
+        std: The sample's standard deviation; None for less than two runs.
+        by_seed: Each run's, None where it has none.
+    """
+
+    mean: float | None
+    std: float | None
+    by_seed: list[float | None]
+
+
+def spread_of(by_seed: Sequence[float | None]) -> Spread:
+    """The spread of one figure."""
+    known = [value for value in by_seed if value is not None]
+    if not known or len(known) < len(by_seed):
+        return Spread(None, None, list(by_seed))
+    return Spread(math.fsum(known) / len(known), stdev(known) if len(known) > 1 else None, list(by_seed))
+
+
+def _values(run: RecordedRun, key: str) -> list[float]:
+    """The finite values that a run's steps have of a key."""
+    return [float(value) for record in run.steps if isinstance(value := record.get(key), int | float)]
+
+
+def _accuracies(run: RecordedRun) -> list[tuple[int, float]]:
+    """Updates done, and the accuracy then, where it was measured."""
+    return [
+        (int(record["step"] or 0), float(value))
+        for record in run.points
+        if isinstance(value := record.get("held_out_accuracy"), int | float)
+    ]
+
+
+def _accuracy_start(run: RecordedRun) -> float | None:
+    return next((accuracy for updates, accuracy in _accuracies(run) if updates == 0), None)
+
+
+def _accuracy_end(run: RecordedRun) -> float | None:
+    return next((accuracy for _, accuracy in reversed(_accuracies(run))), None)
+
+
+def _accuracy_best(run: RecordedRun) -> float | None:
+    return max((accuracy for _, accuracy in _accuracies(run)), default=None)
+
+
+def _step_at_goal(run: RecordedRun) -> float | None:
+    return next((updates for updates, accuracy in _accuracies(run) if accuracy >= GOAL), None)
+
+
+def _gap_at_start(run: RecordedRun) -> float | None:
+    gap = run.steps[0].get("logprob_gap_max")
+    return float(gap) if isinstance(gap, int | float) else None
+
+
+def _minutes(run: RecordedRun) -> float | None:
+    seconds = [second for key in _TIMES for second in _values(run, key)]
+    return math.fsum(seconds) / 60 if seconds else None
+
+
+def _over_steps(key: str, combine: Callable[[Sequence[float]], float]) -> Callable[[RecordedRun], float | None]:
+    def figure(run: RecordedRun) -> float | None:
+        values = _values(run, key)
+        return combine(values) if values else None
+
+    return figure
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return math.fsum(known) / len(known)
+
+
+FIGURES: Final[Mapping[str, Callable[[RecordedRun], float | None]]] = {
+    "accuracy_start": _accuracy_start,
+    "accuracy_end": _accuracy_end,
+    "accuracy_best": _accuracy_best,
+    "step_at_goal": _step_at_goal,
+    "logprob_gap_max_step0": _gap_at_start,
+    "logprob_gap_max": _over_steps("logprob_gap_max", max),
+    "kl_k3_mean": _over_steps("kl_k3", _mean),
+    "kl_k3_max": _over_steps("kl_k3", max),
+    "drift_tokens_mean": _over_steps("drift_tokens", _mean),
+    "drift_episodes_mean": _over_steps("drift_episodes", _mean),
+    "ratio_min": _over_steps("ratio_min", min),
+    "ratio_max": _over_steps("ratio_max", max),
+    "minutes": _minutes,
+}
+"""By name; None where a run has nothing to tell it from.
+
+Accuracies are of held-out problems, the end being the last that was measured. `step_at_goal` is the number of updates
+after which it was first measured to have `GOAL`. Means are over steps. `minutes` are by the clock,
+without the start and the last evaluation.
+"""
+
+
+# what a run's result does not depend on, the seed, and what has another name too
+_IGNORED_OPTIONS: Final = frozenset(
     {"seed", "out", "json_only", "wandb", "threads", "save_every", "gap_limit", "update.temperature"}
 )
 
@@ -85,7 +240,7 @@ def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     for name, value in options.items():
         if isinstance(value, Mapping):
             texts |= _flat(value, f"{prefix}{name}.")
-        elif prefix + name not in _NEVER_TOLD_APART_BY:
+        elif prefix + name not in _IGNORED_OPTIONS:
             texts[prefix + name] = value if isinstance(value, str) else json.dumps(value)
     return texts
 
@@ -114,3 +269,57 @@ def _notes(runs: Sequence[RecordedRun]) -> Iterator[str]:
         values = list(dict.fromkeys(str(run.made_by.get(name)) for run in runs))
         if len(values) > 1:
             yield f"the runs differ in {name}: {', '.join(values)}"
+
+
+def comparison_table(comparison: Comparison) -> str:
+    """One row a variant, the meaning of ± and the notes below it."""
+    rows = [["variant", *_COLUMNS], ["---", *(["---:"] * len(_COLUMNS))]]
+    rows += [
+        [variant.label.replace("|", "\\|"), *(cell(variant) for cell in _COLUMNS.values())]
+        for variant in comparison.variants
+    ]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    legend = "Mean ± standard deviation over seeds; accuracy is of held-out problems."
+    return "\n\n".join([table, legend, *(f"- {note}" for note in comparison.notes)])
+
+
+def _share(name: str) -> Callable[[Variant], str]:
+    return lambda variant: _mean_and_std(variant.figures[name], lambda value: f"{value:.1%}")
+
+
+def _number(name: str, form: str) -> Callable[[Variant], str]:
+    return lambda variant: _mean_and_std(variant.figures[name], lambda value: format(value, form))
+
+
+def _mean_and_std(spread: Spread, written: Callable[[float], str]) -> str:
+    if spread.mean is None:
+        return _NONE
+    return written(spread.mean) + ("" if spread.std is None else f" ± {written(spread.std)}")
+
+
+def _by_seed(variant: Variant) -> str:
+    reached = variant.figures["step_at_goal"].by_seed
+    return ", ".join("never" if step is None else str(int(step)) for step in reached)
+
+
+def _extreme(name: str, choose: Callable[[list[float]], float], form: str) -> Callable[[Variant], str]:
+    def cell(variant: Variant) -> str:
+        values = [value for value in variant.figures[name].by_seed if value is not None]
+        return format(choose(values), form) if values else _NONE
+
+    return cell
+
+
+_COLUMNS: Final[Mapping[str, Callable[[Variant], str]]] = {
+    "seeds": lambda variant: str(len(variant.runs)),
+    "accuracy, start": _share("accuracy_start"),
+    "end": _share("accuracy_end"),
+    "best": _share("accuracy_best"),
+    f"steps to {GOAL:.0%}, by seed": _by_seed,
+    "greatest logprob gap at step 0": _extreme("logprob_gap_max_step0", max, ".2g"),
+    "KL (k3)": _number("kl_k3_mean", ".2g"),
+    "drifted tokens": _share("drift_tokens_mean"),
+    "least ratio": _extreme("ratio_min", min, ".5g"),
+    "greatest": _extreme("ratio_max", max, ".5g"),
+    "minutes": _number("minutes", ".1f"),
+}

@@ -1,18 +1,130 @@
-"""A finished sample as a text pipeline hands it on: its tokens decoded, and the text encoded again as one string.
+"""What is compared with training on sampled tokens: text pipelines, and faults put into finished samples on purpose.
 
-What such a pipeline loses is what it is for: sampled tokens become others where the policy spelled a word in its own
-way, control tokens that were spelled become real ones, tokens merge across the ends of turns, and nobody knows at which
-logprobs the new tokens would have been sampled. Knows samples and a tokenizer; nothing of torch.
+The faults show which of them the trainer's checks catch, and what the others do to training; each is one that rollout
+systems have had.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from strands_rollout.drift import encoded_again, first_difference, placed_again, placed_tokens, token_bytes
-from strands_rollout.errors import TrajectoryError
+from strands_rollout.errors import ConfigError, TrajectoryError
+from strands_rollout.evaluation.evaluate import Player
+from strands_rollout.samples import Sample, episode_facts, finished_samples
+from strands_rollout.settings import REWARD_KEY, RolloutSettings
+from strands_rollout.template.drift import (
+    Drift,
+    encoded_again,
+    first_difference,
+    placed_again,
+    placed_tokens,
+    token_bytes,
+)
+from strands_rollout.tool_parsers import AUTO
+from strands_rollout.train.batch import (
+    StepBatch,
+    TrainedSample,
+    TrainingMethod,
+    TrainingSequence,
+    sequences_as_sampled,
+    tokens_of_rollouts,
+    trained_samples,
+)
+from strands_rollout.train.options import TrainOptions
+
+RolloutKind: TypeAlias = Literal["tito", "retokenised", "openai"]
+Ablation: TypeAlias = Literal[
+    "none", "train-tool-tokens", "shifted-logprobs", "aborted-as-completed", "tool-output-rewarded"
+]
+
+
+class Experiment(TrainingMethod):
+    """Training with another kind of rollouts, or with a fault.
+
+    Args:
+        rollout: Which tokens are trained on: as they were sampled; the same episodes' text encoded again; or those of
+            Strands' OpenAI model on the engine's chat endpoint, its messages encoded.
+        ablation: The fault.
+
+    Raises:
+        ConfigError: The two don't go together, or a package is missing.
+    """
+
+    def __init__(self, rollout: RolloutKind, ablation: Ablation) -> None:
+        if ablation == "shifted-logprobs" and rollout != "tito":
+            raise ConfigError("--ablation shifted-logprobs needs --rollout tito: text has no logprobs to shift")
+        self.rollout, self.ablation = rollout, ablation
+        self.is_exact = rollout == "tito"
+        self.keeps_contract = rollout != "openai"
+        self.keeps_aborted = ablation == "aborted-as-completed"
+        if rollout == "openai":
+            try:
+                from experiments.openai_generate import generate
+            except ModuleNotFoundError as e:
+                raise ConfigError(
+                    f"--rollout openai needs {e.name}, which is not installed; pip install 'strands-rollout[openai]'"
+                ) from e
+            self.generate = generate
+
+    def check(self, options: TrainOptions, settings: RolloutSettings) -> None:
+        if self.keeps_aborted and not options.extra_prompts:
+            raise ConfigError("--ablation aborted-as-completed needs --extra-prompts: nothing else is aborted")
+        if self.rollout == "openai" and settings.fan_out:
+            raise ConfigError(
+                f"{options.config} has fan_out, and a chat endpoint (--rollout openai) has one agent's one history; "
+                "leave out one of them"
+            )
+
+    async def prepare(self, samples: Sequence[Sample], player: Player) -> None:
+        for sample in samples:
+            if self.ablation == "train-tool-tokens":
+                train_tool_tokens(sample)
+            elif self.ablation == "shifted-logprobs":
+                shift_log_probs(sample)
+            elif self.ablation == "tool-output-rewarded":
+                reward_tool_output(sample, player)
+            elif self.ablation == "aborted-as-completed" and sample.status is Sample.Status.ABORTED:
+                sample.status = Sample.Status.COMPLETED
+                await player.grade(sample)
+
+    def batch(self, groups: Sequence[Sequence[Sample]], tokenizer: Any, *, tool_parser: str = AUTO) -> StepBatch:
+        if self.rollout == "retokenised":
+            return retokenised_batch(groups, tokenizer)
+        if self.rollout == "openai":
+            return text_endpoint_batch(groups)
+        return super().batch(groups, tokenizer, tool_parser=tool_parser)
+
+
+def reward_tool_output(sample: Sample, player: Player) -> None:
+    """Reward an episode in which a tool has printed the right answer, whatever the policy then says."""
+    printed = player.decode(context_tokens(sample)).split()
+    if str(sample.label) in printed and isinstance(sample.reward, dict):
+        sample.reward = {**sample.reward, REWARD_KEY: 1.0}
+
+
+def train_tool_tokens(sample: Sample) -> None:
+    """Train every token of the response, tool results included, as where a sample has no loss mask."""
+    sample.loss_mask = [1] * sample.response_length
+
+
+def shift_log_probs(sample: Sample) -> None:
+    """Give each sampled token the logprob of the one before it: an alignment that is off by one."""
+    log_probs, mask = sample.rollout_log_probs or [], sample.loss_mask or []
+    trained = [at for at, is_trained in enumerate(mask) if is_trained]
+    shifted = list(log_probs)
+    for at, before in zip(trained, [*trained[:1], *trained], strict=False):
+        shifted[at] = log_probs[before]
+    sample.rollout_log_probs = shifted
+
+
+def context_tokens(sample: Sample) -> list[int]:
+    """The tokens of the response that the policy did not sample: tool results and what stands around them."""
+    response = sample.tokens[len(sample.tokens) - sample.response_length :]
+    return [token for token, is_trained in zip(response, sample.loss_mask or [], strict=True) if not is_trained]
+
 
 Place: TypeAlias = tuple[int, int]
 """Where a token begins: characters before it, and bytes of an unfinished one."""
@@ -44,7 +156,7 @@ class Retokenised:
     first_difference: int | None
 
 
-def retokenise(sample: Any, tokenizer: Any) -> Retokenised:  # noqa: ANN401 - slime's Sample or ours; any fast tokenizer
+def retokenise(sample: Any, tokenizer: Any) -> Retokenised:
     """Decode a sample's whole token sequence and encode the text again.
 
     Args:
@@ -81,3 +193,53 @@ def retokenise(sample: Any, tokenizer: Any) -> Retokenised:  # noqa: ANN401 - sl
         lost_context=[at for at in lost if not mask[at]],
         first_difference=first_difference(tokens, again),
     )
+
+
+def retokenised_batch(groups: Sequence[Sequence[Sample]], tokenizer: Any) -> StepBatch:
+    """The batch of a trainer who is handed text: see `retokenise`."""
+    trained, dropped = trained_samples(groups)
+    again = [retokenise(one.sample, tokenizer) for one in trained]
+    tokens_of = tokens_of_rollouts(trained, [one.loss_mask for one in again])
+    sequences = [_from_text(text, one, tokens_of[one.rollout]) for text, one in zip(again, trained, strict=True)]
+    drifts = [Drift(one.sampled_tokens, one.drifted_tokens) for one in again]
+    return StepBatch.of(groups, sequences, drifts, dropped)
+
+
+def _from_text(one: Retokenised, trained: TrainedSample, denominator: int) -> TrainingSequence:
+    return TrainingSequence(
+        tokens=one.tokens,
+        prompt_length=one.prompt_length,
+        loss_mask=one.loss_mask,
+        log_probs=None,
+        sampled_log_probs=one.aligned_log_probs,
+        version=trained.version,
+        advantage=trained.advantage,
+        rollout=trained.rollout,
+        denominator=max(denominator, 1),
+    )
+
+
+def text_endpoint_batch(groups: Sequence[Sequence[Sample]]) -> StepBatch:
+    """The batch of samples whose tokens a text endpoint's messages were encoded to, with what that changed of each."""
+    trained, dropped = trained_samples(groups)
+    views = finished_samples([one.sample for one in trained])
+    lost = [(view.facts["sampled_tokens"], view.facts["text_endpoint"]["unmatched_sampled"]) for view in views]
+    drifts = [Drift(sampled, unmatched) for sampled, unmatched in lost if unmatched is not None]
+    figures = _endpoint_figures(sample for group in groups for sample in group)
+    return StepBatch.of(groups, sequences_as_sampled(trained), drifts, dropped, extra_figures=figures)
+
+
+def _endpoint_figures(samples: Iterable[Sample]) -> dict[str, float]:
+    """What the way by text has changed; nothing of samples that did not go it.
+
+    The share of turns that were sampled after another prompt than the one that is trained before them, and of trained
+    tokens that were not sampled.
+    """
+    found = [facts for sample in samples if (facts := episode_facts(sample)).get("text_endpoint")]
+    turns = sum(facts["turns"] for facts in found)
+    trained = sum(facts["text_endpoint"]["trained_tokens"] for facts in found)
+    if not turns or not trained:
+        return {}
+    reread = sum(facts["text_endpoint"]["reread_turns"] for facts in found)
+    unsampled = sum(facts["text_endpoint"]["unmatched_trained"] or 0 for facts in found)
+    return {"reread_turns": reread / turns, "unsampled_tokens": unsampled / trained}

@@ -30,36 +30,44 @@ from typing import Any, Final, cast
 
 from strands.agent.conversation_manager import NullConversationManager
 
-from strands_rollout.agent import Episode, run_episode
-from strands_rollout.config import RolloutSettings, settings_from_args
-from strands_rollout.episode_bounds import EpisodeLimits
-from strands_rollout.episode_code import episode_code_tool
-from strands_rollout.episode_metrics import TRUNCATING
-from strands_rollout.episode_record import METADATA_KEY, METADATA_VERSION, error_text
+from experiments.chat_policy import ChatPolicy, RecordedChat, chat_client, engine_context, request_params
+from experiments.chat_transcript import ChatRenderer, Transcript
+from strands_rollout.agent.episode import Episode, run_episode
+from strands_rollout.agent.limits import EpisodeLimits
+from strands_rollout.agent.stop_reason import StopReason
+from strands_rollout.agent.tool_loading import load_hooks
+from strands_rollout.aio import once
+from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
 from strands_rollout.errors import ConfigError
-from strands_rollout.first_use import once
-from strands_rollout.prompt_messages import to_episode_prompt
-from strands_rollout.prompts import CODE_TOOL_NAME
-from strands_rollout.rollout import build_tools, log_episode, log_failure, reason_of_failure
-from strands_rollout.rollout_job import context_limit, template_kwargs
-from strands_rollout.row_settings import with_row_settings
-from strands_rollout.sample import write_failure, write_untrained
-from strands_rollout.sample_beginning import begin_sample
-from strands_rollout.sglang_model import SGLangModel
-from strands_rollout.slime_seam import is_aborting, may_return_aborted, router_url, tokenizer_of, tool_span
-from strands_rollout.stop_reason import StopReason
-from strands_rollout.token_limits import TokenLimits
-from strands_rollout.tool_loading import load_hooks
-from strands_rollout.tools import CodeCalls
-from strands_rollout.train.chat_policy import ChatPolicy, chat_client, engine_context, request_params
-from strands_rollout.train.chat_recorder import RecordedChat
-from strands_rollout.train.chat_transcript import ChatRenderer, Transcript
+from strands_rollout.model.sampling import TokenLimits
+from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.samples import METADATA_KEY, METADATA_VERSION
+from strands_rollout.settings import RolloutSettings, settings_from_args
+from strands_rollout.slime_plugin.generate import (
+    build_tools,
+    context_limit,
+    log_episode,
+    log_failure,
+    reason_of_failure,
+    template_kwargs,
+)
+from strands_rollout.slime_plugin.metrics import TRUNCATING
+from strands_rollout.slime_plugin.resume import begin_sample
+from strands_rollout.slime_plugin.row import to_episode_prompt, with_row_settings
+from strands_rollout.slime_plugin.sample_writer import error_text, write_failure, write_untrained
+from strands_rollout.slime_plugin.slime_adapter import (
+    is_aborting,
+    may_return_aborted,
+    router_url,
+    tokenizer_of,
+    tool_span,
+)
 
 TEXT_ENDPOINT_KEY: Final = "text_endpoint"
 """Of the facts: what the way by text changed; see `Transcript`."""
 
 
-async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - slime's signature
+async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:  # noqa: FBT001 - slime's signature
     """Run one agent episode for a sample through the chat endpoint.
 
     `rollout_log_probs` is None, as nobody knows them; an ABORTED sample starts afresh; `fan_out` and a conversation
@@ -112,8 +120,8 @@ class _Played:
 
 
 async def _run(
-    args: Any,  # noqa: ANN401 - slime's Namespace
-    sample: Any,  # noqa: ANN401 - slime's Sample or ours
+    args: Any,
+    sample: Any,
     sampling_params: Mapping[str, Any],
     settings: RolloutSettings,
     *,
@@ -164,7 +172,7 @@ async def _run(
     return _Played(episode, chat, renderer, code_calls)
 
 
-def _write(args: Any, sample: Any, played: _Played, aborts: int) -> None:  # noqa: ANN401
+def _write(args: Any, sample: Any, played: _Played, aborts: int) -> None:
     """Fill the sample from what crossed the endpoint."""
     chat, reason = played.chat, played.episode.stop_reason
     transcript = played.renderer.transcript(chat.turns) if chat.turns else None
@@ -183,7 +191,7 @@ def _write(args: Any, sample: Any, played: _Played, aborts: int) -> None:  # noq
     sample.metadata[METADATA_KEY] = _record(played, transcript, aborts)
 
 
-def _status(sample: Any, reason: StopReason, *, may_abort: bool) -> Any:  # noqa: ANN401 - the sample's own Status
+def _status(sample: Any, reason: StopReason, *, may_abort: bool) -> Any:
     status = type(sample).Status
     if reason is StopReason.COMPLETED:
         return status.COMPLETED

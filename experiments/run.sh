@@ -1,33 +1,36 @@
 #!/usr/bin/env bash
 # Makes the runs of the experiment, one after the other, each in a folder of its own; goes on where it was cut.
-#   bash tests/experiments/run.sh FOLDER [PART ...]
+#   bash experiments/run.sh FOLDER [PART ...]
 # PART: shipped, respelled (a policy, trained in several ways), drift, faults; default: all of them. $SEEDS ("1 2 3") and
-# $THREADS (torch's own choice) are theirs. Two calls with parts of their own can run at once, with THREADS=1. The part collect copies the logs of the runs that are over to tests/experiments/runs, where the
-# paths of this machine are left out.
+# $THREADS (torch's own choice) are theirs. Two calls with parts of their own can run at once, with THREADS=1. The part
+# collect copies the logs of finished runs to experiments/runs, without the paths of this machine.
 set -euo pipefail
 
-out="${1:?names no folder: bash tests/experiments/run.sh FOLDER [PART ...]}"
+out="${1:?names no folder: bash experiments/run.sh FOLDER [PART ...]}"
 shift
 parts=("$@")
 [[ ${#parts[@]} -gt 0 ]] || parts=(shipped respelled drift faults)
 steps=30
 threads=()
 [[ -z "${THREADS:-}" ]] || threads=(--threads "$THREADS")
-repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 respelled_model="$out/respelled-model"
+export PYTHONPATH="$repository${PYTHONPATH:+:$PYTHONPATH}"
 
-# train NAME OPTION... : a run that is over is not made again
+# train NAME WAY OPTION... : a run that is over is not made again. The way is a kind of rollout, or a fault
 train() {
-  local name="$1"
-  shift
+  local name="$1" way=(--rollout "$2")
+  [[ "$2" != tool-output-rewarded ]] || way=(--ablation "$2")
+  shift 2
   if [[ ! -e "$out/$name/summary.json" ]]; then
-    strands-rollout train --out "$out/$name" --steps "$steps" ${threads[@]+"${threads[@]}"} --json "$@"
+    python -m experiments "${way[@]}" train --out "$out/$name" \
+      --steps "$steps" ${threads[@]+"${threads[@]}"} --json "$@"
   fi
 }
 
 make_respelled_model() {
   if [[ ! -e "$respelled_model/training.json" ]]; then
-    python "$repository/scripts/train_shipped_model.py" --respelled 0.1 --out "$respelled_model" ${threads[@]+"${threads[@]}"}
+    python -m experiments.shipped_model --respelled 0.1 --out "$respelled_model" ${threads[@]+"${threads[@]}"}
   fi
 }
 
@@ -37,7 +40,7 @@ all_ways() {
   shift 2
   for seed in ${SEEDS:-1 2 3}; do
     for way in $ways; do
-      train "$prefix$way-$seed" --seed "$seed" --rollout "$way" "$@"
+      train "$prefix$way-$seed" "$way" --seed "$seed" "$@"
     done
   done
 }
@@ -45,31 +48,29 @@ all_ways() {
 respelled() {
   local steps=10
   all_ways respelled- "tito retokenised" --model "$respelled_model"
-  steps=30 train long-respelled-tito-1 --seed 1 --rollout tito --model "$respelled_model"
-  steps=20 train long-respelled-retokenised-1 --seed 1 --rollout retokenised --model "$respelled_model"
+  steps=30 train long-respelled-tito-1 tito --seed 1 --model "$respelled_model"
+  steps=20 train long-respelled-retokenised-1 retokenised --seed 1 --model "$respelled_model"
 }
 
 # one step each: how much of what is sampled would be other tokens
 drift() {
-  local steps=1 data="$repository/strands_rollout/data/shop"
+  local steps=1
   for temperature in 0.7 1.0 1.25 1.5; do
-    train "drift-shipped-$temperature" --temperature "$temperature" --rollout retokenised
-    train "drift-respelled-$temperature" --temperature "$temperature" --rollout retokenised --model "$respelled_model"
+    train "drift-shipped-$temperature" retokenised --temperature "$temperature"
+    train "drift-respelled-$temperature" retokenised --temperature "$temperature" --model "$respelled_model"
   done
-  train drift-shop-1.0 --rollout retokenised --config "$repository/configs/shop.yaml" --model "${data}_model" \
-    --data "${data}_train.jsonl" --held-out "${data}_held_out.jsonl"
 }
 
 # of the faults, the one that no check finds
 faults() {
-  train tool-output-rewarded-1 --seed 1 --unchecked --ablation tool-output-rewarded
+  train tool-output-rewarded-1 tool-output-rewarded --seed 1 --unchecked
 }
 
 collect() {
   local run kept file
   for run in "$out"/*/summary.json; do
     run="$(dirname "$run")"
-    kept="$repository/tests/experiments/runs/$(basename "$run")"
+    kept="$repository/experiments/runs/$(basename "$run")"
     mkdir -p "$kept"
     for file in options.json steps.jsonl summary.json; do
       sed -e "s#$repository/##g" -e "s#\"$out/#\"runs/#g" "$run/$file" >"$kept/$file"

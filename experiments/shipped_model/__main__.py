@@ -1,6 +1,6 @@
-"""Makes the model and the rows that the package ships: `python scripts/train_shipped_model.py --help`.
+"""Makes the model and the rows that the package ships: `python -m experiments.shipped_model --help`.
 
-Knows the command line alone; the work is in `shipped_model`.
+Knows the command line alone.
 """
 
 from __future__ import annotations
@@ -8,51 +8,38 @@ from __future__ import annotations
 import importlib.util
 import json
 from dataclasses import asdict, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-if TYPE_CHECKING:
-    from shipped_model.task import Task
+import strands_rollout
 
-PACKAGE: Final = Path(__file__).parent.parent / "strands_rollout"
+PACKAGE: Final = Path(strands_rollout.__file__).parent
 WANTED_ACCURACY: Final = (0.5, 0.8)
 RESPELLED_STEPS: Final = 300
 RESPELLED_LEARNING_RATE: Final = 1e-3
 
 
-class TaskName(StrEnum):
-    """What the model is for."""
-
-    WORD_PROBLEMS = "word-problems"
-    SHOP = "shop"
-
-
 def main(
-    task: Annotated[
-        TaskName,
-        typer.Option(help="word-problems, solved with code, from scratch; or shop, two tools, from the first's model."),
-    ] = TaskName.WORD_PROBLEMS,
     out: Annotated[
         Path | None,
-        typer.Option(help="Model folder to write, or to read with --eval-only.", show_default="the task's shipped one"),
+        typer.Option(help="Model folder to write, or to read with --eval-only.", show_default="the shipped one"),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder of the task's two files of rows.", show_default="the shipped one"),
+        typer.Option(help="Folder of the two files of rows.", show_default="the shipped one"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides everything random.")] = 0,
     steps: Annotated[
         int | None,
-        typer.Option(help="Optimizer steps if the target is not reached before.", min=1, show_default="the task's"),
+        typer.Option(help="Optimizer steps if the target is not reached before.", min=1, show_default="the plan's"),
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option(help="Validation accuracy at which training stops.", min=0, max=1, show_default="the task's"),
+        typer.Option(help="Validation accuracy at which training stops.", min=0, max=1, show_default="the plan's"),
     ] = None,
     samples_per_row: Annotated[int, typer.Option(help="Held-out episodes per row.", min=1)] = 4,
     transcripts: Annotated[
@@ -67,21 +54,21 @@ def main(
     respelled: Annotated[
         float,
         typer.Option(
-            help="Make another model from the task's shipped one: one that writes this share of its tokens as two that "
+            help="Make another model from the shipped one: one that writes this share of its tokens as two that "
             "spell the same; with --out, where its rows go too.",
             min=0,
             max=1,
         ),
     ] = 0.0,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
-    tiny: Annotated[bool, typer.Option("--tiny", help="Run every stage on a little data, in seconds.")] = False,  # noqa: FBT002
-    eval_only: Annotated[bool, typer.Option("--eval-only", help="Only play the held-out rows with the model.")] = False,  # noqa: FBT002
+    tiny: Annotated[bool, typer.Option("--tiny", help="Run every stage on a little data, in seconds.")] = False,
+    eval_only: Annotated[bool, typer.Option("--eval-only", help="Only play the held-out rows with the model.")] = False,
 ) -> None:
     """Train a shipped model on a CPU, or report how it does. The last line on stdout is JSON.
 
-    Example: python scripts/train_shipped_model.py --out /tmp/model --data /tmp/rows
+    Example: python -m experiments.shipped_model --out /tmp/model --data /tmp/rows
 
-    By heart: python scripts/train_shipped_model.py --transcripts transcripts.jsonl --out /tmp/model
+    By heart: python -m experiments.shipped_model --transcripts transcripts.jsonl --out /tmp/model
     """
     if (transcripts is not None or respelled) and out in (None, PACKAGE / "engine/checkpoint"):
         raise typer.BadParameter("this is not the shipped model; name another folder", param_hint="--out")
@@ -90,14 +77,16 @@ def main(
         console.print("Training needs torch: pip install 'strands-rollout[train]', then run this again.", markup=False)
         raise typer.Exit(1)
     import torch
-    from shipped_model import run
-    from shipped_model.plan import tiny as tiny_plan
+
+    from experiments.shipped_model import run
+    from experiments.shipped_model.plan import tiny as tiny_plan
+    from experiments.shipped_model.word_problems import WORD_PROBLEMS
 
     torch.set_num_threads(threads)
     if transcripts is not None and out is not None:
         print(json.dumps(_memorize(transcripts, out, seed, console)))
         return
-    chosen = _task(task)
+    chosen = WORD_PROBLEMS
     if respelled:
         plan = replace(chosen.plan, steps=RESPELLED_STEPS, learning_rate=RESPELLED_LEARNING_RATE)
         chosen = replace(chosen, plan=replace(plan, respelled_share=respelled), parent=chosen.out)
@@ -123,16 +112,9 @@ def main(
     print(json.dumps(report))
 
 
-def _task(name: TaskName) -> Task[Any]:
-    from shipped_model.shop import shop_task
-    from shipped_model.word_problems import WORD_PROBLEMS
-
-    return shop_task() if name is TaskName.SHOP else WORD_PROBLEMS
-
-
 def _memorize(transcripts: Path, out: Path, seed: int, console: Console) -> dict[str, float]:
     """Makes the model of the transcripts; returns how well it knows them."""
-    from shipped_model import memorizing
+    from experiments.shipped_model import memorizing
 
     plan = memorizing.Plan(seed=seed)
     try:

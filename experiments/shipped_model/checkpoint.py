@@ -15,7 +15,7 @@ from safetensors.torch import save
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from shipped_model.tokenizer import CONTEXT_LENGTH
+from experiments.shipped_model.tokenizer import CONTEXT_LENGTH
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
-from shipped_model.episode import Episode
-from strands_rollout.chat_template import ChatTemplate
+from experiments.shipped_model.episode import Episode
+from strands_rollout.template.chat_template import ChatTemplate
 
 END_OF_TURN: Final = "<|im_end|>"
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from shipped_model.episode import Episode, Turn, call_text, conclusion, said
-from shipped_model.problems import Problem
-from shipped_model.tool_answers import answer_turns, code_tools, run_programs
-from strands_rollout.prompts import CODE_TOOL_NAME
+from experiments.shipped_model.episode import Episode, Turn, call_text, conclusion, said
+from experiments.shipped_model.problems import Problem
+from experiments.shipped_model.tool_answers import answer_turns, code_tools, run_programs
+from strands_rollout.code_tool.tool import CODE_TOOL_NAME
 
 MISTAKE_SHARE: Final = 0.08
 TWO_CALLS_SHARE: Final = 0.15

@@ -13,10 +13,10 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
-from shipped_model.conversation import END_OF_TURN
-from shipped_model.task import Task
-from shipped_model.tool_answers import answer_turns
-from strands_rollout.chat_template import ChatTemplate
+from experiments.shipped_model.conversation import END_OF_TURN
+from experiments.shipped_model.task import Task
+from experiments.shipped_model.tool_answers import answer_turns
+from strands_rollout.template.chat_template import ChatTemplate
 
 MAX_TURNS: Final = 6
 MAX_TURN_TOKENS: Final = 128

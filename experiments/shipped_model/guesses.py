@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from shipped_model.episode import Episode, Turn, said
+from experiments.shipped_model.episode import Episode, Turn, said
 
 REASONING: Final = "I do this in my head."
 _OFFSETS: Final = (1, 2, 5, 10, 20, 100)

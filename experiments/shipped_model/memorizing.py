@@ -17,14 +17,21 @@ import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from shipped_model.checkpoint import Shape, load_model, model_config, new_model, save_model, write_training_facts
-from shipped_model.conversation import TokenizedEpisode
-from shipped_model.run import Progress, versions
-from shipped_model.tokenizer import save_tokenizer, train_tokenizer
-from shipped_model.training import episode_logits, learning_rate_factor
-from shipped_model.transcripts import Transcript, read_transcripts, tokenized, transcripts_sha256
-from strands_rollout.token_encoder import TokenEncoder
-from strands_rollout.train.forward import shared_prefix_length
+from experiments.shipped_model.checkpoint import (
+    Shape,
+    load_model,
+    model_config,
+    new_model,
+    save_model,
+    write_training_facts,
+)
+from experiments.shipped_model.conversation import TokenizedEpisode
+from experiments.shipped_model.run import Progress, versions
+from experiments.shipped_model.tokenizer import save_tokenizer, train_tokenizer
+from experiments.shipped_model.training import episode_logits, learning_rate_factor
+from experiments.shipped_model.transcripts import Transcript, read_transcripts, tokenized, transcripts_sha256
+from strands_rollout.template.tokens import TokenEncoder
+from strands_rollout.train.policy import shared_prefix_length
 
 LOOK_EVERY: Final = 10
 WHOLE_SHARE: Final = 0.5
@@ -119,7 +126,7 @@ def _train(
     """Takes steps until the model is certain enough or all are taken; returns how many."""
     optimizer = torch.optim.Adam(model.parameters(), lr=plan.learning_rate, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, plan.steps))
-    rng = Random(plan.seed)  # noqa: S311 - a reproducible model, not a secret
+    rng = Random(plan.seed)
     seen = ""
     for step in range(1, plan.steps + 1):
         model.train()

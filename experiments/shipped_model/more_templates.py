@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from shipped_model.templates import AMOUNTS, SHOPPING, Template, between, exact, falling, rising
+from experiments.shipped_model.templates import AMOUNTS, SHOPPING, Template, between, exact, falling, rising
 
 AGES_AND_JOURNEYS: Final = (
     Template(

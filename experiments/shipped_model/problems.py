@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from shipped_model.more_templates import TEMPLATES
-from shipped_model.split import Split, split
-from shipped_model.templates import Template
+from experiments.shipped_model.more_templates import TEMPLATES
+from experiments.shipped_model.split import Split, split
+from experiments.shipped_model.templates import Template
 
 NAMES: Final = (
     "Ada", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Ivy", "Jack", "Kim", "Leo",
@@ -76,5 +76,5 @@ def problem_stream(rng: Random) -> Iterator[Problem]:
 
 def split_problems(seed: int, held_out_count: int, validation_count: int, training_count: int) -> Split[Problem]:
     """The same split for the same arguments; held-out problems depend on the seed and their own count alone."""
-    stream = problem_stream(Random(seed))  # noqa: S311 - a reproducible data set, not a secret
+    stream = problem_stream(Random(seed))
     return split(stream, held_out_count, validation_count, training_count)

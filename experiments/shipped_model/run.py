@@ -18,17 +18,17 @@ import torch
 import transformers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3ForCausalLM
 
-from shipped_model.checkpoint import load_model, model_config, new_model, save_model, write_training_facts
-from shipped_model.conversation import EpisodeTokenizer, TokenizedEpisode, whole_text
-from shipped_model.episode import Episode
-from shipped_model.evaluation import Report, evaluate
-from shipped_model.guesses import with_guesses
-from shipped_model.plan import Plan
-from shipped_model.rows import read_rows, write_rows
-from shipped_model.spelling import Respeller
-from shipped_model.task import Task
-from shipped_model.tokenizer import chat_renderer, copy_tokenizer, save_tokenizer, train_tokenizer
-from shipped_model.training import training_steps
+from experiments.shipped_model.checkpoint import load_model, model_config, new_model, save_model, write_training_facts
+from experiments.shipped_model.conversation import EpisodeTokenizer, TokenizedEpisode, whole_text
+from experiments.shipped_model.episode import Episode
+from experiments.shipped_model.evaluation import Report, evaluate
+from experiments.shipped_model.guesses import with_guesses
+from experiments.shipped_model.plan import Plan
+from experiments.shipped_model.rows import read_rows, write_rows
+from experiments.shipped_model.spelling import Respeller
+from experiments.shipped_model.task import Task
+from experiments.shipped_model.tokenizer import chat_renderer, copy_tokenizer, save_tokenizer, train_tokenizer
+from experiments.shipped_model.training import training_steps
 
 VOCABULARY_SIZE: Final = 1200
 VALIDATION_SAMPLES: Final = 2
@@ -51,7 +51,7 @@ def train(task: Task[Any], plan: Plan, out: Path, data: Path, progress: Progress
     write_rows(task.rows_of(split.training[: plan.training_rows]), data / task.training_file)
     write_rows(task.rows_of(split.held_out), data / task.held_out_file)
     progress("episodes", 0, 1)
-    rng = Random(plan.seed)  # noqa: S311 - a reproducible data set, not a secret
+    rng = Random(plan.seed)
     episodes = [
         episode
         for start in range(0, len(split.training), EPISODES_AT_ONCE)

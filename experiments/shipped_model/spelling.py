@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from strands_rollout.drift import token_bytes
+from strands_rollout.template.drift import token_bytes
 
 
 class Respeller:
@@ -21,7 +21,7 @@ class Respeller:
         rng: Decides which, and where.
     """
 
-    def __init__(self, tokenizer: Any, share: float, rng: Random) -> None:  # noqa: ANN401 - any fast tokenizer
+    def __init__(self, tokenizer: Any, share: float, rng: Random) -> None:
         self._share = share
         self._rng = rng
         bytes_of, special = token_bytes(tokenizer), set(tokenizer.get_added_vocab().values())

@@ -11,11 +11,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, Generic, Protocol, TypeVar
 
-from shipped_model.conversation import AgentPrompt
-from shipped_model.episode import Episode
-from shipped_model.plan import Plan
-from shipped_model.split import Split
-from shipped_model.tool_answers import OpenTools
+from experiments.shipped_model.conversation import AgentPrompt
+from experiments.shipped_model.episode import Episode
+from experiments.shipped_model.plan import Plan
+from experiments.shipped_model.split import Split
+from experiments.shipped_model.tool_answers import OpenTools
 
 
 class Problem(Protocol):

@@ -14,12 +14,12 @@ from typing import Final
 from strands.types._events import ToolResultEvent
 from strands.types.tools import AgentTool, ToolUse
 
-from strands_rollout.chat_messages import tool_result_text
+from strands_rollout.code_tool import SubprocessExecutor
+from strands_rollout.code_tool.tool import code_tool
 from strands_rollout.errors import SandboxError
-from strands_rollout.sandbox import SubprocessExecutor
-from strands_rollout.strands_events import failure_message
+from strands_rollout.model.conversation import failure_message
+from strands_rollout.template.messages import tool_result_text
 from strands_rollout.tool_parsers import ParseFailure, ToolCall, get_parser
-from strands_rollout.tools import code_tool
 
 TIMEOUT_S: Final = 10.0
 BATCH_TIMEOUT_S: Final = 120.0
@@ -70,7 +70,7 @@ async def _answer_all(turns: Sequence[str], open_tools: OpenTools) -> list[list[
 
 async def _answer(call: ToolCall | ParseFailure, tools: Mapping[str, AgentTool]) -> str:
     if isinstance(call, ParseFailure):
-        return failure_message(call)
+        return failure_message(call.reason)
     if call.name not in tools:
         return f"Unknown tool: {call.name}"
     use: ToolUse = {"toolUseId": "call", "name": call.name, "input": call.arguments}

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from shipped_model.conversation import TokenizedEpisode
-from strands_rollout.train.forward import trained_logits
+from experiments.shipped_model.conversation import TokenizedEpisode
+from strands_rollout.train.policy import trained_logits
 
 WARMUP_STEPS: Final = 40
 DECAY_FROM: Final = 0.5

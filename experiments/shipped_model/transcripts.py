@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shipped_model.conversation import TokenizedEpisode
-from strands_rollout.token_encoder import TokenEncoder
+from experiments.shipped_model.conversation import TokenizedEpisode
+from strands_rollout.template.tokens import TokenEncoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,14 @@ from pathlib import Path
 from typing import Final
 
 import strands_rollout
-from shipped_model.conversation import AgentPrompt
-from shipped_model.episodes import answers_of, write_episodes
-from shipped_model.plan import Plan
-from shipped_model.problems import Problem, split_problems
-from shipped_model.task import Task
-from shipped_model.tool_answers import code_tools
-from strands_rollout.prompts import (
-    CODE_TOOL_DESCRIPTION,
-    CODE_TOOL_NAME,
-    CODE_TOOL_SCHEMA,
-    SYSTEM_PROMPT,
-    prompts_sha256,
-)
+from experiments.shipped_model.conversation import AgentPrompt
+from experiments.shipped_model.episodes import answers_of, write_episodes
+from experiments.shipped_model.plan import Plan
+from experiments.shipped_model.problems import Problem, split_problems
+from experiments.shipped_model.task import Task
+from experiments.shipped_model.tool_answers import code_tools
+from strands_rollout.code_tool.tool import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA, prompts_sha256
+from strands_rollout.settings import SYSTEM_PROMPT
 
 CODE_AGENT: Final = AgentPrompt(
     system_prompt=SYSTEM_PROMPT,

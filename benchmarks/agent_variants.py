@@ -1,0 +1,156 @@
+"""The variants with an agent: this package, strands-sglang, and Strands' own OpenAI model. See `variants`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, Final
+
+from strands import Agent
+from strands.agent.conversation_manager import NullConversationManager
+
+from benchmarks.null_tool import NULL_TOOL_PATH, answer_from_script
+from benchmarks.script import Script
+from benchmarks.variants import Job, Played, WrongEpisodeError, sampling_params
+from strands_rollout import Sample, generate
+from strands_rollout.settings import SYSTEM_PROMPT
+from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
+from strands_rollout.template.messages import to_chat_messages, to_chat_tools
+
+
+class Ours:
+    """This package as slime calls it: `strands_rollout.generate` on samples, with no limit that a script would meet."""
+
+    def __init__(self, job: Job) -> None:
+        tools = {} if job.step.runs_code else {"tools": [NULL_TOOL_PATH]}
+        freezes = job.collector != "unfrozen"
+        self._params = sampling_params()
+        self._args = SimpleNamespace(
+            hf_checkpoint=job.tokenizer,
+            sglang_router_ip="127.0.0.1",
+            sglang_router_port=job.port,
+            strands_rollout={"max_tool_iterations": None, "freeze_gc": freezes, **tools},
+        )
+
+    async def play(self, script: Script) -> Played:
+        sample = Sample(prompt=[{"role": "user", "content": script.question}], label="144")
+        sample = await generate(self._args, sample, self._params)
+        if sample.status is not Sample.Status.COMPLETED:
+            raise WrongEpisodeError(f"the sample is {sample.status.name}: {sample.metadata}")
+        return Played(sample.tokens, sample.loss_mask, sample.rollout_log_probs, sample)
+
+    async def close(self) -> None:
+        """The shared client is closed with its loop."""
+
+
+class StrandsSGLang:
+    """strands-sglang as slime's example uses it: one client for all episodes, a model, a limiter and an agent for each.
+
+    Written from its public API (strands-sglang 0.4.3).
+    """
+
+    def __init__(self, job: Job) -> None:
+        import strands_sglang
+        from strands_sglang.tool_parsers import HermesToolParser
+
+        self._library, self._parser = strands_sglang, HermesToolParser
+        self._tokenizer = load_tokenizer(job.tokenizer)
+        self._params = sampling_params()
+        self._args = SimpleNamespace(
+            sglang_router_ip="127.0.0.1",
+            sglang_router_port=job.port,
+            sglang_server_concurrency=1024,
+            rollout_num_gpus=1,
+            rollout_num_gpus_per_engine=1,
+        )
+
+    async def play(self, script: Script) -> Played:
+        client = self._library.get_client_from_slime_args(self._args, timeout=300.0)
+        model = self._library.SGLangModel(
+            tokenizer=self._tokenizer, client=client, tool_parser=self._parser(), sampling_params=self._params
+        )
+        agent = Agent(
+            model=model,
+            tools=[answer_from_script],
+            hooks=[self._library.LoopLimiter(max_tool_iters=script.tool_turns + 1)],
+            callback_handler=None,
+            system_prompt=SYSTEM_PROMPT,
+        )
+        await agent.invoke_async(script.question)
+        rollout, start = model.rollout, model.rollout.initial_prompt_length
+        sample = _sample(self._tokenizer, rollout.token_ids, rollout.loss_mask[start:], rollout.logprobs[start:])
+        model.reset()
+        agent.cleanup()
+        return Played(sample.tokens, sample.loss_mask, sample.rollout_log_probs, sample)
+
+    async def close(self) -> None:
+        await self._library.get_client_from_slime_args(self._args, timeout=300.0).close()
+
+
+class OpenAI:
+    """Strands' own OpenAI model on the engine's chat endpoint; its messages are tokenised again after the episode.
+
+    One `openai.AsyncOpenAI` serves all episodes, the cheapest way that the model offers. Tokens and mask come from one
+    rendering of the whole conversation, so neither is what was sampled, and there are no logprobs.
+    """
+
+    def __init__(self, job: Job) -> None:
+        import openai
+        from strands.models.openai import OpenAIModel
+
+        self._model = OpenAIModel
+        self._tokenizer = load_tokenizer(job.tokenizer)
+        self._client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{job.port}/v1", api_key="none", max_retries=0)
+        self._params = {name: sampling_params()[name] for name in ("temperature", "top_p")}
+        self._head = self._encode("<|im_start|>assistant\n")
+        self._end = self._encode("<|im_end|>")[0]
+
+    async def play(self, script: Script) -> Played:
+        agent = Agent(
+            model=self._model(client=self._client, model_id="scripted", params=self._params),
+            tools=[answer_from_script],
+            callback_handler=None,
+            system_prompt=SYSTEM_PROMPT,
+            # the default one drops the first messages of a long conversation, which are trained on
+            conversation_manager=NullConversationManager(),
+        )
+        await agent.invoke_async(script.question)
+        tokens, mask = self._tokens_and_mask(agent.messages)
+        sample = _sample(self._tokenizer, tokens, mask)
+        agent.cleanup()
+        return Played(tokens, mask, None, sample)
+
+    def _tokens_and_mask(self, messages: Any) -> tuple[list[int], list[int]]:
+        """The conversation's tokens, and for those after the prompt whether an assistant's turn holds them."""
+        chat = [{"role": "system", "content": SYSTEM_PROMPT}, *to_chat_messages(messages)]
+        tools = to_chat_tools([answer_from_script.tool_spec])
+        text = self._tokenizer.apply_chat_template(chat, tools=tools, tokenize=False)
+        tokens, head = self._encode(str(text).rstrip("\n")), self._head
+        mask = [0] * len(tokens)
+        begins = (at for at, token in enumerate(tokens) if token == head[0])
+        starts = [at + len(head) for at in begins if tokens[at : at + len(head)] == head]
+        for start in starts:
+            end = tokens.index(self._end, start) + 1
+            mask[start:end] = [1] * (end - start)
+        return tokens, mask[starts[0] :]
+
+    def _encode(self, text: str) -> list[int]:
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _sample(tokenizer: Any, tokens: list[int], mask: list[int], logprobs: list[float] | None = None) -> Any:
+    """What a trainer is handed by variants that don't make samples themselves."""
+    sample = Sample(status=Sample.Status.COMPLETED, tokens=tokens, loss_mask=mask, response_length=len(mask))
+    sample.rollout_log_probs = logprobs
+    sample.response = tokenizer.decode(tokens[-len(mask) :], skip_special_tokens=False)
+    return sample
+
+
+AGENT_VARIANTS: Final[Mapping[str, type[Ours | StrandsSGLang | OpenAI]]] = {
+    "ours": Ours,
+    "strands-sglang": StrandsSGLang,
+    "openai": OpenAI,
+}

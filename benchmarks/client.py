@@ -1,0 +1,413 @@
+"""The client benchmark: what an episode costs its client, beside the least it can cost and beside other ways to run it.
+
+A scripted engine in a process of its own answers at once; each measurement is a fresh process. Variants take turns
+within a round, and begin in another order each round.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO, Any, Final
+
+import orjson
+
+import strands_rollout
+from benchmarks.measuring import client_and_engine_core, usable_cores
+from benchmarks.script import save_scripts, write_scripts
+from benchmarks.variants import NEEDS, VARIANTS, Collector, Job, JobKind, Step
+from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
+
+OnStep = Callable[[str, int, int], None]
+"""Told what is measured next, how many measurements are done, and how many there are."""
+Figures = dict[str, Any]
+MEASURES: Final = ("cpu", "lag", "code", "memory", "profile")
+REPOSITORY: Final = Path(__file__).resolve().parents[1]
+SHIPPED_TOKENIZER_DIR: Final = Path(strands_rollout.__file__).parent / "engine" / "checkpoint"
+_LEAST_EPISODES: Final = 64
+_TOOL_TURNS: Final = 640
+# One streamed turn costs as much as twenty others: of these numbers of turns, only those are played that are here.
+_STREAMED_TURNS: Final = (5, 20)
+_STREAMED_TOOL_TURNS: Final = 80
+_LEAST_STREAMED: Final = 2
+# What takes minutes is measured in one round only, and with few episodes.
+_REPEATED_TURNS: Final = {"openai": 0, "strands-sglang": 40}
+_FEW_EPISODES: Final = {"strands-sglang": 8}
+_DETAIL_TURNS: Final = 5
+_PROFILE_TURNS: Final = 20
+_WARM_UP_TURNS: Final = 1
+_WARM_UP_SEED: Final = 1
+_WORKER_TIMEOUT_S: Final = 1800.0
+_ENGINE_TIMEOUT_S: Final = 10.0
+_LAST_WORDS_BYTES: Final = 3000
+_PACKAGES: Final = (
+    "strands-rollout",
+    "strands-agents",
+    "strands-sglang",
+    "openai",
+    "httpx",
+    "httpx-aiohttp",
+    "aiohttp",
+    "orjson",
+    "tokenizers",
+    "transformers",
+)
+
+
+class BenchProcessError(RolloutError):
+    """A process of the benchmark failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """What a run was asked for, and what that is for a variant.
+
+    Attributes:
+        turns: Tool turns of an episode; each is measured.
+        concurrency: Episodes at once; each is measured with all `turns`.
+        episodes: Measured episodes; None for a number that fits the turns.
+        repeats: Rounds; in each of them every variant is measured once.
+        variants: Who plays.
+        measures: Which passes are made, some of `MEASURES`.
+        tokenizer_dir: The tokenizer's folder.
+        code_episodes: Episodes at once in the pass with the real code tool.
+        collector: What is done about Python's garbage collector.
+    """
+
+    turns: tuple[int, ...]
+    concurrency: tuple[int, ...]
+    episodes: int | None
+    repeats: int
+    variants: tuple[str, ...]
+    measures: tuple[str, ...]
+    tokenizer_dir: Path
+    code_episodes: int = 256
+    collector: Collector = "own"
+
+    def steps(self) -> Iterator[Step]:
+        """All measurements of a run, round by round; what is measured once comes last."""
+        for number in range(self.repeats):
+            if "cpu" in self.measures:
+                for turns, concurrency in product(self.turns, self.concurrency):
+                    yield from self._round("cpu", number, turns, concurrency)
+        detail_turns, profile_turns = (
+            usual if usual in self.turns else max(self.turns) for usual in (_DETAIL_TURNS, _PROFILE_TURNS)
+        )
+        if "code" in self.measures and "ours" in self.variants:
+            yield Step("lag", "ours", detail_turns, self.code_episodes, self.code_episodes, runs_code=True)
+        kinds: list[JobKind] = ["lag"] if "lag" in self.measures else []
+        kinds += ["rss", "traced"] if "memory" in self.measures else []
+        for kind in kinds:
+            yield from self._round(kind, 0, detail_turns, max(self.concurrency))
+        if "profile" in self.measures:
+            yield from self._round("profile", 0, profile_turns, max(self.concurrency))
+
+    def _round(self, kind: JobKind, number: int, turns: int, concurrency: int) -> Iterator[Step]:
+        """Each variant once, another one first each round."""
+        first = number % len(self.variants)
+        for variant in (*self.variants[first:], *self.variants[:first]):
+            rounds = self.repeats if turns <= _REPEATED_TURNS.get(variant, turns) else 1
+            if number < rounds and self._plays(variant, turns, kind):
+                episodes = self._episodes_of(variant, turns, concurrency)
+                if kind in ("rss", "traced"):  # all at once
+                    episodes = min(episodes, concurrency)
+                yield Step(kind, variant, turns, concurrency, episodes, number)
+
+    def _plays(self, variant: str, turns: int, kind: JobKind) -> bool:
+        """Whether that is measured of a variant at so many tool turns; not where it takes minutes and adds little."""
+        if variant != "openai" or self.variants == (variant,):
+            return True
+        return kind not in ("rss", "traced") and (turns in _STREAMED_TURNS or not {*_STREAMED_TURNS} & {*self.turns})
+
+    def _episodes_of(self, variant: str, turns: int, concurrency: int) -> int:
+        if self.episodes is not None:
+            return self.episodes
+        if variant == "openai":
+            return min(concurrency, max(_LEAST_STREAMED, _STREAMED_TOOL_TURNS // turns))
+        if variant in _FEW_EPISODES and turns > _REPEATED_TURNS[variant]:
+            return min(concurrency, _FEW_EPISODES[variant])
+        return max(concurrency, _LEAST_EPISODES, _TOOL_TURNS // turns)
+
+
+def playable_variants(asked: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The variants that can play, and a sentence for each other one.
+
+    Raises:
+        ConfigError: There is no such variant, or none can play.
+    """
+    can_play: list[str] = []
+    sentences: list[str] = []
+    for variant in asked:
+        if variant not in VARIANTS:
+            raise ConfigError(f"got the variant {variant!r}; expected some of {', '.join(VARIANTS)}")
+        if variant in NEEDS and find_spec(NEEDS[variant]) is None:
+            sentences.append(f"{variant} is left out; to measure it: pip install 'strands-rollout[bench]'")
+        else:
+            can_play.append(variant)
+    if not can_play:
+        raise ConfigError("; ".join(["got no variant that can play", *sentences]))
+    return can_play, sentences
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One worker's figures."""
+
+    step: Step
+    figures: Figures
+
+
+def run_client_benchmark(options: ClientOptions, on_step: OnStep) -> dict[str, Any]:
+    """Measure it all.
+
+    Returns:
+        Facts, medians, ratios and each single measurement, as JSON.
+
+    Raises:
+        RolloutError: The tokenizer can't be used, or a measurement failed.
+    """
+    tokenizer = load_tokenizer(str(options.tokenizer_dir))
+    facts = _facts(options.tokenizer_dir, len(tokenizer))
+    plan = list(options.steps())
+    measurements = []
+    with TemporaryDirectory() as folder, ExitStack() as open_until:
+        engines = _Engines(options, tokenizer, Path(folder), open_until)
+        for number, step in enumerate(plan):
+            on_step(step.label, number, len(plan))
+            measurements.append(engines.measure(step))
+    on_step("done", len(plan), len(plan))
+    return {
+        **facts,
+        "collector": options.collector,
+        "medians": medians(measurements),
+        "ratios": all_ratios(measurements),
+        "measurements": [{**asdict(one.step), "figures": one.figures} for one in measurements],
+    }
+
+
+def _facts(tokenizer_dir: Path, vocab_size: int) -> dict[str, Any]:
+    """What figures can't be read without: versions, the machine, the command line, the tokenizer."""
+    client, engine = client_and_engine_core()
+    return {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "machine": {
+            "system": platform.platform(),
+            "processor": _processor(),
+            "cores": len(usable_cores()) or os.cpu_count(),
+            "client_core": client,
+            "engine_core": engine,
+            "load_before": os.getloadavg()[0],
+        },
+        "command": f"python -m benchmarks {shlex.join(sys.argv[1:])}",
+        "tokenizer": {
+            "name": "shipped" if tokenizer_dir == SHIPPED_TOKENIZER_DIR else tokenizer_dir.name,
+            "vocab_size": vocab_size,
+        },
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+class _Engines:
+    """The scripts' files, and the engines that answer from them, started when they are first needed."""
+
+    def __init__(self, options: ClientOptions, tokenizer: Any, folder: Path, open_until: ExitStack) -> None:
+        self._options, self._tokenizer, self._folder, self._open_until = options, tokenizer, folder, open_until
+        self._ports: dict[tuple[int, bool], int] = {}
+
+    def measure(self, step: Step) -> Measurement:
+        """Run a step in a process of its own."""
+        client_core, _ = client_and_engine_core()
+        job = Job(
+            step=step,
+            scripts=str(self._scripts(step.turns)),
+            warm_up_scripts=str(self._scripts(_WARM_UP_TURNS, _WARM_UP_SEED)),
+            tokenizer=str(self._options.tokenizer_dir),
+            port=self._port(step.turns, any_input=step.runs_code),
+            # the sandbox's processes would share the core
+            core=None if step.runs_code else client_core,
+            collector=self._options.collector,
+        )
+        return Measurement(step, run_job(job))
+
+    def _port(self, turns: int, *, any_input: bool) -> int:
+        if (turns, any_input) not in self._ports:
+            files = [self._scripts(turns), self._scripts(_WARM_UP_TURNS, _WARM_UP_SEED)]
+            _, core = client_and_engine_core()
+            engine = scripted_engine(files, core=None if any_input else core, any_input=any_input)
+            self._ports[turns, any_input] = self._open_until.enter_context(engine)
+        return self._ports[turns, any_input]
+
+    def _scripts(self, turns: int, seed: int = 0) -> Path:
+        path = self._folder / f"scripts_{turns}_{seed}.json"
+        if not path.exists():
+            save_scripts(write_scripts(self._tokenizer, turns, seed=seed), path)
+        return path
+
+
+@contextmanager
+def scripted_engine(scripts: Sequence[Path], *, core: int | None, any_input: bool = False) -> Iterator[int]:
+    """The engine's port, for as long as the block lasts.
+
+    It ends when its stdin does, and so with this process, however that ends. A terminal's Ctrl-C does not reach it.
+
+    Args:
+        scripts: Files of what it answers.
+        core: The core that it stays on; None for any.
+        any_input: Whether only the end of an input must be a script's.
+
+    Raises:
+        BenchProcessError: It does not start, or a measurement in the block failed; its last words are in the message.
+    """
+    options = [*(["--core", str(core)] if core is not None else []), *(["--any-input"] if any_input else [])]
+    command = [sys.executable, "-m", "benchmarks.scripted_engine", *map(str, scripts), *options]
+    with (
+        TemporaryFile() as said,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            start_new_session=True,
+            env=worker_environment(),
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield _port_of(process.stdout)
+        except BenchProcessError as e:
+            last_words = _last_words(said)
+            raise BenchProcessError(f"{e}\nthe scripted engine said:\n{last_words}" if last_words else f"{e}") from e
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(_ENGINE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _port_of(stdout: IO[bytes]) -> int:
+    port = stdout.readline().strip()
+    if not port:
+        raise BenchProcessError("the scripted engine did not start")
+    return int(port)
+
+
+def run_job(job: Job) -> Figures:
+    """Run one worker.
+
+    Raises:
+        BenchProcessError: It failed; its last words are in the message.
+    """
+    command = [sys.executable, "-m", "benchmarks.worker", job.to_json()]
+    name = f"the measurement {job.step.kind} of {job.step.variant}"
+    stdin, held = os.pipe()
+    try:
+        done = subprocess.run(
+            command,
+            stdin=stdin,
+            capture_output=True,
+            check=False,
+            timeout=_WORKER_TIMEOUT_S,
+            start_new_session=True,
+            env=worker_environment(),
+        )
+    except subprocess.TimeoutExpired as e:
+        raise BenchProcessError(f"{name} took over {_WORKER_TIMEOUT_S:.0f} s; ask for fewer --episodes") from e
+    finally:
+        os.close(held)
+        os.close(stdin)
+    if done.returncode != 0:
+        last_words = done.stderr[-_LAST_WORDS_BYTES:].decode(errors="replace")
+        ending = f"ended by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+        raise BenchProcessError(f"{name} failed, {ending}:\n{last_words}")
+    figures: Figures = orjson.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def worker_environment() -> dict[str, str]:
+    """This environment, in which processes find the benchmarks too."""
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def _last_words(said: IO[bytes]) -> str:
+    said.seek(max(0, said.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
+    return said.read().decode(errors="replace")
+
+
+def medians(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
+    """One row for each thing that was measured, with the median of each number over its rounds."""
+    found: dict[Step, list[Figures]] = {}
+    for one in measurements:
+        found.setdefault(replace(one.step, round=0), []).append(one.figures)
+    rows = []
+    for step, rounds in found.items():
+        place = {name: value for name, value in asdict(step).items() if name != "round"}
+        numbers = [name for name, value in rounds[0].items() if type(value) in (int, float)]
+        values = {name: median(figures[name] for figures in rounds) for name in numbers}
+        rows.append({**place, "rounds": len(rounds), **values})
+    return rows
+
+
+def all_ratios(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """Ours beside each other variant, and how each variant grows from 20 to 80 tool turns.
+
+    Ratios are taken round by round, then their median: a round's measurements lie within minutes of each other, so a
+    machine that others use as well is the same for both sides of a ratio.
+    """
+    cpu: dict[tuple[int, int], dict[int, dict[str, float]]] = {}  # (turns, concurrency) -> round -> variant -> ms
+    for one in measurements:
+        if one.step.kind == "cpu":
+            rounds = cpu.setdefault((one.step.turns, one.step.concurrency), {})
+            rounds.setdefault(one.step.round, {})[one.step.variant] = one.figures["cpu_ms_per_trajectory"]
+    variants = list(dict.fromkeys(one.step.variant for one in measurements))
+    found = []
+    for turns, at_once in sorted(cpu):
+        for other in variants:
+            here = [(ms["ours"], ms[other]) for ms in cpu[turns, at_once].values() if {"ours", other} <= ms.keys()]
+            if other != "ours":
+                found += _ratio(f"ours / {other}", turns, at_once, here)
+    for at_once in sorted({at_once for _, at_once in cpu}):
+        few, many = cpu.get((20, at_once), {}), cpu.get((80, at_once), {})
+        for variant in variants:
+            both = [
+                (many[n][variant], few[n][variant]) for n in many if variant in many[n] and variant in few.get(n, {})
+            ]
+            found += _ratio(f"{variant}: 80 turns / 20 turns", 80, at_once, both)
+    return found
+
+
+def _ratio(name: str, turns: int, concurrency: int, pairs: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
+    values = [a / b for a, b in pairs]
+    if not values:
+        return []
+    spread = {"value": median(values), "least": min(values), "most": max(values), "rounds": len(values)}
+    return [{"ratio": name, "turns": turns, "concurrency": concurrency, **spread}]

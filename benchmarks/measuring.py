@@ -1,0 +1,168 @@
+"""Clocks and counters that the benchmarks share: event-loop lag, percentiles, processor cores, /proc.
+
+Standard library only: the sandbox benchmark's workers run in other environments too. What reads /proc returns nothing
+where there is none, or where it does not show another user's processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Self
+
+_TICK_S: Final = 0.005
+_PPID, _CPU_TIMES = 1, slice(11, 15)  # fields of /proc/PID/stat after the name: parent; utime, stime, cutime, cstime
+_LOCAL_ADDRESS, _STATE, _INODE = 1, 3, 9  # columns of /proc/net/tcp
+_LISTENING: Final = "0A"
+
+
+class LoopLag:
+    """Measures how late the running event loop is, while it is entered.
+
+    A timer is due every 5 ms. Timers that came due while the loop was blocked are all recorded, each with its own wait:
+    a block weighs as much as it lasted.
+
+    Attributes:
+        lags_ms: One per timer.
+    """
+
+    def __init__(self) -> None:
+        self.lags_ms: list[float] = []
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._wait_until(self._loop.time() + _TICK_S)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._loop.time() >= self._due_s:
+            self._record()
+        self._timer.cancel()
+
+    def _wait_until(self, due_s: float) -> None:
+        self._due_s = due_s
+        self._timer = self._loop.call_at(due_s, self._record)
+
+    def _record(self) -> None:
+        late_s = max(0.0, self._loop.time() - self._due_s)
+        due = 1 + int(late_s / _TICK_S)
+        self.lags_ms += [(late_s - number * _TICK_S) * 1e3 for number in range(due)]
+        self._timer.cancel()
+        self._wait_until(self._due_s + due * _TICK_S)
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The least value that is not below that share of all values; None of nothing."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+def usable_cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def pin_to(core: int | None) -> None:
+    """Keep this process and its children on a core; None leaves it as it is."""
+    if core is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})
+
+
+def client_and_engine_core() -> tuple[int | None, int | None]:
+    """A core for the measured client and another for the engine; None for both where there are no two."""
+    cores = usable_cores()
+    return (cores[0], cores[-1]) if len(cores) > 1 else (None, None)
+
+
+def process_tree(root: int) -> list[int]:
+    """A process and its descendants."""
+    return _tree(root, _stats())
+
+
+def tree_cpu_s(root: int) -> float | None:
+    """Seconds that a process, its descendants and all that they have reaped spent on CPUs."""
+    stats = _stats()
+    if not stats:
+        return None
+    ticks = sum(int(field) for pid in _tree(root, stats) for field in stats[pid][_CPU_TIMES])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def threads_cpu_s(pids: Sequence[int]) -> float | None:
+    """Seconds that these processes' live threads have spent on CPUs (user and system), to the nanosecond."""
+    threads = [thread for pid in pids for thread in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    try:
+        return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9 if threads else None
+    except OSError:  # a thread has just ended
+        return None
+
+
+def memory_mb(root: int) -> dict[int, tuple[float, float]]:
+    """Descendant -> mebibytes that only it holds (USS), and with its share of what it shares (PSS), where readable."""
+    found = {}
+    for pid in process_tree(root)[1:]:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+        except OSError:  # it has ended, or belongs to another user
+            continue
+        sizes = {name: int(value.split()[0]) / 1024 for name, _, value in (line.partition(":") for line in lines)}
+        if sizes:
+            found[pid] = (sizes["Private_Clean"] + sizes["Private_Dirty"], sizes["Pss"])
+    return found
+
+
+def oldest_children(root: int, depth: int) -> list[int]:
+    """The oldest child of a process, the oldest child of that, and so on; shorter where there is none."""
+    stats = _stats()
+    pids: list[int] = []
+    while len(pids) < depth:
+        parent = pids[-1] if pids else root
+        children = [pid for pid, stat in stats.items() if int(stat[_PPID]) == parent]
+        if not children:
+            break
+        pids.append(min(children))
+    return pids
+
+
+def listening_process(port: int) -> int | None:
+    """The oldest process that listens on a TCP port of this machine."""
+    try:
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    except OSError:
+        return None
+    listening = [row for row in rows if row[_STATE] == _LISTENING and row[_LOCAL_ADDRESS].endswith(f":{port:04X}")]
+    sockets = {f"socket:[{row[_INODE]}]" for row in listening}
+    return min((pid for pid in _stats() if sockets & _open_files(pid)), default=None)
+
+
+def _open_files(pid: int) -> set[str]:
+    found = set()
+    try:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            found.add(str(link.readlink()))
+    except OSError:  # it has just ended, or belongs to another user
+        return found
+    return found
+
+
+def _stats() -> dict[int, list[str]]:
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            found[int(entry.parent.name)] = entry.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def _tree(root: int, stats: dict[int, list[str]]) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for pid, stat in stats.items():
+        children.setdefault(int(stat[_PPID]), []).append(pid)
+    found, pending = [], [root]
+    while pending:
+        found.append(pending.pop())
+        pending += children.get(found[-1], [])
+    return found

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 from preparation.command_line import exit_with
 from preparation.contamination import find_contamination, problems_in
-from preparation.progress import shown_progress
-from preparation.report import contamination_lines, contamination_warnings
+from preparation.report import contamination_lines, contamination_warnings, shown_progress
 from preparation.request import NGRAM_WORDS
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from preparation.command_line import run
-from preparation.data_set import DataSet
+from preparation.command_line import DataSet, run
 
 if __name__ == "__main__":
     run(

@@ -1,17 +1,13 @@
-"""What an episode costs its client: the command `strands-rollout bench` as a script. See its --help."""
+"""The benchmarks as a script, from any folder: `python -m benchmarks` of this repository. See its --help."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-import typer
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from strands_rollout.commands.bench import bench
-from strands_rollout.errors import ConfigError, RolloutError
+from benchmarks.__main__ import main
 
 if __name__ == "__main__":
-    try:
-        typer.run(bench)
-    except RolloutError as e:
-        typer.echo(f"error: {e}", err=True)
-        sys.exit(2 if isinstance(e, ConfigError) else 1)
+    main()

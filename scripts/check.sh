@@ -1,5 +1,9 @@
 #!/usr/bin/env bash
-# Checks style, types, layers and shell scripts; with --tests also runs the tests and shows their coverage.
+# Checks style, types, layers, shell scripts and the sizes that scripts/house.py measures.
+#   bash scripts/check.sh            all of these
+#   bash scripts/check.sh --tests    also the tests, with their coverage
+#   bash scripts/check.sh --house    the sizes alone, among them how far a reader walks through one tool turn
+# Checks style, types, layers, shell scripts and documentation; with --tests also runs the tests and shows their coverage.
 # Its environment is that of scripts/test.sh.
 set -euo pipefail
 
@@ -7,8 +11,8 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 venv="${STRANDS_ROLLOUT_TEST_VENV:-$repository/.venv-test}"
 
-if [[ $# -gt 1 || ($# -eq 1 && "$1" != "--tests") ]]; then
-  echo "usage: bash scripts/check.sh [--tests]" >&2
+if [[ $# -gt 1 || ($# -eq 1 && "$1" != "--tests" && "$1" != "--house") ]]; then
+  echo "usage: bash scripts/check.sh [--tests|--house]" >&2
   exit 2
 fi
 prepare_environment "$venv" dev
@@ -20,11 +24,20 @@ step() {
   "$@"
 }
 
+if [[ "${1:-}" == "--house" ]]; then
+  step "house" "$venv/bin/python" scripts/house.py --walk
+  exit 0
+fi
 step "ruff check" "$venv/bin/ruff" check .
 step "ruff format" "$venv/bin/ruff" format --check .
 step "mypy" "$venv/bin/mypy"
 step "import layers" "$venv/bin/lint-imports"
-step "shellcheck" "$venv/bin/shellcheck" --external-sources scripts/*.sh tests/real/many_tools/*.sh tests/experiments/*.sh .ci/run
+step "shellcheck" "$venv/bin/shellcheck" --external-sources scripts/*.sh tests/real/many_tools/*.sh experiments/*.sh .ci/run .ci/full .ci/steps.sh
+step "house" "$venv/bin/python" scripts/house.py
+# not --quiet, with which warnings would not count
+site="$(mktemp -d)"
+trap 'rm -rf -- "$site"' EXIT
+NO_MKDOCS_2_WARNING=1 step "documentation" "$venv/bin/mkdocs" build --strict --site-dir "$site"
 if [[ "${1:-}" == "--tests" ]]; then
   step "tests" "$venv/bin/python" -m pytest --cov --cov-report=term
 fi

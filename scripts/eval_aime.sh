@@ -10,7 +10,6 @@ read_options "$@"
 setting MODEL Qwen/Qwen3-8B "the model's id on the hub; its name is that of its folder"
 model_name="${MODEL##*/}"
 setting NUM_GPUS 8 "GPUs of each node" count
-setting SGLANG_MEM_FRACTION 0.6 "share of a GPU's memory for SGLang's weights and cache" number
 slime_settings
 path_settings "$(printf '%s' "$model_name" | tr '[:upper:]' '[:lower:]')-aime"
 setting LOAD "$REF_LOAD" "the checkpoint in Megatron's format: a run's SAVE_DIR, or the model's REF_LOAD" path
@@ -34,8 +33,9 @@ if [[ -n "$CKPT_STEP" ]]; then
   arguments+=(--ckpt-step "$CKPT_STEP")
 fi
 agent_arguments
-# slime wants the sizes of a step even where none is made
-arguments+=(--num-rollout 0 --eval-interval 1 --rollout-batch-size 1 --global-batch-size "$ROLLOUT_GPUS")
+# slime wants the sizes of a step even where none is made. Up to 0.3.1 it makes a learning rate schedule too, which by default
+# decays over the run's 0 steps, and Megatron refuses one of no steps; newer versions never read --lr-decay-iters here.
+arguments+=(--num-rollout 0 --lr-decay-iters 1 --eval-interval 1 --rollout-batch-size 1 --global-batch-size "$ROLLOUT_GPUS")
 if [[ $DUMP_ROLLOUTS -eq 1 ]]; then
   arguments+=(--save-debug-rollout-data "$SAVE_DIR/step-${CKPT_STEP:-last}/{rollout_id}.pt")
 fi

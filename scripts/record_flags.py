@@ -14,9 +14,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from strands_rollout.flag_check.flag import Flag
-from strands_rollout.flag_check.flag_table import RECORD, SYSTEMS
-from strands_rollout.flag_check.real_parsers import ask
+from strands_rollout.diagnostics.flag_table import RECORD, SYSTEMS, Flag, ask
 
 NOT_SLIMES: Final = ", PyPI's build (slime's image has its own, so values are not judged)"
 

@@ -18,11 +18,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from strands_rollout.config_file import read_config_file
-from strands_rollout.dataset_rows import Row, load_rows
 from strands_rollout.errors import ConfigError, RolloutError
-from strands_rollout.export.skyrl import StrandsGenerator
-from strands_rollout.served_engine import served_engine, served_tokenizer
+from strands_rollout.evaluation.rows import Row, load_rows
+from strands_rollout.evaluation.served_engine import served_engine, served_tokenizer
+from strands_rollout.integrations.skyrl import StrandsGenerator
+from strands_rollout.settings import read_config_file
 
 REPOSITORY = Path(__file__).parents[1]
 SKYRL_PARAMS: Final[Mapping[str, Any]] = {

@@ -8,5 +8,4 @@ model_name=Qwen3-4B
 
 read_options "$@"
 setting NUM_GPUS 4 "GPUs of each node" count
-setting SGLANG_MEM_FRACTION 0.6 "share of a GPU's memory for SGLang's weights and cache" number
 colocated_training "Trains Qwen3-4B as an agent that solves math with code, in slime, on 4 GPUs." qwen3-4b-strands

@@ -9,5 +9,4 @@ model_name=Qwen3-8B
 
 read_options "$@"
 setting NUM_GPUS 8 "GPUs of each node" count
-setting SGLANG_MEM_FRACTION 0.4 "share of a GPU's memory for SGLang's weights and cache" number
 colocated_training "Trains Qwen3-8B as an agent that solves math with code, in slime, on one node of 8 GPUs." qwen3-8b-strands

@@ -11,8 +11,18 @@ model_name=Qwen3-8B
 read_options "$@"
 setting NUM_GPUS 8 "GPUs of this node" count
 setting ACTOR_GPUS "$((NUM_GPUS / 2))" "GPUs that train, times the nodes; the others generate" count
-setting SGLANG_MEM_FRACTION 0.7 "share of a GPU's memory for SGLang's weights and cache" number
 setting SGLANG_CONCURRENCY 32 "episodes at once for each engine; slime also begins as many prompts: more are older when trained" count
+# A GPU that trains holds, in GB, where four of them share all 8.2e9 parameters (TP is TENSOR_PARALLEL):
+#                                                                       TP 4           TP 2, two replicas
+#   weights in bf16, gradients in fp32: 6 bytes a parameter / TP        12.3           24.6
+#   the optimizer, shared by the replicas: 12 bytes / 4                 24.6           24.6
+#   18,432 tokens' logits in bf16 and fp32, softmax and gradient:
+#   14 bytes x 151,936 words / TP                                        9.8           19.6
+#   layers' inputs (36 x 4,096 x 2 bytes a token / TP), one recomputed   2.0            4.0
+#   CUDA, NCCL                                                           3              3
+#                                                                       52 of 80       76 of 80
+# --log-probs-chunk-size would not help: the softmax of all tokens is kept for the backward pass in any case.
+default_tensor_parallel="$((ACTOR_GPUS % 4 == 0 ? 4 : 2))"
 training_settings qwen3-8b-strands-async
 pass_rate_settings
 end_of_settings "Trains Qwen3-8B as an agent that solves math with code, in slime, fully asynchronously, on 8 GPUs." \

@@ -5,6 +5,9 @@
 #   bash scripts/test.sh --real   the tests on the real SGLang and the real routers, which it installs (Linux on x86_64)
 # With --real, the environment is .venv-real, or $STRANDS_ROLLOUT_REAL_VENV. --sglang-base-url URL, or $SGLANG_BASE_URL,
 # names a running SGLang with the shipped model, such as one on a GPU, so that none is installed before the tests that break one.
+#   SLIME_PATH=DIR:DIR bash scripts/test.sh --slime   the tests on slime itself, once for each of these checkouts of it
+# With --slime, the environment is .venv-slime, or $STRANDS_ROLLOUT_SLIME_VENV. It gets torch: name an index of CPU builds in
+# PIP_EXTRA_INDEX_URL, or a torch in a file of PIP_CONSTRAINT, where pip's is too large.
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh
@@ -26,6 +29,33 @@ if [[ "${1:-}" == "--real" ]]; then
   fi
   bash "$repository/scripts/gateway.sh" install
 fi
+if [[ "${1:-}" == "--slime" ]]; then
+  shift
+  : "${SLIME_PATH:?names no checkout of THUDM/slime; expected one or several, with colons between them}"
+  IFS=: read -ra checkouts <<<"$SLIME_PATH"
+  for at in "${!checkouts[@]}"; do
+    # without slime, pytest would skip its tests and succeed
+    if [[ ! -f "${checkouts[at]}/slime/rollout/sglang_rollout.py" ]]; then
+      echo "error: SLIME_PATH names '${checkouts[at]}', which is no checkout of THUDM/slime" >&2
+      exit 1
+    fi
+    checkouts[at]="$(cd -- "${checkouts[at]}" >/dev/null && pwd)"
+  done
+  venv="${STRANDS_ROLLOUT_SLIME_VENV:-$repository/.venv-slime}"
+  prepare_environment "$venv" "dev,tools"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch pybase64 pylatexenc tqdm
+  failed=()
+  cd "$repository"
+  # a process each: one can import one slime only
+  for checkout in "${checkouts[@]}"; do
+    printf '\n== slime at %s\n' "$checkout"
+    SLIME_PATH="$checkout" "$venv/bin/python" -m pytest -m slime "$@" || failed+=("$checkout")
+  done
+  [[ ${#failed[@]} -eq 0 ]] || { echo "error: tests failed on slime at ${failed[*]}" >&2 && exit 1; }
+  exit 0
+fi
 prepare_environment "$venv" "$extras"
 cd "$repository"
+# each of the tests' processes would compile all modules, and pytest rewrite the assertions of 400 files, again
+unset PYTHONDONTWRITEBYTECODE
 exec "$venv/bin/python" -m pytest ${chosen[@]+"${chosen[@]}"} "$@"

@@ -5,8 +5,6 @@ words are the same; the latter is the only way for problems shorter than that. W
 any case, so that LaTeX and plain notation compare alike. Words that many different rows have in common are a stock
 phrase ("where m and n are relatively prime positive integers, find m + n") and tell nothing; they are not counted,
 unless a row has half of a problem's runs of words or more: many copies of a problem are copies, not a phrase.
-
-Knows prepared files and rows about to be; must not know how they are made.
 """
 
 from __future__ import annotations
@@ -21,10 +19,9 @@ from typing import Any, Final
 
 import orjson
 
-from preparation.chat import problem_of, to_chat
-from preparation.errors import PreparationError, RowError
 from preparation.instruction import without_instruction
 from preparation.output import sha256_of
+from preparation.rows import PreparationError, RowError, problem_of, to_chat
 
 STOCK_PHRASE_ROWS: Final = 10
 """A run of words that more different rows than this have in common is a stock phrase."""
@@ -39,14 +36,7 @@ _SHOWN_CHARS: Final = 240
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A row and the evaluation problem that it was found in.
-
-    Attributes:
-        line: Of the row, from 0.
-        row: The row's problem.
-        problem: The evaluation problem.
-        words: What they have in common, or the first of it.
-    """
+    """A row, by its line from 0 and its problem; the evaluation problem in it; and the first words in common."""
 
     line: int
     row: str
@@ -58,14 +48,9 @@ class Overlap:
 class Finding:
     """What one evaluation file has in common with the rows.
 
-    Attributes:
-        path: The evaluation file.
-        sha256: Of its bytes.
-        problems: Different problems in it.
-        problems_short: Those of them that have fewer words than a run, so that they are compared whole only.
-        problems_stock: Those of them that consist of stock phrases only.
-        stock_phrases: Runs of words that were not counted.
-        overlaps: One for each contaminated row, by line.
+    Of its different problems, `problems_short` have fewer words than a run, so that they are compared whole only, and
+    `problems_stock` consist of stock phrases only. `stock_phrases` counts the runs of words that were not counted;
+    `overlaps` has one entry for each contaminated row, by line.
     """
 
     path: Path
@@ -75,11 +60,6 @@ class Finding:
     problems_stock: int
     stock_phrases: int
     overlaps: tuple[Overlap, ...]
-
-    @property
-    def problems_found(self) -> int:
-        """Problems that contaminate a row."""
-        return len({overlap.problem for overlap in self.overlaps})
 
     def of_first(self, rows: int | None) -> Finding:
         """The finding in the first rows alone; None for all."""
@@ -91,18 +71,13 @@ class Finding:
             "file": str(self.path),
             "sha256": self.sha256,
             "problems": self.problems,
-            "problems_found": self.problems_found,
+            "problems_found": len({overlap.problem for overlap in self.overlaps}),
             "problems_short": self.problems_short,
             "problems_stock": self.problems_stock,
             "rows": len(self.overlaps),
             "stock_phrases": self.stock_phrases,
             "examples": [
-                {
-                    "line": one.line + 1,
-                    "row": _short(one.row),
-                    "problem": _short(one.problem),
-                    "words": _short(one.words),
-                }
+                {"line": one.line + 1, **{name: _short(getattr(one, name)) for name in ("row", "problem", "words")}}
                 for one in self.overlaps[:_SHOWN]
             ],
         }
@@ -114,10 +89,10 @@ def find_contamination(
     ngram_words: int,
     advance: Callable[[int], None] = lambda _rows: None,
 ) -> tuple[Finding, ...]:
-    """Compare each row with each evaluation problem, in one reading of the rows.
+    """Compare each row, a number from 0 and its problem, with each problem of some prepared files, in one reading.
 
     Args:
-        rows: Numbers of rows, from 0, with their problems; of a prepared file, `problems_in` it.
+        rows: Of a prepared file, `problems_in` it.
         against: Prepared files.
         ngram_words: Words in a row that make an overlap.
         advance: Told how many rows were read.

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from preparation.chat import Chat, problem_of
+from preparation.rows import Chat, problem_of
 
 _PLACEHOLDER: Final = r"\$?(?:\\?text\{)?(?:your[ _])?(?:final[ _])?(?:answer|\.\.\.|\\[lc]?dots)?\}?\$?"
 _BOX: Final = rf"[`$\"']*\\+(?:boxed|fbox)(?:\s*\{{+\s*{_PLACEHOLDER}\s*\}}+)?[`$\"']*"

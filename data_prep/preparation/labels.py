@@ -1,7 +1,6 @@
 r"""Labels: brought to one form, and each different one graded once as the policy would say it.
 
-A label is good if the reward is right for `\boxed{label}` and for a line `Answer: label`. Knows the package's reward;
-must not know rows.
+A label is good if the reward is right for `\boxed{label}` and for a line `Answer: label`.
 """
 
 from __future__ import annotations
@@ -11,17 +10,17 @@ import datetime
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import orjson
 
-from preparation.errors import RowError
+from preparation.rows import RowError
+from strands_rollout.diagnostics.rewards import PLACE, SAYINGS, GoldAnswer, gold_refusals, own_reward
 from strands_rollout.grading import grade, label_texts
-from strands_rollout.grading.answer_keys import is_decided, key_of
 from strands_rollout.grading.comparison import LONGEST_ANSWER
-from strands_rollout.grading.latex import notation_of
-from strands_rollout.inspection.gold_answers import PLACE, SAYINGS, GoldAnswer, gold_refusals
-from strands_rollout.inspection.reward_call import own_reward
+from strands_rollout.grading.notation import notation_of
+from strands_rollout.grading.values import is_decided, key_of
 
 _INTEGER: Final = re.compile(r"(?P<sign>-?)0*(?P<digits>\d+)")
 _THOUSANDS: Final = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -55,76 +54,64 @@ def is_number(text: str) -> bool:
     return any(is_decided(key_of(notation_of(one).text)) for one in label_texts(text))
 
 
+@dataclass(slots=True, eq=False)
+class Label:
+    """One label of a data set: its normalised text, "" for one that is none, and why it can't be used, else ""."""
+
+    text: str
+    reason: str
+    is_marked: bool
+
+    def equals(self, other: Label) -> bool:
+        """Whether grading takes one label for the other."""
+        return bool(grade(SAYINGS[0].replace(PLACE, self.text), other.text).correct)
+
+
 class Labels:
-    """All different labels of a data set, each known by a number."""
+    """All different labels of a data set."""
 
     def __init__(self) -> None:
-        self._by_value: dict[object, int] = {}
-        self._by_text: dict[tuple[str, str, bool], int] = {}
-        self._texts: list[str] = []
-        self._reasons: list[str] = []
-        self._marked: list[bool] = []
-        self._rows = 0
-        self._rows_marked = 0
+        self._by_value: dict[object, Label] = {}
+        self._by_text: dict[tuple[str, str, bool], Label] = {}
+        self._rows = self._rows_marked = 0
 
-    def number_of(self, label: object) -> int:
-        """The number of a row's label; equal for labels that are the same when normalised, with or without `####`."""
-        key = label if isinstance(label, str) else orjson.dumps(label, default=str)
-        known = self._by_value.get(key)
-        if known is None:
-            known = self._by_value[key] = self._add(label)
+    def label_of(self, value: object) -> Label:
+        """A row's label; one for all that are the same when normalised, with or without `####`."""
+        key = value if isinstance(value, str) else orjson.dumps(value, default=str)
+        label = self._by_value.get(key)
+        if label is None:
+            label = self._by_value[key] = self._read(value)
         self._rows += 1
-        self._rows_marked += self._marked[known]
-        return known
-
-    def text(self, number: int) -> str:
-        """The normalised label, "" for one that is none."""
-        return self._texts[number]
-
-    def reason(self, number: int) -> str:
-        """Why the label can't be used; "" for a good one. What grading finds is known after `check`."""
-        return self._reasons[number]
-
-    def are_equal(self, one: int, other: int) -> bool:
-        """Whether grading takes one label for the other."""
-        return bool(grade(SAYINGS[0].replace(PLACE, self._texts[one]), self._texts[other]).correct)
+        self._rows_marked += label.is_marked
+        return label
 
     def check(self) -> None:
         """Grade each label as an answer to itself; where most have the marker, refuse those that have not."""
+        labels = list(self._by_text.values())
         if self._rows_marked >= max(1, _MARKED_SHARE * self._rows):
-            for number, is_marked in enumerate(self._marked):
-                if not is_marked and not self._reasons[number]:
-                    self._reasons[number] = f"label: got none after {_MARKER}, which the other rows of the column have"
-        unchecked = [number for number, reason in enumerate(self._reasons) if not reason]
+            for label in labels:
+                if not label.is_marked and not label.reason:
+                    label.reason = f"label: got none after {_MARKER}, which the other rows of the column have"
+        unchecked = [label for label in labels if not label.reason]
         for start in range(0, len(unchecked), _GRADED_AT_ONCE):
-            numbers = unchecked[start : start + _GRADED_AT_ONCE]
-            refusals = _refusals([self._texts[number] for number in numbers])
-            for number, refusal in zip(numbers, refusals, strict=True):
-                self._reasons[number] = refusal
+            some = unchecked[start : start + _GRADED_AT_ONCE]
+            for label, refusal in zip(some, _refusals([label.text for label in some]), strict=True):
+                label.reason = refusal
 
-    def _add(self, label: object) -> int:
+    def _read(self, value: object) -> Label:
         text, reason = "", ""
         try:
-            text = normalised(label)
+            text = normalised(value)
         except RowError as e:
             reason = str(e)
-        is_marked = isinstance(label, str) and _MARKER in label
-        number = self._by_text.setdefault((text, reason, is_marked), len(self._texts))
-        if number == len(self._texts):
-            self._marked.append(is_marked)
-            self._texts.append(text)
-            self._reasons.append(reason)
-        return number
+        is_marked = isinstance(value, str) and _MARKER in value
+        return self._by_text.setdefault((text, reason, is_marked), Label(text, reason, is_marked))
 
 
 def _refusals(texts: Sequence[str]) -> list[str]:
     """For each label why grading would not give the point for it, "" where it does."""
-    golds = [GoldAnswer("", text, (_first(text),)) for text in texts]
+    golds = [GoldAnswer("", text, (label_texts(text)[0],)) for text in texts]
     return [f"label: {reason}" if reason else "" for reason in asyncio.run(gold_refusals(golds, own_reward()))]
-
-
-def _first(text: str) -> str:
-    return label_texts(text)[0]
 
 
 def _plain(label: object) -> object:
@@ -147,3 +134,17 @@ def _number(text: str) -> str:
         text = text.replace(",", "")
     integer = _INTEGER.fullmatch(text)
     return integer["sign"] + integer["digits"] if integer else text
+
+
+def first_difference(labels: Sequence[object], others: Sequence[object]) -> tuple[str, str] | None:
+    """The first values of two columns that are different labels: 0 and 1 beside the answer are no labels."""
+    texts = ((_text(label), _text(other)) for label, other in zip(labels, others, strict=True))
+    return next(((label, other) for label, other in texts if label and other and label != other), None)
+
+
+def _text(label: object) -> str:
+    """The normalised label; "" for what is none."""
+    try:
+        return normalised(label)
+    except RowError:
+        return ""

@@ -1,7 +1,4 @@
-"""Files that are either whole or not there: written beside their place, synced, then renamed.
-
-Knows files and checksums; must not know what is in them.
-"""
+"""Files that are either whole or not there: written beside their place, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -14,9 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from preparation.errors import PreparationError
-
-_CHUNK_BYTES = 1 << 20
+from preparation.rows import PreparationError
 
 
 @contextlib.contextmanager
@@ -71,8 +66,7 @@ def sha256_of(*paths: Path) -> str:
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 

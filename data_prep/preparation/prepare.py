@@ -1,42 +1,47 @@
 """The way from a request to a data file, its manifest, and the rows that were rejected.
 
 Reads the source twice: once to decide which rows stay, once to write those; their prompts once more where there is
-something to compare them with. Knows every part and their order; must not know the command line.
+something to compare them with.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import orjson
 
-from preparation.chat import problem_of, to_chat
-from preparation.columns import Columns, column_of, find_columns, value_of, values_of
 from preparation.contamination import Finding, find_contamination
 from preparation.duplicates import Choice, Survey
-from preparation.errors import PreparationError
 from preparation.instruction import InstructionCount, without_instructions
-from preparation.labels import is_number
-from preparation.manifest import arguments_of, finished_manifest, new_manifest, write_manifest
+from preparation.labels import first_difference, is_number
 from preparation.output import finish, sha256_of, unfinished, write_whole
-from preparation.progress import Advance, Stage
-from preparation.request import Request
+from preparation.report import Stage
+from preparation.request import Request, check_usage
+from preparation.rows import (
+    Columns,
+    PreparationError,
+    column_of,
+    find_columns,
+    problem_of,
+    to_chat,
+    value_of,
+    values_of,
+)
 from preparation.source import Source, input_sha256, open_source
-from preparation.usage import check_usage
+from strands_rollout import __version__
 
+FORMAT: Final = 1
 MOST_REJECTED: Final = 0.01
 """Share of the different rows; an evaluation set of 30 problems that lacks one is no longer that set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The result.
-
-    Attributes:
-        manifest: As written beside the file.
-        done_before: Whether the file was there already.
-    """
+    """The manifest as written beside the file, and whether the file was there already."""
 
     manifest: dict[str, Any]
     done_before: bool
@@ -46,40 +51,80 @@ def prepare(request: Request, stage: Stage, *, force: bool = False) -> Prepared:
     """Write the file, unless it is there with the same arguments.
 
     Raises:
-        ConfigError: The request can't be meant; see `usage`.
+        ConfigError: The request can't be meant; see `check_usage`.
         PreparationError: The source can't be read, or too many rows can't be used; then no data file is written, and
             one that was there stays.
     """
     check_usage(request, force=force)
     arguments = arguments_of(request, input_sha256(request.path))
-    finished = None if force else finished_manifest(request, arguments)
+    finished = None if force else _finished_manifest(request, arguments)
     if finished is not None:
         return Prepared(finished, done_before=True)
     source = open_source(request)
     columns = find_columns(source.rows.data.schema, request.prompt_column, request.label_column)
-    survey = _survey(source, columns, stage("reading", len(source.rows)))
+    survey, differences = _survey(source, columns, stage)
     choice = survey.decide(keep_duplicates=request.keep_duplicates)
     _write_rejected(source, choice, request)
     _refuse_too_many(choice, request)
     findings = _compare(source, columns, choice, request, stage)
-    facts = _write_rows(source, columns, survey, choice, findings, request, stage)
-    manifest = new_manifest(arguments, {**_origin(source, columns, request), **facts})
-    write_manifest(manifest, request.manifest_file)
+    dropped = {overlap.line for finding in findings for overlap in finding.overlaps if request.drop_contaminated}
+    numbers = [number for line, number in enumerate(choice.kept) if line not in dropped][: request.limit]
+    written, sha256 = _write_rows(source, columns, survey, numbers, request, stage)
+    wordings = [label for label in map(survey.label_of, numbers) if not is_number(label)]
+    manifest = {
+        "format": FORMAT,
+        **_origin(source, columns, request),
+        "rows": len(numbers),
+        **_counts(survey, choice, request, len(numbers), len(dropped)),
+        "labels_not_number": {"rows": len(wordings), "example": wordings[0] if wordings else None},
+        "label_differences": differences,
+        **written,
+        "contamination": _contamination_facts(findings, request),
+        "sha256": sha256,
+        "arguments": arguments,
+        "strands_rollout": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    write_whole(request.manifest_file, [json.dumps(manifest, indent=2, ensure_ascii=False).encode(), b"\n"])
     return Prepared(manifest, done_before=False)
 
 
-def _survey(source: Source, columns: Columns, advance: Advance) -> Survey:
-    survey = Survey()
-    paths = (columns.prompt, columns.label, *columns.other_labels)
-    needed = [column_of(source.rows.column_names, path) for path in paths]
+def arguments_of(request: Request, input_sha256: str | None) -> dict[str, Any]:
+    """All that decides a file's content: settings, and checksums of the files it is made from and compared with."""
+    against = {str(path): sha256_of(path) if path.is_file() else None for path in request.against}
+    return {**request.arguments(), "input_sha256": input_sha256, "against": against}
+
+
+def _finished_manifest(request: Request, arguments: dict[str, Any]) -> dict[str, Any] | None:
+    """The manifest of the file that is there, if it was made with these arguments and was not changed since."""
+    try:
+        manifest = json.loads(request.manifest_file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or manifest.get("arguments") != arguments:
+        return None
+    try:
+        return manifest if manifest.get("sha256") == sha256_of(request.out) else None
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise PreparationError(f"can't read {request.out}: {e.strerror}") from e
+
+
+def _survey(source: Source, columns: Columns, stage: Stage) -> tuple[Survey, list[dict[str, Any]]]:
+    """The rows, and the first difference of each further column with a label's name."""
+    survey, differences, advance = Survey(), dict[str, tuple[str, str]](), stage("reading", len(source.rows))
+    needed = [
+        column_of(source.rows.column_names, path) for path in (columns.prompt, columns.label, *columns.other_labels)
+    ]
     for batch in source.batches(needed):
-        before = len(survey)
-        labels = values_of(batch, columns.label)
+        before, labels = len(survey), values_of(batch, columns.label)
         survey.add(values_of(batch, columns.prompt), labels)
         for path in columns.other_labels:
-            survey.differences.look_at(path, labels, values_of(batch, path))
+            if path not in differences and (found := first_difference(labels, values_of(batch, path))):
+                differences[path] = found
         advance(len(survey) - before)
-    return survey
+    return survey, [{"column": path, "label": one, "other": other} for path, (one, other) in differences.items()]
 
 
 def _write_rejected(source: Source, choice: Choice, request: Request) -> None:
@@ -99,18 +144,19 @@ def _write_rejected(source: Source, choice: Choice, request: Request) -> None:
 
 def _refuse_too_many(choice: Choice, request: Request) -> None:
     rejected = sum(rejection.times for rejection in choice.rejections)
+    looked_at = len(choice.kept) + rejected  # all rows but the repeated ones
     if not choice.kept:
         why = choice.rejections[0].reason if choice.rejections else "there are none"
         raise PreparationError(f"none of the rows can be used: {why}. Is it the right column? See --prompt-column.")
-    if rejected > MOST_REJECTED * choice.looked_at and not request.allow_rejected:
+    if rejected > MOST_REJECTED * looked_at and not request.allow_rejected:
         raise PreparationError(
-            f"{rejected} of {choice.looked_at} different rows can't be used, the first because of: "
+            f"{rejected} of {looked_at} different rows can't be used, the first because of: "
             f"{choice.rejections[0].reason}. Expected at most {MOST_REJECTED:.0%}; read {request.rejected_file}, then "
             "name the right column with --label-column, or accept this with --allow-rejected. No data file was written."
         )
 
 
-def _compare(source: Source, columns: Columns, choice: Choice, request: Request, stage: Stage) -> tuple[Finding, ...]:
+def _compare(source: Source, columns: Columns, choice: Choice, request: Request, stage: Stage) -> Sequence[Finding]:
     """What the rows that could be written have in common with the evaluation files that are there."""
     present = [path for path in request.against if path.is_file()]
     if not present:
@@ -120,60 +166,26 @@ def _compare(source: Source, columns: Columns, choice: Choice, request: Request,
     return find_contamination(enumerate(problems), present, request.ngram_words, stage("comparing", len(choice.kept)))
 
 
-def _dropped_lines(findings: tuple[Finding, ...], request: Request) -> set[int]:
-    """Which of the rows that could be written are left out as contaminated."""
-    if not request.drop_contaminated:
-        return set()
-    return {overlap.line for finding in findings for overlap in finding.overlaps}
-
-
 def _write_rows(
-    source: Source,
-    columns: Columns,
-    survey: Survey,
-    choice: Choice,
-    findings: tuple[Finding, ...],
-    request: Request,
-    stage: Stage,
-) -> dict[str, Any]:
-    """Write the data file and return what the manifest says of it."""
-    dropped = _dropped_lines(findings, request)
-    numbers = [number for line, number in enumerate(choice.kept) if line not in dropped][: request.limit]
+    source: Source, columns: Columns, survey: Survey, numbers: Sequence[int], request: Request, stage: Stage
+) -> tuple[dict[str, Any], str]:
+    """Write the data file; what the manifest says of its rows, and its digest."""
     count = InstructionCount(removing=request.instruction == "remove")
-    written: dict[str, None] = {}
-    systems = 0
-    advance = stage("writing", len(numbers))
+    names: dict[str, None] = {}
+    systems, advance = 0, stage("writing", len(numbers))
     with unfinished(request.out) as partial:
         with partial.open("wb") as file:
             for number, row in zip(numbers, source.rows_at(numbers), strict=True):
                 chat = count.apply(to_chat(value_of(row, columns.prompt)))
                 systems += chat[0]["role"] == "system"
-                prepared = {**row, "prompt": chat, "label": survey.label_of(number)}
-                prepared = {"prompt": prepared.pop("prompt"), "label": prepared.pop("label"), **prepared}
-                written |= dict.fromkeys(prepared)
+                own = {"prompt": chat, "label": survey.label_of(number)}
+                prepared = {**own, **row, **own}
+                names |= dict.fromkeys(prepared)
                 file.write(_line(prepared))
                 advance(1)
         sha256 = sha256_of(partial)
         finish(partial, request.out)
-    return {
-        "rows": len(numbers),
-        **_counts(survey, choice, request, len(numbers), len(dropped)),
-        **_label_facts(survey, numbers),
-        "own_system_messages": systems,
-        "columns": list(written),
-        "instruction": count.facts(),
-        "contamination": _contamination_facts(findings, request),
-        "sha256": sha256,
-    }
-
-
-def _label_facts(survey: Survey, numbers: list[int]) -> dict[str, Any]:
-    """What a person should know of the labels that were written."""
-    wordings = [label for label in map(survey.label_of, numbers) if not is_number(label)]
-    return {
-        "labels_not_number": {"rows": len(wordings), "example": wordings[0] if wordings else None},
-        "label_differences": survey.differences.facts(),
-    }
+    return {"own_system_messages": systems, "columns": list(names), "instruction": count.facts()}, sha256
 
 
 def _origin(source: Source, columns: Columns, request: Request) -> dict[str, Any]:
@@ -205,9 +217,9 @@ def _counts(survey: Survey, choice: Choice, request: Request, chosen: int, dropp
     }
 
 
-def _contamination_facts(findings: tuple[Finding, ...], request: Request) -> dict[str, Any]:
+def _contamination_facts(findings: Sequence[Finding], request: Request) -> dict[str, Any]:
     """Of rows in the file, or of those that were left out of it."""
-    findings = tuple(finding.of_first(None if request.drop_contaminated else request.limit) for finding in findings)
+    findings = [finding.of_first(None if request.drop_contaminated else request.limit) for finding in findings]
     return {
         "ngram_words": request.ngram_words,
         "rows": len({overlap.line for finding in findings for overlap in finding.overlaps}),

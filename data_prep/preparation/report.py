@@ -1,15 +1,57 @@
-"""A manifest in words, for people.
-
-Knows the manifest; must not know how it came about.
-"""
+"""What people see: progress on stderr, and a manifest as text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from preparation.prepare import Prepared
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
 from preparation.request import Request
+
+if TYPE_CHECKING:
+    from preparation.prepare import Prepared
+
+Advance: TypeAlias = Callable[[int], None]
+Stage: TypeAlias = Callable[[str, int | None], Advance]
+"""Begins a stage with a number of rows, None where it is unknown, and returns what counts them."""
+
+_LINE_EVERY_S: Final = 10.0
+
+
+@contextlib.contextmanager
+def shown_progress(line_every_s: float = _LINE_EVERY_S) -> Iterator[Stage]:
+    """A bar for each stage; where stderr is no terminal, a line whenever that many seconds have gone by."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda name, rows: _lines(console, name, rows, line_every_s)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+
+        def begin(name: str, rows: int | None) -> Advance:
+            task = progress.add_task(name, total=rows)
+            return lambda done: progress.advance(task, done)
+
+        yield begin
+
+
+def _lines(console: Console, name: str, rows: int | None, every_s: float) -> Advance:
+    """Counts the rows of one stage and says so now and then."""
+    done, said = 0, time.monotonic()
+    total = "" if rows is None else f" of {rows}"
+
+    def advance(more: int) -> None:
+        nonlocal done, said
+        done += more
+        if time.monotonic() - said >= every_s:
+            said = time.monotonic()
+            console.print(f"{name}: {done}{total} rows", highlight=False, soft_wrap=True)
+
+    return advance
 
 
 def report_lines(prepared: Prepared, request: Request) -> Iterator[str]:
@@ -25,7 +67,8 @@ def report_lines(prepared: Prepared, request: Request) -> Iterator[str]:
         f"{facts['beyond_limit']} beyond the limit, {facts['rows']} written"
     )
     yield _instruction(facts["instruction"])
-    yield from _contamination(facts["contamination"])
+    for file in facts["contamination"]["files"]:
+        yield from contamination_lines(file)
     yield f"sha256: {facts['sha256']}"
     yield f"written: {request.out} (manifest: {request.manifest_file.name})"
 
@@ -121,8 +164,3 @@ def _conflicts(facts: dict[str, Any], *, keep_duplicates: bool) -> str:
         return f"{said}; all their rows are kept"
     decided = facts["problems"] - facts["left_out"]
     return f"{said}: for {decided} the one that most rows give is kept, {facts['left_out']} are left out"
-
-
-def _contamination(facts: dict[str, Any]) -> Iterator[str]:
-    for file in facts["files"]:
-        yield from contamination_lines(file)

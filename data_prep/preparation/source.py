@@ -1,7 +1,6 @@
 """Opens a data set, on the hub, at a mirror or in local files, as a stream of rows.
 
-Knows `datasets` and `huggingface_hub`; must not know what the columns mean. Must be the first to import them: they read
-the endpoint from the environment once.
+Must be the first to import `datasets` and `huggingface_hub`: they read the endpoint from the environment once.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from preparation.errors import PreparationError
 from preparation.output import sha256_of
 from preparation.request import HUB, Request
+from preparation.rows import PreparationError
 from strands_rollout.errors import ConfigError
 
 _BUILDERS: Final = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
@@ -27,13 +26,9 @@ _OFFLINE: Final = "HF_HUB_OFFLINE is set: read from the cache of an earlier down
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An open data set.
+    """An open data set, on the "hub", at a "mirror" or "local", as a `datasets.Dataset` that is mapped from the disk.
 
-    Attributes:
-        kind: "hub", "mirror" or "local".
-        revision: The commit that is read; None where it is unknown.
-        revision_reason: Why it is; else "".
-        rows: A `datasets.Dataset`, mapped from the disk.
+    `revision` is the commit that is read, or None for the reason beside it.
     """
 
     kind: str

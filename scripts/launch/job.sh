@@ -26,10 +26,15 @@ path_settings() {
   fi
 }
 
-# How the weights lie on the GPUs, and how long an episode may be.
+# How the weights lie on the GPUs, and how long an episode may be. SGLang gets 0.7 of the memory, as in slime's own scripts:
+# where it shares its GPUs with the trainer, slime moves the trainer's state to the host while SGLang generates. Of 80 GB
+# that are 56, on each of the two GPUs of an engine with Qwen3-8B 8 for weights and 48 for the cache, which holds 650,000 tokens
+# at 74 kB each. 48 episodes at once (24 prompts x 8 on 4 engines) with 9,000 tokens on average need 430,000: with 0.4, there
+# would be room for 320,000, and SGLang would stop episodes and read them anew.
 size_settings() {
+  setting SGLANG_MEM_FRACTION 0.7 "share of a GPU's memory for SGLang's weights and cache" number
   setting NUM_NODES 1 "nodes; more than one need a running Ray" count
-  setting TENSOR_PARALLEL 2 "GPUs that share a layer in training" count
+  setting TENSOR_PARALLEL "${default_tensor_parallel:-2}" "GPUs that share a layer in training" count
   setting CONTEXT_PARALLEL 1 "GPUs that share a sequence in training" count
   setting GPUS_PER_ENGINE 2 "GPUs of one SGLang engine" count
   setting ROUTER_POLICY consistent_hashing "of slime's router, its own build in its image; PyPI's lacks this one"

@@ -15,6 +15,7 @@ training_settings() {
   setting LEARNING_RATE 1e-6 "of Adam" number
   setting KL_LOSS_COEF 0 "KL to the model at the start; 0 saves its forward passes" number
   setting SAVE_INTERVAL "$(chosen 2 20)" "steps between checkpoints" count
+  setting KEEP_ALL_CHECKPOINTS 0 "keep each checkpoint (of Qwen3-8B 115 GB), not only the newest" switch
   setting DUMP_ROLLOUTS 1 "write each step's samples to SAVE_DIR/rollouts" switch
   wandb_settings
   ray_settings
@@ -77,12 +78,17 @@ optimizer_arguments() {
 }
 
 # Loading from where is saved resumes a run; Megatron would refuse to, were the number of steps or the learning rate
-# another, unless it is told that they may be. A smoke run always begins anew, and saves no optimizer.
+# another, unless it is told that they may be. A smoke run always begins anew, and saves no optimizer. Megatron keeps the newest
+# checkpoint and those whose step is a multiple of --save-retain-interval, itself a multiple of --save-interval: none is, of
+# the product of steps and interval.
 save_arguments() {
   if [[ $SMOKE -eq 1 ]]; then
     arguments+=(--save "$SAVE_DIR" --save-interval "$SAVE_INTERVAL" --no-save-optim)
   else
     arguments+=(--load "$SAVE_DIR" --override-opt-param-scheduler --save "$SAVE_DIR" --save-interval "$SAVE_INTERVAL")
+    if [[ $KEEP_ALL_CHECKPOINTS -eq 0 ]]; then
+      arguments+=(--save-retain-interval "$((SAVE_INTERVAL * NUM_ROLLOUT))")
+    fi
   fi
 }
 

@@ -1,0 +1,271 @@
+"""Writes the tables of the documentation that come from the code: settings, metrics, stop reasons, commands and rooms.
+
+`python scripts/docs_tables.py` writes them between their markers; with `--check` it changes nothing and exits with 1 if
+a page is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import json
+import logging
+import re
+import sys
+import textwrap
+import tomllib
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+from pydantic import BaseModel
+from typer.main import get_command
+
+from strands_rollout import Sample, StopReason, log_eval, log_rollout
+from strands_rollout.cli.commands import app
+from strands_rollout.settings import McpServer, RewardSettings, RolloutSettings
+from strands_rollout.slime_plugin.metrics import PER_SAMPLE
+from strands_rollout.slime_plugin.sample_writer import _status
+
+REPOSITORY: Final = Path(__file__).parents[1]
+PAGES: Final = [*sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "CONTRIBUTING.md"]
+_TOKENIZER: Final = REPOSITORY / "strands_rollout/engine/checkpoint"
+_BLOCK: Final = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
+_STATISTIC: Final = re.compile(r"/(?:mean|p50|p90|p99|max)$")
+_OF_EACH: Final = ("stop_reason", "truncation", "status", "drift_kind")
+"""Metrics with one name for each of several values."""
+METRICS: Final[Mapping[str, tuple[str, str]]] = {
+    "samples": ("total", "samples of the step"),
+    "turns": ("distribution", "turns of a sample"),
+    "tool_iterations": ("distribution", "turns whose tool calls were run"),
+    "tool_calls": ("distribution", "tool calls of a sample"),
+    "tool_errors": ("distribution", "tool calls that failed"),
+    "tool_timeouts": ("distribution", "tool calls that ran out of time"),
+    "parse_failures": ("distribution", "malformed tool calls"),
+    "sampled_tokens": ("distribution", "tokens that the policy sampled"),
+    "generate_s": ("distribution", "seconds at the engine"),
+    "tool_s": ("distribution", "seconds in tools"),
+    "score_s": ("distribution", "seconds in the reward, from slime's trace"),
+    "duration_s": ("distribution", "seconds of the whole episode"),
+    "code/queued_s": ("distribution", "seconds waiting for the code executor"),
+    "code/run_s": ("distribution", "seconds in the code executor"),
+    "code/calls": ("total", "calls of the code tool"),
+    "code/finished": ("total", "code calls that ended by themselves"),
+    "code/timeouts": ("total", "code calls that ran out of time"),
+    "code/killed": ("total", "code calls that were killed at another limit"),
+    "budget/response": ("distribution", "used part of the response budget, of samples with that limit"),
+    "budget/context": ("distribution", "used part of the context, likewise"),
+    "budget/tool_iterations": ("distribution", "used part of `max_tool_iterations`, likewise"),
+    "budget/tool_calls": ("distribution", "used part of `max_tool_calls`, likewise"),
+    "aborts": ("distribution", "times a sample came back ABORTED"),
+    "resumes": ("distribution", "times it was resumed"),
+    "engine_aborts": ("distribution", "requests that the engine aborted and that were continued in place"),
+    "weight_versions": ("distribution", "distinct weight versions of a sample"),
+    "weight_version_spread": ("distribution", "newest version less the oldest, where they are integers"),
+    "stale_tokens": ("distribution", "tokens masked for their staleness"),
+    "stop_reason/<name>": ("share", "of the samples, by stop reason"),
+    "status/<name>": ("share", "of the samples, by status"),
+    "truncation/<name>": ("share", "of the truncated samples, by stop reason"),
+    "removed": ("share", "samples kept out of training"),
+    "drift_tokens": ("distribution", "sampled tokens that would be others, had each turn's text been encoded again"),
+    "drift_share": ("distribution", "their share of the sampled tokens"),
+    "text_drift_tokens": ("distribution", "sampled tokens that would be others, had the whole text been encoded again"),
+    "off_policy_tokens": ("distribution", "sampled tokens from the first such change on"),
+    "drift_kind/<name>": (
+        "total",
+        "drifted tokens: `assistant_text`, `tool_call`, `whitespace`, `special_tokens`; `template`, of the context in "
+        "the whole text",
+    ),
+    "drift_samples": ("total", "samples with any drift"),
+    "drift_samples_share": ("share", "of the measured samples"),
+    "drift_measured": ("total", "samples whose drift was measured"),
+    "mismatch_tokens": (
+        "distribution",
+        "context tokens that are not what the chat template renders: anything but 0 is a fault, which is logged",
+    ),
+    "mismatch_samples": ("total", "samples with any mismatch"),
+    "mismatch_samples_share": ("share", "of the compared samples"),
+    "mismatch_measured": ("total", "samples whose context was compared with the template"),
+    "slowest/total_s": ("seconds", "the step's slowest sample, its episode and reward"),
+    "slowest/generate_s": ("seconds", "of it at the engine"),
+    "slowest/tool_s": ("seconds", "of it in tools"),
+    "slowest/score_s": ("seconds", "of it in the reward"),
+    "slowest/other_s": ("seconds", "the rest of it"),
+    "missing": ("total", "in evaluation: samples without an answer, for the infrastructure's sake"),
+    "accuracy": ("share", "in evaluation: right answers among the others"),
+}
+"""What each metric is and means; `logged_metrics` says which there are."""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown, with a final newline."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("| --- ", "|---").replace("|--- |", "|---|")
+
+
+def settings_table(model: type[BaseModel]) -> str:
+    """Keys, defaults and descriptions of a settings model."""
+    rows = []
+    for name, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        shown = "[rewards](rewards.md#settings)" if isinstance(default, BaseModel) else f"`{json.dumps(default)}`"
+        rows.append([f"`{name}`", shown, field.description or ""])
+    return table(["key", "default", "meaning"], rows)
+
+
+def stop_reasons_table() -> str:
+    """Stop reasons with what their docstrings say, and the status of the sample."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(StopReason))).body
+    if not isinstance(definition, ast.ClassDef):
+        raise TypeError(f"got {definition}; expected the class StopReason")
+    meanings = {}
+    for assigned, following in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(assigned, ast.Assign) and isinstance(assigned.value, ast.Constant):
+            text = following.value.value if isinstance(following, ast.Expr) else None  # type: ignore[attr-defined]
+            meanings[assigned.value.value] = re.sub(r"\s+", " ", str(text)).rstrip(".")
+    rows = [
+        [f"`{reason}`", meanings[str(reason)], _status(Sample(), reason, may_abort=True).name] for reason in StopReason
+    ]
+    return table(["stop reason", "when", "sample"], rows)
+
+
+def commands_table() -> str:
+    """The commands of `strands-rollout` with the first sentence of their help."""
+    commands: Mapping[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    rows = [[f"`strands-rollout {name}`", _first_sentence(command.help)] for name, command in commands.items()]
+    return table(["command", "what it does"], rows)
+
+
+def layers() -> list[list[str]]:
+    """The layers that import-linter checks, top to bottom, each with its rooms."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (lines,) = (contract["layers"] for contract in contracts if contract["id"] == "layers")
+    return [re.findall(r"\w+", line) for line in lines]
+
+
+def layers_picture() -> str:
+    """The layers as text, a line each."""
+    return "```text\n" + "".join(f"{' | '.join(rooms)}\n" for rooms in layers()) + "```\n"
+
+
+def rooms_table() -> str:
+    """Rooms by their layers, with the first sentence of what each says of itself."""
+    rows = []
+    for number, rooms in enumerate(layers(), start=1):
+        for room in rooms:
+            folder = REPOSITORY / "strands_rollout" / room
+            source = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+            sentence = _first_sentence(ast.get_docstring(ast.parse(source.read_text())))
+            rows.append([str(number), f"`{room}`", sentence])
+    return table(["layer", "room", "purpose"], rows)
+
+
+def _first_sentence(text: str | None) -> str:
+    sentence = re.match(r".*?\.(?=\s|$)", re.sub(r"\s+", " ", text or ""))
+    return sentence[0] if sentence else ""
+
+
+def logged_metrics() -> dict[str, bool]:
+    """What is logged of a sample that has every fact, and whether each metric is a distribution."""
+    facts = {
+        **dict.fromkeys(PER_SAMPLE, 1),
+        "stop_reason": "turn_length",
+        "budgets": dict.fromkeys(["response", "context", "tool_iterations", "tool_calls"], 0.5),
+        "code": {"calls": 1, "queued_s": 0.0, "run_s": 0.0, "timeouts": 0, "killed": 0},
+        "weight_versions": ["1"],
+        "spans": [[0, 0, 1, "1"]],
+    }
+    times = [
+        {"type": f"span_{edge}", "name": "reward_model", "ts": ts, "span_id": "a"}
+        for edge, ts in (("start", 1.0), ("end", 2.0))
+    ]
+    sample = SimpleNamespace(
+        metadata={"strands_rollout": facts},
+        trace={"events": times},
+        tokens=[1],
+        status="truncated",
+        remove_sample=False,
+        reward={"acc": 1.0},
+    )
+    args = Namespace(hf_checkpoint=str(_TOKENIZER))
+    lines = _logged(lambda: log_rollout(0, args, [sample], None, 1.0))
+    lines += _logged(lambda: log_eval(0, args, {"set": {"rewards": [1.0], "samples": [sample]}}, None))
+    found: dict[str, bool] = {}
+    for name in re.findall(r"(?:rollout|eval/set)/agent/(\S+)=", "\n".join(lines)):
+        base = _STATISTIC.sub("", name)
+        group = base.partition("/")[0]
+        found[f"{group}/<name>" if group in _OF_EACH else base] = base != name
+    return found
+
+
+def _logged(log: Callable[[], object]) -> list[str]:
+    """The log lines of a call."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("strands_rollout")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        log()
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    return lines
+
+
+def metrics_table() -> str:
+    """The metrics that are logged.
+
+    Raises:
+        ValueError: `METRICS` lacks one, has one too many, or calls a number a distribution.
+    """
+    found = logged_metrics()
+    expected = {name: kind == "distribution" for name, (kind, _) in METRICS.items()}
+    if found != expected:
+        raise ValueError(f"got the metrics {found.items() ^ expected.items()}; expected METRICS to say what is logged")
+    return table(["metric", "is a", "meaning"], [[f"`{name}`", *told] for name, told in METRICS.items()])
+
+
+TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "settings": lambda: settings_table(RolloutSettings),
+    "reward": lambda: settings_table(RewardSettings),
+    "mcp": lambda: settings_table(McpServer),
+    "stop-reasons": stop_reasons_table,
+    "commands": commands_table,
+    "metrics": metrics_table,
+    "layers": layers_picture,
+    "rooms": rooms_table,
+}
+
+
+def updated(text: str) -> str:
+    """A page with its tables as the code has them."""
+    return _BLOCK.sub(lambda block: f"{block[1]}\n{TABLES[block[2]]()}\n{block[3]}", text)
+
+
+def main() -> int:
+    """Write or check all pages; 1 if one was stale and only checked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing, and exit with 1 if a page is stale")
+    only_check = parser.parse_args().check
+    stale = []
+    for page in PAGES:
+        text = page.read_text()
+        new = updated(text)
+        if new != text:
+            stale.append(page.name)
+            if not only_check:
+                page.write_text(new)
+    if stale:
+        print(f"{'stale' if only_check else 'written'}: {', '.join(stale)}", file=sys.stderr)
+    return int(only_check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

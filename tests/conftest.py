@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,21 @@ def _load(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture
+def retry_waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Clients wait for an engine in no time; the seconds that they would have waited."""
+    from strands_rollout.client.client import SGLangClient
+
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        await asyncio.sleep(0)
+
+    monkeypatch.setitem(SGLangClient.__init__.__kwdefaults__, "sleep", sleep)
+    return waits
 
 
 @pytest.fixture(scope="session")

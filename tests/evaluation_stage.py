@@ -12,8 +12,7 @@ import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ids_of
 
-from strands_rollout.evaluation.options import EvalOptions
-from strands_rollout.evaluation.plan import SampleKey, Sampling
+from strands_rollout.evaluation.plan import EvalOptions, SampleKey, Sampling
 from strands_rollout.evaluation.run import run_evaluation
 
 PROBLEMS = 3
@@ -103,7 +102,7 @@ async def evaluated(
 
 def tamper(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on `generate` returns samples with a wrong token."""
-    from strands_rollout import evaluate as evaluate_module
+    from strands_rollout.evaluation import evaluate as evaluate_module
 
     honest = evaluate_module.generate
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from strands_rollout.train.step_log import StepLog, StepRecord
+from strands_rollout.train.run_folder import StepLog, StepRecord
 
 
 def records(count: int = 3, *, held_out: Sequence[float] = (), **values: Any) -> list[StepRecord]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from strands_rollout import Sample
+from strands_rollout.diagnostics.drift_report import SavedEpisode, episode_of
 from strands_rollout.dump import DumpRecord, write_dump
-from strands_rollout.inspection.saved_episode import SavedEpisode, episode_of
 
 Parts = list[list[int]]
 """Context and turn alternately; the first is the prompt, the last a turn."""

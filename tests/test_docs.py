@@ -1,17 +1,18 @@
-"""What the README promises is what the code does. A table that differs is printed as it should be."""
+"""What the README and the pages of docs/ promise is what the code does: examples, tables, commands, links, sizes."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import importlib
+import importlib.util
 import inspect
 import json
 import pkgutil
 import re
 import shlex
 import subprocess
-import textwrap
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
@@ -22,39 +23,52 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
 from typer.main import get_command
 
-from strands_rollout import SGLangModel, StopReason, ToolLimiter, Trajectory, create_client
-from strands_rollout.cli import app
-from strands_rollout.config import RolloutSettings, settings_from_args
-from strands_rollout.doctor.sandbox_layers import MEANING
-from strands_rollout.evaluate import Summary
-from strands_rollout.executors import EXECUTORS
-from strands_rollout.group_filter import _reason
-from strands_rollout.reward import reward_func
-from strands_rollout.reward_settings import RewardSettings
-from strands_rollout.sample import _status
-from strands_rollout.sample_type import Sample
-from strands_rollout.sandbox import LocalExecutor
+from strands_rollout import SGLangModel, StopReason, Task, ToolLimiter, Trajectory, create_client
+from strands_rollout.cli.commands import app
+from strands_rollout.code_tool import LocalExecutor
+from strands_rollout.code_tool.executors import EXECUTORS
+from strands_rollout.diagnostics.machine import MEANING
+from strands_rollout.evaluation.evaluate import Summary
+from strands_rollout.samples import Sample
+from strands_rollout.settings import RolloutSettings, settings_from_args
+from strands_rollout.slime_plugin.reward import reward_func
+from strands_rollout.slime_plugin.reward_groups import _reason
+from strands_rollout.slime_plugin.row import with_row_settings
+from strands_rollout.slime_plugin.sample_writer import _status
+from strands_rollout.slime_plugin.transcripts import COLUMNS
 
 REPOSITORY = Path(__file__).parents[1]
-README = (REPOSITORY / "README.md").read_text()
+FOLDERS = {path.name for path in REPOSITORY.iterdir() if path.is_dir()}
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+PAGES = sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md"))
+TEXTS = {name: (REPOSITORY / name).read_text() for name in ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES]}
+USER_TEXTS = {name: text for name, text in TEXTS.items() if name == "README.md" or name in PAGES}
+GENERATED = re.compile(r"<!-- generated: [\w-]+ -->.*?<!-- end of generated -->", re.DOTALL)
 LAUNCH_SCRIPTS = [
     f"scripts/{name}.sh"
     for name in ("strands_qwen3_8b", "strands_qwen3_4b", "strands_qwen3_8b_async", "eval_aime", "prepare_model")
 ]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
 
-def section(title: str) -> str:
-    """The text between a heading and the next of its level."""
-    return README.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+def page(name: str) -> str:
+    return TEXTS[f"docs/{name}.md"]
 
 
-def code_blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def code_blocks(language: str) -> list[Any]:
+    """Each block of all documents as a test's parameter, named by where it stands."""
+    return [
+        pytest.param(block, id=f"{name}-{number}")
+        for name, text in TEXTS.items()
+        for number, block in enumerate(re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL))
+    ]
+
+
+def block_with(word: str, text: str) -> str:
+    """The one code block that has a word."""
+    (block,) = (block for block in re.findall(r"```\w+\n(.*?)```", text, re.DOTALL) if word in block)
+    return str(block)
 
 
 def table_rows(text: str, title: str) -> list[list[str]]:
@@ -68,35 +82,305 @@ def table_rows(text: str, title: str) -> list[list[str]]:
     return rows
 
 
-def settings_table(model: type[BaseModel]) -> str:
-    lines = ["| key | default | meaning |", "|---|---|---|"]
-    for name, field in model.model_fields.items():
-        default = field.get_default(call_default_factory=True)
-        shown = "[below](#rewards)" if isinstance(default, BaseModel) else f"`{json.dumps(default)}`"
-        lines.append(f"| `{name}` | {shown} | {field.description} |")
-    return "\n".join(lines)
+# What holds for every page
 
 
-@pytest.mark.parametrize(
-    ("marker", "model"), [("settings", RolloutSettings), ("reward settings", RewardSettings)], ids=["rollout", "reward"]
-)
-def test_the_settings_tables_hold_every_key_default_and_meaning(marker: str, model: type[BaseModel]) -> None:
-    shown = re.search(rf"<!-- {marker}: .*? -->\n(.*?)\n?<!-- end of {marker} -->", README, re.DOTALL)
-    expected = settings_table(model)
+def test_there_are_few_pages() -> None:
+    assert 20 <= len(PAGES) <= 25
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", *PAGES])
+def test_no_page_is_too_long(name: str) -> None:
+    limit = {"README.md": 12_000, "CONTRIBUTING.md": 8_000}.get(name, 10_000)
+    assert len(TEXTS[name].encode()) <= limit
+
+
+@functools.cache
+def docs_tables() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_tables", REPOSITORY / "scripts/docs_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if GENERATED.search(TEXTS[name])])
+def test_generated_tables_are_those_of_the_code(name: str) -> None:
+    assert docs_tables().updated(TEXTS[name]) == TEXTS[name], "stale: run python scripts/docs_tables.py"
+
+
+def test_every_generated_table_stands_on_one_page() -> None:
+    placed = re.findall(r"<!-- generated: ([\w-]+) -->", "".join(TEXTS.values()))
+    assert sorted(placed) == sorted(docs_tables().TABLES)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_and_anchors_resolve(name: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", TEXTS[name]):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (REPOSITORY / name).parent / path if path else REPOSITORY / name
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}, target
+
+
+def test_the_readme_links_every_page() -> None:
+    assert set(PAGES) <= set(re.findall(r"\]\((docs/\w[\w-]*\.md)", TEXTS["README.md"]))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_table_has_an_escaped_bar(name: str) -> None:
+    """GitHub needs the escape in code and mkdocs shows it."""
+    assert not re.search(r"^\|.*\\\|", TEXTS[name], re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name != "CHANGELOG.md"])
+def test_named_files_exist(name: str) -> None:
+    for path in re.findall(r"`([\w.]+/[\w./-]+)`", TEXTS[name]):
+        if path.partition("/")[0] in FOLDERS - {"data", "models", "checkpoints"}:
+            assert (REPOSITORY / path).exists(), path
+    for test in re.findall(r"`(test_\w+\.py)`", TEXTS[name]):
+        assert any((REPOSITORY / "tests").rglob(test)), test
+
+
+@pytest.mark.parametrize("name", USER_TEXTS)
+def test_the_language_is_the_glossarys(name: str) -> None:
+    avoided = r"gone on with|goes? on with|held against|in words\b|whoever|surroundings|\bplayers?\b|shown ids|witness"
+    text = GENERATED.sub("", TEXTS[name])
+    if name != "docs/glossary.md":
+        assert re.findall(avoided, text) == []
+
+
+@pytest.mark.parametrize("name", USER_TEXTS)
+def test_dotted_paths_in_the_text_resolve(name: str) -> None:
+    prose = re.sub(r"```.*?```", "", TEXTS[name], flags=re.DOTALL)
+    for path in re.findall(r"[`(/ ](strands_rollout(?:\.\w+)+)", prose):
+        if path != "strands_rollout.times":  # an attribute of a trace
+            if "torchrl" in path and find_spec("torchrl") is None:
+                path = path.rpartition(".")[0].rpartition(".")[0]
+            assert pkgutil.resolve_name(path) is not None
+    for module, names in re.findall(r"`(strands_rollout\.\w+)` reads and writes \w+ \(([^)]*)\)", prose):
+        assert all(pkgutil.resolve_name(f"{module}:{name}") for name in re.findall(r"[\w.]+", names))
+
+
+# Examples
+
+
+@pytest.mark.parametrize("block", code_blocks("python"))
+def test_python_examples_name_what_exists(block: str) -> None:
+    if "torchrl" in block and find_spec("torchrl") is None:
+        pytest.skip("torchrl is not installed")
+    tree = ast.parse(block)
+    compile(tree, "example", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            module = importlib.import_module(node.module)
+            assert all(hasattr(module, alias.name) for alias in node.names)
+    known = {field.name for field in fields(Trajectory)}
+    assert set(re.findall(r"^trajectory\.(\w+)", block, re.MULTILINE)) <= known
+
+
+@pytest.mark.parametrize("block", code_blocks("yaml"))
+def test_yaml_examples_are_valid_settings(block: str) -> None:
+    given = yaml.safe_load(block)
+    settings = settings_from_args(SimpleNamespace(**given))
+    assert settings != RolloutSettings()
+    if isinstance(settings.executor, dict):
+        options = settings.executor.keys() - {"name"}
+        assert options <= inspect.signature(LocalExecutor).parameters.keys()
+    for path in re.findall(r"(?<=[ :])strands_rollout(?:\.\w+)+$", block, re.MULTILINE):
+        if f"-m {path}" not in block:
+            assert pkgutil.resolve_name(path) is not None
+
+
+@pytest.mark.parametrize("block", code_blocks("json"))
+def test_row_examples_are_valid_settings(block: str) -> None:
+    settings = RolloutSettings.model_validate(
+        yaml.safe_load((REPOSITORY / "configs/two_tools.yaml").read_text())["strands_rollout"]
+    )
+    chosen = with_row_settings(settings, json.loads(block))
+    assert chosen != settings
+
+
+async def test_the_example_of_an_environment_plays() -> None:
+    names: dict[str, Any] = {}
+    exec(block_with("class GuessingGame", page("environments")), names)
+    game = names["GuessingGame"](Task(label="7", **dict.fromkeys(task_fields() - {"label"})))
+    assert "1 to 100" in await game.prepare()
+    assert await game.guess(number=5) == "Higher."
+    assert await game.answer("Is it 5?") is not None
+    assert await game.guess(number=7) == "Right!"
+    assert await game.answer("It is 7.") is None
+    assert await game.score() == {"score": 1.0, "acc": 1.0}
+
+
+def task_fields() -> set[str]:
+    return {field.name for field in fields(Task)}
+
+
+async def test_the_example_of_the_executor_alone_is_right() -> None:
+    async with LocalExecutor(memory_mb=1024) as executor:
+        result = await executor.run("import sympy\nsympy.factorint(360)", timeout_s=5)
+    assert repr(result.stdout).replace("'", '"') in block_with("LocalExecutor", page("code-execution"))
+
+
+def shell_commands() -> Iterator[list[str]]:
+    """The commands of all examples and those in the text, one by one, without their variables."""
+    for text in (text for name, text in TEXTS.items() if name != "CHANGELOG.md"):
+        lines = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).splitlines()
+        lines += re.findall(r"`((?:bash|python|strands-rollout|[A-Z_]+=\S+ bash) [^`]*)`", text)
+        for line in lines:
+            for command in re.split(r"&&|\||; do |;", line):
+                words = shlex.split(command, comments=True)
+                while words and re.match(r"[A-Z_]+=", words[0]):
+                    words.pop(0)
+                if len(words) > 1 and words[0].endswith(("bash", "python", "strands-rollout")) and "$" not in words[1]:
+                    yield words
+
+
+@functools.cache
+def options_of(command: str) -> str:
+    """What a script or a command of `strands-rollout` says of its options."""
+    if command == "scripts/demo.sh":
+        command = "demo"
+    if "/" in command or " " in command:
+        program = sys.executable if command.endswith(".py") or " " in command else "bash"
+        shown = [program, *command.split(), "--help"]
+        return subprocess.run(shown, capture_output=True, text=True, check=True, cwd=REPOSITORY).stdout
+    return " ".join(name for parameter in get_command(app).commands[command].params for name in parameter.opts)  # type: ignore[attr-defined]
+
+
+def test_every_command_exists_and_knows_its_options() -> None:
+    seen = set()
+    for program, command, *rest in shell_commands():
+        if program == "python" and command == "-m":
+            assert find_spec(rest[0]) is not None, rest
+            if rest[0] in FOLDERS:  # its options stand before its command or after
+                parts = [word for word in rest[1:] if word in {"client", "engines", "sandbox", "train", "compare"}]
+                known = options_of(f"-m {rest[0]}") + options_of(" ".join(["-m", rest[0], *parts]))
+                assert {word for word in rest if word.startswith("--")} <= set(re.findall(r"--[\w-]+", known)), rest
+            continue
+        if command.startswith("-"):
+            assert (program, command) in {("python", "-c"), ("python", "-I"), ("bash", "--help")}
+            continue
+        options = {re.sub("=.*", "", word) for word in rest if word.startswith("--")} - {"--help"}
+        seen.add(command)
+        if program == "strands-rollout":
+            assert command in get_command(app).commands, command  # type: ignore[attr-defined]
+        else:
+            assert (REPOSITORY / command).is_file(), command
+        if command in {"scripts/test.sh", "scripts/check.sh"}:
+            text = (REPOSITORY / command).read_text()
+            assert all(option in text for option in options), options
+        elif options:
+            assert options <= set(re.findall(r"--[\w-]+", options_of(command))), (command, rest)
+    assert {"scripts/demo.sh", "scripts/test.sh", "scripts/strands_qwen3_8b.sh", "eval", "doctor"} <= seen
+
+
+def test_extras_that_are_named_exist() -> None:
+    named = {
+        extra
+        for text in TEXTS.values()
+        for group in re.findall(r"pip install (?:-e )?'(?:strands-rollout|\.)\[([\w,]+)\]'", text)
+        for extra in group.split(",")
+    }
+    assert {"data", "train", "images"} <= named <= PROJECT["optional-dependencies"].keys()
+
+
+# Start
+
+
+def test_the_two_commands_stand_on_the_first_screen() -> None:
+    first_screen = "\n".join(TEXTS["README.md"].splitlines()[:25])
+    assert "bash scripts/demo.sh" in first_screen
+    assert "bash scripts/strands_qwen3_8b.sh" in first_screen
+
+
+def test_the_summary_has_the_keys_that_the_page_names() -> None:
+    shown = re.search(r'`(\{"samples": .*?\})`', page("index"), re.DOTALL)
     assert shown is not None
-    assert shown[1] == expected, f"the README's table should be:\n{expected}"
+    assert re.findall(r'"(\w+)":', shown[1]) == [field.name for field in fields(Summary)]
 
 
-def test_the_yaml_examples_are_valid() -> None:
-    general, executor = (settings_from_args(SimpleNamespace(**yaml.safe_load(block))) for block in code_blocks("yaml"))
-    assert general.max_tool_iterations == 8
-    options = dict(executor.executor)
-    assert options.pop("name") == "local"
-    assert options.keys() <= inspect.signature(LocalExecutor).parameters.keys()
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_supported_versions_are_those_of_the_package(name: str) -> None:
+    strands = next(name for name in PROJECT["dependencies"] if name.startswith("strands-agents"))
+    lowest, below = re.fullmatch(r"strands-agents>=([\d.]+),<(\d+)", strands).groups()  # type: ignore[union-attr]
+    assert f"strands-agents {lowest} or newer, below {below}" in TEXTS[name]
+    pythons = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if "Python :: 3." in name]
+    assert f"Python {pythons[0]} to {pythons[-1]}" in TEXTS[name]
+    assert PROJECT["requires-python"] == f">={pythons[0]}"
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    first = re.search(r"^## (\S+)", TEXTS["CHANGELOG.md"], re.MULTILINE)
+    assert first is not None
+    assert first[1] == PROJECT["version"] == importlib.import_module("strands_rollout").__version__
+
+
+def flags(text: str, word: str) -> dict[str, str]:
+    """slime's flags in the block that has a word."""
+    words = block_with(word, text).split()
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+async def test_slime_finds_both_functions_and_the_keys_of_the_reward(name: str) -> None:
+    given = flags(TEXTS[name], "--custom-generate-function-path")
+    for flag, first in (
+        ("--custom-generate-function-path", ["args", "sample", "sampling_params", "evaluation"]),
+        ("--custom-rm-path", ["args", "sample", "kwargs"]),
+    ):
+        function = pkgutil.resolve_name(given[flag])
+        assert inspect.iscoroutinefunction(function)
+        assert list(inspect.signature(function).parameters) == first
+    reward = await reward_func(SimpleNamespace(), Sample(response="4", label="4"))
+    assert {given["--reward-key"], given["--eval-reward-key"]} <= set(reward)
+
+
+# Training and data
+
+
+def test_every_script_of_the_launch_kit_is_listed() -> None:
+    assert [row[0].strip("`") for row in table_rows(page("training"), "script")] == LAUNCH_SCRIPTS
+    files = {row[0].strip("`") for row in table_rows(page("training"), "file in `scripts/launch/`")}
+    assert files == {path.name for path in (REPOSITORY / "scripts/launch").iterdir()}
+    prepared = {path.name for path in (REPOSITORY / "data_prep").glob("*.py")} - {"contamination.py"}
+    assert prepared == set(re.findall(r"data_prep/(\w+\.py)", page("data")))
+
+
+def test_every_configuration_is_listed() -> None:
+    listed = [row[0].strip("`") for row in table_rows(page("agents"), "file in `configs/`")]
+    assert sorted(listed) == sorted(path.name for path in (REPOSITORY / "configs").iterdir())
+
+
+def test_every_setting_of_the_launch_scripts_that_is_named_exists() -> None:
+    text = page("training") + page("evaluation") + page("troubleshooting")
+    named = set(re.findall(r"`(?:export )?([A-Z][A-Z_]+[A-Z])(?:=[^`]*)?`", text))
+    known = set(re.findall(r"--[\w-]+ +([A-Z_]+) ", "".join(map(options_of, LAUNCH_SCRIPTS))))
+    assert named - known <= {"PYTHONPATH", "WANDB_API_KEY", "WANDB_KEY", "WANDB_MODE", "HF_ENDPOINT"}
+    assert {"MAX_RESPONSE_LEN", "RAY_ADDRESS", "DYNAMIC_SAMPLING"} <= named
+
+
+def test_the_arguments_read_from_slime_are_all_listed() -> None:
+    sources = "".join(path.read_text() for path in (REPOSITORY / "strands_rollout").rglob("*.py"))
+    read = set(re.findall(r'getattr\(args, "(\w+)"', sources)) - {"strands_rollout", "reward_key"}
+    listed = set(re.findall(r"`(\w+)`", page("settings").partition("## What is read from slime's arguments")[2]))
+    listed -= {"normalize_rewards", "model_name"}
+    assert len(listed) > 20
+    assert read <= listed
+    assert all(name in sources for name in listed)
+
+
+# Code execution
 
 
 def test_the_table_of_executors_holds_every_name_and_option() -> None:
-    rows = {row[0].strip("`"): row[2] for row in table_rows(section("Where code runs"), "executor")}
+    rows = {row[0].strip("`"): row[2] for row in table_rows(page("code-execution"), "executor")}
     assert list(rows)[:-1] == list(EXECUTORS)
     for name, path in EXECUTORS.items():
         options = inspect.signature(pkgutil.resolve_name(path)).parameters.keys() - {"timeout_s", "disabled_layers"}
@@ -104,115 +388,84 @@ def test_the_table_of_executors_holds_every_name_and_option() -> None:
 
 
 def test_the_layers_that_are_explained_are_the_layers_there_are() -> None:
-    rows = [row[0].strip("`") for row in table_rows(section("Where code runs"), "layer")]
-    assert rows == list(MEANING)
+    assert [row[0].strip("`") for row in table_rows(page("code-execution"), "layer")] == list(MEANING)
 
 
-async def test_the_example_of_the_executor_alone_is_right() -> None:
-    async with LocalExecutor(memory_mb=1024) as executor:
-        result = await executor.run("import sympy\nsympy.factorint(360)", timeout_s=5)
-    (block,) = (block for block in code_blocks("python") if "LocalExecutor" in block)
-    assert repr(result.stdout).replace("'", '"') in block
+# Episodes and rewards
 
 
-def test_stop_reasons_are_listed_in_their_order_with_their_status() -> None:
-    rows = table_rows(README, "stop reason")
-    assert [row[0] for row in rows] == [f"`{reason}`" for reason in StopReason]
-    for name, _, status in rows:
-        assert _status(Sample(), StopReason(name.strip("`")), may_abort=True).name == status
+def test_an_abort_that_slime_cannot_take_is_failed() -> None:
+    assert "Where slime can't take an ABORTED sample, an abort is FAILED." in " ".join(page("episodes").split())
     assert _status(Sample(), StopReason.ABORTED, may_abort=False) is Sample.Status.FAILED
 
 
 def test_every_status_is_explained() -> None:
     statuses = {status.name for status in Sample.Status} - {"PENDING"}
-    assert {row[0] for row in table_rows(section("How an episode ends"), "sample")} == statuses
+    assert {row[0] for row in table_rows(page("episodes"), "sample")} == statuses
 
 
 def test_limits_are_documented_in_the_order_of_the_code() -> None:
     documented = re.sub(r"\s+", " ", inspect.getdoc(StopReason) or "")
     order = re.search(r"Limits are checked in this order: .*? The first that holds counts\.", documented)
     assert order is not None
-    assert order[0] in re.sub(r"\s+", " ", README)
+    assert order[0] in re.sub(r"\s+", " ", page("episodes"))
 
 
-def test_the_summary_has_the_keys_that_the_readme_names() -> None:
-    shown = re.search(r'`(\{"samples": .*?\})`', README, re.DOTALL)
-    assert shown is not None
-    assert re.findall(r'"(\w+)":', shown[1]) == [field.name for field in fields(Summary)]
-
-
-async def test_the_reward_has_the_keys_that_the_readme_names() -> None:
-    shown = re.search(r"returns `\{(.*?)\}` for each sample", README)
+async def test_the_reward_has_the_keys_that_the_page_names() -> None:
+    shown = re.search(r"returns `\{(.*?)\}` for each sample", page("rewards"))
     reward = await reward_func(SimpleNamespace(), Sample(response="\\boxed{4}", label="4"))
     assert shown is not None
     assert isinstance(reward, dict)
     assert shown[1].split(", ") == list(reward)
 
 
-def slime_flags() -> dict[str, str]:
-    block = next(block for block in code_blocks("bash") if "--custom-generate-function-path" in block)
-    return {flag: value for flag, _, value in (line.partition(" ") for line in block.splitlines())}
-
-
-def test_slime_finds_both_functions_by_their_dotted_paths() -> None:
-    flags = slime_flags()
-    for flag, first in (
-        ("--custom-generate-function-path", ["args", "sample", "sampling_params", "evaluation"]),
-        ("--custom-rm-path", ["args", "sample", "kwargs"]),
-    ):
-        module, _, name = flags[flag].rpartition(".")
-        function = getattr(importlib.import_module(module), name)
-        assert inspect.iscoroutinefunction(function)
-        assert list(inspect.signature(function).parameters) == first
-
-
 def test_slime_finds_the_functions_for_groups_by_their_dotted_paths() -> None:
-    (block,) = (block for block in code_blocks("bash") if "--custom-reward-post-process-path" in block)
-    paths = dict(line.split() for line in block.splitlines())
-    assert list(paths) == ["--custom-reward-post-process-path", "--dynamic-sampling-filter-path"]
-    functions = [pkgutil.resolve_name(path) for path in paths.values()]
+    given = flags(page("rewards"), "--custom-reward-post-process-path")
+    assert list(given) == ["--custom-reward-post-process-path", "--dynamic-sampling-filter-path"]
+    functions = [pkgutil.resolve_name(path) for path in given.values()]
     assert [list(inspect.signature(function).parameters)[:2] for function in functions] == [["args", "samples"]] * 2
 
 
 def test_the_reasons_of_dropped_groups_are_those_that_the_filter_gives() -> None:
     reasons = [_reason(rewards) for rewards in ([1.0, 1.0], [1.0], [])]
-    assert [reason for reason in reasons if f"`{reason.removesuffix('1.0')}`" in section("Rewards")] == reasons
+    assert [reason for reason in reasons if f"`{reason.removesuffix('1.0')}`" in page("rewards")] == reasons
 
 
-async def test_the_reward_keys_given_to_slime_exist() -> None:
-    reward = await reward_func(SimpleNamespace(), Sample(response="4", label="4"))
-    assert {slime_flags()["--reward-key"], slime_flags()["--eval-reward-key"]} <= set(reward)
+def test_the_fifteen_rules_each_have_a_test_named_after_them() -> None:
+    rules = re.findall(r"^(\d+)\. ", page("token-exactness"), re.MULTILINE)
+    assert rules == [str(number) for number in range(1, 16)]
+    tests = next((REPOSITORY / "tests").rglob("test_token_exactness.py")).read_text()
+    assert all(f"def test_rule_{int(number):02d}_" in tests for number in rules)
 
 
-def test_the_arguments_read_from_slime_are_all_listed() -> None:
-    sources = "".join(path.read_text() for path in (REPOSITORY / "strands_rollout").glob("*.py"))
-    read = set(re.findall(r'getattr\(args, "(\w+)"', sources)) - {"strands_rollout", "reward_key"}
-    sentence = re.search(r"slime's arguments these are read: (.*?)\.", README, re.DOTALL)
-    assert sentence is not None
-    listed = set(re.findall(r"`(\w+)`", sentence[1]))
-    assert read <= listed
-    assert all(f'"{name}"' in sources for name in listed)
+# Metrics
 
 
-def test_python_examples_name_what_exists() -> None:
-    for block in code_blocks("python"):
-        if "torchrl" in block and find_spec("torchrl") is None:
-            continue
-        for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                module = importlib.import_module(node.module)
-                assert all(hasattr(module, alias.name) for alias in node.names)
-        for name in re.findall(r"^trajectory\.(\w+)", block, re.MULTILINE):
-            assert name in {field.name for field in fields(Trajectory)}
+def test_slime_finds_the_functions_that_log_by_their_dotted_paths() -> None:
+    given = flags(page("metrics"), "--custom-rollout-log-function-path")
+    parameters = {flag: list(inspect.signature(pkgutil.resolve_name(path)).parameters) for flag, path in given.items()}
+    assert parameters == {
+        "--custom-rollout-log-function-path": [
+            *("rollout_id", "args", "samples", "rollout_extra_metrics", "rollout_time"),
+        ],
+        "--custom-eval-rollout-log-function-path": ["rollout_id", "args", "data", "extra_metrics"],
+    }
+
+
+def test_the_columns_of_the_transcripts_are_those_that_are_named() -> None:
+    assert f"Its columns: {', '.join(COLUMNS)}." in " ".join(page("metrics").split())
+
+
+# The model alone, and the engine
 
 
 def test_every_argument_of_the_model_is_named() -> None:
     for name in list(inspect.signature(SGLangModel.__init__).parameters)[1:]:
-        assert re.search(rf"\b{name}\b", section("Use without slime")), name
+        assert re.search(rf"`[^`]*\b{name}\b[^`]*`", page("sglang-model")), name
 
 
 def test_the_migration_table_names_what_exists() -> None:
-    rows = dict(table_rows(section("Coming from strands-sglang"), "strands-sglang"))
+    rows = dict(table_rows(page("sglang-model"), "strands-sglang"))
     theirs = next(name for name in rows if name.startswith("`create_client"))
     arguments = re.findall(r"\w+", theirs.partition("(")[2])
     assert set(arguments) <= set(inspect.signature(create_client).parameters)
@@ -222,134 +475,12 @@ def test_the_migration_table_names_what_exists() -> None:
     assert ToolLimiter().tripped is None
 
 
-def test_the_fifteen_rules_each_have_a_test_named_after_them() -> None:
-    rules = re.findall(r"^(\d+)\. ", section("What token exactness means here"), re.MULTILINE)
-    assert rules == [str(number) for number in range(1, 16)]
-    tests = (REPOSITORY / "tests" / "test_token_exactness.py").read_text()
-    assert all(f"def test_rule_{int(number):02d}_" in tests for number in rules)
-
-
 def test_the_engine_serves_the_endpoints_that_are_listed() -> None:
     from strands_rollout.engine.http_server import engine_app
 
     engine: Any = None  # routes are made without asking it
     served = {resource.canonical for resource in engine_app(engine).router.resources()}
-    listed = set(re.findall(r"`(/[\w/]+)`", section("The embedded engine")))
+    text = page("engine").partition("## The embedded engine")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"`(/[\w/]+)`", text))
     assert len(listed) >= 10
     assert listed <= served
-
-
-def shell_commands() -> Iterator[list[str]]:
-    """The commands of all examples, those that `&&` joins one by one."""
-    for block in code_blocks("bash"):
-        for line in block.splitlines():
-            if line.startswith(("bash ", "strands-rollout ")):
-                for command in line.split("&&"):
-                    yield shlex.split(command, comments=True)
-
-
-@functools.cache
-def options_of(command: str) -> str:
-    """What a script or a command of `strands-rollout` says of its options."""
-    if command == "scripts/demo.sh":
-        command = "demo"
-    if command.endswith(".sh"):
-        shown = ["bash", str(REPOSITORY / command), "--help"]
-        return subprocess.run(shown, capture_output=True, text=True, check=True).stdout
-    return " ".join(name for parameter in get_command(app).commands[command].params for name in parameter.opts)  # type: ignore[attr-defined]
-
-
-def test_every_command_exists_and_knows_its_options() -> None:
-    seen = set()
-    for words in shell_commands():
-        command, options = words[1], {word for word in words[2:] if word.startswith("--")}
-        seen.add(command)
-        if command == "scripts/test.sh":
-            options -= {"--real"}
-        if options:
-            assert options <= set(re.findall(r"--[\w-]+", options_of(command))), words
-        assert command in get_command(app).commands or (REPOSITORY / command).is_file()  # type: ignore[attr-defined]
-    assert {"scripts/demo.sh", "scripts/test.sh", "scripts/strands_qwen3_8b.sh", "eval", "doctor"} <= seen
-
-
-def test_every_setting_of_the_launch_scripts_that_is_named_exists() -> None:
-    named = set(
-        re.findall(
-            r"`(?:export )?([A-Z][A-Z_]+[A-Z])(?:=[^`]*)?`", section("Train in five steps") + section("Troubleshooting")
-        )
-    )
-    known = set(re.findall(r"--[\w-]+ +([A-Z_]+) ", "".join(map(options_of, LAUNCH_SCRIPTS))))
-    assert named - known == {"FAILED", "TRUNCATED", "WANDB_API_KEY", "WANDB_KEY", "WANDB_MODE", "HF_ENDPOINT"} & named
-    assert {"MAX_RESPONSE_LEN", "RAY_ADDRESS", "DYNAMIC_SAMPLING"} <= named
-
-
-def test_every_script_of_the_launch_kit_is_listed() -> None:
-    text = section("Train in five steps")
-    assert [row[0].strip("`") for row in table_rows(text, "script")] == LAUNCH_SCRIPTS
-    prepared = {path.name for path in (REPOSITORY / "data_prep").glob("*.py")} - {"contamination.py"}
-    assert prepared == set(re.findall(r"data_prep/(\w+\.py)", text))
-    listed = [row[0].strip("`") for row in table_rows(README, "file in `configs/`")]
-    assert sorted(listed) == sorted(path.name for path in (REPOSITORY / "configs").iterdir())
-
-
-def test_the_two_commands_stand_on_the_first_screen() -> None:
-    first_screen = "\n".join(README.splitlines()[:20])
-    assert "bash scripts/demo.sh" in first_screen
-    assert "bash scripts/test.sh" in first_screen
-
-
-def test_supported_versions_are_those_of_the_package() -> None:
-    text = section("Supported versions")
-    strands = next(name for name in PROJECT["dependencies"] if name.startswith("strands-agents"))
-    lowest, below = re.fullmatch(r"strands-agents>=([\d.]+),<(\d+)", strands).groups()  # type: ignore[union-attr]
-    assert f"strands-agents {lowest} or newer, below {below}" in text
-    pythons = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if "Python :: 3." in name]
-    assert f"Python {pythons[0]} to {pythons[-1]}" in text
-    assert PROJECT["requires-python"] == f">={pythons[0]}"
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_links_resolve(document: str) -> None:
-    text = (REPOSITORY / document).read_text()
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith("http"):
-            continue
-        path, _, anchor = target.partition("#")
-        assert not path or (REPOSITORY / path).exists(), target
-        if anchor and not path:
-            anchors = {
-                re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-") for line in text.splitlines()
-            }
-            assert anchor in anchors, target
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_named_files_exist(document: str) -> None:
-    text = (REPOSITORY / document).read_text()
-    for name in re.findall(r"`((?:scripts|tests|strands_rollout|\.ci)/[\w./]*)`", text):
-        assert (REPOSITORY / name).exists(), name
-
-
-def test_the_changelog_begins_with_this_version() -> None:
-    changelog = (REPOSITORY / "CHANGELOG.md").read_text()
-    first = re.search(r"^## (\S+)", changelog, re.MULTILINE)
-    assert first is not None
-    assert first[1] == PROJECT["version"] == importlib.import_module("strands_rollout").__version__
-
-
-def test_contributing_maps_every_module_once_and_shows_the_layers_that_are_checked() -> None:
-    text = (REPOSITORY / "CONTRIBUTING.md").read_text()
-    package = REPOSITORY / "strands_rollout"
-    modules = {path.stem for path in package.glob("*.py") if path.stem != "__init__"}
-    modules |= {path.parent.name for path in package.glob("*/__init__.py")}
-    mapped = [
-        cell
-        for line in text.splitlines()
-        if (row := re.match(r"\| `(\w+)(?:\.py|/)` \|", line))
-        for cell in row.groups()
-    ]
-    assert sorted(mapped) == sorted(modules)
-    checked = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0][
-        "layers"
-    ]
-    assert textwrap.indent("\n".join(checked), "    ") in text

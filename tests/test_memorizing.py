@@ -1,10 +1,10 @@
-"""The part of scripts/train_shipped_model.py that makes a model which knows recorded conversations by heart."""
+"""The part of experiments/shipped_model that makes a model which knows recorded conversations by heart."""
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -14,9 +14,8 @@ import pytest
 import typer
 
 from strands_rollout.engine import SHIPPED_MODEL_DIR
-from strands_rollout.token_encoder import TokenEncoder
+from strands_rollout.template.tokens import TokenEncoder
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
 MANY_TOOLS = Path(__file__).parent / "real/many_tools/checkpoint"
 SYSTEM = "<|im_start|>system\nAnswer in colours, and say nothing else at all.<|im_end|>\n"
 SPOKEN = (
@@ -37,11 +36,9 @@ def pieces(turns: tuple[tuple[str, str], ...]) -> list[tuple[str, bool]]:
 
 
 @pytest.fixture(scope="module")
-def shipped_model() -> Iterator[Callable[[str], Any]]:
-    """Imports a module of scripts/shipped_model."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        yield lambda name: importlib.import_module(f"shipped_model.{name}")
+def shipped_model() -> Callable[[str], Any]:
+    """Imports a module of experiments/shipped_model."""
+    return lambda name: importlib.import_module(f"experiments.shipped_model.{name}")
 
 
 @pytest.fixture
@@ -89,7 +86,7 @@ def test_the_shipped_model_is_not_overwritten_by_one_of_transcripts(
     shipped_model: Callable[[str], Any], transcripts_file: Path
 ) -> None:
     with pytest.raises(typer.BadParameter, match="name another folder"):
-        importlib.import_module("train_shipped_model").main(transcripts=transcripts_file)
+        importlib.import_module("experiments.shipped_model.__main__").main(transcripts=transcripts_file)
 
 
 def test_the_model_of_many_tools_is_small_and_knows_its_episodes() -> None:

@@ -6,7 +6,7 @@ import importlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -55,11 +55,9 @@ def questions(name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def shipped_model() -> Iterator[Callable[[str], Any]]:
-    """Imports a module of scripts/shipped_model."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(REPOSITORY / "scripts"))
-        yield lambda name: importlib.import_module(f"shipped_model.{name}")
+def shipped_model() -> Callable[[str], Any]:
+    """Imports a module of experiments/shipped_model."""
+    return lambda name: importlib.import_module(f"experiments.shipped_model.{name}")
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "demo.jsonl"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_rollout.chat_messages import to_chat_tools
-from strands_rollout.chat_template import ChatTemplate
-from strands_rollout.prompts import prompts_sha256
-from strands_rollout.tools import execute_python_code
+from strands_rollout.code_tool.tool import execute_python_code, prompts_sha256
+from strands_rollout.template.chat_template import ChatTemplate
+from strands_rollout.template.messages import to_chat_tools
 
 REPOSITORY = Path(__file__).parents[1]
-SCRIPTS = REPOSITORY / "scripts"
 CHECKPOINT = REPOSITORY / "strands_rollout/engine/checkpoint"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
-RETRAIN = "retrain with: python scripts/train_shipped_model.py"
+RETRAIN = "retrain with: python -m experiments.shipped_model"
 
 
 def facts(name: str) -> dict[str, Any]:
@@ -39,11 +37,9 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="module")
-def shipped_model() -> Iterator[Callable[[str], Any]]:
-    """Imports a module of scripts/shipped_model."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(REPOSITORY / "scripts"))
-        yield lambda name: importlib.import_module(f"shipped_model.{name}")
+def shipped_model() -> Callable[[str], Any]:
+    """Imports a module of experiments/shipped_model."""
+    return lambda name: importlib.import_module(f"experiments.shipped_model.{name}")
 
 
 def test_it_was_trained_on_the_prompts_that_the_package_uses() -> None:
@@ -179,5 +175,5 @@ def test_its_chat_template_renders_what_qwen3_8bs_does(
 
 def test_its_chat_template_is_the_scripts() -> None:
     assert (CHECKPOINT / "chat_template.jinja").read_text() == (
-        SCRIPTS / "shipped_model/chat_template.jinja"
+        REPOSITORY / "experiments/shipped_model/chat_template.jinja"
     ).read_text()

@@ -7,18 +7,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from strands_rollout.chat_template import ChatTemplate
-from strands_rollout.tools import code_tool
+from strands_rollout.code_tool.tool import code_tool
+from strands_rollout.template.chat_template import ChatTemplate
 
 REPOSITORY = Path(__file__).parents[1]
-SCRIPTS = REPOSITORY / "scripts"
 CHECKPOINT = REPOSITORY / "strands_rollout/engine/checkpoint"
 
 
@@ -35,16 +34,14 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="module")
-def shipped_model() -> Iterator[Callable[[str], Any]]:
-    """Imports a module of scripts/shipped_model."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(REPOSITORY / "scripts"))
-        yield lambda name: importlib.import_module(f"shipped_model.{name}")
+def shipped_model() -> Callable[[str], Any]:
+    """Imports a module of experiments/shipped_model."""
+    return lambda name: importlib.import_module(f"experiments.shipped_model.{name}")
 
 
 def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, str(SCRIPTS / "train_shipped_model.py"), *arguments]
+    command = [sys.executable, "-m", "experiments.shipped_model", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
 
 
@@ -54,10 +51,9 @@ def episodes(shipped_model: Callable[[str], Any]) -> Any:
     return shipped_model("episodes").write_episodes(problems, Random(3))
 
 
-@pytest.fixture(scope="module", params=["word-problems", "shop"])
-def task(shipped_model: Callable[[str], Any], request: pytest.FixtureRequest) -> Any:
-    is_shop = request.param == "shop"
-    return shipped_model("shop").shop_task() if is_shop else shipped_model("word_problems").WORD_PROBLEMS
+@pytest.fixture(scope="module")
+def task(shipped_model: Callable[[str], Any]) -> Any:
+    return shipped_model("word_problems").WORD_PROBLEMS
 
 
 def test_a_training_episode_is_the_conversation_that_a_rollout_has(
@@ -129,7 +125,7 @@ def test_respelled_turns_are_the_same_text_in_other_tokens(
 async def test_tool_answers_in_training_are_what_the_tool_says(
     episodes: Any, shipped_model: Callable[[str], Any]
 ) -> None:
-    from strands_rollout.sandbox import SubprocessExecutor
+    from strands_rollout.code_tool import SubprocessExecutor
     from strands_rollout.tool_parsers import ToolCall, get_parser
 
     turns = [turn for episode in episodes for turn in episode.turns if turn.tool_answer is not None]
@@ -177,10 +173,9 @@ def test_without_torch_the_script_says_what_to_install(
 ) -> None:
     import typer
 
-    monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(typer.Exit) as exit_info:
-        importlib.import_module("train_shipped_model").main()
+        importlib.import_module("experiments.shipped_model.__main__").main()
     assert exit_info.value.exit_code == 1
     assert "pip install 'strands-rollout[train]'" in capsys.readouterr().err
 
@@ -211,37 +206,13 @@ def test_a_tiny_run_of_the_script_makes_a_folder_that_loads(tmp_path: Path) -> N
 
 
 @pytest.mark.torch
-@pytest.mark.slow
-def test_a_tiny_run_for_the_shop_goes_on_from_the_shipped_model(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    from safetensors.torch import load_file
-
-    folder, data = tmp_path / "model", tmp_path / "data"
-    options = ("--tiny", "--threads", "1", "--steps", "1", "--out", str(folder), "--data", str(data))
-    done = run_script("--task", "shop", *options)
-    assert done.returncode == 0, done.stderr
-    assert facts("training.json", folder)["task"] == "shop"
-    assert {path.name for path in folder.iterdir()} == {path.name for path in CHECKPOINT.iterdir()}
-    assert {path.name for path in data.iterdir()} == {"shop_train.jsonl", "shop_held_out.jsonl"}
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
-        assert (folder / name).read_bytes() == (CHECKPOINT / name).read_bytes()
-    new, old = (load_file(each / "model.safetensors") for each in (folder, CHECKPOINT))
-    assert new.keys() == old.keys()
-    assert not all(torch.equal(new[name], old[name]) for name in old)
-    assert all(torch.allclose(new[name], old[name], atol=5e-3) for name in old)
-    differing = {name for name, value in facts("config.json", folder).items() if facts("config.json")[name] != value}
-    assert differing == {"prompts_sha256"}
-
-
-@pytest.mark.torch
 def test_the_shipped_model_calls_the_tool_and_answers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
-    monkeypatch.syspath_prepend(str(SCRIPTS))
     demo = REPOSITORY / "strands_rollout/data/demo.jsonl"
     (tmp_path / "demo.jsonl").write_text("".join(demo.read_text().splitlines(keepends=True)[:24]))
-    main = importlib.import_module("train_shipped_model").main
+    main = importlib.import_module("experiments.shipped_model.__main__").main
     main(out=CHECKPOINT, data=tmp_path, seed=1, samples_per_row=1, threads=1, eval_only=True)
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["episodes"] == 24
@@ -300,7 +271,7 @@ def test_sharing_the_prompts_opening_changes_no_gradient(
     episodes: Any, tokenizer: Any, shipped_model: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
-    from strands_rollout.train import forward
+    from strands_rollout.train import policy as forward
 
     torch.set_num_threads(1)
     training, checkpoint = shipped_model("training"), shipped_model("checkpoint")

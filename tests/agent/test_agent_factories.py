@@ -14,8 +14,9 @@ import user_agents
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, TOOL_CALL, args_for, ids_of, run
 
-from strands_rollout import Sample, agent_lifetime, generate
-from strands_rollout.contract import contract_violations
+import strands_rollout.agent.multi_agent
+from strands_rollout import Sample, generate
+from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 HANDOFF = {"agent_name": "speaker", "message": "It is 34."}
 
@@ -97,7 +98,7 @@ async def test_a_factory_that_raises_is_named_with_its_line_and_the_sample(shipp
 async def test_a_factory_that_hangs_stops_no_other_episode(
     shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_lifetime, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(strands_rollout.agent.multi_agent, "_PATIENCE_S", 0.02)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     ids = ids_of(shipped_tokenizer, ANSWER)
     async with FakeSGLang(lambda _body, _number: Reply.tokens(ids), context_length=8192) as fake:

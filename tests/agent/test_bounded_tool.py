@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from strands import Agent, ToolContext, tool
 from strands.tools.tools import PythonAgentTool
 from strands.types.tools import AgentTool
 
-from strands_rollout.bounded_tool import BoundedTool, ToolStats
+from strands_rollout.agent.tool_call import BoundedTool, ToolStats
 from strands_rollout.errors import SandboxError
 
 release = threading.Event()
@@ -74,10 +73,9 @@ async def call(inner: Any, timeout_s: float | None = None, **arguments: Any) -> 
 
 @pytest.mark.parametrize("inner", [hang, sleep_long], ids=["sync", "async"])
 async def test_a_tool_that_hangs_is_cut_and_says_so(inner: Any) -> None:
-    started = time.monotonic()
+    release.clear()
     result, stats = await call(inner, timeout_s=0.1)
     release.set()
-    assert time.monotonic() - started < 5
     assert result["status"] == "error"
     assert result["content"] == [{"text": "Error: the tool did not finish within 0.1 seconds."}]
     assert (stats.timeouts, stats.errors) == (1, 1)
@@ -88,10 +86,9 @@ async def test_many_hanging_sync_tools_block_nobody() -> None:
     release.clear()
     hanging = [asyncio.create_task(call(hang, timeout_s=20)) for _ in range(64)]
     await asyncio.sleep(0)
-    started = time.monotonic()
-    result, _ = await call(thread_name, timeout_s=10)
+    result, _ = await call(thread_name)
     assert result["content"] == [{"text": "tool:thread_name"}]
-    assert time.monotonic() - started < 5
+    assert not any(task.done() for task in hanging)
     release.set()
     assert all(result["content"] == [{"text": "late"}] for result, _ in await asyncio.gather(*hanging))
 
@@ -171,9 +168,11 @@ async def test_time_in_parallel_calls_is_waited_for_once() -> None:
     @tool
     async def nap() -> str:
         """Nap."""
+        await all_there.wait()
         await asyncio.sleep(0.2)
         return "ok"
 
+    all_there = asyncio.Barrier(4)
     stats = ToolStats()
     bounded = BoundedTool(nap, timeout_s=None, stats=stats)
 
@@ -183,8 +182,7 @@ async def test_time_in_parallel_calls_is_waited_for_once() -> None:
             pass
 
     await asyncio.gather(*map(run, range(4)))
-    assert stats.seconds > 0.7
-    assert stats.waited_s < 0.5
+    assert stats.waited_s < stats.seconds / 2
 
 
 @pytest.mark.parametrize("inner", [broken_sandbox, wrapped_fault], ids=["plain", "wrapped"])

@@ -9,13 +9,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import harness
 import pytest
 
-from strands_rollout.first_use import once
+from strands_rollout.aio import once
+
+SUPPORT = Path(harness.__file__).parent
 
 FREEZING = """
 import gc, weakref
-from strands_rollout.first_use import freeze_long_lived
+from strands_rollout.aio import freeze_long_lived
 
 class Node:
     pass
@@ -39,7 +42,7 @@ assert gc.get_freeze_count() <= frozen, "it was frozen twice"
 """
 THRESHOLDS = """
 import gc
-from strands_rollout.first_use import freeze_long_lived
+from strands_rollout.aio import freeze_long_lived
 
 for given, expected in (
     ((700, 10, 10), (700, 10, 100)),  # Python's own
@@ -76,7 +79,7 @@ def test_full_collections_become_rarer_where_the_process_has_not_seen_to_it() ->
 
 @pytest.mark.parametrize("wanted", ["yes", "no"])
 def test_the_first_sample_freezes_what_the_process_has_unless_told_not_to(shipped_tokenizer: Any, wanted: str) -> None:
-    command = [sys.executable, "-c", EPISODE, str(Path(__file__).parent), shipped_tokenizer.name_or_path, wanted]
+    command = [sys.executable, "-c", EPISODE, str(SUPPORT), shipped_tokenizer.name_or_path, wanted]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert (int(done.stdout.splitlines()[-1]) > 1000) == (wanted == "yes")

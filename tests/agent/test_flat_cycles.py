@@ -28,9 +28,8 @@ from strands.hooks import (
 from strands.types.exceptions import MaxTokensReachedException
 
 from strands_rollout import SGLangModel, ToolLimiter
-from strands_rollout.bounded_tool import BoundedTool, ToolStats
-from strands_rollout.flat_cycles import HAS_MIDDLEWARE, FlatCycles, History
-from strands_rollout.turn_tools import TurnTools
+from strands_rollout.agent.loop import HAS_MIDDLEWARE, FlatCycles, History, TurnTools
+from strands_rollout.agent.tool_call import BoundedTool, ToolStats
 
 pytestmark = pytest.mark.skipif(not HAS_MIDDLEWARE, reason="Strands before 1.62 runs its own loop")
 PROMPT = [{"text": "go"}]

@@ -14,7 +14,7 @@ from harness import ANSWER, args_for, ids_of
 from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
 
 from strands_rollout import Sample, generate
-from strands_rollout.loop_pass import own_pass
+from strands_rollout.aio import own_pass
 
 TASKS = 50
 began: list[int] = []

@@ -21,10 +21,10 @@ from mcp import StdioServerParameters, stdio_client
 from strands.tools.mcp import MCPClient
 
 from strands_rollout import Sample, generate
-from strands_rollout.config import RolloutSettings, settings_from_args
+from strands_rollout.agent.tool_loading import load_tools
 from strands_rollout.errors import ConfigError, ToolError
-from strands_rollout.row_settings import with_row_settings
-from strands_rollout.tool_loading import load_tools
+from strands_rollout.settings import RolloutSettings, settings_from_args
+from strands_rollout.slime_plugin.row import with_row_settings
 
 # Strands leaves a coroutine of its own behind where it stops a client whose server is gone
 pytestmark = [
@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*MCPClient.stop:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:.*MCPClient.stop:pytest.PytestUnraisableExceptionWarning"),
 ]
-SERVER = Path(__file__).with_name("user_mcp_server.py")
+SERVER = Path(__file__).parents[1] / "support" / "user_mcp_server.py"
 COMMAND = f"python {SERVER}"
 # Strands leaves a coroutine of its own behind where it stops the client of a server that is gone
 pytestmark = [

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from strands.event_loop.streaming import process_stream
 
-from strands_rollout.strands_events import answer_events, turn_answer
+from strands_rollout.model.conversation import ReadTurn, answer_events, turn_answer
+from strands_rollout.model.trajectory import Part, Turn, WeightSpan
 from strands_rollout.tool_parsers import ParseFailure, Reasoning, Segment, Text, ToolCall
 
 CALL = ToolCall("id", "look", {"of": ["é", 1.5, None, {"deep": []}], "empty": ""})
@@ -23,8 +24,9 @@ TURNS: dict[str, list[Segment]] = {
 
 @pytest.mark.parametrize("segments", TURNS.values(), ids=TURNS)
 async def test_a_turns_message_is_the_one_that_strands_makes_of_its_stream(segments: list[Segment]) -> None:
-    usage = {"inputTokens": 5, "outputTokens": 2, "totalTokens": 7, "cacheReadInputTokens": 3}
-    answer = turn_answer(segments, "call_1_", stop_reason="tool_use", usage=usage, latency_s=0.25)
+    part = Part(5, 7, "stop", "rid", 0.25, (WeightSpan(None, 5, 7),), cached_tokens=3)
+    answer = turn_answer(ReadTurn("", segments, "tool_use"), "call_1_", Turn((part,)))
+    assert answer.usage == {"inputTokens": 5, "outputTokens": 2, "totalTokens": 7, "cacheReadInputTokens": 3}
 
     async def chunks() -> Any:
         for event in answer_events(answer):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 import user_surroundings
 from fake_sglang import FakeSGLang, Reply
@@ -14,7 +16,7 @@ from harness import ANSWER, TOOL_CALL, args_for, run
 from user_surroundings import seen
 
 from strands_rollout import Sample, generate, reward_func
-from strands_rollout.contract import contract_violations
+from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 READ = TOOL_CALL.format(name="read_database", arguments="{}")
 TOLD = {"environment": "user_surroundings.Told", "tools": []}
@@ -22,6 +24,17 @@ TOLD = {"environment": "user_surroundings.Told", "tools": []}
 
 def resources(*names: str, **more: Any) -> dict[str, Any]:
     return {"resources": {name: f"user_surroundings.{name}" for name in names}, "tools": [], **more}
+
+
+def nested(depth: int) -> list[Any]:
+    held: list[Any] = []
+    for _ in range(depth):
+        held = [held]
+    return held
+
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
 
 
 def row(**plan: Any) -> Sample:
@@ -162,7 +175,10 @@ async def test_an_environment_prepares_answers_and_scores(shipped_tokenizer: Any
     assert contract_violations(played.sample, decode=played.decode, reward_key="score") == []
 
 
-@pytest.mark.parametrize(("score", "acc"), [(1.0, 1.0), (0.99, 0.0), (True, 1.0)])
+@pytest.mark.parametrize(
+    ("score", "acc"),
+    [(1.0, 1.0), (0.99, 0.0), (True, 1.0), (np.float32(0.5), 0.0), (np.int64(2), 1.0), (Decimal("1.5"), 1.0)],
+)
 async def test_an_environment_that_gives_a_number_alone_is_right_at_the_score_of_a_right_answer(
     shipped_tokenizer: Any, score: Any, acc: float
 ) -> None:
@@ -199,6 +215,21 @@ async def test_an_environment_that_fails_is_no_fault_of_the_policy(shipped_token
         ({"score": "much"}, "environment.score gave 'much'; expected a finite number"),
         ({"score": {"acc": 1}}, "expected a finite number, or a mapping with one as `score`"),
         ({"score": {"score": 1, "left": object()}}, "plain JSON"),
+        (
+            {"score": {"score": 1, "acc": float("inf")}},
+            "environment.score gave {'score': 1, 'acc': inf}; expected a finite",
+        ),
+        ({"score": {"score": 1, "acc": None}}, "expected a finite number"),
+        ({"score": {"score": 1, "left": float("nan")}}, "plain JSON"),
+        ({"score": 1e39}, "environment.score gave 1e+39; expected a finite number"),
+        ({"score": "0.5"}, "environment.score gave '0.5'; expected a finite number"),
+        ({"score": {"score": np.float32("nan")}}, "expected a finite number"),
+        ({"score": Decimal("Infinity")}, "expected a finite number"),
+        ({"score": 1j}, "environment.score gave 1j; expected a finite number"),
+        ({"score": nested(5000)}, "environment.score gave a list; expected a finite number"),
+        ({"score": {"score": 1, "left": nested(5000)}}, "environment.score gave a dict; expected plain JSON"),
+        ({"score": {"score": 1, "left": nested(300)}}, "more than 20 levels deep"),
+        ({"score": {"score": 1, "left": CYCLE}}, "Circular reference"),
         ({"answers": [3]}, "environment.answer gave 3; expected text"),
         ({"answers": [" "]}, "environment.answer gave ' '; expected text"),
         ({"first": ["a"]}, "environment.prepare gave ['a']; expected text, or None"),

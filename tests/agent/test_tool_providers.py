@@ -14,7 +14,7 @@ from strands import Agent, tool
 from strands.tools import ToolProvider
 from strands.types.tools import AgentTool
 
-from strands_rollout.agent_lifetime import agent_with
+from strands_rollout.agent.multi_agent import agent_with
 
 CALL = TOOL_CALL.format(name="greet", arguments="{}")
 WAIT_S = 10.0

@@ -7,12 +7,11 @@ import contextvars
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
+from strands_rollout.aio import in_own_thread
 from strands_rollout.errors import ToolError
-from strands_rollout.tool_thread import in_own_thread
 
 here = in_own_thread(threading.current_thread)
 
@@ -61,7 +60,7 @@ async def test_most_idle_threads_end_after_many_calls_at_once() -> None:
 
 FORKING = """
 import asyncio, os, threading
-from strands_rollout.tool_thread import in_own_thread
+from strands_rollout.aio import in_own_thread
 
 here = in_own_thread(threading.get_ident)
 asyncio.run(here())
@@ -88,12 +87,18 @@ async def test_context_variables_reach_the_thread() -> None:
 
 
 async def test_an_abandoned_thread_ends_in_silence() -> None:
-    quick = in_own_thread(lambda: time.sleep(0.05))
-    task = asyncio.create_task(quick())
-    await asyncio.sleep(0.01)
+    loop, began, released = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def work() -> None:
+        loop.call_soon_threadsafe(began.set)
+        released.wait(30)
+
+    task = asyncio.create_task(in_own_thread(work)())
+    await began.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    released.set()
     await asyncio.sleep(0.1)
 
 

@@ -1,31 +1,49 @@
-"""A scripted engine with the shipped tokenizer, for the benchmark's own tests."""
+"""A scripted engine with the shipped tokenizer, for the benchmarks' own tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from conftest import SHIPPED_TOKENIZER
+import strands_rollout
+from benchmarks.client import Measurement, scripted_engine
+from benchmarks.script import Script, save_scripts
+from benchmarks.variants import Job, Played, Player, Step, make_player
 
-from strands_rollout.bench.answer_script import AnswerScript, save_scripts
-from strands_rollout.bench.bench_plan import Step
-from strands_rollout.bench.bench_processes import scripted_engine
-from strands_rollout.bench.bench_summary import Measurement
-from strands_rollout.bench.player import Played, Stage
+SHIPPED_TOKENIZER = Path(strands_rollout.__file__).parent / "engine" / "checkpoint"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A running engine and what it answers."""
+
+    port: int
+    scripts: list[Script]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def job(self, variant: str, **changed: Any) -> Job:
+        step = Step("cpu", variant, turns=2, concurrency=2, episodes=1)
+        return Job(replace(step, **changed), "", "", str(SHIPPED_TOKENIZER), self.port)
+
+    def player(self, variant: str) -> Player:
+        return make_player(self.job(variant), self.scripts)
 
 
 @contextmanager
-def stage_of(scripts: list[AnswerScript], folder: Path, *, any_input: bool = False) -> Iterator[Stage]:
+def stage_of(scripts: list[Script], folder: Path, *, any_input: bool = False) -> Iterator[Stage]:
     path = folder / "scripts.json"
     save_scripts(scripts, path)
     with scripted_engine([path], core=None, any_input=any_input) as port:
-        yield Stage(port, SHIPPED_TOKENIZER, 2, scripts)
+        yield Stage(port, scripts)
 
 
-def perfect(script: AnswerScript) -> Played:
+def perfect(script: Script) -> Played:
     """The script's episode as a variant should play it."""
     logprobs = iter(script.logprobs())
     mask = script.loss_mask()
@@ -34,5 +52,5 @@ def perfect(script: AnswerScript) -> Played:
 
 def measured(variant: str, cpu_ms: float, **step: Any) -> Measurement:
     """A measurement of 64 episodes with 20 tool turns, but for what is given."""
-    usual = Step("cpu", variant, turns=20, concurrency=64, episodes=64, round=0)
+    usual = Step("cpu", variant, turns=20, concurrency=64, episodes=64)
     return Measurement(replace(usual, **step), {"cpu_ms_per_trajectory": cpu_ms})

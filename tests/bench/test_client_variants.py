@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from bench_stage import perfect, stage_of
+from bench_stage import Stage, perfect, stage_of
 
-from strands_rollout.bench.answer_script import AnswerScript
-from strands_rollout.bench.episode_run import check_all, play_episodes
-from strands_rollout.bench.player import Stage, WrongEpisodeError, check_played
-from strands_rollout.bench.script_writer import write_scripts
-from strands_rollout.bench.worker import make_player
+from benchmarks.client import BenchProcessError, run_job, scripted_engine, worker_environment
+from benchmarks.script import Script, write_scripts
+from benchmarks.variants import VARIANTS, Job, Played, Step, WrongEpisodeError, check_played
+from benchmarks.worker import check_all, cpu, play_episodes
 
-NEEDS = {"ours": "strands", "floor": "httpx_aiohttp", "strands-sglang": "strands_sglang", "openai": "openai"}
+NEEDS = {"strands-sglang": "strands_sglang", "openai": "openai"}
 
 
 @pytest.fixture(scope="module")
-def scripts(shipped_tokenizer: Any) -> list[AnswerScript]:
+def scripts(shipped_tokenizer: Any) -> list[Script]:
     return write_scripts(shipped_tokenizer, 2, count=2)
 
 
 @pytest.fixture(scope="module")
-def stage(scripts: list[AnswerScript], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(scripts: list[Script], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with stage_of(scripts, tmp_path_factory.mktemp("bench")) as found:
         yield found
 
 
 @pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=pytest.mark.slow) if name == "openai" else name for name in NEEDS]
+    "variant", [pytest.param(name, marks=pytest.mark.slow) if name == "openai" else name for name in VARIANTS]
 )
 async def test_a_variant_plays_exactly_the_script(variant: str, stage: Stage) -> None:
-    pytest.importorskip(NEEDS[variant])
-    player = make_player(variant, stage)
+    if variant in NEEDS:
+        pytest.importorskip(NEEDS[variant])
+    player = stage.player(variant)
     done = await play_episodes(player, stage.scripts, 4, 2)
     await player.close()
     check_all(done)
@@ -45,7 +51,7 @@ async def test_a_variant_plays_exactly_the_script(variant: str, stage: Stage) ->
 
 async def test_a_variant_that_sends_other_tokens_fails(stage: Stage) -> None:
     first = stage.scripts[0]
-    player = make_player("floor", stage)
+    player = stage.player("floor")
     altered = replace(first, prompt_ids=[first.prompt_ids[0] + 1, *first.prompt_ids[1:]])
     with pytest.raises(WrongEpisodeError, match="404"):
         await player.play(altered)
@@ -80,7 +86,7 @@ async def test_an_answer_has_the_shape_of_an_engines(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("part", ["tokens", "loss_mask", "logprobs"])
-def test_an_episode_with_one_other_value_is_refused(part: str, scripts: list[AnswerScript]) -> None:
+def test_an_episode_with_one_other_value_is_refused(part: str, scripts: list[Script]) -> None:
     played = perfect(scripts[0])
     check_played(played, scripts[0])
     values = list(getattr(played, part))
@@ -90,7 +96,7 @@ def test_an_episode_with_one_other_value_is_refused(part: str, scripts: list[Ans
 
 
 def test_the_template_writes_the_whole_episode_as_the_script_has_it(
-    scripts: list[AnswerScript], shipped_tokenizer: Any
+    scripts: list[Script], shipped_tokenizer: Any
 ) -> None:
     for script in scripts:
         assert shipped_tokenizer.encode(shipped_tokenizer.decode(script.tokens())) == script.tokens()
@@ -98,7 +104,65 @@ def test_the_template_writes_the_whole_episode_as_the_script_has_it(
         assert sum(script.loss_mask()) == len(script.logprobs())
 
 
-def test_the_same_seed_writes_the_same_script(scripts: list[AnswerScript], shipped_tokenizer: Any) -> None:
+def test_the_same_seed_writes_the_same_script(scripts: list[Script], shipped_tokenizer: Any) -> None:
     assert write_scripts(shipped_tokenizer, 2, count=2) == scripts
     assert write_scripts(shipped_tokenizer, 2, count=1, seed=1)[0] != scripts[0]
     assert scripts[0].tokens() != scripts[1].tokens()
+
+
+JOB = Job(Step("cpu", "floor", 1, 1, 1), "no such file", "no such file", "", port=1)
+
+
+def test_a_measurement_that_fails_is_told_with_its_last_words() -> None:
+    with pytest.raises(BenchProcessError, match=r"(?s)cpu of floor failed, exit code 1:.*no such file"):
+        run_job(JOB)
+
+
+def test_an_engine_that_does_not_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+    with (
+        pytest.raises(BenchProcessError, match=r"(?s)did not start\nthe scripted engine said:.*no such file"),
+        scripted_engine([tmp_path / "no such file"], core=None),
+    ):
+        pass
+
+
+def test_a_worker_ends_when_whoever_holds_its_stdin_is_gone() -> None:
+    holder = (
+        "import subprocess, sys\n"
+        "code = 'import threading, time; from benchmarks.worker import end_with_stdin as end\\n'\n"
+        "code += 'threading.Thread(target=end, daemon=True).start(); time.sleep(60)'\n"
+        "child = subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)\n"
+        "print(child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True, env=worker_environment()
+    ) as parent:
+        pid = int(parent.stdout.readline())
+        assert is_running(pid)
+        parent.send_signal(signal.SIGKILL)
+    for _ in range(200):
+        if not is_running(pid):
+            return
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    pytest.fail("the worker runs on")
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, a dead one that nobody has waited for yet aside."""
+    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return bool(done.stdout.strip()) and not done.stdout.strip().startswith("Z")
+
+
+async def test_a_variant_that_asks_twice_is_refused(stage: Stage) -> None:
+    player = stage.player("floor")
+
+    class Twice:
+        async def play(self, script: Script) -> Played:
+            await player.play(script)
+            return await player.play(script)
+
+    with pytest.raises(WrongEpisodeError, match="got 6 requests; expected 3"):
+        await cpu(stage.job("floor"), Twice(), stage.scripts)
+    await player.close()

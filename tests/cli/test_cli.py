@@ -17,11 +17,11 @@ from fake_sglang import FakeSGLang, Reply, dead_url
 from harness import ANSWER, call_text, ids_of
 from typer.testing import CliRunner
 
-from strands_rollout.cli import app
-from strands_rollout.demo import DemoOptions
-from strands_rollout.evaluate import Summary
+from strands_rollout.cli.commands import app
+from strands_rollout.evaluation.demo import DemoOptions
+from strands_rollout.evaluation.evaluate import Summary
 
-REPOSITORY = str(Path(__file__).parents[1])
+REPOSITORY = str(Path(__file__).parents[2])
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ async def command(*arguments: str, cwd: Path | None = None, **environment: str) 
     return Finished(process.returncode or 0, stdout.decode(), stderr.decode())
 
 
-HELPED = [[], *([name] for name in ("demo", "serve", "eval", "config", "doctor", "train", "compare", "export"))]
+HELPED = [[], *([name] for name in ("demo", "serve", "eval", "config", "doctor", "train", "export"))]
 
 
 @pytest.mark.parametrize("arguments", HELPED)
@@ -151,7 +151,7 @@ def test_options_of_the_demo_mean_what_they_say(monkeypatch: pytest.MonkeyPatch,
         seen.append(options)
         return Summary(1, 1, 1.0, 1.0, 0, tito_violations=0, contract_violations=1)
 
-    monkeypatch.setattr("strands_rollout.demo.run_demo", record)
+    monkeypatch.setattr("strands_rollout.evaluation.demo.run_demo", record)
     given = "--base-url http://h:1 --samples 3 --concurrency 2 --temperature 0.5 --max-new-tokens 99 --seed 7 --json"
     folders = ["--dump", str(tmp_path / "d"), "--tokenizer", str(tmp_path)]
     result = CliRunner().invoke(app, ["demo", *given.split(), *folders])

@@ -20,7 +20,7 @@ from harness import ANSWER, ids_of
 from strands_rollout.evaluation.plan import Sampling
 from strands_rollout.evaluation.run import run_evaluation
 
-REPOSITORY = str(Path(__file__).parents[1])
+REPOSITORY = str(Path(__file__).parents[2])
 SMOKE = Path(REPOSITORY) / "configs" / "smoke.yaml"
 COMMAND = ["-m", "strands_rollout.cli", "eval"]
 # what a job in a shell's background inherits is that Ctrl-C is ignored
@@ -139,7 +139,7 @@ def test_defaults_are_those_of_the_engine(
 ) -> None:
     from typer import Exit
 
-    from strands_rollout.commands.evaluate import evaluate
+    from strands_rollout.cli.evaluate import evaluate
 
     seen: list[Any] = []
     monkeypatch.setattr("strands_rollout.evaluation.run.run_evaluation", lambda options: seen.append(options) or 0)

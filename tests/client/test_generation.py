@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strands_rollout import Sample
+from strands_rollout.client.generate_api import MAX_LOGPROB, MIN_LOGPROB, Generation, load_json, read_generation
 from strands_rollout.errors import EngineResponseError, TrajectoryError
-from strands_rollout.generation import MAX_LOGPROB, Generation, load_json, read_generation
-from strands_rollout.trajectory import Trajectory
+from strands_rollout.model.trajectory import Trajectory
 
 
 def read(logprobs: list[Any]) -> Generation:
@@ -43,6 +45,19 @@ def test_logprobs_are_found_where_servers_put_them_and_their_ids_are_checked(pla
         read_generation(answer_with([-0.5, -0.25], place), **facts)
 
 
+@pytest.mark.parametrize("name", ["prompt_tokens", "cached_tokens", "completion_tokens", "spec_verify_ct"])
+@pytest.mark.parametrize("value", [None, 3, 3.0, "3"])
+def test_a_count_that_cannot_be_added_up_does_not_reach_the_sample(name: str, value: Any) -> None:
+    answer = answer_with([[-0.5, 5, "a"], [-0.25, 6, "b"]], PLACES[0])
+    answer["meta_info"][name] = 2 if name == "completion_tokens" and value is not None else value
+    facts = {"return_logprob": True, "vocab_size": None, "rid": "r", "latency_s": 0.0, "attempts": 1}
+    meta = read_generation(answer, **facts).meta_info
+    sample = Sample()
+    sample.append_response_tokens(None, tokens=[5, 6], log_probs=[-0.5, -0.25], meta_info=meta)
+    summed = sample.prefix_cache_info
+    assert (summed.total_prompt_tokens, summed.cached_tokens) in {(0, 0), (3, 0), (0, 3)}
+
+
 NUMBERS = st.floats() | st.floats(-5, 0) | st.integers(-5, 0) | st.booleans() | st.none() | st.just(-(10**400))
 
 
@@ -50,8 +65,8 @@ NUMBERS = st.floats() | st.floats(-5, 0) | st.integers(-5, 0) | st.booleans() | 
 def test_logprobs_are_accepted_if_each_of_them_is_a_finite_number_of_at_most_zero(logprobs: list[Any]) -> None:
     def is_right(logprob: Any) -> bool:
         if type(logprob) is int:
-            return -(10**300) < logprob <= 0
-        return type(logprob) is float and -math.inf < logprob <= MAX_LOGPROB
+            return MIN_LOGPROB <= logprob <= 0
+        return type(logprob) is float and MIN_LOGPROB <= logprob <= MAX_LOGPROB
 
     wrong = [position for position, logprob in enumerate(logprobs) if not is_right(logprob)]
     if wrong:
@@ -65,8 +80,15 @@ def test_logprobs_are_accepted_if_each_of_them_is_a_finite_number_of_at_most_zer
         assert all(type(logprob) is float for logprob in found)
 
 
-def test_finite_logprobs_whose_sum_is_not_are_accepted() -> None:
-    assert read([-1e308, -1e308]).logprobs == [-1e308, -1e308]
+def test_logprobs_are_those_that_a_float32_holds() -> None:
+    lowest = float(np.finfo(np.float32).min)
+    assert read([lowest, lowest]).logprobs == [lowest, lowest]  # as SGLang clamps those of tokens without a chance
+    for broken in (math.nextafter(lowest, -math.inf), -1.7e308, -(10**39)):
+        with pytest.raises(EngineResponseError, match="finite number of at most 0, in float32"):
+            read([-0.5, broken])
+
+
+def test_finite_logprobs_whose_sum_is_not_are_a_trajectorys() -> None:
     trajectory = Trajectory()
     facts = {"finish_reason": "stop", "rid": "r", "latency_s": 0.0}
     trajectory.append_turn([1], [2, 3], [-1e308, -1e308], **facts)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 import pytest
 from fake_sglang import FakeSGLang, Reply, dead_url
 
+from strands_rollout.client.client import Generation, SGLangClient, create_client
 from strands_rollout.errors import (
     EngineAbortedError,
     EngineOverlongError,
@@ -17,7 +20,6 @@ from strands_rollout.errors import (
     EngineResponseError,
     EngineUnavailableError,
 )
-from strands_rollout.sglang_client import Generation, SGLangClient, create_client
 
 OK = Reply.tokens([7])
 
@@ -37,15 +39,91 @@ async def ask(fake: FakeSGLang, waits: Waits | None = None, **options: Any) -> G
 
 async def test_a_dead_engine_is_tried_with_growing_waits_and_then_named() -> None:
     url, waits = dead_url(), Waits()
-    async with SGLangClient(url, sleep=waits, rng=random.Random(0)) as client:
+    async with SGLangClient(url, sleep=waits, rng=random.Random(0), clock=lambda: 0.0) as client:
         with pytest.raises(EngineUnavailableError) as error:
             await client.generate([1], {})
-    assert f"no generation from {url}/generate in 8 attempts; the last ended with: Cannot connect to" in str(
-        error.value
-    )
+    attempts = f"no generation from {url}/generate in {len(waits) + 1} attempts; the last ended with: Cannot connect to"
+    assert attempts in str(error.value)
+    assert "It was waited for 90 s (engine_patience_s)." in str(error.value)
     assert f"Check that the server is up (GET {url}/health)" in str(error.value)
-    steps = [0.25, 0.5, 1, 2, 4, 8, 8]
-    assert all(step / 2 <= wait <= step for step, wait in zip(steps, waits, strict=True))
+    steps = [0.25, 0.5, 1, 2, *[4] * (len(waits) - 5)]
+    assert all(step / 2 <= wait <= step for step, wait in zip(steps, waits[:-1], strict=True))
+    assert sum(waits) == pytest.approx(90.0)
+
+
+@dataclass
+class Outage:
+    """An engine that is away until a time of its own clock, which goes on with each wait and each attempt."""
+
+    ends_at: float
+    attempt_s: float = 0.0
+    fault: Reply = field(default_factory=Reply.reset)
+    now: float = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def __call__(self, _request: Any, _number: int) -> Reply:
+        is_back = self.now >= self.ends_at
+        self.now += 0.0 if is_back else self.attempt_s
+        return OK if is_back else self.fault
+
+
+@pytest.mark.parametrize("fault", [Reply.reset(), *(Reply.status(s) for s in (429, 500, 502, 503, 520))], ids=repr)
+@pytest.mark.parametrize("attempt_s", [0.0, 7.0])
+@pytest.mark.parametrize(("ends_at", "is_awaited"), [(40.0, True), (89.0, True), (110.0, False)])
+async def test_an_engine_is_awaited_for_as_long_as_the_patience_lasts(
+    fault: Reply, attempt_s: float, ends_at: float, is_awaited: bool
+) -> None:
+    away = Outage(ends_at, attempt_s, fault)
+    async with FakeSGLang(away) as fake, SGLangClient(fake.base_url, sleep=away.sleep, clock=away.clock) as client:
+        if is_awaited:
+            assert (await client.generate([1, 2], {})).output_ids == [7]
+            assert away.now <= ends_at + 4.0 + attempt_s
+        else:
+            with pytest.raises(EngineUnavailableError):
+                await client.generate([1, 2], {})
+            assert away.now == pytest.approx(90.0 + attempt_s, abs=attempt_s + 0.01)
+
+
+async def test_the_time_of_a_long_generation_that_was_lost_is_no_wait_for_the_engine() -> None:
+    away = Outage(ends_at=10_000.0, attempt_s=3600.0)
+    async with FakeSGLang(away) as fake, SGLangClient(fake.base_url, sleep=away.sleep, clock=away.clock) as client:
+        assert (await client.generate([1, 2], {})).attempts == 4
+
+
+@pytest.mark.parametrize(("patience_s", "attempts"), [(0.0, 1), (0.5, 3)])
+async def test_patience_is_a_setting(patience_s: float, attempts: int) -> None:
+    away = Outage(ends_at=math.inf)
+    async with (
+        FakeSGLang(away) as fake,
+        SGLangClient(
+            fake.base_url, patience_s=patience_s, rng=random.Random(0), sleep=away.sleep, clock=away.clock
+        ) as client,
+    ):
+        with pytest.raises(EngineUnavailableError):
+            await client.generate([1, 2], {})
+    assert len(fake.requests) == attempts
+    assert away.now == patience_s
+
+
+async def test_an_abort_ends_the_wait_for_an_engine() -> None:
+    is_waiting, is_aborting = asyncio.Event(), False
+
+    async def sleep(_seconds: float) -> None:
+        is_waiting.set()
+        await asyncio.Event().wait()
+
+    async with FakeSGLang([Reply.status(503)]) as fake, SGLangClient(fake.base_url, sleep=sleep) as client:
+        call = asyncio.create_task(client.generate([1], {}, should_abort=lambda: is_aborting))
+        await is_waiting.wait()
+        is_aborting = True
+        async with asyncio.timeout(30):
+            with pytest.raises(EngineAbortedError):
+                await call
 
 
 @pytest.mark.parametrize("reply", [Reply.status(s) for s in (429, 502, 503, 504)] + [Reply.reset()], ids=repr)
@@ -71,31 +149,19 @@ async def test_no_request_is_sent_again_once_the_rollout_is_aborted() -> None:
     assert [request.rid for request in fake.requests] == ["r", "r-2"]
 
 
-async def test_a_500_is_tried_twice_at_most() -> None:
-    async with FakeSGLang([Reply.status(500, "worker died"), OK]) as fake:
-        assert (await ask(fake)).attempts == 2
-    async with FakeSGLang([Reply.status(500, {"error": {"message": "CUDA error"}})] * 9) as fake:
-        with pytest.raises(EngineUnavailableError, match=r"in 2 attempts; .* HTTP 500: CUDA error"):
-            await ask(fake)
-    assert len(fake.requests) == 2
-
-
-@pytest.mark.parametrize("code", ["call_upstream_connection_failed", "call_upstream_request_error"])
-async def test_a_routers_500_for_a_lost_worker_is_tried_as_often_as_a_lost_connection(code: str) -> None:
-    lost = Reply.status(500, {"error": {"type": "server_error", "code": code, "message": "error sending request"}})
-    async with FakeSGLang([lost] * 7 + [OK]) as fake:
+@pytest.mark.parametrize(
+    "body",
+    [
+        "worker died",
+        {"error": {"message": "CUDA error"}},
+        {"error": {"type": "server_error", "code": "call_upstream_connection_failed", "message": "error sending"}},
+        {"error": {"type": "server_error", "code": "call_upstream_request_error", "message": "error sending"}},
+        *('"text"', "[1]", '{"error": "text"}', '{"error": {"code": 7}}', "{", ""),
+    ],
+)
+async def test_a_500_of_any_shape_is_tried_as_a_lost_connection_is(body: Any) -> None:
+    async with FakeSGLang([Reply.status(500, body)] * 7 + [OK]) as fake:
         assert (await ask(fake)).attempts == 8
-    async with FakeSGLang([lost] * 9) as fake:
-        with pytest.raises(EngineUnavailableError, match=r"in 8 attempts; .* HTTP 500: error sending request"):
-            await ask(fake)
-    assert len(fake.requests) == 8
-
-
-@pytest.mark.parametrize("body", ['"text"', "[1]", '{"error": "text"}', '{"error": {"code": 7}}', "{", ""])
-async def test_a_500_of_any_shape_is_read(body: str) -> None:
-    async with FakeSGLang([Reply.status(500, body)] * 9) as fake:
-        with pytest.raises(EngineUnavailableError, match="in 2 attempts"):
-            await ask(fake)
 
 
 async def test_a_router_without_workers_is_unavailable_and_not_a_wrong_url() -> None:
@@ -214,12 +280,41 @@ async def test_a_peer_that_does_not_speak_http_is_unavailable() -> None:
 
 
 async def test_server_info_of_a_dead_engine_says_so() -> None:
-    url = dead_url()
-    async with SGLangClient(url) as client:
+    url, waits = dead_url(), Waits()
+    async with SGLangClient(url, sleep=waits, clock=lambda: 0.0) as client:
         with pytest.raises(EngineUnavailableError, match=f"no answer from {url}/server_info: Cannot connect"):
             await client.server_info()
+        assert sum(waits) == pytest.approx(90.0)
         assert not await client.health()
         assert not await client.abort("r")
+
+
+async def test_server_info_is_asked_for_until_the_engine_is_back() -> None:
+    async with FakeSGLang([OK], context_length=77) as fake:
+        fake.away = Reply.reset()
+
+        async def sleep(_seconds: float) -> None:
+            fake.away = None if len(fake.turned_away) >= 3 else fake.away
+
+        async with SGLangClient(fake.base_url, sleep=sleep) as client:
+            infos = await asyncio.gather(*(client.server_info() for _ in range(5)))
+    assert {info.context_length for info in infos} == {77}
+    assert 3 <= len(fake.turned_away) <= 5
+
+
+async def test_what_a_busy_engine_says_of_itself_is_not_remembered() -> None:
+    async with FakeSGLang([OK], context_length=77) as fake, SGLangClient(fake.base_url) as client:
+        fake.away = Reply.status(503)
+        with pytest.raises(EngineResponseError, match="got HTTP 503 from .*/server_info"):
+            await client.server_info()
+        fake.away = None
+        assert (await client.server_info()).context_length == 77
+
+
+async def test_a_busy_answer_whose_body_is_lost_is_busy_and_not_garbage() -> None:
+    cut = replace(Reply.cut(), code=503)
+    async with FakeSGLang([cut, cut, cut, OK]) as fake:
+        assert (await ask(fake)).attempts == 4
 
 
 @pytest.mark.parametrize("reply", [Reply.status(503), Reply.reset(), Reply.cut(), Reply.raw(b"{")], ids=repr)
@@ -232,7 +327,7 @@ async def test_one_outage_is_one_warning(caplog: pytest.LogCaptureFixture) -> No
     script = [Reply.status(503, "busy")] * 3 + [OK]
     async with FakeSGLang(script) as fake:
         await ask(fake)
-    records = [r for r in caplog.records if r.name == "strands_rollout.sglang_client"]
+    records = [r for r in caplog.records if r.name == "strands_rollout.client.client"]
     assert [r.levelname for r in records if r.levelname != "DEBUG"] == ["WARNING", "WARNING"]
     assert "event=engine_fault" in records[0].getMessage()
     assert "kind=busy answer=HTTP 503: busy" in records[0].getMessage()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import time
 from typing import Any
 
 import httpx
@@ -13,11 +12,10 @@ import orjson
 import pytest
 from fake_sglang import FakeSGLang, Reply
 
+from strands_rollout.aio import LoopCache
+from strands_rollout.client.client import SGLangClient, create_client, shared_client
+from strands_rollout.client.transport import parse_base_url
 from strands_rollout.errors import ConfigError, EngineUnavailableError
-from strands_rollout.loop_cache import LoopCache
-from strands_rollout.sglang_client import SGLangClient, create_client
-from strands_rollout.sglang_connection import parse_base_url
-from strands_rollout.shared_client import shared_client
 
 OK = Reply.tokens([7])
 
@@ -27,10 +25,9 @@ async def test_a_cancelled_caller_is_let_go_at_once_and_the_engine_told_its_rid(
         asking = asyncio.create_task(client.generate([1], {}, rid="r1", headers={"X-SMG-Routing-Key": "k"}))
         await fake.arrived()
         asking.cancel()
-        started = time.perf_counter()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        assert time.perf_counter() - started < 0.05
+        for _ in range(20):  # passes of the loop: nothing is waited for
+            await asyncio.sleep(0)
+        assert asking.cancelled()
         await client.aclose()
     assert fake.aborts == [{"rid": "r1"}]
     assert fake.disconnects == ["r1"]

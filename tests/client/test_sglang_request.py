@@ -12,13 +12,11 @@ from harness import ANSWER, call_text, ids_of, run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strands_rollout.client.client import EncodedIds, SGLangClient
+from strands_rollout.client.generate_api import EncodedPrompt, GenerateRequest
 from strands_rollout.errors import EngineUnavailableError, TrajectoryError
-from strands_rollout.model_config import SGLangModelConfig
-from strands_rollout.sglang_client import EncodedIds, SGLangClient
-from strands_rollout.sglang_request import EncodedPrompt, GenerateRequest
-from strands_rollout.token_limits import TokenLimits
-from strands_rollout.trajectory import Trajectory
-from strands_rollout.turn_sampler import TurnSampler
+from strands_rollout.model.sampling import SGLangModelConfig, TokenLimits, TurnRequest, TurnSampler
+from strands_rollout.model.trajectory import Trajectory
 
 CONFIG: SGLangModelConfig = {
     "model_id": None,
@@ -51,7 +49,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 async def take_turn(sampler: TurnSampler, client: SGLangClient, trajectory: Trajectory, context: list[int]) -> None:
     turn = len(trajectory.turns)
-    await sampler.sample(client, CONFIG, trajectory, context, turn=turn, should_abort=lambda: False)
+    await sampler.sample(TurnRequest(client, CONFIG, trajectory, context), turn=turn)
 
 
 @given(

@@ -15,8 +15,8 @@ from aiohttp import web
 from fake_sglang import FakeSGLang, Reply
 from httpx_aiohttp import AiohttpTransport
 
+from strands_rollout.client.client import SGLangClient, create_client
 from strands_rollout.errors import EngineRejectedError, EngineResponseError
-from strands_rollout.sglang_client import SGLangClient, create_client
 
 OK = Reply.tokens([7])
 BODY = b'{"output_ids":[7],"meta_info":{"finish_reason":{"type":"length"},"output_token_logprobs":[[-1.5,7,null]]}}'

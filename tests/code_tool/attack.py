@@ -1,7 +1,4 @@
-"""One attack: code that does harm where it can, and what the host looks at to see whether it did.
-
-Knows nothing of executors. The code gets `TARGET`, the facts of what is attacked, and the few words of `PRELUDE`.
-"""
+"""An attack as data: what it does, what it is aimed at, and the limits under which attacks run."""
 
 from __future__ import annotations
 
@@ -12,6 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from attack_targets import Stage, Target
+
+TIMEOUT_S: Final = 6
+MEMORY_MB: Final = 640
+DISK_MB: Final = 32
+MAX_FILES: Final = 512
+MAX_THREADS: Final = 32
+
 
 # Only what libc has no function for. The numbers from 424 on are the same on every machine.
 _SAME: Final = {
@@ -56,7 +60,7 @@ def be_known():
     libc.prctl(15, TARGET["name"].encode(), 0, 0, 0)
     libc.prctl(4, 1, 0, 0, 0)
 
-def hold(seconds=4):
+def hold(seconds={hold_s}):
     """Stay as things are until the host has looked; it ends this run as soon as it has seen what it looks for."""
     time.sleep(seconds)
 
@@ -94,6 +98,6 @@ class Attack:
     open_on_isolated: str = ""
     slow_on_plain: bool = False
 
-    def code_for(self, facts: dict[str, Any]) -> str:
+    def code_for(self, facts: dict[str, Any], hold_s: int = 4) -> str:
         """The whole program, with the facts of its target."""
-        return PRELUDE.format(facts=json.dumps({"syscalls": SYSCALLS, **facts})) + self.code
+        return PRELUDE.format(facts=json.dumps({"syscalls": SYSCALLS, **facts}), hold_s=hold_s) + self.code

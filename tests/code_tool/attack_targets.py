@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from strands_rollout.sandbox import CodeExecutor, ExecutionResult
+from strands_rollout.code_tool import CodeExecutor, ExecutionResult
 
 _NAMED_LEVELS: Final = 5  # executor, place, and what code makes there under names that the host looks for
 

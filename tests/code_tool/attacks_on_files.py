@@ -1,24 +1,33 @@
-"""Attacks that read what the sandbox must not know: secrets of processes, files, facts of files, the machine."""
+"""Attacks on files: secrets that lie around, and files that are not the code's own."""
 
 from __future__ import annotations
 
+import os
+import site
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+import numpy
 import pytest
 from attack import Attack
 from attack_targets import (
     EnvironmentVariable,
     FileFact,
     FolderNames,
+    ForeignFolder,
+    Possessions,
+    ScratchRoot,
     SecretFile,
     SharedMemoryFile,
     SystemFile,
     WordsOf,
 )
+from host_view import Sight
 from kernel_objects import KernelLog, Segment
-from victim_processes import Owner, Stranger
+from signs import holds_device, writes
+from victims import Owner, Stranger
 
 import strands_rollout
 
@@ -185,7 +194,7 @@ for handle in range(256):
     Attack("labels-of-the-package", _READ, partial(WordsOf, path=_PACKAGE / "data" / "train.jsonl")),
     Attack("demo-labels-of-the-package", _READ, partial(WordsOf, path=_PACKAGE / "data" / "demo.jsonl")),
     Attack("source-of-another-package", _READ, partial(WordsOf, path=_SITE_PACKAGES / "_pytest" / "main.py")),
-    Attack("source-of-the-package", _READ, partial(WordsOf, path=_PACKAGE / "reward.py")),
+    Attack("source-of-the-package", _READ, partial(WordsOf, path=_PACKAGE / "code_tool" / "tool.py")),
     Attack(
         "source-of-the-package-imported",
         "import inspect, strands_rollout.errors\nprint(inspect.getsource(strands_rollout.errors)[:9000])",
@@ -195,5 +204,172 @@ for handle in range(256):
         Attack(f"system-file{path.replace('/', '-')}", _READ, partial(SystemFile, path=path))
         for path in _SYSTEM_FILES
         if _has_words(path)
+    ),
+)
+
+
+_CREATE: Final = "open(TARGET['path'], 'w').close()"
+_ONLY_ROOT: Final = "only root may"
+_OTHER_DISK: Final = "the scratch directory may be on another file system"
+_CHANGES: Final = {
+    "write": "open(TARGET['path'], 'w').write('mine')",
+    "append": "open(TARGET['path'], 'a').write('mine')",
+    "truncate": "os.truncate(TARGET['path'], 0)",
+    "open-and-truncate": "os.open(TARGET['path'], os.O_RDONLY | os.O_TRUNC)",
+    "delete": "os.unlink(TARGET['path'])",
+    "rename": "os.rename(TARGET['path'], TARGET['path'] + '.mine')",
+    "write-through-symlink": "os.symlink(TARGET['path'], 'mine')\nopen('mine', 'a').write('mine')",
+    "write-below-proc-root": "open('/proc/self/root' + TARGET['path'], 'a').write('mine')",
+    "write-through-path-handle": "h = os.open(TARGET['path'], os.O_PATH)\n"
+    "open(f'/proc/self/fd/{h}', 'a').write('mine')",
+    "mode": "os.chmod(TARGET['path'], 0o4777)",
+    "mode-of-a-handle": "h = os.open(TARGET['path'], os.O_PATH)\nos.chmod(f'/proc/self/fd/{h}', 0o777)",
+    "mode-by-fchmodat2": "syscall('fchmodat2', -100, TARGET['path'].encode(), 0o777, 0)",
+    "time": "os.utime(TARGET['path'], (1, 1))",
+    "attribute": "os.setxattr(TARGET['path'], 'user.mine', b'1')",
+    "new-file": "open(TARGET['folder'] + '/mine', 'w').close()",
+    "new-folder": "os.mkdir(TARGET['folder'] + '/mine')",
+    "new-symlink": "os.symlink('/', TARGET['folder'] + '/mine')",
+    "new-fifo": "os.mkfifo(TARGET['folder'] + '/mine')",
+    "new-file-after-chdir": "os.chdir(TARGET['folder'])\nopen('mine', 'w').close()",
+    "new-file-through-folder-handle": "f = os.open(TARGET['folder'], os.O_PATH)\nos.open('mine', os.O_CREAT, dir_fd=f)",
+    "new-socket": "socket.socket(socket.AF_UNIX).bind(TARGET['folder'] + '/mine')",
+    "new-file-without-name": "h = os.open(TARGET['folder'], os.O_TMPFILE | os.O_RDWR)\n"
+    "checked(libc.linkat(h, b'', -100, (TARGET['folder'] + '/mine').encode(), 0x1000))",
+    "mode-of-the-folder": "os.chmod(TARGET['folder'], 0o700)",
+    "owner": "os.chown(TARGET['path'], 12345, 12345)",
+    "group": "os.chown(TARGET['path'], -1, 12345)",
+    "move-into-the-scratch": "os.rename(TARGET['path'], 'mine')",
+    "hard-link-into-the-scratch": "os.link(TARGET['path'], 'mine')",
+    "hard-link-out-of-the-scratch": "open('a', 'w').close()\nos.link('a', TARGET['folder'] + '/mine')",
+    "move-out-of-the-scratch": "open('a', 'w').close()\nos.rename('a', TARGET['folder'] + '/mine')",
+    "replace-from-the-scratch": "open('a', 'w').close()\nos.replace('a', TARGET['path'])",
+    "mount-over-it": "checked(libc.mount(b'mine', TARGET['folder'].encode(), b'tmpfs', 0, None))",
+    "left-to-cleanup": "os.symlink(TARGET['folder'], 'mine')\nos.mkdir('d')\nos.symlink(TARGET['folder'], 'd/mine')",
+}
+_SELDOM: Final = {
+    "mode-by-fchmodat2": "the kernel may be older than 6.6",
+    "attribute": "the file system may have no attributes",
+    "new-file-without-name": "the kernel wants CAP_DAC_READ_SEARCH for it",
+    "owner": _ONLY_ROOT,
+    "group": _ONLY_ROOT,
+    "move-into-the-scratch": _OTHER_DISK,
+    "hard-link-into-the-scratch": _OTHER_DISK,
+    "hard-link-out-of-the-scratch": _OTHER_DISK,
+    "move-out-of-the-scratch": _OTHER_DISK,
+    "replace-from-the-scratch": _OTHER_DISK,
+}
+_NEVER: Final = {
+    "mount-over-it": "it would change the mounts of the machine",
+    "left-to-cleanup": "it removes links, and not what they lead to",
+}
+_FOLDERS: Final = {
+    "tmp": "/tmp",
+    "var-tmp": "/var/tmp",
+    "shared-memory": "/dev/shm",
+    "home": str(Path.home()),
+    "current-folder": str(Path.cwd()),
+    "package": str(_PACKAGE),
+    "package-cache": str(_PACKAGE / "__pycache__"),
+    "sandbox-code": str(_PACKAGE / "code_tool" / "local" / "sandbox"),
+    "site-packages": next(p for p in [*site.getsitepackages(), *sys.path] if Path(p, "numpy").is_dir()),
+    "numpy": str(Path(numpy.__file__).parent),
+    "numpy-cache": str(Path(numpy.__file__).parent / "__pycache__"),
+    "standard-library": str(Path(os.__file__).parent),
+    "standard-library-cache": str(Path(os.__file__).parent / "__pycache__"),
+    "programs": str(Path(sys.executable).parent),
+}
+_PERMITTED: Final = {name: path for name, path in _FOLDERS.items() if os.access(path, os.W_OK)}
+_DEVICES: Final = (
+    "mem", "kmem", "port", "kmsg", "fuse", "kvm", "net/tun", "ptmx", "tty", "tty0", "loop-control", "loop0", "hwrng",
+    "userfaultfd", "autofs", "nvidiactl", "nvidia0", "vhost-net", "vsock", "console",
+)  # fmt: skip
+
+_IN_FOLDER: Final = "os.mkdir(TARGET['name'])\nos.chdir(TARGET['name'])\n"
+_LEAVINGS: Final = {
+    "itself-renamed": "open(TARGET['name'], 'w').close()\nos.rename(os.getcwd(), '../' + TARGET['name'])",
+    "a-folder-renamed": _IN_FOLDER + "os.rename(os.getcwd(), '../../' + TARGET['name'])",
+    "folders-without-permission": _IN_FOLDER
+    + "os.makedirs('a/b/c')\nopen('a/b/f', 'w').close()\nos.chmod('a/b', 0)\nos.chmod('a', 0)",
+    "deep-folders": _IN_FOLDER + "for _ in range(5000):\n    os.mkdir('d' * 9)\n    os.chdir('d' * 9)",
+    "long-names": _IN_FOLDER
+    + "for c in 'abcdefghijklmnopqrstu':\n    os.mkdir(c * 255)\n    os.chdir(c * 255)\n"
+    + "open(b'\\xff\\n\\x01 ', 'w').close()",
+    "immutable-file": _IN_FOLDER
+    + "import fcntl\nf = open('a', 'w')\nfcntl.ioctl(f, 0x40086602, struct.pack('l', 0x10))",
+    "scratch-without-permission": "open(TARGET['name'], 'w').close()\nos.chmod('.', 0)",
+    "foreign-owner": _IN_FOLDER
+    + "os.mkdir('a')\nopen('a/a', 'w').close()\nos.chown('a', 12345, 12345)\nos.chown('.', 12345, 12345)",
+    "many-files": _IN_FOLDER + "for i in range(400):\n    os.close(os.open(f'a{i}', os.O_CREAT))",
+    "hidden-files": _IN_FOLDER + "os.mkdir('...')\nopen('.../.a', 'w').close()\nopen('-rf', 'w').close()",
+}
+_CLEANED: Final = (
+    "folders-without-permission", "long-names", "scratch-without-permission", "foreign-owner", "many-files",
+    "hidden-files", "deep-folders",
+)  # fmt: skip
+
+ALL: Final = (
+    *(
+        Attack(f"change-{name}", code, Possessions, _NEVER.get(name, ""), _SELDOM.get(name, ""))
+        for name, code in _CHANGES.items()
+    ),
+    Attack("change-own-mode-0600-file", _CHANGES["write"], partial(Possessions, mode=0o600, folder_mode=0o700)),
+    *(Attack(f"new-file-in-{name}", _CREATE, partial(ForeignFolder, folder=path)) for name, path in _PERMITTED.items()),
+    Attack(
+        "new-file-in-parent-of-the-scratch",
+        _CREATE,
+        lambda stage: ForeignFolder(stage, stage.scratch_root),
+    ),
+    *(
+        Attack(
+            f"open-for-writing-{path.name}",
+            "be_known()\nfile = open(TARGET['path'], 'r+b')\nhold()",
+            lambda stage, path=path: Sight(stage, writes(str(path)), path=str(path)),
+        )
+        for path in (
+            _PACKAGE / "code_tool" / "tool.py",
+            _PACKAGE / "data" / "train.jsonl",
+            Path(numpy.__file__),
+            Path(os.__file__),
+        )
+        if os.access(path, os.W_OK)
+    ),
+    Attack("change-shared-memory-file", "open(TARGET['path'], 'r+').write('mine')", SharedMemoryFile),
+    Attack(
+        "open-devices",
+        f"""
+be_known()
+kept = []
+for name in {_DEVICES!r}:
+    for mode in (os.O_RDWR, os.O_RDONLY):
+        try:
+            kept.append(os.open("/dev/" + name, mode | os.O_NOCTTY | os.O_NONBLOCK))
+        except OSError:
+            pass
+assert kept
+hold()
+""",
+        partial(Sight, shows=holds_device),
+    ),
+    Attack(
+        "make-a-device",
+        """
+be_known()
+os.mknod("log", 0o20666, os.makedev(1, 11))
+device = os.open("log", os.O_RDONLY | os.O_NONBLOCK)
+hold()
+""",
+        partial(Sight, shows=holds_device),
+        seldom_on_plain=f"{_ONLY_ROOT}, and not where the file system allows no devices",
+    ),
+    *(
+        Attack(
+            f"leave-{name}",
+            code,
+            ScratchRoot,
+            never_on_plain="it deletes that all the same" if name in _CLEANED else "",
+            seldom_on_plain=_ONLY_ROOT if name == "immutable-file" else "",
+        )
+        for name, code in _LEAVINGS.items()
     ),
 )

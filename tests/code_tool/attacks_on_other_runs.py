@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from attack import Attack
-from victim_runs import EarlierRuns, LaterRun, Neighbour
+from victims import EarlierRuns, LaterRun, Neighbour
 
 _OWN_INTERPRETER: Final = "each run has an interpreter of its own"
 _NO_PTRACE: Final = "Yama, or a container without CAP_SYS_PTRACE, keeps processes from each other's memory"

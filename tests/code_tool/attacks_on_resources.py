@@ -6,10 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from attack import Attack
-from host_view import Sight, Usage
-from sandbox_limits import MAX_FILES, MEMORY_MB
-from signs import held_above, memory_above, pipes_above
+from attack import MAX_FILES, MEMORY_MB, Attack
+from host_view import Process, Sight, Usage
+from signs import held_above, locks_above, memory_above, pending_signals_above, pipes_above, unlimited
 
 _SAME_LIMIT: Final = "it limits the address space too"
 _MUCH_MEMORY: Final = MEMORY_MB * 5 // 4
@@ -35,7 +34,7 @@ hold()
 
 _MANY: Final = """
 be_known()
-for i in range(20_000):
+for i in range(4_500):
     name = f"a{{i}}"
     {make}
     i % 500 or time.sleep(0.02)
@@ -104,6 +103,43 @@ hold(0.3)
 """,
         partial(Sight, shows=pipes_above(_MUCH_DISK)),
         seldom_on_plain="only root may have that much in pipes",
+    ),
+    Attack(
+        "kernel-memory-in-locks",
+        """
+import fcntl
+be_known()
+f = open("a", "wb")
+fcntl.lockf(f, fcntl.LOCK_EX)
+for i in range(20_000):
+    fcntl.lockf(f, fcntl.LOCK_UN, 1, (1 << 40) - 2 * i)
+hold()
+""",
+        partial(Sight, shows=locks_above(5000)),
+    ),
+    Attack(
+        "kernel-memory-in-signals",
+        """
+be_known()
+signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+for _ in range(10_000):
+    os.kill(os.getpid(), 40)
+hold(1)
+""",
+        partial(Sight, shows=pending_signals_above(1000)),
+    ),
+    Attack(
+        "kernel-memory-in-page-tables",
+        """
+be_known()
+libc.mmap.restype = ctypes.c_void_p
+for i in range(16_000):
+    page = libc.mmap(ctypes.c_void_p((1 << 44) + (i << 30)), number(4096), 3, 0x22 | 0x10_0000, -1, number(0))
+    ctypes.memset(page, 1, 1)
+    i % 500 or time.sleep(0.02)
+hold()
+""",
+        partial(Sight, shows=lambda processes: any(process.number("VmPTE") > 96 << 10 for process in processes)),
     ),
     Attack(
         "memory-in-shared-memory-files",
@@ -272,4 +308,63 @@ hold()
 
 ALL: Final = tuple(
     replace(attack, slow_on_plain=attack.name.startswith(("memory", "disk", "many"))) for attack in _ATTACKS
+)
+
+
+def _statistic(process: Process, index: int) -> int:
+    """A number of /proc/PID/stat, counted from the state; -1 for a process that has just ended."""
+    numbers = process.text("stat").rpartition(")")[2].split()
+    return int(numbers[index]) if numbers else -1
+
+
+ON_LIMITS: Final = (
+    *(
+        Attack(
+            f"raise-limit-of-{name}",
+            f"""
+import resource
+be_known()
+lift = (resource.RLIM_INFINITY,) * 2
+each(lambda: resource.setrlimit(resource.{constant}, lift), lambda: resource.prlimit(0, resource.{constant}, lift))
+hold(0.3)
+""",
+            partial(Sight, shows=unlimited(line)),
+            seldom_on_plain="only root may",
+        )
+        for name, line, constant in (
+            ("memory", "Max address space", "RLIMIT_AS"),
+            ("disk", "Max file size", "RLIMIT_FSIZE"),
+            ("time", "Max cpu time", "RLIMIT_CPU"),
+            ("core", "Max core file size", "RLIMIT_CORE"),
+            ("open-files", "Max open files", "RLIMIT_NOFILE"),
+        )
+    ),
+    Attack(
+        "escape-the-memory-killer",
+        "be_known()\nos.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'-900')\nhold()",
+        partial(Sight, shows=lambda processes: any(int(p.text("oom_score_adj") or 0) < 0 for p in processes)),
+        seldom_on_plain="only root may",
+    ),
+    Attack(
+        "become-urgent",
+        "be_known()\nos.setpriority(os.PRIO_PROCESS, 0, -10)\nhold()",
+        partial(
+            Sight,
+            shows=lambda processes: any(_statistic(p, 16) < 0 for p in processes),
+        ),
+        seldom_on_plain="only root may",
+    ),
+    Attack(
+        "become-real-time",
+        "be_known()\nos.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))\nhold()",
+        partial(Sight, shows=lambda processes: any(_statistic(p, 38) == 2 for p in processes)),
+        seldom_on_plain="only root may",
+    ),
+    Attack(
+        "lock-memory",
+        "be_known()\nkept = mmap.mmap(-1, 64 << 20)\n"
+        "checked(libc.mlock(ctypes.byref(ctypes.c_char.from_buffer(kept)), number(64 << 20)))\nhold()",
+        partial(Sight, shows=lambda processes: any(p.number("VmLck") > 32_000 for p in processes)),
+        seldom_on_plain="only root may",
+    ),
 )

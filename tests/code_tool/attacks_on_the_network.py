@@ -8,7 +8,7 @@ from typing import Final
 from attack import Attack
 from host_view import Sight
 from signs import holds_socket
-from victim_servers import Caller, HandleCatcher, Server
+from victims import Caller, HandleCatcher, Server
 
 _NEEDS_RIGHTS: Final = "only root may open it, or a container may not, or the kernel has none"
 _SOCKETS: Final = {

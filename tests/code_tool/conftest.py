@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from attack import DISK_MB, MAX_FILES, MAX_THREADS, MEMORY_MB, TIMEOUT_S
 from attack_targets import Stage, remove_tree
 from host_view import Process, descendants
-from sandbox_limits import DISK_MB, MAX_FILES, MAX_THREADS, MEMORY_MB, TIMEOUT_S
 
-from strands_rollout.sandbox import CodeExecutor, LocalExecutor, SubprocessExecutor
+from strands_rollout.code_tool import CodeExecutor, LocalExecutor, SubprocessExecutor
 
 _ENDING_S = 3.0
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from strands_rollout.sandbox import ExecutionResult
+from strands_rollout.code_tool import ExecutionResult
 
 LONG_S: Final = 5.0
 FORGED_FRAMES: Final = """

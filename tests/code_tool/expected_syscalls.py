@@ -17,7 +17,9 @@ _DENIED = """
     landlock_create_ruleset landlock_add_rule landlock_restrict_self seccomp
     sched_setscheduler sched_setparam sched_setattr timer_create signalfd4 syslog acct sethostname setdomainname
     settimeofday clock_settime clock_adjtime adjtimex ioperm iopl modify_ldt lookup_dcookie vhangup arch_prctl
-    migrate_pages move_pages mbind set_mempolicy ioprio_set splice tee vmsplice mlockall get_robust_list uselib
+    migrate_pages move_pages mbind set_mempolicy get_mempolicy ioprio_set ioprio_get capget setsockopt mincore cachestat
+    readahead sync_file_range sync syncfs mlock munlock mlock2 mseal timer_settime sched_getattr sched_rr_get_interval
+    splice tee vmsplice mlockall get_robust_list uselib
 """
 
 _NEEDED = """

@@ -47,11 +47,29 @@ for mode in ("delete", "wal"):
     assert db.execute("select a from t").fetchall() == [(1,)]
     db.close()
 """,
+    "two connections to sqlite": """
+import sqlite3
+first, second = (sqlite3.connect("shared.db", timeout=0, check_same_thread=False) for _ in range(2))
+first.execute("create table t (a)")
+first.execute("begin immediate"), first.execute("insert into t values (1)")
+try:
+    second.execute("begin immediate")
+except sqlite3.OperationalError as e:
+    assert "locked" in str(e)
+else:
+    raise AssertionError("both write at once")
+first.commit()
+assert second.execute("select a from t").fetchall() == [(1,)]
+first.close(), second.close()
+""",
     "files": """
 import fcntl, shutil, mmap
 with open("f", "w+b") as f:
     f.write(b"x" * 5000), f.flush(), os.fsync(f.fileno()), f.truncate(4096)
-    os.posix_fallocate(f.fileno(), 0, 8192), fcntl.flock(f, fcntl.LOCK_EX), fcntl.lockf(f, fcntl.LOCK_UN)
+    os.posix_fallocate(f.fileno(), 0, 8192), fcntl.flock(f, fcntl.LOCK_EX)
+    fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB), fcntl.lockf(f, fcntl.LOCK_UN)
+    os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL), os.posix_fadvise(f.fileno(), 0, 0, 4)
+    os.preadv(f.fileno(), [bytearray(1)], 0), os.pwritev(f.fileno(), [b"x"], 0)
     mmap.mmap(f.fileno(), 0)[0:1] = b"y"
     os.pread(f.fileno(), 1, 0), os.set_blocking(f.fileno(), True), f.isatty()
 shutil.copyfile("f", "g")
@@ -103,6 +121,8 @@ assert len(bytearray(1 << 26)) == 1 << 26
 import resource, time, zoneinfo
 resource.getrlimit(resource.RLIMIT_AS), resource.getrusage(resource.RUSAGE_SELF), os.times(), os.getloadavg()
 os.uname(), os.getppid(), os.getgroups(), os.getresuid(), os.getpgid(0), os.getsid(0), os.cpu_count()
+os.getpriority(os.PRIO_PROCESS, 0), os.sched_getparam(0), os.sched_getscheduler(os.getpid())
+time.clock_gettime(time.pthread_getcpuclockid(threading.get_ident())), time.process_time(), time.thread_time()
 os.sched_setaffinity(0, os.sched_getaffinity(0)), os.sched_yield(), os.urandom(8), time.clock_getres(0)
 zoneinfo.available_timezones(), platform.platform(), os.sysconf("SC_PHYS_PAGES")
 with open("/proc/self/status") as f: assert f.read()

@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 from attack_targets import remove_tree
 
 import strands_rollout
-from strands_rollout.sandbox.libraries import library_files
+from strands_rollout.code_tool.local.executor import library_files
 
 USER_ID: Final = 54_321  # nobody's
 _TESTS: Final = Path(__file__).parents[1]
@@ -96,7 +96,8 @@ class OrdinaryUser:
         package = Path(strands_rollout.__file__).parent
         shutil.copytree(package, self._site_packages / package.name, ignore=_LEFT_OUT)
         project = self._folder / "project"
-        shutil.copytree(_TESTS / "sandbox", project / "tests" / "sandbox", ignore=_LEFT_OUT)
+        shutil.copytree(_TESTS / "code_tool", project / "tests" / "code_tool", ignore=_LEFT_OUT)
+        shutil.copytree(_TESTS / "support", project / "tests" / "support", ignore=_LEFT_OUT)
         for shared in _TESTS.glob("*.py"):
             if not shared.name.startswith("test_"):  # conftest.py, and what it and the attacks import
                 shutil.copy(shared, project / "tests")

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from strands_rollout.sandbox.executor import ExecutionResult, ExecutorFacts
+from strands_rollout.code_tool.executors import ExecutionResult, ExecutorFacts
 
 
 class ProcessExecutor:

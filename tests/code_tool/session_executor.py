@@ -9,8 +9,8 @@ import sys
 import tempfile
 from typing import Any, Self
 
-from strands_rollout.sandbox.capped_output import shorten
-from strands_rollout.sandbox.executor import ExecutionResult, ExecutorFacts, check_call
+from strands_rollout.code_tool.executors import ExecutionResult, ExecutorFacts, check_call
+from strands_rollout.code_tool.local.sandbox.output import shorten
 
 _LOOP = """
 import contextlib, io, json, sys, traceback

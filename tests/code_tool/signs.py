@@ -64,6 +64,21 @@ def held_above(mebibytes: int) -> Callable[[Sequence[Process]], bool]:
     return shows
 
 
+def locks_above(count: int) -> Callable[[Sequence[Process]], bool]:
+    """So many locks on files are held."""
+
+    def shows(processes: Sequence[Process]) -> bool:
+        holders = [line.split()[4:5] for line in Path("/proc/locks").read_text().splitlines()]
+        return sum(holders.count([str(process.pid)]) for process in processes) > count
+
+    return shows
+
+
+def pending_signals_above(count: int) -> Callable[[Sequence[Process]], bool]:
+    """So many signals wait for a user's processes."""
+    return lambda processes: any(int(p.status("SigQ").partition("/")[0] or 0) > count for p in processes)
+
+
 def pipes_above(mebibytes: int) -> Callable[[Sequence[Process]], bool]:
     """So much lies in pipes, which no process has to its account."""
 
@@ -113,6 +128,17 @@ def differs(link: str) -> Callable[[Sequence[Process]], bool]:
     """A link of /proc/PID is not as it is for this process."""
     own = str(Path(f"/proc/self/{link}").readlink())
     return lambda processes: any(process.link(link) not in ("", own) for process in processes)
+
+
+def changes(link: str) -> Callable[[Sequence[Process]], bool]:
+    """A link of /proc/PID is not as it was when the process was first seen."""
+    first: dict[int, str] = {}
+
+    def shows(processes: Sequence[Process]) -> bool:
+        now = {process.pid: process.link(link) for process in processes}
+        return any(goal not in ("", first.setdefault(pid, goal)) for pid, goal in now.items())
+
+    return shows
 
 
 def writes(path: str) -> Callable[[Sequence[Process]], bool]:

@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from attack import PRELUDE, Attack
+from attack import MAX_THREADS, PRELUDE, Attack
 from attack_targets import ScratchRoot, Stage
 from attacks import ATTACKS
 from attacks_on_other_runs import SEARCH_OBJECTS, SEARCH_OWN_MEMORY
 from host_view import Process, Sight
 from signs import holds
 
-from strands_rollout.sandbox import CodeExecutor, ExecutionResult
-from strands_rollout.sandbox.inside import scratch
+from strands_rollout.code_tool import CodeExecutor, ExecutionResult
+from strands_rollout.code_tool.local.sandbox import scratch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are on Linux")
 
@@ -42,7 +42,9 @@ async def attempt(attack: Attack, stage: Stage) -> tuple[bool, str]:
     """Run an attack: whether it worked, and what to say of it."""
     target = attack.target(stage)
     try:
-        run = asyncio.create_task(stage.executor.run(attack.code_for(target.facts), timeout_s=attack.timeout_s))
+        patience = 1 if stage.has_helpers else 5  # what works on the plain backend must do so on a busy machine too
+        code = attack.code_for(target.facts, hold_s=4 * patience)
+        run = asyncio.create_task(stage.executor.run(code, timeout_s=attack.timeout_s * patience))
         while not run.done() and not target.seen():
             await asyncio.wait({run}, timeout=_LOOK_S)
         run.cancel()
@@ -96,7 +98,7 @@ async def test_a_change_of_root_blocks_it_where_there_is_no_landlock(
 @pytest.mark.parametrize("search", [SEARCH_OWN_MEMORY, SEARCH_OBJECTS], ids=["memory", "objects"])
 async def test_a_search_finds_what_is_there(search: str, isolated: CodeExecutor) -> None:
     hidden = "a = ('secret-' + 'ab' * 16) * 5000\nb = a.encode()\nc = [a[:50] for _ in range(99)]\n"
-    result = await isolated.run(PRELUDE.format(facts="{}") + hidden + search, timeout_s=20)
+    result = await isolated.run(PRELUDE.format(facts="{}", hold_s=4) + hidden + search, timeout_s=20)
     assert "secret-abababababababababababababababab" in result.stdout
 
 
@@ -122,7 +124,7 @@ async def test_what_is_left_is_seen_while_other_trees_are_taken_apart(
             path.mkdir()
             path /= "d"
     with ThreadPoolExecutor() as threads:
-        work = [threads.submit(scratch.empty, str(tmp_path / "executor" / place)) for place in ("1", "2")]
+        work = [threads.submit(scratch.delete, str(tmp_path / "executor" / place)) for place in ("1", "2")]
         looks = [target.seen()]
         while not all(done.done() for done in work):
             looks.append(target.seen())
@@ -130,6 +132,17 @@ async def test_what_is_left_is_seen_while_other_trees_are_taken_apart(
     assert all(looks)
     left.rmdir()
     assert not target.seen()
+
+
+async def test_runs_side_by_side_have_the_threads_that_they_may_have(isolated: CodeExecutor) -> None:
+    code = (
+        "import threading, time\nthreading.stack_size(65536)\n"
+        f"threads = [threading.Thread(target=time.sleep, args=(0.2,)) for _ in range({MAX_THREADS - 1})]\n"
+        "for thread in threads: thread.start()\n"
+        "print(threading.active_count())"
+    )
+    results = await asyncio.gather(*[isolated.run(code) for _ in range(4)])
+    assert [result.stdout for result in results] == [f"{MAX_THREADS}\n"] * 4, results
 
 
 async def test_two_runs_share_no_random_numbers(isolated: CodeExecutor) -> None:

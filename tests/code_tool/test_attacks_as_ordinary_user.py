@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 _RUN_LIMIT_S = 550
-_FILES = [f"tests/sandbox/test_{name}.py" for name in ("attacks", "attacks_in_sessions", "disturbances")]
+_FILES = [f"tests/code_tool/test_{name}.py" for name in ("attacks", "attacks_in_sessions", "disturbances")]
 _TESTS = [f"test_the_isolated_backend_blocks_it[{attack.name}]" for attack in ATTACKS]
 _TESTS += [f"test_the_isolated_backend_tells_the_truth[{disturbance.name}]" for disturbance in DISTURBANCES]
 

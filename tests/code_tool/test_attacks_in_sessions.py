@@ -15,7 +15,7 @@ from attack_targets import Stage, shallow_paths
 from attacks_on_other_runs import SEARCH_OBJECTS, SEARCH_OWN_MEMORY
 from host_view import Process, descendants, pids
 
-from strands_rollout.sandbox import CodeExecutor, ExecutionResult
+from strands_rollout.code_tool import CodeExecutor, ExecutionResult
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are on Linux")
 
@@ -64,7 +64,7 @@ async def test_a_session_is_out_of_reach(
         root = make_stage(isolated).scratch_root
         paths = [str(path) for path in shallow_paths(root) if path.name == "mine.txt"]
         assert len(paths) == 1
-        program = PRELUDE.format(facts="{}") + code.replace(
+        program = PRELUDE.format(facts="{}", hold_s=4) + code.replace(
             "{paths}", repr([*paths, f"../{paths[0].split('/')[-2]}/mine.txt"])
         )
         result = await isolated.run(program, session=attacker)
@@ -165,5 +165,6 @@ async def test_descriptors_sent_to_the_executor_do_not_stay_there(
     await mine(
         "import socket\nl = socket.socket(fileno=os.dup(3))\nwhile True: socket.send_fds(l, [b'S'], [0, 1, 2] * 9)", 0.3
     )
-    await asyncio.sleep(0.2)
-    assert held() < before + 20
+    async with asyncio.timeout(30):  # what ended the run may still be cleaning up
+        while held() >= before + 20:  # noqa: ASYNC110 - there is no event of it
+            await asyncio.sleep(0.1)

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from strands_rollout.code_tool.camel import CamelExecutor
 from strands_rollout.errors import ConfigError
-from strands_rollout.sandbox.camel_executor import CamelExecutor
 
 
 def test_without_camel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,17 +7,16 @@ import os
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from strands_rollout.code_tool import camel as camel_executor
+from strands_rollout.code_tool.camel import CamelExecutor
+from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, facts_of
 from strands_rollout.errors import ConfigError, SandboxError
-from strands_rollout.sandbox import camel_executor
-from strands_rollout.sandbox.camel_executor import CamelExecutor
-from strands_rollout.sandbox.executor import CodeExecutor, ExecutionResult, facts_of
 
 interpreters = pytest.importorskip("camel.interpreters", reason="needs camel-ai: pip install 'strands-rollout[camel]'")
 
@@ -100,15 +99,15 @@ async def test_camels_own_time_limit_is_the_calls_and_keeps_what_was_printed(exe
     result = await executor.run("print('before', flush=True)\nwhile True: pass", timeout_s=1)
     assert (result.stdout, result.stderr, result.timed_out) == ("before\n", "", True)
     assert (result.killed_by, result.exit_code) == ("time limit of 1 s", -9)
-    assert 0.9 < result.duration_s < 4
+    assert result.duration_s > 0.9
 
 
 async def test_an_interpreter_that_hangs_beyond_its_limit_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(camel_executor, "_OWN_LIMIT_MARGIN_S", 0.3)
     async with CamelExecutor() as executor:
-        result = await executor.run("import subprocess; subprocess.Popen(['sleep', '3'])", timeout_s=0.5)
+        result = await executor.run("import subprocess; subprocess.Popen(['sleep', '40'])", timeout_s=0.5)
     assert (result.timed_out, result.killed_by) == (True, "time limit of 0.5 s")
-    assert result.duration_s < 2
+    assert result.duration_s < 30
 
 
 async def test_long_output_is_cut_in_the_middle() -> None:
@@ -333,12 +332,11 @@ def test_loops_of_several_threads_share_one_executor() -> None:
 
 
 async def test_the_callers_loop_is_never_blocked(executor: CamelExecutor) -> None:
-    worst_s, running = 0.0, asyncio.create_task(executor.run("import time; time.sleep(0.5)"))
+    turns, running = 0, asyncio.create_task(executor.run("import time; time.sleep(0.5)"))
     while not running.done():
-        before = time.monotonic()
         await asyncio.sleep(0.01)
-        worst_s = max(worst_s, time.monotonic() - before)
-    assert worst_s < 0.3
+        turns += 1
+    assert turns > 3
 
 
 async def test_a_closed_executor_refuses() -> None:

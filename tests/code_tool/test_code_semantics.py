@@ -6,11 +6,14 @@ import ast
 import asyncio
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from strands_rollout.code_tool import CodeExecutor, LocalExecutor, SubprocessExecutor
 from strands_rollout.errors import ConfigError
-from strands_rollout.sandbox import CodeExecutor, LocalExecutor, SubprocessExecutor
+
+HAS_LOCALE = Path("/usr/lib/locale/C.utf8").is_dir()
 
 
 @pytest.fixture(scope="module", params=[LocalExecutor, SubprocessExecutor])
@@ -43,6 +46,18 @@ def test_it_is_a_code_executor(executor: CodeExecutor) -> None:
         ("print('é', '\\ud800')", "é \\ud800\n"),
         ("from dataclasses import dataclass\n@dataclass\nclass A:\n    b: int\nA(1)", "A(b=1)\n"),
         ("import pickle\nclass A: pass\npickle.loads(pickle.dumps(A)) is A", "True\n"),
+        ("print(1)\nexit()\nprint(2)", "1\n"),
+        ("help(len)", None),
+        (
+            "import shelve\nwith shelve.open('s') as s: s['a'] = 1\nwith shelve.open('s') as s: print(dict(s))",
+            "{'a': 1}\n",
+        ),
+        (
+            "from multiprocessing.pool import ThreadPool\nwith ThreadPool(2) as p: print(p.map(abs, [-1, 2]))",
+            "[1, 2]\n",
+        ),
+        ("import multiprocessing as m\nq = m.Queue()\nq.put(1)\nwith m.Lock(): print(q.get(timeout=9))", "1\n"),
+        *[("import locale; locale.setlocale(locale.LC_ALL, '')", "'C.UTF-8'\n")] * HAS_LOCALE,
     ],
 )
 async def test_code_runs_as_a_script_whose_last_expression_is_shown(
@@ -118,7 +133,7 @@ async def test_a_timeout_keeps_what_was_printed(executor: CodeExecutor) -> None:
     result = await executor.run("print('before')\nwhile True: pass", timeout_s=0.3)
     assert (result.timed_out, result.exit_code, result.stdout) == (True, -signal.SIGKILL, "before\n")
     assert result.killed_by == "time limit of 0.3 s"
-    assert 0.25 < result.duration_s < 5
+    assert result.duration_s > 0.25
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-import time
 
 import pytest
 from disturbances import DISTURBANCES, Disturbance
 
-from strands_rollout.sandbox import CodeExecutor
+from strands_rollout.code_tool import CodeExecutor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what the kernel does to code is Linux's")
 
 _TRUTH: str = "import random, sys\nprint(len(sys.argv), sys.gettrace(), isinstance(1, int), sorted([2, 1]))\n1 / 0"
-_SPARE_S = 3.0
+_SPARE_S = 30.0  # only a hang takes longer
 _SHOWN_EVERY = 3  # the others are in the slow suite
 
 
@@ -25,9 +25,8 @@ _SHOWN_EVERY = 3  # the others are in the slow suite
     ],
 )
 async def test_the_isolated_backend_tells_the_truth(disturbance: Disturbance, isolated: CodeExecutor) -> None:
-    started = time.monotonic()
-    result = await isolated.run(disturbance.code, timeout_s=disturbance.timeout_s)
-    assert time.monotonic() - started < disturbance.timeout_s + _SPARE_S
+    async with asyncio.timeout(disturbance.timeout_s + _SPARE_S):
+        result = await isolated.run(disturbance.code, timeout_s=disturbance.timeout_s)
     assert disturbance.is_true(result), result
     after = await isolated.run(_TRUTH)
     assert (after.stdout, after.exit_code) == ("1 None True [1, 2]\n", 1)

@@ -19,9 +19,9 @@ from strands.sandbox import FileInfo, Sandbox, StreamChunk
 from strands.sandbox.errors import SandboxPathNotFoundError, SandboxTimeoutError
 
 from strands_rollout import SGLangModel
+from strands_rollout.code_tool import SubprocessExecutor
+from strands_rollout.code_tool.strands_sandbox import _TIMEOUT_TAKES_OUTPUT, CodeExecutorSandbox
 from strands_rollout.errors import ConfigError, SandboxError
-from strands_rollout.sandbox import SubprocessExecutor
-from strands_rollout.sandbox.executor_sandbox import _TIMEOUT_TAKES_OUTPUT, CodeExecutorSandbox
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the local executor is Linux's")
 
@@ -39,7 +39,7 @@ async def kept(request: pytest.FixtureRequest) -> AsyncIterator[CodeExecutorSand
     if request.param == "session":
         executor: Any = SessionExecutor()
     else:
-        from strands_rollout.sandbox import LocalExecutor
+        from strands_rollout.code_tool import LocalExecutor
 
         executor = LocalExecutor(isolation="rlimits", libraries=())
     async with executor:
@@ -48,6 +48,38 @@ async def kept(request: pytest.FixtureRequest) -> AsyncIterator[CodeExecutorSand
 
 async def items(stream: Any) -> list[Any]:
     return [item async for item in stream]
+
+
+FORGED = ["{}", "none}", "[" * 100_000 + "}", '{"data": 5}', '{"data": "***"}', '{"errno": "x", "words": 1}', '"data}']
+
+
+@pytest.mark.parametrize("kept", [pytest.param("local", marks=LINUX)], indirect=True)
+@pytest.mark.parametrize("answer", FORGED, ids=[answer[:9] for answer in FORGED])
+async def test_answers_about_files_that_the_code_forged_are_its_own_fault(
+    kept: CodeExecutorSandbox, answer: str
+) -> None:
+    await items(kept.execute_code_streaming(f"import json; json.dumps = lambda *a: {answer!r}", "python"))
+    for access in (kept.read_file, kept.list_files, kept.remove_file, lambda path: kept.write_file(path, b"x")):
+        with pytest.raises(OSError, match="broke the access to files|no access to|keeps too little output"):
+            await access("f")
+
+
+@pytest.mark.parametrize("kept", [pytest.param("local", marks=LINUX)], indirect=True)
+@pytest.mark.parametrize("listing", ["5", "[5]", "[[1, 2]]", '[["f", true, "x"]]', "[" * 9000])
+async def test_a_folder_that_the_code_forged_is_its_own_fault(kept: CodeExecutorSandbox, listing: str) -> None:
+    code = f"import json\nhonest = json.dumps\njson.dumps = lambda a: {listing!r} if isinstance(a, list) else honest(a)"
+    await items(kept.execute_code_streaming(code, "python"))
+    with pytest.raises(OSError, match="broke the access to files"):
+        await kept.list_files(".")
+
+
+async def test_a_file_without_an_end_is_refused(kept: CodeExecutorSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strands_rollout.code_tool.strands_sandbox._MAX_FILE_BYTES", 100_000)
+    await kept.write_file("f", bytes(100_000))
+    assert len(await kept.read_file("f")) == 100_000
+    await kept.write_file("f", bytes(200_000))
+    with pytest.raises(OSError, match="can't be read"):
+        await kept.read_file("f")
 
 
 async def test_code_runs_and_its_output_is_streamed_by_kind(plain: CodeExecutorSandbox) -> None:

@@ -1,15 +1,31 @@
-"""Executors by name, and how a bad setting is refused."""
+"""Executors by name, and their small parts: places in turn, usable CPUs, capped output, frames on a socket."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+import re
+import socket
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from strands_rollout.code_tool import CodeExecutor, ExecutionResult, LocalExecutor, SubprocessExecutor
+from strands_rollout.code_tool.executors import (
+    CALL_OWNER,
+    EXECUTORS,
+    FairQueue,
+    make_executor,
+    shared_executor,
+    usable_cpus,
+)
+from strands_rollout.code_tool.local.sandbox.output import CappedOutput, shorten
+from strands_rollout.code_tool.local.sandbox.protocol import FrameReader, frame
 from strands_rollout.errors import ConfigError
-from strands_rollout.executors import EXECUTORS, make_executor, shared_executor
-from strands_rollout.sandbox import CodeExecutor, ExecutionResult, LocalExecutor, SubprocessExecutor
 
 
 class EchoExecutor:
@@ -40,6 +56,11 @@ def test_a_name_makes_its_executor_once_per_process(name: str, kind: type) -> No
     assert isinstance(shared_executor(name), kind)
     assert shared_executor(name) is shared_executor(name)
     assert make_executor(name) is not shared_executor(name)
+
+
+@pytest.mark.parametrize("room", ["code_tool", "sandbox"])
+def test_the_dotted_path_of_an_executor_is_found_under_its_rooms_old_name_too(room: str) -> None:
+    assert isinstance(make_executor(f"strands_rollout.{room}.SubprocessExecutor"), SubprocessExecutor)
 
 
 def test_options_make_another_one() -> None:
@@ -86,3 +107,173 @@ def test_every_name_leads_to_a_class(name: str) -> None:
     import pkgutil
 
     assert isinstance(pkgutil.resolve_name(EXECUTORS[name]), type)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), places=st.integers(1, 4), calls=st.integers(1, 40))
+def test_no_place_is_lost_or_given_twice_however_calls_are_cancelled(seed: int, places: int, calls: int) -> None:
+    chance = random.Random(seed)
+
+    async def run() -> None:
+        queue = FairQueue(places)
+        inside = 0
+
+        async def call(owner: int) -> None:
+            nonlocal inside
+            CALL_OWNER.set(str(owner))
+            async with queue.place():
+                inside += 1
+                assert inside <= places
+                try:
+                    for _ in range(chance.randrange(4)):
+                        await asyncio.sleep(0)
+                finally:
+                    inside -= 1
+
+        tasks = [asyncio.create_task(call(chance.randrange(3))) for _ in range(calls)]
+        for _ in range(chance.randrange(20)):
+            await asyncio.sleep(0)
+            chance.choice(tasks).cancel()
+        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+        assert [t.exception() for t in tasks if not t.cancelled() and t.exception()] == []
+        await asyncio.wait_for(asyncio.gather(*(call(0) for _ in range(places * 2))), 10)
+
+    asyncio.run(run())
+
+
+async def test_an_owner_with_many_calls_does_not_go_before_the_others() -> None:
+    queue = FairQueue(1)
+    order: list[str] = []
+
+    async def call(owner: str) -> None:
+        CALL_OWNER.set(owner)
+        async with queue.place():
+            order.append(owner)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(call("a") for _ in range(4)), *(call("b") for _ in range(2)), call("c"))
+    assert order == ["a", "a", "b", "c", "a", "b", "a"]
+
+
+def test_a_ticket_of_a_loop_that_was_closed_is_passed_over() -> None:
+    queue = FairQueue(1)
+    loop = asyncio.new_event_loop()
+
+    async def hold() -> None:
+        async with queue.place():
+            await asyncio.sleep(3600)
+
+    holder = loop.create_task(hold())
+    waiter = loop.create_task(hold())
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.run_until_complete(asyncio.sleep(0))
+    holder.cancel()
+    waiter.cancel()
+    loop.run_until_complete(asyncio.gather(holder, waiter, return_exceptions=True))
+    loop.close()
+
+    async def use() -> str:
+        async with queue.place():
+            return "used"
+
+    assert asyncio.run(asyncio.wait_for(use(), 5)) == "used"
+
+
+@pytest.fixture
+def sixteen_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
+
+
+@pytest.mark.usefixtures("sixteen_cpus")
+@pytest.mark.parametrize(
+    ("limit", "cpus"),
+    [("max 100000", 16), ("400000 100000", 4), ("250000 100000", 3), ("50000 100000", 2), ("9900000 100000", 16)],
+)
+def test_a_quota_of_cgroup_v2_counts(tmp_path: Path, limit: str, cpus: int) -> None:
+    (tmp_path / "cpu.max").write_text(f"{limit}\n")
+    assert usable_cpus(tmp_path) == cpus
+
+
+@pytest.mark.usefixtures("sixteen_cpus")
+@pytest.mark.parametrize(("quota", "cpus"), [("-1", 16), ("400000", 4)])
+def test_a_quota_of_cgroup_v1_counts(tmp_path: Path, quota: str, cpus: int) -> None:
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert usable_cpus(tmp_path) == cpus
+
+
+@pytest.mark.usefixtures("sixteen_cpus")
+def test_without_cgroups_the_affinity_counts(tmp_path: Path) -> None:
+    assert usable_cpus(tmp_path) == 16
+
+
+MARKER = re.compile(r"\n\.\.\. \[(\d+) characters dropped\] \.\.\.\n")
+
+
+@given(text=st.text(alphabet="aé漢😀\n", max_size=300), cap=st.integers(1, 60), step=st.integers(1, 17))
+def test_every_character_is_kept_or_counted_however_the_bytes_arrive(text: str, cap: int, step: int) -> None:
+    output = CappedOutput(cap)
+    data = text.encode()
+    for start in range(0, len(data), step):
+        output.feed(data[start : start + step])
+    output.feed(b"", final=True)
+    assert output.total_bytes == len(data)
+    assert output.truncated == (len(text) > cap)
+    if not output.truncated:
+        assert output.text() == text
+        return
+    head, dropped, tail = MARKER.split(output.text())
+    assert len(head) + int(dropped) + len(tail) == len(text)
+    assert len(head) + len(tail) == cap
+    assert text.startswith(head)
+    assert text.endswith(tail)
+
+
+def test_bytes_that_are_not_utf8_are_replaced() -> None:
+    output = CappedOutput(10)
+    output.feed(b"a\xff\xe6")
+    output.feed(b"", final=True)
+    assert output.text() == "a\ufffd\ufffd"
+
+
+def test_a_second_cut_counts_what_the_first_one_dropped() -> None:
+    output = CappedOutput(100)
+    output.feed(b"x" * 1000)
+    head, dropped, tail = MARKER.split(shorten(output.text(), 20))
+    assert (head, int(dropped), tail) == ("x" * 10, 980, "x" * 10)
+    assert shorten("short", 20) == "short"
+
+
+MESSAGES: list[Any] = [{"id": 1}, "\ud800", [], {"code": "x" * 200_000}, None, {"id": 2}]
+
+
+def read_all(pieces: list[bytes]) -> list[Any]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        reader = FrameReader(ours)
+
+        def write() -> None:
+            for piece in pieces:
+                theirs.sendall(piece)
+            theirs.shutdown(socket.SHUT_WR)
+
+        writing = threading.Thread(target=write)
+        writing.start()
+        found = [reader.next() for _ in range(len(MESSAGES) + 1)]
+        writing.join()
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 70_000, 10**7])
+def test_messages_come_whole_and_in_order_however_they_are_cut(size: int) -> None:
+    messages = [message for message in MESSAGES if size > 5 or message != MESSAGES[3]]
+    stream = b"".join(map(frame, messages))
+    found = read_all([stream[start : start + size] for start in range(0, len(stream), size)])
+    assert found[: len(messages)] == messages
+    assert found[len(messages) :] == [None] * (len(MESSAGES) + 1 - len(messages))
+
+
+@pytest.mark.parametrize("kept", [1, 4, 6])
+def test_a_stream_that_ends_in_a_message_has_ended(kept: int) -> None:
+    assert read_all([frame({"id": 1}), frame({"id": 2})[:kept]])[:2] == [{"id": 1}, None]

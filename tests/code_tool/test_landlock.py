@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from ordinary_code import WORKS
 
-from strands_rollout.sandbox.inside import landlock
-from strands_rollout.sandbox.inside.landlock import Ruleset
+from strands_rollout.code_tool.local.sandbox import landlock
+from strands_rollout.code_tool.local.sandbox.landlock import Ruleset
 
 STATIC_PROGRAM = next(Path("/").glob("lib*/ld-*.so*"), Path(sys.executable))  # the loader needs no other file
 KERNEL_ABI = landlock.abi_version()
@@ -28,7 +28,7 @@ ABIS = [
 
 PROLOGUE = """
 import ctypes, errno, fcntl, json, os, platform, shutil, signal, socket, subprocess, sys, threading, traceback
-from strands_rollout.sandbox.inside import landlock
+from strands_rollout.code_tool.local.sandbox import landlock
 
 def confine(abi=None, user=0, read=(), devices=("/dev/null",)):
     rules = landlock.Ruleset(abi)

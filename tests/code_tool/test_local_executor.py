@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -20,10 +21,12 @@ from typing import Any
 import pytest
 from processes import is_running
 
+from strands_rollout.code_tool import ExecutionResult, LocalExecutor
+from strands_rollout.code_tool.executors import CALL_OWNER
+from strands_rollout.code_tool.local.sandbox.supervisor import Supervisor
 from strands_rollout.errors import ConfigError, SandboxError
-from strands_rollout.sandbox import ExecutionResult, LocalExecutor
-from strands_rollout.sandbox.fair_queue import CALL_OWNER
 
+ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc and layers")
 
 
@@ -57,14 +60,20 @@ def descendants(pid: int) -> list[int]:
 
 
 def helpers(executor: LocalExecutor) -> tuple[int, int]:
-    """Its supervisor and its template."""
+    """Its supervisor and its fork server."""
     supervisor = executor._supervisor.link._process.pid  # type: ignore[union-attr]
-    (template,) = map(int, Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split())
-    return supervisor, template
+    (fork_server,) = map(int, Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split())
+    return supervisor, fork_server
 
 
 def cpu_ticks(pid: int) -> int:
     return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+
+
+def left_in(root: Path) -> list[str]:
+    """All that lies in the directories of the places, which come and go."""
+    walks = [walk for place in os.scandir(root) for walk in os.walk(place.path)]
+    return [name for _, folders, files in walks for name in (*folders, *files)]
 
 
 async def until(condition: Any, within_s: float = 10.0) -> bool:
@@ -157,25 +166,25 @@ async def test_code_must_be_a_string(executor: LocalExecutor, code: Any) -> None
 
 @LINUX
 async def test_cancelling_kills_the_child(fragile: LocalExecutor) -> None:
-    template = helpers(fragile)[1]
-    assert await until(lambda: len(descendants(template)) == 8)
-    waiting = set(descendants(template))
+    fork_server = helpers(fragile)[1]
+    assert await until(lambda: len(descendants(fork_server)) == 8)
+    waiting = set(descendants(fork_server))
     running = asyncio.create_task(fragile.run("import time; time.sleep(60)"))
-    assert await until(lambda: len(set(descendants(template)) - waiting) == 1)  # a new one waits in its place
-    assert waiting <= set(descendants(template))
+    assert await until(lambda: len(set(descendants(fork_server)) - waiting) == 1)  # a new one waits in its place
+    assert waiting <= set(descendants(fork_server))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert await until(lambda: len(waiting & set(descendants(template))) == len(waiting) - 1)
+    assert await until(lambda: len(waiting & set(descendants(fork_server))) == len(waiting) - 1)
 
 
 @pytest.mark.slow
 async def test_the_wait_for_a_place_costs_no_time_limit_and_is_told() -> None:
     async with bare(max_concurrency=1) as executor:
-        results = await asyncio.gather(*(executor.run("import time; time.sleep(0.3)", timeout_s=1) for _ in range(5)))
+        results = await asyncio.gather(*(executor.run("import time; time.sleep(0.5)", timeout_s=2) for _ in range(6)))
     assert not any(result.timed_out for result in results)
-    assert sorted(round(result.queued_s, 1) for result in results)[-1] >= 1.0
-    assert all(0.25 < result.duration_s < 1 for result in results)
+    assert max(result.queued_s for result in results) > 2
+    assert all(result.duration_s > 0.45 for result in results)
 
 
 async def test_owners_are_served_in_turn() -> None:
@@ -221,17 +230,34 @@ def test_loops_of_several_threads_share_one_executor(executor: LocalExecutor) ->
 
 
 @LINUX
-@pytest.mark.parametrize("victim", ["supervisor", "template"])
+@pytest.mark.parametrize("victim", ["supervisor", "fork_server"])
 @pytest.mark.slow
 async def test_killed_in_the_middle_of_64_calls_all_come_back_with_their_results(
     fragile: LocalExecutor, victim: str
 ) -> None:
     calls = [asyncio.create_task(fragile.run(f"import time; time.sleep(0.1); print({n})")) for n in range(64)]
     await asyncio.sleep(0.4)
-    os.kill(helpers(fragile)[victim == "template"], signal.SIGKILL)
+    os.kill(helpers(fragile)[victim == "fork_server"], signal.SIGKILL)
     results = await asyncio.wait_for(asyncio.gather(*calls), 60)
     assert [result.stdout for result in results] == [f"{n}\n" for n in range(64)]
     assert all(result.infra_error is None for result in results)
+
+
+@LINUX
+async def test_code_and_nothing_else_is_what_the_kernel_ends_first_without_memory(fragile: LocalExecutor) -> None:
+    def score(path: str) -> int:
+        return int(Path("/proc", path, "oom_score_adj").read_text())
+
+    def threads() -> list[tuple[Path, ...]]:
+        return [tuple(Path(f"/proc/{pid}/task").iterdir()) for pid in descendants(fork_server)]
+
+    code = "import threading, time\nfor _ in range(2): threading.Thread(target=time.sleep, args=(30,)).start()"
+    run = asyncio.create_task(fragile.run(code))
+    supervisor, fork_server = helpers(fragile)
+    assert await until(lambda: any(len(process) == 3 for process in threads()))
+    assert await until(lambda: {score(str(thread)) for process in threads() for thread in process} == {1000})
+    assert score(str(supervisor)) == score(str(fork_server)) == score("self") < 1000
+    run.cancel()
 
 
 @LINUX
@@ -259,7 +285,7 @@ async def test_a_session_lost_between_two_calls_is_never_silently_fresh(fragile:
 @pytest.mark.slow
 @LINUX
 async def test_a_supervisor_that_is_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strands_rollout.sandbox.local_executor._GRACE_S", 0.5)
+    monkeypatch.setattr("strands_rollout.code_tool.local.executor._GRACE_S", 0.5)
     async with bare(timeout_s=1) as executor:
         os.kill(helpers(executor)[0], signal.SIGSTOP)
         result = await asyncio.wait_for(executor.run("1 + 1"), 30)
@@ -283,24 +309,142 @@ async def test_nothing_is_left_when_it_is_closed() -> None:
         await executor.run("1")
 
 
+_SWAP = """
+import ctypes, os, threading, time
+for i in range(60):
+    os.makedirs(f"a{i}/b")
+    os.symlink(f"/proc/{os.getpid()}/net", f"l{i}")
+exchange = ctypes.CDLL(None).renameat2
+def swap():
+    while True:
+        for i in range(60):
+            exchange(-100, b"a%d" % i, -100, b"l%d" % i, 2)
+def end():
+    time.sleep(0.6)
+    os._exit(0)
+for work in (swap, end): threading.Thread(target=work).start()
+ctypes.CDLL(None).syscall(EXIT, 0)  # the network folder of a process without its first thread can't be read: EINVAL
+"""
+_IN_ITS_FOLDER = {
+    "swaps-folders-and-links": (_SWAP.replace("EXIT", "93" if os.uname().machine == "aarch64" else "60"), None),
+    "nests-deeply": ("for _ in range(1900): os.mkdir('d'); os.chdir('d')", "32 folders inside each other"),
+    "nests-with-long-names": ("for _ in range(3000): os.mkdir('d' * 200); os.chdir('d' * 200)", "32 folders inside"),
+    "makes-many-files": ("for n in range(5000): open(f'f{n}', 'w').close()", "limit of 4096 files"),
+    "takes-rights-away": (
+        "os.mkdir('a', 0); os.mkdir('b', 0o300); open('b/c', 'w').close()",
+        None if ROOT else "a folder that can't be looked into",
+    ),
+    "links-to-elsewhere": (
+        "os.symlink('/etc/passwd', 'l'); os.symlink('/etc', 'd'); os.symlink('l2', 'l2'); os.link('l', 'm')",
+        None,
+    ),
+    "gives-odd-names": (
+        "for name in (b'\\xff\\xfe', b'\\n', b'a\\x01', b'x' * 255): os.makedirs(name + b'/' + name)",
+        None,
+    ),
+    "has-an-odd-name": ("PR.prctl(15, b'\\xff) R 1', 0, 0, 0)", None),
+    "moves-its-own-folder": (
+        "here = os.getcwd()\nfor act in (lambda: os.rename(here, here + 'x'), lambda: os.rmdir(here)):\n"
+        "    try: act()\n    except OSError: pass",
+        None,
+    ),
+}
+
+
 @LINUX
-async def test_the_scratch_directories_are_emptied_whatever_was_made_in_them(executor: LocalExecutor) -> None:
+@pytest.mark.parametrize(("code", "limit"), list(_IN_ITS_FOLDER.values()), ids=list(_IN_ITS_FOLDER))
+async def test_what_code_does_in_its_folder_is_never_a_fault_of_the_sandbox(
+    executor: LocalExecutor, code: str, limit: str | None
+) -> None:
     await executor.start()
     root = Path(executor._supervisor._root.path)  # type: ignore[union-attr]
-    deep = "import os\nfor _ in range(3000): os.mkdir('d' * 200); os.chdir('d' * 200)"
-    await asyncio.gather(
-        executor.run(deep, timeout_s=10),
-        executor.run("import os\nfor n in range(2000): open(f'f{n}', 'w').close()"),
-        executor.run("import os\nos.mkdir('a', 0); os.mkdir('b', 0o300); open('b/c', 'w').close()"),
-        executor.run("import os\nos.symlink('/etc/passwd', 'link'); os.symlink('/etc', 'dir')"),
-    )
-    assert await until(lambda: not [left for place in root.iterdir() for left in place.iterdir()], 20)
+    code = f"import ctypes, os, time\nPR = ctypes.CDLL(None)\n{code}\ntime.sleep(0.4)"
+    result = await executor.run(code, timeout_s=15)
+    assert result.infra_error is None
+    assert (limit or "") in (result.killed_by or ""), result
+    assert limit is not None or result.killed_by is None, result
+    assert await until(lambda: not left_in(root), 20)
     assert os.path.exists("/etc/passwd")  # noqa: ASYNC240, PTH110
+    assert (await executor.run("print(1)")).stdout == "1\n"
+
+
+@LINUX
+async def test_what_a_sessions_call_wrote_in_its_last_moment_counts() -> None:
+    code = "import os\nfor n in range(8):\n    open(f'f{n}', 'wb').write(bytes(8 << 20))\nos.listdir()"
+    async with bare(disk_mb=16) as executor:
+        result = await executor.run(code, session="s")
+        assert (result.killed_by or "").startswith("disk limit of 16 MiB"), result
+        assert (result.exit_code, result.session_lost, result.infra_error) == (-9, True, None)
+        assert (await executor.run("import os; os.listdir()", session="s")).stdout == "[]\n"
+        await executor.close_session("s")
+
+
+@LINUX
+async def test_who_leaves_many_files_waits_until_they_are_deleted() -> None:
+    code = "import time\nfor n in range(600): open(str(n), 'w').close()\ntime.sleep(0.5)"
+    async with bare(max_concurrency=1) as executor:
+        assert (await executor.run(code)).exit_code == 0
+        root = Path(executor._supervisor._root.path)  # type: ignore[union-attr]
+        assert left_in(root) == []
+
+
+async def test_a_call_waits_a_moment_for_processes_that_others_have_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strands_rollout.code_tool.local.sandbox.supervisor._FORK_PAUSE_S", 0.0)
+    limits = {"disk_mb": 1, "max_files": 9, "max_threads": 9, "max_output_mb": 1, "max_output_chars": 9}
+    keeper = Supervisor({"limits": limits, "spares": 0, "root": "/tmp"}, object())  # type: ignore[arg-type]
+    child, outcomes = object(), [RuntimeError("Resource temporarily unavailable")] * 3
+
+    async def next_child() -> object:
+        if outcomes:
+            raise outcomes.pop()
+        return child
+
+    monkeypatch.setattr(keeper, "_next_child", next_child)
+    assert await keeper._ready_child() is child
+    monkeypatch.setattr("strands_rollout.code_tool.local.sandbox.supervisor._FORK_PATIENCE_S", -1.0)
+    outcomes.append(RuntimeError("Resource temporarily unavailable"))
+    assert "temporarily" in (await keeper.run("1", 1.0, None))["infra_error"]
+
+
+@LINUX
+async def test_a_run_finds_nothing_of_an_earlier_one_in_the_times_and_sizes_of_folders() -> None:
+    look = "import os, time\nhere = os.stat('.')\nhere.st_ino, here.st_size, here.st_blocks, here.st_nlink"
+    times = "import os, time\nnow = time.time()\n"
+    times += "all(now - getattr(os.stat(f), t) < 1.5 for f in '. ..'.split() for t in ('st_mtime', 'st_ctime'))"
+    grow = "for n in range(600): open('f' * 200 + str(n), 'w').close()"
+    async with bare(max_concurrency=1, timeout_s=20) as executor:
+        first = (await executor.run(look)).stdout.split(", ", 1)
+        for _ in range(2):
+            assert (await executor.run(grow)).infra_error is None
+            second = (await executor.run(look)).stdout.split(", ", 1)
+            assert second[1] == first[1]  # an ext4 directory that was emptied keeps its size
+        await asyncio.sleep(2)  # a process that was prepared has waited in its folder since then
+        assert (await executor.run(times)).stdout == "True\n"
+
+
+@LINUX
+async def test_no_run_can_leave_an_access_time_at_a_library_for_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)  # noqa: PTH101, S103 - code has another user
+        library = Path(folder, "message_board")
+        os.mkdir(library)  # noqa: PTH102
+        for name in ("__init__.py", "a.py", "b.py"):
+            (library / name).write_text("x = 1\n")
+            os.utime(library / name, (1_000_000_000, 1_500_000_000))
+        monkeypatch.setattr(
+            "strands_rollout.code_tool.local.executor.library_files", lambda _: {folder: ["message_board"]}
+        )
+        asked = f"import os\n[os.stat({str(library)!r} + '/' + n).st_atime_ns for n in ('a.py', 'b.py', '.')]"
+        read = f"import os\nopen({str(library / 'a.py')!r}).read(), os.listdir({str(library)!r})"
+        async with bare(max_concurrency=1) as executor:
+            before = await executor.run(asked)
+            assert "x = 1" in (await executor.run(read)).stdout
+            assert (await executor.run(asked)).stdout == before.stdout
 
 
 SCRIPT = """
 import asyncio, os, sys
-from strands_rollout.sandbox import LocalExecutor
+from strands_rollout.code_tool import LocalExecutor
 async def main():
     executor = LocalExecutor(libraries=[])
     print((await executor.run("1 + 1")).stdout, executor._supervisor.link._process.pid, executor._supervisor._root.path,
@@ -376,6 +520,15 @@ async def test_only_the_named_libraries_can_be_imported() -> None:
         assert (await executor.run("import jsonschema, attr; 1")).stdout == "1\n"
 
 
+@pytest.mark.slow
+async def test_matplotlib_draws() -> None:
+    pytest.importorskip("matplotlib")
+    code = "import matplotlib.pyplot as plt\nplt.switch_backend('Agg')\nplt.plot([1, 2])\nplt.savefig('a.png')"
+    async with LocalExecutor(libraries=["matplotlib"]) as executor:
+        result = await executor.run(f"{code}\nopen('a.png', 'rb').read(4)")
+    assert result.stdout == "b'\\x89PNG'\n", result
+
+
 async def test_a_library_that_is_not_installed_is_named() -> None:
     with pytest.raises(ConfigError, match="'no-such-library', which is not installed"):
         await LocalExecutor(libraries=["no-such-library"]).run("1")
@@ -436,7 +589,7 @@ async def test_without_landlock_root_changes_its_root_directory() -> None:
 
 @LINUX
 async def test_it_says_once_what_it_enforces(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "strands_rollout.sandbox.local_executor")
+    caplog.set_level(logging.INFO, "strands_rollout.code_tool.local.executor")
     async with bare() as executor:
         report = await executor.start()
         await executor.run("1")
@@ -519,7 +672,7 @@ async def test_code_that_finds_the_control_socket_can_only_end_itself(
         exit_code = 1  # the session's process can't tell its code any more, and ends
     assert (result.stdout, result.infra_error, result.killed_by) == ("before\n", None, killed_by)
     assert result.exit_code == exit_code
-    assert result.duration_s < 5
+    assert not result.timed_out
     if session is not None:
         await executor.close_session(session)
     assert (await executor.run("1")).stdout == "1\n"
@@ -589,13 +742,13 @@ async def test_the_call_after_a_cancelled_one_says_that_the_session_was_lost(exe
 async def test_calls_that_wait_for_their_session_hold_no_place_and_cost_no_supervisor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("strands_rollout.sandbox.local_executor._GRACE_S", 1.0)
+    monkeypatch.setattr("strands_rollout.code_tool.local.executor._GRACE_S", 1.0)
     async with bare(max_concurrency=2, timeout_s=5) as executor:
         await executor.start()
         supervisor = helpers(executor)[0]
         slow = [asyncio.create_task(executor.run("__import__('time').sleep(0.6)", session="s")) for _ in range(5)]
         await asyncio.sleep(0.1)
-        assert (await executor.run("1")).queued_s < 0.3
+        assert (await executor.run("1")).queued_s < 2  # the slow ones take 3 s
         assert [result.exit_code for result in await asyncio.gather(*slow)] == [0] * 5
         assert helpers(executor)[0] == supervisor
 
@@ -646,6 +799,60 @@ async def test_deleted_files_can_not_be_hidden_in_tables_of_threads_or_in_socket
 
 
 @LINUX
+async def test_shared_memory_without_a_file_is_no_disk_space(executor: LocalExecutor) -> None:
+    code = "import mmap, time\nkept = [mmap.mmap(-1, 4096) for _ in range(9)]\ntime.sleep(0.3)\nlen(kept)"  # looked at
+    result = await executor.run(code)
+    assert (result.stdout, result.killed_by) == ("9\n", None)
+
+
+@LINUX
+@pytest.mark.parametrize("name", ["a\\rb", "a\\r1 2 3 zz:q 5 x", "a (deleted)\\n0-1 r", "a\\x0cb\\x85\\x0b"])
+async def test_no_name_keeps_a_deleted_file_that_is_mapped_from_being_counted(name: str) -> None:
+    code = f"""
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+handle = os.open('{name}', os.O_CREAT | os.O_RDWR)
+os.write(handle, bytes(4096))
+libc.mmap(None, ctypes.c_size_t(4096), 1, 1, handle, ctypes.c_size_t(0))
+os.close(handle)
+os.unlink('{name}')
+open('kept', 'w').write('x')  # its size can't be seen, and counts as all that is allowed
+time.sleep(9)
+"""
+    async with bare(disk_mb=16, timeout_s=4) as executor:
+        result = await executor.run(code)
+    assert "counting deleted files" in (result.killed_by or ""), result
+
+
+@LINUX
+async def test_libraries_that_are_replaced_under_a_process_are_not_on_its_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "replaced_library"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import ctypes, os\nmapped = ctypes.CDLL(None).mmap\nmapped.restype = ctypes.c_void_p\n"
+        "def load(name):\n    handle = os.open(os.path.join(os.path.dirname(__file__), name), os.O_RDONLY)\n"
+        "    address = mapped(None, ctypes.c_size_t(4096), 1, 2, handle, ctypes.c_size_t(0))\n"
+        "    os.close(handle)\n    return address not in (None, 2**64 - 1)\nassert load('first.so')\n"
+    )
+    for name in ("first.so", "second.so"):
+        (package / name).write_bytes(bytes(4096))
+    record = tmp_path / "replaced_library-1.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Name: replaced_library\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    async with LocalExecutor(libraries=["replaced_library"], disk_mb=16, timeout_s=20) as executor:
+        loaded = await executor.run("import replaced_library\nreplaced_library.load('second.so')", session="s")
+        assert loaded.stdout == "True\n", loaded
+        for name in ("first.so", "second.so"):
+            (package / name).unlink()
+            (package / name).write_bytes(bytes(8192))
+        work = "import time\nwith open('a', 'wb') as f: f.write(bytes(9 << 20))\ntime.sleep(0.3)\nprint('done')"
+        results = [await executor.run(work, session=session) for session in ("s", None)]
+    assert [(result.stdout, result.killed_by) for result in results] == [("done\n", None)] * 2
+
+
 async def test_deleted_files_are_seen_when_the_first_thread_has_ended() -> None:
     code = """
 import ctypes, os, threading, time
@@ -671,11 +878,30 @@ async def test_much_too_long_code_is_the_codes_own_fault(executor: LocalExecutor
 
 
 @LINUX
+async def test_code_for_which_there_is_no_memory_is_the_codes_own_fault() -> None:
+    async with bare(memory_mb=96) as executor:
+        for session in (None, "s"):
+            result = await executor.run("'" + "\U0001f600" * 3_000_000 + "'", session=session)
+            assert (result.exit_code, result.infra_error, result.killed_by) == (1, None, None)
+            assert result.stderr.startswith("MemoryError: the next code can't be read"), result
+            assert (await executor.run("1 + 1", session=session)).stdout == "2\n"
+
+
+async def test_a_session_that_keeps_its_process_from_reading_is_lost_and_says_why() -> None:
+    async with bare() as executor:
+        first = await executor.run("import os\nos.set_blocking(3, False)", session="s")
+        second = await executor.run("1", session="s")
+        assert "BlockingIOError: the next code can't be read" in first.stderr + second.stderr
+        assert {first.killed_by, second.killed_by} == {None}
+        assert first.session_lost or second.session_lost
+
+
+@LINUX
 async def test_out_of_descriptors_is_a_fault_of_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(*args: object, **kwargs: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("strands_rollout.sandbox.supervisor_link._start", none_left)
+    monkeypatch.setattr("strands_rollout.code_tool.local.supervisor_link._start", none_left)
     with pytest.raises(SandboxError, match="Too many open files"):
         await bare().run("1")
 
@@ -685,7 +911,7 @@ async def test_out_of_descriptors_is_a_fault_of_the_sandbox(monkeypatch: pytest.
 def test_a_fork_of_the_trainer_has_places_of_its_own() -> None:
     script = """
 import asyncio, os
-from strands_rollout.sandbox import LocalExecutor
+from strands_rollout.code_tool import LocalExecutor
 executor = LocalExecutor(libraries=[], max_concurrency=1)
 async def main():
     running = asyncio.create_task(executor.run("import time; time.sleep(1)"))

@@ -23,13 +23,15 @@ from typing import Any
 import pytest
 from processes import is_running
 
+from strands_rollout.code_tool import CodeExecutor, ray_cluster
+from strands_rollout.code_tool import ray as ray_caller
+from strands_rollout.code_tool import ray_cluster as ray_node
+from strands_rollout.code_tool.local.executor import LocalExecutor
+from strands_rollout.code_tool.ray import RayExecutor
 from strands_rollout.errors import ConfigError, SandboxError
-from strands_rollout.sandbox import CodeExecutor, ray_caller, ray_cluster, ray_node
-from strands_rollout.sandbox.local_executor import LocalExecutor
-from strands_rollout.sandbox.ray_executor import RayExecutor
 
-LOCAL = "strands_rollout.sandbox.LocalExecutor"
-SUBPROCESS = "strands_rollout.sandbox.SubprocessExecutor"
+LOCAL = "strands_rollout.code_tool.LocalExecutor"
+SUBPROCESS = "strands_rollout.code_tool.SubprocessExecutor"
 PROCESS = "ray_test_executors.ProcessExecutor"
 CPUS = {"small": 1, "large": 3}
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -374,7 +376,7 @@ async def test_an_address_where_nobody_listens_is_an_infrastructure_error(monkey
 CONNECTING = """
 import asyncio, sys, ray
 from strands_rollout.errors import ConfigError
-from strands_rollout.sandbox.ray_executor import RayExecutor
+from strands_rollout.code_tool.ray import RayExecutor
 
 async def main(address, executor):
     try:

@@ -19,10 +19,10 @@ from fake_sandbox_fusion import FakeSandboxFusion, Trouble
 from fake_sglang import dead_url
 from processes import ends
 
+from strands_rollout.code_tool import remote, sandbox_fusion
+from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, facts_of
+from strands_rollout.code_tool.sandbox_fusion import SandboxFusionExecutor
 from strands_rollout.errors import ConfigError, SandboxError
-from strands_rollout.sandbox import remote_program, sandbox_fusion
-from strands_rollout.sandbox.executor import CodeExecutor, ExecutionResult, facts_of
-from strands_rollout.sandbox.sandbox_fusion import SandboxFusionExecutor
 
 
 @pytest.fixture
@@ -129,8 +129,8 @@ async def test_a_timeout_keeps_what_was_printed_and_counts_from_the_code_on(
     result = await executor.run("print('before')\nwhile True: pass", timeout_s=0.4)
     assert (result.timed_out, result.exit_code, result.stdout) == (True, -signal.SIGKILL, "before\n")
     assert result.killed_by == "time limit of 0.4 s"
-    assert 0.35 < result.duration_s < 3
-    assert fake.requests[0]["run_timeout"] == 0.4 + remote_program.START_ALLOWANCE_S
+    assert result.duration_s > 0.35
+    assert fake.requests[0]["run_timeout"] == 0.4 + remote.START_ALLOWANCE_S
 
 
 async def test_the_environment_is_clean(executor: SandboxFusionExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ async def test_output_that_the_servers_pipes_cannot_carry_is_cut_further(executo
 
 
 async def test_endless_output_is_stopped(executor: SandboxFusionExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_program, "MAX_OUTPUT_MB", 2)
+    monkeypatch.setattr(remote, "MAX_OUTPUT_MB", 2)
     result = await executor.run("while True: print('y' * 9999)")
     assert (result.killed_by, result.truncated) == ("output limit of 2 MiB", True)
 
@@ -281,27 +281,31 @@ async def test_retry_after_is_waited_for() -> None:
         result = await executor.run("1")
     assert result.stdout == "1\n"
     assert result.queued_s > 0.95
-    assert result.duration_s < 0.9
+    assert result.duration_s < result.queued_s
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
-async def test_nothing_is_waited_for_after_the_last_attempt() -> None:
+async def test_nothing_is_waited_for_after_the_last_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, sleep = [], asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(0)
+
     always = Trouble.status(429, retry_after="1")
     async with FakeSandboxFusion(always=always) as fake, SandboxFusionExecutor(fake.url) as executor:
-        started = time.monotonic()
+        monkeypatch.setattr(asyncio, "sleep", noted)
         assert "HTTP 429" in ((await executor.run("1")).infra_error or "")
-        assert 0.95 < time.monotonic() - started < 1.9
+        monkeypatch.undo()
+    assert [seconds for seconds in waits if seconds] == [1.0]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_a_server_that_hangs_is_an_infrastructure_error() -> None:
     async with FakeSandboxFusion(always=Trouble.hang()) as fake, SandboxFusionExecutor(fake.url) as executor:
-        started = time.monotonic()
-        result = await executor.run("1", timeout_s=0.3)
+        result = await asyncio.wait_for(executor.run("1", timeout_s=0.3), 30)
         assert "no answer in 0.9 s" in (result.infra_error or "")
-        assert time.monotonic() - started < 5
         assert len(fake.requests) == 1
 
 
@@ -407,26 +411,25 @@ async def test_no_more_requests_at_once_than_allowed_and_the_wait_is_told(fake: 
         calls = (executor.run("import time; time.sleep(0.2)", timeout_s=2) for _ in range(6))
         results = await asyncio.gather(*calls)
     assert fake.most_at_once == 2
-    assert all(not result.timed_out and result.duration_s < 1 for result in results)
+    assert not any(result.timed_out for result in results)
     assert max(result.queued_s for result in results) > 0.35
 
 
 @pytest.mark.slow
 async def test_a_servers_delay_is_queueing_and_not_running() -> None:
-    async with FakeSandboxFusion(delay_s=0.5) as fake, SandboxFusionExecutor(fake.url) as executor:
-        result = await executor.run("1", timeout_s=0.3)
+    async with FakeSandboxFusion(delay_s=1.5) as fake, SandboxFusionExecutor(fake.url) as executor:
+        result = await executor.run("1", timeout_s=1)
     assert (result.stdout, result.timed_out) == ("1\n", False)
-    assert result.queued_s > 0.45
+    assert result.queued_s > 1.4
 
 
 @pytest.mark.slow
 async def test_the_callers_loop_is_never_blocked(executor: SandboxFusionExecutor) -> None:
-    gaps, running = [], asyncio.create_task(executor.run("import time; time.sleep(0.5)"))
+    turns, running = 0, asyncio.create_task(executor.run("import time; time.sleep(0.5)"))
     while not running.done():
-        before = time.monotonic()
         await asyncio.sleep(0.01)
-        gaps.append(time.monotonic() - before)
-    assert len(gaps) > 10
+        turns += 1
+    assert turns > 3
 
 
 async def test_cancelling_stops_waiting_and_frees_the_place(fake: FakeSandboxFusion) -> None:
@@ -437,8 +440,7 @@ async def test_cancelling_stops_waiting_and_frees_the_place(fake: FakeSandboxFus
         with pytest.raises(asyncio.CancelledError):
             await running
         result = await executor.run("1")
-    assert (result.stdout, result.infra_error) == ("1\n", None)
-    assert result.queued_s < 1
+    assert (result.stdout, result.infra_error, len(fake.requests)) == ("1\n", None, 2)
 
 
 def test_loops_of_several_threads_share_one_executor() -> None:
@@ -473,7 +475,7 @@ async def test_a_closed_executor_has_waited_and_refuses(fake: FakeSandboxFusion)
 
 async def test_an_executor_that_nobody_closed_lets_the_interpreter_end_without_a_word(fake: FakeSandboxFusion) -> None:
     code = (
-        "import asyncio\nfrom strands_rollout.sandbox.sandbox_fusion import SandboxFusionExecutor\n"
+        "import asyncio\nfrom strands_rollout.code_tool.sandbox_fusion import SandboxFusionExecutor\n"
         f"executor = SandboxFusionExecutor({fake.url!r})\nprint(asyncio.run(executor.run('1')).stdout, end='')"
     )
     command = [sys.executable, "-W", "default", "-c", code]
@@ -506,9 +508,9 @@ async def test_sessions_and_bad_calls_are_refused(executor: SandboxFusionExecuto
     await executor.close_session("episode-1")
 
 
-@pytest.mark.parametrize("name", ["remote_supervisor", "bootstrap", "capped_output"])
+@pytest.mark.parametrize("name", remote._SENT)
 def test_what_is_sent_is_older_pythons_syntax_and_asks_for_nothing_but_the_standard_library(name: str) -> None:
-    source = Path(remote_program.__file__).with_name(f"{name}.py").read_text()
+    source = (Path(remote.__file__).parent / f"{name}.py").read_text()
     tree = ast.parse(source, feature_version=(3, 8))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

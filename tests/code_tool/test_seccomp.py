@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -11,8 +12,7 @@ import pytest
 from expected_syscalls import DENIED
 from ordinary_code import WORKS
 
-from strands_rollout.sandbox.inside import seccomp
-from strands_rollout.sandbox.inside.seccomp import CONDITIONAL
+from strands_rollout.code_tool.local.sandbox import seccomp
 
 pytestmark = pytest.mark.skipif(not seccomp.is_supported(), reason="the kernel takes no seccomp filters")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -20,9 +20,9 @@ USERS = [pytest.param(0, id="as-the-caller"), pytest.param(60001, id="as-nobody"
 
 PROLOGUE = """
 import ctypes, errno, json, os, platform, signal, sys, threading
-from strands_rollout.sandbox.inside import seccomp
-from strands_rollout.sandbox.inside.libc import syscall
-from strands_rollout.sandbox.inside.syscalls import syscall_numbers
+from strands_rollout.code_tool.local.sandbox import seccomp
+from strands_rollout.code_tool.local.sandbox.kernel import syscall
+from strands_rollout.code_tool.local.sandbox.kernel import syscall_numbers
 
 NUMBERS = syscall_numbers(platform.machine())
 FILTER = seccomp.SyscallFilter.for_machine(platform.machine())
@@ -92,7 +92,7 @@ def test_ordinary_code_works(child, user):
 def test_what_is_dangerous_fails_with_eperm(child, user):
     script = f"""
 confine({user})
-names = [name for name in {[*DENIED, *CONDITIONAL]!r} if name in NUMBERS]
+names = [name for name in {DENIED!r} if name in NUMBERS]
 print(json.dumps({{name: refusal(syscall, NUMBERS[name], -1, -1, -1, -1, -1, -1) for name in names}}))
 """
     answers = child(script)
@@ -109,6 +109,67 @@ thread = lambda pid: syscall(NUMBERS["tgkill"], pid, pid, 0)
 print(json.dumps([refusal(os.kill, pid, 0) for pid in others] + [refusal(thread, pid) for pid in others[:2]]))
 """
     assert child(script) == ["EPERM"] * 7
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_nothing_is_told_of_other_processes(child, user):
+    script = f"""
+import resource
+other = os.getppid()
+confine({user})
+cpu_time = (~other << 3 | 2) % 2**32
+attempts = [
+    *[lambda f=f: f(other) for f in (os.getpgid, os.getsid, os.sched_getaffinity, os.sched_getscheduler)],
+    lambda: os.sched_getparam(other),
+    lambda: os.getpriority(os.PRIO_PROCESS, other),
+    lambda: os.getpriority(os.PRIO_USER, 0),
+    lambda: resource.prlimit(other, resource.RLIMIT_NOFILE),
+    *[lambda name=name: syscall(NUMBERS[name], cpu_time, 0, 0, 0) for name in ("clock_gettime", "clock_nanosleep")],
+]
+print(json.dumps([refusal(attempt) for attempt in attempts]))
+"""
+    assert child(script) == ["EPERM", "EPERM", "ENOSYS", *["EPERM"] * 5, "EINVAL", "EINVAL"]
+
+
+def test_what_is_cached_of_a_file_can_neither_be_asked_nor_changed(child, scratch):
+    """Whoever may only read a file can otherwise leave a message in which of its pages are in memory."""
+    size = 1 << 16
+    with Path(scratch, "f").open("w+b") as file:
+        file.write(bytes(size)), file.flush(), os.fsync(file.fileno())
+        script = """
+import mmap
+f = os.open("f", os.O_RDONLY)
+pages = mmap.mmap(f, 0, prot=mmap.PROT_READ)
+confine()
+attempts = [
+    lambda: os.preadv(f, [bytearray(9)], 0, os.RWF_NOWAIT),
+    lambda: os.preadv(f, [bytearray(9)], 0, 0x80),
+    lambda: syscall(NUMBERS["mincore"], 0, 0, 0),
+    lambda: syscall(NUMBERS["cachestat"], f, 0, 0, 0),
+    lambda: os.posix_fadvise(f, 0, 0, os.POSIX_FADV_DONTNEED),
+    *[lambda advice=advice: pages.madvise(advice) for advice in (20, 21, 25, 12)],
+]
+print(json.dumps([refusal(attempt) for attempt in attempts]))
+"""
+        answers = child(script)
+        assert answers == [errno.errorcode[errno.EOPNOTSUPP]] * 2 + ["EPERM"] * 2 + ["returned None"] + ["EINVAL"] * 4
+        assert os.preadv(file.fileno(), [bytearray(size)], 0, os.RWF_NOWAIT) == size
+
+
+def test_locks_of_byte_ranges_take_no_memory_of_the_kernel(child):
+    script = """
+import fcntl
+confine()
+f = open("f", "wb")
+fcntl.lockf(f, fcntl.LOCK_EX)
+for start in range(2000, 0, -2):
+    fcntl.lockf(f, fcntl.LOCK_UN, 1, start)
+unknown = [refusal(fcntl.fcntl, f, command, bytes(32)) for command in (36, 37, 38, 1024, 1026)]
+fcntl.flock(f, fcntl.LOCK_EX)
+held = [line.split()[1] for line in open("/proc/locks") if str(os.getpid()) in line.split()]
+print(json.dumps([unknown, held]))
+"""
+    assert child(script) == [["EPERM"] * 5, ["FLOCK"]]
 
 
 def test_threads_are_confined_and_no_namespace_comes_with_them(child):

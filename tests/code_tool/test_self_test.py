@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from strands_rollout.code_tool.local import sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the layers are Linux's")
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be less than that")
@@ -21,9 +25,9 @@ DOCKERS = """
 # Runs apart: it forks, and needs the low descriptors. Each break leaves a layer promised and takes it away in a child.
 SCRIPT = """
 import os, sys, tempfile
-from strands_rollout.sandbox.inside.child_limits import ChildLimits
-from strands_rollout.sandbox.inside.confinement import Confinement
-from strands_rollout.sandbox.inside.self_test import find_broken_layer
+from strands_rollout.code_tool.local.sandbox.kernel import ChildLimits
+from strands_rollout.code_tool.local.sandbox.confinement import Confinement
+from strands_rollout.code_tool.local.sandbox.fork_server import find_broken_layer
 while os.open(os.devnull, os.O_RDONLY) <= 3:
     pass
 class Broken(Confinement):
@@ -70,7 +74,7 @@ def test_a_layer_that_is_promised_and_does_not_hold_is_found(layer: str) -> None
 
 RUN = """
 import asyncio
-from strands_rollout.sandbox import LocalExecutor
+from strands_rollout.code_tool import LocalExecutor
 async def main():
     async with LocalExecutor(libraries=[]) as executor:
         result = await executor.run("import os; os.mkdir('a', 0); open('b', 'w').close(); os.getuid() > 60000")
@@ -102,3 +106,12 @@ def test_a_root_without_the_rights_that_it_takes_is_refused_by_name(missing: str
     assert done.returncode == 1
     assert "can't enforce isolation='full'" in done.stderr
     assert named in done.stderr
+
+
+@pytest.mark.parametrize("file", sorted(Path(sandbox.__file__).parent.glob("*.py")), ids=lambda file: file.stem)
+def test_what_runs_in_the_sandbox_imports_the_standard_library_and_itself_only(file: Path) -> None:
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "." for node in nodes if isinstance(node, ast.ImportFrom)}
+    own = {name for name in imported if f"{name}.".startswith(f"{sandbox.__name__}.")}
+    assert {name.partition(".")[0] for name in imported - own} <= sys.stdlib_module_names

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attack_targets import shallow_paths
 from host_view import Process, descendants
 
-from strands_rollout.sandbox import ExecutionResult, LocalExecutor
+from strands_rollout.code_tool import ExecutionResult, LocalExecutor
 
 pytestmark = [
     pytest.mark.slow,
@@ -199,11 +200,11 @@ def leftovers(scratch_dir: Path) -> dict[str, object]:
 
 
 async def idle_state(executor: LocalExecutor, scratch_dir: Path, children: int) -> Idle:
-    """What it holds when there are no more than so many children, and nothing in their directories."""
+    """What it holds when there are so many children again, and nothing in their directories."""
     give_up_at = time.monotonic() + 30
     while True:
         state = _state(executor, scratch_dir)
-        if time.monotonic() > give_up_at or (state.children <= children and not state.scratch_files):
+        if time.monotonic() > give_up_at or (state.children == children and not state.scratch_files):
             return state
         await asyncio.sleep(0.1)
 
@@ -212,10 +213,11 @@ def _state(executor: LocalExecutor, scratch_dir: Path) -> Idle:
     supervisor = executor._supervisor.link._process.pid  # type: ignore[union-attr]
     (template,) = (pid for pid in descendants(supervisor) if Process(pid).number("PPid") == supervisor)
     kept = [Process(pid) for pid in (supervisor, template, os.getpid())]
+    depths = {path: len(path.relative_to(scratch_dir).parts) for path in shallow_paths(scratch_dir, 3)}
     return Idle(
         children=len([pid for pid in descendants(template) if Process(pid).is_alive()]),
-        places=len(list(scratch_dir.glob("*/*"))),
-        scratch_files=[str(file) for file in scratch_dir.glob("*/*/*")],
+        places=sum(depth == 2 for depth in depths.values()),
+        scratch_files=[str(path) for path, depth in depths.items() if depth == 3],
         # the template keeps one ruleset for each place
         descriptors=tuple(sum("landlock" not in what for what in process.handles().values()) for process in kept),
         threads=tuple(process.number("Threads") for process in kept),

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from processes import ends
 
+from strands_rollout.code_tool import CodeExecutor, ExecutionResult, SubprocessExecutor
 from strands_rollout.errors import ConfigError, SandboxError
-from strands_rollout.sandbox import CodeExecutor, ExecutionResult, SubprocessExecutor
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the limit or the check is Linux's")
 
@@ -52,12 +52,9 @@ async def test_a_child_of_the_code_does_not_survive_it(executor: SubprocessExecu
 
 
 async def test_an_escaped_process_that_holds_the_pipes_is_not_waited_for(executor: SubprocessExecutor) -> None:
-    started = time.monotonic()
-    result = await executor.run(
-        "import os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(8)\nelse: print('done')"
-    )
+    code = "import os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(40)\nelse: print('done')"
+    result = await asyncio.wait_for(executor.run(code), 30)
     assert result.stdout == "done\n"
-    assert time.monotonic() - started < 5
 
 
 @LINUX
@@ -137,7 +134,7 @@ async def test_no_more_run_at_once_than_allowed_and_waiting_costs_no_time_limit(
     spans = [tuple(map(float, result.stdout.split())) for result in results]
     for start, _ in spans:
         assert sum(other_start <= start < other_end for other_start, other_end in spans) <= 2
-    assert max(result.duration_s for result in results) < 5
+    assert not any(result.timed_out for result in results)
 
 
 async def test_children_are_never_started_on_the_loops_thread(

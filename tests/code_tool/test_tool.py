@@ -13,17 +13,19 @@ from strands.hooks import AfterToolCallEvent
 from strands.models import Model
 from strands.tools.registry import ToolRegistry
 
-from strands_rollout.errors import SandboxError, ToolError
-from strands_rollout.prompts import (
+from strands_rollout.agent.tool_loading import load_tools
+from strands_rollout.code_tool import ExecutionResult, ExecutorFacts, SubprocessExecutor
+from strands_rollout.code_tool.tool import (
     CODE_LIBRARIES,
     CODE_MEMORY_MB,
     CODE_TOOL_DESCRIPTION,
     CODE_TOOL_NAME,
     CODE_TOOL_SCHEMA,
+    code_tool,
+    execute_python_code,
+    format_result,
 )
-from strands_rollout.sandbox import ExecutionResult, ExecutorFacts, SubprocessExecutor
-from strands_rollout.tool_loading import load_tools
-from strands_rollout.tools import code_tool, execute_python_code, format_result
+from strands_rollout.errors import SandboxError, ToolError
 
 SPEC = {"name": CODE_TOOL_NAME, "description": CODE_TOOL_DESCRIPTION, "inputSchema": {"json": CODE_TOOL_SCHEMA}}
 

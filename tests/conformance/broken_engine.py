@@ -13,13 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from strands_rollout.engine import chat_response, decode_batch, generate_response, http_server, scheduler
-from strands_rollout.engine.decode_batch import DecodeBatch
-from strands_rollout.engine.kv_rows import KvRows
-from strands_rollout.engine.penalties import Penalties
-from strands_rollout.engine.prefix_cache import PrefixCache
+from strands_rollout.engine import chat, decode_batch, generation, http_server, scheduler
+from strands_rollout.engine.decode_batch import DecodeBatch, Penalties, SamplingRows
+from strands_rollout.engine.kv_cache import KvRows, PrefixCache
 from strands_rollout.engine.qwen3 import Qwen3
-from strands_rollout.engine.sampler import SamplingRows
 from strands_rollout.engine.scheduler import Scheduler
 
 ENVIRONMENT_VARIABLE = "BROKEN"
@@ -123,7 +120,7 @@ def _() -> None:
         sampling = replace(output.request.sampling, no_stop_trim=True)
         return old(replace(output, request=replace(output.request, sampling=sampling)), codec)
 
-    _wrap(generate_response, "output_text", around)
+    _wrap(generation, "output_text", around)
 
 
 @way("another abort")
@@ -276,4 +273,4 @@ def _() -> None:
     def around(old: Callable[..., Any], *args: Any) -> dict[str, Any]:
         return {key: value for key, value in old(*args).items() if key != "index"}
 
-    _wrap(chat_response, "_call", around)
+    _wrap(chat, "_call", around)

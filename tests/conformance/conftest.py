@@ -19,7 +19,7 @@ from processes import is_running
 from real_server import RealServer, start_sglang, version_of
 from served_engine import ServedEngine, embedded_engine, facts_of, serves_the_shipped_weights
 
-from strands_rollout.engine.settings import SHIPPED_MODEL_DIR
+from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

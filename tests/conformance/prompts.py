@@ -6,7 +6,8 @@ import json
 import random
 from pathlib import Path
 
-from strands_rollout.prompts import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA, SYSTEM_PROMPT
+from strands_rollout.code_tool.tool import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
+from strands_rollout.settings import SYSTEM_PROMPT
 
 # The episode's conversation, whose vocabulary is the shipped model's.
 _EPISODE = json.loads((Path(__file__).parents[1] / "golden" / "episode.json").read_text(encoding="utf-8"))

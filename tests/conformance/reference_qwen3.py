@@ -10,9 +10,8 @@ from functools import cache
 
 import numpy as np
 
-from strands_rollout.engine.model_config import read_model_config
-from strands_rollout.engine.settings import SHIPPED_MODEL_DIR
-from strands_rollout.engine.weights import read_tensors
+from strands_rollout.engine.qwen3 import read_model_config, read_tensors
+from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
 
 Doubles = np.ndarray
 

@@ -8,7 +8,7 @@ from engine_api import IDS
 from prompts import turn_prompts
 from tokenizers import Tokenizer
 
-from strands_rollout.engine.settings import SHIPPED_MODEL_DIR
+from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
 
 TURN = turn_prompts()[0]
 END = "<|im_end|>"

@@ -9,9 +9,9 @@ from engine_api import IDS, until_load
 from prompts import random_prompt
 from witness import witness
 
+from strands_rollout.client.client import SGLangClient
 from strands_rollout.errors import EngineOverlongError, EngineRejectedError
-from strands_rollout.replay_data import missing_replay_data
-from strands_rollout.sglang_client import SGLangClient
+from strands_rollout.model.replay import missing_replay_data
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from engine_api import Answer
 
-from strands_rollout.engine.settings import SHIPPED_MODEL_DIR
+from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
 
 
 @pytest.mark.parametrize("path", ["/health", "/health_generate", "/ready", "/ping"])

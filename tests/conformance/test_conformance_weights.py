@@ -9,7 +9,7 @@ from answer_shape import ABORTED
 from engine_api import IDS, in_flight, streaming, until_load
 from reference_qwen3 import ReferenceQwen3, log_softmax, shipped_reference
 
-from strands_rollout.engine.settings import SHIPPED_MODEL_DIR
+from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
 
 GREEDY = {"max_new_tokens": 10, "temperature": 0, "ignore_eos": True}
 # long enough to be caught in the middle: the embedded engine makes more than a thousand tokens a second
@@ -46,6 +46,9 @@ def _versions(answer) -> list[str]:
 async def test_new_weights_change_the_answer_the_version_and_empty_the_cache(shipped, reweighted, other_reference):
     before = await shipped.generate(**GREEDY)
     answer = await reweighted(weight_version="v7")
+    async with asyncio.timeout(30):  # SGLang flushes nothing before it has put away what it has answered
+        while "not flushed" in answer.body["message"]:
+            answer = await reweighted(weight_version="v7")
     message = "Succeeded to update model weights. Weight version updated to v7."
     assert (answer.status, answer.body) == (200, {"success": True, "message": message, "num_paused_requests": 0})
     after = await shipped.generate(**GREEDY)

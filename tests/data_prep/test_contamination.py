@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from preparation.contamination import STOCK_PHRASE_ROWS, Finding, find_contamination, problems_in, words_of
-from preparation.errors import PreparationError
 from preparation.report import contamination_warnings
+from preparation.rows import PreparationError
 from prepared_result import Prepare
 from problem_files import chat, dapo_row, problem
 
@@ -32,7 +32,7 @@ def test_a_row_with_thirteen_words_of_a_problem_is_found_however_they_are_writte
     row = "Warm up. " + LONG.upper().replace(", AND ON", " -- (AND) $ON$") + " Show your work."
     finding = found(tmp_path, [problem(1), row], [problem(900), LONG])
     (overlap,) = finding.overlaps
-    assert (overlap.line, overlap.problem, finding.problems, finding.problems_found) == (1, LONG, 2, 1)
+    assert (overlap.line, overlap.problem, finding.problems, finding.facts()["problems_found"]) == (1, LONG, 2, 1)
     assert overlap.words == "a clockmaker sells brass clocks for 12 coins and oak clocks for 7"
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from fake_sglang import dead_url
 from prep_scripts import environment, run_script, start_script
-from preparation.errors import PreparationError
 from preparation.request import Request
+from preparation.rows import PreparationError
 from preparation.source import open_source
 from problem_files import dapo_row, write_parquet
 from stand_in_hub import REVISION, served

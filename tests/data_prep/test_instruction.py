@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from preparation.instruction import InstructionCount, still_asks, without_instruction, without_instructions
 from problem_files import PREFIX, SUFFIX, chat
 
-from strands_rollout.prompts import SYSTEM_PROMPT
+from strands_rollout.settings import SYSTEM_PROMPT
 
 PROBLEM = "Find $m+n$ where $\\frac{m}{n}$ is the probability that two cards match."
 BEGINNINGS = [

@@ -1,4 +1,4 @@
-"""The scripts of data_prep from end to end, each in a process of its own."""
+"""The scripts of data_prep from end to end, each in a process of its own, and how far they are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from prep_scripts import DATA_PREP, run_script
-from preparation.data_set import DATA_DIR, DataSet
+from preparation.command_line import DATA_DIR, DataSet
+from preparation.report import shown_progress
 from prepared_result import lines_of
 from problem_files import aime_row, gsm8k_row, nested_row, problem, write_parquet
 
@@ -134,3 +135,19 @@ def test_the_folder_of_the_data_can_be_elsewhere_as_for_the_launch_scripts(
         assert code == 0, stderr
     assert {path.name for path in (tmp_path / "sets").glob("*.jsonl")} == {"aime-2024.jsonl", "dapo-math-17k.jsonl"}
     assert json.loads(stdout)["contamination"], "the sets beside it are compared with"
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    with shown_progress(line_every_s=0.0) as stage:
+        advance = stage("reading", 12)
+        advance(5)
+        advance(7)
+        stage("comparing", None)(3)
+    assert capsys.readouterr().err.splitlines() == [
+        "reading: 5 of 12 rows",
+        "reading: 12 of 12 rows",
+        "comparing: 3 rows",
+    ]
+    with shown_progress() as stage:
+        stage("reading", 12)(5)
+    assert capsys.readouterr().err == "", "a short run says nothing"

@@ -10,8 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from strands_rollout.doctor.finding import Finding
-from strands_rollout.doctor.question import Question
+from strands_rollout.diagnostics.diagnosis import Finding, Question
 
 REPOSITORY = Path(__file__).parents[2]
 SHIPPED = REPOSITORY / "strands_rollout" / "engine" / "checkpoint"

@@ -1,10 +1,16 @@
-"""The doctor as a whole: every check is run, none can stop another, and the exit code is the verdict."""
+"""The doctor as a whole: every check is run, none can stop another, the exit code is the verdict; and on servers.
+
+Servers are dead, loading, foreign, too small, of another vocabulary, behind a router.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -12,17 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_sglang import FakeSGLang, dead_url
 from rich.console import Console
-from stand_in_machine import assert_fault, installed, only, program
+from stand_in_machine import SHIPPED, answering, assert_fault, installed, only, program, question, tokenizer_folder
 
-from strands_rollout.doctor.check_run import Check, run_checks
-from strands_rollout.doctor.diagnosis import Diagnosis
-from strands_rollout.doctor.finding import Finding, error, good, skipped, warning
-from strands_rollout.doctor.sandbox_layers import check_sandbox, judge, to_isolation
-from strands_rollout.errors import ConfigError
-from strands_rollout.sandbox import SandboxReport
+from strands_rollout.diagnostics.diagnosis import Check, Diagnosis, Finding, error, good, run_checks, skipped, warning
+from strands_rollout.diagnostics.doctor import check_server
 
-LACKING = SandboxReport({"limits": "some"}, {"files": "no Landlock"}, "seccomp", 0.5)
 ONE_OF_EACH = (
     good("a", "fine"),
     warning("b", "hm", "do b"),
@@ -95,8 +97,6 @@ def test_faults_of_a_machine_are_shown_with_their_remedies_and_fail(tmp_path: Pa
 
 
 def test_an_unknown_isolation_is_a_usage_error() -> None:
-    with pytest.raises(ConfigError, match="expected one of full, seccomp, rlimits"):
-        to_isolation("none")
     assert doctor("--isolation", "none").returncode == 2
 
 
@@ -174,29 +174,86 @@ def test_checks_that_wait_wait_at_once() -> None:
     assert {finding.status for finding in found} == {"ok"}
 
 
-def test_what_the_executor_enforces_is_reported() -> None:
-    found = check_sandbox("rlimits")
-    report = found[0].facts["sandbox"]
-    assert found[0].status == "ok"
-    assert only(found, "sandbox limits").found.endswith(report["enforced"]["limits"])
-    assert {finding.name for finding in found if "MISSING" in finding.found} == {
-        f"sandbox {layer}" for layer in report["missing"]
-    }
+SERVES = {"model_path": "/models/m", "served_model_name": "m", "weight_version": "default"}
+UP = {"/health": (200, None)}
+SICK = [{"url": "http://127.0.0.1:1", "is_healthy": False}]
 
 
-def test_a_missing_layer_is_an_error_with_both_ways_out() -> None:
-    found = judge(LACKING, "full", 1.0)
-    assert_fault(found, "sandbox files", "error", "MISSING", "no Landlock", remedy="isolation: seccomp")
-    assert "Landlock (Linux 5.13" in (only(found, "sandbox files").remedy or "")
-    assert "not root" in only(found, "sandbox user").found
+async def look(url: str, limit_s: float = 15.0, **expected: Any) -> list[Finding]:
+    return await asyncio.to_thread(check_server, url, question(Path("nowhere"), **expected), limit_s)
 
 
-def test_a_missing_layer_that_was_not_asked_for_is_no_fault() -> None:
-    found = judge(LACKING, "seccomp", 1.0)
-    assert only(found, "sandbox files").status == "skipped"
-    assert "no Landlock" in only(found, "sandbox files").found
+async def test_a_server_is_shown_with_version_model_and_context() -> None:
+    info = {**SERVES, "version": "0.5.23", "context_length": 40960}
+    async with answering({**UP, "/server_info": (200, info)}) as url:
+        found = await look(url, max_context_length=32768)
+    assert [finding.status for finding in found] == ["ok", "ok", "skipped"]
+    assert all(word in found[0].found for word in ("SGLang 0.5.23", "/models/m"))
+    assert "40960" in found[1].found
 
 
-def test_a_sandbox_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    assert_fault(check_sandbox("rlimits"), "sandbox", "error", "does not start", remedy="another executor")
+@pytest.mark.parametrize(
+    ("routes", "name", "status", "words", "remedy"),
+    [
+        ({**UP, "/server_info": (200, {**SERVES, "version": "0.4.9"})}, "server", "warning", "0.4.9", "sglang>=0.5"),
+        ({"/health": (503, None)}, "server", "error", "is up, but not healthy (503)", "wait"),
+        ({**UP, "/v1/models": (200, {"data": []})}, "server", "error", "not SGLang", "check the port"),
+        ({**UP, "/server_info": (200, SERVES)}, "server context", "warning", "does not tell", "--context-length 20480"),
+        (
+            {**UP, "/workers": (200, {"workers": SICK})},
+            "server",
+            "error",
+            "1 workers, none of them healthy",
+            "/workers",
+        ),
+        (
+            {**UP, "/server_info": (200, {**SERVES, "context_length": 4096})},
+            "server context",
+            "warning",
+            "takes 4096 tokens, 20480 are wanted",
+            "--context-length 20480",
+        ),
+    ],
+    ids=["too old", "loading", "foreign", "context unknown", "no workers", "context too small"],
+)
+async def test_a_server_that_is_not_what_a_run_expects_is_named(
+    routes: dict[str, tuple[int, Any]], name: str, status: str, words: str, remedy: str
+) -> None:
+    async with answering(routes) as url:
+        assert_fault(await look(url, max_context_length=20480), name, status, words, remedy=remedy)
+
+
+async def test_a_server_that_can_not_be_asked_is_an_error() -> None:
+    url = dead_url()
+    assert_fault(await look(url), "server", "error", "nothing answers", url, remedy="sglang.launch_server")
+    assert_fault(await look("http://127.0.0.1:1/generate"), "server", "error", "/generate", remedy="http://")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and is never looked at
+        found = await look(f"http://127.0.0.1:{silent.getsockname()[1]}", limit_s=0.3)
+    assert_fault(found, "server", "error", "did not answer within 0.3 s", remedy="log")
+
+
+async def test_a_router_is_known_and_its_worker_is_asked() -> None:
+    async with FakeSGLang([], context_length=4096, router=True) as fake:
+        found = await look(fake.base_url, max_context_length=1024)
+    assert "a router" in found[0].found
+    assert "behind the router" in found[1].found
+    assert only(found, "server context").status == "ok"
+
+
+async def test_a_server_with_another_vocabulary_is_an_error(tmp_path: Path) -> None:
+    routes = {"/health": (200, None), "/server_info": (200, SERVES), "/tokenize": (200, {"tokens": [1, 2, 3]})}
+    async with answering(routes) as url:
+        named = await look(url, tokenizer=SHIPPED)
+        guessed = await look(url, env={"HF_CHECKPOINT": str(tokenizer_folder(tmp_path / "model"))})
+    assert_fault(named, "server tokens", "error", str(SHIPPED), "/models/m", "3 there", remedy="--tokenizer")
+    assert only(guessed, "server tokens").status == "warning"
+
+
+async def test_the_servers_own_folder_is_read_where_it_does_not_tokenize(tmp_path: Path) -> None:
+    served = tokenizer_folder(tmp_path / "served")
+    async with answering({"/health": (200, None), "/server_info": (200, {**SERVES, "model_path": str(served)})}) as url:
+        same = await look(url, tokenizer=SHIPPED)
+        shutil.rmtree(served)
+        unknown = await look(url, tokenizer=SHIPPED)
+    assert only(same, "server tokens").status == "ok"
+    assert only(unknown, "server tokens").status == "skipped"

@@ -8,15 +8,13 @@ from textwrap import dedent
 
 import pytest
 
+from strands_rollout.diagnostics.flag_check import FlagFinding as Finding
+from strands_rollout.diagnostics.flag_check import judge_reading
+from strands_rollout.diagnostics.flag_script import Reading, read_script
+from strands_rollout.diagnostics.flag_table import read_record, recorded_table
 from strands_rollout.errors import ConfigError
-from strands_rollout.flag_check.dry_run import read_script
-from strands_rollout.flag_check.findings import Finding
-from strands_rollout.flag_check.flag_table import read_record, recorded_table
-from strands_rollout.flag_check.judgement import judge_reading
-from strands_rollout.flag_check.launch_text import Reading
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-LAUNCH_SCRIPTS = sorted(path.name for path in (*SCRIPTS.glob("strands_*.sh"), *SCRIPTS.glob("eval_*.sh")))
 FOREIGN = """
     #!/bin/bash
     touch {folder}/was-run
@@ -85,22 +83,19 @@ def faults(reading: Reading) -> list[Finding]:
     return list(judge_reading(reading, recorded_table(read_record())).findings)
 
 
-def foreign(folder: Path) -> Reading:
-    write(folder, "models/small.sh", "MODEL_ARGS=(\n  --num-layers 4\n  --hiden-size 64\n)\n")
-    return read_script(write(folder, "run.sh", FOREIGN.format(folder=folder)), None)
+def flags_at(folder: Path, text: str) -> list[tuple[str, int]]:
+    """The faults' flags of a script of this text, each with its line."""
+    found = faults(read_script(write(folder, "run.sh", text), None))
+    return [(fault.flag, int((fault.where or "").rpartition(":")[2])) for fault in found]
 
 
-def test_a_foreign_script_is_never_run(tmp_path: Path) -> None:
-    reading = foreign(tmp_path)
+def test_a_foreign_script_is_not_run_and_its_command_arrays_and_sourced_files_are_judged(tmp_path: Path) -> None:
+    write(tmp_path, "models/small.sh", "MODEL_ARGS=(\n  --num-layers 4\n  --hiden-size 64\n)\n")
+    reading = read_script(write(tmp_path, "run.sh", FOREIGN.format(folder=tmp_path)), None)
 
     assert not (tmp_path / "was-run").exists()
     assert "nothing was run" in reading.how
-
-
-def test_a_foreign_scripts_flags_are_found_in_its_command_its_arrays_and_the_files_it_sources(tmp_path: Path) -> None:
-    found = {(fault.flag, fault.where) for fault in faults(foreign(tmp_path))}
-
-    assert found == {
+    assert {(fault.flag, fault.where) for fault in faults(reading)} == {
         ("--colocat", f"{tmp_path}/run.sh:26"),
         ("--rollout-max-respone-len", f"{tmp_path}/run.sh:14"),
         ("--hiden-size", f"{tmp_path}/models/small.sh:3"),
@@ -114,23 +109,36 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     assert [note.split()[1] for note in notes] == ["/nowhere/model.sh", "$(cat", "${MORE_ARGS[@]}", "$@"]
 
 
-def test_words_that_only_the_shell_knows_are_not_judged(tmp_path: Path) -> None:
-    command = "python train.py --rollout-batch-size $SIZE --lr ${LR:-1e-6} --colocate $MORE --num-rollout=$STEPS\n"
-
-    assert faults(read_script(write(tmp_path, "run.sh", command), None)) == []
+COMMAND = "python train.py --rollout-batch-size 4 --num-rollout 5"
 
 
-def test_an_array_that_is_set_twice_is_judged_both_ways_and_not_called_a_repetition(tmp_path: Path) -> None:
-    script = """
-        if [ "$1" = big ]; then ARGS=(--lr 1e-6 --rollout-batch-size 8)
-        else ARGS=(--lr 2e-6 --rollout-batch-sise 4); fi
-        ARGS+=(--num-rollout 5)
-        python train.py "${ARGS[@]}"
-    """
-
-    assert [fault.flag for fault in faults(read_script(write(tmp_path, "run.sh", script), None))] == [
-        "--rollout-batch-sise"
-    ]
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("python train.py --rollout-batch-size $SIZE --lr ${LR:-1e-6} --colocate $MORE --num-rollout=$STEPS\n", []),
+        (
+            """\
+            if [ "$1" = big ]; then ARGS=(--lr 1e-6 --rollout-batch-size 8)
+            else ARGS=(--lr 2e-6 --rollout-batch-sise 4); fi
+            ARGS+=(--num-rollout 5)
+            python train.py "${ARGS[@]}"
+            """,
+            [("--rollout-batch-sise", 2)],
+        ),
+        (f'[ -z "$FAST" ] || ARGS+=(--lr 2e-6 --colocat)\n{COMMAND} --lr 1e-6 "${{ARGS[@]}}"\n', [("--colocat", 1)]),
+        (
+            'ARGS="\n  --rollout-batch-size 8\n  --num-rollout 5 --colocat"\npython -u train.py $ARGS\n',
+            [("--colocat", 3)],
+        ),
+        (f"A='\n\n'\n{COMMAND} \\\n--lr 4 \\\n--colocat\n", [("--colocat", 6)]),
+        (f'ARGS=(--colocat)\n{COMMAND} "${{ARGS[@]}}"\n{COMMAND} "${{ARGS[@]}}"\n', [("--colocat", 1)]),
+    ],
+    ids=["the shell's words", "set twice", "added under a condition", "a string", "continued lines", "two commands"],
+)
+def test_what_is_certain_of_a_script_is_judged_once_at_its_line(
+    text: str, found: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    assert flags_at(tmp_path, text) == found
 
 
 def test_an_array_that_grows_from_itself_is_judged_once(tmp_path: Path) -> None:
@@ -141,36 +149,21 @@ def test_an_array_that_grows_from_itself_is_judged_once(tmp_path: Path) -> None:
     assert len(reading.commands[0].further) == 31
 
 
-def test_an_array_that_is_added_to_under_a_condition_is_no_repetition(tmp_path: Path) -> None:
-    script = """
-        [ -z "$FAST" ] || ARGS+=(--lr 2e-6 --colocat)
-        python train.py --rollout-batch-size 4 --num-rollout 5 --lr 1e-6 "${ARGS[@]}"
-    """
-
-    assert [fault.flag for fault in faults(read_script(write(tmp_path, "run.sh", script), None))] == ["--colocat"]
-
-
-def test_a_fault_of_two_commands_is_reported_once(tmp_path: Path) -> None:
-    command = 'python train.py --rollout-batch-size 4 --num-rollout 5 "${ARGS[@]}"\n'
-    reading = read_script(write(tmp_path, "run.sh", f"ARGS=(--colocat)\n{command}{command}"), None)
-
-    assert len(reading.commands) == 2
-    assert [fault.flag for fault in faults(reading)] == ["--colocat"]
-
-
-def test_flags_in_a_string_are_judged(tmp_path: Path) -> None:
-    script = 'ARGS="\n  --rollout-batch-size 8\n  --num-rollout 5 --colocat"\npython -u train.py $ARGS\n'
-
-    (fault,) = faults(read_script(write(tmp_path, "run.sh", script), None))
-
-    assert (fault.flag, fault.where) == ("--colocat", f"{tmp_path}/run.sh:3")
-
-
-def test_a_script_without_a_command_has_its_arrays_judged_and_says_so(tmp_path: Path) -> None:
-    reading = read_script(write(tmp_path, "arrays.sh", "PERF_ARGS=(--colocat --lr 1)\n"), None)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ARGS=({})\n",
+        'run() {{ python3 train.py "$@"; }}\nargs+=({})\nrun "${{args[@]}}"\n',
+        'args=(python3 train.py)\nargs+=({})\nrun "${{args[@]}}"\n',
+        'python3 train.py "$@"\nARGS=({})\n',
+    ],
+)
+def test_flags_that_no_command_is_seen_to_get_are_judged_and_so_said(text: str, tmp_path: Path) -> None:
+    reading = read_script(write(tmp_path, "run.sh", text.format("--rollout-batch-size 4 --colocat")), None)
 
     assert [fault.flag for fault in faults(reading)] == ["--colocat"]
-    assert "no command with train.py" in reading.notes[0]
+    assert "no command with train.py" in reading.notes[-1]
+    assert "the flags of all arrays were judged" in reading.notes[-1]
 
 
 def test_a_file_that_is_only_looked_for_is_no_command(tmp_path: Path) -> None:
@@ -227,11 +220,6 @@ def test_a_script_that_names_the_library_but_has_none_beside_it_is_not_run(tmp_p
     assert "nothing was run" in reading.how
 
 
-def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected a file that can be read"):
-        read_script(tmp_path / "absent.sh", None)
-
-
 @pytest.mark.parametrize(
     "script", [*sorted(SCRIPTS.glob("strands_*.sh")), SCRIPTS / "eval_aime.sh"], ids=lambda path: path.name
 )
@@ -243,32 +231,10 @@ def test_each_launch_script_of_this_repository_has_no_fault(script: Path) -> Non
     assert [fault.line() for fault in faults(reading)] == []
 
 
-@pytest.mark.parametrize(
-    "begin",
-    [
-        'run() { python3 train.py "$@"; }\nargs+=(',
-        "args=(python3 train.py)\nargs+=(",
-        'python3 train.py "$@"\nARGS=(',
-    ],
-)
-def test_flags_that_only_a_wrapper_passes_on_are_judged_and_so_said(begin: str, tmp_path: Path) -> None:
-    text = f'{begin}--rollout-batch-size 4 --colocat)\nrun "${{args[@]}}"\n'
-    reading = read_script(write(tmp_path, "run.sh", text), None)
-
-    assert [fault.flag for fault in faults(reading)] == ["--colocat"]
-    assert "the flags of all arrays were judged" in reading.notes[-1]
-
-
-def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+def test_what_is_no_script_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
         with pytest.raises(ConfigError, match="expected a regular file, or - for"):
             read_script(path, None)
-
-
-def test_lines_are_counted_across_continued_lines_and_quotes(tmp_path: Path) -> None:
-    text = "A='\n\n'\npython train.py \\\n--rollout-batch-size 4 \\\n--colocat\n"
-
-    assert {fault.where for fault in faults(read_script(write(tmp_path, "run.sh", text), None))} >= {
-        f"{tmp_path}/run.sh:6"
-    }
+    with pytest.raises(ConfigError, match="expected a file that can be read"):
+        read_script(tmp_path / "absent.sh", None)

@@ -1,38 +1,122 @@
-"""The doctor on the machine: GPUs, disks, limits, proxies, Ray and wandb."""
+"""The doctor on the machine: Python and packages, GPUs, disks, limits, proxies, Ray, wandb and the sandbox."""
 
 from __future__ import annotations
 
 import socket
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_sglang import dead_url
 from processes import ends
-from stand_in_machine import assert_fault, only, program, question
+from stand_in_machine import assert_fault, installed, only, program, question
 
-from strands_rollout.doctor.disk_space import Place, check_disk, check_shared_memory, places_of
-from strands_rollout.doctor.gpus import check_gpus
-from strands_rollout.doctor.ray_cluster import check_ray
-from strands_rollout.doctor.surroundings import check_memory, check_open_files, check_proxies
-from strands_rollout.doctor.wandb_login import check_wandb
+from strands_rollout.code_tool import SandboxReport
+from strands_rollout.diagnostics.diagnosis import Finding
+from strands_rollout.diagnostics.machine import (
+    Place,
+    check_disk,
+    check_gpus,
+    check_memory,
+    check_open_files,
+    check_packages,
+    check_proxies,
+    check_python,
+    check_ray,
+    check_sandbox,
+    check_shared_memory,
+    check_wandb,
+    judge_sandbox,
+    places_of,
+    to_isolation,
+)
+from strands_rollout.errors import ConfigError
 
-TWO_GPUS = "echo '0, NVIDIA H100 80GB HBM3, 81559, 570.1'; echo '1, NVIDIA H100 80GB HBM3, 81559, 570.1'"
+OURS = "strands-rollout"
+GPU = "echo '{}, NVIDIA H100 80GB HBM3, 81559, 570.1'"
+TWO_GPUS = f"{GPU.format(0)}; {GPU.format(1)}"
 KEY = "0123456789abcdef0123456789abcdef01234567"
+PROXY = {"http_proxy": "http://user:secret@proxy.example:3128", "SLIME_HOST_IP": "10.1.2.3"}
+LACKING = SandboxReport({"limits": "some"}, {"files": "no Landlock"}, "seccomp", 0.5)
 
 
-def test_gpus_are_counted_with_their_memory(tmp_path: Path) -> None:
-    env = program(tmp_path / "bin", "nvidia-smi", TWO_GPUS)
-    found = only(check_gpus(question(tmp_path, env, gpus=2)), "gpus")
-    assert found.status == "ok"
-    assert "2 GPUs: NVIDIA H100 80GB HBM3 with 80 GiB; driver 570.1" in found.found
+def test_this_environment_is_as_required() -> None:
+    packages = check_packages()
+    assert [finding.status for finding in (*check_python(), packages[0])] == ["ok", "ok"]
+    assert packages[0].facts["versions"][OURS]
+    assert not [finding for finding in packages if finding.status == "error"]
 
 
-def test_fewer_gpus_than_asked_for_are_an_error(tmp_path: Path) -> None:
-    env = program(tmp_path / "bin", "nvidia-smi", TWO_GPUS)
-    found = check_gpus(question(tmp_path, env, gpus=8))
-    assert_fault(found, "gpus", "error", "2 GPUs", "8 were asked for", remedy="--gpus 2")
-    found = check_gpus(question(tmp_path, {**env, "CUDA_VISIBLE_DEVICES": "1"}, gpus=2))
-    assert_fault(found, "gpus", "error", "1 GPUs of 2 (CUDA_VISIBLE_DEVICES=1)", remedy="--gpus 1")
+def test_a_python_that_is_too_old_is_an_error(tmp_path: Path) -> None:
+    installed(tmp_path, OURS, "0.1.0")
+    assert_fault(check_python("3.10.4", [str(tmp_path)]), "python", "error", "3.10.4", ">=3.11", remedy=">=3.11")
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "word", "remedy"),
+    [
+        ("1.50.0", "error", "1.50.0; expected", "pip install 'strands-agents"),
+        ("1.50.0", "error", "too old", "pip install"),
+        ("2.1.0", "warning", "newer", "pip install"),
+        ("one", "error", "can't be read", "--force-reinstall"),
+        (None, "error", "not installed; expected <2,>=1.51", "pip install 'strands-agents<2,>=1.51'"),
+    ],
+)
+def test_a_required_package_of_another_version_is_named_with_what_installs_it(
+    version: str | None, status: str, word: str, remedy: str, tmp_path: Path
+) -> None:
+    installed(tmp_path, OURS, "0.1.0", ["strands-agents<2,>=1.51"])
+    if version is not None:
+        installed(tmp_path, "strands-agents", version)
+    assert_fault(check_packages([str(tmp_path)]), "package strands-agents", status, word, remedy=remedy)
+
+
+def test_an_optional_package_counts_where_it_is_installed_only(tmp_path: Path) -> None:
+    requires = ['ray>=2.40; extra == "ray"', 'wandb>=0.21; extra == "wandb"', 'mypy>=1.18; extra == "dev"']
+    installed(tmp_path, OURS, "0.1.0", requires, ["ray", "wandb", "dev"])
+    installed(tmp_path, "wandb", "0.15.0")
+    installed(tmp_path, "mypy", "1.0")
+    found = check_packages([str(tmp_path)])
+    assert_fault(found, "package wandb", "warning", "0.15.0", "too old", remedy="wandb>=0.21")
+    assert [finding.name for finding in found] == ["packages", "package wandb"]
+
+
+def test_what_an_extra_of_a_requirement_asks_for_is_checked_too(tmp_path: Path) -> None:
+    installed(tmp_path, OURS, "0.1.0", ["math-verify[antlr4-13-2]>=0.9"])
+    requires = ['antlr4-python3-runtime==4.13.2; extra == "antlr4_13_2"']
+    installed(tmp_path, "math-verify", "0.9.0", requires, ["antlr4_13_2"])
+    installed(tmp_path, "antlr4-python3-runtime", "4.9.3")
+    found = check_packages([str(tmp_path)])
+    assert_fault(found, "package antlr4-python3-runtime", "error", "4.9.3", remedy="==4.13.2")
+
+
+@pytest.mark.parametrize(
+    ("env", "asked", "status", "words", "remedy"),
+    [
+        ({}, {"gpus": 2}, "ok", "2 GPUs: NVIDIA H100 80GB HBM3 with 80 GiB; driver 570.1", None),
+        ({}, {"gpus": 8}, "error", "8 were asked for", "--gpus 2"),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, {"gpus": 2}, "error", "1 GPUs of 2 (CUDA_VISIBLE_DEVICES=1)", "--gpus 1"),
+        ({"NUM_GPUS": "4"}, {}, "error", "4 were asked for", "NUM_GPUS=2"),
+        ({"NUM_GPUS": "8"}, {"gpus": 4}, "error", "4 were asked for", "NUM_GPUS=2"),
+        ({"NUM_GPUS": "all"}, {}, "error", "'all'", "NUM_GPUS=8"),
+        ({}, {"training": True}, "error", "8 were asked for", "--gpus 2"),
+        ({"RAY_ADDRESS": "http://elsewhere:8265"}, {"training": True}, "ok", "2 GPUs", None),
+        # the following without nvidia-smi
+        ({"PATH": ""}, {}, "warning", "no nvidia-smi", "--gpus all"),
+        ({"PATH": ""}, {"gpus": 8}, "error", "8 were asked for", "--gpus all"),
+        ({"PATH": ""}, {"gpus": 0}, "warning", "no nvidia-smi", "--gpus all"),
+        ({"PATH": "", "RAY_ADDRESS": "http://elsewhere:8265"}, {"training": True}, "warning", "", "--gpus all"),
+    ],
+)
+def test_gpus_are_counted_and_compared_with_what_is_asked_for(
+    env: dict[str, str], asked: dict[str, Any], status: str, words: str, remedy: str | None, tmp_path: Path
+) -> None:
+    with_gpus = program(tmp_path / "bin", "nvidia-smi", TWO_GPUS)
+    found = only(check_gpus(question(tmp_path, {**with_gpus, **env}, **asked)), "gpus")
+    assert (found.status, words in found.found, (remedy or "") in (found.remedy or "")) == (status, True, True), found
+    assert (found.remedy is None) == (remedy is None)
 
 
 @pytest.mark.parametrize(
@@ -45,26 +129,16 @@ def test_hidden_gpus_are_counted_as_cuda_does(chosen: str, count: int, tmp_path:
     assert found.found.startswith(f"{count} GPUs of 2")
 
 
-def test_the_gpus_that_the_scripts_take_are_asked_for(tmp_path: Path) -> None:
-    env = program(tmp_path / "bin", "nvidia-smi", TWO_GPUS)
-    for asked in (question(tmp_path, {**env, "NUM_GPUS": "4"}), question(tmp_path, {**env, "NUM_GPUS": "8"}, gpus=4)):
-        assert_fault(check_gpus(asked), "gpus", "error", "4 were asked for", remedy="NUM_GPUS=2")
-    assert_fault(check_gpus(question(tmp_path, {"NUM_GPUS": "all"})), "gpus", "error", "'all'", remedy="NUM_GPUS=8")
-
-
-def test_a_training_run_needs_gpus_here_unless_ray_is_elsewhere(tmp_path: Path) -> None:
-    env = program(tmp_path / "bin", "nvidia-smi", TWO_GPUS)
-    found = check_gpus(question(tmp_path, env, training=True))
-    assert_fault(found, "gpus", "error", "8 were asked for", remedy="--gpus 2")
-    elsewhere = {"RAY_ADDRESS": "http://elsewhere:8265"}
-    assert check_gpus(question(tmp_path, {**env, **elsewhere}, training=True))[0].status == "ok"
-    assert check_gpus(question(tmp_path, elsewhere, training=True))[0].status == "warning"
-
-
-def test_a_driver_that_fails_is_quoted(tmp_path: Path) -> None:
-    env = program(tmp_path / "bin", "nvidia-smi", "echo 'Failed to initialize NVML: Driver mismatch'; exit 18")
-    found = check_gpus(question(tmp_path, env))
-    assert_fault(found, "gpus", "warning", "Failed to initialize NVML: Driver mismatch", remedy="nvidia-smi")
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 'Failed to initialize NVML: Driver mismatch'; exit 18", "failed: Failed to initialize NVML: Driver mis"),
+        ("echo 'No devices were found'", "lists no GPU: No devices were found"),
+    ],
+)
+def test_a_driver_that_fails_is_quoted(script: str, words: str, tmp_path: Path) -> None:
+    env = program(tmp_path / "bin", "nvidia-smi", script)
+    assert_fault(check_gpus(question(tmp_path, env)), "gpus", "warning", words, remedy="nvidia-smi")
 
 
 def test_a_driver_that_hangs_does_not_hang_the_doctor(tmp_path: Path) -> None:
@@ -74,12 +148,6 @@ def test_a_driver_that_hangs_does_not_hang_the_doctor(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     started = pid.read_text() if pid.is_file() else ""  # "": it was ended before it came so far
     assert not started or ends(int(started))
-
-
-def test_a_machine_without_gpus_is_an_error_only_where_some_were_asked_for(tmp_path: Path) -> None:
-    assert_fault(check_gpus(question(tmp_path)), "gpus", "warning", "no nvidia-smi", remedy="--gpus all")
-    assert_fault(check_gpus(question(tmp_path, gpus=8)), "gpus", "error", "8 were asked for", remedy="--gpus all")
-    assert check_gpus(question(tmp_path, gpus=0))[0].status == "warning"
 
 
 @pytest.mark.parametrize(("enough", "least", "status"), [(1e6, 0, "warning"), (1e6, 1e6, "error"), (0, 0, "ok")])
@@ -104,43 +172,40 @@ def test_the_places_of_a_run_are_those_of_its_environment(tmp_path: Path) -> Non
     assert places_of(question(tmp_path))[0].path == tmp_path / "checkpoints"
 
 
-def test_little_shared_memory_is_a_warning(tmp_path: Path) -> None:
-    assert_fault(
-        check_shared_memory(tmp_path, enough_gb=1e6), "shared memory", "warning", str(tmp_path), remedy="--shm-size"
-    )
-    assert check_shared_memory(tmp_path, enough_gb=0)[0].status == "ok"
+@pytest.mark.parametrize(
+    ("look", "name", "words", "remedy"),
+    [
+        (lambda: check_shared_memory(Path("/"), enough_gb=1e9), "shared memory", "at /; NCCL", "--shm-size"),
+        (lambda: check_open_files(1024), "open files", "1024", "ulimit -n 65535"),
+        (lambda: check_memory(8.0), "memory", "8 GB", "32 GB"),
+        (
+            lambda: check_proxies({**PROXY, "no_proxy": "localhost,127.0.0.1"}),
+            "proxies",
+            "http_proxy set without no_proxy for 10.1.2.3",
+            "export no_proxy=localhost,127.0.0.1,10.1.2.3",
+        ),
+    ],
+    ids=["shared memory", "open files", "memory", "proxies"],
+)
+def test_what_is_too_little_or_in_the_way_is_a_warning(
+    look: Callable[[], list[Finding]], name: str, words: str, remedy: str
+) -> None:
+    assert_fault(look(), name, "warning", words, remedy=remedy)
+    assert "secret" not in repr(look())
 
 
-def test_too_few_open_files_are_a_warning() -> None:
-    assert_fault(check_open_files(1024), "open files", "warning", "1024", remedy="ulimit -n 65535")
-    assert check_open_files(100_000)[0].status == "ok"
+def test_enough_of_everything_is_fine() -> None:
+    proxies = [check_proxies({**PROXY, **no}) for no in ({"no_proxy": "127.0.0.1, 10.1.2.3"}, {"NO_PROXY": "*"})]
+    enough = [check_shared_memory(Path("/"), enough_gb=0), check_open_files(100_000), check_memory(512.0)]
+    found = [finding for findings in (*enough, *proxies, check_proxies({})) for finding in findings]
+    assert [finding.status for finding in found] == ["ok"] * 6
 
 
-def test_little_memory_is_a_warning() -> None:
-    assert_fault(check_memory(8.0), "memory", "warning", "8 GB", remedy="32 GB")
-    assert check_memory(512.0)[0].status == "ok"
-
-
-def test_a_proxy_before_the_router_is_a_warning() -> None:
-    env = {"http_proxy": "http://user:secret@proxy.example:3128", "SLIME_HOST_IP": "10.1.2.3"}
-    found = check_proxies({**env, "no_proxy": "localhost,127.0.0.1"})
-    assert_fault(
-        found, "proxies", "warning", "http_proxy", "10.1.2.3", remedy="export no_proxy=localhost,127.0.0.1,10.1.2.3"
-    )
-    assert "secret" not in repr(found)
-    assert check_proxies({**env, "no_proxy": "127.0.0.1, 10.1.2.3"})[0].status == "ok"
-    assert check_proxies({**env, "NO_PROXY": "*"})[0].status == "ok"
-    assert check_proxies({})[0].status == "ok"
-
-
-def test_a_ray_address_at_which_nothing_listens_is_an_error() -> None:
-    port = dead_url().rpartition(":")[2]
-    for address in (f"http://127.0.0.1:{port}", f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
-        found = check_ray({"RAY_ADDRESS": address}, installed=True)
-        assert_fault(found, "ray cluster", "error", address, f"127.0.0.1:{port}", remedy="unset RAY_ADDRESS")
-    assert_fault(
-        check_ray({"RAY_ADDRESS": "http://:x"}, installed=True), "ray cluster", "error", remedy="unset RAY_ADDRESS"
-    )
+@pytest.mark.parametrize("address", ["http://127.0.0.1:{}", "127.0.0.1:{}", "ray://127.0.0.1:{}", "http://:x"])
+def test_a_ray_address_at_which_nothing_listens_is_an_error(address: str) -> None:
+    address = address.format(dead_url().rpartition(":")[2])
+    found = check_ray({"RAY_ADDRESS": address}, installed=True)
+    assert_fault(found, "ray cluster", "error", address, remedy="unset RAY_ADDRESS")
 
 
 def test_a_ray_that_listens_is_found(tmp_path: Path) -> None:
@@ -162,10 +227,18 @@ def test_a_password_in_rays_address_is_not_shown(address: str) -> None:
     assert "hunter2" not in repr([*found, *broken])
 
 
-def test_a_missing_ray_is_a_warning_or_ends_a_training_run() -> None:
-    assert_fault(check_ray({}, installed=False), "ray", "warning", "not installed", remedy="pip install")
-    assert_fault(check_ray({}, installed=False, training=True), "ray", "error", "not installed", remedy="pip install")
-    assert_fault(check_ray({}, installed=True, training=True), "ray", "error", "PATH", remedy="activate")
+@pytest.mark.parametrize(
+    ("installed", "training", "status", "word", "remedy"),
+    [
+        (False, False, "warning", "not installed", "pip install"),
+        (False, True, "error", "not installed", "pip install"),
+        (True, True, "error", "PATH", "activate"),
+    ],
+)
+def test_a_missing_ray_is_a_warning_or_ends_a_training_run(
+    installed: bool, training: bool, status: str, word: str, remedy: str
+) -> None:
+    assert_fault(check_ray({}, installed=installed, training=training), "ray", status, word, remedy=remedy)
 
 
 @pytest.mark.parametrize("key", [f" {KEY}", f"{KEY}\n", f'"{KEY}"', "$WANDB_KEY", "abc"])
@@ -176,30 +249,74 @@ def test_a_malformed_wandb_key_is_an_error_that_does_not_show_it(name: str, key:
     assert key.strip() not in repr(found).replace("WANDB_KEY has", "")
 
 
-def test_wandb_is_off_or_on_as_the_environment_says(tmp_path: Path) -> None:
-    assert "off" in check_wandb({"HOME": str(tmp_path)}, installed=True)[0].found
-    for env in ({"WANDB_API_KEY": KEY}, {"WANDB_MODE": "offline"}, {"WANDB_API_KEY": f"local-{KEY}"}):
-        assert check_wandb({"HOME": str(tmp_path), **env}, installed=True)[0].status == "ok"
-    (tmp_path / ".netrc").write_text(f"machine api.wandb.ai login user password {KEY}\n")
-    assert "netrc" in check_wandb({"HOME": str(tmp_path)}, installed=True)[0].found
-    assert KEY not in repr(check_wandb({"HOME": str(tmp_path), "WANDB_API_KEY": KEY}, installed=True))
+@pytest.mark.parametrize(
+    ("env", "netrc", "installed", "start"),
+    [
+        ({}, False, True, "off: no key"),
+        ({"WANDB_API_KEY": KEY}, False, True, "on: WANDB_API_KEY"),
+        ({"WANDB_API_KEY": f"local-{KEY}"}, False, True, "on: WANDB_API_KEY"),
+        ({"WANDB_MODE": "offline"}, False, True, "WANDB_MODE=offline"),
+        ({"WANDB_MODE": "disabled", "WANDB_API_KEY": KEY}, False, True, "off: WANDB_MODE=disabled"),
+        ({}, True, True, "logged in to api.wandb.ai by ~/.netrc"),
+        ({"USE_WANDB": "1", "WANDB_API_KEY": KEY}, False, True, "on"),
+        ({"USE_WANDB": "1", "WANDB_MODE": "offline"}, False, True, "WANDB_MODE"),
+        ({"USE_WANDB": "1"}, True, True, "logged in"),
+        ({"USE_WANDB": "0", "WANDB_API_KEY": KEY}, False, False, "off: USE_WANDB=0"),
+    ],
+)
+def test_wandb_is_off_or_on_as_the_environment_says(
+    env: dict[str, str], netrc: bool, installed: bool, start: str, tmp_path: Path
+) -> None:
+    if netrc:
+        (tmp_path / ".netrc").write_text(f"machine api.wandb.ai login user password {KEY}\n")
+    (found,) = check_wandb({"HOME": str(tmp_path), **env}, installed=installed)
+    assert (found.status, found.found.startswith(start), KEY in repr(found)) == ("ok", True, False), found
 
 
-def test_wandb_that_is_asked_for_needs_a_login(tmp_path: Path) -> None:
-    env = {"HOME": str(tmp_path), "USE_WANDB": "1"}
-    assert_fault(check_wandb(env, installed=True), "wandb", "error", "USE_WANDB", remedy="export WANDB_API_KEY")
-    (tmp_path / "netrc").write_text(f"machine api.wandb.ai login user password {KEY}\n")
-    for login in ({"WANDB_API_KEY": KEY}, {"WANDB_MODE": "offline"}, {"NETRC": str(tmp_path / "netrc")}):
-        assert check_wandb({**env, **login}, installed=True)[0].status == "ok"
-    off = check_wandb({"USE_WANDB": "0", "WANDB_API_KEY": KEY}, installed=False)
-    assert off[0].found.startswith("off: USE_WANDB=0")
+@pytest.mark.parametrize(
+    ("env", "installed", "status", "words", "remedy"),
+    [
+        ({"USE_WANDB": "1"}, True, "error", "USE_WANDB", "export WANDB_API_KEY"),
+        ({"WANDB_API_KEY": KEY}, False, "error", "not installed", "strands-rollout[wandb]"),
+        ({"WANDB_API_KEY": KEY, "WANDB_KEY": KEY[::-1]}, True, "warning", "differ", "unset WANDB_KEY"),
+        ({"WANDB_MODE": "of"}, True, "error", "'of'", "WANDB_MODE="),
+    ],
+)
+def test_wandb_faults_are_named(
+    env: dict[str, str], installed: bool, status: str, words: str, remedy: str, tmp_path: Path
+) -> None:
+    found = check_wandb({"HOME": str(tmp_path), **env}, installed=installed)
+    assert_fault(found, "wandb", status, words, remedy=remedy)
 
 
-def test_wandb_faults_are_named(tmp_path: Path) -> None:
-    home = {"HOME": str(tmp_path)}
-    missing = check_wandb({**home, "WANDB_API_KEY": KEY}, installed=False)
-    assert_fault(missing, "wandb", "error", "not installed", remedy="strands-rollout[wandb]")
-    two = check_wandb({**home, "WANDB_API_KEY": KEY, "WANDB_KEY": KEY[::-1]}, installed=True)
-    assert_fault(two, "wandb", "warning", "differ", remedy="unset WANDB_KEY")
-    mode = check_wandb({**home, "WANDB_MODE": "of"}, installed=True)
-    assert_fault(mode, "wandb", "error", "'of'", remedy="WANDB_MODE=")
+def test_netrc_is_read_where_its_variable_says(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text(f"machine api.wandb.ai login user password {KEY}\n")
+    assert check_wandb({"USE_WANDB": "1", "NETRC": str(tmp_path / "mine")}, installed=True)[0].status == "ok"
+
+
+def test_what_the_executor_enforces_is_reported() -> None:
+    found = check_sandbox("rlimits")
+    report = found[0].facts["sandbox"]
+    assert found[0].status == "ok"
+    assert only(found, "sandbox limits").found.endswith(report["enforced"]["limits"])
+    missing = {finding.name for finding in found if "MISSING" in finding.found}
+    assert missing == {f"sandbox {layer}" for layer in report["missing"]}
+
+
+def test_a_missing_layer_is_an_error_with_both_ways_out_if_it_was_asked_for() -> None:
+    found = judge_sandbox(LACKING, "full", 1.0)
+    assert_fault(found, "sandbox files", "error", "MISSING", "no Landlock", remedy="isolation: seccomp")
+    assert "Landlock (Linux 5.13" in (only(found, "sandbox files").remedy or "")
+    assert "not root" in only(found, "sandbox user").found
+    unasked = only(judge_sandbox(LACKING, "seccomp", 1.0), "sandbox files")
+    assert (unasked.status, "no Landlock" in unasked.found) == ("skipped", True)
+
+
+def test_a_sandbox_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    assert_fault(check_sandbox("rlimits"), "sandbox", "error", "does not start", remedy="another executor")
+
+
+def test_an_unknown_isolation_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected one of full, seccomp, rlimits"):
+        to_isolation("none")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,15 @@ from saved import Parts, dump_of, episode, sample_of
 from typer.testing import CliRunner
 
 from strands_rollout import Sample
-from strands_rollout.chat_template import ChatTemplate
-from strands_rollout.cli import app
+from strands_rollout.cli.commands import app
+from strands_rollout.client.client import SGLangClient
+from strands_rollout.client.transport import create_client
+from strands_rollout.diagnostics.replay import ReplayedTurn, recorded_gaps, replay, run_replay
 from strands_rollout.engine import SHIPPED_MODEL_DIR, running_engine
 from strands_rollout.errors import DumpError, EngineResponseError, TrajectoryError
-from strands_rollout.evaluate import slime_sampling_params
-from strands_rollout.inspection.replay import ReplayedTurn, recorded_gaps, replay
-from strands_rollout.inspection.replay_run import ReplayOptions, run_replay
-from strands_rollout.sglang_client import SGLangClient
-from strands_rollout.sglang_connection import create_client
-from strands_rollout.turn_params import turn_params
+from strands_rollout.evaluation.evaluate import slime_sampling_params
+from strands_rollout.model.sampling import turn_params
+from strands_rollout.template.chat_template import ChatTemplate
 
 QUESTION = {"role": "user", "content": "What is 17 * 2?"}
 RESULT = {"role": "tool", "name": "execute_python_code", "tool_call_id": "x", "content": "34"}
@@ -96,13 +94,12 @@ async def test_without_a_seed_the_recorded_parameters_count_where_they_decide(
     base_url: str, shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sample = await played(base_url, shipped_tokenizer, temperature=1.0, seed=11)
-    options = ReplayOptions(tmp_path / "dump.jsonl", 0, base_url, None, None, None, None, as_json=True)
     for params, said in (({"sampling_seed": 11, "temperature": 1.0}, (1.0, 11)), ({"temperature": 1.0}, (0.0, None))):
         sample.metadata = {"strands_rollout": {**(sample.metadata or {}).get("strands_rollout", {})}}
         sample.metadata["strands_rollout"]["sampling_params"] = {**params, "max_new_tokens": 999}
         folder = tmp_path / str(said[1])
         folder.mkdir()
-        same = await run_replay(replace(options, dump=dump_of(folder, sample)))
+        same = await run_replay(dump_of(folder, sample), base_url=base_url, as_json=True)
         report = json.loads(capsys.readouterr().out)
         assert (report["temperature"], report["seed"]) == said
         assert same is (report["seed"] == 11)
@@ -114,8 +111,8 @@ async def test_a_changed_token_is_found_and_the_next_turn_is_asked_on_the_record
     sample = await played(base_url, shipped_tokenizer)
     at = len(sample.tokens) - sample.response_length + 3
     engines_own, sample.tokens[at] = sample.tokens[at], sample.tokens[at] + 1
-    options = ReplayOptions(dump_of(tmp_path, sample), 0, base_url, None, None, 0.0, None, as_json=True)
-    assert not await run_replay(options)
+    dump = dump_of(tmp_path, sample)
+    assert not await run_replay(dump, base_url=base_url, temperature=0.0, as_json=True)
     report = json.loads(capsys.readouterr().out)
     departure = report["turns"][0]["departure"]
     assert (departure["token"], departure["position"]) == (3, at)
@@ -147,27 +144,30 @@ async def gaps(sample: Sample, entries: list[Any]) -> tuple[list[float] | None, 
         return await recorded_gaps(http, episode(sample), vocab_size=1200), fake
 
 
-async def test_an_engine_that_tells_its_inputs_logprobs_is_held_against_the_recorded_ones() -> None:
-    entries = [[None, 6, None], [-0.25, 7, None], [-0.5, 8, None], [-3.0, 9, None], [-1.0, 10, None]]
-    found, fake = await gaps(sample_of([[5, 6], [7, 8], [9], [10]]), entries)
-    assert found == [0.25, 0.0, -0.5]  # recorded were -0.5 each
-    (request,) = fake.requests
-    assert (request.input_ids, request.body["logprob_start_len"]) == ([5, 6, 7, 8, 9, 10], 1)
-
-
-async def test_the_vocabularys_last_id_is_read_where_sglang_names_it_as_0() -> None:
-    found, _ = await gaps(sample_of([[5, 6], [7, 1199]]), [[None, 6, None], [-0.25, 7, None], [-0.5, 0, None]])
-    assert found == [0.25, 0.0]
+@pytest.mark.parametrize(
+    ("parts", "fields", "entries", "expected"),
+    [
+        # recorded were -0.5 each
+        ([[5, 6], [7, 8], [9], [10]], {}, [(-0.25, 7), (-0.5, 8), (-3.0, 9), (-1.0, 10)], [0.25, 0.0, -0.5]),
+        ([[5, 6], [7, 1199]], {}, [(-0.25, 7), (-0.5, 0)], [0.25, 0.0]),  # SGLang names the vocabulary's last id as 0
+        ([[5, 6], [7, 8]], {"rollout_log_probs": [0.0, 0.0]}, [(-0.25, 7), (-0.5, 8)], None),
+    ],
+    ids=["recorded", "last id", "none recorded"],
+)
+async def test_an_engine_that_tells_its_inputs_logprobs_is_compared_with_the_recorded_ones(
+    parts: Parts, fields: dict[str, Any], entries: list[tuple[float, int]], expected: list[float] | None
+) -> None:
+    found, fake = await gaps(sample_of(parts, **fields), [[None, 6, None], *([*entry, None] for entry in entries)])
+    assert found == expected
+    for request in fake.requests:
+        asked = (request.input_ids, request.body["logprob_start_len"])
+        assert asked == ([token for part in parts for token in part], 1)
+    assert len(fake.requests) == (expected is not None)
 
 
 async def test_input_logprobs_of_other_tokens_are_refused() -> None:
     with pytest.raises(EngineResponseError, match="of other tokens"):
         await gaps(sample_of([[5, 6], [7, 8]]), [[None, 6, None], [-0.25, 7, None], [-0.5, 9, None]])
-
-
-async def test_without_recorded_logprobs_nothing_is_compared() -> None:
-    sample = sample_of([[5, 6], [7, 8]], rollout_log_probs=[0.0, 0.0])
-    assert (await gaps(sample, [[None, 6, None], [-0.25, 7, None], [-0.5, 8, None]]))[0] is None
 
 
 async def test_ids_that_the_engines_vocabulary_lacks_are_never_sent() -> None:

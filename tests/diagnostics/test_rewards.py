@@ -1,4 +1,7 @@
-"""`strands-rollout rescore`: saved samples get another reward, and what changed is told and written."""
+"""`strands-rollout rescore` and `validate`: another reward for saved samples, and for a data set's own gold answers.
+
+What changed is told and written; rows whose own gold answer does not score are listed by line, with the reason.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from saved import dump_of
 from typer.testing import CliRunner, Result
 
 from strands_rollout import Sample
-from strands_rollout.cli import app
+from strands_rollout.cli.commands import app
 from strands_rollout.dump import read_dump
-from strands_rollout.errors import DumpError
+from strands_rollout.errors import ConfigError, DumpError
+from strands_rollout.evaluation.rows import shipped_rows
 
 
 def sample(index: int, response: str, reward: Any, **fields: Any) -> Sample:
@@ -108,18 +112,19 @@ def test_a_reward_that_fails_for_a_sample_keeps_the_old_one_and_fails_the_comman
 
 
 @pytest.mark.parametrize(
-    ("reward", "why"), [("exiting", "it called sys.exit('no 34')"), ("cancelled", "it was cancelled by its own code")]
+    ("reward", "why"),
+    [
+        ("exiting", "RuntimeError: it raised SystemExit('no 34')"),
+        ("cancelled", "RuntimeError: it was cancelled by its own code"),
+        ("text", "got the reward 'good'; expected a number, or a dict with one under 'score' or 'acc' (--reward-key)"),
+        ("coloured", "ValueError: \ufffd[31mred"),  # a terminal does not obey it
+    ],
 )
-def test_a_reward_that_would_end_the_process_fails_its_sample(reward: str, why: str, tmp_path: Path) -> None:
-    result = rescore(dump_of(tmp_path, sample(0, RIGHT, 0.5)), "--reward", f"rewards.{reward}")
-    assert (result.exit_code, f"sample 0 could not be scored: RuntimeError: {why}" in result.stdout) == (1, True)
-
-
-def test_what_is_no_number_is_an_error_of_its_sample(tmp_path: Path) -> None:
+def test_a_reward_that_gives_no_number_fails_its_sample(reward: str, why: str, tmp_path: Path) -> None:
     dump = dump_of(tmp_path, sample(0, RIGHT, 0.5))
-    first, totals = lines_of(dump, "--reward", "rewards.text")
-    assert "got the reward 'good'; expected a number" in first["error"]
-    assert totals["failed"] == 1
+    result = rescore(dump, "--reward", f"rewards.{reward}")
+    assert (result.exit_code, f"sample 0 could not be scored: {why}" in " ".join(result.stdout.split())) == (1, True)
+    assert lines_of(dump, "--reward", f"rewards.{reward}")[-1]["failed"] == 1
 
 
 def test_siblings_of_a_fan_out_keep_their_main_agents_reward(tmp_path: Path) -> None:
@@ -169,17 +174,6 @@ def test_what_a_reward_does_to_its_sample_is_not_in_the_new_dump(tmp_path: Path)
     assert (record.values["tokens"], record.values["metadata"], record.values["reward"]) == ([1, 2], {"a": 1}, 1.0)
 
 
-def test_a_terminal_does_not_obey_a_rewards_error(tmp_path: Path) -> None:
-    dump = dump_of(tmp_path, sample(0, RIGHT, 1.0))
-    assert "ValueError: \ufffd[31mred" in rescore(dump, "--reward", "rewards.coloured").stdout
-
-
-def test_a_dict_without_the_number_names_the_keys_that_were_looked_for(tmp_path: Path) -> None:
-    dump = dump_of(tmp_path, sample(0, RIGHT, 1.0))
-    told = rescore(dump, "--reward", "rewards.text").stdout
-    assert "expected a number, or a dict with one under 'score' or 'acc' (--reward-key)" in " ".join(told.split())
-
-
 @pytest.mark.parametrize("command", [["rescore"], ["replay"], ["export", "--to", "otel", "--endpoint", "http://a:1"]])
 def test_a_dump_without_a_sample_is_an_error(tmp_path: Path, command: list[str]) -> None:
     path = tmp_path / "empty.jsonl"
@@ -187,3 +181,95 @@ def test_a_dump_without_a_sample_is_an_error(tmp_path: Path, command: list[str])
     result = CliRunner().invoke(app, [command[0], str(path), *command[1:]])
     assert isinstance(result.exception, DumpError)
     assert str(result.exception) == f"{path} holds no sample; expected one or more"
+
+
+def data(tmp_path: Path, *rows: object) -> Path:
+    path = tmp_path / "data.jsonl"
+    lines = [row if isinstance(row, str) else json.dumps({"prompt": "?", **row}) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def validate(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["validate", *map(str, arguments)])
+
+
+def found(*arguments: object) -> dict[str, Any]:
+    return dict(json.loads(validate(*arguments, "--json").stdout))
+
+
+def test_each_shipped_rows_gold_answer_is_right() -> None:
+    result = validate(shipped_rows())
+    assert (result.exit_code, result.stdout) == (0, "256 of 256 gold answers are right\n")
+
+
+def test_rows_that_do_not_score_are_listed_by_line_with_the_reason(tmp_path: Path) -> None:
+    path = data(
+        tmp_path, {"label": "34"}, "", {"label": ""}, "no JSON", {"label": "34"}, {"prompt": "?"}, {"label": ""}
+    )
+    result = validate(path)
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 1
+    assert [line.split(": ")[0] for line in lines[:-1]] == [f"{path}:{n}" for n in (3, 4, 6, 7)]
+    assert "no_label" in lines[0]
+    assert all("expected a JSON object" in line for line in lines[1:3])
+    assert lines[-1] == "2 of 6 gold answers are right"
+
+
+@pytest.mark.parametrize(
+    ("reward", "rows", "line"),
+    [
+        ("has_a_four", [{"label": ["4", "4.0"]}, {"label": ["4", "four"]}], 2),  # each alternative must score
+        (
+            "of_a_known_source",
+            [{"label": "1", "metadata": {"source": source}} for source in ("mine", "theirs")],
+            2,
+        ),
+        (None, [{"label": {"x": 1}}, {"label": "1"}], 1),
+    ],
+    ids=["alternatives", "metadata", "a mapping"],
+)
+def test_the_row_whose_answer_does_not_score_is_named(
+    reward: str | None, rows: list[dict[str, Any]], line: int, tmp_path: Path
+) -> None:
+    named = ["--reward", f"rewards.{reward}"] if reward else []
+    (fault,) = found(data(tmp_path, *rows), *named)["faults"]
+    assert fault["line"] == line
+    assert reward is not None or fault["reason"] == "no answer equals the label {'x': 1}"
+
+
+def test_a_label_under_another_key_is_read(tmp_path: Path) -> None:
+    path = data(tmp_path, {"answer": "7"})
+    assert found(path)["right"] == 0
+    assert found(path, "--label-key", "answer")["right"] == 1
+
+
+def test_a_reward_of_ones_own_is_asked_with_answers_said_its_way(tmp_path: Path) -> None:
+    path = data(tmp_path, {"label": "7"})
+    own = ("--reward", "rewards.is_exactly", "--answer", "It is {label}.")
+    assert found(path, *own, "--reward-key", "value")["ok"]
+    (fault,) = found(path, *own)["faults"]
+    assert fault["reason"] == "the reward gives {'value': 1.0, 'acc': 0.5} for 'It is 7.'; expected 1 or more"
+
+
+def test_a_reward_that_raises_is_a_fault_of_its_row_alone(tmp_path: Path) -> None:
+    path = data(tmp_path, {"label": "12"}, {"label": "13"})
+    (fault,) = found(path, "--reward", "rewards.raising")["faults"]
+    assert (fault["line"], fault["reason"]) == (2, "the reward raises ValueError: unlucky for '\\\\boxed{13}'")
+
+
+@pytest.mark.parametrize(("iterations", "right"), [(3, 1), (4, 0)])
+def test_a_reward_reads_the_configurations_settings(tmp_path: Path, iterations: int, right: int) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"strands_rollout: {{max_tool_iterations: {iterations}}}")
+    path = data(tmp_path, {"label": "12"})
+    assert found(path, "--reward", "rewards.wants_config", "--config", config)["right"] == right
+
+
+@pytest.mark.parametrize(("reward", "words"), [("none", "has no attribute"), ("no_function", "expected a function")])
+def test_what_can_not_be_asked_is_a_usage_error(reward: str, words: str, tmp_path: Path) -> None:
+    result = validate(data(tmp_path, {"label": "12"}), "--reward", f"rewards.{reward}")
+    assert isinstance(result.exception, ConfigError)
+    assert words in str(result.exception)
+    placeless = validate(data(tmp_path, {"label": "12"}), "--answer", "It is")
+    assert (placeless.exit_code, "expected {label}" in placeless.output) == (2, True)

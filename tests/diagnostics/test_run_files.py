@@ -1,20 +1,32 @@
-"""The doctor on files: tokenizer and template, the model, the settings."""
+"""The doctor on files: the model and its tokenizer, the settings, the prompt data sets."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from stand_in_machine import REPOSITORY, SHIPPED, assert_fault, only, question, tokenizer_folder
 
-from strands_rollout.doctor.data_file import check_data
-from strands_rollout.doctor.finding import Finding
-from strands_rollout.doctor.model_folder import check_converted_model, check_model
-from strands_rollout.doctor.rollout_config import check_config
-from strands_rollout.doctor.tokenizer_folder import check_tokenizer
+from strands_rollout.diagnostics.diagnosis import Finding
+from strands_rollout.diagnostics.run_files import (
+    check_config,
+    check_converted_model,
+    check_data,
+    check_manifest,
+    check_model,
+    check_tokenizer,
+)
+
+PREPARE = "bash scripts/prepare_model.sh"
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+ROW = {"prompt": [{"role": "user", "content": "What is 1 + 1?"}], "label": "2"}
+RENDERED = "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def look_at(folder: Path) -> list[Finding]:
@@ -25,98 +37,83 @@ def changed(file: Path, **values: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-def config(folder: Path, text: str) -> list[Finding]:
-    path = folder / "rollout.yaml"
-    path.write_text(text)
-    return check_config(path)
-
-
-def statuses(findings: Sequence[Finding]) -> set[str]:
-    return {finding.status for finding in findings}
-
-
 def test_the_shipped_tokenizer_is_looked_at_where_there_is_no_model(tmp_path: Path) -> None:
     found = check_tokenizer(question(tmp_path))
-    assert statuses(found) == {"ok"}
+    assert {finding.status for finding in found} == {"ok"}
     assert str(SHIPPED) in only(found, "tokenizer").found
     assert "<|im_end|>" in only(found, "chat template").found
-
-
-def test_a_prepared_models_tokenizer_is_looked_at_first(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     folder = tokenizer_folder(tmp_path / "models" / "Qwen3-8B")
     assert str(folder) in only(check_tokenizer(question(tmp_path)), "tokenizer").found
 
 
-def test_a_missing_tokenizer_is_an_error(tmp_path: Path) -> None:
-    assert_fault(look_at(tmp_path / "none"), "tokenizer", "error", "none", remedy="prepare_model.sh")
-    assert_fault(look_at(tmp_path), "tokenizer", "error", "no tokenizer.json", remedy="prepare_model.sh")
-
-
-def test_a_corrupt_tokenizer_is_an_error(tmp_path: Path) -> None:
-    file = tokenizer_folder(tmp_path / "t") / "tokenizer.json"
+def cut(folder: Path) -> None:
+    file = folder / "tokenizer.json"
     file.write_text(file.read_text()[:5000])
-    assert_fault(look_at(file.parent), "tokenizer", "error", str(file), remedy="prepare_model.sh")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [{"model": 3}, {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": ["a b"]}}],
-)
-def test_a_tokenizer_that_is_json_but_no_tokenizer_is_an_error(content: object, tmp_path: Path) -> None:
-    folder = tokenizer_folder(tmp_path / "t")
+def no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"model": 3}')
+
+
+def wrong_merges(folder: Path) -> None:
+    content = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": ["a b"]}}
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    assert_fault(look_at(folder), "tokenizer", "error", str(folder), "can't be loaded", remedy="prepare_model.sh")
 
 
-def test_a_tokenizer_without_a_template_is_an_error(tmp_path: Path) -> None:
-    folder = tokenizer_folder(tmp_path / "t")
-    (folder / "chat_template.jinja").unlink()
-    assert_fault(look_at(folder), "chat template", "error", "no chat template", remedy="--tokenizer")
-
-
-def test_a_template_that_is_not_append_only_is_an_error(tmp_path: Path) -> None:
-    folder = tokenizer_folder(tmp_path / "t")
+def counts_messages(folder: Path) -> None:
     template = folder / "chat_template.jinja"
     template.write_text("{{- messages | length ~ ' messages\\n' -}}" + template.read_text())
-    assert_fault(look_at(folder), "chat template", "error", "not append-only", remedy="--tokenizer")
 
 
-def test_a_template_that_shows_no_tools_is_an_error(tmp_path: Path) -> None:
-    folder = tokenizer_folder(tmp_path / "t")
-    plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    (folder / "chat_template.jinja").write_text(plain + "<|im_start|>assistant\n")
-    assert_fault(look_at(folder), "tools in the template", "error", "tools", remedy="tools: []")
-
-
-def test_an_end_of_turn_at_which_nothing_stops_is_an_error(tmp_path: Path) -> None:
-    folder = tokenizer_folder(tmp_path / "t")
+def ends_elsewhere(folder: Path) -> None:
     changed(folder / "tokenizer_config.json", eos_token="<|endoftext|>")  # noqa: S106
     changed(folder / "config.json", eos_token_id=1191)
     changed(folder / "generation_config.json", eos_token_id=[1191])
-    assert_fault(look_at(folder), "end of turn", "error", "1193", "1191", remedy="generation_config.json")
 
 
-def test_a_tokenizer_larger_than_the_model_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "name", "words", "remedy"),
+    [
+        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer", ["no tokenizer.json"], "prepare_model.sh"),
+        (cut, "tokenizer", ["tokenizer.json can't be read"], "prepare_model.sh"),
+        (no_tokenizer, "tokenizer", ["can't be loaded"], "prepare_model.sh"),
+        (wrong_merges, "tokenizer", ["can't be loaded"], "prepare_model.sh"),
+        (lambda f: (f / "chat_template.jinja").unlink(), "chat template", ["no chat template"], "--tokenizer"),
+        (counts_messages, "chat template", ["not append-only"], "--tokenizer"),
+        (lambda f: (f / "chat_template.jinja").write_text(PLAIN), "tools in the template", ["tools"], "tools: []"),
+        (ends_elsewhere, "end of turn", ["1193", "1191"], "generation_config.json"),
+        (lambda f: changed(f / "config.json", vocab_size=1000), "vocabulary", ["1200", "1000"], "prepare_model.sh"),
+    ],
+    ids=["absent", "cut", "none", "merges", "no template", "not append-only", "no tools", "end of turn", "vocabulary"],
+)
+def test_a_tokenizer_that_can_not_be_used_is_an_error(
+    spoil: Callable[[Path], None], name: str, words: list[str], remedy: str, tmp_path: Path
+) -> None:
     folder = tokenizer_folder(tmp_path / "t")
-    changed(folder / "config.json", vocab_size=1000)
-    assert_fault(look_at(folder), "vocabulary", "error", "1200", "1000", remedy="prepare_model.sh")
+    spoil(folder)
+    about_folder = [str(folder)] if name == "tokenizer" else []
+    assert_fault(look_at(folder), name, "error", *words, *about_folder, remedy=remedy)
+
+
+def test_a_tokenizer_whose_folder_is_missing_is_an_error(tmp_path: Path) -> None:
+    assert_fault(look_at(tmp_path / "none"), "tokenizer", "error", "none", remedy="prepare_model.sh")
 
 
 def test_a_model_is_whole_or_what_it_lacks_is_named(tmp_path: Path) -> None:
     asked = question(tmp_path)
-    assert_fault(check_model(asked), "model", "warning", "Qwen3-8B", remedy="bash scripts/prepare_model.sh")
+    assert_fault(check_model(asked), "model", "warning", "Qwen3-8B", remedy=PREPARE)
     folder = tmp_path / "models" / "Qwen3-8B"
     folder.mkdir(parents=True)
-    assert_fault(check_model(asked), "model", "error", "config.json", remedy="bash scripts/prepare_model.sh")
+    assert_fault(check_model(asked), "model", "error", "config.json", remedy=PREPARE)
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
-    assert_fault(check_model(asked), "model", "error", "safetensors", remedy="bash scripts/prepare_model.sh")
+    assert_fault(check_model(asked), "model", "error", "safetensors", remedy=PREPARE)
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "model-1.safetensors").write_bytes(bytes(2000))
     (folder / "model-2.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
     found = check_model(asked)
-    assert_fault(found, "model", "error", "model-2.safetensors", remedy="bash scripts/prepare_model.sh")
+    assert_fault(found, "model", "error", "model-2.safetensors", remedy=PREPARE)
     assert "model-1.safetensors" not in found[0].found
     (folder / "model-2.safetensors").write_bytes(bytes(2000))
     assert check_model(asked)[0].status == "ok"
@@ -129,24 +126,42 @@ def test_the_model_is_looked_for_where_the_scripts_look(tmp_path: Path) -> None:
     assert "/b/c is" in check_converted_model(question(tmp_path, both))[0].found
 
 
+@pytest.mark.parametrize(
+    "asked", [({}, "Qwen3-4B"), ({}, "Qwen/Qwen3-4B"), ({"MODEL": "Qwen3-4B"}, None)], ids=["name", "id", "MODEL"]
+)
+def test_another_model_is_looked_for_and_fetched_by_its_name(
+    asked: tuple[dict[str, str], str | None], tmp_path: Path
+) -> None:
+    env, name = asked
+    remedy = f"{PREPARE} --model Qwen/Qwen3-4B"
+    this = question(tmp_path, env, model_name=name, tokenizer=tmp_path)
+    assert_fault(check_model(this), "model", "warning", "models/Qwen3-4B is", remedy=remedy)
+    assert_fault(check_converted_model(this), "converted model", "warning", "Qwen3-4B_torch_dist", remedy=remedy)
+    assert_fault(check_tokenizer(this), "tokenizer", "error", remedy="--model Qwen/Qwen3-4B")
+
+
 def test_a_conversion_that_did_not_end_is_an_error(tmp_path: Path) -> None:
     asked, folder = question(tmp_path), tmp_path / "models" / "Qwen3-8B_torch_dist"
-    assert_fault(check_converted_model(asked), "converted model", "warning", remedy="prepare_model.sh")
+    assert_fault(check_converted_model(asked), "converted model", "warning", remedy=PREPARE)
     folder.mkdir(parents=True)
     tracker = folder / "latest_checkpointed_iteration.txt"
-    assert_fault(check_converted_model(asked), "converted model", "error", tracker.name, remedy="prepare_model.sh")
-    tracker.write_text("release\n")
-    assert_fault(check_converted_model(asked), "converted model", "error", "'release'", remedy="prepare_model.sh")
-    (folder / "release").mkdir()
-    assert check_converted_model(asked)[0].status == "ok"
-    tracker.write_text("12")
-    (folder / "iter_0000012").mkdir()
-    assert check_converted_model(asked)[0].status == "ok"
+    assert_fault(check_converted_model(asked), "converted model", "error", tracker.name, remedy=PREPARE)
+    for iteration, name in (("release\n", "release"), ("12", "iter_0000012")):
+        tracker.write_text(iteration)
+        assert_fault(check_converted_model(asked), "converted model", "error", iteration.strip(), remedy=PREPARE)
+        (folder / name).mkdir()
+        assert check_converted_model(asked)[0].status == "ok"
+
+
+def config(folder: Path, text: str) -> list[Finding]:
+    path = folder / "rollout.yaml"
+    path.write_text(text)
+    return check_config(path)
 
 
 def test_good_settings_are_listed(tmp_path: Path) -> None:
     found = config(tmp_path, "strands_rollout: {max_tool_iterations: 3}")
-    assert statuses(found) == {"ok"}
+    assert {finding.status for finding in found} == {"ok"}
     assert "max_tool_iterations" in found[0].found
     assert check_config(None)[0].status == "skipped"
 
@@ -187,32 +202,124 @@ def test_keys_that_override_slimes_command_line_are_a_warning(tmp_path: Path) ->
     assert_fault(found, "config: other keys", "warning", "rollout_batch_size", remedy="command line")
 
 
-def test_another_model_is_looked_for_and_fetched_by_its_name(tmp_path: Path) -> None:
-    for asked in (
-        question(tmp_path, model_name="Qwen3-4B"),
-        question(tmp_path, model_name="Qwen/Qwen3-4B"),
-        question(tmp_path, {"MODEL": "Qwen3-4B"}),
-    ):
-        remedy = "bash scripts/prepare_model.sh --model Qwen/Qwen3-4B"
-        assert_fault(check_model(asked), "model", "warning", "models/Qwen3-4B is", remedy=remedy)
-        assert_fault(check_converted_model(asked), "converted model", "warning", "Qwen3-4B_torch_dist", remedy=remedy)
-    folder = tokenizer_folder(tmp_path / "t")
-    (folder / "tokenizer.json").unlink()
-    found = check_tokenizer(question(tmp_path, model_name="Qwen3-4B", tokenizer=folder))
-    assert_fault(found, "tokenizer", "error", remedy="--model Qwen/Qwen3-4B")
-
-
-def test_a_training_run_can_not_do_without_model_and_data(tmp_path: Path) -> None:
-    asked = question(tmp_path, training=True)
-    assert_fault(check_model(asked), "model", "error", remedy="prepare_model.sh")
-    assert_fault(check_converted_model(asked), "converted model", "error", remedy="prepare_model.sh")
-    found = check_data(asked)
-    for name, status in (("dapo-math-17k", "error"), ("aime-2024", "error"), ("aime-2025", "warning")):
-        assert_fault(found, f"data: {name}.jsonl", status, remedy="python data_prep/")
-
-
 def test_the_configuration_is_the_one_that_the_scripts_take(tmp_path: Path) -> None:
     assert question(tmp_path).config_file is None
     assert question(tmp_path, {"ROLLOUT_CONFIG": "/a/b.yaml"}).config_file == Path("/a/b.yaml")
     assert question(tmp_path, {"ROLLOUT_CONFIG": "/a/b.yaml"}, config=Path("/c")).config_file == Path("/c")
     assert question(REPOSITORY).config_file == REPOSITORY / "configs" / "math_code.yaml"
+
+
+def data(folder: Path, *rows: object, name: str = "train.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def look_at_data(path: Path) -> list[Finding]:
+    return check_data(question(path.parent, data=(path,)))
+
+
+def manifest(path: Path, rows: int, sha256: str | None = None) -> None:
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if sha256 is None else sha256
+    facts = {"format": 1, "dataset": "some/set", "revision": None, "rows": rows, "sha256": digest}
+    Path(f"{path}.manifest.json").write_text(json.dumps(facts))
+
+
+def test_good_data_is_counted_against_its_manifest(tmp_path: Path) -> None:
+    path = data(tmp_path, ROW, {"prompt": "What is 2 + 2?", "label": 4})
+    assert [finding.status for finding in look_at_data(path)] == ["ok", "skipped"]
+    manifest(path, 2)
+    found = look_at_data(path)
+    assert {finding.status for finding in found} == {"ok"}
+    assert "2 rows of some/set" in only(found, "manifest: train.jsonl").found
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        ("{broken", "not JSON"),
+        ({"question": "What?"}, "prompt and label"),
+        ({"prompt": "", "label": "2"}, "empty prompt"),
+        ({"prompt": [{"role": "assistant", "content": "2"}], "label": "2"}, "user's message"),
+        ({"prompt": 7, "label": "2"}, "type int"),
+        ({"prompt": "What?", "label": ""}, "label"),
+        ({"prompt": "What?", "label": None}, "label"),
+        ({"prompt": "What?", "label": {"a": 1}}, "{'a': 1}"),
+        ({"prompt": "What?", "label": [True]}, "[True]"),
+        ({"prompt": "What?", "label": ["", None]}, "every answer is wrong"),
+        ({"prompt": RENDERED, "label": "2"}, "rendered"),
+        ({"prompt": [{"role": "user", "content": RENDERED}], "label": "2"}, "rendered"),
+    ],
+)
+def test_a_row_that_can_not_be_trained_on_is_an_error(row: object, word: str, tmp_path: Path) -> None:
+    remedy = "--apply-chat-template" if word == "rendered" else '"prompt"'
+    found = look_at_data(data(tmp_path, ROW, row, row))
+    assert_fault(found, "data: train.jsonl", "error", "row 2", word, "1 more", remedy=remedy)
+
+
+def test_data_is_read_though_the_tokenizer_is_broken(tmp_path: Path) -> None:
+    path = data(tmp_path, ROW)
+    found = check_data(question(tmp_path, data=(path,), tokenizer=tmp_path / "none"))
+    assert only(found, "data: train.jsonl").status == "ok"
+
+
+def test_an_empty_data_file_is_an_error(tmp_path: Path) -> None:
+    assert_fault(look_at_data(data(tmp_path)), "data: train.jsonl", "error", "no rows", remedy="JSON")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_training_run_can_not_do_without_model_and_data(training: bool, tmp_path: Path) -> None:
+    asked, status = question(tmp_path, training=training), "error" if training else "warning"
+    assert_fault(check_model(asked), "model", status, remedy=PREPARE)
+    assert_fault(check_converted_model(asked), "converted model", status, remedy=PREPARE)
+    found = check_data(asked)
+    assert_fault(found, "data: dapo-math-17k.jsonl", status, remedy="python data_prep/dapo_math_17k.py")
+    assert_fault(found, "data: aime-2024.jsonl", status, remedy="python data_prep/aime_2024.py")
+    assert_fault(found, "data: aime-2025.jsonl", "warning", remedy="python data_prep/aime_2025.py")
+
+
+def test_a_missing_file_is_an_error_if_it_was_named(tmp_path: Path) -> None:
+    found = look_at_data(tmp_path / "dapo-math-17k.jsonl")
+    assert_fault(found, "data: dapo-math-17k.jsonl", "error", remedy="python data_prep/dapo_math_17k.py")
+
+
+def test_the_scripts_that_remedies_name_exist(tmp_path: Path) -> None:
+    asked = question(tmp_path, data=tuple(Path(f"{name}.jsonl") for name in ("aime-2025", "gsm8k-train", "gsm8k-test")))
+    found = [*check_data(question(tmp_path)), *check_data(asked), *check_model(asked), *check_converted_model(asked)]
+    scripts = {str(finding.remedy).split(maxsplit=1)[1] for finding in found}
+    assert len(scripts) == 5
+    assert all((REPOSITORY / script).is_file() for script in scripts)
+
+
+def test_data_that_was_changed_since_it_was_prepared_is_an_error(tmp_path: Path) -> None:
+    path = data(tmp_path, ROW, ROW, name="gsm8k-test.jsonl")
+    manifest(path, 2)
+    with path.open("a") as file:
+        file.write(json.dumps(ROW))
+
+    def assert_manifest_fault(*words: str) -> None:
+        found = check_manifest(path)
+        assert_fault([found], "manifest: gsm8k-test.jsonl", "error", *words, remedy="data_prep/gsm8k.py")
+
+    assert_manifest_fault("not the file that was prepared", "3 rows", "2 rows")
+    manifest(path, 2)
+    assert_manifest_fault("3 rows; its manifest tells 2")
+    Path(f"{path}.manifest.json").write_text("{}")
+    assert_manifest_fault("KeyError")
+
+
+def test_a_huge_file_is_not_read_whole(tmp_path: Path) -> None:
+    path = data(tmp_path, ROW)
+    manifest(path, 7, "0" * 64)
+    assert check_manifest(path, max_bytes=10).status == "skipped"
+
+
+def test_data_is_looked_for_where_the_scripts_read_it(tmp_path: Path) -> None:
+    env = {"PROMPT_DATA": "/a/mine.jsonl", "EVAL_SETS": "aime-2025,gsm8k-test", "DATA_DIR": "/b"}
+    assert [finding.found.split()[0] for finding in check_data(question(tmp_path, env))] == [
+        "/a/mine.jsonl",
+        "/b/aime-2025.jsonl",
+        "/b/gsm8k-test.jsonl",
+    ]
+    names = {finding.name for finding in check_data(question(tmp_path, {"EVAL_CONFIG": "eval.yaml"}))}
+    assert names == {"data: dapo-math-17k.jsonl", "data: aime-2025.jsonl"}

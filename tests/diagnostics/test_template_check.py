@@ -10,10 +10,10 @@ import pytest
 from family_templates import HERMES, TEMPLATES, tokenizer_with
 from typer.testing import CliRunner
 
-from strands_rollout.cli import app
-from strands_rollout.doctor.finding import Finding
+from strands_rollout.cli.commands import app
+from strands_rollout.diagnostics.diagnosis import Finding
+from strands_rollout.diagnostics.template_check import check_template
 from strands_rollout.engine import SHIPPED_MODEL_DIR
-from strands_rollout.inspection.template_check import check_template
 
 PLAIN = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strands_rollout.dump import DumpWriter, TokenTexts, read_dump, write_dump
+from strands_rollout.dump import DumpWriter, TokenTexts, files, read_dump, write_dump
 from strands_rollout.dump.json_values import from_json, to_json
 from strands_rollout.dump.record import DumpRecord, read_line, record_line
 from strands_rollout.errors import DumpError
-from strands_rollout.sample_type import Sample
+from strands_rollout.samples import Sample
 
 
 def sample(**changes: Any) -> Sample:
@@ -83,21 +83,18 @@ def test_a_sample_comes_back_whole(tokens: list[int], logprobs: list[float], rew
     assert _same(back.metadata["user"][1], 1.5)
 
 
-def test_arrays_and_numbers_of_numpy_come_back_with_their_types() -> None:
+def test_what_json_has_no_form_for_comes_back_with_its_type() -> None:
     experts = np.arange(12, dtype=np.int32).reshape(2, 3, 2)[:, ::2]
     made = sample(rollout_routed_experts=experts, metadata={"loss": np.float32(0.1)})
-    back = read_back(made)
-    assert back.rollout_routed_experts.dtype == np.int32
-    assert np.array_equal(back.rollout_routed_experts, experts)
-    assert _same(back.metadata["loss"], np.float32(0.1))
-
-
-def test_what_is_not_finite_is_still_json() -> None:
-    line = record_line(DumpRecord.from_sample(sample(rollout_log_probs=[math.nan, -math.inf, 0.0])))
+    made.rollout_log_probs = [math.nan, -math.inf, 0.0]
+    line = record_line(DumpRecord.from_sample(made))
     assert b"NaN" not in line
     back = read_line(line, "here").to_sample()
     assert math.isnan(back.rollout_log_probs[0])
     assert back.rollout_log_probs[1:] == [-math.inf, 0.0]
+    assert back.rollout_routed_experts.dtype == np.int32
+    assert np.array_equal(back.rollout_routed_experts, experts)
+    assert _same(back.metadata["loss"], np.float32(0.1))
 
 
 def test_a_value_without_a_form_is_named_with_its_sample() -> None:
@@ -105,11 +102,15 @@ def test_a_value_without_a_form_is_named_with_its_sample() -> None:
         record_line(DumpRecord.from_sample(sample(metadata={"it": object()})))
 
 
-def test_a_value_within_itself_is_refused() -> None:
-    loop: list[Any] = []
-    loop.append(loop)
-    with pytest.raises(DumpError, match="holds itself"):
-        record_line(DumpRecord.from_sample(sample(label=loop)))
+@pytest.mark.parametrize("field", ["label", "metadata", "reward"])
+@pytest.mark.parametrize("depth", [300, 5000, None])
+def test_a_value_within_itself_or_nested_too_deeply_is_refused(field: str, depth: int | None) -> None:
+    held: list[Any] = []
+    held.extend([held] if depth is None else [])
+    for _ in range(depth or 0):
+        held = [held]
+    with pytest.raises(DumpError, match="sample index=3"):
+        record_line(DumpRecord.from_sample(sample(**{field: {"held": held}})))
 
 
 def test_secrets_are_masked_and_nothing_else_is() -> None:
@@ -136,11 +137,13 @@ def test_secrets_are_masked_and_nothing_else_is() -> None:
 
 @pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
 def test_a_dump_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
-    made = [sample(index=index) for index in range(5)]
+    long = hashlib.sha512().hexdigest() * 5000  # more than is read at once
+    made = [sample(index=index, label=long if index == 2 else None) for index in range(5)]
     write_dump(tmp_path / name, made)
     found = list(read_dump(tmp_path / name))
     assert [record.to_sample().to_dict() for record in found] == [one.to_dict() for one in made]
     assert found[4].where == f"{tmp_path / name}:5"
+    assert ((tmp_path / name).read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
 
 
 @pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
@@ -163,13 +166,6 @@ def test_dumps_put_one_behind_the_other_are_one(tmp_path: Path) -> None:
     assert len(list(read_dump(both))) == 4
 
 
-@pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
-def test_a_line_may_be_longer_than_what_is_read_at_once(name: str, tmp_path: Path) -> None:
-    long = sample(label=hashlib.sha512().hexdigest() * 5000)
-    write_dump(tmp_path / name, [sample(), long, sample()])
-    assert [record.values["label"] for record in read_dump(tmp_path / name)] == [None, long.label, None]
-
-
 def test_a_broken_line_is_named_by_its_number(tmp_path: Path) -> None:
     line = record_line(DumpRecord.from_sample(sample()))
     path = tmp_path / "run.jsonl"
@@ -189,6 +185,23 @@ def test_a_broken_line_is_named_by_its_number(tmp_path: Path) -> None:
             "expected numbers",
         ),
         (b'{"strands_rollout_dump": {"version": 1}, "status": "failed", "tokens": {"$new": 1}}', r"\$new"),
+        *(
+            (b'{"strands_rollout_dump": {"version": 1}, "status": "failed", "tokens": %s}' % odd, words)
+            for odd, words in {
+                b'{"$array": ["<f4", [2000000000, 0], ""]}': "holds nothing",
+                b'{"$array": ["<f4", [-2, -2], "AAAAAA=="]}': "damaged",
+                b'{"$array": ["(1000000,1000000)f4", [1], ""]}': "expected numbers",
+                b'{"$array": 5}': "damaged",
+                b'{"$float": "five"}': "damaged",
+                b'{"$float": []}': "damaged",
+                b'{"$int": "%s"}' % (b"9" * 10_000): "damaged",
+                b'{"$map": [[[], 1]]}': "damaged",
+                b'{"$tuple": 5}': "damaged",
+                b"[" * 900 + b"]" * 900: "broken",
+                b"[" * 100_000: "broken",
+            }.items()
+        ),
+        (b'{"strands_rollout_dump": {"version": 1, "token_texts": 5}, "status": "failed", "tokens": []}', "broken"),
     ],
 )
 def test_a_line_that_is_no_sample_says_why(line: bytes, words: str) -> None:
@@ -258,6 +271,24 @@ def test_a_folder_is_all_dumps_in_it_in_their_order(tmp_path: Path) -> None:
         list(read_dump(tmp_path / "empty"))
 
 
+@pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strands_rollout.dump.files._MAX_LINE_BYTES", 1 << 20)
+    path, endless = tmp_path / name, b"x" * (8 << 20)
+    path.write_bytes(gzip.compress(endless) if path.suffix == ".gz" else endless)
+    chunks = []
+    unpacked = files._unpacked
+    monkeypatch.setattr(
+        files, "_unpacked", lambda path: (chunks.append(len(chunk)) or chunk for chunk in unpacked(path))
+    )
+    with pytest.raises(DumpError, match=r":1 has more than 1048576 bytes"):
+        list(read_dump(path))
+    assert max(chunks) <= 1 << 18
+    assert sum(chunks) < 2 << 20
+
+
 def test_a_file_that_is_not_gzip_is_told(tmp_path: Path) -> None:
     (tmp_path / "run.jsonl.gz").write_bytes(b"nothing packed")
     with pytest.raises(DumpError, match="expected gzip"):
@@ -273,12 +304,6 @@ def test_texts_of_tokens_travel_with_their_sample(shipped_tokenizer: Any, tmp_pa
     (found,) = read_dump(tmp_path / "run.jsonl")
     assert b"".join(found.token_texts[token] for token in ids).decode() == "<tool_call> caf\u00e9 \u20ac"
     assert 10**6 not in found.token_texts
-
-
-def test_a_compressed_dump_is_gzip(tmp_path: Path) -> None:
-    write_dump(tmp_path / "run.jsonl.gz", [sample()])
-    with gzip.open(tmp_path / "run.jsonl.gz") as file:
-        assert json.loads(file.read())["index"] == 3
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])

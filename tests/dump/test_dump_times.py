@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from strands_rollout.episode_times import Step, steps_of, sums_of
+from strands_rollout.dump.times import Step, steps_of, sums_of
 
 CALL = {"id": "call_1_0", "tool": "run", "s": 0.5}
 FACTS: dict[str, Any] = {

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from strands_rollout.sample_type import Sample
-from strands_rollout.viewer import Kind, print_transcript, stretches
+from strands_rollout.dump.terminal import Kind, print_transcript, stretches
+from strands_rollout.samples import Sample
 
 WORDS = {1: "Question?\n", 10: "call\n", 11: "<end>", 20: "\nresult\n", 12: "answer\x1b[31m", 9: "filler"}
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strands_rollout.engine.penalties import Penalties
-from strands_rollout.engine.sampler import SamplingRows
-from strands_rollout.engine.sampling_params import SamplingParams, read_sampling_params
+from strands_rollout.engine.decode_batch import Penalties, SamplingRows
+from strands_rollout.engine.requests import SamplingParams, read_sampling_params
 
 LOGITS = np.log(np.array([0.5, 0.25, 0.15, 0.07, 0.03], np.float32))
 DRAWS = 20_000

@@ -1,23 +1,26 @@
-"""A seed and a position fix the random number of a token, and the ids before it fix its logits: nothing else counts."""
+"""What each request gets does not depend on what else runs, and what the embedded engine alone promises of pauses.
+
+A seed and a position fix the random number of a token, and the ids before it fix its logits: nothing else counts.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
 import platform
+import random
 from functools import cache
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import pytest
 from engine_api import IDS, in_flight, until_load
 from tiny_qwen3 import TinyQwen3
 
 from strands_rollout.engine.decode_batch import _uniforms
-from strands_rollout.engine.kv_rows import KvRows
-from strands_rollout.engine.model_config import read_model_config
-from strands_rollout.engine.qwen3 import Qwen3
-from strands_rollout.engine.weights import load_weights
+from strands_rollout.engine.kv_cache import KvRows
+from strands_rollout.engine.qwen3 import Qwen3, load_weights, read_model_config
 
 NARROWED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.01}
 SHAPES = {
@@ -26,6 +29,79 @@ SHAPES = {
     "one kv head": TinyQwen3(kv_heads=1, layers=3),
 }
 PROMPT_TOKENS, TOKENS = 290, 330
+MODES = ["abort", "in_place", "retract"]
+
+
+def _prompts(count: int) -> list[list[int]]:
+    rng = random.Random(7)
+    return [[rng.randrange(360) for _ in range(rng.randrange(3, 300))] for _ in range(count)]
+
+
+@pytest.mark.parametrize("max_running", [1, 2, 5])
+async def test_rows_that_end_and_join_out_of_order_keep_their_own_tokens(start, tiny_dir, max_running):
+    reference = await start(tiny_dir)
+    api = await start(tiny_dir, max_running_requests=max_running, prefill_chunk_tokens=32)
+    prompts = _prompts(12)
+    lengths = [3 + 11 * index % 50 for index in range(12)]
+
+    def call(to, index):
+        fields = {"temperature": 0} if index % 2 else {"temperature": 1.5, "top_k": 20, "sampling_seed": index}
+        return to.generate(prompts[index], max_new_tokens=lengths[index], ignore_eos=True, **fields)
+
+    expected = [(await call(reference, index))["output_ids"] for index in range(12)]
+    got = await asyncio.gather(*(call(api, index) for index in range(12)))
+    assert [answer["output_ids"] for answer in got] == expected
+
+
+async def test_samples_of_one_prompt_sent_together_share_its_prefill(embedded):
+    answers = await asyncio.gather(*(embedded.generate([5] * 40, max_new_tokens=20) for _ in range(6)))
+    assert sorted(answer["meta_info"]["cached_tokens"] for answer in answers) == [0, 39, 39, 39, 39, 39]
+
+
+async def test_an_engine_with_a_random_seed_repeats_itself(start, tiny_dir):
+    first, second = [await start(tiny_dir, random_seed=11) for _ in range(2)]
+    samples = [await api.generate(max_new_tokens=30, ignore_eos=True) for api in (first, second, first)]
+    assert samples[0]["output_ids"] == samples[1]["output_ids"] != samples[2]["output_ids"]
+
+
+async def test_a_long_prompt_does_not_stall_a_running_generation(start, tmp_path):
+    folder = TinyQwen3(context_length=8192).write(tmp_path / "model")
+    api = await start(folder, prefill_chunk_tokens=32)
+    body = {"input_ids": [5] * 9, "sampling_params": {"max_new_tokens": 3000, "ignore_eos": True}, "stream": True}
+    events = api.events("/generate", body)
+    await anext(events)
+    long_prompt = asyncio.create_task(api.generate([7] * 1000, max_new_tokens=1))
+    tokens_meanwhile = 0
+    async for _ in events:
+        if long_prompt.done():
+            break
+        tokens_meanwhile += 1
+    await long_prompt
+    await events.aclose()
+    assert tokens_meanwhile >= 10
+
+
+async def test_a_small_prefix_cache_forgets_but_stays_correct(start, tiny_dir):
+    # 1 MB holds about 1950 tokens of this model.
+    api, reference = await start(tiny_dir, prefix_cache_mb=1), await start(tiny_dir)
+    prompts = _prompts(16)
+    for _ in range(2):
+        for prompt in prompts:
+            fields = {"max_new_tokens": 5, "temperature": 0}
+            answers = [await one.generate(prompt, **fields) for one in (api, reference)]
+            assert answers[0]["output_ids"] == answers[1]["output_ids"]
+    assert answers[1]["meta_info"]["cached_tokens"] == len(prompts[-1]) - 1
+
+
+async def test_growing_beyond_the_first_capacity_keeps_what_was_there(start, long_dir):
+    api = await start(long_dir)
+    prompt = [token for part in _prompts(4) for token in part][:450]
+    assert len(prompt) == 450
+    fields = {"max_new_tokens": 100, "temperature": 0, "ignore_eos": True}
+    short, long = await asyncio.gather(api.generate(prompt, **fields), api.generate([9, *prompt], **fields))
+    assert (await api.generate(prompt, **fields))["output_ids"] == short["output_ids"]
+    await api.post("/flush_cache")
+    assert (await api.generate([9, *prompt], **fields))["output_ids"] == long["output_ids"]
 
 
 @cache
@@ -144,3 +220,61 @@ def test_the_random_numbers_of_many_seeds_and_positions_are_uniform():
         chi_square = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
         # Four standard deviations of the chi-square distribution on either side: too even is wrong, too.
         assert abs(chi_square - 49) < 4 * np.sqrt(2 * 49)
+
+
+async def _pause(api, mode: str) -> None:
+    answer = await api.post("/pause_generation", {"mode": mode})
+    assert (answer.status, answer.body["status"]) == (200, "ok")
+
+
+async def _continue(api) -> None:
+    assert (await api.post("/continue_generation", {})).status == 200
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_client_that_disconnects_during_a_pause_leaves_nothing(start, long_dir, mode):
+    api = await start(long_dir)
+    async with aiohttp.ClientSession() as session:
+        async with in_flight(api, "running", disconnects=True):
+            await until_load(api, 1)
+            await _pause(api, mode)
+            body = {"input_ids": IDS, "rid": "held", "sampling_params": {"max_new_tokens": 15000, "ignore_eos": True}}
+            held = asyncio.create_task(session.post(api.base_url + "/generate", json=body))
+            await asyncio.sleep(0.02)
+            held.cancel()
+            await asyncio.gather(held, return_exceptions=True)
+        await until_load(api, 0)
+    await _continue(api)
+    for rid in ("running", "held"):
+        assert (await api.generate(rid=rid, max_new_tokens=1))["meta_info"]["id"] == rid
+    assert await api.load() == (0, 0)
+
+
+async def test_retracted_generations_go_to_the_end_of_the_queue(start, long_dir):
+    api = await start(long_dir, max_running_requests=1)
+    async with in_flight(api, "r1") as [first]:
+        await until_load(api, 1)
+        second = asyncio.create_task(api.generate(max_new_tokens=2, ignore_eos=True))
+        await until_load(api, 1, 1)
+        await _pause(api, "retract")
+        assert await api.load() == (0, 2)
+        await _continue(api)
+        assert len((await second)["output_ids"]) == 2
+        assert not first.done()
+
+
+async def test_a_pause_by_abort_ends_frozen_generations_at_once(start, long_dir):
+    api = await start(long_dir)
+    async with in_flight(api, "r1") as [task]:
+        await until_load(api, 1)
+        await _pause(api, "in_place")
+        assert await api.load() == (1, 0)
+        await _pause(api, "abort")
+        assert (await task)["meta_info"]["finish_reason"]["message"] == "Aborted"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_paused_engine_is_well(embedded, mode):
+    await _pause(embedded, mode)
+    assert (await embedded.get("/health")).status == 200
+    await _continue(embedded)

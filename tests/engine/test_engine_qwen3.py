@@ -10,9 +10,8 @@ import pytest
 from tiny_qwen3 import TinyQwen3
 
 from strands_rollout.engine.engine import load_engine
-from strands_rollout.engine.model_config import read_model_config
-from strands_rollout.engine.settings import EngineSettings
-from strands_rollout.engine.weights import read_tensors
+from strands_rollout.engine.qwen3 import read_model_config, read_tensors
+from strands_rollout.engine.serving import EngineSettings
 from strands_rollout.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from strands_rollout.engine.generate_request import GenerateRequest
 from strands_rollout.engine.generation import Generation
-from strands_rollout.engine.model_config import read_model_config
-from strands_rollout.engine.qwen3 import Qwen3
-from strands_rollout.engine.sampling_params import SamplingParams
+from strands_rollout.engine.qwen3 import Qwen3, load_weights, read_model_config
+from strands_rollout.engine.requests import GenerateRequest, SamplingParams
 from strands_rollout.engine.scheduler import Scheduler
-from strands_rollout.engine.weights import load_weights
 
 CHUNK = 16
 

@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from strands_rollout.engine.generate_request import GenerateRequest
-from strands_rollout.engine.generate_response import output_text
-from strands_rollout.engine.generation import GenerationOutput
-from strands_rollout.engine.request_errors import RequestRefusedError
-from strands_rollout.engine.sampling_params import SamplingParams
+from strands_rollout.engine.generation import GenerationOutput, output_text
+from strands_rollout.engine.requests import GenerateRequest, RequestRefusedError, SamplingParams
 from strands_rollout.engine.text import read_text_codec
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "<b> & ü", "parameters": {"type": "object"}}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from strands import tool
 from strands.hooks import AfterToolsEvent, HookProvider
 
 from strands_rollout import EpisodeLimits, SGLangModel, StopReason, TokenLimits
-from strands_rollout.agent import Episode, run_episode
+from strands_rollout.agent.episode import Episode, run_episode
 from strands_rollout.errors import SandboxError
 
 ran: list[str] = []
@@ -111,7 +111,7 @@ async def test_a_full_context_ends_the_episode(shipped_tokenizer: Any) -> None:
     async with FakeSGLang([Reply.tokens(ids_of(shipped_tokenizer, ANSWER))]) as fake:
         probe = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
         prompt = await probe.count_tokens([{"role": "user", "content": [{"text": "go"}]}], None, "Be brief.")
-    tokens = TokenLimits(max_context_tokens=prompt + 2)
+    tokens = TokenLimits(max_context_tokens=prompt + 3)
     done, _, _ = await episode(
         shipped_tokenizer, [Reply.tokens(ids_of(shipped_tokenizer, "1 2"), "length")], tokens=tokens, tools=()
     )
@@ -133,10 +133,8 @@ async def test_the_tools_time_limit_is_told_and_the_episode_goes_on(shipped_toke
 
 
 async def test_the_episodes_time_limit_cuts_a_tool(shipped_tokenizer: Any) -> None:
-    started = time.monotonic()
     done, model, _ = await episode(shipped_tokenizer, [call_text("hang"), ANSWER], EpisodeLimits(episode_timeout_s=0.3))
     assert done.stop_reason is StopReason.EPISODE_TIMEOUT
-    assert time.monotonic() - started < 10
     assert len(model.trajectory.turns) == 1
 
 
@@ -236,20 +234,11 @@ async def test_a_sync_tool_never_blocks_the_loop(shipped_tokenizer: Any) -> None
         Args:
             code: The code.
         """
-        time.sleep(0.4)
+        loop.call_soon_threadsafe(ticked.set)
+        loop_went_on.append(ticked.wait(30))
         return code
 
-    lag = 0.0
-
-    async def watch() -> None:
-        nonlocal lag
-        while True:
-            started = time.monotonic()
-            await asyncio.sleep(0.01)
-            lag = max(lag, time.monotonic() - started)
-
-    watching = asyncio.create_task(watch())
+    loop, ticked, loop_went_on = asyncio.get_running_loop(), threading.Event(), []
     done, _, _ = await episode(shipped_tokenizer, [call_text("1"), ANSWER], tools=[blocking])
-    watching.cancel()
     assert done.stop_reason is StopReason.COMPLETED
-    assert lag < 0.35
+    assert loop_went_on == [True]

@@ -9,12 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_sglang import Reply, dead_url
+from fake_sglang import FakeSGLang, Reply, dead_url
 from harness import ANSWER, args_for, call_text, ids_of, run
 from strands import tool
 
 from strands_rollout import Sample, generate
-from strands_rollout.contract import contract_violations
+from strands_rollout.client.client import SGLangClient
+from strands_rollout.errors import ConfigError
+from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 Status = Sample.Status
 
@@ -58,10 +60,8 @@ def assert_valid(sample: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    from strands_rollout.sglang_retry import RetryPolicy
-
-    monkeypatch.setattr(RetryPolicy, "delay_s", lambda self, faults, rng: 0.001)
+def _quick_retries(retry_waits: list[float]) -> None:
+    """An engine's patience is over in no time."""
 
 
 async def test_a_dead_engine(shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -103,6 +103,69 @@ async def test_an_engine_that_dies_in_mid_episode_leaves_what_was_sampled_untrai
     assert done.sample.tokens[-len(ids_of(shipped_tokenizer, call_text())) :] == ids_of(shipped_tokenizer, call_text())
 
 
+@pytest.mark.parametrize("fault", [Reply.reset(), Reply.status(503), Reply.status(500)], ids=repr)
+@pytest.mark.parametrize("turn", [0, 1])
+async def test_an_engine_that_comes_back_costs_no_episode(
+    shipped_tokenizer: Any, retry_waits: list[float], fault: Reply, turn: int
+) -> None:
+    """It goes away before a turn of 16 episodes, for 30 s of waiting."""
+    arrived = 0
+
+    async def reply(request: dict[str, Any], _number: int) -> Reply:
+        nonlocal arrived
+        is_first = call_text() not in shipped_tokenizer.decode(request["input_ids"])
+        if not is_first and turn == 1:
+            arrived += 1
+            if arrived == 16:
+                fake.away = fault
+        return Reply.tokens(ids_of(shipped_tokenizer, call_text() if is_first else ANSWER))
+
+    async with FakeSGLang(reply, context_length=8192) as fake:
+        fake.away = fault if turn == 0 else None
+        args = args_for(fake.base_url, shipped_tokenizer)
+
+        async def come_back() -> None:
+            while sum(retry_waits) < 30:  # noqa: ASYNC110 - it is no event
+                await asyncio.sleep(0.001)
+            fake.away = None
+
+        back = asyncio.create_task(come_back())
+        samples = [Sample(prompt="What is 17 * 2?", index=index) for index in range(16)]
+        await asyncio.gather(*(generate(args, sample, {"max_new_tokens": 512}) for sample in samples))
+        back.cancel()
+    assert {sample.status for sample in samples} == {Status.COMPLETED}
+    assert fake.violations == []
+
+
+async def test_an_abort_does_not_wait_for_an_engine(shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = asyncio.Event()
+
+    async def sleep(_seconds: float) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setitem(SGLangClient.__init__.__kwdefaults__, "sleep", sleep)
+    args = args_for(dead_url(), shipped_tokenizer, strands_rollout={"should_abort": waiting.is_set})
+    async with asyncio.timeout(30):
+        sample = await generate(args, Sample(prompt="2+2?"), {"max_new_tokens": 10})
+    assert sample.status is Status.ABORTED
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+async def test_an_episode_whose_time_ends_in_an_outage_is_the_engines_fault(
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, turn: int
+) -> None:
+    monkeypatch.setitem(SGLangClient.__init__.__kwdefaults__, "sleep", lambda _seconds: asyncio.sleep(60))
+
+    def script(_request: dict[str, Any], number: int) -> Any:
+        return call_text() if number < turn else Reply.status(503, "gone")
+
+    done = await run(shipped_tokenizer, script, settings={"episode_timeout_s": 1.0})
+    assert_untrained(done.sample)
+    assert done.facts["stop_reason"] == "engine_error"
+    assert "the episode took more than 1 s; the engine is away: HTTP 503: gone" in done.facts["error"]
+
+
 async def test_a_prompt_longer_than_the_context(shipped_tokenizer: Any) -> None:
     done = await run(shipped_tokenizer, [ANSWER], prompt="many words " * 500, context_length=200)
     assert_untrained(done.sample, Status.TRUNCATED)
@@ -125,6 +188,16 @@ async def test_a_rendered_prompt(shipped_tokenizer: Any) -> None:
     done = await run(shipped_tokenizer, [ANSWER], prompt=rendered)
     assert_untrained(done.sample)
     assert "Remove --apply-chat-template" in done.facts["error"]
+
+
+async def test_another_server_at_the_same_url_has_a_context_of_its_own(shipped_tokenizer: Any) -> None:
+    small = await run(shipped_tokenizer, [ANSWER], context_length=100)
+    assert small.facts["stop_reason"] == "prompt_too_long"
+    port = int(small.fake.base_url.rpartition(":")[2])
+    large = await run(shipped_tokenizer, [call_text(), ANSWER], context_length=4096, port=port)
+    assert (large.facts["stop_reason"], large.sample.status) == ("completed", Status.COMPLETED)
+    again = await run(shipped_tokenizer, [ANSWER], context_length=100, port=port)
+    assert again.facts["stop_reason"] == "prompt_too_long"
 
 
 async def test_a_mistyped_setting(shipped_tokenizer: Any) -> None:
@@ -205,12 +278,12 @@ async def test_a_sample_without_metadata(shipped_tokenizer: Any) -> None:
 async def test_a_bug_is_logged_with_its_traceback_and_untrained(
     shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import strands_rollout.rollout
+    import strands_rollout.slime_plugin.generate
 
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(strands_rollout.rollout, "episode_prompt", broken)
+    monkeypatch.setattr(strands_rollout.slime_plugin.generate, "episode_prompt", broken)
     done = await run(shipped_tokenizer, [ANSWER])
     assert_untrained(done.sample)
     assert done.facts["stop_reason"] == "internal_error"
@@ -219,8 +292,6 @@ async def test_a_bug_is_logged_with_its_traceback_and_untrained(
 
 
 async def test_cancelling_generate_passes_through(shipped_tokenizer: Any) -> None:
-    from fake_sglang import FakeSGLang
-
     async with FakeSGLang([Reply.hang()]) as fake:
         args = args_for(fake.base_url, shipped_tokenizer)
         task = asyncio.create_task(generate(args, Sample(prompt="x"), {"max_new_tokens": 5}))
@@ -241,8 +312,6 @@ async def test_one_bad_sample_among_many_harms_no_other(
             return Reply.raw(b"garbage")
         return ANSWER if "<tool_response>" in text else call_text()
 
-    from fake_sglang import FakeSGLang
-
     def reply(request: dict[str, Any], number: int) -> Reply:
         item = script(request, number)
         return Reply.tokens(ids_of(shipped_tokenizer, item)) if isinstance(item, str) else item
@@ -255,3 +324,50 @@ async def test_one_bad_sample_among_many_harms_no_other(
         assert json.dumps(params) == before
         assert fake.violations == []
     assert [sample.status for sample in samples] == [Status.FAILED if n == 3 else Status.COMPLETED for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    "params", [None, [], "temperature", 5, {1: 2}, {"max_new_tokens": "many"}, {"max_new_tokens": -1}]
+)
+async def test_sampling_params_that_are_none_fail_the_sample(shipped_tokenizer: Any, params: Any) -> None:
+    async with FakeSGLang([]) as fake:
+        sample = await generate(args_for(fake.base_url, shipped_tokenizer), Sample(prompt="x"), params)
+    assert_untrained(sample)
+    facts = sample.metadata["strands_rollout"]
+    assert facts["stop_reason"] == "setup_error"
+    assert "expected" in facts["error"]
+
+
+@pytest.mark.parametrize(
+    "sample", [None, {}, object(), "sample", [Sample(prompt="x")], SimpleNamespace(prompt="x", metadata={})]
+)
+async def test_what_is_no_sample_is_refused(sample: Any) -> None:
+    with pytest.raises(ConfigError, match="expected slime's Sample"):
+        await generate(SimpleNamespace(), sample, {"max_new_tokens": 5})
+
+
+class Raising:
+    """slime's args, one of which raises when it is read."""
+
+    def __init__(self, args: SimpleNamespace, name: str, error: BaseException) -> None:
+        self._args, self._name, self._error = args, name, error
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._name:
+            raise self._error
+        return getattr(self._args, name)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(1), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+@pytest.mark.parametrize(
+    "name",
+    ["strands_rollout", "hf_checkpoint", "num_layers", "rollout_function_path", "sglang_router_ip", "partial_rollout"],
+)
+async def test_args_that_raise(shipped_tokenizer: Any, name: str, error: BaseException) -> None:
+    async with FakeSGLang([Reply.tokens(ids_of(shipped_tokenizer, ANSWER))] * 2) as fake:
+        args = Raising(args_for(fake.base_url, shipped_tokenizer), name, error)
+        sample = await generate(args, Sample(prompt="x"), {"max_new_tokens": 500})
+    if sample.status is Status.FAILED:
+        assert_untrained(sample)
+    else:  # not read in such an episode
+        assert_valid(sample)

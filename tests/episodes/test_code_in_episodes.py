@@ -12,8 +12,8 @@ from fake_sglang import Reply
 from harness import ANSWER, call_text, run
 from strands import tool
 
-from strands_rollout.executors import shared_executor
-from strands_rollout.sandbox import ExecutionResult, ExecutorFacts
+from strands_rollout.code_tool import ExecutionResult, ExecutorFacts
+from strands_rollout.code_tool.executors import shared_executor
 
 RUNS: list[tuple[str, str | None]] = []
 CLOSED: list[str] = []

@@ -14,13 +14,13 @@ import pytest
 from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
 from turn_costs import TurnCosts, growth, turn_costs
 
-from strands_rollout.flat_cycles import HAS_MIDDLEWARE
+from strands_rollout.agent.loop import HAS_MIDDLEWARE
 
 TURNS = 60
 # measured with Python 3.11 to 3.13; a quarter more is room for other versions of the libraries
 MOST_CALLS = {"nobody": 1550, "a hook": 3700}
 MOST_CALLS_TO_BEGIN = 13_400  # an episode with its first turn, whose prompt is rendered whole, on a new connection
-MOST_GROWTH = 20  # calls in half an episode: a timer more or less, and far less than one for each earlier turn
+MOST_GROWTH = 20  # calls in half an episode: far less than one for each earlier turn
 
 needs_flat_cycles = pytest.mark.skipif(not HAS_MIDDLEWARE, reason="the loop of this Strands costs more with each turn")
 
@@ -89,10 +89,6 @@ def planted(tokenizer: Any, hook: type[HookProvider]) -> TurnCosts:
     return asyncio.run(turn_costs(tokenizer, 24, [f"{__name__}.{hook.__name__}"]))
 
 
-def median(per_turn: list[int]) -> int:
-    return sorted(per_turn)[len(per_turn) // 2]
-
-
 @needs_flat_cycles
 def test_a_late_turn_makes_as_many_calls_as_an_early_one(costs: TurnCosts) -> None:
     assert abs(growth(costs.calls)) <= MOST_GROWTH, costs.calls
@@ -100,7 +96,7 @@ def test_a_late_turn_makes_as_many_calls_as_an_early_one(costs: TurnCosts) -> No
 
 @needs_flat_cycles
 def test_a_turn_keeps_within_its_number_of_calls(costs: TurnCosts, watcher: str) -> None:
-    assert median(costs.calls) <= MOST_CALLS[watcher]
+    assert min(costs.calls) <= MOST_CALLS[watcher]  # a timer makes single turns dearer only
 
 
 def test_an_episode_begins_within_its_number_of_calls(costs: TurnCosts) -> None:
@@ -129,4 +125,4 @@ def test_ids_that_are_copied_each_turn_are_seen(shipped_tokenizer: Any) -> None:
 
 
 def test_a_turn_that_costs_too_much_is_seen(shipped_tokenizer: Any) -> None:
-    assert median(planted(shipped_tokenizer, WorksAsMuchAgain).calls) > MOST_CALLS["a hook"]
+    assert min(planted(shipped_tokenizer, WorksAsMuchAgain).calls) > MOST_CALLS["a hook"]

@@ -12,9 +12,9 @@ from family_templates import MISTRAL_NEMO, TEMPLATES, tokenizer_with
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strands_rollout.chat_template import ChatTemplate
-from strands_rollout.context_builder import ContextBuilder
 from strands_rollout.errors import TemplateError
+from strands_rollout.model.conversation import HistorySegment
+from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import get_parser
 
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "Does it.", "parameters": {}}}]
@@ -173,9 +173,12 @@ def test_a_result_is_shown_under_the_id_that_the_policy_wrote_or_one_that_any_te
         "hermes": '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
     }[known.removesuffix("-broken")]
     parser, template = TEMPLATES[known.removesuffix("-broken")]
-    builder = ContextBuilder(ChatTemplate(tokenizer_with(template, shipped_tokenizer)))
-    builder.note_calls(7, "call_7_", get_parser(parser).segments(text))
-    assert list(builder.shown_ids.values()) == ids
+    tokenizer = tokenizer_with(template, shipped_tokenizer)
+    segment = HistorySegment(ChatTemplate(tokenizer))
+    turn = tokenizer.encode(text, add_special_tokens=False)
+    segment.trajectory.append_turn([1], turn, [], finish_reason="stop", rid="r", latency_s=0.0)
+    segment.read_turn(0, 7, get_parser(parser))
+    assert list(segment.shown_ids.values()) == ids
 
 
 def test_arguments_are_text_for_a_template_that_takes_no_objects(shipped_tokenizer: Any) -> None:

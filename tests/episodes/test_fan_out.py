@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
 from strands_rollout import Sample, generate, normalize_rewards, reward_func, sub_agent_model
-from strands_rollout.contract import contract_violations
 from strands_rollout.errors import ConfigError
+from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 ASKS = '<tool_call>\n{"name": "ask", "arguments": {"question": "How much?"}}\n</tool_call><|im_end|>'
 EXPERT = "Thirty-four.<|im_end|>"
@@ -129,7 +130,7 @@ async def test_without_the_setting_the_sub_agent_works_and_is_not_trained(shippe
 async def test_where_slime_cant_take_lists_there_is_one_sample_and_a_warning(
     shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, args: Any, words: str
 ) -> None:
-    monkeypatch.setattr("strands_rollout.fan_out._warned", set())
+    monkeypatch.setattr("strands_rollout.slime_plugin.sample_writer._warned", set())
     for _ in range(2):
         sample, _, _ = await episode(shipped_tokenizer, **args)
         assert isinstance(sample, Sample)
@@ -140,7 +141,7 @@ async def test_where_slime_cant_take_lists_there_is_one_sample_and_a_warning(
 async def test_slimes_own_normalisation_is_warned_of(
     shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strands_rollout.fan_out._warned", set())
+    monkeypatch.setattr("strands_rollout.slime_plugin.sample_writer._warned", set())
     await episode(shipped_tokenizer, advantage_estimator="grpo", custom_reward_post_process_path=None)
     assert "--custom-reward-post-process-path strands_rollout.normalize_rewards" in caplog.text
 
@@ -155,6 +156,19 @@ async def test_a_failed_episode_is_a_list_of_one(shipped_tokenizer: Any, setting
     script = None if settings else lambda _body, _number: Reply.status(422, "no")
     [sample], _, _ = await episode(shipped_tokenizer, settings, script)
     assert (sample.status, sample.remove_sample, sample.rollout_id) == (Sample.Status.FAILED, True, 5)
+
+
+@pytest.mark.parametrize("row", [{"fan_out": False}, {"no_such_setting": 1}, {"tools": ["unknown"]}, "no mapping"])
+@pytest.mark.parametrize(("job", "is_list"), [({}, True), ({"fan_out": False}, False), ({"no_such_setting": 1}, False)])
+async def test_a_rows_refused_settings_do_not_change_the_shape_that_all_episodes_of_the_job_have(
+    row: Any, job: dict[str, Any], is_list: bool
+) -> None:
+    args = SimpleNamespace(strands_rollout={"fan_out": True, **job})
+    for metadata in ({"strands_rollout_settings": row}, {}):
+        sample = Sample(prompt="2+2?", index=0, metadata=metadata)
+        given = await generate(args, sample, {"max_new_tokens": 8})
+        assert given == ([sample] if is_list else sample)
+        assert sample.status is Sample.Status.FAILED
 
 
 async def test_an_episode_that_fails_after_a_sub_agent_trains_neither(shipped_tokenizer: Any) -> None:

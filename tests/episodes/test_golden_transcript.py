@@ -3,7 +3,7 @@
 A change of template, parser, tool wording or tokenizer shows here. If it is wanted, regenerate the transcript and read
 its diff:
 
-    UPDATE_GOLDEN=1 bash scripts/test.sh tests/test_golden_transcript.py
+    UPDATE_GOLDEN=1 bash scripts/test.sh tests/episodes/test_golden_transcript.py
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from harness import ANSWER, call_text, run
 
-GOLDEN = Path(__file__).parent / "golden" / "episode.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "episode.json"
 
 
 async def test_an_episode_is_token_for_token_the_golden_one(shipped_tokenizer: Any) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("PIL", reason="needs Pillow: the extra [images]")
 
-from fake_sglang import FakeSGLang
-from harness import ANSWER, args_for, call_text, run
+from fake_sglang import FakeSGLang, Reply
+from harness import ANSWER, args_for, call_text, ids_of, run
 from spelled_tokens import bytewise, encode
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
@@ -38,14 +38,13 @@ from strands_rollout.errors import (
     TemplateError,
     TrajectoryError,
 )
-from strands_rollout.export.finished_episode import finished_episodes
-from strands_rollout.export.verl import to_agent_loop_outputs
-from strands_rollout.finished_sample import finished_samples
-from strands_rollout.images import image_block as block_of
-from strands_rollout.prompt_messages import to_episode_prompt
-from strands_rollout.retokenisation.meter import DriftMeter, measure_some
-from strands_rollout.token_audit import tito_violations
-from strands_rollout.wire_recorder import recording
+from strands_rollout.evaluation.token_audit import recording, tito_violations
+from strands_rollout.integrations.finished_episode import finished_episodes
+from strands_rollout.integrations.verl import to_agent_loop_outputs
+from strands_rollout.model.images import image_block as block_of
+from strands_rollout.samples import finished_samples
+from strands_rollout.slime_plugin.retokenisation import DriftMeter, measure_some
+from strands_rollout.slime_plugin.row import to_episode_prompt
 
 CALL = call_text("a dot", name="draw")
 QUESTION = [image_block(picture(100, 70, seed=1)), {"text": "What is it?"}]
@@ -188,6 +187,27 @@ async def test_an_image_for_a_text_model_is_refused_with_words(shipped_tokenizer
             await model.count_tokens(messages)
 
 
+@tool
+def draw_badly(code: str) -> dict[str, Any]:
+    """Draw what is no picture.
+
+    Args:
+        code: What.
+    """
+    broken = {"image": {"format": "png", "source": {"bytes": code.encode()}}}
+    return {"status": "success", "content": [{"text": "It is"}, broken]}
+
+
+async def test_a_tools_image_that_cannot_be_read_is_a_text(shipped_tokenizer: Any, processor: Any) -> None:
+    for tokenizer, given in ((shipped_tokenizer, None), (processor.tokenizer, processor)):
+        turns = [Reply.tokens(ids_of(tokenizer, turn)) for turn in (call_text(name="draw_badly"), ANSWER)]
+        async with FakeSGLang(turns) as fake:
+            model = SGLangModel(tokenizer, fake.base_url, processor=given)
+            await Agent(model=model, tools=[draw_badly], callback_handler=None).invoke_async("Draw.")
+        assert "It is\n[an image that can't be read]" in tokenizer.decode(model.trajectory.token_ids)
+        assert model.trajectory.images == []
+
+
 async def test_counted_tokens_are_those_of_the_trajectory(processor: Any) -> None:
     model = (await played(processor, [ANSWER]))[0]
     counted = await model.count_tokens([{"role": "user", "content": QUESTION}], [draw.tool_spec, tell.tool_spec])
@@ -199,8 +219,9 @@ async def test_images_count_in_budgets_and_are_never_cut(processor: Any) -> None
     used = free.turns[-1].start - free.prompt_length
     with pytest.raises(EventLoopException, match="no token of the response budget is left"):
         await played(processor, [CALL, ANSWER], limits=TokenLimits(max_response_tokens=used))
-    cut = (await played(processor, [CALL, ANSWER], limits=TokenLimits(max_response_tokens=used + 1)))[0].trajectory
-    assert cut.token_ids == free.token_ids
+    enough = TokenLimits(max_response_tokens=free.response_length)
+    fitted = (await played(processor, [CALL, ANSWER], limits=enough))[0].trajectory
+    assert fitted.token_ids == free.token_ids
 
 
 async def test_text_beside_images_is_cut_to_what_they_leave(processor: Any) -> None:
@@ -306,6 +327,19 @@ async def test_images_that_do_not_fit_truncate_the_episode(llava: tuple[Any, Pat
     sample, _, fake = await generated(processor, folder, sample, [CALL], max_new_tokens=context_end)
     assert (sample.status, len(fake.requests)) == (Sample.Status.TRUNCATED, 1)
     assert len(sample.multimodal_train_inputs["pixel_values"]) == 1  # those of the tool have no token here
+
+
+@pytest.mark.parametrize("is_sampled", [True, False])
+async def test_an_image_token_of_the_policys_ends_an_episode_whose_turns_are_trained(
+    llava: tuple[Any, Path], is_sampled: bool
+) -> None:
+    image = llava[0].image_token
+    escaped = CALL.replace("a dot", f"\\u{ord(image[0]):04x}{image[1:]}")  # the tool shows what it is given
+    turns = [CALL, image + ANSWER] if is_sampled else [escaped, ANSWER]
+    sample, _, _ = await generated(*llava, Sample(prompt=chat(picture()), index=0), turns)
+    facts = sample.metadata["strands_rollout"]
+    assert (sample.status, facts["stop_reason"]) == (Sample.Status.TRUNCATED, "unsendable_text")
+    assert (facts["turns"], sample.loss_mask) == (1, [1] * sample.response_length)
 
 
 async def test_a_rewritten_history_has_the_images_that_it_kept(processor: Any) -> None:

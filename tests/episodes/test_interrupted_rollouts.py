@@ -30,9 +30,8 @@ from stand_in_rollout import StepSize, run_group, update_weights
 from stand_in_worker import StandInWorker
 
 from strands_rollout import Sample
+from strands_rollout.client.client import SGLangClient
 
-_SHORTEST_RETRY_S = 0.125
-_MOST_TRIES = 10
 _ENGINE_FAULTS = ("aborted", "dequeued", "delayed")
 
 
@@ -73,7 +72,6 @@ async def test_partial_rollouts_lose_nothing_and_do_nothing_twice(
     assert aborted > 5
     assert buffer.handed_out["again"] > 2
     stage.check(quick_and_smooth)
-    assert max(stage.record.abort_latencies_s) < 0.3
 
 
 async def test_weight_updates_interrupt_a_fully_async_rollout_that_goes_on_in_place(
@@ -100,22 +98,21 @@ async def test_weight_updates_interrupt_a_fully_async_rollout_that_goes_on_in_pl
     stage.check(quick_and_smooth)
 
 
-async def test_an_abort_ends_the_wait_for_another_attempt(shipped_tokenizer: Any) -> None:
+async def test_an_abort_ends_the_wait_for_another_attempt(
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def busy_first(asked: Asked) -> Reply | None:
         return Reply.status(503, "busy") if asked.attempt == 1 else None
 
-    for _ in range(_MOST_TRIES):
-        stage = stage_of(shipped_tokenizer, busy_first, router=True, keeps_requests=True)
-        async with served(stage, knows_context=True):
-            flag_at_s = await flag_raised(stage, "slowmodel", 16, 0.03)
-        requests = stage.fake.requests
-        # only then every second attempt was to come after the flag
-        if flag_at_s < min(request.at_s for request in requests) + _SHORTEST_RETRY_S:
-            break
-    else:
-        pytest.fail(f"in {_MOST_TRIES} tries the flag was never up before the first retry: this machine is too busy")
-    assert len(requests) == 16
-    assert not [request.rid for request in requests if request.rid.endswith("-2")]
+    async def for_ever(_seconds: float) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setitem(SGLangClient.__init__.__kwdefaults__, "sleep", for_ever)
+    stage = stage_of(shipped_tokenizer, busy_first, router=True, keeps_requests=True)
+    async with served(stage, knows_context=True):
+        await flag_raised(stage, "slowmodel", 16, 0.03)
+    assert [request.rid for request in stage.fake.requests if request.rid.endswith("-2")] == []
+    assert len(stage.fake.requests) == 16
     assert stage.record.phases() == {"fresh": 16}
 
 
@@ -127,20 +124,18 @@ async def test_a_turn_that_ends_after_the_flag_is_kept_and_its_tools_are_left_to
         await flag_raised(stage, "lingers", 4, 0.1)
     assert recorded_tools.began == []
     assert stage.record.phases() == {"tools": 4}
-    assert max(stage.record.abort_latencies_s) < 1.0  # the turn took 0.5 s
 
 
-async def flag_raised(stage: Stage, name: str, count: int, after_s: float) -> float:
-    """Begin episodes, raise the flag so long after their first requests, and wait for them: when it went up."""
+async def flag_raised(stage: Stage, name: str, count: int, after_s: float) -> None:
+    """Begin episodes, raise the flag so long after their first requests, and wait for them."""
     buffer = Buffer(prompts([name], count), samples_per_group=1)
     rollout = stage.rollout(buffer, StepSize(groups=0, begun=count))
     running = [asyncio.create_task(run_group(rollout, group)) for group in buffer.get(count)]
     await stage.fake.arrived(count)
     await asyncio.sleep(after_s)
-    stage.record.flag_at_s = flag_at_s = time.monotonic()
+    stage.record.flag_at_s = time.monotonic()
     await asyncio.gather(*running)
     assert stage.record.raised == stage.record.violations == []
-    return flag_at_s
 
 
 @pytest.mark.slow
@@ -166,9 +161,6 @@ async def test_all_faults_at_once_in_partial_rollouts(
     assert sorted(sample.index for sample in stage.finished) == [*range(2 * 8 * len(PLANS))]
     assert len(cut) > 5
     stage.check(smooth)
-    # behind a router a request that was on its way when the flag went up runs on
-    seconds = sorted(stage.record.abort_latencies_s)
-    assert seconds[len(seconds) * 95 // 100] < 0.3
 
 
 @pytest.mark.slow

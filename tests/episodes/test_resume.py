@@ -1,4 +1,4 @@
-"""An aborted sample is gone on with where it was cut: in mid-turn, before, between and after tools."""
+"""An aborted sample is resumed where it was cut: in mid-turn, before, between and after tools."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import harness
 import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, args_for, ids_of
 from strands import tool
 
 from strands_rollout import Sample, generate
-from strands_rollout.contract import contract_violations
+from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 CALLS = (
     '<tool_call>\n{"name": "work", "arguments": {"job": "a"}}\n</tool_call>\n'
@@ -184,6 +185,22 @@ async def test_finished_tools_are_not_run_again(shipped_tokenizer: Any) -> None:
     assert is_valid(sample, shipped_tokenizer)
 
 
+@pytest.mark.parametrize("stuck", ["a", "b", ""])
+async def test_results_stand_in_the_order_of_their_calls_after_a_resume_too(shipped_tokenizer: Any, stuck: str) -> None:
+    odd = '<tool_call>\n{"name": "no.such", "arguments": {}}\n</tool_call>\n'
+    first, second = CALLS.split("\n<tool_call>")
+    calls = ids_of(shipped_tokenizer, f"{first}\n{odd}<tool_call>{second}")
+    sample = new_sample()
+    world.stuck.update(stuck)
+    await attempt(shipped_tokenizer, lambda _b, n: Reply.tokens(calls) if n == 0 else aborted([]), sample)
+    assert sample.status is Sample.Status.ABORTED
+    world.stuck.clear()
+    fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), sample)
+    text = shipped_tokenizer.decode(fake.requests[0].input_ids)
+    assert text.index("a is done") < text.index("invalid tool name") < text.index("b is done")
+    assert sample.status is Sample.Status.COMPLETED
+
+
 async def test_an_abort_after_the_tools_keeps_their_results(shipped_tokenizer: Any) -> None:
     sample, calls = new_sample(), ids_of(shipped_tokenizer, CALLS)
     await attempt(shipped_tokenizer, lambda _b, n: Reply.tokens(calls) if n == 0 else aborted([]), sample)
@@ -257,7 +274,7 @@ async def test_the_state_survives_torch_save(shipped_tokenizer: Any, tmp_path: P
 
 ANOTHER_PROCESS = """
 import asyncio, json, sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1].split(":")
 import test_resume as t
 from transformers import AutoTokenizer
 
@@ -277,7 +294,8 @@ async def test_another_process_goes_on(shipped_tokenizer: Any) -> None:
     sample, calls = new_sample(), ids_of(shipped_tokenizer, CALLS)
     world.stuck.add("b")
     await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(calls), sample)
-    command = [sys.executable, "-c", ANOTHER_PROCESS, str(Path(__file__).parent), shipped_tokenizer.name_or_path]
+    folders = f"{Path(__file__).parent}:{Path(harness.__file__).parent}"
+    command = [sys.executable, "-c", ANOTHER_PROCESS, folders, shipped_tokenizer.name_or_path]
     done = await asyncio.to_thread(
         subprocess.run,
         command,
@@ -508,8 +526,8 @@ def blocks_until_the_abort(job: str) -> str:
 async def test_a_call_that_ends_as_it_is_cut_is_finished(
     shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("strands_rollout.bounded_tool.CLEANUP_S", 2.0)
-    monkeypatch.setattr("strands_rollout.tool_thread._LAST_MOMENT_S", 1.0)
+    monkeypatch.setattr("strands_rollout.agent.tool_call.CLEANUP_S", 2.0)
+    monkeypatch.setattr("strands_rollout.aio._LAST_MOMENT_S", 1.0)
     call = json.dumps({"name": name, "arguments": {"job": "a"}})
     calls = ids_of(shipped_tokenizer, f"<tool_call>\n{call}\n</tool_call><|im_end|>")
     settings = {"tools": [f"{__name__}.{name}"]}

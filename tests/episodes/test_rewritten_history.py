@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import json
 from typing import Any
 
 import pytest
@@ -12,9 +15,9 @@ from strands.agent.conversation_manager import SlidingWindowConversationManager,
 from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
 
 from strands_rollout import EpisodeLimits, Sample, SGLangModel, StopReason, execute_python_code, generate
-from strands_rollout.agent import run_episode
-from strands_rollout.contract import contract_violations
-from strands_rollout.errors import TrajectoryError
+from strands_rollout.agent.episode import run_episode
+from strands_rollout.errors import EngineAbortedError, TrajectoryError
+from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 
 def keeps_three() -> SlidingWindowConversationManager:
@@ -87,11 +90,11 @@ async def test_each_history_is_a_sample_and_each_sampled_token_is_trained_once(s
 
 
 async def test_a_full_context_is_the_managers_business(shipped_tokenizer: Any) -> None:
-    samples, fake, _ = await episode(shipped_tokenizer, "drops_on_overflow", rollout_max_context_len=330)
+    samples, fake, _ = await episode(shipped_tokenizer, "drops_on_overflow", rollout_max_context_len=345)
     assert [sample.status for sample in samples] == [Sample.Status.COMPLETED] * len(samples)
     assert len(samples) > 1
     for request in fake.requests:
-        assert len(request.input_ids) + request.body["sampling_params"]["max_new_tokens"] <= 330
+        assert len(request.input_ids) + request.body["sampling_params"]["max_new_tokens"] <= 345
 
 
 async def test_a_context_that_no_manager_can_make_room_in_ends_the_episode(shipped_tokenizer: Any) -> None:
@@ -135,6 +138,68 @@ async def test_a_models_own_history_may_be_rewritten_where_it_is_told_so(shipped
             await agent.invoke_async("Two")
             assert len(model.conversation.segments) == 1
             assert "One" not in shipped_tokenizer.decode(model.trajectory.token_ids)
+
+
+SPEC = {
+    "name": "look",
+    "description": "Look it up.",
+    "inputSchema": {"json": {"type": "object", "properties": {"a": {"default": float("nan"), "enum": ["x"]}}}},
+}
+FURTHER = {**SPEC, "name": "find"}
+REORDERED = {key: copy.deepcopy(SPEC[key]) for key in reversed(SPEC)}
+REBUILT = json.loads(json.dumps(SPEC))
+A_TUPLE = copy.deepcopy(SPEC)
+A_TUPLE["inputSchema"]["json"]["properties"]["a"]["enum"] = ("x",)  # type: ignore[index]
+OTHER_SCHEMA = {**SPEC, "inputSchema": {"json": {"type": "object", "properties": {"b": {}}}}}
+HEADS = {
+    "the same": (None, {}),
+    "equal text as blocks": (None, {"system_prompt_content": [{"text": "Be brief."}]}),
+    "equal tools with other identity and order of keys": (None, {"tool_specs": [REORDERED]}),
+    "equal tools built anew": (None, {"tool_specs": [REBUILT]}),
+    "a tuple in the place of a list": (None, {"tool_specs": [A_TUPLE]}),
+    "no tools, as Strands shows fewer where it insists on one": (None, {"tool_specs": None}),
+    "another system prompt": ("the system prompt", {"system_prompt": "Be long."}),
+    "another system prompt as blocks": ("the system prompt", {"system_prompt_content": [{"text": "Be long."}]}),
+    "no system prompt": ("the system prompt", {"system_prompt": None}),
+    "a further tool": ("the tool 'find'", {"tool_specs": [SPEC, FURTHER]}),
+    "another schema": ("the tool 'look'", {"tool_specs": [OTHER_SCHEMA]}),
+    "both": ("the system prompt, the tool 'find'", {"system_prompt": "", "tool_specs": [FURTHER]}),
+}
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["after a turn", "inside an aborted turn"])
+@pytest.mark.parametrize(("named", "changes"), HEADS.values(), ids=HEADS)
+async def test_another_system_prompt_or_tool_is_refused_by_name_unless_it_may_begin_a_segment(
+    shipped_tokenizer: Any, named: str | None, changes: dict[str, Any], is_open: bool
+) -> None:
+    answer = ids_of(shipped_tokenizer, ANSWER)
+    first = Reply.abort(answer[:2]) if is_open else Reply.tokens(answer)
+    for choice in ("error", "segment"):
+        async with FakeSGLang([first, Reply.tokens(answer)], context_length=4096) as fake:
+            model = SGLangModel(shipped_tokenizer, fake.base_url, on_rewritten_history=choice, continue_aborted=False)  # type: ignore[arg-type]
+            messages: Any = [{"role": "user", "content": [{"text": "One"}]}]
+            request: dict[str, Any] = {"tool_specs": [copy.deepcopy(SPEC)], "system_prompt": "Be brief."}
+            with contextlib.suppress(EngineAbortedError):
+                messages += [(await model.answer(messages, **request)).message]
+                messages += [{"role": "user", "content": [{"text": "Two"}]}]
+            before = copy.deepcopy(model.trajectory)
+            if named and choice == "error":
+                with pytest.raises(TrajectoryError, match=f"changes {named} in mid-conversation; expected .*fan_out"):
+                    await model.answer(messages, **{**request, **changes})
+                assert model.trajectory == before
+            else:
+                await model.answer(messages, **{**request, **changes})
+                assert len(model.conversation.segments) == bool(named)
+
+
+async def test_tools_that_are_changed_in_place_are_seen(shipped_tokenizer: Any) -> None:
+    async with FakeSGLang([Reply.tokens(ids_of(shipped_tokenizer, ANSWER))] * 2) as fake:
+        model, tools = SGLangModel(shipped_tokenizer, fake.base_url), [copy.deepcopy(SPEC)]
+        messages: Any = [{"role": "user", "content": [{"text": "One"}]}]
+        messages += [(await model.answer(messages, tools)).message, {"role": "user", "content": [{"text": "Two"}]}]
+        tools[0]["inputSchema"]["json"]["properties"]["b"] = {}
+        with pytest.raises(TrajectoryError, match="the tool 'look'"):
+            await model.answer(messages, tools)
 
 
 async def test_the_response_budget_holds_over_all_histories(shipped_tokenizer: Any) -> None:

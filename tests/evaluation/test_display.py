@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from strands_rollout.evaluate import Outcome, Summary
-from strands_rollout.report import accuracy_bar, print_outcomes, print_summary, progress_bar, question_of
-from strands_rollout.sample_type import Sample
+from strands_rollout.evaluation.display import accuracy_bar, print_outcomes, print_summary, progress_bar, question_of
+from strands_rollout.evaluation.evaluate import Outcome, Summary
+from strands_rollout.samples import Sample
 
 
 def outcome(

@@ -12,8 +12,7 @@ import pytest
 
 from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.evaluation.plan import SampleKey
-from strands_rollout.evaluation.results_file import ResultsFile, SampleResult
-from strands_rollout.evaluation.run_folder import RunFolder
+from strands_rollout.evaluation.results import ResultsFile, RunFolder, SampleResult
 
 
 def line(number: int, **changes: Any) -> dict[str, Any]:
@@ -136,7 +135,7 @@ def test_what_is_no_plain_json_is_kept_all_the_same(tmp_path: Path) -> None:
 )
 def test_what_could_not_be_graded_is_not_scored(reward: dict[str, Any], is_scored: bool) -> None:
     result = SampleResult.from_line(line(0, reward=reward))
-    assert (result.is_scored, result.error is None) == (is_scored, is_scored)
+    assert (result.is_scored, result.fault is None) == (is_scored, is_scored)
 
 
 def test_a_file_has_one_writer_at_a_time(tmp_path: Path) -> None:

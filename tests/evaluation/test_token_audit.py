@@ -1,20 +1,21 @@
-"""The recording proxy: what crosses it is recorded and unchanged, and a fault of the engine stays that fault."""
+"""Token exactness on the wire: the recording proxy, and what is wrong with a sample beside its record."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 from fake_sglang import ROUTING_HEADER, FakeSGLang, Reply, dead_url
 
-from strands_rollout.errors import EngineUnavailableError
-from strands_rollout.sglang_client import SGLangClient
-from strands_rollout.wire_recorder import Exchange, WireRecorder, recording
+from strands_rollout.client.client import SGLangClient
+from strands_rollout.errors import EngineResponseError, EngineUnavailableError
+from strands_rollout.evaluation.token_audit import Exchange, WireRecorder, recording, tito_violations
 
 PARAMS = {"max_new_tokens": 4}
 
@@ -93,3 +94,89 @@ async def test_other_endpoints_pass() -> None:
     async with line([], context_length=77) as wire:
         assert (await wire.client.server_info()).context_length == 77
         assert wire.recorder.episodes == {}
+
+
+async def test_an_input_that_the_engine_cuts_is_recorded_as_such() -> None:
+    async with line([Reply.tokens([7], prompt_tokens=1)]) as wire:
+        with pytest.raises(EngineResponseError, match="the engine read 1 tokens of a prompt of 2"):
+            await wire.client.generate([1, 2], PARAMS)
+        assert wire.recorder.episodes == {"": [Exchange([1, 2], [7], [-0.5], read_tokens=1)]}
+
+
+PROMPT, FIRST, RESULT, SECOND = [1, 2, 3], [10, 11], [20, 21], [12]
+
+
+def exchanges(second_input: list[int] | None = None) -> list[Exchange]:
+    return [
+        Exchange(PROMPT, FIRST, [-0.5, -0.25]),
+        Exchange(second_input or [*PROMPT, *FIRST, *RESULT], SECOND, [-1.0]),
+    ]
+
+
+def sample(**changes: Any) -> Any:
+    fields = {
+        "tokens": [*PROMPT, *FIRST, *RESULT, *SECOND],
+        "response_length": 5,
+        "loss_mask": [1, 1, 0, 0, 1],
+        "rollout_log_probs": [-0.5, -0.25, 0.0, 0.0, -1.0],
+    }
+    return SimpleNamespace(**{**fields, **changes})
+
+
+def test_an_exact_episode_has_no_violation() -> None:
+    assert tito_violations(exchanges(), sample()) == []
+
+
+def test_a_request_that_was_sent_again_unchanged_is_exact() -> None:
+    first, second = exchanges()
+    failed = Exchange(second.input_ids, None, [])
+    assert tito_violations([first, failed, second], sample()) == []
+
+
+def test_a_retry_with_other_tokens_is_seen() -> None:
+    first, second = exchanges()
+    failed = Exchange([*second.input_ids, 99], None, [])
+    assert "request 2 repeats a failed one" in tito_violations([first, failed, second], sample())[0]
+
+
+@pytest.mark.parametrize(
+    "second_input",
+    [
+        pytest.param([*PROMPT, 10, 99, *RESULT], id="a sampled token was encoded anew"),
+        pytest.param([*PROMPT, 10], id="a sampled token was dropped"),
+        pytest.param([7, *PROMPT, *FIRST, *RESULT], id="the prompt was rendered anew"),
+    ],
+)
+def test_a_request_that_does_not_extend_the_last_one_is_seen(second_input: list[int]) -> None:
+    found = tito_violations(exchanges(second_input), sample(tokens=[*second_input, *SECOND]))
+    assert "request 1 does not extend the last one and its output" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tokens": [*PROMPT, *FIRST, *RESULT, 13]}, "tokens are not the last request and its output"),
+        ({"tokens": [*PROMPT, *FIRST, *RESULT, *SECOND, 30]}, "tokens are not the last request and its output"),
+        ({"response_length": 4}, "the sample's prompt has 4 tokens"),
+        ({"loss_mask": [1, 1, 1, 0, 1]}, "loss_mask is not what the engine sampled"),
+        ({"loss_mask": [1, 0, 0, 0, 1]}, "loss_mask is not what the engine sampled"),
+        ({"rollout_log_probs": [-0.5, -0.3, 0.0, 0.0, -1.0]}, "rollout_log_probs is not what the engine sampled"),
+    ],
+)
+def test_a_sample_that_differs_from_the_wire_is_seen(changes: dict[str, Any], words: str) -> None:
+    assert words in tito_violations(exchanges(), sample(**changes))[0]
+
+
+def test_a_request_of_which_the_engine_read_a_part_is_seen() -> None:
+    first, second = exchanges()
+    cut = replace(second, read_tokens=4)
+    assert tito_violations([first, cut], sample()) == ["the engine read 4 tokens of a request of 7"]
+
+
+def test_a_sample_that_trains_nothing_claims_nothing() -> None:
+    excluded = sample(tokens=[*PROMPT, 9], response_length=1, loss_mask=[0], rollout_log_probs=[0.0])
+    assert tito_violations(exchanges(), excluded) == []
+
+
+def test_trained_tokens_that_no_engine_sampled_are_seen() -> None:
+    assert "the engine sampled none" in tito_violations([Exchange(PROMPT, None, [])], sample())[0]

@@ -19,7 +19,7 @@ import yaml
 from harness import TOOL_CALL, run
 
 from strands_rollout import Sample, reward_func
-from strands_rollout.contract import contract_violations
+from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]

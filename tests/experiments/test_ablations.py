@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from strands_rollout.sample_type import Sample
-from strands_rollout.train.ablations import Ablations
+from experiments.methods import Experiment
+from strands_rollout.samples import Sample
 
 
 @dataclass
@@ -34,7 +34,7 @@ def sample(**values: Any) -> Sample:
 
 async def applied(kind: Any, one: Sample) -> Grader:
     grader = Grader()
-    await Ablations(kind, grader).apply([one])  # type: ignore[arg-type]
+    await Experiment("tito", kind).prepare([one], grader)  # type: ignore[arg-type]
     return grader
 
 

@@ -13,12 +13,10 @@ import typer
 from recorded_runs import records, write_run
 from typer.testing import CliRunner, Result
 
-from strands_rollout.commands.compare import compare
+from experiments.__main__ import compare
+from experiments.comparison import Comparison, Variant, compare_runs, comparison_table, read_run
 from strands_rollout.errors import ConfigError
-from strands_rollout.train.comparison import Comparison, Variant, compare_runs
-from strands_rollout.train.comparison_table import comparison_table
 from strands_rollout.train.curves import draw_comparison
-from strands_rollout.train.recorded_run import read_run
 
 
 def compared(*folders: Path) -> Comparison:

@@ -1,8 +1,8 @@
 """The report of the experiment says what its committed logs say.
 
-After `tests/experiments/run.sh FOLDER collect`, write its tables anew:
+After `experiments/run.sh FOLDER collect`, write its tables anew:
 
-    UPDATE_GOLDEN=1 bash scripts/test.sh tests/train/test_experiment_report.py
+    UPDATE_GOLDEN=1 bash scripts/test.sh tests/experiments/test_experiment_report.py
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from strands_rollout.train.comparison import compare_runs
-from strands_rollout.train.comparison_table import comparison_table
-from strands_rollout.train.recorded_run import RecordedRun, read_run
+from experiments.comparison import RecordedRun, compare_runs, comparison_table, read_run
 
-EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 REPORT = EXPERIMENTS / "README.md"
 TABLES = {
     "shipped": ("tito-[0-9]", "retokenised-[0-9]", "openai-[0-9]"),

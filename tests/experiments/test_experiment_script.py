@@ -1,4 +1,4 @@
-"""`tests/experiments/run.sh` with stand-ins for its commands: which runs it makes, and that none is made twice."""
+"""`experiments/run.sh` with stand-ins for its commands: which runs it makes, and that none is made twice."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "experiments/run.sh"
-# each makes what tells that it is over, in the folder that follows --out
-STAND_INS = {"strands-rollout": "summary.json", "python": "training.json"}
+SCRIPT = Path(__file__).parents[2] / "experiments/run.sh"
 
 
 def run(tmp_path: Path, *words: str, status: int = 0, **environment: str) -> list[str]:
     """The command lines of one call of the script."""
     commands, calls = tmp_path / "bin", tmp_path / "calls"
     commands.mkdir(exist_ok=True)
-    for name, made in STAND_INS.items():
-        lines = [f'echo "{name} $*" >> "$CALLS"', 'while [[ "$1" != --out ]]; do shift; done', 'mkdir -p "$2"']
-        (commands / name).write_text("\n".join(["#!/usr/bin/env bash", *lines, f'touch "$2/{made}"\n']))
-        (commands / name).chmod(0o755)
+    # leaves what tells that it is over in the folder that follows --out
+    lines = ['echo "python $*" >> "$CALLS"', 'while [[ "$1" != --out ]]; do shift; done', 'mkdir -p "$2"']
+    (commands / "python").write_text("\n".join(["#!/usr/bin/env bash", *lines, 'touch "$2"/{summary,training}.json\n']))
+    (commands / "python").chmod(0o755)
     calls.write_text("")
     told = {**os.environ, **environment, "PATH": f"{commands}:{os.environ['PATH']}", "CALLS": str(calls)}
     command = ["bash", str(SCRIPT), str(tmp_path / "runs"), *words]
@@ -29,29 +27,34 @@ def run(tmp_path: Path, *words: str, status: int = 0, **environment: str) -> lis
     return calls.read_text().splitlines()
 
 
+def command_line(tmp_path: Path, rollout: str, name: str, options: str) -> str:
+    return f"python -m experiments --rollout {rollout} train --out {tmp_path}/runs/{name} {options}"
+
+
 def test_both_policies_are_trained_in_every_way_with_every_seed(tmp_path: Path) -> None:
     calls = run(tmp_path)
-    begin = f"strands-rollout train --out {tmp_path}/runs"
-    assert calls[0] == f"{begin}/tito-1 --steps 30 --json --seed 1 --rollout tito"
+    assert calls[0] == command_line(tmp_path, "tito", "tito-1", "--steps 30 --json --seed 1")
     assert sum("--steps 30" in call for call in calls) == 3 * 3 + 1 + 1
     assert sum("--steps 10" in call for call in calls) == 3 * 2
-    assert sum("--steps 1 " in call for call in calls) == 4 * 2 + 1
+    assert sum("--steps 1 " in call for call in calls) == 4 * 2
     model = f"{tmp_path}/runs/respelled-model"
-    assert f"{begin}/respelled-tito-3 --steps 10 --json --seed 3 --rollout tito --model {model}" in calls
-    assert sum(call.startswith("python") for call in calls) == 1
+    options = f"--steps 10 --json --seed 3 --model {model}"
+    assert command_line(tmp_path, "tito", "respelled-tito-3", options) in calls
+    assert sum("-m experiments.shipped_model " in call for call in calls) == 1
+    assert "--ablation tool-output-rewarded train" in calls[-1]
 
 
 def test_what_the_environment_says_is_heeded(tmp_path: Path) -> None:
     calls = run(tmp_path, "shipped", SEEDS="7", THREADS="1")
     assert len(calls) == 3
-    assert calls[-1].endswith("/openai-7 --steps 30 --threads 1 --json --seed 7 --rollout openai")
+    assert calls[-1] == command_line(tmp_path, "openai", "openai-7", "--steps 30 --threads 1 --json --seed 7")
 
 
 def test_a_run_that_is_over_is_not_made_again(tmp_path: Path) -> None:
     assert len(run(tmp_path, "shipped")) == 9
     (tmp_path / "runs/tito-1/summary.json").unlink()
     again = run(tmp_path, "shipped")
-    assert [call.split()[3] for call in again] == [f"{tmp_path}/runs/tito-1"]
+    assert again == [command_line(tmp_path, "tito", "tito-1", "--steps 30 --json --seed 1")]
 
 
 @pytest.mark.parametrize("words", [["curves"], ["shipped", "x"]])

@@ -13,12 +13,12 @@ from harness import args_for, call_text
 from harness import run as run_by_tokens
 from scripted_chat import Said, ScriptedChat
 
+from experiments.openai_generate import TEXT_ENDPOINT_KEY, generate
 from strands_rollout import Sample, reward_func
 from strands_rollout import generate as generate_by_tokens
-from strands_rollout.contract import contract_violations
-from strands_rollout.dataset_rows import read_rows, shipped_rows
-from strands_rollout.evaluate import slime_sampling_params
-from strands_rollout.train.openai_generate import TEXT_ENDPOINT_KEY, generate
+from strands_rollout.evaluation.evaluate import slime_sampling_params
+from strands_rollout.evaluation.rows import read_rows, shipped_rows
+from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 CODE = "print(17 * 2)"
 CALL = ("execute_python_code", json.dumps({"code": CODE}))

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
+from experiments.methods import Retokenised, retokenise
 from strands_rollout import Sample
-from strands_rollout.drift import drift_of_turn, token_bytes
 from strands_rollout.errors import TrajectoryError
-from strands_rollout.train.retokenised import Retokenised, retokenise
+from strands_rollout.template.drift import drift_of_turn, token_bytes
 
 PROMPT = "<|im_start|>user\nWhat is 17 * 2?<|im_end|>\n<|im_start|>assistant\n"
 TURN = "The answer is the number 34.<|im_end|>"

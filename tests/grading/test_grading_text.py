@@ -1,4 +1,4 @@
-"""The last words of the assistant: never its reasoning, never its calls, never a tool's output."""
+"""The last words of the assistant, never its reasoning, calls or a tool's output; and the answer in them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strands_rollout.grading import last_assistant_text, spoken_text
+from strands_rollout.grading.grade import extract_answer
 
 CALL = '<tool_call>\n{"name": "execute_python_code", "arguments": {"code": "print(1)"}}\n</tool_call>'
 NEXT = "<|im_end|>\n<|im_start|>assistant\n"
@@ -107,6 +108,76 @@ def test_no_tool_output_ever_reaches_the_grader(before: list[str], output: list[
     "piece", ["<think>", "<tool_call>", "<tool_response>", "</tool_response>", "<|im_start|>", "\\"]
 )
 def test_a_hostile_response_takes_linear_time(piece: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     last_assistant_text(piece * (2_000_000 // len(piece)))
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{42}", "42"),
+        (r"first \boxed{41}, then \boxed{42}.", "42"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\left\{1, 2\right.}", r"\left\{1, 2\right."),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed { 42 }", "42"),
+        (r"\boxed 42.", "42."),
+        (r"$\boxed 42$", "42"),
+        (r"\fbox{42}", "42"),
+        (r"\boxed{\boxed{42}}", "42"),
+        (r"\boxed{41 \boxed{42}}", "42"),
+        (r"\boxed{42 is not closed, but \boxed{7}", "7"),
+        (r"\boxed{42} and then \boxed{}", "42"),
+        (r"\boxed{42} and then \boxed{4", "42"),
+        (r"\boxed{}", ""),
+        (r"\boxed{ }", ""),
+        (r"\boxed{42", ""),
+        (r"\boxed{\frac{1}{2}", ""),
+        (r"\boxedtext{42}", ""),
+        (r"\boxed{} Answer: 42", "42"),
+        (r"Answer: 41, I mean \boxed{42}", "42"),
+        (r"\boxed{42} Answer: 41", "42"),
+    ],
+)
+def test_the_last_balanced_box_is_the_answer(text: str, answer: str) -> None:
+    assert extract_answer(text).rstrip(".") == answer.rstrip(".")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Answer: 42", "42"),
+        ("answer : 42.", "42"),
+        ("**Answer:** 42", "42"),
+        ("**Answer**: 42", "42"),
+        ("Final answer: 42\nThat was it.", "42"),
+        ("Answer: $42$.", "42"),
+        ("Answer: the sum is $42$.", "42"),
+        (r"Answer: \(42\)", "42"),
+        (r"Answer: \[ 42 \]", "42"),
+        ("Answer: $5 and $6", "$5 and $6"),
+        ("Answer:\n\n42", "42"),
+        ("Answer\uff1a42", "42"),
+        ("Answer: 41\nAnswer: 42", "42"),
+        ("Answer: 42\nAnswer:", "42"),
+        ("Answer: `42`", "42"),
+        ("The answer is 42", ""),
+        ("", ""),
+    ],
+)
+def test_without_a_box_the_last_answer_line_counts(text: str, answer: str) -> None:
+    assert extract_answer(text) == answer
+
+
+def test_an_answer_buried_under_fifty_thousand_characters_is_not_found() -> None:
+    assert extract_answer("\\boxed{42}" + " " * 40_000) == "42"
+    assert extract_answer("\\boxed{42}" + " " * 50_000) == ""
+
+
+@pytest.mark.parametrize("piece", [r"\boxed{", "{", "}", "\\", "Answer: ", "answer ", "Answer: \\(", "$", r"\boxed "])
+def test_a_hostile_text_takes_linear_time(piece: str) -> None:
+    started = time.process_time()
+    extract_answer(piece * (2_000_000 // len(piece)))
+    extract_answer(r"\boxed{" + piece * (2_000_000 // len(piece)))
+    assert time.process_time() - started < 2.0

@@ -26,8 +26,8 @@ async def two_samples(tokenizer: Any) -> list[Any]:
     return [used, await finished_sample(tokenizer, [WRONG])]
 
 
-def readme_block(word: str) -> str:
-    """The README's one Python example with this word."""
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+def documented_block(word: str) -> str:
+    """The one Python example of docs/integrations.md with this word."""
+    text = (Path(__file__).parents[2] / "docs/integrations.md").read_text()
     (block,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if word in block)
     return str(block)

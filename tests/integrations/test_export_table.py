@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
-from finished import readme_block, two_samples
+from finished import documented_block, two_samples
 from grouped_samples import sample_of
 
 from strands_rollout.errors import ExportError
-from strands_rollout.export.table import from_rows, read_parquet, to_dataset, to_parquet, to_rows
-from strands_rollout.sample_type import Sample
+from strands_rollout.integrations.table import from_rows, read_parquet, to_dataset, to_parquet, to_rows
+from strands_rollout.samples import Sample
 
 LEFT_OUT = {
     *("multimodal_inputs", "multimodal_train_inputs", "multimodal_train_input_id", "apply_chat_template_kwargs"),
@@ -74,7 +74,7 @@ async def test_the_readmes_example_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"samples": await two_samples(shipped_tokenizer)}
-    exec(readme_block("to_parquet"), names)
+    exec(documented_block("to_parquet"), names)
     assert_same(names["read_parquet"](Path("rollouts.parquet")), names["samples"])
     assert len(names["output"]["rewards"]) == len(names["loop_outputs"]) == len(names["dataset"]) == 2
 

@@ -14,7 +14,7 @@ from harness import ANSWER
 from pydantic import BaseModel
 
 from strands_rollout.errors import ExportError
-from strands_rollout.export.verl import to_agent_loop_outputs
+from strands_rollout.integrations.verl import to_agent_loop_outputs
 
 
 async def test_an_output_holds_the_sample_token_for_token(shipped_tokenizer: Any) -> None:

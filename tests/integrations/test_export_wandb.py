@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from strands_rollout import Sample
-from strands_rollout.cli import app
+from strands_rollout.cli.commands import app
 from strands_rollout.dump import write_dump
-from strands_rollout.export.dump_table import sample_table
+from strands_rollout.integrations.wandb import sample_table
 
 KEY = "5ec4e75ec4e75ec4e75ec4e75ec4e75ec4e75ec4e7"
 ROW = {
@@ -87,7 +87,7 @@ def test_wandb_gets_the_table_and_no_file_of_it_gets_a_secret(dump: Path, tmp_pa
     given = ["export", str(dump), "--to", "wandb", "--project", "agents", "--reward-key", "acc"]
     assert child("-m", "strands_rollout.cli", *given) == "2 samples\n"
     (run,) = (tmp_path / "wandb").glob("offline-run-*-chosen")
-    (logged,) = json.loads(child(str(Path(__file__).parents[1] / "wandb_file.py"), str(run)))
+    (logged,) = json.loads(child(str(Path(__file__).parents[1] / "support" / "wandb_file.py"), str(run)))
     table: dict[str, Any] = logged["samples"]
     assert [dict(zip(table["columns"], row, strict=True)) for row in table["data"]] == [ROW, ROW]
     assert b"agents" in b"".join(file.read_bytes() for file in run.glob("*.wandb"))
@@ -96,8 +96,10 @@ def test_wandb_gets_the_table_and_no_file_of_it_gets_a_secret(dump: Path, tmp_pa
 
 TOO_MANY = """
 import wandb
-from strands_rollout.export.dump_table import log_table
-from strands_rollout.metric_log import Table
+from strands_rollout.integrations.wandb import log_table
+from strands_rollout.slime_plugin.metrics import Table
+from strands_rollout.integrations.wandb import log_table
+from strands_rollout.slime_plugin.metrics import Table
 
 wandb.Table.MAX_ROWS = 1
 log_table(Table(["index"], [[1], [2]]), None, "run")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.export.sampling_names import TORCHRL, VLLM
+from strands_rollout.integrations.sampling_names import TORCHRL, VLLM
 
 SKYRL_DEFAULT = {
     "min_tokens": 1,

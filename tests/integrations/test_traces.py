@@ -21,11 +21,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 from typer.testing import CliRunner
 
 from strands_rollout import Sample
-from strands_rollout.cli import app
+from strands_rollout.cli.commands import app
 from strands_rollout.dump import write_dump
 from strands_rollout.errors import ConfigError, DumpError, ExportError
-from strands_rollout.export.dump_spans import LAID_OUT, TIMES
-from strands_rollout.export.otlp import otlp_exporter, send_dump
+from strands_rollout.integrations.traces import LAID_OUT, TIMES, otlp_exporter, send_dump
 
 START_S = 1_700_000_000.0
 TEXTS = {1: b"What?", 2: b"call ", 3: b"\xe2\x82", 4: b"\xac", 5: b"result", 6: b"done"}

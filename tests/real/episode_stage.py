@@ -14,12 +14,11 @@ import aiohttp
 from harness import args_for
 
 from strands_rollout import Sample, generate
-from strands_rollout.contract import contract_violations
-from strands_rollout.dataset_rows import read_rows, shipped_rows
-from strands_rollout.evaluate import slime_sampling_params
-from strands_rollout.reward import reward_func
-from strands_rollout.token_audit import tito_violations
-from strands_rollout.wire_recorder import WireRecorder, recording
+from strands_rollout.evaluation.evaluate import slime_sampling_params
+from strands_rollout.evaluation.rows import read_rows, shipped_rows
+from strands_rollout.evaluation.token_audit import WireRecorder, recording, tito_violations
+from strands_rollout.slime_plugin.reward import reward_func
+from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 GREEDY = slime_sampling_params(0.0, 768)
 SAMPLED = slime_sampling_params(1.0, 768)
@@ -168,6 +167,11 @@ async def load_of(engine_url: str) -> tuple[int, int]:
     """How many requests run at an engine, and how many wait there."""
     load = await _told_load(engine_url)
     return load["num_running_reqs"], load["num_waiting_reqs"]
+
+
+async def tokens_at(engine_url: str) -> int:
+    """How many tokens the running requests have at an engine."""
+    return int((await _told_load(engine_url))["num_used_tokens"])
 
 
 async def _told_load(engine_url: str) -> dict[str, Any]:

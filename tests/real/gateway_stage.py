@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from episode_stage import SAMPLED, EpisodeStage, episodes_on, facts_of, load_of
+from episode_stage import SAMPLED, EpisodeStage, episodes_on, facts_of, load_of, tokens_at
 from real_server import SCRIPTS, RealServer, start_gateway, start_sglang
 from worker_front import WorkerFront
 
@@ -22,7 +22,6 @@ SETTINGS = {"executor": {"name": "local", "isolation": "rlimits"}}
 # slime/ray/rollout.py, _start_router: a worker that is gone stays in its list until slime takes it out
 AS_SLIME_STARTS_IT = ("--disable-circuit-breaker", "--disable-health-check")
 # turns that last long enough to be caught in the middle
-LONG_TURNS = {**SAMPLED, "min_new_tokens": 150}
 LINGERING = {**SAMPLED, "max_new_tokens": 1500, "min_new_tokens": 600}
 OWN_VERSION = "own-worker"
 _PATIENCE_S = 60.0
@@ -187,6 +186,24 @@ async def until_running(total: int, *workers: str, each: int = 0) -> None:
         return sum(running) >= total and min(running) >= each
 
     await until(enough)
+
+
+async def until_sampling(total: int, *workers: str, each: int = 0) -> None:
+    """Wait until so many requests run at the workers in all, and then until some tokens were sampled for each."""
+    await until_running(total, *workers, each=each)
+
+    async def tokens() -> int:
+        return sum(await asyncio.gather(*map(tokens_at, workers)))
+
+    began = await tokens()
+
+    async def sampled() -> bool:
+        nonlocal began
+        now = await tokens()
+        began = min(began, now)  # an idle engine tells for up to a second what ran last
+        return now >= began + 20 * total
+
+    await until(sampled)
 
 
 async def until_idle(*workers: str) -> float:

@@ -1,11 +1,11 @@
-"""Eight samples of one prompt on one engine, and what the engine prefilled for each of their turns.
+"""Samples of one prompt on one engine, and what the engine prefilled for each of their turns.
 
-Ours and strands-sglang's models run the same Strands agent, each used as its documentation says.
+Ours and strands-sglang's models run the same Strands agent, each used as its documentation says. All of it is greedy:
+the shipped model answers the question after one call of its tool.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -17,10 +17,9 @@ from strands_sglang import SGLangClient as PeerClient
 from strands_sglang import SGLangModel as PeerModel
 
 from strands_rollout import SGLangModel, ToolLimiter, execute_python_code
-from strands_rollout.prompts import SYSTEM_PROMPT
+from strands_rollout.settings import SYSTEM_PROMPT
 
-SAMPLES = 8
-PARAMS = {"temperature": 1.0, "max_new_tokens": 256, "skip_special_tokens": False}
+PARAMS = {"temperature": 0.0, "max_new_tokens": 256, "skip_special_tokens": False}
 _MOST_ITERATIONS = 4
 
 
@@ -44,7 +43,7 @@ class TurnPrefill:
 
 
 Episode = list[TurnPrefill]
-Play = Callable[[str, Any, str], Awaitable[list[Episode]]]
+Play = Callable[[str, Any, str], Awaitable[Episode]]
 
 
 class _CountingClient(PeerClient):
@@ -61,26 +60,20 @@ class _CountingClient(PeerClient):
         return answer
 
 
-async def ours(url: str, tokenizer: Any, question: str) -> list[Episode]:
-    async def play() -> Episode:
-        model = SGLangModel(tokenizer=tokenizer, base_url=url, sampling_params=PARAMS)
-        await _run(model, question)
-        turns = model.trajectory.turns
-        return _episode([(turn.prompt_tokens, turn.cached_tokens, turn.end - turn.start) for turn in turns])
-
-    return list(await asyncio.gather(*(play() for _ in range(SAMPLES))))
+async def ours(url: str, tokenizer: Any, question: str) -> Episode:
+    model = SGLangModel(tokenizer=tokenizer, base_url=url, sampling_params=PARAMS)
+    await _run(model, question)
+    turns = model.trajectory.turns
+    return _episode([(turn.prompt_tokens, turn.cached_tokens, turn.end - turn.start) for turn in turns])
 
 
-async def strands_sglang(url: str, tokenizer: Any, question: str) -> list[Episode]:
-    async def play() -> Episode:
-        client = _CountingClient(url)
-        try:
-            await _run(PeerModel(client=client, tokenizer=tokenizer, sampling_params=PARAMS), question)
-        finally:
-            await client.close()
-        return _episode(client.told)
-
-    return list(await asyncio.gather(*(play() for _ in range(SAMPLES))))
+async def strands_sglang(url: str, tokenizer: Any, question: str) -> Episode:
+    client = _CountingClient(url)
+    try:
+        await _run(PeerModel(client=client, tokenizer=tokenizer, sampling_params=PARAMS), question)
+    finally:
+        await client.close()
+    return _episode(client.told)
 
 
 async def _run(model: Any, question: str) -> None:

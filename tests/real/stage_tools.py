@@ -13,8 +13,7 @@ from typing import Final
 
 from strands import tool
 
-from strands_rollout.prompts import CODE_TOOL_NAME, CODE_TOOL_SCHEMA
-from strands_rollout.tools import execute_python_code
+from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CODE_TOOL_SCHEMA, execute_python_code
 
 DESCRIPTION: Final = str(execute_python_code.tool_spec["description"])
 HANGING_S: Final = 600.0

@@ -10,17 +10,17 @@ import pytest
 from gateway_stage import gateway_before
 from real_server import version_of
 
-from strands_rollout.doctor.engine_server import Expected, check_server
-from strands_rollout.doctor.finding import Finding
-from strands_rollout.engine.settings import SHIPPED_MODEL_DIR
+from strands_rollout.diagnostics.diagnosis import Finding, Question
+from strands_rollout.diagnostics.doctor import check_server
+from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
 
 pytestmark = pytest.mark.real
 CONTEXT = json.loads((SHIPPED_MODEL_DIR / "config.json").read_text())["max_position_embeddings"]
 
 
 async def look(url: str, max_context_length: int = CONTEXT, tokenizer: Path = SHIPPED_MODEL_DIR) -> list[Finding]:
-    expected = Expected(max_context_length, tokenizer, tokenizer_is_named=True)
-    return await asyncio.to_thread(check_server, url, expected)
+    asked = Question({}, Path(), tokenizer=tokenizer, max_context_length=max_context_length)
+    return await asyncio.to_thread(check_server, url, asked)
 
 
 async def test_version_context_and_tokens_are_told(sglang: str) -> None:

@@ -46,7 +46,7 @@ async def test_cancelled_episodes_leave_nothing_at_the_engine(stage: EpisodeStag
     await asyncio.gather(running, return_exceptions=True)
     assert running.cancelled()
     # each request is aborted by its id, long before SGLang looks for its client
-    assert await left_behind(stage, told, "tasks are cancelled") < ALL_TOKENS / 10
+    assert await left_behind(stage, told, "tasks are cancelled") < ALL_TOKENS / 4
     # others are not disturbed, and nothing of it is left in this process
     again = await stage.play(new_samples(EPISODES))
     assert {facts_of(sample)["stop_reason"] for sample in again} == {"completed"}

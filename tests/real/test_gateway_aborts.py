@@ -17,6 +17,7 @@ from gateway_stage import (
     two_workers,
     until_idle,
     until_running,
+    until_sampling,
     versions_of,
 )
 from worker_front import WorkerFront
@@ -34,7 +35,7 @@ async def test_slime_aborts_at_the_workers_and_the_episodes_go_on_later(
     async with two_workers(sglang, own, shipped_tokenizer, router=router) as (stage, gateway, _):
         samples = new_samples(EPISODES)
         playing = asyncio.create_task(stage.play(samples, LINGERING, should_abort=aborted.is_set))
-        await until_running(EPISODES, sglang, own)
+        await until_sampling(EPISODES, sglang, own)
         # slime/rollout/sglang_rollout.py, abort(): the flag, then each worker that the router lists
         aborted.set()
         started = asyncio.get_running_loop().time()

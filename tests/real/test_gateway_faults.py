@@ -11,12 +11,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from episode_stage import SAMPLED, EpisodeStage, episodes_on, facts_of, new_samples
+from episode_stage import GREEDY, SAMPLED, EpisodeStage, episodes_on, facts_of, new_samples
 from gateway_stage import NAMES, Gateway, ends_of, gateway_before, two_workers, until
 from worker_front import WorkerFront
 
 from strands_rollout import Sample
-from strands_rollout.sglang_retry import MAX_ATTEMPTS
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 EPISODES = 8
@@ -63,13 +62,7 @@ async def test_an_open_breaker_is_waited_out(router: str, sglang: str, shipped_t
         await until(lambda: len(front.passages) >= 3)
         await asyncio.sleep(OUTAGE_S)
         front.status = None
-        ends = ends_of(await playing)
-        # who met the worker's own 500 twice, before the breaker opened, has given up: the request might be at fault
-        assert all("HTTP 500: out of order" in reason for reason in ends.reasons)
-        assert (len(ends.exact) + len(ends.masked), ends.lost) == (EPISODES, [])
-        told("faults", fault="worker answers 500, breaker opens", router=NAMES[router], **ends.counts)
-        after = asyncio.create_task(stage.play(new_samples(EPISODES), SAMPLED))
-        await finish(after, told, "the breaker has closed", router)
+        await finish(playing, told, "worker answers 500, breaker opens", router)
 
 
 async def test_workers_registered_in_time_save_what_was_asked_before(
@@ -101,14 +94,12 @@ async def test_without_any_worker_episodes_fail_in_bounded_time_and_say_so(shipp
         clock = asyncio.get_running_loop().time
         async with episodes_on(gateway.base_url, shipped_tokenizer) as stage:
             started = clock()
-            ends = ends_of(await stage.play(new_samples(EPISODES), SAMPLED))
+            ends = ends_of(await stage.play(new_samples(EPISODES), SAMPLED, engine_patience_s=5.0))
         row = {"fault": "no worker at all", "router": NAMES[gateway.router], **ends.counts}
         told("faults", **row, gave_up_after_s=round(clock() - started, 1))
         assert (len(ends.masked), ends.exact, ends.lost) == (EPISODES, [], [])
         assert all(facts_of(sample)["stop_reason"] == "engine_error" for sample in ends.masked)
-        assert all(f"in {MAX_ATTEMPTS} attempts; the last ended with: {words}" in reason for reason in ends.reasons), (
-            ends.reasons
-        )
+        assert all(f"attempts; the last ended with: {words}" in reason for reason in ends.reasons), ends.reasons
 
     async with gateway_before(router="smg") as smg, gateway_before(router="sglang-router") as forerunner:
         await asyncio.gather(fail(smg, "HTTP 404: "), fail(forerunner, "HTTP 503: No available workers"))
@@ -130,7 +121,6 @@ async def test_an_abort_ends_the_wait_for_workers(router: str, shipped_tokenizer
         aborted.set()
         await playing
     assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
-    assert max(map(len, stage.recorder.episodes.values())) < MAX_ATTEMPTS
 
 
 async def test_a_request_of_wrong_types_is_refused_once_and_named(
@@ -148,7 +138,7 @@ async def test_a_context_that_no_router_tells_is_learned_from_its_refusal(
     router: str, sglang: str, shipped_tokenizer: Any
 ) -> None:
     async with on_one(router, sglang, shipped_tokenizer) as stage:
-        samples = await stage.play(new_samples(EPISODES), {**SAMPLED, "max_new_tokens": 100_000})
-    assert len(ends_of(samples).exact) == EPISODES
-    refused = [stage.recorder.episodes[str(sample.session_id)][0].output_ids is None for sample in samples]
-    assert all(refused)
+        sample = await stage.play_one({**GREEDY, "max_new_tokens": 100_000})
+    assert ends_of([sample]).exact == [sample]
+    refused = [exchange.output_ids is None for exchange in stage.recorder.episodes[str(sample.session_id)]]
+    assert refused == [True, False, False]  # once, and then two turns

@@ -6,34 +6,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from episode_stage import SAMPLED, EpisodeStage, episodes_on, facts_of, new_samples
+import stage_tools
+from episode_stage import GREEDY, SAMPLED, EpisodeStage, episodes_on, facts_of, new_samples
 from gateway_stage import (
     AS_SLIME_STARTS_IT,
-    LONG_TURNS,
+    LINGERING,
     NAMES,
     OWN_VERSION,
     Ends,
     OwnWorker,
     ends_of,
     gateway_before,
+    post,
     until,
     versions_of,
 )
 from worker_front import WorkerFront
 
-from strands_rollout.wire_recorder import Exchange
+from strands_rollout.evaluation.token_audit import Exchange
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 EPISODES = 12
-# the retries take 12 to 24 s; a loaded machine takes longer
-GIVEN_UP_WITHIN_S = 90.0
+PATIENCE_S = 10.0
+# on a loaded machine
+GIVEN_UP_WITHIN_S = 80.0
 USED_WITHIN_S = 180.0
-IN_FLIGHT = 8
 
 
 @asynccontextmanager
@@ -49,8 +51,11 @@ async def both_routers(*workers: str, tokenizer: Any) -> AsyncIterator[dict[str,
         yield {"smg": through_smg, "sglang-router": through_forerunner}
 
 
-def begin(stages: dict[str, EpisodeStage], params: Any) -> dict[str, asyncio.Task[Any]]:
-    return {router: asyncio.create_task(stage.play(new_samples(EPISODES), params)) for router, stage in stages.items()}
+def begin(stages: dict[str, EpisodeStage], params: Any, **settings: Any) -> dict[str, asyncio.Task[Any]]:
+    return {
+        router: asyncio.create_task(stage.play(new_samples(EPISODES), params, **settings))
+        for router, stage in stages.items()
+    }
 
 
 async def ended(playing: dict[str, asyncio.Task[Any]]) -> dict[str, Ends]:
@@ -66,19 +71,32 @@ def exchanges(stage: EpisodeStage) -> list[Exchange]:
     return [exchange for episode in stage.recorder.episodes.values() for exchange in episode]
 
 
+@pytest.fixture
+def tools_hang() -> Iterator[None]:
+    """Until the test lets go of them."""
+    stage_tools.began.clear()
+    stage_tools.is_to_hang.set()
+    yield
+    stage_tools.is_to_hang.clear()
+
+
+@pytest.mark.usefixtures("tools_hang")
 async def test_one_of_two_workers_is_killed_and_comes_back_at_its_port(
     sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, told: Any
 ) -> None:
     own = await own_worker.running()
     async with WorkerFront(sglang) as front, both_routers(front.base_url, own, tokenizer=shipped_tokenizer) as stages:
 
-        def is_the_time() -> bool:
+        def some_wait_there() -> bool:
             at_the_other = sum(not passage.meta_info for passage in front.passages)
-            in_later_turns = all(len(exchanges(stage)) >= EPISODES + 4 for stage in stages.values())
-            return in_later_turns and waiting(stages) >= IN_FLIGHT and waiting(stages) - at_the_other >= 2
+            return waiting(stages) - at_the_other >= 2
 
-        playing = begin(stages, SAMPLED)
-        await until(is_the_time)
+        playing = begin(stages, GREEDY, tools=["stage_tools.hanging_while_told"])
+        await until(lambda: len(stage_tools.began) == len(stages) * EPISODES)
+        # later turns find a worker that does not answer any more
+        await post(f"{own}/pause_generation", mode="retract")
+        stage_tools.is_to_hang.clear()
+        await until(some_wait_there)
         own_worker.kill()
         for router, ends in (await ended(playing)).items():
             moved = sum(len(versions_of(sample)) == 2 for sample in ends.exact)
@@ -106,8 +124,9 @@ async def test_all_workers_are_gone_in_mid_flight_and_come_back(
 ) -> None:
     own, clock = await own_worker.running(), asyncio.get_running_loop().time
     async with WorkerFront(sglang) as front, both_routers(front.base_url, own, tokenizer=shipped_tokenizer) as stages:
-        playing = begin(stages, LONG_TURNS)
-        await until(lambda: waiting(stages) >= 2 * IN_FLIGHT and len(front.passages) >= IN_FLIGHT)
+        playing = begin(stages, LINGERING, engine_patience_s=PATIENCE_S)
+        # the forerunner's turns bring half of its episodes to each worker
+        await until(lambda: waiting(stages) == 2 * EPISODES and len(front.passages) >= EPISODES // 2)
         own_worker.kill()
         await front.close()
         gone = clock()

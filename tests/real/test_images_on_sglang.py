@@ -16,9 +16,8 @@ from real_server import SCRIPTS, start_sglang, version_of
 from vision import encoded, image_block, picture, vision_processor, vision_tokenizer
 
 from strands_rollout import SGLangModel
-from strands_rollout.image_tokens import image_tokens_of
-from strands_rollout.images import train_inputs_of
-from strands_rollout.sglang_client import SGLangClient
+from strands_rollout.client.client import SGLangClient
+from strands_rollout.model.images import image_tokens_of, train_inputs_of
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).with_name("vision_model.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 from many_tools.direct import describe
@@ -86,7 +87,15 @@ async def test_structured_output_of_the_model_asks_once(many_tools_engine: str) 
         await describe("tubes", many_tools_engine, CHECKPOINT)
 
 
-async def test_sampled_at_temperature_one_the_policy_nearly_always_says_the_same(play: Play) -> None:
+async def test_at_temperature_one_the_policy_would_nearly_always_say_the_same(play: Play) -> None:
+    local = [episode.question for episode in EPISODES if episode.tools == STORE]
+    greedy = await asyncio.gather(*(play(question) for question in local))
+    # the logprobs of greedy turns are those of temperature one, too
+    samples = [sample for played in greedy for sample in played.samples]
+    assert [sample.index for sample in samples if sum(sample.rollout_log_probs or []) < math.log(0.7)] == []
+
+
+async def test_whatever_is_sampled_at_temperature_one_is_a_valid_sample(play: Play) -> None:
     local = [episode.question for episode in EPISODES if episode.tools == STORE]
     played = await asyncio.gather(*(play(question, temperature=1.0, by_heart=False) for question in local))
-    assert sum(one.said == one.learned for one in played) > 0.7 * len(local)
+    assert all(one.violations == [] for one in played)

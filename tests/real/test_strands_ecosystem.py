@@ -106,12 +106,12 @@ async def test_bytes_from_an_mcp_server_are_an_empty_result(on_sglang: Play) -> 
 
 
 @pytest.mark.real
-async def test_an_image_fails_the_sample_in_words_and_trains_nothing(
+async def test_an_image_that_the_policy_can_not_read_is_a_text_and_a_warning(
     on_sglang: Play, caplog: pytest.LogCaptureFixture
 ) -> None:
-    played = await on_sglang("Draw a dot.")
-    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
-    assert set(played.sample.loss_mask) == {0}
+    played = await on_sglang("Draw a dot.", by_heart=False)  # what it says of the text is open
+    assert "[an image that can't be read]" in played.context(0)
+    assert played.sample.status is not Sample.Status.FAILED
     assert "this model reads text only" in caplog.text
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from strands_rollout.dataset_rows import shipped_rows
-from strands_rollout.train.weight_sync import WeightSync
+from strands_rollout.evaluation.rows import shipped_rows
 
 pytestmark = [pytest.mark.real, pytest.mark.torch, pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).parents[2] / "scripts/train_tiny.py"
@@ -21,6 +20,8 @@ async def test_two_steps_on_sglang_have_the_trainers_logprobs(
     sglang: str, shipped_tokenizer: Any, told: Any, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
+    from strands_rollout.train.trainer import WeightSync
+
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(shipped_rows().read_text().splitlines(keepends=True)[:8]))
     options = ["--steps", "2", "--prompts", "4", "--samples-per-prompt", "4", "--threads", "1", "--updates", "1"]

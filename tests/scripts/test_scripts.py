@@ -82,6 +82,21 @@ def test_a_server_of_the_users_own_is_not_installed(checkout: Checkout, named: s
     assert not (checkout.root / ".venv-sglang").exists()
 
 
+@pytest.mark.parametrize("second", ["no such folder", ".", ""])
+def test_what_is_no_checkout_of_slime_is_refused_before_its_tests_are_skipped(
+    checkout: Checkout, tmp_path: Path, second: str
+) -> None:
+    rollout = tmp_path / "slime/slime/rollout/sglang_rollout.py"
+    rollout.parent.mkdir(parents=True)
+    rollout.touch()
+    finished = checkout.run("test.sh", "--slime", "-x", SLIME_PATH=f"{tmp_path}/slime")
+    assert finished.stdout == f"\n== slime at {tmp_path}/slime\npytest -m slime -x\n"
+    finished = checkout.run("test.sh", "--slime", SLIME_PATH=f"{tmp_path}/slime:{second}:{tmp_path}/slime")
+    assert finished.returncode == 1
+    assert f"error: SLIME_PATH names '{second}', which is no checkout of THUDM/slime" in finished.stderr
+    assert "pytest" not in finished.stdout
+
+
 def test_a_real_engine_is_installed_again_when_its_versions_change(checkout: Checkout) -> None:
     for _ in range(2):
         assert checkout.run("gateway.sh", "install").returncode == 0
@@ -120,7 +135,7 @@ def test_an_old_python_is_passed_over(checkout: Checkout) -> None:
 def test_check_refuses_what_it_does_not_know(checkout: Checkout) -> None:
     finished = checkout.run("check.sh", "--everything")
     assert finished.returncode == 2
-    assert "usage: bash scripts/check.sh [--tests]" in finished.stderr
+    assert "usage: bash scripts/check.sh [--tests|--house]" in finished.stderr
 
 
 @pytest.mark.parametrize(
@@ -132,6 +147,7 @@ def test_check_refuses_what_it_does_not_know(checkout: Checkout) -> None:
         "scripts/sglang_cpu.sh",
         "scripts/gateway.sh",
         ".ci/run",
+        ".ci/full",
     ],
 )
 def test_scripts_stop_at_the_first_error_and_pass_shellcheck(script: str) -> None:
@@ -141,6 +157,21 @@ def test_scripts_stop_at_the_first_error_and_pass_shellcheck(script: str) -> Non
         pytest.skip("needs shellcheck, which the dev extra installs")
     found = subprocess.run([shellcheck, "--external-sources", script], cwd=REPOSITORY, capture_output=True, check=False)
     assert found.stdout.decode() == ""
+
+
+def test_the_house_is_within_its_ceilings_and_what_grows_is_told(tmp_path: Path) -> None:
+    house = [sys.executable, "scripts/house.py"]
+    assert subprocess.run(house, cwd=REPOSITORY, capture_output=True, check=False).returncode == 0
+    for name in ("strands_rollout", "README.md", "pyproject.toml"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_long.py").write_text("\n" * 1_000_000)
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(REPOSITORY / "scripts" / "house.py", tmp_path / "scripts")
+    grown = subprocess.run(house, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert grown.returncode == 1
+    assert grown.stderr.startswith("error: tests: lines: got 1,000,000, expected at most ")
+    assert grown.stderr.count("error:") == 1
 
 
 def test_ci_runs_the_checks_the_readmes_test_command_and_the_demo() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from strands_rollout.config import RolloutSettings, settings_from_args
 from strands_rollout.errors import ConfigError
+from strands_rollout.settings import RolloutSettings, settings_from_args
 
 
 def parsed(given: Any) -> RolloutSettings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,15 +14,15 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from strands_rollout.cli import app
-from strands_rollout.config import RolloutSettings, settings_from_args
-from strands_rollout.config_file import documented, read_config_file
+from strands_rollout.agent.tool_loading import load_tools
+from strands_rollout.cli.commands import app
+from strands_rollout.code_tool.executors import shared_executor
 from strands_rollout.errors import ConfigError
-from strands_rollout.executors import shared_executor
-from strands_rollout.reward_settings import RewardSettings
-from strands_rollout.tool_loading import load_tools
+from strands_rollout.evaluation.plan import Sampling, read_eval_config
+from strands_rollout.secret_mask import secret_values
+from strands_rollout.settings import RewardSettings, RolloutSettings, documented, read_config_file, settings_from_args
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 ROLLOUT_CONFIGS = sorted(path for path in CONFIGS.glob("*.yaml") if path.stem != "aime_eval")
 
 
@@ -175,6 +176,105 @@ def test_config_masks_secrets_and_says_so(form: list[str], tmp_path: Path) -> No
     }
     assert settings["tools"][0]["headers"] == {"Authorization": "***"}
     assert settings["tools"][1]["env"] == {"API_KEY": "***"}
+
+
+LEAKY = """
+strands_rollout:
+  executor:
+    name: sandbox_fusion
+    url: https://sandbox.example/run?lang=py&api_key=s3cretAAAA&sig=s3cretBBBB#access_token=s3cretCCCC
+  tools:
+    - url: https://me:s3cretDDDD@tools.example/mcp?token=s3cretEEEE&page=2
+      headers: {X-Team: s3cretFFFF, Content-Type: application/json, Accept: "*/*", X-Ref: "${FROM_ENV}"}
+    - command: python -m server --api-key s3cretGGGG --password=s3cretHHHH --port 8080 --host tools.example
+      args: [--token, s3cretIIII, --client-secret=s3cretJJJJ, -e, GITHUB_PAT=s3cretKKKK, --verbose, plain, -H,
+             "Authorization: Bearer s3cretLLLL", "Bearer s3cretMMMM12345"]
+      env: {GH_PAT: s3cretNNNN, HOME_GROWN: s3cretOOOO, MY_CREDENTIALS: s3cretPPPP, BASIC_AUTH: s3cretQQQQ,
+            FROM: "${FROM_ENV}"}
+"""
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_secrets_are_masked_wherever_a_setting_holds_them(form: list[str], tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, ["config", str(written(tmp_path, LEAKY)), *form])
+    assert shown.exit_code == 0, shown.output
+    assert re.findall(r"s3cret\w*", shown.output) == []
+    settings = json.loads(shown.stdout) if form else yaml.safe_load(shown.stdout)["strands_rollout"]
+    assert settings["executor"]["url"] == "https://sandbox.example/run?lang=py&api_key=***&sig=***#access_token=***"
+    assert settings["tools"][0]["url"] == "https://***@tools.example/mcp?token=***&page=2"
+    headers = {"X-Team": "***", "Content-Type": "application/json", "Accept": "*/*", "X-Ref": "${FROM_ENV}"}
+    assert settings["tools"][0]["headers"] == headers
+    command = "python -m server --api-key *** --password=*** --port 8080 --host tools.example"
+    assert settings["tools"][1]["command"] == command
+    assert settings["tools"][1]["args"] == [
+        *("--token", "***", "--client-secret=***", "-e", "GITHUB_PAT=***", "--verbose", "plain", "-H"),
+        *("Authorization: Bearer ***", "Bearer ***"),
+    ]
+    assert settings["tools"][1]["env"].pop("FROM") == "${FROM_ENV}"
+    assert set(settings["tools"][1]["env"].values()) == {"***"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  tools: [{command: x, env: {GH_PAT: [s3cret]}}]",
+        "  tools: [{url: 'http://x?api_key=s3cret', headers: [Authorization: Bearer s3cretAAAA1]}]",
+        "  max_tool_iterations: https://me:s3cret@x",
+    ],
+)
+def test_a_refusal_does_not_tell_secrets(line: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read_config_file(written(tmp_path, f"strands_rollout:\n{line}\n"))
+    assert "s3cret" not in str(refusal.value)
+
+
+def test_a_dump_knows_all_of_them_by_value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FROM_ENV", "s3cretRRRR")
+    known = secret_values(read_config_file(written(tmp_path, LEAKY)).model_dump(mode="json"))
+    assert {f"s3cret{letter * 4}" for letter in "ABCDEFGHIJKNPQR"} <= known
+    assert not {"application/json", "tools.example", "plain"} & known
+
+
+def doubled(line: str, count: int) -> str:
+    """Lines that each refer to the one before so many times."""
+    pairs = zip("abcdefgh", "bcdefghi", strict=True)
+    return "a: &a {x: 1}\n" + "".join(
+        line.format(name=name, aliases=", ".join([f"*{before}"] * count)) for before, name in pairs
+    )
+
+
+BOMBS = {
+    "aliases": doubled("{name}: &{name} [{aliases}]\n", 9),
+    "merged keys": doubled("{name}: &{name} {{<<: [{aliases}]}}\n", 20),
+    "a list in itself": "strands_rollout: &a [*a]\n",
+    "deep nesting": "strands_rollout: " + "[" * 100_000,
+    "nesting of a hundred": "strands_rollout: " + "[" * 150 + "]" * 150,
+    "a long number": "strands_rollout: " + "1" * 10_000,
+    "a date that is none": "strands_rollout: 2024-13-45",
+    "a megabyte": "#" * 2_000_000,
+}
+
+
+@pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS.keys())
+def test_yaml_that_stands_for_billions_of_values_is_refused_at_once(text: str, tmp_path: Path) -> None:
+    path = written(tmp_path, text)
+    shown = CliRunner().invoke(app, ["config", str(path)])
+    assert isinstance(shown.exception, ConfigError), shown.output
+    with pytest.raises(ConfigError, match=r"rollout\.yaml"):
+        read_eval_config(path, Sampling(1, 1), limit=None, on_note=print)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_a_configuration_that_is_no_regular_file_is_refused_at_once(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "rollout.yaml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="expected a regular file"):
+        read_config_file(path)
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])

@@ -8,9 +8,10 @@ import pytest
 from harness import ANSWER, TOOL_CALL, run
 
 from strands_rollout import Sample
-from strands_rollout.config import RolloutSettings
 from strands_rollout.errors import ConfigError
-from strands_rollout.row_settings import MAY_SET, with_row_settings
+from strands_rollout.settings import CODE_TOOL_PATH, McpServer, RolloutSettings
+from strands_rollout.slime_plugin import row as row_settings
+from strands_rollout.slime_plugin.row import MAY_SET, with_row_settings
 
 COUNT = "strands_rollout.examples.two_tools.count_stock"
 ORDER = "strands_rollout.examples.two_tools.order"
@@ -54,6 +55,64 @@ async def test_a_row_can_not_set_what_is_not_its_own(shipped_tokenizer: Any, set
         with_row_settings(RolloutSettings(tools=(ORDER,), row_tools=(COUNT,)), {"strands_rollout_settings": settings})
     played = await run(shipped_tokenizer, [], sample=row(**settings), settings={"tools": [ORDER]})
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
+
+
+def schema(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+
+
+CALCULATE = "strands_rollout.examples.shop.calculate"
+
+
+@pytest.mark.parametrize(
+    ("given", "tools", "unknown"),
+    [
+        ([schema("order")], [ORDER], None),
+        ([schema("count_stock"), schema("order")], [COUNT, ORDER], None),
+        ([{"name": "order"}, "count_stock"], [COUNT, ORDER], None),
+        ([schema("order"), schema("search")], [ORDER], "search"),
+        ([schema("execute_python_code")], [COUNT, CALCULATE], "execute_python_code"),
+        ([{"name": ["odd"]}, 7], [COUNT, CALCULATE], "7, ['odd']"),
+        ("order", [COUNT, CALCULATE], "a str"),
+        ([], [COUNT, CALCULATE], None),
+    ],
+)
+def test_a_rows_tool_schemas_choose_among_the_tools_of_the_run(
+    given: Any, tools: list[str], unknown: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    row_settings._warn_of_missing.cache_clear()
+    settings = RolloutSettings(tools=(COUNT, CALCULATE), row_tools=(ORDER,))
+    for _ in range(2):
+        assert list(with_row_settings(settings, {"tools": given}).tools) == tools
+    words = [f"got {unknown} in metadata['tools']"] if unknown else []
+    assert len(caplog.messages) == len(words)
+    assert all(word in message for word, message in zip(words, caplog.messages, strict=True))
+    assert all("row_tools have calculate, count_stock, order" in message for message in caplog.messages)
+
+
+def test_a_rows_own_settings_count_more_than_its_tool_schemas() -> None:
+    metadata = {"tools": [schema("order")], "strands_rollout_settings": {"tools": [COUNT]}}
+    settings = RolloutSettings(tools=(CALCULATE,), row_tools=(ORDER, COUNT))
+    assert with_row_settings(settings, metadata).tools == (COUNT,)
+    metadata["strands_rollout_settings"] = {"max_tool_calls": 1}
+    assert with_row_settings(settings, metadata).tools == (ORDER,)
+
+
+def test_the_code_tool_is_chosen_by_its_name_and_servers_stay() -> None:
+    server = McpServer(name="units", command="python -m units")
+    settings = RolloutSettings(tools=(CODE_TOOL_PATH, COUNT, server))
+    assert with_row_settings(settings, {"tools": [schema("execute_python_code")]}).tools == (CODE_TOOL_PATH, server)
+    assert with_row_settings(settings, {"tools": [schema("convert")]}).tools == settings.tools
+
+
+async def test_an_episode_has_the_tools_of_its_rows_schemas(shipped_tokenizer: Any) -> None:
+    sample = Sample(prompt="How many nuts?", metadata={"tools": [schema("count_stock")]})
+    played = await run(
+        shipped_tokenizer, [COUNT_CALL, ANSWER], settings={"tools": [ORDER], "row_tools": [COUNT]}, sample=sample
+    )
+    prompt = played.decode(played.sample.tokens[: played.prompt_length])
+    assert ("count_stock" in prompt, '"order"' in prompt) == (True, False)
+    assert played.sample.status is Sample.Status.COMPLETED
 
 
 def test_settings_that_are_no_mapping_are_refused() -> None:

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import recorded_tools
 import slime_tools
-from slime_install import find_slime, importable
+from slime_install import find_slime
 from slime_interruptions import Begin, Scene, set_up_scene
 from slime_stage import Stage, Start, set_up
 
 import strands_rollout
+from strands_rollout.diagnostics.slime_episode import importable
 
 QWEN3_VOCABULARY = 151_936
 _REASON = "needs THUDM/slime: set SLIME_PATH to a checkout of it (the slime of PyPI is an unrelated package)"
@@ -47,7 +48,8 @@ def fresh_slime(slime_package: Path) -> Iterator[None]:
     yield
     sglang_rollout.GenerateState.clear_instances()
     sglang_rollout.EVAL_PROMPT_DATASET.clear()
-    load_function.cache_clear()
+    if hasattr(load_function, "cache_clear"):  # before 0.3.1 it has no cache
+        load_function.cache_clear()
     if async_utils.async_loop is not None:
         _end_loop(async_utils.async_loop, http_utils._http_client)
     async_utils.async_loop = http_utils._http_client = None
@@ -78,7 +80,20 @@ def new_tool_records() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def engines_that_only_abort_are_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instead of after 40 s."""
-    monkeypatch.setattr("strands_rollout.turn_sampler._BACKOFF_BASE_S", 0.001)
+    monkeypatch.setattr("strands_rollout.model.sampling._BACKOFF_BASE_S", 0.001)
+
+
+@pytest.fixture(autouse=True)
+def engines_that_stay_away_are_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of after 90 s; a wait is long enough to be interrupted."""
+    from strands_rollout.client.client import SGLangClient
+
+    quick = functools.partial(_sleep_at_most, 0.1)
+    monkeypatch.setitem(SGLangClient.__init__.__kwdefaults__, "sleep", quick)
+
+
+async def _sleep_at_most(most_s: float, seconds: float) -> None:
+    await asyncio.sleep(min(most_s, seconds))
 
 
 @pytest.fixture(scope="session")

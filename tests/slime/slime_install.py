@@ -1,25 +1,18 @@
-"""Finds a checkout of THUDM/slime and makes it importable on a machine without a GPU.
-
-Knows where slime's packages lie and what its rollout side imports but never calls; nothing of our package.
-"""
+"""Finds a checkout of THUDM/slime, and what has moved in it from one release to another."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
+import inspect
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import pkgutil
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-# Imported at the top of slime's rollout and trainer-side modules; of these the rollout path calls nothing but ray.put.
-_NEVER_CALLED = {
-    "ray": ("ray", "ray.util", "ray.util.scheduling_strategies"),
-    "sglang": ("sglang", "sglang.srt", "sglang.srt.constants", "sglang.srt.server_args", "sglang.srt.utils"),
-    "wandb": ("wandb",),
+# What is not in `slime.utils` in releases up to 0.3.1, whose `slime.observability` does not exist yet.
+_BEFORE = {
+    "rollout_metrics.log_rollout_data": "slime.ray.rollout._log_rollout_data",
+    "rollout_data_utils.validate_rollout_id_annotated": "slime.ray.rollout._validate_rollout_id_annotated",
 }
 
 
@@ -41,35 +34,27 @@ def _is_slime(package: Path) -> bool:
     return (package / "rollout" / "sglang_rollout.py").is_file()
 
 
-@contextmanager
-def importable(root: Path) -> Iterator[None]:
-    """Put slime on the path, and empty modules in the place of the packages of its cluster that are not installed."""
-    absent = [name for package, names in _NEVER_CALLED.items() if not _is_installed(package) for name in names]
-    sys.path.insert(0, str(root))
-    for name in absent:
-        sys.modules[name] = _Placeholder(name)
+def observability(path: str) -> Any:
+    """A module of `slime.observability`, or a name in one, wherever this slime has it."""
     try:
-        yield
-    finally:
-        sys.path.remove(str(root))
-        for name in absent:
-            sys.modules.pop(name, None)
+        return pkgutil.resolve_name(f"slime.observability.{path}")
+    except (ImportError, AttributeError):
+        place = _BEFORE.get(path, f"slime.utils.{path}")
+    try:
+        return pkgutil.resolve_name(place)
+    except AttributeError:  # 0.3.0's name of what siblings share
+        return pkgutil.resolve_name(place.replace("rollout_id", "group_id"))
 
 
-def _is_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+def eval_sends_all_parameters() -> bool:
+    """Whether slime's evaluation heeds a data set's own stop, min_new_tokens and the like: up to 0.3.1 it does not."""
+    from slime.rollout import sglang_rollout
+
+    return "dataset_cfg.min_new_tokens" in inspect.getsource(sglang_rollout)
 
 
-class _Placeholder(ModuleType):
-    """A module whose names are all there, and are decorators that change nothing when they are called."""
+def aborts_until_idle() -> bool:
+    """Whether slime repeats an abort until its engines are idle: up to 0.3.0 it aborts once."""
+    from slime.rollout import sglang_rollout
 
-    __path__ = []  # noqa: RUF012 - declared by ModuleType
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _unchanged
-
-
-def _unchanged(value: Any = None, **_options: Any) -> Any:
-    return value
+    return hasattr(sglang_rollout, "abort_servers_until_idle")

@@ -19,7 +19,7 @@ from slime_run import CONTEXT_LENGTH, Rollouts, chat_row
 from slime_stage import arguments_for
 from stand_in_rollout import update_weights
 
-from strands_rollout.contract import contract_violations
+from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 TOOLS = (*recorded_tools.PATHS, "slime_tools.hold")
 

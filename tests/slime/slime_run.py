@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from strands_rollout.contract import contract_violations
+from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 TOOLS = ("slime_tools.multiply", "slime_tools.wait", "slime_tools.block", "slime_tools.fail", "slime_tools.cancel")
 CONTEXT_LENGTH = 4096
@@ -105,6 +105,10 @@ def arguments(tokenizer_folder: str, **more: Any) -> Namespace:
         "balance_data": False,
         "balance_by_flops": False,
         "rollout_data_transport": "object-store",
+        # up to 0.2.4
+        "disable_rollout_trim_samples": False,
+        "use_dynamic_global_batch_size": False,
+        "sglang_speculative_algorithm": None,
         # what --custom-config-path adds
         "strands_rollout": {"tools": list(TOOLS)},
     }
@@ -227,8 +231,9 @@ class Rollouts:
                 self.raised.append(e)
                 raise
             else:
-                self.returned.append((time.monotonic(), result.status.value, result))
-                self._check_aborted(result)
+                main = result[0] if isinstance(result, list) else result
+                self.returned.append((time.monotonic(), main.status.value, main))
+                self._check_aborted(main)
                 return result
             finally:
                 if before != sampling_params:
@@ -255,6 +260,14 @@ class Rollouts:
 
 def load_dump(rollouts: Rollouts, rollout_id: int = 0) -> list[Any]:
     """The samples that slime wrote with torch.save, read as slime reads them."""
-    from slime.observability.rollout_data_utils import load_debug_rollout_data
+    from slime.utils.types import Sample
 
-    return list(load_debug_rollout_data(rollouts.args.save_debug_rollout_data, rollout_id=rollout_id))
+    path = rollouts.args.save_debug_rollout_data
+    try:
+        from slime.observability.rollout_data_utils import load_debug_rollout_data
+    except ModuleNotFoundError:  # up to 0.3.1 it is a part of RolloutManager's
+        import torch
+
+        dumped = torch.load(path.format(rollout_id=rollout_id), weights_only=False)["samples"]
+        return [Sample.from_dict(sample) for sample in dumped]
+    return list(load_debug_rollout_data(path, rollout_id=rollout_id))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fake_sglang import FakeSGLang
 from slime_gateway import Gateway
 from slime_policy import Policy, prompt
@@ -69,7 +70,7 @@ def arguments_for(
     tokenizer: Any, folder: Path, rows: Sequence[Mapping[str, Any]], host: str, port: int, given: Mapping[str, Any]
 ) -> Namespace:
     """slime's arguments for a data set of these rows; by default a rollout takes each of them, twice."""
-    given = {"n_samples_per_prompt": 2, "rollout_batch_size": len(rows), **given}
+    given = {"n_samples_per_prompt": 2, "rollout_batch_size": len(rows), **_replayable(given)}
     batch = given["rollout_batch_size"]
     derived = {"over_sampling_batch_size": batch, "global_batch_size": batch * given["n_samples_per_prompt"]}
     return arguments(
@@ -80,3 +81,14 @@ def arguments_for(
         save_debug_rollout_data=str(folder / "rollout_{rollout_id}.pt"),
         **{**derived, **given},
     )
+
+
+def _replayable(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments without the kept top-p ids where this slime can't replay them; before 0.3.1 it can't."""
+    from slime.utils.types import Sample
+
+    if given.get("rollout_top_p", 1.0) == 1.0 or hasattr(Sample(), "rollout_top_p_token_ids"):
+        return dict(given)
+    if not given.get("use_rollout_routing_replay"):
+        pytest.skip("this slime does not replay kept top-p ids")
+    return {**given, "rollout_top_p": 1.0}

@@ -19,7 +19,8 @@ def trained_tokens(rank: dict[str, Any]) -> int:
 
     trained = 0
     fields = ("tokens", "response_lengths", "loss_masks", "rollout_log_probs")
-    for tokens, response, mask, logprobs in zip(*(rank[name] for name in fields), strict=True):
+    for tokens, response, *columns in zip(*(rank[name] for name in fields), strict=True):
+        mask, logprobs = map(torch.as_tensor, columns)  # before 0.3.1 the trainer makes the tensors
         total = len(tokens)
         logits = torch.zeros(total, 4)
         # the logits that predict the response begin one token before it

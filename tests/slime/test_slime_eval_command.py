@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import yaml
 from evaluation_stage import options_for
+from slime_install import eval_sends_all_parameters, observability
 from slime_policy import ANSWER, WRONG, call, prompt, turn
 from slime_run import CONTEXT_LENGTH, TOOLS, chat_row, write_rows
 from slime_stage import Start
 
 from strands_rollout.evaluation.plan import Sampling
+from strands_rollout.evaluation.report import mean_pass_at_k
 from strands_rollout.evaluation.run import run_evaluation
-from strands_rollout.evaluation.statistics import mean_pass_at_k
 
 pytestmark = pytest.mark.slime
 
@@ -33,11 +34,14 @@ def write_config(folder: Path) -> Path:
     rows = [chat_row(prompt(task, number)) for number, task in enumerate(PLANS)]
     data = write_rows(folder / "eval.jsonl", rows)
     defaults = {"n_samples_per_eval_prompt": 2, "temperature": 0.6, "top_p": 0.95, "max_response_len": 300}
-    entries = [
+    entries: list[dict[str, Any]] = [
         {"name": "plain", "path": str(data), "rm_type": "math"},
-        {"name": "part", "path": f"{data}@[1:]", "top_k": 20, "repetition_penalty": 1.1, "temperature": 1.0},
-        {"name": "stops", "path": f"{data}@[:1]", "stop": ["END"], "stop_token_ids": [7], "min_new_tokens": 2},
+        {"name": "part", "path": f"{data}@[1:]", "top_k": 20, "temperature": 1.0},
     ]
+    if eval_sends_all_parameters():
+        entries[1]["repetition_penalty"] = 1.1
+        stops = {"stop": ["END"], "stop_token_ids": [7], "min_new_tokens": 2}
+        entries.append({"name": "stops", "path": f"{data}@[:1]", **stops})
     path = folder / "eval.yaml"
     path.write_text(yaml.safe_dump({"eval": {"defaults": defaults, "datasets": entries}}))
     return path
@@ -88,8 +92,7 @@ async def test_the_engine_is_asked_the_same_and_the_scores_are_the_same(start: S
 
 
 def test_pass_at_k_is_slimes() -> None:
-    from slime.observability.metric_utils import compute_pass_rate
-
+    compute_pass_rate = observability("metric_utils.compute_pass_rate")
     random = Random(1)
     rewards = [float(random.random() < problem / 10) for problem in range(10) for _ in range(16)]
     counts = [(int(sum(rewards[start : start + 16])), 16) for start in range(0, 160, 16)]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from omegaconf import OmegaConf
@@ -14,6 +18,7 @@ from slime_install import find_slime
 REPOSITORY = Path(__file__).parents[2]
 SLIME = find_slime()
 pytestmark = pytest.mark.slime
+SCHEDULED = ["num_rollout", "lr_decay_iters", "rollout_batch_size", "global_batch_size"]
 SCRIPTS = ["strands_qwen3_8b", "strands_qwen3_4b", "strands_qwen3_8b_async", "eval_aime", "prepare_model"]
 
 
@@ -47,3 +52,35 @@ def test_slime_reads_the_shipped_evaluation(monkeypatch: pytest.MonkeyPatch) -> 
         ("gsm8k-test", 1, 4096),
     ]
     assert {(each.input_key, each.label_key, each.temperature) for each in datasets} == {("prompt", "label", 1.0)}
+
+
+class Scheduler:
+    """Megatron's OptimizerParamScheduler, as far as it refuses what it is given."""
+
+    def __init__(
+        self, optimizer: object, *, lr_warmup_steps: float, lr_decay_steps: int, wd_incr_steps: int, **_: object
+    ) -> None:
+        assert lr_decay_steps > 0
+        assert lr_warmup_steps < lr_decay_steps
+        assert wd_incr_steps >= 0
+
+
+def test_megatron_takes_the_learning_rate_schedule_of_an_evaluation() -> None:
+    """With slime's own function: up to 0.3.1 it makes a schedule though nothing is trained."""
+    command = ["bash", str(REPOSITORY / "scripts" / "eval_aime.sh"), "--dry-run"]
+    shown = subprocess.run(
+        command, env={**os.environ, "SLIME_DIR": str(SLIME)}, capture_output=True, text=True, check=True
+    ).stdout
+    words = shlex.split(shown.replace("\\\n", ""))
+    given = {name: int(words[words.index(f"--{name.replace('_', '-')}") + 1]) for name in SCHEDULED}
+    defaults = dict.fromkeys(["lr_wsd_decay_iters", "lr_warmup_fraction", "lr_decay_style", "weight_decay_incr_style"])
+    args = MagicMock(**{"n_samples_per_prompt": 1, "lr_warmup_iters": 0, **defaults, **given})
+    assert SLIME is not None
+    tree = ast.parse((SLIME / "slime/backends/megatron_utils/model.py").read_text())
+    [made] = [node for node in tree.body if getattr(node, "name", "") == "get_optimizer_param_scheduler"]
+    names: dict[str, Any] = {"OptimizerParamScheduler": Scheduler, "Namespace": object, "MegatronOptimizer": object}
+    exec(compile(ast.Module([made], []), "slime", "exec"), names)
+    names["get_optimizer_param_scheduler"](args, None)
+    args.lr_decay_iters = None
+    with pytest.raises(AssertionError):
+        names["get_optimizer_param_scheduler"](args, None)

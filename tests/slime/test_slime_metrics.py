@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from slime_install import observability
 from slime_policy import ANSWER, WRONG, call, prompt, turn
 from slime_run import CONTEXT_LENGTH, chat_row, write_rows
 from slime_stage import Start
 
-from strands_rollout import finished_sample
+from strands_rollout import samples as finished_sample
 
 pytestmark = pytest.mark.slime
 
@@ -119,8 +120,7 @@ class Writer:
 async def test_slimes_tensorboard_gets_the_numbers_once(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from slime.observability import tensorboard_utils
-
+    tensorboard_utils = observability("tensorboard_utils")
     monkeypatch.setattr(tensorboard_utils, "SummaryWriter", Writer)
     monkeypatch.setattr(Writer, "scalars", [])
     monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path))
@@ -141,14 +141,15 @@ import sys
 from pathlib import Path
 
 import wandb
-from slime_install import importable
+from slime_install import observability
 from slime_run import arguments
 
+from strands_rollout.diagnostics.slime_episode import importable
+
 with importable(Path(sys.argv[1])):
-    from slime.observability import tensorboard_utils
-    from slime.observability.rollout_metrics import log_rollout_data
-    from slime.observability.wandb_utils import _init_wandb_common
     from slime.utils.types import Sample
+
+    log_rollout_data = observability("rollout_metrics.log_rollout_data")
 
     class Writer:
         def __init__(self, folder):
@@ -157,14 +158,14 @@ with importable(Path(sys.argv[1])):
         def add_scalar(self, name, value, step):
             float(value)
 
-    tensorboard_utils.SummaryWriter = Writer
+    observability("tensorboard_utils").SummaryWriter = Writer
     facts = {"stop_reason": "completed", "turns": 2}
     sample = Sample(index=0, tokens=[1, 2], response="34", response_length=1, loss_mask=[1], reward={"score": 1.0},
                     status=Sample.Status.COMPLETED, metadata={"strands_rollout": facts})
     args = arguments("", use_wandb=True, use_tensorboard=True, tb_project_name="agents", tb_experiment_name="one",
                      custom_rollout_log_function_path="strands_rollout.log_rollout")
     with wandb.init(project="agents", settings=wandb.Settings(silent=True)) as run:
-        _init_wandb_common()
+        observability("wandb_utils._init_wandb_common")()
         log_rollout_data(5, args, [sample], None, 1.0)
     print(run.settings.sync_dir)
 """
@@ -181,7 +182,7 @@ def test_in_slimes_wandb_run_both_are_on_the_same_step_and_each_is_there_once(
         "WANDB_ERROR_REPORTING": "false",
         "HOME": str(tmp_path),
         "TMPDIR": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join(map(str, [tests / "slime", tests, tests.parent])),
+        "PYTHONPATH": os.pathsep.join(map(str, [tests / "slime", tests / "support", tests, tests.parent])),
     }
 
     def output_of(*arguments: str) -> str:
@@ -191,7 +192,7 @@ def test_in_slimes_wandb_run_both_are_on_the_same_step_and_each_is_there_once(
         return done.stdout
 
     folder = output_of("-c", SLIMES_STEP, str(slime_package)).splitlines()[-1]
-    by_us, by_slime = json.loads(output_of(str(tests / "wandb_file.py"), folder))
+    by_us, by_slime = json.loads(output_of(str(tests / "support" / "wandb_file.py"), folder))
     assert by_us["rollout/step"] == by_slime["rollout/step"] == 5
     assert by_us["rollout/agent/turns/mean"] == 2
     assert by_us["rollout/agent/transcripts"]["data"][0][0] == 5

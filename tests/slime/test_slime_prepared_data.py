@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from strands_rollout.chat_template import ChatTemplate
-from strands_rollout.dataset_rows import read_rows
-from strands_rollout.prompt_messages import EpisodePrompt, to_episode_prompt
-from strands_rollout.prompts import SYSTEM_PROMPT
+from strands_rollout.evaluation.rows import read_rows
+from strands_rollout.settings import SYSTEM_PROMPT
+from strands_rollout.slime_plugin.row import EpisodePrompt, to_episode_prompt
+from strands_rollout.template.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.slime
 

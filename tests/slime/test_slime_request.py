@@ -9,7 +9,7 @@ from slime_policy import ANSWER, call, turn
 from slime_run import CONTEXT_LENGTH
 from slime_stage import Start
 
-from strands_rollout.turn_params import turn_seed
+from strands_rollout.model.sampling import turn_seed
 
 pytestmark = pytest.mark.slime
 

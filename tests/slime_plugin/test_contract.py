@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from strands_rollout.contract import contract_violations
-from strands_rollout.sample_type import Sample
+from strands_rollout.samples import Sample
+from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 Change = Callable[[Sample], object]
 

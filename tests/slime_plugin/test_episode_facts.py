@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from strands_rollout.episode_facts import episode_facts, fan_out_part
+from strands_rollout.samples import episode_facts, fan_out_part
 
 
 def with_facts(facts: object) -> SimpleNamespace:

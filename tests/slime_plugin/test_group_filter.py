@@ -6,13 +6,16 @@ That slime takes the verdict, and its own filter agrees, is shown in `tests/slim
 from __future__ import annotations
 
 import math
+import sys
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import pytest
 from grouped_samples import arguments, group_of, sample_of
 
-from strands_rollout import keep_informative_groups
-from strands_rollout.group_filter import FilterVerdict
+from strands_rollout import keep_informative_groups, keep_informative_groups_with_fallback
+from strands_rollout.slime_plugin.reward_groups import FilterVerdict
 
 FAN_OUT = [sample_of(reward, rollout=7, index=0, part=part) for part, reward in enumerate([1.0, 0.0, -1.0])]
 
@@ -74,3 +77,44 @@ def test_the_reward_key_names_the_entry_of_a_dict() -> None:
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_slime_that_does_not_know_the_verdict_takes_it_as_a_truth_value(keep: bool) -> None:
     assert bool(FilterVerdict(keep=keep, reason="any")) is keep
+
+
+@pytest.mark.parametrize(
+    ("samples", "keep", "is_fallback"),
+    [
+        (group_of(1.0, 0.0), True, False),
+        (group_of(1.0, 1.0), False, True),
+        (group_of(1.0), False, True),
+        ([sample_of(-1.0, index=1, status="FAILED"), sample_of(1.0, index=2, removed=True)], False, False),
+        ([], False, False),
+    ],
+)
+def test_a_group_with_a_trained_rollout_is_a_fallback(samples: list[Any], keep: bool, is_fallback: bool) -> None:
+    verdict = keep_informative_groups_with_fallback(arguments(), samples, more="ignored")
+    assert (verdict.keep, verdict.keep_when_insufficient) == (keep, is_fallback)
+    assert verdict.reason == keep_informative_groups(arguments(), samples).reason
+
+
+@pytest.mark.parametrize(("remaining", "keep"), [(5, False), (4, True)])
+def test_an_older_slime_is_told_to_keep_a_fallback_where_it_would_draw_prompts(
+    monkeypatch: pytest.MonkeyPatch, remaining: int, keep: bool
+) -> None:
+    """Its output has no such field, and it drops what is not kept."""
+
+    @dataclass
+    class DynamicFilterOutput:
+        keep: bool
+        reason: str | None = None
+
+    class GenerateState:
+        remaining_batch_size = remaining
+
+    GenerateState._instances = {GenerateState: GenerateState()}  # type: ignore[attr-defined]
+    base_types, rollout = (ModuleType("base_types"), ModuleType("sglang_rollout"))
+    base_types.DynamicFilterOutput, rollout.GenerateState = DynamicFilterOutput, GenerateState  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "slime.rollout.filter_hub.base_types", base_types)
+    monkeypatch.setitem(sys.modules, "slime.rollout.sglang_rollout", rollout)
+    args = arguments(rollout_batch_size=4)
+    assert keep_informative_groups_with_fallback(args, group_of(1.0, 1.0)) == DynamicFilterOutput(keep, "zero_std_1.0")
+    failed = [sample_of(-1.0, index=1, status="FAILED")]
+    assert not keep_informative_groups_with_fallback(args, failed).keep

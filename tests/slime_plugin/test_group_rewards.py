@@ -9,17 +9,25 @@ import copy
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 from grouped_samples import arguments, group_of, sample_of
+from harness import ANSWER, run
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strands_rollout import normalize_rewards
-from strands_rollout.group_rewards import reward_spread
+from strands_rollout.model import trajectory as staleness
+from strands_rollout.slime_plugin.reward_groups import reward_spread
 
-UNUSABLE = [None, math.nan, math.inf, -math.inf, 1e39, "right", {"score": 1.0}, 10**400]
+UNUSABLE = [
+    *(None, math.nan, math.inf, -math.inf, 1e39, "right", "0.5", {"score": 1.0}, 10**400, [[]], 1j, b"1"),
+    *(np.float32("nan"), np.float64("inf"), Decimal("NaN"), Decimal("Infinity")),
+]
 # worked out by hand: (reward - mean) / (unbiased standard deviation + 1e-6)
 TABLE = [
     ([1.0, 0.0, 0.0, 1.0], [0.8660239, -0.8660239, -0.8660239, 0.8660239]),
@@ -259,6 +267,60 @@ def test_whatever_the_rewards_are_every_result_is_finite(rewards: list[Any], sca
     raw, result = normalize_rewards(arguments(grpo_std_normalization=scaled), group_of(*rewards))
     assert len(raw) == len(result) == len(rewards)
     assert all(map(math.isfinite, raw + result))
+
+
+def aged(versions: Sequence[Sequence[str]]) -> list[Any]:
+    """One sample for each list of weight versions, all of one group."""
+    samples = group_of(*(float(number) for number in range(len(versions))))
+    for sample, named in zip(samples, versions, strict=True):
+        sample.weight_versions = list(named)
+    return samples
+
+
+@pytest.fixture
+def no_version_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staleness, "_newest", None)
+
+
+@pytest.mark.parametrize(
+    ("seen", "limit", "versions", "left_out"),
+    [
+        (None, 2, [["7"], ["5"], ["4"], ["4", "5"]], [2]),
+        (9, 2, [["7"], ["6"], ["5", "8"], []], [1]),
+        (9, 0, [["9"], ["8"], ["default"], ["8", "9"]], [1]),
+        (30, 5, [["7"], ["7"], ["8"], ["9"]], [0, 1, 2, 3]),
+        (None, 0, [["default"], [], ["10", "9"], ["9"]], [3]),
+        (30, None, [["7"], ["8"]], []),
+    ],
+)
+@pytest.mark.usefixtures("no_version_yet")
+def test_samples_that_are_too_old_when_they_are_trained_are_left_out(
+    seen: int | None, limit: int | None, versions: Any, left_out: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    staleness.note_version(None if seen is None else str(seen))
+    samples = aged(versions)
+    args = arguments(strands_rollout={"max_sample_staleness": limit})
+    _, rewards = normalize_rewards(args, samples)
+    assert [number for number, sample in enumerate(samples) if sample.remove_sample] == left_out
+    assert [rewards[number] for number in left_out] == [0.0] * len(left_out)
+    kept = [reward for number, reward in enumerate(rewards) if number not in left_out]
+    assert sum(kept) == pytest.approx(0.0)
+    assert len(caplog.messages) == bool(left_out)
+
+
+@pytest.mark.usefixtures("no_version_yet")
+def test_settings_that_can_not_be_read_leave_nothing_out_and_stop_no_run() -> None:
+    samples = aged([["1"], ["9"]])
+    normalize_rewards(arguments(strands_rollout={"max_sample_stalenes": 1}), samples)
+    assert not any(sample.remove_sample for sample in samples)
+
+
+@pytest.mark.usefixtures("no_version_yet")
+async def test_the_newest_version_is_that_of_any_answer_to_this_process(shipped_tokenizer: Any) -> None:
+    await run(shipped_tokenizer, [ANSWER], settings={"tools": []}, weight_version="12")
+    old, new = aged([["9"], ["11"]])
+    normalize_rewards(arguments(strands_rollout={"max_sample_staleness": 2}), [old, new])
+    assert (old.remove_sample, new.remove_sample) == (True, False)
 
 
 def test_it_loads_no_heavy_library() -> None:

@@ -7,7 +7,6 @@ import inspect
 import json
 import logging
 import math
-import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -23,21 +22,22 @@ from hypothesis import strategies as st
 from spelled_tokens import bytewise
 from typer.testing import CliRunner
 
-import strands_rollout
-from strands_rollout import Sample, StopReason, finished_sample, log_eval, log_rollout
-from strands_rollout.cli import app
+from strands_rollout import Sample, StopReason, log_eval, log_rollout
+from strands_rollout import samples as finished_sample
+from strands_rollout.cli.commands import app
 from strands_rollout.dump import write_dump
-from strands_rollout.episode_metrics import GROUPS, PER_SAMPLE, TRUNCATING
-from strands_rollout.finished_sample import finished_samples
-from strands_rollout.sample import _status
-
-README = (Path(__file__).parents[1] / "README.md").read_text()
+from strands_rollout.samples import finished_samples
+from strands_rollout.slime_plugin import metrics
+from strands_rollout.slime_plugin import metrics as metric_log
+from strands_rollout.slime_plugin.metrics import GROUPS, TRUNCATING
+from strands_rollout.slime_plugin.sample_writer import _status
 
 
 @pytest.fixture(autouse=True)
 def nothing_reported_yet() -> Iterator[None]:
     """A failure is reported once in a process's life; here once in a test's."""
     finished_sample._report_once.cache_clear()
+    metric_log._warn_of_lost_metrics.cache_clear()
     yield
     finished_sample._report_once.cache_clear()
 
@@ -345,6 +345,56 @@ def test_an_evaluation_is_logged_by_data_set_under_its_own_step(wandb: Wandb) ->
     assert not [name for name in call if name.startswith("eval/foreign")]
 
 
+def answered(acc: float, status: str = "COMPLETED", *, as_number: bool = False) -> Sample:
+    details = {"score": 2 * acc - 1, "acc": acc}
+    sample = finished(turns=1, **({"reward": details} if as_number else {}))
+    sample.reward = details["score"] if as_number else details
+    sample.status = Sample.Status[status]
+    return sample
+
+
+RIGHT, WRONG, CUT = (1.0, "COMPLETED"), (0.0, "COMPLETED"), (0.0, "TRUNCATED")
+GONE = (0.0, "FAILED")
+
+
+@pytest.mark.parametrize("as_number", [False, True])
+@pytest.mark.parametrize(
+    ("given", "more", "kept", "missing", "accuracy"),
+    [
+        ([RIGHT, CUT, WRONG, RIGHT], {}, [0, 1, 2, 3], 0.0, 0.5),
+        ([RIGHT, GONE, WRONG, GONE], {}, [0, 2], 2.0, 0.5),
+        ([RIGHT, GONE, WRONG, RIGHT], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, [2, 3], 1.0, 2 / 3),
+        ([RIGHT, GONE], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, None, 1.0, 1.0),
+        ([GONE, GONE], {}, None, 2.0, None),
+    ],
+)
+def test_what_an_outage_cost_an_evaluation_is_missing_and_not_wrong(
+    caplog: pytest.LogCaptureFixture,
+    wandb: Wandb,
+    given: list[Any],
+    more: dict[str, Any],
+    kept: list[int] | None,
+    missing: float,
+    accuracy: float | None,
+    as_number: bool,
+) -> None:
+    samples = [answered(*one, as_number=as_number) for one in given]
+    rewards = [float(at) for at in range(len(samples))]
+    data = {"aime": {"rewards": rewards, "truncated": [False] * len(samples), "samples": list(samples)}, "none": {}}
+    assert log_eval(5, Namespace(use_wandb=True, **more), data, None) is False
+    found = wandb.calls[0]
+    assert found["eval/aime/agent/missing"] == missing
+    assert found.get("eval/aime/agent/accuracy") == (None if accuracy is None else pytest.approx(accuracy))
+    if kept is None:
+        assert "aime" not in data
+    else:
+        assert data["aime"]["rewards"] == [rewards[at] for at in kept]
+        assert data["aime"]["samples"] == [samples[at] for at in kept]
+        assert data["aime"]["truncated"] == [False] * len(kept)
+    levels = [record.levelname for record in caplog.records if "event=evaluation_incomplete" in record.message]
+    assert levels == ([] if not missing else ["ERROR" if missing == len(samples) else "WARNING"])
+
+
 def test_the_reward_in_the_table_is_the_one_that_slime_counts(wandb: Wandb) -> None:
     sample = finished(turns=1)
     sample.reward = {"score": -1.0, "acc": 0.0}
@@ -484,6 +534,53 @@ def test_without_wandb_everything_else_works(monkeypatch: pytest.MonkeyPatch, ca
     assert len([message for message in caplog.messages if message.startswith("agent metrics")]) == 2
 
 
+@pytest.mark.parametrize("package", ["slime.observability", "slime.utils"])
+def test_slimes_step_and_tensorboard_are_used_wherever_slime_has_them(
+    package: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written: list[tuple[bool, dict[str, Any], str]] = []
+
+    def log(args: Namespace, metrics: dict[str, Any], step_key: str) -> None:
+        written.append((args.use_wandb, metrics, step_key))
+
+    for name, functions in {
+        "metric_utils": {"compute_rollout_step": lambda _args, n: n * 10},
+        "logging_utils": {"log": log},
+    }.items():
+        module = ModuleType(name)
+        vars(module).update(functions)
+        monkeypatch.setitem(sys.modules, f"{package}.{name}", module)
+    log_rollout(3, Namespace(use_wandb=False, use_tensorboard=True), [finished(turns=2)], None, 1.0)
+    [(use_wandb, values, step_key)] = written
+    assert (use_wandb, step_key, values[step_key]) == (False, "rollout/step", 30)
+    assert values["rollout/agent/turns/mean"] == 2
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.parametrize(("path", "warned"), [(None, 1), ("strands_rollout.normalize_rewards", 0)])
+def test_a_staleness_that_nothing_enforces_is_warned_of_once(
+    path: str | None, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics._say_once.cache_clear()
+    args = Namespace(strands_rollout={"max_sample_staleness": 4}, custom_reward_post_process_path=path)
+    for _ in range(2):
+        log_rollout(3, args, [finished(turns=2)], None, 1.0)
+    words = "max_sample_staleness is 4 and has no effect without slime's --custom-reward-post-process-path"
+    assert [words in message for message in warnings_of(caplog)] == [True] * warned
+
+
+def test_metrics_that_have_nowhere_to_go_are_said_once(wandb: Wandb, caplog: pytest.LogCaptureFixture) -> None:
+    wandb.run = None  # type: ignore[assignment]
+    for rollout_id in range(2):
+        log_rollout(rollout_id, Namespace(use_wandb=True, use_tensorboard=True), [finished(turns=2)], None, 1.0)
+    lost = "is set, but this package's metrics are not logged there:"
+    places = "slime.observability.logging_utils or slime.utils.logging_utils"
+    assert warnings_of(caplog) == [
+        f"--use-wandb {lost} this process has no wandb run",
+        f"--use-tensorboard {lost} slime has loaded no {places} with a function log",
+    ]
+
+
 def test_a_rollout_that_slime_replays_from_a_file_is_not_logged_again(
     wandb: Wandb, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -497,41 +594,3 @@ def test_both_have_the_parameters_that_slime_gives_them() -> None:
     parameters = {function: list(inspect.signature(function).parameters) for function in (log_rollout, log_eval)}
     assert parameters[log_rollout] == ["rollout_id", "args", "samples", "rollout_extra_metrics", "rollout_time"]
     assert parameters[log_eval] == ["rollout_id", "args", "data", "extra_metrics"]
-
-
-def test_slime_finds_them_by_the_paths_in_the_readme() -> None:
-    for flag, function in (("rollout", log_rollout), ("eval-rollout", log_eval)):
-        path = re.search(rf"^--custom-{flag}-log-function-path strands_rollout\.(\w+)$", README, re.MULTILINE)
-        assert path is not None
-        assert getattr(strands_rollout, path[1]) is function
-
-
-def test_the_readme_names_every_metric(shipped_tokenizer: Any, wandb: Wandb) -> None:
-    sample = scored(
-        1.0,
-        **dict.fromkeys(PER_SAMPLE, 1),
-        stop_reason="turn_length",
-        budgets=dict.fromkeys(["response", "context", "tool_iterations", "tool_calls"], 0.5),
-        code={"calls": 1, "queued_s": 0.0, "run_s": 0.0, "timeouts": 0, "killed": 0},
-        weight_versions=["1"],
-        spans=[[0, 0, 1, "1"]],
-    )
-    sample.tokens, sample.status, sample.remove_sample = [1], "truncated", False
-    found = numbers([sample], wandb, hf_checkpoint=shipped_tokenizer.name_or_path)
-    rows = README.partition("| metric |")[2].partition("\n\n")[0].splitlines()[2:]
-    named = {name: row.split("|")[2].strip() for row in rows for name in re.findall(r"`(.*?)`", row.split("|")[1])}
-    statistics = re.compile(r"/(?:mean|p50|p90|p99|max)$")
-    of_each = ("stop_reason/", "truncation/", "status/", "drift_kind/")
-    expected = {}
-    for name in found:
-        group = next((f"{prefix}<name>" for prefix in of_each if name.startswith(prefix)), statistics.sub("", name))
-        expected[group] = "distribution" if statistics.search(name) else named.get(group)
-    assert named == expected
-    assert "distribution" not in {named[name] for name in ("samples", "removed", "code/calls")}
-
-
-def test_the_tables_columns_are_those_of_the_readme(wandb: Wandb) -> None:
-    log_rollout(0, Namespace(use_wandb=True), [finished(turns=1)], None, 1.0)
-    table = wandb.calls[0]["rollout/agent/transcripts"]
-    sentence = re.sub(r"\s+", " ", README.partition("`transcripts`")[2])
-    assert ", ".join(table.columns) in sentence

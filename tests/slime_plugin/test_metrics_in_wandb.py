@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb_file
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb")
 
@@ -66,7 +67,7 @@ def in_child(tmp_path: Path) -> Callable[..., str]:
 
 def test_wandb_gets_the_numbers_and_the_transcripts_of_a_step_in_one_row(in_child: Callable[..., str]) -> None:
     folder = in_child("-c", STEPS).splitlines()[-1]
-    reader = Path(__file__).parent / "wandb_file.py"
+    reader = Path(wandb_file.__file__)
     training, slimes_own, evaluation = json.loads(in_child(str(reader), folder))
     assert training["rollout/step"] == slimes_own["rollout/step"] == 7
     assert (training["rollout/agent/turns/mean"], training["rollout/agent/turns/max"]) == (2.5, 4)

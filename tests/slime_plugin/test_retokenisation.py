@@ -1,25 +1,29 @@
-"""`strands-rollout drift`: what text would have cost, by kind, and context that is not the chat template's."""
+"""What text would have cost an episode, by kind, and context that is not the chat template's."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from family_templates import CHATML, HERMES, tokenizer_with
-from harness import ANSWER, call_text, ids_of, run
-from saved import Parts, dump_of, episode, parts_of, sample_of
+from family_episodes import ENDINGS, play
+from family_templates import CHATML, HERMES, TEMPLATES, tokenizer_with
+from harness import ANSWER, call_text, run
+from saved import Parts, episode, parts_of, sample_of
 from spelled_tokens import bytewise, encode
-from typer.testing import CliRunner, Result
 
 from strands_rollout import Sample
-from strands_rollout.chat_template import ChatTemplate
-from strands_rollout.cli import app
-from strands_rollout.dump import TokenTexts, write_dump
-from strands_rollout.engine import SHIPPED_MODEL_DIR
-from strands_rollout.errors import ConfigError, DumpError
-from strands_rollout.retokenisation.meter import CLASSES, DriftMeter, EpisodeDrift
+from strands_rollout.samples import finished_samples
+from strands_rollout.slime_plugin import retokenisation
+from strands_rollout.slime_plugin.retokenisation import (
+    CLASSES,
+    MAX_SAMPLES,
+    DriftMeter,
+    EpisodeDrift,
+    RenderCheck,
+    TurnReading,
+    measure_some,
+)
+from strands_rollout.template.chat_template import ChatTemplate
 
 QUESTION = "What is 17 * 2?"
 
@@ -264,51 +268,57 @@ async def test_a_long_result_between_tags_that_are_no_tokens_is_matched_in_linea
     assert len(wrong.mismatches or []) == 1
 
 
-async def test_tokens_that_are_none_are_named_by_their_place(tmp_path: Path) -> None:
-    sample = sample_of([[1, 2], [3, -4]])
-    result = drift(dump_of(tmp_path, sample))
-    assert isinstance(result.exception, DumpError)
-    assert "samples.jsonl.gz:1: tokens holds something else than token ids" in str(result.exception)
-
-
-def drift(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["drift", *map(str, arguments), "--tokenizer", str(SHIPPED_MODEL_DIR)])
-
-
-async def test_the_command_sums_up_and_fails_where_context_differs(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    sample = await played(shipped_tokenizer)
-    prompt, call, context, answer = parts_of(sample)
-    drifting = sample_of([prompt, [*bytewise(shipped_tokenizer, " number"), *answer]], index=1, prompt=QUESTION)
-    right = drift(dump_of(tmp_path, sample, drifting), "--json")
-    lines = [json.loads(line) for line in right.stdout.splitlines()]
-    assert (right.exit_code, [line.get("index") for line in lines]) == (0, [0, 1, None])
-    totals = lines[-1]
-    assert (totals["episodes"], totals["drifted_episodes"], totals["drifted_share"]) == (2, 1, 0.5)
-    assert (totals["turn_drift"], totals["off_policy"], totals["mismatched_tokens"]) == (7, 7 + len(answer), 0)
-    broken = sample_of([prompt, call, context[1:], answer], prompt=QUESTION)
-    wrong = drift(dump_of(tmp_path, broken, name="wrong.jsonl"))
-    assert (wrong.exit_code, "are not what the chat template renders" in wrong.stdout) == (1, True)
-
-
-async def test_a_dump_without_tokens_is_nothing_to_measure(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    path.write_text(json.dumps({"data_set": "a", "problem": 0, "number": 0, "status": "completed"}) + "\n")
-    result = drift(path)
-    assert isinstance(result.exception, DumpError)
-    assert "--save-tokens" in str(result.exception)
-
-
-async def test_a_tokenizer_that_is_not_the_dumps_is_refused(
-    shipped_tokenizer: Any, qwen3_tokenizer: Any, tmp_path: Path
+@pytest.mark.parametrize("known", TEMPLATES)
+async def test_contexts_are_what_the_template_renders_and_a_changed_one_is_found(
+    known: str, shipped_tokenizer: Any
 ) -> None:
-    sample = await played(shipped_tokenizer)
-    told, untold = tmp_path / "told.jsonl", tmp_path / "untold.jsonl"
-    write_dump(told, [sample], TokenTexts(shipped_tokenizer))
-    assert drift(told).exit_code == 0
-    foreign = CliRunner().invoke(app, ["drift", str(told), "--tokenizer", qwen3_tokenizer.name_or_path])
-    assert isinstance(foreign.exception, ConfigError)
-    assert f"{told}:1 has the token " in str(foreign.exception)
-    write_dump(untold, [sample_of([ids_of(qwen3_tokenizer, "Frage 東京"), ids_of(qwen3_tokenizer, "Antwort")])])
-    unknown = drift(untold)
-    assert isinstance(unknown.exception, ConfigError)
-    assert "does not know, such as" in str(unknown.exception)
+    tokenizer = tokenizer_with(TEMPLATES[known][1] + f"{{#{ENDINGS[known].sampled}#}}", shipped_tokenizer)
+    played = await play(known, tokenizer, ENDINGS[known])
+    check = RenderCheck(TurnReading(tokenizer, {}))
+    parts = [ids for pair in zip(played.contexts, played.turns, strict=True) for ids in pair]
+    assert list(check.mismatches(episode(sample_of(parts, prompt="Question 0?")))) == []
+    parts[2] = [*parts[2][:-1], played.model.template.end_of_turn_id, *parts[2][-1:]]
+    assert len(list(check.mismatches(episode(sample_of(parts, prompt="Question 0?"))))) == 1
+
+
+def measured_of(tokenizer: Any, *turns: list[list[int]]) -> list[EpisodeDrift]:
+    """Of samples of these turns, each after one token of context."""
+    context = encode(tokenizer, "\n")
+    samples = [sample_of([part for ids in one for part in (context, ids)]) for one in turns]
+    return measure_some(finished_samples(samples), DriftMeter(tokenizer))
+
+
+def test_a_samples_turns_are_counted_together_and_apart_from_each_other(shipped_tokenizer: Any) -> None:
+    word, plain = bytewise(shipped_tokenizer, " number"), encode(shipped_tokenizer, " is the answer")
+    both, none = measured_of(shipped_tokenizer, [word, plain, word], [plain])
+    assert (both.sampled_tokens, both.turn_drift) == (2 * len(word) + len(plain), 2 * len(word))
+    assert (none.sampled_tokens, none.turn_drift, none.is_drifted) == (len(plain), 0, False)
+
+
+def test_at_most_so_many_samples_are_measured_evenly_spread_and_always_the_same(shipped_tokenizer: Any) -> None:
+    one = encode(shipped_tokenizer, " a")
+    # every sample has a length of its own, so that it can be told which were measured
+    samples = [[one * length] for length in range(1, 2 * MAX_SAMPLES + 1)]
+    lengths = [found.sampled_tokens for found in measured_of(shipped_tokenizer, *samples)]
+    assert lengths == list(range(1, 2 * MAX_SAMPLES, 2))
+    assert [found.sampled_tokens for found in measured_of(shipped_tokenizer, *samples)] == lengths
+
+
+def test_fewer_long_samples_are_measured_of(shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retokenisation, "MAX_TOKENS", 100)
+    one = encode(shipped_tokenizer, " a")
+    assert [drift.sampled_tokens for drift in measured_of(shipped_tokenizer, *[[one * 24]] * 10)] == [24] * 4
+    assert len(measured_of(shipped_tokenizer, *[[one * 500]] * 10)) == 1
+
+
+def test_a_sample_without_a_sampled_token_is_not_measured_of(shipped_tokenizer: Any) -> None:
+    found = measured_of(shipped_tokenizer, [[]], [[], encode(shipped_tokenizer, "a")])
+    assert [drift.sampled_tokens for drift in found] == [1]
+    assert measured_of(shipped_tokenizer) == []
+
+
+@pytest.mark.parametrize("no_id", [-1, 2**40, "7", None])
+def test_a_sample_with_what_is_no_token_id_is_left_out_and_the_others_count(shipped_tokenizer: Any, no_id: Any) -> None:
+    plain = encode(shipped_tokenizer, " the answer")
+    found = measured_of(shipped_tokenizer, [plain], [plain, [*plain, no_id]], [plain, plain])
+    assert [drift.sampled_tokens for drift in found] == [len(plain), 2 * len(plain)]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from strands_rollout.reward import reward_func
+from strands_rollout.slime_plugin.reward import reward_func
 
 ARGS = SimpleNamespace(strands_rollout={"reward": {"style": "slime_strands_example"}})
 

@@ -10,15 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from harness import run
 
 from strands_rollout import EpisodeLimits, Sample, SGLangModel, StopReason
-from strands_rollout.agent import Episode
-from strands_rollout.bounded_tool import ToolStats
-from strands_rollout.contract import contract_violations
-from strands_rollout.episode_progress import EpisodeProgress
+from strands_rollout.agent.episode import Episode
+from strands_rollout.agent.stop_reason import EpisodeProgress
+from strands_rollout.agent.tool_call import ToolStats
 from strands_rollout.errors import EngineUnavailableError, PromptError, TrajectoryError
-from strands_rollout.sample import write_episode, write_failure
-from strands_rollout.sample_beginning import reset_sample
+from strands_rollout.slime_plugin.resume import reset_sample
+from strands_rollout.slime_plugin.sample_contract import contract_violations
+from strands_rollout.slime_plugin.sample_writer import write_episode, write_failure
 
 ARGS = SimpleNamespace()
 MESSAGES = [{"role": "user", "content": [{"text": "What is 17 * 2?"}]}]
@@ -37,6 +38,7 @@ TRAINED = {
     StopReason.MAX_TOOL_CALLS: "truncated",
     StopReason.MAX_USER_TURNS: "truncated",
     StopReason.TEAM_LIMIT: "truncated",
+    StopReason.UNSENDABLE_TEXT: "truncated",
     StopReason.EPISODE_TIMEOUT: "truncated",
 }
 NEVER_TRAINED = sorted(set(StopReason) - set(TRAINED) - {StopReason.ABORTED})
@@ -113,7 +115,7 @@ def test_what_the_infrastructure_did_is_never_trained(model: SGLangModel, reason
 def test_a_sample_without_one_sampled_token_is_valid_and_untrained(
     model: SGLangModel, reason: StopReason, may_abort: bool
 ) -> None:
-    model.conversation.prompt_ids = ids_of(model, PROMPT)
+    model.conversation.last.prompt_ids = ids_of(model, PROMPT)
     sample = written(model, reason, may_abort=may_abort)
     assert sample.tokens[:-1] == model.prompt_ids
     assert (sample.response, sample.response_length, sample.loss_mask, sample.rollout_log_probs) == ("", 1, [0], [0.0])
@@ -124,7 +126,7 @@ def test_a_sample_without_one_sampled_token_is_valid_and_untrained(
 
 
 def test_a_turn_that_was_aborted_in_the_queue_leaves_the_prompt_and_nothing_trained(model: SGLangModel) -> None:
-    model.conversation.prompt_ids = ids_of(model, PROMPT)
+    model.conversation.last.prompt_ids = ids_of(model, PROMPT)
     sample = written(model, StopReason.ABORTED, may_abort=True)
     assert sample.tokens == [*ids_of(model, PROMPT), model.template.end_of_turn_id]
     assert violations(sample, model, may_abort=True) == []
@@ -241,3 +243,13 @@ def test_metadata_of_a_wrong_type_does_not_break_the_writing_of_a_failure(model:
 def test_nothing_is_written_to_undeclared_attributes(model: SGLangModel) -> None:
     turn(model, PROMPT, CALLS)
     assert vars(written(model, StopReason.COMPLETED)).keys() == {item.name for item in fields(Sample)}
+
+
+@pytest.mark.parametrize(("settings", "rounds"), [({"tools": []}, 1), ({"tools": ["no.such.tool"]}, 0)])
+@pytest.mark.parametrize("asked", [True, False])
+async def test_the_number_of_turns_is_where_slimes_log_multi_turn_reads_it(
+    shipped_tokenizer: Any, settings: dict[str, Any], rounds: int, asked: bool
+) -> None:
+    """Of every sample: slime takes all samples of a batch to have it if the first has."""
+    sample = (await run(shipped_tokenizer, [ANSWER], settings=settings, args={"log_multi_turn": asked})).sample
+    assert sample.metadata.get("round_number") == (rounds if asked else None)

@@ -5,16 +5,22 @@ That it equals slime's own class is shown in `tests/slime`, where that class is 
 
 from __future__ import annotations
 
+import base64
+import functools
 import json
-from dataclasses import fields
+from dataclasses import field, fields, make_dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from harness import ANSWER, TOOL_CALL, run
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strands_rollout import Sample
+from strands_rollout.model.replay import joined_experts
+from strands_rollout.slime_plugin.reward_groups import rollouts_of
 
 # of slime 0.3; `tests/slime` compares the classes themselves
 FIELDS = (
@@ -135,3 +141,58 @@ def test_the_reward_is_read_by_its_key() -> None:
 
 def test_a_sample_without_a_mask_trains_its_whole_response() -> None:
     assert Sample(response_length=7).effective_response_length == 7
+
+
+def older_sample(*new: str, **values: Any) -> Any:
+    """A Sample as slime had it before 0.3.1: without what appends tokens, and with these fields for some newer ones."""
+    newer = {"rollout_id", "rollout_top_p_token_ids", "rollout_top_p_token_offsets", "multimodal_train_input_id"}
+    kept = [
+        (one.name, one.type, field(default=one.default, default_factory=one.default_factory))  # type: ignore[call-overload]
+        for one in fields(Sample)
+        if one.name not in newer
+    ]
+    made = [(name, "int | None", field(default=None)) for name in new]
+    nested = {name: getattr(Sample, name) for name in ("Status", "SpecInfo", "PrefixCacheInfo", "get_reward_value")}
+    return make_dataclass("Sample", [*kept, *made], namespace=nested)(**values)
+
+
+@pytest.mark.parametrize("new", [(), ("group_id",)], ids=["0.2.4", "0.3.0"])
+async def test_an_episode_fills_an_older_sample_like_a_new_one(new: tuple[str, ...], shipped_tokenizer: Any) -> None:
+    turns = [TOOL_CALL.format(name="calculate", arguments='{"expression": "17 * 2"}'), ANSWER]
+    samples = []
+    for kind in (Sample, functools.partial(older_sample, *new)):
+        sample = kind(prompt="What is 17 * 2?", label="34", index=0)
+        settings = {"tools": ["strands_rollout.examples.shop.calculate"]}
+        samples.append((await run(shipped_tokenizer, turns, sample=sample, settings=settings)).sample)
+    expected, older = samples
+    assert older.status is Sample.Status.COMPLETED
+    names = ("tokens", "loss_mask", "rollout_log_probs", "response", "response_length", "weight_versions")
+    assert [getattr(older, name) for name in names] == [getattr(expected, name) for name in names]
+    assert older.prefix_cache_info == expected.prefix_cache_info
+    assert not hasattr(older, "rollout_id")
+
+
+@pytest.mark.parametrize(("new", "lists"), [((), False), (("group_id",), True)], ids=["0.2.4", "0.3.0"])
+async def test_an_older_sample_fans_out_where_it_can_name_its_rollout(
+    new: tuple[str, ...], lists: bool, shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    sample = older_sample(*new, prompt="What is 17 * 2?", index=7)
+    played = await run(shipped_tokenizer, [ANSWER], sample=sample, settings={"tools": [], "fan_out": True})
+    assert isinstance(played.sample, list) is lists
+    if lists:
+        assert [one.group_id for one in played.sample] == [7]
+        assert [rollout.group for rollout in rollouts_of(SimpleNamespace(reward_key=None), played.sample)] == [None]
+    else:
+        assert any("its Sample has no rollout_id" in message for message in caplog.messages)
+
+
+def test_routed_experts_are_joined_for_a_sample_that_does_not_join_them() -> None:
+    def payload(*rows: int) -> str:
+        return base64.b64encode(np.array(rows, dtype=np.int32).tobytes()).decode()
+
+    shape = {"layers": 1, "top_k": 2}
+    first = joined_experts({"routed_experts": payload(1, 2, 3, 4), "routed_experts_start_len": 0}, None, **shape)
+    assert first.tolist() == [[[1, 2]], [[3, 4]]]
+    second = {"routed_experts": payload(9, 9, 5, 6), "routed_experts_start_len": 1}
+    assert joined_experts(second, first, **shape).tolist() == [[[1, 2]], [[9, 9]], [[5, 6]]]
+    assert joined_experts({}, first, **shape) is first

@@ -15,8 +15,8 @@ from test_metrics import Wandb, wandb  # noqa: F401 - a fixture
 
 from strands_rollout import Sample, log_rollout
 from strands_rollout.dump import TokenTexts, read_dump, write_dump
-from strands_rollout.export.dump_spans import episode_spans
-from strands_rollout.export.dump_table import sample_table
+from strands_rollout.integrations.traces import episode_spans
+from strands_rollout.integrations.wandb import sample_table
 from strands_rollout.secret_mask import secret_values, without_values
 
 KEY, PASSWORD, OF_SERVER = "sk-live-5f1e02c7", "hunter22hunter", "tvly-77aa88bb"
@@ -117,7 +117,7 @@ def test_tables_and_traces_hold_none(shipped_tokenizer: Any, tmp_path: Path, wan
 async def test_results_of_an_evaluation_hold_none(
     shipped_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from strands_rollout import evaluate as evaluate_module
+    from strands_rollout.evaluation import evaluate as evaluate_module
 
     async def leaking(args: Any, sample: Any, params: Any, **more: Any) -> Any:
         made = leaky(shipped_tokenizer)

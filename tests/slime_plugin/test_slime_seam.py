@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from harness import ANSWER, TOOL_CALL, run
 
 from strands_rollout import Sample
-from strands_rollout.bounded_tool import no_tool_span
 from strands_rollout.errors import ConfigError
-from strands_rollout.slime_seam import (
+from strands_rollout.slime_plugin import slime_adapter as slime_seam
+from strands_rollout.slime_plugin.slime_adapter import (
     is_aborting,
     is_slime_sample,
     may_return_aborted,
@@ -22,7 +24,6 @@ from strands_rollout.slime_seam import (
     tokenizer_of,
     tool_span,
 )
-from strands_rollout.turn_sampler import no_span
 
 STATE_MODULE = "slime.rollout.sglang_rollout"
 
@@ -69,8 +70,8 @@ def test_our_own_sample_is_not_slimes() -> None:
 def test_without_slime_nothing_aborts_and_an_aborted_sample_may_be_returned() -> None:
     assert not is_aborting(SimpleNamespace(), Sample())
     assert may_return_aborted(SimpleNamespace(), Sample())
-    assert tool_span(Sample()) is no_tool_span
-    assert request_span(Sample()) is no_span
+    assert tool_span(Sample()) is None
+    assert request_span(Sample()) is None
 
 
 ROUTERS = {"actor": ("10.0.0.1", 3000), "judge": ("10.0.0.2", 3001)}
@@ -119,6 +120,44 @@ def test_a_folder_without_a_tokenizer_is_named_in_the_error(tmp_path: Any) -> No
         tokenizer_of(SimpleNamespace(hf_checkpoint=str(tmp_path / "nothing")), Sample())
 
 
+@pytest.mark.parametrize(
+    "checkpoint",
+    [
+        *(5, 2.5, True, ["a"], {"a": 1}, b"/models/a"),
+        *("/no/such", "./no", "../no", "~/no", "no/", "a/b/c", "a b", "a--b", "http://a/b", "a\0b", "\ud800"),
+        *("x" * 100_000, "/" + "x" * 100_000),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_what_is_no_checkpoint_is_refused_before_transformers_looks_for_it(
+    checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: pytest.fail("it was asked"))
+    with pytest.raises(
+        ConfigError, match=r"got hf_checkpoint=.*expected (the folder or hub id|one of them)"
+    ) as refusal:
+        tokenizer_of(SimpleNamespace(hf_checkpoint=checkpoint), Sample())
+    assert len(str(refusal.value)) < 1000
+
+
+@pytest.mark.parametrize("name", ["5", "gpt-none", "nobody/no-model"])
+def test_without_the_hub_an_id_is_looked_for_in_the_cache_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def refuse(address: Any, timeout: float) -> None:
+        asked.append(address)
+        raise OSError("no network")
+
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
+    monkeypatch.setattr("strands_rollout.slime_plugin.slime_adapter.getproxies", dict)
+    monkeypatch.setattr("strands_rollout.slime_plugin.slime_adapter.socket.create_connection", refuse)
+    with pytest.raises(ConfigError, match="hub can't be reached; expected the folder"):
+        tokenizer_of(SimpleNamespace(hf_checkpoint=name), Sample())
+    assert asked == [("hub.example", 443)]
+
+
 def test_slimes_state_gives_its_tokenizer_and_tells_of_an_abort(state_class: Any) -> None:
     args = SimpleNamespace(tokenizer=object())
     state = state_class(args)
@@ -142,3 +181,101 @@ def test_a_fully_async_rollout_takes_aborted_samples_at_any_time(state_class: An
     path = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
     assert may_return_aborted(SimpleNamespace(rollout_function_path=path), SlimeLikeSample())
     assert not may_return_aborted(SimpleNamespace(rollout_function_path=None), SlimeLikeSample())
+
+
+PLACES = ("slime.observability.trace_utils", "slime.utils.trace_utils")
+TURNS = [TOOL_CALL.format(name="calculate", arguments='{"expression": "17 * 2"}'), ANSWER]
+
+
+class StandInTrace(ModuleType):
+    """slime's module of spans as far as it is used, which fails where it is told to."""
+
+    def __init__(self, fault: str = "", error: type[BaseException] = RuntimeError) -> None:
+        super().__init__("trace_utils")
+        self.fault, self.error = fault, error
+        self.began: list[str] = []
+        self.ended: list[tuple[str, dict[str, Any]]] = []
+
+    def fail(self, step: str) -> None:
+        if step == self.fault:
+            raise self.error(f"no {step}")
+
+    def trace_span(self, sample: Any, name: str, attrs: Any = None) -> Any:
+        self.fail("call")
+        return self._span(name, dict(attrs or {}))
+
+    @contextmanager
+    def _span(self, name: str, attrs: dict[str, Any]) -> Iterator[Any]:
+        self.fail("entry")
+        self.began.append(name)
+
+        def update(more: dict[str, Any]) -> None:
+            self.fail("update")
+            attrs.update(more)
+
+        yield SimpleNamespace(update=update)
+        self.ended.append((name, attrs))
+        self.fail("exit")
+
+    def build_sglang_meta_trace_attrs(self, meta: dict[str, Any]) -> dict[str, Any]:
+        self.fail("attributes")
+        return {"finish_reason": meta["finish_reason"]["type"]}
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a module in one of the places of slime's trace, and makes the other unimportable."""
+    monkeypatch.setattr(slime_seam, "_untraced", set())
+
+    def place(module: ModuleType | None, at: str = PLACES[0], beside: ModuleType | None = None) -> None:
+        for name in PLACES:
+            monkeypatch.setitem(sys.modules, name, module if name == at else beside)
+
+    return place
+
+
+async def play(tokenizer: Any) -> Any:
+    sample = SlimeLikeSample(prompt="What is 17 * 2?", index=0)
+    return (
+        await run(tokenizer, TURNS, sample=sample, settings={"tools": ["strands_rollout.examples.shop.calculate"]})
+    ).sample
+
+
+@pytest.mark.parametrize("beside", [None, ModuleType("empty")])
+@pytest.mark.parametrize("place", PLACES)
+async def test_spans_are_recorded_wherever_slime_has_its_trace(
+    traced: Any, place: str, beside: ModuleType | None, shipped_tokenizer: Any
+) -> None:
+    trace = StandInTrace()
+    traced(trace, place, beside)
+    sample = await play(shipped_tokenizer)
+    assert sample.status is Sample.Status.COMPLETED
+    assert trace.began == ["sglang_generate", "tool:calculate", "sglang_generate"]
+    assert [name for name, _ in trace.ended] == trace.began
+    requests = [attrs for name, attrs in trace.ended if name == "sglang_generate"]
+    assert [(attrs["finish_reason"], attrs["max_new_tokens"] > 0) for attrs in requests] == [("stop", True)] * 2
+
+
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+@pytest.mark.parametrize("fault", ["import", "no trace_span", "call", "entry", "update", "attributes", "exit"])
+async def test_a_trace_that_fails_is_logged_once_and_the_episode_completes(
+    traced: Any, fault: str, error: type[BaseException], shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    modules = {"import": None, "no trace_span": ModuleType("empty")}
+    traced(modules[fault] if fault in modules else StandInTrace(fault, error))
+    for _ in range(2):
+        sample = await play(shipped_tokenizer)
+        assert sample.status is Sample.Status.COMPLETED
+        assert sum(sample.loss_mask) > 0
+    [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "slime's trace could not" in warning.getMessage()
+    assert "episodes go on" in warning.getMessage()
+
+
+@pytest.mark.parametrize("fault", ["", "exit"])
+def test_an_error_of_the_block_passes_through_a_span(traced: Any, fault: str) -> None:
+    traced(StandInTrace(fault))
+    with pytest.raises(ZeroDivisionError), tool_span(SlimeLikeSample())("divide"):
+        raise ZeroDivisionError
+    with pytest.raises(KeyboardInterrupt), tool_span(SlimeLikeSample())("interrupted"):
+        raise KeyboardInterrupt

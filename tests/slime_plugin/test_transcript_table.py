@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strands_rollout import Sample
-from strands_rollout.finished_sample import finished_samples
-from strands_rollout.transcript_table import (
+from strands_rollout.samples import finished_samples
+from strands_rollout.slime_plugin.transcripts import (
     COLUMNS,
     MAX_LABEL_CHARS,
     MAX_PROMPT_CHARS,

@@ -6,7 +6,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import aiohttp
 
@@ -51,7 +51,7 @@ class Api:
         async with self._session.post(self.base_url + path, json=body) as response:
             return Answer(response.status, await _read(response))
 
-    async def post_bytes(self, path: str, body: bytes, content_type: str) -> Answer:
+    async def post_bytes(self, path: str, body: bytes | IO[bytes], content_type: str) -> Answer:
         headers = {"Content-Type": content_type}
         async with self._session.post(self.base_url + path, data=body, headers=headers) as response:
             return Answer(response.status, await _read(response))

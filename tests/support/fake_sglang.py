@@ -70,11 +70,14 @@ class FakeSGLang:
         router: Answer 404 to `/abort_request`, to the info endpoints and to all that controls an engine, as routers do.
             Its one worker, which answers them, is at `worker_url`.
         keeps_requests: Record every request; not in long runs.
+        port: To listen on; 0 for any.
 
     Attributes:
         requests: Every `/generate` request. `aborts`: bodies of `/abort_request`.
         disconnects: rids whose client went away. `episodes`: what each key has sent and got.
         engine: What runs now, and with which weights.
+        away: What is answered on every path instead, while it is set: a status, or a lost connection.
+        turned_away: Requests that got it, by their path.
     """
 
     def __init__(
@@ -88,10 +91,11 @@ class FakeSGLang:
         router: bool = False,
         weight_version: str = "default",
         keeps_requests: bool = True,
+        port: int = 0,
     ) -> None:
         self._script, self._decode, self._router = script, decode, router
         self._context_length, self._vocab_size, self._episode_of = context_length, vocab_size, episode_of
-        self._keeps_requests = keeps_requests
+        self._keeps_requests, self._port = keeps_requests, port
         self.engine = Requests(weight_version)
         self.episodes = Episodes()
         self.requests: list[Received] = []
@@ -99,6 +103,8 @@ class FakeSGLang:
         self.aborts: list[dict[str, Any]] = []
         self.disconnects: list[str | None] = []
         self.info_requests: list[str] = []
+        self.away: Reply | None = None
+        self.turned_away: list[str] = []
         self._arrived = asyncio.Condition()
         self._runner: web.AppRunner | None = None
         self.base_url = self.worker_url = ""
@@ -109,7 +115,7 @@ class FakeSGLang:
         return self.episodes.violations
 
     async def __aenter__(self) -> Self:
-        app = web.Application(client_max_size=1 << 28)
+        app = web.Application(client_max_size=1 << 28, middlewares=[self._turn_away])
         app.router.add_post("/generate", self._generate)
         app.router.add_get("/health", self._health)
         app.router.add_get("/workers", self._workers)
@@ -122,7 +128,7 @@ class FakeSGLang:
                 app.router.add_get(f"{place}{path}", self._info)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024)
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, backlog=1024)
         await site.start()
         host, port = self._runner.addresses[0][:2]
         self.base_url = f"http://{host}:{port}"
@@ -137,6 +143,17 @@ class FakeSGLang:
         """Return when that many `/generate` requests have come in all."""
         async with self._arrived:
             await self._arrived.wait_for(lambda: self.requests_seen >= count)
+
+    @web.middleware
+    async def _turn_away(
+        self, http: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if self.away is None:
+            return await handler(http)
+        self.turned_away.append(http.path)
+        if self.away.kind == "reset" and http.transport is not None:
+            http.transport.close()
+        return web.Response(body=self.away.body, status=self.away.code)
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
         received = Received(orjson.loads(await http.read()), http.headers, time.monotonic())
@@ -194,7 +211,7 @@ class FakeSGLang:
             body=body, status=reply.code, headers=reply.headers, content_type="application/json"
         )
         if reply.kind in ("cut", "stall"):
-            response = web.StreamResponse(headers={"Content-Length": str(len(body))})
+            response = web.StreamResponse(status=reply.code, headers={"Content-Length": str(len(body))})
             await response.prepare(http)
             await response.write(body[: len(body) // 2])
         if reply.kind == "stall":

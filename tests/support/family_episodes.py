@@ -18,8 +18,8 @@ from parser_families import family
 from strands import Agent, tool
 
 from strands_rollout import SGLangModel
-from strands_rollout.chat_messages import to_chat_tools
-from strands_rollout.chat_template import ChatTemplate
+from strands_rollout.template.chat_template import ChatTemplate
+from strands_rollout.template.messages import to_chat_tools
 
 MARK = "an-earlier-turn-{}"
 
@@ -156,7 +156,7 @@ def _history(plan: Sequence[Sequence[Any]], ending: Ending, model: SGLangModel) 
 
 def _own_id(model: SGLangModel, turn: int, at: int) -> str:
     """The id under which this package shows the result of a call without one, or with words before it."""
-    shown = model.conversation._context.shown_ids
+    shown = model.conversation.last.shown_ids
     return [value for key, value in shown.items() if key.startswith(f"call_{turn}_")][at]
 
 

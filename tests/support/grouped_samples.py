@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from strands_rollout import Sample
+from strands_rollout.samples import rollout_id_field
 
 
 def arguments(**more: Any) -> SimpleNamespace:
@@ -35,10 +36,9 @@ def sample_of(
 ) -> Any:
     """A sample of three tokens; `part` 0 makes it the main agent's of a fan-out."""
     facts = {} if part is None else {"strands_rollout": {"fan_out": {"part": part, "of": 3, "kind": "agent"}}}
-    return sample_class(
+    sample = sample_class(
         group_index=group,
         index=index,
-        rollout_id=rollout,
         reward=reward,
         status=sample_class.Status[status],  # type: ignore[attr-defined]
         remove_sample=removed,
@@ -48,6 +48,9 @@ def sample_of(
         loss_mask=[1, 1],
         rollout_log_probs=[-1.0, -1.0],
     )
+    if rollout is not None:
+        setattr(sample, str(rollout_id_field(sample)), rollout)
+    return sample
 
 
 def group_of(*rewards: Any, group: int = 0) -> list[Any]:

@@ -15,7 +15,7 @@ from fake_sglang_episodes import Episodes
 from interruptible_policy import TaskFacts
 
 from strands_rollout import generate, reward_func
-from strands_rollout.contract import contract_violations
+from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 REWARD_KEY = "score"
 

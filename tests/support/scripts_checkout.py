@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 # `-m venv DIR` makes DIR with it and a command that prints its own arguments
 FAKE_PYTHON = """#!/usr/bin/env bash
 echo "$*" >>"$PYTHON_LOG"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from strands_rollout.drift import token_bytes
+from strands_rollout.template.drift import token_bytes
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:

@@ -21,16 +21,26 @@ class Strain:
 
     Attributes:
         lags_s: How late each tick of 10 ms was.
+        busy_s: How long the loop's thread computed before each tick, which no other process lengthens.
         memory_mb: What the process took more at its peak than at the begin, resident; 0 where there is no /proc.
     """
 
     lags_s: list[float] = field(default_factory=list)
+    busy_s: list[float] = field(default_factory=list)
     memory_mb: float = 0.0
 
     def lag_s(self, share: float) -> float:
         """The lag that so many of the ticks stayed below."""
-        ordered = sorted(self.lags_s) or [0.0]
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        return _quantile(self.lags_s, share)
+
+    def computed_s(self, share: float) -> float:
+        """How long the loop's thread computed at most before so many of the ticks."""
+        return _quantile(self.busy_s, share)
+
+
+def _quantile(values: list[float], share: float) -> float:
+    ordered = sorted(values) or [0.0]
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 @contextlib.asynccontextmanager
@@ -50,9 +60,10 @@ async def measured() -> AsyncIterator[Strain]:
 
 async def _tick(strain: Strain) -> None:
     while True:
-        due = time.monotonic() + _TICK_S
+        due, computed = time.monotonic() + _TICK_S, time.thread_time()
         await asyncio.sleep(_TICK_S)
         strain.lags_s.append(time.monotonic() - due)
+        strain.busy_s.append(time.thread_time() - computed)
 
 
 def _watch_memory(strain: Strain, before_mb: float, stop: threading.Event) -> None:

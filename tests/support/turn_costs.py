@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import statistics
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, args_for, call_text, ids_of
 
 from strands_rollout import Sample, SGLangModel, generate
-from strands_rollout.sandbox import ExecutionResult, ExecutorFacts
+from strands_rollout.code_tool import ExecutionResult, ExecutorFacts
 
 
 class InstantExecutor:
@@ -77,10 +76,10 @@ class WatchedIds(list[int]):
         return [*self]
 
 
-def growth(per_turn: Sequence[int]) -> float:
-    """Median of the late turns less the median of the early ones."""
+def growth(per_turn: Sequence[int]) -> int:
+    """The cheapest of the late turns less the cheapest of the early ones: a timer makes single turns dearer only."""
     quarter = len(per_turn) // 4
-    return statistics.median(per_turn[-quarter:]) - statistics.median(per_turn[quarter : 2 * quarter])
+    return min(per_turn[-quarter:]) - min(per_turn[quarter : 2 * quarter])
 
 
 async def turn_costs(tokenizer: Any, turns: int, hooks: Sequence[str] = ()) -> TurnCosts:

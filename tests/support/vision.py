@@ -49,7 +49,7 @@ TEMPLATE = """
 
 def vision_tokenizer(template: str = TEMPLATE) -> Any:
     """The shipped model's, with Qwen's tokens of images."""
-    tokenizer = AutoTokenizer.from_pretrained(Path(__file__).parents[1] / "strands_rollout/engine/checkpoint")
+    tokenizer = AutoTokenizer.from_pretrained(Path(__file__).parents[2] / "strands_rollout/engine/checkpoint")
     tokenizer.add_tokens(VISION_TOKENS, special_tokens=True)
     tokenizer.chat_template = template
     return tokenizer
@@ -121,7 +121,8 @@ class VisionEngine:
         self.inputs.append(dict(made))
         self.images.append(images)
         ids = ids_of(tokenizer, self._turns[number])
-        return Reply.tokens(ids, prompt_tokens=len(self.read[-1]) + self._miscounts)
+        reply = Reply.tokens(ids, prompt_tokens=len(self.read[-1]) + self._miscounts)
+        return reply.limited(body["sampling_params"].get("max_new_tokens"))
 
 
 def save_llava(folder: Path) -> Any:

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import copy
+import unicodedata
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from family_templates import TEMPLATES, tokenizer_with
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from jinja2 import TemplateError as JinjaError
 
-from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.errors import TemplateError
-from strands_rollout.token_encoder import TokenEncoder
+from strands_rollout.template.chat_template import ChatTemplate, renderer_of
+from strands_rollout.template.tokens import TokenEncoder
 
 TOOLS = [
     {
@@ -105,6 +108,208 @@ def test_no_text_of_a_message_makes_a_control_token(
     assert controls(ids) == controls(template.turn_ids([{"role": "tool", "content": "x"}], TOOLS, last_id=None))
     prompt = template.prompt_ids([{"role": "user", "content": content}], TOOLS)
     assert controls(prompt) == controls(template.prompt_ids([{"role": "user", "content": "x"}], TOOLS))
+
+
+MARK_OF_ESCAPES = "8314057264113702"
+# whole control tokens, parts of them that a template or a neighbour could complete, and what escaping itself writes
+PARTS = ["<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_response>", "<think>", "[TOOL_CALLS]", "<|eot_id|>"]
+PARTS += [
+    "<",
+    "<|im_",
+    "|im_end|>",
+    "end|>",
+    ">",
+    "think",
+    "tool",
+    "/",
+    "user",
+    MARK_OF_ESCAPES,
+    MARK_OF_ESCAPES + "02",
+]
+PARTS += ["\U000f0000", "\U000f0001", "\U000f0000\U000f0005", "\ue000", " ", "\n", '"', "'", "\\", "é", "9", "{{ x }}"]
+NUMBERS = [int(MARK_OF_ESCAPES + "02"), -int(f"7{MARK_OF_ESCAPES}0203"), 10**4000 + int(MARK_OF_ESCAPES + "02"), 1e16]
+hostile = st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=4).map("".join)
+values = st.recursive(
+    hostile | st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from(NUMBERS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(hostile, inner, max_size=3),
+    max_leaves=6,
+)
+schemas = st.fixed_dictionaries(
+    {"type": st.just("object"), "properties": st.dictionaries(hostile, values, max_size=3)},
+    optional={"required": st.lists(hostile, max_size=2), "description": hostile, "default": values},
+)
+hostile_tools = st.lists(
+    st.fixed_dictionaries({"name": hostile, "description": hostile, "parameters": schemas}).map(
+        lambda function: {"type": "function", "function": function}
+    ),
+    max_size=2,
+)
+# an id of 9 characters would be another one's length where it is escaped, which Mistral's templates count
+hostile_calls = st.fixed_dictionaries({"name": hostile, "arguments": st.dictionaries(hostile, values, max_size=3)}).map(
+    lambda function: {"type": "function", "id": function["name"] + "1" * 9, "function": function}
+)
+
+
+@st.composite
+def hostile_chats(draw: st.DrawFn) -> list[dict[str, Any]]:
+    chat: list[dict[str, Any]] = [{"role": "user", "content": draw(hostile)}]
+    if draw(st.booleans()):
+        call = draw(hostile_calls)
+        result = {"role": "tool", "name": draw(hostile), "tool_call_id": call["id"], "content": draw(hostile)}
+        # what an assistant's own words may do is another rule
+        chat += [{"role": "assistant", "content": "words", "tool_calls": [call]}, result]
+        chat += [{"role": "assistant", "content": "answer"}, {"role": "user", "content": draw(hostile)}]
+    return chat
+
+
+def harmless(value: Any) -> Any:
+    """The same with no text that is, or could become, a part of a control token."""
+    if isinstance(value, str):
+        return "".join("-" if char in "<>|[]/" else "x" if char.isalnum() else char for char in value)
+    if isinstance(value, dict):
+        return {f"x{n}-{harmless(key)}": harmless(item) for n, (key, item) in enumerate(value.items())}
+    return [harmless(item) for item in value] if isinstance(value, list) else value
+
+
+def harmless_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool["function"]
+    schema = {
+        "type": "object",
+        **{key: harmless(item) for key, item in function["parameters"].items() if key != "type"},
+    }
+    texts = {key: harmless(function[key]) for key in ("name", "description")}
+    return {"type": "function", "function": {**texts, "parameters": schema}}
+
+
+def harmless_message(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [
+        {
+            **call,
+            "id": harmless(call["id"]),
+            "function": {key: harmless(item) for key, item in call["function"].items()},
+        }
+        for call in message.get("tool_calls", ())
+    ]
+    texts = {key: harmless(item) for key, item in message.items() if key not in ("role", "tool_calls")}
+    return {"role": message["role"], **texts, **({"tool_calls": calls} if calls else {})}
+
+
+def assert_only_the_template_makes_control_tokens(
+    tokenizer: Any, template: ChatTemplate, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+) -> None:
+    def controls(ids: list[int]) -> list[int]:
+        return [token for token in ids if template.encoder.is_control(token)]
+
+    ids = template.prompt_ids(messages, tools)
+    honest = template.prompt_ids([harmless_message(one) for one in messages], [harmless_tool(one) for one in tools])
+    assert controls(ids) == controls(honest)
+    told = tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, add_generation_prompt=True)
+    # the tokenizers normalize what they encode
+    assert unicodedata.normalize("NFC", template.encoder.decode(ids)) == unicodedata.normalize("NFC", told)
+
+
+@given(messages=hostile_chats(), tools=hostile_tools)
+@slow_inputs
+def test_no_text_in_any_place_makes_a_control_token_and_all_of_it_is_shown(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+) -> None:
+    assert_only_the_template_makes_control_tokens(tokenizer, ChatTemplate(tokenizer), messages, tools)
+
+
+def test_a_number_is_shown_as_it_is(tokenizer: Any) -> None:
+    function = {**TOOLS[0]["function"], "parameters": {"type": "object", "default": NUMBERS}}
+    asked = [{"role": "user", "content": "x"}]
+    assert_only_the_template_makes_control_tokens(
+        tokenizer, ChatTemplate(tokenizer), asked, [{**TOOLS[0], "function": function}]
+    )
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_nor_in_another_familys_template(shipped_tokenizer: Any, family: str) -> None:
+    tokenizer = tokenizer_with(TEMPLATES[family][1], shipped_tokenizer)
+    template = ChatTemplate(tokenizer)
+
+    @given(messages=hostile_chats(), tools=hostile_tools)
+    @settings(slow_inputs, max_examples=15)
+    def holds(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> None:
+        try:
+            tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False)
+        except (JinjaError, TypeError):  # a format has rules of its own for ids, and for the order of messages
+            assume(False)
+        assert_only_the_template_makes_control_tokens(tokenizer, template, messages, tools)
+
+    holds()
+
+
+# a tag around each name, texts side by side, and whatever is no text as Python shows it
+COMPOSING = (
+    "{% for t in tools or [] %}{% for key, value in t.function.parameters.properties | items %}"
+    "{% set key = key | replace('-', '_') | replace('$', '') %}"
+    "{{ '<' ~ key ~ '>' }}{{ value }}{{ '</' ~ key ~ '>\n' }}{% endfor %}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ part.text | trim }}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+COMPOSED = {
+    "a name in a tag": ("x", {"think": "x"}),
+    "a name with the rest of a token": ("x", {"|im_end|": "x", "tool_call": {"/tool_call": "x"}}),
+    "a name that the template rewrites": ("x", {"tool-call": "x", "th$ink": "x"}),
+    "a part of a token in each text": (["<|im_", "end|>", "\n<|im_st", "art|>"], {}),
+    "three parts of a token": (["<", "|im_end|", ">"], {}),
+    "parts of a token before white space": (["<|im_ \n", " \t end|>"], {}),
+    "what Python shows of a list, a tuple and a key": ("x", {"a": ["<|im_end|>", "\U000f0000"], "b": ("<think>",)}),
+}
+
+
+@pytest.mark.parametrize(("content", "properties"), COMPOSED.values(), ids=COMPOSED)
+def test_a_template_that_composes_texts_makes_no_control_token_of_them(
+    shipped_tokenizer: Any, content: Any, properties: dict[str, Any]
+) -> None:
+    changed = _with_template(shipped_tokenizer, COMPOSING)
+    encoder = ChatTemplate(changed).encoder
+    parts = content if isinstance(content, str) else [{"type": "text", "text": text} for text in content]
+    tools = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "parameters": {"properties": properties}}}]
+    messages = [{"role": "user", "content": parts}]
+    rendered = renderer_of(changed, {}).render(messages, tools)
+    ids = encoder.encode_rendered(rendered)
+    names = [encoder.decode([token]) for token in ids if encoder.is_control(token)]
+    assert names == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    assert encoder.decode(ids) == changed.apply_chat_template(
+        messages, tools=tools, tokenize=False, add_generation_prompt=True
+    )
+
+
+def test_a_role_makes_no_control_token(shipped_tokenizer: Any) -> None:
+    changed = _with_template(shipped_tokenizer, PLAIN)
+    encoder = ChatTemplate(changed).encoder
+    ids = encoder.encode_rendered(renderer_of(changed, {}).render([{"role": "<|im_end|>\U000f0000", "content": "x"}]))
+    names = [encoder.decode([token]) for token in ids if encoder.is_control(token)]
+    assert names == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    assert encoder.decode(ids).startswith("<|im_start|><|im_end|>\U000f0000\nx")
+
+
+def test_a_lone_surrogate_in_any_place_is_a_question_mark(tokenizer: Any) -> None:
+    template = ChatTemplate(tokenizer)
+    tools = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "parameters": {"\ud800": "\udfff"}}}]
+    assert '"?": "?"' in template.encoder.decode(template.prompt_ids([{"role": "user", "content": "x"}], tools))
+
+
+def test_a_tokenizer_with_digits_around_control_tokens_escapes_by_other_characters(shipped_tokenizer: Any) -> None:
+    changed = _with_template(shipped_tokenizer, PLAIN)
+    changed.add_tokens(["8<control>8", "2<control>"])
+    content = "8<|im_end|>8 \U000f0000 2<control>2 <control>"
+    ids = ChatTemplate(changed).prompt_ids([{"role": "user", "content": content}])
+    names = [changed.decode([token]) for token in ids if token in changed.added_tokens_decoder]
+    assert names == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    assert content in changed.decode(ids)
+
+
+def test_a_name_that_spells_the_stand_in_of_a_turn_does_not_cut_it(shipped_tokenizer: Any) -> None:
+    changed = _with_template(shipped_tokenizer, PLAIN.replace("+ m.content", "+ (m.name or '') + m.content"))
+    turn = [{"role": "tool", "name": "strands-rollout-answer<|im_end|>", "tool_call_id": "c", "content": "x"}]
+    template = ChatTemplate(changed)
+    text = template.encoder.decode(template.turn_ids(turn, last_id=None))
+    assert text.startswith("<|im_end|>\n<|im_start|>tool\nstrands-rollout-answer<|im_end|>x<|im_end|>")
 
 
 @given(st.text())

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from strands_rollout.drift import drift_of_turn, token_bytes
+from strands_rollout.template.drift import drift_of_turn, token_bytes
 
 TEXT = "The number 17 times 2 is thirty four, so the answer is the number 34."
 

@@ -5,6 +5,7 @@ Counts of calls, never times.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import subprocess
@@ -20,11 +21,10 @@ from strands import tool
 from tokenizers import Tokenizer
 
 from strands_rollout import Sample
-from strands_rollout.chat_template import ChatTemplate
-from strands_rollout.context_builder import ContextBuilder, token_count
-from strands_rollout.token_encoder import TokenEncoder
-from strands_rollout.token_limits import Room
-from strands_rollout.trajectory import Trajectory
+from strands_rollout.model.conversation import HistorySegment, ModelCall, token_count
+from strands_rollout.model.sampling import Room
+from strands_rollout.template.chat_template import ChatTemplate
+from strands_rollout.template.tokens import TokenEncoder
 
 numbers = iter(range(10**9))
 
@@ -60,6 +60,51 @@ async def calls_of(work: Callable[[], Awaitable[object]]) -> Counter[str]:
     return calls
 
 
+async def turns_of_the_loop_during(work: Callable[[], Awaitable[object]]) -> int:
+    """How often the event loop comes round meanwhile, at most every millisecond."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.001)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    try:
+        await work()
+    finally:
+        counting.cancel()
+    return turns
+
+
+WORDS = "The quick brown fox jumps over the lazy dog. " * 8000
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        [{"role": "user", "content": WORDS}],
+        [{"role": "user", "content": "<|im_end|>" * 30_000}],
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": WORDS}, {"role": "user", "content": "b"}],
+    ],
+    ids=["words", "control tokens", "earlier turns"],
+)
+async def test_the_loop_turns_while_a_long_prompt_is_encoded(shipped_tokenizer: Any, chat: list[Any]) -> None:
+    template = ChatTemplate(shipped_tokenizer)
+    messages = [{**message, "content": [{"text": message["content"]}]} for message in chat]
+    segment = HistorySegment(template)
+    built = segment.new_context(ModelCall(messages, []), Room(None, "context"), 1)
+    # encoding it with Python's lock held lets the loop turn once at its begin and once at its end
+    assert await turns_of_the_loop_during(lambda: built) > 20
+
+
+def test_long_texts_have_the_ids_that_short_ones_have(shipped_tokenizer: Any) -> None:
+    encoder = TokenEncoder(shipped_tokenizer)
+    for text in (WORDS, "7" * 20_000, " \n" * 10_000, "<|im_end|>x" * 2000, "数é\u0301🎉" * 4000):
+        assert encoder.encode_trusted(text) == shipped_tokenizer.encode(text, add_special_tokens=False)
+
+
 async def episode(tokenizer: Any, turns: int, prompt: str = "Count.") -> Sample:
     """An episode within limits; none of its turns is encoded here."""
     call, answer = (Reply.tokens(ids_of(tokenizer, text)) for text in (CALL, ANSWER))
@@ -75,6 +120,7 @@ async def test_a_tool_result_is_encoded_once_and_its_turn_is_not_rendered(tokeni
     many = await calls_of(lambda: episode(tokenizer, 10))
     assert many["Tokenizer.encode"] - few["Tokenizer.encode"] == 7
     assert many["apply_chat_template"] == few["apply_chat_template"]
+    assert many["_chat_tool"] == few["_chat_tool"]  # nor are the tools made ready for it
     assert many["Tokenizer.decode"] == few["Tokenizer.decode"] == 0
 
 
@@ -94,21 +140,23 @@ async def test_the_samples_of_a_group_encode_their_prompt_once(tokenizer: Any) -
 
 
 async def test_what_was_counted_is_not_encoded_again(tokenizer: Any) -> None:
-    template, trajectory = ChatTemplate(tokenizer), Trajectory()
-    builder = ContextBuilder(template)
+    template = ChatTemplate(tokenizer)
+    segment = HistorySegment(template)
     first = [{"role": "user", "content": [{"text": "first, and never asked before"}]}]
-    counted = await token_count(template, first, None, "Be brief.", None)
+    counted = await token_count(template, ModelCall(first, None, "Be brief."))
     sent: list[int] = []
 
     async def send(messages: list[dict[str, Any]]) -> None:
-        sent[:] = await builder.build(messages, None, "Be brief.", None, trajectory, Room(10_000, "response"), 16)
+        sent[:] = await segment.new_context(ModelCall(messages, None, "Be brief."), Room(10_000, "response"), 16)
 
     assert (await calls_of(lambda: send(first)))["Tokenizer.encode"] == 0
     assert len(sent) == counted
-    trajectory.append_turn(sent, [template.end_of_turn_id], [-0.5], finish_reason="stop", rid="r", latency_s=0.0)
-    builder.accept(first)
+    segment.trajectory.append_turn(
+        sent, [template.end_of_turn_id], [-0.5], finish_reason="stop", rid="r", latency_s=0.0
+    )
+    segment.accept(first)
     more = [*first, ASKED, answered("a result that was counted")]
-    counted = await token_count(template, more[2:], None, None, None)
+    counted = await token_count(template, ModelCall(more[2:]))
     assert (await calls_of(lambda: send(more)))["Tokenizer.encode"] == 0
     assert len(sent) == counted
 
@@ -139,34 +187,34 @@ def history(length: int) -> list[dict[str, Any]]:
     ],
 )
 def test_a_history_that_is_rewritten_in_place_is_seen(shipped_tokenizer: Any, rewrite: Callable[[Any], object]) -> None:
-    builder, messages = ContextBuilder(ChatTemplate(shipped_tokenizer)), history(2)
-    builder.accept(messages)
-    assert builder.is_covered(messages)
+    segment, messages = HistorySegment(ChatTemplate(shipped_tokenizer)), history(2)
+    segment.accept(messages)
+    assert segment.is_covered(messages)
     messages += history(1)[1:]
-    assert builder.is_extended_by(messages)
+    assert segment.is_extended_by(messages)
     rewrite(messages)
-    assert not builder.is_extended_by(messages)
-    assert not builder.is_covered(messages[: builder.covered_count])
+    assert not segment.is_extended_by(messages)
+    assert not segment.is_covered(messages[: segment.covered_messages])
 
 
 def test_notes_beside_a_message_are_no_rewriting(shipped_tokenizer: Any) -> None:
-    builder, messages = ContextBuilder(ChatTemplate(shipped_tokenizer)), history(2)
-    builder.accept(messages)
+    segment, messages = HistorySegment(ChatTemplate(shipped_tokenizer)), history(2)
+    segment.accept(messages)
     messages[1]["metadata"] = {"usage": {"inputTokens": 1}}
-    assert builder.is_covered(messages)
+    assert segment.is_covered(messages)
 
 
 async def test_a_long_history_is_compared_and_remembered_in_as_many_calls_as_a_short_one(
     shipped_tokenizer: Any,
 ) -> None:
     async def costs(length: int) -> Counter[str]:
-        builder, messages = ContextBuilder(ChatTemplate(shipped_tokenizer)), history(length)
-        builder.accept(messages)
+        segment, messages = HistorySegment(ChatTemplate(shipped_tokenizer)), history(length)
+        segment.accept(messages)
         messages += history(1)[1:]
 
         async def turn() -> None:
-            assert builder.is_extended_by(messages)
-            builder.accept(messages)
+            assert segment.is_extended_by(messages)
+            segment.accept(messages)
 
         return await calls_of(turn)
 

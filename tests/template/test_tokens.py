@@ -1,14 +1,17 @@
-"""Text of ids is what the tokenizer itself makes of them, however they are cut and whatever bytes they hold."""
+"""Ids -> text as the tokenizer itself decodes them; and texts that are cut for their tokens, not their characters."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from harness import ANSWER, call_text, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from strands import tool
 from tokenizers import Tokenizer, decoders, models
 
-from strands_rollout.byte_decoder import ByteDecoder
+from strands_rollout.template.tokens import ByteDecoder, are_far_over, head_and_tail
 
 
 def _chars() -> list[str]:
@@ -69,3 +72,58 @@ def test_a_tokenizer_of_another_kind_is_asked_itself() -> None:
     decoder = ByteDecoder(backend)
     assert decoder.decode([0, 1, 2, 3, 4]) == "a b例"
     assert backend.decode([0, 1, 2, 3, 4]) == "a b例"
+
+
+class WideEncoder:
+    """An encoder with a token for each 100 characters."""
+
+    def __init__(self) -> None:
+        self.encoded_chars = 0
+
+    def encode_plain(self, text: str) -> list[int]:
+        self.encoded_chars += len(text)
+        return [100] * (len(text) // 100) + ([len(text) % 100] if len(text) % 100 else [])
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join("x" * length for length in ids)
+
+
+@pytest.mark.parametrize("texts", [["x" * 99_900], ["x" * 50_000, "x" * 49_900], ["x", "", "x" * 99_000]])
+def test_texts_that_fit_are_not_cut_however_long_their_tokens_are(texts: list[str]) -> None:
+    encoder: Any = WideEncoder()
+    assert not are_far_over(texts, 1000, encoder)
+    assert [head_and_tail(text, 1000, encoder) for text in texts] == texts
+
+
+def test_a_text_that_does_not_fit_keeps_as_many_tokens_as_do() -> None:
+    encoder: Any = WideEncoder()
+    text = "x" * 200_000
+    cut = head_and_tail(text, 1000, encoder)
+    assert 99_800 <= len(cut) <= 100_100
+    assert "characters cut" in cut
+
+
+def test_of_a_text_that_is_far_too_long_the_middle_is_not_encoded() -> None:
+    encoder: Any = WideEncoder()
+    text = "x" * 10**8
+    assert are_far_over(["", text], 50, encoder)
+    assert len(head_and_tail(text, 50, encoder)) < 5100
+    assert encoder.encoded_chars < 200_000
+
+
+@tool
+async def spaces(code: str) -> str:
+    """Return 40,000 spaces between two words.
+
+    Args:
+        code: Not read.
+    """
+    return "begin" + " " * 40_000 + "end"
+
+
+async def test_a_result_of_long_tokens_that_fits_is_whole(qwen3_tokenizer: Any) -> None:
+    own_tools = {"tools": [f"{__name__}.spaces"]}
+    turns, params = [call_text(name="spaces"), ANSWER], {"max_new_tokens": 700}
+    done = await run(qwen3_tokenizer, turns, settings=own_tools, params=params)
+    assert "begin" + " " * 40_000 + "end" in done.context_after(0)
+    assert len(done.context_ids_after(0)) < 600

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from strands_rollout.chat_template import ChatTemplate
-from strands_rollout.turn_shape import telling_texts
+from strands_rollout.template.chat_template import ChatTemplate, telling_texts
 
 TOOLS = [{"type": "function", "function": {"name": "run", "description": "Runs it.", "parameters": {}}}]
 PLAIN = (
@@ -34,7 +33,7 @@ def rendered_ids(template: ChatTemplate, messages: list[dict[str, Any]], tools: 
 
 
 def with_template(tokenizer: Any, source: str) -> Any:
-    changed = copy.deepcopy(tokenizer)
+    changed = copy.copy(tokenizer)
     changed.chat_template = source
     return changed
 
@@ -124,7 +123,9 @@ def test_a_template_with_very_many_conditions_is_not_tried_out() -> None:
 
 
 def test_space_that_a_control_token_swallows_is_swallowed_from_a_result_too(shipped_tokenizer: Any) -> None:
-    greedy = with_template(shipped_tokenizer, PLAIN.replace("'<|im_end|>\n'", "'<|greedy|><|im_end|>\n'"))
+    greedy = with_template(
+        copy.deepcopy(shipped_tokenizer), PLAIN.replace("'<|im_end|>\n'", "'<|greedy|><|im_end|>\n'")
+    )
     greedy.add_tokens([AddedToken("<|greedy|>", lstrip=True, special=True, normalized=False)])
     template = ChatTemplate(greedy)
     messages = results("ends with space \n ")

@@ -17,7 +17,7 @@ from strands_rollout.tool_parsers import (
     parser_names,
     register_parser,
 )
-from strands_rollout.tool_parsers.hermes import HermesParser
+from strands_rollout.tool_parsers.json_object import HermesParser
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
@@ -177,20 +177,8 @@ def test_a_pair_of_surrogate_escapes_is_a_character() -> None:
     assert call.arguments == {"a": "\N{GRINNING FACE}"}
 
 
-def test_calls_inside_reasoning_are_drafts() -> None:
-    segments = parser().segments(f"<think>maybe {CALL}</think>\n\nSo: {CALL}")
-    assert segments == [Reasoning(f"maybe {CALL}"), Text("\n\nSo: "), ToolCall("c0", "f", {"a": 1})]
-
-
 def test_reasoning_that_never_closes_swallows_the_rest() -> None:
     assert parser().segments(f"Hm. <think>maybe {CALL}") == [Text("Hm. "), Reasoning(f"maybe {CALL}")]
-
-
-def test_reasoning_that_the_prompt_opened_ends_at_its_close() -> None:
-    text = f"maybe {CALL}</think>{CALL}"
-    assert parser().segments(text, in_reasoning=True) == [Reasoning(f"maybe {CALL}"), ToolCall("c0", "f", {"a": 1})]
-    assert parser().segments(f"maybe {CALL}", in_reasoning=True) == [Reasoning(f"maybe {CALL}")]
-    assert calls(CALL, in_reasoning=True) == []
 
 
 def test_a_stray_close_makes_everything_before_it_reasoning() -> None:

@@ -182,7 +182,8 @@ MALFORMED: list[tuple[str, str, str, str | None]] = [
         None,
     ),
     ("llama3_json", '{"name": "f"}', "the parameters are missing", "f"),
-    ("llama3_json", '{"name": "f", "arguments": {}}', "the parameters are missing", "f"),
+    ("llama3_json", '{"name": "f", "arguments": "{}"}', "the arguments are a string, not an object", "f"),
+    ("llama3_json", '{"name": "f", "parameters": {}, "arguments": {}}', "other keys than name and parameters", "f"),
     ("llama3_json", '{"name": "f", "parameters": "{}"}', "the parameters are a string, not an object", "f"),
     ("llama3_json", '{"parameters": {}}', "the name is missing", None),
     ("llama3_json", '{"name": 7, "parameters": {}}', "the name is a number", None),
@@ -345,8 +346,15 @@ def test_an_element_of_a_mistral_array_fails_alone_and_an_id_is_allowed() -> Non
     assert (call, rest) == (ToolCall("c0", "g", {}), Text(" and so on"))
 
 
-def test_a_llama_call_may_say_that_it_is_a_function() -> None:
-    text = '{"type": "function", "name": "f", "parameters": {"n": "10"}}'
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type": "function", "name": "f", "parameters": {"n": "10"}}',
+        '{"name": "f", "arguments": {"n": "10"}}',
+        '<|python_tag|>{"arguments": {"n": "10"}, "name": "f"}',
+    ],
+)
+def test_a_llama_call_may_say_that_it_is_a_function_and_call_its_parameters_arguments(text: str) -> None:
     assert family("llama3_json").make().segments(text) == [ToolCall("c0", "f", {"n": "10"})]
 
 
@@ -357,8 +365,9 @@ def test_a_llama_answer_in_json_is_text(answer: str) -> None:
     assert family("llama3_json").make().segments(answer) == [Text(answer)]
 
 
-def test_what_looks_like_a_llama_call_after_text_is_a_failure() -> None:
-    call = '{"name": "f", "parameters": {}}'
+@pytest.mark.parametrize("key", ["parameters", "arguments"])
+def test_what_looks_like_a_llama_call_after_text_is_a_failure(key: str) -> None:
+    call = f'{{"name": "f", "{key}": {{}}}}'
     text, failure = family("llama3_json").make().segments(f"I call {call}")
     assert text == Text("I call ")
     assert isinstance(failure, ParseFailure)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from strands_rollout.tool_parsers import ParseFailure, ToolCall, get_parser
+from strands_rollout.tool_parsers import ParseFailure, ToolCall, for_tool_specs, get_parser
 
 DRAFT = '<tool_call>{"name": "draft", "arguments": {}}</tool_call>'
 REAL = '<tool_call>{"name": "real", "arguments": {"y": 2}}</tool_call>'
@@ -252,6 +252,23 @@ def test_what_strands_sglang_repairs_or_passes_over_is_told(
     what: str, parser: str, text: str, expected: list[Any]
 ) -> None:
     assert outcome(parser, text) == expected
+
+
+def test_values_as_python_writes_them_are_read_where_the_format_has_such() -> None:
+    values = {"a": ["x", True, None], "b": {"c": 1.5}, "d": False, "e": "['as', 'text']"}
+    schemas = {"f": {"properties": {key: {"type": kind} for key, kind in zip("abde", KINDS, strict=True)}}}
+    pairs = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    text = f"<tool_call>\n<function=f>\n{pairs}</function>\n</tool_call>"
+    [call] = for_tool_specs(get_parser("qwen3_coder"), specs_of(schemas)).parse(text)
+    assert isinstance(call, ToolCall)
+    assert call.arguments == values
+
+
+KINDS = ("array", "object", "boolean", "string")
+
+
+def specs_of(schemas: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"name": name, "inputSchema": {"json": schema}} for name, schema in schemas.items()]
 
 
 def test_a_multiline_value_keeps_its_lines() -> None:

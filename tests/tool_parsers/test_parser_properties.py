@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 import time
 from typing import Any
@@ -11,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parser_families import FAMILIES, Call, Family
 
-from strands_rollout.tool_parsers import ParseFailure, Reasoning, Text, ToolCall
+from strands_rollout.tool_parsers import ParseFailure, Reasoning, Segment, Text, ToolCall
+from strands_rollout.tool_parsers.json_object import HermesParser
 
 EACH = pytest.mark.parametrize("known", FAMILIES, ids=str)
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.\-]{0,20}", fullmatch=True)
@@ -66,7 +69,7 @@ def test_no_text_raises_and_nothing_of_it_is_lost(known: Family, data: st.DataOb
         position = text.index(part, position) + len(part)
     assert all(part.strip() for part in shown)
     if not any(map(is_call, segments)):
-        assert known.stripped("".join(shown)) == known.stripped(text)
+        assert "".join(map(known.stripped, shown)) == known.stripped(text)  # joined before, parts may make a tag
 
 
 @EACH
@@ -99,3 +102,70 @@ def test_hostile_text_is_parsed_in_linear_time(known: Family) -> None:
             known.make().segments(head + text + tail)
             # far under a second in linear time, minutes in quadratic time: no question of a busy machine
             assert time.process_time() - started < 5, (piece, head, tail)
+
+
+TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+HERMES_SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
+HERMES_KEYS = st.text() | st.sampled_from(TAGS)
+HERMES_VALUES = st.recursive(
+    HERMES_SCALARS | st.sampled_from(TAGS),
+    lambda v: st.lists(v, max_size=4) | st.dictionaries(HERMES_KEYS, v, max_size=4),
+    max_leaves=20,
+)
+HERMES_ARGUMENTS = st.dictionaries(HERMES_KEYS, HERMES_VALUES, max_size=4)
+HERMES_NAMES = st.text(min_size=1).filter(lambda name: name.strip())
+SPACE = st.text(" \t\r\n", max_size=4)
+HERMES_PROSE = st.text().filter(lambda text: not any(tag in text for tag in TAGS) and "<" not in text)
+
+
+def parser() -> HermesParser:
+    numbers = itertools.count()
+    return HermesParser(lambda: f"c{next(numbers)}")
+
+
+@given(
+    turns=st.lists(
+        st.tuples(HERMES_PROSE, HERMES_NAMES, HERMES_ARGUMENTS, SPACE, SPACE, st.booleans(), st.booleans()), max_size=4
+    ),
+    tail=HERMES_PROSE,
+)
+def test_hermes_calls_are_read_whatever_their_white_space_and_the_tags_in_them(turns: list[Any], tail: str) -> None:
+    text = ""
+    expected: list[Segment] = []
+    for prose, name, arguments, before, after, ascii_only, spread in turns:
+        call = {"name": name, "arguments": arguments}
+        written = json.dumps(call, ensure_ascii=ascii_only, indent=1 if spread else None, allow_nan=False)
+        text += f"{prose}<tool_call>{before}{written}{after}</tool_call>"
+        expected += [Text(prose)] if prose.strip() else []
+        expected += [ToolCall(f"c{sum(isinstance(e, ToolCall) for e in expected)}", name, arguments)]
+    expected += [Text(tail)] if tail.strip() else []
+    assert parser().segments(text + tail) == expected
+
+
+HOSTILE = [
+    "<tool_call>",
+    "<tool_call>{</tool_call>",
+    '<tool_call>{"</tool_call>',
+    '<tool_call>{",":"</tool_call>',
+    '<tool_call>{"name":"x","arguments":{"a":[[[[',
+    "<think></think>",
+    "</think>",
+    "</tool_call>",
+    "[",
+    '{"',
+    " ",
+    '\\"',
+]
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+@pytest.mark.parametrize("head", ["", '<tool_call>{"name":"x","arguments":{"a":'])
+@pytest.mark.slow
+def test_a_megabyte_of_hostile_text_is_parsed_in_linear_time(piece: str, head: str) -> None:
+    text = head + piece * (1_000_000 // len(piece)) + "</tool_call>"
+    started = time.process_time()
+    parser().segments(text)
+    # under half a second in linear time, minutes in quadratic time: no question of a busy machine
+    assert time.process_time() - started < 20

@@ -12,14 +12,13 @@ from parser_families import family
 from strands import Agent, tool
 
 from strands_rollout import SGLangModel
-from strands_rollout.agent import run_episode
-from strands_rollout.chat_template import ChatTemplate
-from strands_rollout.episode_bounds import EpisodeLimits
-from strands_rollout.episode_progress import EpisodeProgress
+from strands_rollout.agent.episode import run_episode
+from strands_rollout.agent.limits import EpisodeLimits
+from strands_rollout.agent.stop_reason import EpisodeProgress, StopReason
 from strands_rollout.errors import ConfigError, TemplateError
-from strands_rollout.stop_reason import StopReason
+from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import format_of_call, register_parser
-from strands_rollout.tool_parsers.hermes import HermesParser
+from strands_rollout.tool_parsers.json_object import HermesParser
 
 # families whose turns all end with one token, and begin without reasoning; see test_family_episodes for the others
 WHOLE = (

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strands_rollout.tool_parsers.bare_values import typed_value, types_of
 from strands_rollout.tool_parsers.base import MalformedError
-from strands_rollout.tool_parsers.typed_values import typed_value, types_of
-
-WORDS = {"True": True, "False": False, "None": None}
 
 
 def types(schema: object, **definitions: Any) -> set[str] | None:
@@ -60,7 +58,7 @@ def test_what_is_not_described_has_no_type() -> None:
 
 def value(text: str, *names: str, untyped_is_json: bool = False) -> Any:
     allowed = frozenset(names) or None
-    return typed_value(text, allowed, "the parameter 'a'", words=WORDS, untyped_is_json=untyped_is_json)
+    return typed_value(text, allowed, "the parameter 'a'", may_be_python=True, untyped_is_json=untyped_is_json)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +84,19 @@ def value(text: str, *names: str, untyped_is_json: bool = False) -> Any:
         ('{"a": [1]}', ("object",), {"a": [1]}),
         ("[1]", ("array", "null"), [1]),
         ("5", (), "5"),
+        ("9" * 400, ("integer",), int("9" * 400)),
+        ("9" * 400, ("string", "number"), int("9" * 400)),
+        ("['a', 'b']", ("array",), ["a", "b"]),
+        ("['a', 'b']", ("string",), "['a', 'b']"),
+        ("['a']", ("string", "array"), ["a"]),
+        ("'a'", ("string", "array"), "'a'"),
+        ("[True, None, -1.5, 1e+20]", ("array",), [True, None, -1.5, 1e20]),
+        ("{'a': {'b': [False, None]}}", ("object",), {"a": {"b": [False, None]}}),
+        (
+            repr(["it's", 'say "x"', "True, None", "a\n\t\\", "é\x00\x7f\u2028", "\U0001f600"]),
+            ("array",),
+            ["it's", 'say "x"', "True, None", "a\n\t\\", "é\x00\x7f\u2028", "\U0001f600"],
+        ),
     ],
 )
 def test_a_text_is_read_as_its_type(text: str, names: tuple[str, ...], expected: object) -> None:
@@ -110,7 +121,23 @@ def test_a_text_of_no_known_type_may_be_json(text: str, expected: object) -> Non
         ("1", ("boolean",)),
         ('"5"', ("integer",)),
         ("null", ("integer",)),
-        ("{'a': 1}", ("object",)),
+        ("{'a': 1,}", ("object",)),
+        ("{1: 'a'}", ("object",)),
+        ("['a', true]", ("array",)),
+        ("['a' 'b']", ("array",)),
+        ("('a',)", ("array",)),
+        ("[b'a']", ("array",)),
+        (r"['\q']", ("array",)),
+        (r"['\ud800']", ("array",)),
+        (r"['\U00110000']", ("array",)),
+        ("['a", ("array",)),
+        ("[inf]", ("array",)),
+        ("{'a': 1, 'a': 2}", ("object",)),
+        ("[" * 101 + "'a'" + "]" * 101, ("array",)),
+        ("[" * 100_000, ("array",)),
+        ("-" * 100_000 + "1", ("integer",)),
+        ("9" * 4301, ("integer",)),
+        ("1" + "0" * 400 + ".5", ("integer",)),
         ('{"a": 1, "a": 2}', ("object",)),
         ("[1] x", ("array",)),
         ("{}", ("array",)),
@@ -137,6 +164,6 @@ def test_no_schema_and_no_text_raise_anything_else(schema: Any, keys: str, text:
     for odd in (schema, {keys: schema}, {"anyOf": [{keys: schema}]}, {keys: [schema]}, {"allOf": [{keys: [schema]}]}):
         found = types(odd)
         try:
-            typed_value(text, frozenset(found) if found else None, "it", words=WORDS, untyped_is_json=True)
+            typed_value(text, frozenset(found) if found else None, "it", may_be_python=True, untyped_is_json=True)
         except MalformedError as e:
             assert "expected" in str(e)  # noqa: PT017 - an expected failure is one of two outcomes

@@ -7,7 +7,7 @@ import re
 from strands import Agent, tool
 
 from strands_rollout import SGLangModel, Task, sub_agent_model
-from strands_rollout.prompts import SYSTEM_PROMPT
+from strands_rollout.settings import SYSTEM_PROMPT
 
 
 def build(model: SGLangModel, task: Task) -> Agent:

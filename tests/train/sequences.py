@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from strands_rollout.train.sequence import TrainingSequence
+from strands_rollout.train.batch import TrainingSequence
 
 MODEL = Path(__file__).parents[2] / "strands_rollout/engine/checkpoint"
 

@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.sample_type import Sample
-from strands_rollout.train.checkpoint import Checkpoints, Progress
+from strands_rollout.samples import Sample
+from strands_rollout.train.options import TrainOptions, UpdateSettings
 from strands_rollout.train.rollouts import Group
-from strands_rollout.train.run_folder import TrainFolder
-from strands_rollout.train.train_options import TrainOptions
-from strands_rollout.train.update_settings import UpdateSettings
+from strands_rollout.train.run_folder import Checkpoints, RunState, TrainFolder
 
 CUT = Sample(
     prompt="p", tokens=[1, 2, 3], response_length=2, loss_mask=[1, 1], rollout_log_probs=[-0.5, -0.25], index=4
@@ -30,7 +28,7 @@ def saved(folder: Path, step: int) -> Path:
     part = checkpoints.begin(step)
     (part / "policy.pt").write_text("weights")
     checkpoints.finish(
-        part, Progress(step, 7 * step, [Group(6, {0: [OVER, SIBLING], 1: [CUT]})], {"accuracy_start": 0.7})
+        part, RunState(step, 7 * step, [Group(6, {0: [OVER, SIBLING], 1: [CUT]})], {"accuracy_start": 0.7})
     )
     return folder / f"step-{step:06d}"
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from recorded_runs import records
 
-from strands_rollout.train.curves import draw_comparison, draw_run
-from strands_rollout.train.panels import PANELS, Panel, curve_of, wants_log_axis
-from strands_rollout.train.step_log import StepRecord
+from strands_rollout.train.curves import PANELS, Panel, curve_of, draw_comparison, draw_run, wants_log_axis
+from strands_rollout.train.run_folder import StepRecord
 
 BLUE, VERMILION, GREEN = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0x00, 0x9E, 0x73)
 

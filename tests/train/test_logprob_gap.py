@@ -8,7 +8,7 @@ import pytest
 from sequences import sequence
 
 from strands_rollout.errors import TrajectoryError
-from strands_rollout.train.logprob_gap import LogprobGap, check_gap
+from strands_rollout.train.figures import LogprobGap, check_gap
 
 TOKENS = [7, 8, 9, 10, 11]
 

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 
 from strands_rollout.errors import ConfigError, TrajectoryError  # noqa: E402
 from strands_rollout.train import policy as policy_module  # noqa: E402
+from strands_rollout.train.options import UpdateSettings  # noqa: E402
 from strands_rollout.train.policy import Policy  # noqa: E402
-from strands_rollout.train.update_settings import UpdateSettings  # noqa: E402
 
 PREFIX = [1192, 45, 300, 7, 7, 81]
 GENTLE = UpdateSettings(learning_rate=1e-5, updates=1)
@@ -63,7 +63,7 @@ def test_entropy_is_that_of_the_distributions_that_tokens_are_drawn_from(loaded:
 
 
 def test_gradients_are_those_without_a_shared_prefix(loaded: Any) -> None:
-    from strands_rollout.train.forward import trained_logits
+    from strands_rollout.train.policy import trained_logits
 
     sequences = [one for one in some_sequences() if one.prompt_length == len(PREFIX) + 1]
 
@@ -151,7 +151,7 @@ def test_siblings_of_a_rollout_are_in_one_update() -> None:
     policy = Policy(MODEL, replace(GENTLE, updates=2))
     figures = policy.update([*siblings, other], policy.measure([*siblings, other]))
     # the first half is the siblings, who teach nothing; the second is the other one alone
-    assert (figures.steps, figures.loss_sum) == (1, pytest.approx(-2.0, abs=1e-3))
+    assert (figures.counts["loss"], figures.sums["loss"]) == (1, pytest.approx(-2.0, abs=1e-3))
 
 
 def test_a_gradient_that_is_not_finite_is_refused_and_moves_nothing() -> None:
@@ -189,8 +189,8 @@ def test_a_batch_can_be_cut_into_several_updates() -> None:
     policy = Policy(MODEL, replace(GENTLE, updates=2, learning_rate=1e-3))
     sequences = some_sequences() * 2
     figures = policy.update(sequences, policy.measure(sequences))
-    assert (figures.steps, figures.tokens) == (2, sum(sum(one.loss_mask) for one in sequences))
-    assert figures.ratio_max > 1.01  # the second update sees weights that the first one moved
+    assert (figures.counts["loss"], figures.counts["ratio_mean"]) == (2, sum(sum(one.loss_mask) for one in sequences))
+    assert figures.to_record()["ratio_max"] > 1.01  # the second update sees weights that the first one moved
 
 
 @pytest.mark.parametrize(("decay", "moves"), [("linear", False), ("constant", True)])

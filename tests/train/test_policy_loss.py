@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-from strands_rollout.train.policy_loss import clipped_policy_loss, k3_divergence, truncated_weights  # noqa: E402
+from strands_rollout.train.policy import clipped_policy_loss, k3_divergence, truncated_weights  # noqa: E402
 
 
 def test_a_ratio_beyond_its_bound_earns_no_more_and_is_counted() -> None:

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from strands_rollout.train.progress import TrainingProgress
+from strands_rollout.train.reporting import TrainingProgress
 
 
 def test_without_a_terminal_each_step_is_a_line() -> None:

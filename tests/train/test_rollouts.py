@@ -10,10 +10,16 @@ from typing import Any
 
 import pytest
 
-from strands_rollout.dataset_rows import Row
-from strands_rollout.sample_type import Sample
-from strands_rollout.train.prompt_order import PromptOrder, sampling_seed
-from strands_rollout.train.rollouts import AbortFlag, Collected, RolloutCollector, RolloutPlan
+from strands_rollout.evaluation.rows import Row
+from strands_rollout.samples import Sample
+from strands_rollout.train.rollouts import (
+    AbortFlag,
+    Collected,
+    PromptOrder,
+    RolloutCollector,
+    RolloutPlan,
+    sampling_seed,
+)
 
 ROWS = [Row(f"question {number}", str(number)) for number in range(10)]
 PLAN = RolloutPlan(groups=3, samples=2, extra_groups=0, concurrency=4, seed=5, sampling_params={"temperature": 1.0})

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from sequences import MODEL
 
-from strands_rollout.sample_type import Sample
-from strands_rollout.slime_seam import load_tokenizer
-from strands_rollout.train.step_batch import step_batch
-from strands_rollout.train.step_record import batch_figures
+from experiments.methods import retokenised_batch
+from strands_rollout.samples import Sample
+from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
+from strands_rollout.train.batch import TrainingMethod
+from strands_rollout.train.figures import batch_figures
+
+step_batch = TrainingMethod().batch
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def sample(tokenizer: Any, words: list[str], score: float, *, group: int = 0, to
 def test_rewards_are_compared_within_their_group(tokenizer: Any) -> None:
     first = [sample(tokenizer, ["four"], score) for score in (1.0, -1.0, -1.0, -1.0)]
     second = [sample(tokenizer, ["five"], -1.0, group=1) for _ in range(4)]
-    batch = step_batch([first, second], "tito", tokenizer)
+    batch = step_batch([first, second], tokenizer)
     advantages = [one.advantage for one in batch.sequences]
     assert advantages == pytest.approx([1.5, -0.5, -0.5, -0.5, 0, 0, 0, 0], abs=1e-4)
     assert batch.dropped_groups == 1
@@ -55,7 +58,7 @@ def test_rewards_are_compared_within_their_group(tokenizer: Any) -> None:
 
 def test_tito_trains_on_what_was_sampled(tokenizer: Any) -> None:
     one = sample(tokenizer, ["I add", "4"], 1.0, tool="\n4\n")
-    (sequence,) = step_batch([[one, sample(tokenizer, ["5"], -1.0)]], "tito", tokenizer).sequences[:1]
+    (sequence,) = step_batch([[one, sample(tokenizer, ["5"], -1.0)]], tokenizer).sequences[:1]
     assert sequence.tokens == one.tokens
     assert sequence.loss_mask == one.loss_mask
     assert sequence.log_probs == one.rollout_log_probs
@@ -67,7 +70,7 @@ def test_retokenised_trains_on_other_tokens_where_words_were_spelled_otherwise(t
     spelled = sample(tokenizer, ["an", "sw", "er"], 1.0)
     plain = sample(tokenizer, ["answer"], -1.0)
     assert len(spelled.tokens) > len(plain.tokens)
-    batch = step_batch([[spelled, plain]], "retokenised", tokenizer)
+    batch = retokenised_batch([[spelled, plain]], tokenizer)
     assert batch.sequences[0].tokens == batch.sequences[1].tokens == plain.tokens
     assert batch.sequences[0].log_probs is None
     assert [len(one.known_pairs) for one in batch.sequences] == [1, 2]  # its end is the same in both
@@ -75,7 +78,7 @@ def test_retokenised_trains_on_other_tokens_where_words_were_spelled_otherwise(t
     assert figures["drift_tokens"] == 3 / 6
     assert figures["drift_episodes"] == 1 / 2
     assert "mismatch_tokens" not in figures
-    exact = batch_figures(step_batch([[spelled, plain]], "tito", tokenizer), 4)
+    exact = batch_figures(step_batch([[spelled, plain]], tokenizer), 4)
     assert (exact["drift_tokens"], exact["off_policy_tokens"]) == (3 / 6, 3 / 6)
     assert exact["mismatch_tokens"] > 0  # a prompt that no template made
 
@@ -84,7 +87,7 @@ def test_samples_that_train_nothing_are_left_out_and_compared_with_nothing(token
     failed = sample(tokenizer, ["none"], -1.0)
     failed.status, failed.loss_mask, failed.reward = Sample.Status.FAILED, [0] * failed.response_length, None
     group = [sample(tokenizer, ["four"], 1.0), sample(tokenizer, ["five"], -1.0), failed]
-    batch = step_batch([group], "tito", tokenizer)
+    batch = step_batch([group], tokenizer)
     assert [one.advantage for one in batch.sequences] == pytest.approx([0.7071, -0.7071], abs=1e-3)
     assert batch_figures(batch, 4)["failed"] == 1
 
@@ -92,7 +95,7 @@ def test_samples_that_train_nothing_are_left_out_and_compared_with_nothing(token
 def test_siblings_of_a_rollout_share_its_denominator(tokenizer: Any) -> None:
     pair = [sample(tokenizer, ["four"], 1.0, rollout_id=1), sample(tokenizer, ["it is four"], 1.0, rollout_id=1)]
     other = sample(tokenizer, ["five"], -1.0, rollout_id=2)
-    batch = step_batch([[*pair, other]], "tito", tokenizer)
+    batch = step_batch([[*pair, other]], tokenizer)
     assert {one.denominator for one in batch.sequences[:2]} == {sum(map(len, (one.loss_mask for one in pair)))}  # type: ignore[arg-type]
 
 
@@ -102,8 +105,8 @@ def test_siblings_are_one_episode_in_a_steps_figures(tokenizer: Any) -> None:
         one.metadata["strands_rollout"]["fan_out"] = {"part": part, "of": 2, "kind": "main" if part == 0 else "agent"}
     pair[1].status = Sample.Status.TRUNCATED
     other = sample(tokenizer, ["5"], -1.0, rollout_id=2)
-    for kind in ("tito", "retokenised"):
-        batch = step_batch([[*pair, other]], kind, tokenizer)  # type: ignore[arg-type]
+    for make_batch in (step_batch, retokenised_batch):
+        batch = make_batch([[*pair, other]], tokenizer)
         figures = batch_figures(batch, 4)
         assert (figures["episodes"], figures["samples"], figures["reward"], figures["accuracy"]) == (2, 3, 0.0, 0.5)
         assert (figures["completed"], figures["truncated"]) == (2, 0)
@@ -118,7 +121,7 @@ def test_siblings_are_one_episode_in_a_steps_figures(tokenizer: Any) -> None:
 
 def test_tokens_of_older_weights_are_stale(tokenizer: Any) -> None:
     one = sample(tokenizer, ["I add", "4"], 1.0, tool="\n4\n")
-    batch = step_batch([[one]], "tito", tokenizer)
+    batch = step_batch([[one]], tokenizer)
     old = len(tokenizer.encode("I add"))
     figures = batch_figures(batch, 4)
     assert figures["stale_tokens"] == pytest.approx(old / (old + 1))

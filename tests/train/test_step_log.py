@@ -1,4 +1,4 @@
-"""The log of a training run's steps: written as they end, read while it grows, gone on with after a kill."""
+"""The log of a training run's steps: written as they end, read while it grows, resumed after a kill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from strands_rollout.errors import ConfigError, RolloutError
-from strands_rollout.train.step_log import StepLog, read_steps
+from strands_rollout.train.run_folder import StepLog, read_steps
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_killed_writer_leaves_all_steps_that_it_appended(path: Path) -> None:
     program = f"""
 import os, signal
 from pathlib import Path
-from strands_rollout.train.step_log import StepLog
+from strands_rollout.train.run_folder import StepLog
 log = StepLog(Path({str(path)!r}))
 for step in range(3):
     log.append({{"step": step}})

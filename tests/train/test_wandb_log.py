@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.train.wandb_log import check_wandb
+from strands_rollout.train.reporting import check_wandb
 
 KEY = "5ec4e75ec4e75ec4e75ec4e75ec4e75ec4e75ec4e7"
 STEPS = """
 import sys
 from pathlib import Path
 
-from strands_rollout.train.wandb_log import WandbLog
+from strands_rollout.train.reporting import WandbLog
 
 with WandbLog(Path("run"), {"seed": 3, "rollout": "tito"}) as log:
     for step in range(int(sys.argv[1]), 3):
@@ -52,7 +52,7 @@ def test_wandb_gets_each_step_and_no_file_of_it_gets_a_secret(tmp_path: Path) ->
     (tmp_path / "run").mkdir()
     child(tmp_path, "-c", STEPS, "0", f"--base-url=http://user:{KEY}@host")
     (logged,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
-    reader = Path(__file__).parents[1] / "wandb_file.py"
+    reader = Path(__file__).parents[1] / "support" / "wandb_file.py"
     rows = json.loads(child(tmp_path, str(reader), str(logged)))
     assert [(row["step"], row["reward"], "loss" in row) for row in rows] == [
         (0, 0, False),

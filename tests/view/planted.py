@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from strands_rollout.sample_type import Sample
+from strands_rollout.samples import Sample
 
 CALL = (
     '<think>\nMultiply.\n</think>\n\n<tool_call>\n{"name": "run", "arguments": {"code": "print(17*2)"}}\n</tool_call>'

@@ -18,9 +18,9 @@ from strands.agent.conversation_manager import NullConversationManager
 from vision import VisionEngine, image_block, picture, save_llava
 
 from strands_rollout import Sample, generate, reward_func, sub_agent_model
-from strands_rollout.dataset_rows import read_rows
-from strands_rollout.demo import shipped_rows
-from strands_rollout.engine_process import engine_process
+from strands_rollout.engine.process import engine_process
+from strands_rollout.evaluation.demo import shipped_rows
+from strands_rollout.evaluation.rows import read_rows
 
 MOST_TRIES = 20
 CODE = {"executor": {"name": "local", "isolation": "rlimits"}}
@@ -96,7 +96,7 @@ async def updated_in_mid_episode(url: str, tokenizer: Any) -> list[Any]:
 
 
 async def aborted_and_resumed(url: str, tokenizer: Any) -> tuple[list[Any], list[Any]]:
-    """Samples as they came back ABORTED, and the same after they had been gone on with, by newer weights."""
+    """Samples as they came back ABORTED, and the same after they had been resumed, by newer weights."""
     clock = asyncio.get_running_loop().time
     for number in range(MOST_TRIES):
         end = clock() + 0.05 * (1 + number % 8)

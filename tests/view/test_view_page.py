@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import copy
+import functools
 import gzip
 import hashlib
 import http.client
@@ -10,24 +13,26 @@ import io
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 from planted import DEFECTS, whole
 from rich.console import Console
 from typer.testing import CliRunner
 
-from strands_rollout.cli import app
+from strands_rollout.cli.commands import app
 from strands_rollout.dump import DumpWriter, TokenTexts, read_dump, write_dump
-from strands_rollout.group_rewards import normalize_rewards
-from strands_rollout.view.dump_view import view_dump
-from strands_rollout.view.live_server import LiveDump, LiveServer
-from strands_rollout.view.page import write_page
-from strands_rollout.view.text_view import print_dump
+from strands_rollout.samples import Sample
+from strands_rollout.slime_plugin.reward_groups import normalize_rewards
+from strands_rollout.view.live_server import LiveDump, live_server
+from strands_rollout.view.page import view_dump, write_page
+from strands_rollout.view.text import print_dump
 
 EVIL = "</script ></script><script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\"><!--\u2028"
 
@@ -187,19 +192,26 @@ def test_the_terminal_shows_what_has_wrong_lengths(shipped_tokenizer: Any, tmp_p
     assert "problem: no sample" in out.getvalue()
 
 
+class Served(NamedTuple):
+    live: LiveDump
+    port: int
+    root: str
+
+
 @pytest.fixture
-def server(dump: Path) -> Iterator[LiveServer]:
-    made = LiveServer(LiveDump(dump, None), "run")
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield made
-    made.shutdown()
-    thread.join()
-    made.server_close()
+async def server(dump: Path) -> AsyncIterator[Served]:
+    live = LiveDump(dump, None)
+    async with live_server(live, "run") as url:
+        parts = urlsplit(url)
+        yield Served(live, parts.port, parts.path)
 
 
-def ask(server: LiveServer, path: str, **headers: str) -> tuple[int, bytes, str | None]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
+async def ask(server: Served, path: str, **headers: str) -> tuple[int, bytes, str | None]:
+    return await asyncio.to_thread(_ask, server, path, headers)
+
+
+def _ask(server: Served, path: str, headers: dict[str, str]) -> tuple[int, bytes, str | None]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     connection.request("GET", path, headers=headers)
     answer = connection.getresponse()
     found = answer.status, answer.read(), answer.headers["ETag"]
@@ -207,52 +219,59 @@ def ask(server: LiveServer, path: str, **headers: str) -> tuple[int, bytes, str 
     return found
 
 
-def test_a_live_page_sees_what_a_run_writes(server: LiveServer, dump: Path, shipped_tokenizer: Any) -> None:
-    status, body, tag = ask(server, server.root + "index.json")
+async def test_a_live_page_sees_what_a_run_writes(server: Served, dump: Path, shipped_tokenizer: Any) -> None:
+    status, body, tag = await ask(server, server.root + "index.json")
     assert (status, len(json.loads(body)["rows"])) == (200, 6)
-    assert ask(server, server.root + "index.json", **{"If-None-Match": str(tag)})[0] == 304
+    assert (await ask(server, server.root + "index.json", **{"If-None-Match": str(tag)}))[0] == 304
     other = dump.with_name("other.jsonl")
     with DumpWriter(other) as writer:
         writer.write(whole(shipped_tokenizer, 6).sample, TokenTexts(shipped_tokenizer))
     with dump.open("ab") as file:
         file.write(other.read_bytes() + b'{"half')
-    status, body, _ = ask(server, server.root + "index.json", **{"If-None-Match": str(tag)})
+    status, body, _ = await ask(server, server.root + "index.json", **{"If-None-Match": str(tag)})
     rows = json.loads(body)["rows"]
     assert (status, [row["index"] for row in rows]) == (200, list(range(7)))
-    detail = json.loads(gzip.decompress(ask(server, server.root + "sample/6")[1]))
+    detail = json.loads(gzip.decompress((await ask(server, server.root + "sample/6"))[1]))
     assert detail["ids"] == whole(shipped_tokenizer).tokens
-    assert b"connect-src 'self'" in ask(server, server.root)[1]
+    assert b"connect-src 'self'" in (await ask(server, server.root))[1]
 
 
-def test_a_file_that_is_replaced_is_read_anew(server: LiveServer, dump: Path, shipped_tokenizer: Any) -> None:
-    ask(server, server.root + "index.json")
+def number_anew(dump: Path) -> None:
+    """The file stays the same one, and as long as it was."""
     before = [dump.stat().st_ino, dump.stat().st_size]
-    lines = [json.loads(line) for line in dump.read_bytes().splitlines()]
-    for line in lines:
-        line["index"] += 4  # of as many digits: the file is as long as it was
+    lines = [json.loads(line) | {"index": number} for number, line in enumerate(dump.read_bytes().splitlines(), 4)]
     dump.write_text("".join(json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n" for line in lines))
     assert [dump.stat().st_ino, dump.stat().st_size] == before
-    _, body, _ = ask(server, server.root + "index.json")
-    assert [row["index"] for row in json.loads(body)["rows"]] == list(range(4, 10))
+
+
+def replace_by(dump: Path, sample: Sample) -> None:
     dump.unlink()
-    write_dump(dump, [whole(shipped_tokenizer, 9).sample])
-    _, body, _ = ask(server, server.root + "index.json")
+    write_dump(dump, [sample])
+
+
+async def test_a_file_that_is_replaced_is_read_anew(server: Served, dump: Path, shipped_tokenizer: Any) -> None:
+    await ask(server, server.root + "index.json")
+    number_anew(dump)
+    _, body, _ = await ask(server, server.root + "index.json")
+    assert [row["index"] for row in json.loads(body)["rows"]] == list(range(4, 10))
+    replace_by(dump, whole(shipped_tokenizer, 9).sample)
+    _, body, _ = await ask(server, server.root + "index.json")
     assert [row["index"] for row in json.loads(body)["rows"]] == [9]
 
 
-def test_a_writer_that_was_killed_in_mid_line_and_goes_on_is_followed(
-    server: LiveServer, dump: Path, shipped_tokenizer: Any
+async def test_a_writer_that_was_killed_in_mid_line_and_goes_on_is_followed(
+    server: Served, dump: Path, shipped_tokenizer: Any
 ) -> None:
     more = dump.with_name("more.jsonl")
     write_dump(more, [whole(shipped_tokenizer, 6).sample], TokenTexts(shipped_tokenizer))
     line = more.read_bytes()
     with dump.open("ab") as file:
         file.write(line[:100])
-    _, body, _ = ask(server, server.root + "index.json")
+    _, body, _ = await ask(server, server.root + "index.json")
     assert len(json.loads(body)["rows"]) == 6
     with dump.open("ab") as file:
         file.write(line[100:])
-    _, body, _ = ask(server, server.root + "index.json")
+    _, body, _ = await ask(server, server.root + "index.json")
     assert [row["index"] for row in json.loads(body)["rows"]] == list(range(7))
 
 
@@ -272,13 +291,25 @@ def test_only_new_samples_are_judged(dump: Path, shipped_tokenizer: Any, monkeyp
     assert judged == [f"{dump}:{number}" for number in range(1, 8)]
 
 
-def test_opening_a_sample_waits_for_no_reading(server: LiveServer, dump: Path) -> None:
-    ask(server, server.root + "index.json")
+async def test_opening_a_sample_waits_for_no_reading(server: Served, dump: Path) -> None:
+    await ask(server, server.root + "index.json")
     with dump.open("ab") as file:
         file.write(b"nonsense\n")
-    with server.dump._lock:  # as while a large dump is read
-        assert ask(server, server.root + "sample/0")[0] == 200
-        assert ask(server, server.root + "progress") == (200, b"6", None)
+    with server.live._lock:  # as while a large dump is read
+        assert (await ask(server, server.root + "sample/0"))[0] == 200
+        assert await ask(server, server.root + "progress") == (200, b"6", None)
+
+
+async def test_the_server_ends_while_a_dump_is_read(dump: Path) -> None:
+    live = LiveDump(dump, None)
+    async with asyncio.timeout(30), aiohttp.ClientSession() as session:
+        with live._lock:  # as while a large dump is read
+            async with live_server(live, "run") as url:
+                asking = asyncio.create_task(session.get(f"{url}index.json"))
+                while not any(thread.name == "view-refresh" for thread in threading.enumerate()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            with pytest.raises(aiohttp.ClientError):
+                await asking
 
 
 def test_samples_of_a_problem_of_an_evaluation_are_a_group_without_advantages(tmp_path: Path) -> None:
@@ -315,28 +346,89 @@ def test_advantages_of_fan_outs_failures_and_unrewarded_samples_are_the_trainers
     assert len({round(value, 3) for value in expected}) > 3
 
 
-def test_who_does_not_know_the_url_sees_nothing(server: LiveServer) -> None:
-    assert ask(server, "/")[0] == 404
-    assert ask(server, "/index.json")[0] == 404
-    assert ask(server, "index.json")[0] == 404
-    assert ask(server, server.root + "index.json", Host="evil.example")[0] == 404
-    assert ask(server, server.root + "sample/99")[0] == 404
-    assert ask(server, server.root + "../secrets")[0] == 404
+async def test_who_does_not_know_the_url_sees_nothing(server: Served) -> None:
+    assert (await ask(server, "/"))[0] == 404
+    assert (await ask(server, "/index.json"))[0] == 404
+    assert (await ask(server, "index.json"))[0] == 400  # no path at all
+    assert (await ask(server, server.root + "index.json", Host="evil.example"))[0] == 404
+    assert (await ask(server, server.root + "sample/99"))[0] == 404
+    assert (await ask(server, server.root + "../secrets"))[0] == 404
 
 
-def test_a_dump_that_breaks_while_it_is_served_is_told(server: LiveServer, dump: Path) -> None:
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "localhost:{port}"}, 200),
+        ({"Host": "LOCALHOST"}, 200),
+        ({"Host": "[::1]:{port}"}, 200),
+        ({"Host": "127.0.0.1:{port}", "Origin": "http://127.0.0.1:{port}"}, 200),
+        ({"Host": "127.0.0.1:{port}", "Origin": "http://evil.example"}, 404),
+        ({"Host": "127.0.0.1:{port}", "Origin": "null"}, 404),
+        ({"Host": "localhost.evil.example:{port}"}, 404),
+        ({"Host": ""}, 404),
+    ],
+)
+async def test_the_page_is_for_this_machine_and_its_own_origin(
+    server: Served, headers: dict[str, str], status: int
+) -> None:
+    sent = {name: value.replace("{port}", str(server.port)) for name, value in headers.items()}
+    assert (await ask(server, server.root + "index.json", **sent))[0] == status
+
+
+ODD = ["\ud800", ["\ud800"], {"\ud800": "\ud800"}, 10**400, 2**70, [[]], None, ["a"], [None], 1e308, {"a": [10**30]}]
+
+
+@pytest.mark.parametrize(
+    "name", [*Sample().to_dict(), "metadata.strands_rollout.turns", "metadata.strands_rollout.spans"]
+)
+@pytest.mark.parametrize("is_text", [False, True], ids=["page", "text"])
+def test_an_odd_sample_hides_none_of_the_others(name: str, is_text: bool, tmp_path: Path) -> None:
+    good = Sample(
+        tokens=[1, 2, 3], response_length=1, loss_mask=[1], rollout_log_probs=[-0.5], index=0, group_index=0, reward=1.0
+    ).to_dict() | {"metadata": {"strands_rollout": {"turns": 1, "spans": [[0, 2, 3, "1"]]}}}
+    lines = [good]
+    for odd in ODD:
+        sample = copy.deepcopy(good)
+        *path, last = name.split(".")
+        functools.reduce(dict.__getitem__, path, sample)[last] = odd
+        lines += [sample, good]
+    dump = tmp_path / "run.jsonl"
+    dump.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if is_text:
+        out = io.StringIO()
+        print_dump(Console(file=out, width=200), dump, None, set())
+        assert out.getvalue().encode().count(b"sampled by the policy, trained; 1 tokens") >= len(ODD) + 1
+    else:
+        view = view_dump(dump, None)
+        assert len(view.rows) == len(lines)
+        assert write_page(view, "odd").encode()
+        assert [row["problems"] for row in view.rows[::2]] == [view.rows[0]["problems"]] * (len(ODD) + 1)
+
+
+def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:
+    nasty = "a\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202egnp.exe\u2066\u200f\u2028\x7f\ud800\x00\tb\nc"
+    samples = [Sample(response=nasty, label=nasty, prompt=nasty, status=Sample.Status.FAILED, tokens=[], index=0)]
+    samples.append(Sample(tokens=[1], response_length=1, loss_mask=[1], rollout_log_probs=[-0.5], label=nasty))
+    facts = {"metadata": {"strands_rollout": {"stop_reason": nasty, "error": nasty}}}
+    texts = {"strands_rollout_dump": {"version": 1, "token_texts": {"1": list(nasty.encode("utf-8", "surrogatepass"))}}}
+    dump = tmp_path / "run.jsonl"
+    dump.write_text("".join(json.dumps(texts | one.to_dict() | facts) + "\n" for one in samples))
+    done = CliRunner().invoke(app, ["view", str(dump), "--text"])
+    assert done.exit_code == 0, done.output
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]", done.output)
+    assert done.output.count("a␛]0;owned␇␛[2J␍\\u009b31m\\u202egnp.exe\\u2066\\u200f\\u2028␡") >= 2
+
+
+async def test_a_dump_that_breaks_while_it_is_served_is_told(server: Served, dump: Path) -> None:
     with dump.open("ab") as file:
         file.write(b"nonsense\n")
-    status, body, _ = ask(server, server.root + "index.json")
+    status, body, _ = await ask(server, server.root + "index.json")
     assert (status, b"run.jsonl:7 is broken" in body) == (409, True)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        (["--out", "x.html", "--text"], "expected one of them"),
-        (["--sample", "1"], "--sample without --text"),
-    ],
+    [(["--out", "x.html", "--text"], "expected one of them"), (["--sample", "1"], "--sample without --text")],
 )
 def test_options_that_contradict_each_other_are_refused(dump: Path, arguments: list[str], words: str) -> None:
     done = CliRunner().invoke(app, ["view", str(dump), *arguments])

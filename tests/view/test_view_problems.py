@@ -21,15 +21,13 @@ from planted import (
     whole,
 )
 
-from strands_rollout.drift import drift_of_turn, token_bytes
 from strands_rollout.dump import DumpRecord, TokenTexts
-from strands_rollout.sample_type import Sample
-from strands_rollout.view.drift_marks import drift_marks
-from strands_rollout.view.dump_view import dump_habits
+from strands_rollout.samples import Sample
+from strands_rollout.template.drift import drift_of_turn, token_bytes
+from strands_rollout.view.page import dump_habits
 from strands_rollout.view.problems import Problem, find_problems
-from strands_rollout.view.sample_view import Retokeniser, view_sample
-from strands_rollout.view.token_runs import TokenLists, runs, token_kinds
-from strands_rollout.view.turn_habits import TurnHabits, control_ids
+from strands_rollout.view.sample import Retokeniser, view_sample
+from strands_rollout.view.tokens import TokenLists, TurnHabits, control_ids, drift_marks, runs, token_kinds
 
 
 def record(tokenizer: Any, sample: Sample) -> DumpRecord:
@@ -106,9 +104,9 @@ def test_control_tokens_are_told_from_markup() -> None:
 
 def test_drift_is_marked_where_it_is_with_what_would_be_there(shipped_tokenizer: Any, habits: TurnHabits) -> None:
     made = record(shipped_tokenizer, other_spelling(shipped_tokenizer))
-    shown = view_sample(made, habits, Retokeniser(shipped_tokenizer))
-    ((start, end, instead),) = shown.detail["drift"]
-    assert shown.row["drift"] == end - start > 1
+    row, detail = view_sample(made, habits, Retokeniser(shipped_tokenizer))
+    ((start, end, instead),) = detail["drift"]
+    assert row["drift"] == end - start > 1
     assert len(instead) == 1
     assert (
         b"".join(made.token_texts[token] for token in made.values["tokens"][start:end])
@@ -174,8 +172,8 @@ def test_any_values_can_be_looked_at(status: str, spans: Any, length: Any, **lis
     named = {"tokens": lists["tokens"], "loss_mask": lists["mask"], "rollout_log_probs": lists["logprobs"]}
     facts = {"strands_rollout": {"spans": spans, "turns": length, "duration_s": length}}
     values = Sample().to_dict() | named | {"response_length": length, "metadata": facts, "status": status}
-    shown = view_sample(DumpRecord(values), TurnHabits(frozenset({3}), (1, 2)), None)
-    assert sum(end - start for _, start, end in shown.detail["kinds"]) == len(lists["tokens"])
+    _, detail = view_sample(DumpRecord(values), TurnHabits(frozenset({3}), (1, 2)), None)
+    assert sum(end - start for _, start, end in detail["kinds"]) == len(lists["tokens"])
 
 
 def test_runs_cover_all_and_change() -> None:

@@ -13,8 +13,8 @@ import pytest
 from real_episodes import all_of_them, with_images
 
 from strands_rollout.dump import DumpRecord, TokenTexts, read_dump, write_dump
-from strands_rollout.group_rewards import normalize_rewards
-from strands_rollout.view.dump_view import DumpView, view_dump
+from strands_rollout.slime_plugin.reward_groups import normalize_rewards
+from strands_rollout.view.page import DumpView, view_dump
 
 ORDER = ("updated", "aborted", "resumed", "fanned")
 

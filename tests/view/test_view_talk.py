@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 from family_templates import TEMPLATES, tokenizer_with
 from parser_families import family
 from planted import ANSWER, CALL, END, PROMPT, RESULT, Episode, whole
 
-from strands_rollout.chat_template import ChatTemplate
 from strands_rollout.dump import DumpRecord, TokenTexts
-from strands_rollout.view.talk import conversation
-from strands_rollout.view.token_runs import TokenLists
+from strands_rollout.template.chat_template import ChatTemplate
+from strands_rollout.view.sample import conversation
+from strands_rollout.view.tokens import TokenLists
 
 CALLS = [("run", {"code": "print('é€💡')", "note": "a\nb"}), ("tell", {"what": "five"})]
 SAYS = "I add 💡."
@@ -47,6 +48,13 @@ def context_of(tokenizer: Any, results: list[str]) -> str:
         for n, (text, (name, _)) in enumerate(zip(results, CALLS, strict=True))
     ]
     return template.render_turn(told).removeprefix(tokenizer.decode([template.end_of_calls_id]))
+
+
+def test_integers_above_64_bits_are_shown_as_text(shipped_tokenizer: Any) -> None:
+    given = {"a": 2**63 - 1, "b": [2**64, {"c": -(10**400)}]}
+    turn = family("hermes").turn(calls=[("run", given)])
+    [[call]] = shown(shipped_tokenizer, Episode(shipped_tokenizer, (False, PROMPT), (True, turn + END)))
+    assert orjson.loads(orjson.dumps(call))[3] == {"a": 2**63 - 1, "b": [str(2**64), {"c": str(-(10**400))}]}
 
 
 @pytest.mark.parametrize("is_told", [True, False])
@@ -103,7 +111,7 @@ def test_a_malformed_call_says_why_and_has_the_answer_to_it(shipped_tokenizer: A
     stretches = (False, PROMPT), (True, broken + END), (False, RESULT.format("Error: no name")), (True, ANSWER + END)
     first, between, _ = shown(shipped_tokenizer, Episode(shipped_tokenizer, *stretches))
     kind, raw, call, name, reason = first[-1]
-    assert (kind, call, name) == ("malformed", "call_1_1", None)
+    assert (kind, call, name) == ("malformed", "call_1_1_unparsed", None)
     assert raw.startswith("<tool_call>")
     assert "name" in reason
     assert between == [["result", "Error: no name", call]]

@@ -13,10 +13,9 @@ import pytest
 from chromium import Page, browser_page, chromium
 
 from strands_rollout.dump import TokenTexts, write_dump
-from strands_rollout.view.dump_view import view_dump
-from strands_rollout.view.live_server import LiveDump, LiveServer
-from strands_rollout.view.page import write_page
-from strands_rollout.view.sample_view import Retokeniser
+from strands_rollout.view.live_server import LiveDump, live_server
+from strands_rollout.view.page import view_dump, write_page
+from strands_rollout.view.sample import Retokeniser
 
 sys.path.append(str(Path(__file__).parents[1] / "view"))
 from planted import DEFECTS, other_spelling, whole
@@ -287,10 +286,8 @@ async def test_a_live_page_shows_new_samples_without_being_asked(
     dump, more = tmp_path / "run.jsonl", tmp_path / "more.jsonl"
     write_dump(dump, [whole(shipped_tokenizer).sample], TokenTexts(shipped_tokenizer))
     write_dump(more, [whole(shipped_tokenizer, 1).sample], TokenTexts(shipped_tokenizer))
-    server = LiveServer(LiveDump(dump, None), "live")
-    serving = asyncio.create_task(asyncio.to_thread(server.serve_forever, 0.05))
-    try:
-        await page.go(f"{server.url}#sample=0&view=tokens")
+    async with live_server(LiveDump(dump, None), "live") as url:
+        await page.go(f"{url}#sample=0&view=tokens")
         await page.until("document.querySelectorAll('.t.trained').length")
         with dump.open("ab") as file:
             file.write(more.read_bytes())
@@ -301,7 +298,3 @@ async def test_a_live_page_shows_new_samples_without_being_asked(
         (tmp_path / "other.jsonl").rename(dump)
         await page.until("document.querySelector('#sample h2').textContent === '#5'")
         assert await page.run("byId('count').textContent") == "1 sample"
-    finally:
-        server.shutdown()
-        await serving
-        server.server_close()

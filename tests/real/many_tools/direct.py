@@ -12,11 +12,11 @@ from strands.types.exceptions import StructuredOutputException
 from many_tools.episodes import SYSTEM_PROMPT
 from many_tools.tools import Box
 from strands_rollout import SGLangModel
-from strands_rollout.slime_seam import load_tokenizer
+from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 
 
 def agent_on(base_url: str, tokenizer_dir: Path, **more: Any) -> Agent:
-    """An agent of its own, as the README shows it, that takes the likeliest tokens."""
+    """An agent of its own, as the documentation shows it, that takes the likeliest tokens."""
     model = SGLangModel(
         tokenizer=load_tokenizer(str(tokenizer_dir)),
         base_url=base_url,

@@ -11,12 +11,11 @@ from typing import Any, Final
 
 from many_tools.turns import END, TURNS, question_of
 from strands_rollout import Sample, generate, reward_func
-from strands_rollout.contract import contract_violations
-from strands_rollout.evaluate import slime_sampling_params
-from strands_rollout.reward_settings import REWARD_KEY
-from strands_rollout.slime_seam import load_tokenizer
-from strands_rollout.token_audit import tito_violations
-from strands_rollout.wire_recorder import Exchange, recording
+from strands_rollout.evaluation.evaluate import slime_sampling_params
+from strands_rollout.evaluation.token_audit import Exchange, recording, tito_violations
+from strands_rollout.settings import REWARD_KEY
+from strands_rollout.slime_plugin.sample_contract import contract_violations
+from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 
 SYSTEM_PROMPT: Final = "Use the tools."
 _HERE: Final = "many_tools.tools"

@@ -12,4 +12,4 @@ trap 'rm -f -- "$transcripts"' EXIT
 
 prepare_environment "$venv" "dev,tools,train"
 "$venv/bin/python" "$here/record.py" >"$transcripts"
-"$venv/bin/python" "$repository/scripts/train_shipped_model.py" --transcripts "$transcripts" --out "$here/checkpoint" --threads 1
+PYTHONPATH="$repository" "$venv/bin/python" -m experiments.shipped_model --transcripts "$transcripts" --out "$here/checkpoint" --threads 1

@@ -26,7 +26,7 @@ async def transcripts() -> list[dict[str, object]]:
     from many_tools.policy import ScriptedPolicy
     from many_tools.turns import TURNS
     from strands_rollout.engine import SHIPPED_MODEL_DIR
-    from strands_rollout.slime_seam import load_tokenizer
+    from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 
     tokenizer_dir = SHIPPED_MODEL_DIR  # any will do: a transcript is text
     policy = ScriptedPolicy(load_tokenizer(str(tokenizer_dir)))
@@ -41,6 +41,6 @@ async def transcripts() -> list[dict[str, object]]:
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)  # some tools are made to fail
-    sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests/real")]
+    sys.path[:0] = [str(REPOSITORY / "tests/support"), str(REPOSITORY / "tests/real")]
     for transcript in asyncio.run(transcripts()):
         print(json.dumps(transcript, ensure_ascii=False))

@@ -1,6 +1,6 @@
 """What the policy says in each conversation, by the question that it opens with.
 
-Knows nothing of tools or engines: whoever plays an episode reads here what should have been said.
+Knows nothing of tools or engines: an episode's script reads here what should have been said.
 """
 
 from __future__ import annotations

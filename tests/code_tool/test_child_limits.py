@@ -1,0 +1,111 @@
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from strands_rollout.code_tool.local.sandbox import watch as run_watch
+from strands_rollout.code_tool.local.sandbox.fork_server import ForkServer
+from strands_rollout.code_tool.local.sandbox.watch import RunWatch
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limits are Linux's")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+# an ordinary user's process that starts as many threads as it can, up to 3000
+PROGRAM = """
+import _thread, json, os, resource, threading
+from pathlib import Path
+from strands_rollout.code_tool.local.sandbox.kernel import ChildLimits, shared_thread_limit
+from strands_rollout.code_tool.local.sandbox.kernel import be_counted_alone
+
+as_root = shared_thread_limit(20)
+if (ceiling := {ceiling}) is not None:
+    resource.setrlimit(resource.RLIMIT_NPROC, (ceiling, ceiling))
+os.setgroups([]), os.setgid(54321), os.setuid(54321)
+present = int(Path("/proc/loadavg").read_text().split()[3].split("/")[1])
+alone = {alone} and be_counted_alone()
+ChildLimits(memory_mb=100_000, file_mb=1, max_threads=20, cpu_s=60).impose(own_user=alone)
+threading.stack_size(32768)
+wait, started = _thread.allocate_lock(), 0
+wait.acquire()
+try:
+    while started < 3000:
+        _thread.start_new_thread(wait.acquire, ())
+        started += 1
+except RuntimeError:
+    pass
+others = [resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for name in ("CORE", "SIGPENDING")]
+rights = [line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapPrm", "CapEff"))]
+print(json.dumps([alone, rights, as_root, present, started, *others]), flush=True)
+os._exit(0)
+"""
+
+
+def run(*, ceiling=None, alone=False):
+    command = [sys.executable, "-c", PROGRAM.format(ceiling=ceiling, alone=alone)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@needs_root
+def test_who_shares_a_user_can_start_the_threads_it_may_have_and_not_many_more():
+    _, _, as_root, present, started, core, pending = run()
+    assert as_root is None
+    assert 20 <= started <= present + 100  # others come and go meanwhile
+    assert started < 3000
+    assert (core, pending) == ([1, 1], [64, 64])
+
+
+@needs_root
+def test_who_shares_a_user_leaves_threads_to_others():
+    ceiling = 40  # less than any machine's threads: without a share for others it could start 39
+    *_, started, _, _ = run(ceiling=ceiling)
+    assert started == ceiling - ceiling // 8 - 1
+
+
+@needs_root
+def test_who_is_counted_alone_can_start_exactly_the_threads_it_may_have_and_has_no_rights():
+    alone, rights, _, _, started, *_ = run(alone=True)
+    if not alone:
+        pytest.skip("this machine lets no ordinary user make a user namespace")
+    assert started == 19
+    assert {int(right, 16) for right in rights} == {0}
+
+
+class Link:
+    def __init__(self):
+        self.sent = []
+
+    def limit_threads(self, child, number):
+        self.sent.append((child.pid, number))
+
+
+class Child:
+    pid, user, thread_limit = 7, None, 0
+
+
+def test_a_child_that_shares_a_user_is_given_threads_anew_when_others_come_and_go(monkeypatch):
+    present, link, child = [100], Link(), Child()
+    monkeypatch.setattr(run_watch, "shared_thread_limit", lambda more: present[0] + more)
+    watch = RunWatch({"max_threads": 20, "max_concurrency": 2}, "/", link)
+    for now in (100, 102, 99, 300, 301, 50):
+        present[0] = now
+        watch.allow_threads(child)
+    assert link.sent == [(7, 140), (7, 340), (7, 90)]
+    child.user = 60_000
+    watch.allow_threads(child)
+    assert len(link.sent) == 3
+
+
+def test_the_fork_server_limits_the_threads_of_the_child_in_a_place():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        fork_server = ForkServer(None, None, "/")
+        fork_server._children = {process.pid: 3}
+        before = resource.prlimit(process.pid, resource.RLIMIT_NPROC)
+        for place, expected in ((4, before), (3, (100, before[1]))):
+            fork_server._act_on({"do": "limit", "place": place, "threads": 100})
+            assert resource.prlimit(process.pid, resource.RLIMIT_NPROC) == expected
+        process.communicate(b"\n")

@@ -1,0 +1,189 @@
+"""What runs hold on disk: when a place is looked into, and who is ended when the disk is full."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from strands_rollout.code_tool.local.sandbox import scratch
+from strands_rollout.code_tool.local.sandbox import watch as disk_watch
+from strands_rollout.code_tool.local.sandbox import watch as run_watch
+from strands_rollout.code_tool.local.sandbox.children import RunningChild
+from strands_rollout.code_tool.local.sandbox.watch import DiskWatch, RunWatch
+
+MEBIBYTE = 1 << 20
+PLENTY = 1 << 40
+
+
+class Disk:
+    """A file system of a known size, on which nothing lies but what the places hold and what others do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+        self.root, self.size, self.files, self.others = root, PLENTY, PLENTY, 0
+        monkeypatch.setattr(scratch, "free_space", self.free_space)
+
+    def free_space(self, folder: str) -> tuple[int, int]:
+        *_, used = scratch.measure(str(self.root), PLENTY, PLENTY)
+        return self.size - self.others - used.disk_bytes, self.files - used.entries
+
+    def put(self, place: int, mebibytes: int, files: int = 1) -> Any:
+        """What a child writes; returns the child."""
+        folder = self.root / str(place)
+        folder.mkdir(exist_ok=True)
+        for number in range(files):
+            (folder / f"{mebibytes}-{number}").write_bytes(bytes(mebibytes * MEBIBYTE))
+        return SimpleNamespace(place=place, pid=None, user=None)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Disk]:
+    return Disk(monkeypatch, tmp_path)
+
+
+def make(disk: Disk, evicted: list[int] | None = None, disk_mb: int = 64, max_files: int = 100) -> DiskWatch:
+    return DiskWatch(
+        {"disk_mb": disk_mb, "max_files": max_files}, str(disk.root), (evicted if evicted is not None else []).append
+    )
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "files", "words"),
+    [(1, 1, None), (9, 8, "disk limit of 64 MiB"), (0, 101, "limit of 100 files")],
+)
+async def test_a_look_tells_the_limit_that_is_passed(disk: Disk, mebibytes: int, files: int, words: str | None) -> None:
+    watch, child = make(disk), disk.put(0, mebibytes, files)
+    with watch.watching(0):
+        assert await watch.passed_limit(child) == words
+
+
+@pytest.mark.parametrize("short_of", ["bytes", "files"])
+async def test_who_holds_the_most_of_a_full_disk_is_ended_and_nobody_else(disk: Disk, short_of: str) -> None:
+    evicted: list[int] = []
+    watch = make(disk, evicted, max_files=2000)
+    small, big, idle = disk.put(1, 1, 2), disk.put(2, 4, 3), disk.put(3, 8, 4)
+    with watch.watching(1), watch.watching(2):
+        with watch.watching(3):
+            for child in (small, big, idle):
+                assert await watch.passed_limit(child) is None
+            if short_of == "bytes":
+                disk.size = scratch.RESERVE_BYTES + 8 * MEBIBYTE
+            else:
+                disk.files = scratch.RESERVE_FILES + 3 + 2  # the three places are folders themselves
+            due = watch.due(3)
+            assert await watch.passed_limit(small) is None
+            assert due.done()  # it is looked at, and ended, at once
+            assert await watch.passed_limit(idle) == "a disk that is almost full, of which it held the most"
+        assert await watch.passed_limit(small) is None
+        assert evicted == [3]  # nobody waits for it, so nobody else would end it
+        scratch.delete(str(disk.root / "3"))
+        watch.forget(3)
+        assert await watch.passed_limit(small) is None
+        if short_of == "files":
+            disk.files = scratch.RESERVE_FILES + 2 + 4
+        assert await watch.passed_limit(big) == "a disk that is almost full, of which it held the most"
+
+
+async def test_a_disk_that_is_full_without_the_runs_is_no_runs_fault_and_is_told_when_it_stays(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, child = make(disk), disk.put(0, 8)
+    with watch.watching(0):
+        disk.size, disk.others = 1 << 30, 1 << 30
+        assert await watch.passed_limit(child) is None  # it may be on its way out
+        monkeypatch.setattr(disk_watch, "_SHORTAGE_S", -1.0)
+        with pytest.raises(RuntimeError, match="almost full, and not with what runs here"):
+            await watch.passed_limit(child)
+        disk.others = 0
+        assert await watch.passed_limit(child) is None
+
+
+async def test_a_look_is_due_when_as_much_is_gone_as_could_pass_the_limit(disk: Disk) -> None:
+    watch, child = make(disk), disk.put(0, 8)
+    with watch.watching(0):
+        assert await watch.passed_limit(child) is None
+        due = watch.due(0)
+        disk.others = 20 * MEBIBYTE  # 8 of 64 are held: half of the rest are 28
+        await asyncio.wait([due], timeout=0.1)
+        assert not due.done()
+        disk.others = 30 * MEBIBYTE
+        await asyncio.wait([due], timeout=30)
+        assert due.done()
+        assert await watch.passed_limit(child) is None
+        assert not watch.due(0).done()
+        assert not watch.has_grown(0)
+        disk.put(0, 3)
+        assert watch.has_grown(0)
+
+
+async def test_a_look_that_could_not_be_taken_for_want_of_descriptors_blames_nobody(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, child = make(disk), disk.put(0, 80)
+
+    def refused(*args: object) -> Any:
+        raise OSError(24, "Too many open files")
+        yield
+
+    with watch.watching(0):
+        with monkeypatch.context() as patch:
+            patch.setattr(scratch, "measure", refused)
+            patch.setattr(scratch, "free_space", lambda folder: (PLENTY, PLENTY))
+            assert await watch.passed_limit(child) is None
+        assert await watch.passed_limit(child) == "disk limit of 64 MiB"
+
+
+async def test_a_look_at_many_files_lets_the_loop_do_other_work(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_watch, "_SLICE_S", 0.0)
+    watch, child = make(disk, max_files=4000), disk.put(0, 0, 3000)
+    monkeypatch.setattr(scratch, "free_space", lambda folder: (PLENTY, PLENTY))
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    with watch.watching(0):
+        assert await watch.passed_limit(child) is None
+    counting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await counting
+    assert turns >= 20
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_who_can_not_be_ended_at_once_is_not_waited_for(
+    ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_watch, "_END_LIMIT_S", 0.2)
+    sizes = {"memory_mb": 64, "disk_mb": 1, "max_output_mb": 1}
+    limits = sizes | {"max_files": 9, "max_threads": 9, "max_concurrency": 1}
+    signals = []
+    child = RunningChild(0, 100, 1000)
+
+    def signal(_: Any, number: int) -> None:
+        signals.append(number)
+        if ends and not child.ended.done():
+            child.close_childs_ends()
+            child.ended.set_result(-9)
+
+    template: Any = SimpleNamespace(signal=signal, limit_threads=lambda *_: None)
+    watch = RunWatch(limits, DiskWatch(limits, str(tmp_path), lambda _: None), template)
+    (tmp_path / "0").mkdir()
+    async with asyncio.timeout(30):
+        result = await watch.follow(child, time.monotonic(), 0.05)
+    assert (result["exit_code"], result["timed_out"], result["killed_by"]) == (-9, True, "time limit of 0.05 s")
+    assert signals[0] == 9
+    assert child.is_ending
+    child.close()
+    if not ends:
+        child.close_childs_ends()

@@ -1,0 +1,89 @@
+"""`strands-rollout drift`: its report, its exit code, and what it refuses; and the help of the room's commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import ANSWER, call_text, ids_of, run
+from saved import dump_of, parts_of, sample_of
+from spelled_tokens import bytewise
+from typer.testing import CliRunner, Result
+
+from strands_rollout.cli.commands import app
+from strands_rollout.dump import TokenTexts, write_dump
+from strands_rollout.engine import SHIPPED_MODEL_DIR
+from strands_rollout.errors import ConfigError, DumpError
+
+QUESTION = "What is 17 * 2?"
+COMMANDS = ("check-template", "validate", "drift", "rescore", "replay")
+
+
+def drift(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["drift", *map(str, arguments), "--tokenizer", str(SHIPPED_MODEL_DIR)])
+
+
+async def test_tokens_that_are_none_are_named_by_their_place(tmp_path: Path) -> None:
+    sample = sample_of([[1, 2], [3, -4]])
+    result = drift(dump_of(tmp_path, sample))
+    assert isinstance(result.exception, DumpError)
+    assert "samples.jsonl.gz:1: tokens holds something else than token ids" in str(result.exception)
+
+
+async def test_the_command_sums_up_and_fails_where_context_differs(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    sample = (await run(shipped_tokenizer, [call_text(), ANSWER], prompt=QUESTION)).sample
+    prompt, call, context, answer = parts_of(sample)
+    drifting = sample_of([prompt, [*bytewise(shipped_tokenizer, " number"), *answer]], index=1, prompt=QUESTION)
+    right = drift(dump_of(tmp_path, sample, drifting), "--json")
+    lines = [json.loads(line) for line in right.stdout.splitlines()]
+    assert (right.exit_code, [line.get("index") for line in lines]) == (0, [0, 1, None])
+    totals = lines[-1]
+    assert (totals["episodes"], totals["drifted_episodes"], totals["drifted_share"]) == (2, 1, 0.5)
+    assert (totals["turn_drift"], totals["off_policy"], totals["mismatched_tokens"]) == (7, 7 + len(answer), 0)
+    broken = sample_of([prompt, call, context[1:], answer], prompt=QUESTION)
+    wrong = drift(dump_of(tmp_path, broken, name="wrong.jsonl"))
+    assert (wrong.exit_code, "are not what the chat template renders" in wrong.stdout) == (1, True)
+
+
+async def test_a_dump_without_tokens_is_nothing_to_measure(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text(json.dumps({"data_set": "a", "problem": 0, "number": 0, "status": "completed"}) + "\n")
+    result = drift(path)
+    assert isinstance(result.exception, DumpError)
+    assert "--save-tokens" in str(result.exception)
+
+
+async def test_a_tokenizer_that_is_not_the_dumps_is_refused(
+    shipped_tokenizer: Any, qwen3_tokenizer: Any, tmp_path: Path
+) -> None:
+    sample = (await run(shipped_tokenizer, [call_text(), ANSWER], prompt=QUESTION)).sample
+    told, untold = tmp_path / "told.jsonl", tmp_path / "untold.jsonl"
+    write_dump(told, [sample], TokenTexts(shipped_tokenizer))
+    assert drift(told).exit_code == 0
+    foreign = CliRunner().invoke(app, ["drift", str(told), "--tokenizer", qwen3_tokenizer.name_or_path])
+    assert isinstance(foreign.exception, ConfigError)
+    assert f"{told}:1 has the token " in str(foreign.exception)
+    write_dump(untold, [sample_of([ids_of(qwen3_tokenizer, "Frage 東京"), ids_of(qwen3_tokenizer, "Antwort")])])
+    unknown = drift(untold)
+    assert isinstance(unknown.exception, ConfigError)
+    assert "does not know, such as" in str(unknown.exception)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert (result.exit_code, f"Example: strands-rollout {command} " in result.stdout) == (0, True)
+
+
+def test_reading_the_commands_arguments_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom strands_rollout.cli.commands import app\n"
+        f"for command in {COMMANDS}: assert CliRunner().invoke(app, [command, '--help']).exit_code == 0\n"
+        "print([name for name in ('numpy', 'strands', 'transformers', 'httpx', 'rich.table') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

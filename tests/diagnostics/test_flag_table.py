@@ -1,0 +1,414 @@
+"""The table of flags: parsers that are installed are asked, in a child process; the rest is known from the record.
+
+Small checkouts have the argument files of slime, SGLang and Megatron-LM in their real places and forms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from strands_rollout.diagnostics.flag_check import check_command, judge_reading
+from strands_rollout.diagnostics.flag_script import read_script, read_text
+from strands_rollout.diagnostics.flag_table import (
+    RECORD,
+    SYSTEMS,
+    Flag,
+    FlagTable,
+    ask,
+    find_slime,
+    read_record,
+    recorded_table,
+    table_of,
+)
+from strands_rollout.errors import ConfigError
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+LAUNCH_SCRIPTS = sorted(path.name for path in (*SCRIPTS.glob("strands_*.sh"), *SCRIPTS.glob("eval_*.sh")))
+
+# its command lacks a backslash, so that train.py gets four flags and the arrays are run as a command of their own
+BROKEN = {"run-kimi-k2-Instruct.sh"}
+MAIN = "slime/utils/arguments.py"
+FILES = {
+    MAIN: """
+        import argparse
+        import a_package_that_is_not_installed
+
+        def get_slime_extra_args_provider(add_custom_arguments=None):
+            def add_slime_arguments(parser):
+                parser.add_argument("--rollout-batch-size", type=int, required=True)
+                parser.add_argument("--num-rollout", type=int)
+                parser.add_argument("--newest-of-slime", choices=["a", "b"])
+                if "--lr" not in parser._option_string_actions:
+                    parser.add_argument("--lr", type=float)
+                return parser
+            return add_slime_arguments
+
+        def _pre_parse_mode() -> "a_package_that_is_not_installed.Mode":
+            parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+            parser.add_argument("--debug-train-only", action="store_true")
+            return parser.parse_known_args()[0]
+        """,
+    "slime/backends/sglang_utils/arguments.py": """
+        import argparse
+        from sglang.srt.server_args import ServerArgs
+        from sglang_router.launch_router import RouterArgs
+
+        def sglang_parse_args():
+            parser = argparse.ArgumentParser(add_help=False)
+            parser.add_argument("--sglang-router-ip")
+            RouterArgs.add_cli_args(parser, use_router_prefix=True)
+            original = parser.add_argument
+            def renamed(*names, **options):
+                if "--tp-size" not in names:
+                    original(*[f"--sglang-{name.lstrip('-')}" for name in names], **options)
+            parser.add_argument = renamed
+            ServerArgs.add_cli_args(parser)
+            return parser.parse_known_args()[0]
+        """,
+}
+SGLANG = {
+    "sglang/__init__.py": "print('a package may print when it is imported'); __version__ = '9.9'",
+    "sglang/srt/__init__.py": "",
+    "sglang/srt/server_args.py": """
+        class ServerArgs:
+            @staticmethod
+            def add_cli_args(parser):
+                parser.add_argument("--tp-size", type=int)
+                parser.add_argument("--newest-of-sglang", type=float)
+        """,
+}
+ROUTER = {
+    "sglang_router/__init__.py": "__version__ = '8.8'",
+    "sglang_router/launch_router.py": """
+        class RouterArgs:
+            @staticmethod
+            def add_cli_args(parser, use_router_prefix=False):
+                parser.add_argument("--router-newest" if use_router_prefix else "--newest", action="append")
+        """,
+}
+MEGATRON = {
+    "megatron/training/arguments.py": """
+        import argparse
+        import enum
+
+        Kind = enum.Enum("Kind", ["flash", "local"])
+
+        def parse_args(extra_args_provider=None, ignore_unknown_args=False):
+            parser = argparse.ArgumentParser(allow_abbrev=False)
+            parser.add_argument("--lr", type=float)
+            parser.add_argument("--newest-of-megatron", nargs="+", type=int)
+            parser.add_argument("--kind", type=lambda name: Kind[name], choices=list(Kind))
+            return extra_args_provider(parser).parse_known_args()[0]
+        """,
+}
+NEVER_IMPORTED = {"megatron/training/arguments.py": "import time\ntime.sleep(600)"}
+
+
+def write_checkout(folder: Path, *parts: dict[str, str]) -> Path:
+    """Write the files into a folder and return it."""
+    for part in parts:
+        for name, text in part.items():
+            file = folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(dedent(text))
+    return folder
+
+
+WHOLE = ["--rollout-batch-size", "4", "--num-rollout", "10"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLIME_DIR", "MEGATRON_DIR", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_all_four_are_asked_where_all_can_be_imported(tmp_path: Path) -> None:
+    table = table_of(write_checkout(tmp_path, FILES, SGLANG, ROUTER, MEGATRON))
+
+    assert [source.how for source in table.sources] == ["parser"] * 4
+    assert [source.version for source in table.sources][2:] == ["9.9", "8.8"]
+    assert {flag.names[0]: flag.system for flag in table.flags} == {
+        "-h": "megatron",
+        "--lr": "megatron",
+        "--newest-of-megatron": "megatron",
+        "--kind": "megatron",
+        "--rollout-batch-size": "slime",
+        "--num-rollout": "slime",
+        "--newest-of-slime": "slime",
+        "--debug-train-only": "slime",
+        "--sglang-router-ip": "slime",
+        "--sglang-newest-of-sglang": "sglang",
+        "--router-newest": "router",
+    }
+    assert table.left_out == {"--sglang-tp-size"}
+    assert table.abbreviating == {"sglang"}
+
+
+@pytest.mark.parametrize("place", ["named", "environment", "beside"])
+def test_megatron_is_found_by_its_folder_the_environment_or_beside_slime(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slime = write_checkout(tmp_path / "slime", FILES)
+    megatron = write_checkout(tmp_path / ("Megatron-LM" if place == "beside" else "elsewhere"), MEGATRON)
+    if place == "environment":
+        monkeypatch.setenv("MEGATRON_DIR", str(megatron))
+
+    table = table_of(slime, megatron if place == "named" else None)
+
+    assert table.sources[1].how == "parser"
+    assert table.find("--newest-of-megatron")
+
+
+def test_the_rules_of_the_parsers_that_were_asked_hold(tmp_path: Path) -> None:
+    table = table_of(write_checkout(tmp_path, FILES, SGLANG, ROUTER, MEGATRON))
+
+    fine = ["--newest-of-megatron", "1", "2", "--router-newest", "a", "--router-newest", "b", "--kind", "flash"]
+    assert check_command([*WHOLE, *fine], table=table).findings == ()
+    for words in (
+        ["--newest-of-slime", "c"],
+        ["--newest-of-megatron", "x"],
+        ["--kind", "Kind.flash"],
+        ["--use-tis"],
+        ["--sglang-tp-size", "2"],
+    ):
+        assert not check_command([*WHOLE, *words], table=table).ok
+
+
+def test_what_cannot_be_imported_is_known_from_the_record_and_the_reason_is_told(tmp_path: Path) -> None:
+    table = table_of(write_checkout(tmp_path, FILES, SGLANG))
+
+    assert [source.how for source in table.sources] == ["parser", "record", "parser", "record"]
+    assert "No module named 'megatron'" in table.sources[1].line()
+    assert check_command([*WHOLE, "--newest-of-slime", "a", "--tensor-model-parallel-size", "2"], table=table).ok
+    assert not check_command([*WHOLE, "--sglang-mem-fraction-static", "0.7"], table=table).ok
+    assert [flag.system for flag in table.find("--lr")] == ["megatron"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "limit_s", "note"),
+    [
+        ([FILES, NEVER_IMPORTED], 0.5, "did not answer within 0.5 s"),
+        ([FILES, {MAIN: "raise RuntimeError('half written')"}], 60.0, "half written"),
+        (None, 60.0, "no slime is importable"),
+    ],
+    ids=["too slow", "half written", "no slime"],
+)
+def test_parsers_that_cannot_be_asked_are_known_from_the_record_and_the_reason_is_told(
+    parts: list[dict[str, str]] | None, limit_s: float, note: str, tmp_path: Path
+) -> None:
+    table = table_of(None if parts is None else write_checkout(tmp_path, *parts), limit_s=limit_s)
+
+    assert {source.how for source in table.sources} == {"record"}
+    assert all(note in source.line() for source in table.sources)
+
+
+def test_slime_is_found_by_its_folder_then_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = write_checkout(tmp_path / "named", FILES)
+    other = write_checkout(tmp_path / "other", FILES)
+    monkeypatch.setenv("SLIME_DIR", str(other))
+
+    assert find_slime(named) == named
+    assert find_slime(None) == other
+    with pytest.raises(ConfigError, match="expected a checkout of THUDM/slime"):
+        find_slime(tmp_path)
+
+
+def test_an_importable_slime_is_found_and_the_other_package_of_that_name_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(write_checkout(tmp_path / "unrelated", {"slime/__init__.py": ""})))
+    assert find_slime(None) is None
+
+    monkeypatch.syspath_prepend(str(write_checkout(tmp_path / "real", {**FILES, "slime/__init__.py": ""})))
+    assert find_slime(None) == tmp_path / "real"
+
+
+def test_the_record_names_what_each_system_was_asked_at() -> None:
+    sources = read_record()["sources"]
+
+    assert list(sources) == list(SYSTEMS)
+    for system in ("slime", "megatron"):
+        assert re.match(r"commit [0-9a-f]{40}\b", sources[system]["version"])
+    for system in ("sglang", "router"):
+        assert re.match(r"\d+\.\d+\.\d+", sources[system]["version"])
+
+
+def test_the_record_has_one_flag_a_line_in_order() -> None:
+    lines = [
+        line.rstrip(",") for line in RECORD.read_text(encoding="utf-8").splitlines() if line.startswith('{"names"')
+    ]
+    rows = [json.loads(line) for line in lines]
+
+    assert RECORD.stat().st_size < 300_000
+    assert rows == read_record()["flags"]
+    assert rows == sorted(rows, key=lambda row: (SYSTEMS.index(row["system"]), row["names"]))
+
+
+def test_a_flag_survives_being_written_and_read() -> None:
+    for row in read_record()["flags"]:
+        assert Flag.read(row).row() == row
+
+
+@pytest.mark.parametrize(
+    ("name", "system"),
+    [
+        ("--rollout-batch-size", "slime"),
+        ("--spec", "megatron"),
+        ("--lr", "megatron"),
+        ("--train-iters", "megatron"),  # generated from a dataclass
+        ("--use-gated-attention", "megatron"),  # of slime's patch
+        ("--sglang-release-hicache", "sglang"),  # of slime's patch
+        ("--sglang-mem-fraction-static", "sglang"),
+        ("--sglang-router-port", "slime"),
+        ("--router-policy", "router"),
+    ],
+)
+def test_every_kind_of_flag_is_recorded(name: str, system: str) -> None:
+    assert [flag.system for flag in recorded_table(read_record()).find(name)] == [system]
+
+
+def test_a_file_that_is_no_record_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "flags.json"
+    file.write_text('{"format": 2}')
+
+    with pytest.raises(ConfigError, match="format 2"):
+        read_record(file)
+    with pytest.raises(ConfigError, match="expected the recorded list"):
+        read_record(file.parent / "absent.json")
+
+
+SCRIPT = SCRIPTS / "record_flags.py"
+
+
+def committed(checkout: Path) -> str:
+    """Commit all of a checkout and return the commit."""
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    git = ["git", "-C", str(checkout), *identity]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *command], check=True)
+    return commit_of(checkout)
+
+
+def record(slime: Path, megatron: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
+    command = [sys.executable, SCRIPT, "--slime", slime, "--megatron", megatron, "--out", out, "--patches", "patches"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_record_holds_the_flags_and_what_was_asked(tmp_path: Path) -> None:
+    slime = write_checkout(tmp_path / "slime", FILES, SGLANG, ROUTER)
+    megatron = write_checkout(tmp_path / "megatron", MEGATRON)
+    commits = [committed(slime), committed(megatron)]
+
+    done = record(slime, megatron, tmp_path / "flags.json")
+
+    assert done.returncode == 0, done.stderr
+    written = read_record(tmp_path / "flags.json")
+    versions = [source["version"] for source in written["sources"].values()]
+    assert versions[:3] == [f"commit {commits[0]}", f"commit {commits[1]} with patches", "9.9 with patches"]
+    assert "PyPI's build" in versions[3]
+    table = recorded_table(written)
+    assert [flag.nargs for flag in table.find("--newest-of-megatron")] == ["+"]
+    assert table.left_out == {"--sglang-tp-size"}
+
+
+@pytest.mark.parametrize("missing", ["megatron", "sglang"])
+def test_nothing_is_written_where_a_parser_cannot_be_asked(missing: str, tmp_path: Path) -> None:
+    slime = write_checkout(tmp_path / "slime", FILES, ROUTER, *([SGLANG] if missing == "megatron" else []))
+    megatron = write_checkout(tmp_path / "megatron", MEGATRON if missing == "sglang" else {"README": ""})
+
+    done = record(slime, megatron, tmp_path / "flags.json")
+
+    assert done.returncode == 1
+    assert f"No module named '{missing}'" in done.stderr
+    assert not (tmp_path / "flags.json").exists()
+
+
+@pytest.fixture(scope="module")
+def slime_dir() -> Path:
+    named = os.environ.get("SLIME_PATH")
+    found = find_slime(Path(named) if named else None)
+    if found is None:
+        pytest.skip("needs THUDM/slime: set SLIME_PATH to a checkout of it")
+    return found
+
+
+@pytest.fixture(scope="module")
+def table(slime_dir: Path) -> FlagTable:
+    return table_of(slime_dir)
+
+
+def commit_of(checkout: Path) -> str:
+    return subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+
+
+def record_of(slime_dir: Path) -> dict[str, Any]:
+    """The record, if it is of this checkout's commit."""
+    record = read_record()
+    if (commit_of(slime_dir) or "unknown") not in record["sources"]["slime"]["version"]:
+        pytest.skip("the record is of another commit of slime")
+    return record
+
+
+@pytest.mark.slime
+def test_the_recorded_flags_of_slime_are_those_of_its_checkout(slime_dir: Path) -> None:
+    record = record_of(slime_dir)
+    recorded = recorded_table(record)
+    asked = [flag for flag in map(Flag.read, ask(slime_dir)["flags"]) if flag.system == "slime"]
+    # where Megatron-LM declares a flag too, slime changes its default only
+    own = {
+        flag
+        for flag in asked
+        if not any(known.system == "megatron" for name in flag.names for known in recorded.find(name))
+    }
+
+    assert own == {flag for flag in recorded.flags if flag.system == "slime"}
+
+
+@pytest.mark.slime
+def test_the_record_is_of_the_commit_and_version_that_slimes_image_has(slime_dir: Path) -> None:
+    record = record_of(slime_dir)
+    recipe = (slime_dir / "docker/Dockerfile").read_text()
+    megatron = re.search(r"MEGATRON_COMMIT=(\w+)", recipe)
+    sglang = re.search(r"SGLANG_IMAGE_TAG=v([\w.]+)", recipe)
+
+    assert megatron is not None
+    assert sglang is not None
+    assert f"commit {megatron[1]} " in record["sources"]["megatron"]["version"]
+    assert record["sources"]["sglang"]["version"].startswith(f"{sglang[1]} ")
+
+
+@pytest.mark.slime
+def test_slimes_own_scripts_have_no_error_but_the_one_that_is_broken(slime_dir: Path, table: FlagTable) -> None:
+    if not (slime_dir / "slime" / "observability").is_dir():
+        pytest.skip("which of slime's own scripts are broken is known of its newest commit only")
+    scripts = [*slime_dir.glob("scripts/run-*.sh"), *slime_dir.glob("scripts/low_precision/run-*.sh")]
+    scripts += slime_dir.glob("examples/*/*.sh")
+    found = {script.name: judge_reading(read_text(script.read_text(), script, slime_dir), table) for script in scripts}
+
+    assert len(found) > 20
+    assert all(findings.flags > 50 for name, findings in found.items() if name not in BROKEN)
+    assert {name for name, findings in found.items() if not findings.ok} <= BROKEN, [
+        finding.line() for findings in found.values() for finding in findings.findings if finding.severity == "error"
+    ]
+
+
+@pytest.mark.slime
+@pytest.mark.parametrize("name", LAUNCH_SCRIPTS)
+def test_each_launch_script_of_this_repository_has_no_fault_with_slimes_model(
+    name: str, slime_dir: Path, table: FlagTable
+) -> None:
+    reading = read_script(SCRIPTS / name, slime_dir)
+
+    assert reading.notes == ()
+    assert [finding.line() for finding in judge_reading(reading, table).findings] == []

@@ -1,0 +1,199 @@
+"""What only the embedded engine refuses, because it would kill SGLang or because it is not offered."""
+
+from __future__ import annotations
+
+import io
+import json
+from threading import current_thread
+
+import aiohttp
+import pytest
+from engine_api import IDS
+
+from strands_rollout.engine.text import TextCodec
+
+EXTREME = {"temperature": [1e308, 10**18, 1e-7], "repetition_penalty": [5e-324, 1e-60], "top_k": [2**64 - 1, 10**18]}
+
+
+async def _refused(api, body) -> object:
+    answer = await api.post("/generate", body)
+    assert answer.status == 400, answer
+    return answer.body["error"]
+
+
+@pytest.mark.parametrize("token", [369, 10**9, -1])
+async def test_an_id_outside_the_vocabulary_is_refused_and_named(embedded, token):
+    error = await _refused(embedded, {"input_ids": [5, token, 6]})
+    assert error["message"] == f"input_ids contains out-of-vocabulary token id {token}; valid range is [0, 369)."
+
+
+@pytest.mark.parametrize("body", [{"text": ""}, {"input_ids": [[], [1]]}])
+async def test_an_empty_input_in_another_form_is_refused_too(embedded, body):
+    assert (await _refused(embedded, body))["message"] == "input_ids cannot be empty."
+
+
+@pytest.mark.parametrize(
+    "fields", [{"top_logprobs_num": 2}, {"logprob_start_len": 0}, {"return_hidden_states": True}, {"lora_path": "x"}]
+)
+async def test_what_would_change_the_answer_and_is_not_supported_is_refused(embedded, fields):
+    error = await _refused(embedded, {"input_ids": IDS, **fields})
+    assert "is not supported by the embedded engine" in error["message"]
+
+
+@pytest.mark.parametrize("params", [{"regex": "a+"}, {"logit_bias": {"5": 1}}, {"stop_regex": "a"}])
+async def test_sampling_that_is_not_supported_is_refused(embedded, params):
+    error = await _refused(embedded, {"input_ids": IDS, "sampling_params": params})
+    assert error["message"] == f"sampling parameter {next(iter(params))} is not supported by the embedded engine"
+
+
+@pytest.mark.parametrize("params", [{}, {"n": 1}, {"n": 2}])
+async def test_several_sampling_params_for_one_prompt_are_refused(embedded, params):
+    answer = await embedded.post("/generate", {"input_ids": IDS, "sampling_params": [params, params]})
+    assert answer.status == 400
+    assert "sampling_params must hold one dict for each of 1 inputs" in answer.body["message"]
+
+
+async def test_several_inputs_in_one_stream_are_refused(embedded):
+    body = {"input_ids": [IDS, IDS], "stream": True}
+    events = [event async for event in embedded.events("/generate", body)]
+    assert "not supported" in events[0]
+    assert events[-1] == "[DONE]"
+
+
+def _params(**params: object) -> tuple[str, object]:
+    return "/generate", {"input_ids": IDS, "sampling_params": params}
+
+
+def _chat(**fields: object) -> tuple[str, object]:
+    return "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, **fields}
+
+
+BAD = {
+    "n of a million": _params(n=10**6),
+    "n beyond 64 bits": _params(n=2**64 - 1),
+    "n of a batch": ("/generate", {"input_ids": [IDS] * 20, "sampling_params": {"n": 100}}),
+    "a batch": ("/generate", {"input_ids": [[1]] * 5000}),
+    "a batch of texts": ("/generate", {"text": ["a"] * 5000}),
+    "no texts": ("/generate", {"text": []}),
+    "max_new_tokens": _params(max_new_tokens=10**18),
+    "negative max_new_tokens": _params(max_new_tokens=-(10**18)),
+    "max_new_tokens beyond 64 bits": _params(max_new_tokens=10**30),
+    "min_new_tokens": _params(min_new_tokens=10**18),
+    "negative temperature": _params(temperature=-1e308),
+    "top_k": _params(top_k=-(2**63)),
+    "top_p": _params(top_p=1e308),
+    "min_p": _params(min_p=-1e308),
+    "repetition_penalty": _params(repetition_penalty=1e308),
+    "frequency_penalty": _params(frequency_penalty=-1e308),
+    "sampling_seed": _params(sampling_seed=2**64 - 1),
+    "a million stop strings": _params(stop=["x"] * 10**6),
+    "a list of stops in a list": _params(stop=[["x"]]),
+    "a stop token that is a list": _params(stop_token_ids=[[1]]),
+    "an unknown long name": _params(**{"x" * 10**6: 1}),
+    "a long prompt": ("/generate", {"input_ids": [1] * 10**6}),
+    "a long text": ("/generate", {"text": "a b" * 10**6}),
+    "a list of ids in lists": ("/generate", {"input_ids": [[[1]]]}),
+    "ids beyond 64 bits": ("/generate", {"input_ids": [2**64 - 1]}),
+    "a negative id in a long prompt": ("/generate", {"input_ids": [*IDS, -(2**63)]}),
+    "NaN": ("/generate", b'{"input_ids": [1], "sampling_params": {"temperature": NaN}}'),
+    "an infinite number": ("/generate", b'{"input_ids": [1], "sampling_params": {"temperature": 1e999}}'),
+    "a lone surrogate": ("/generate", b'{"text": "\\ud800"}'),
+    "bytes that are not UTF-8": ("/generate", b'{"text": "\xff"}'),
+    "deep nesting": ("/generate", b'{"input_ids": ' + b"[" * 10**5 + b"]" * 10**5 + b"}"),
+    "an empty body": ("/generate", b""),
+    "a body beyond the limit": ("/generate", b" " * (65 << 20)),
+    "a deep chat": ("/v1/chat/completions", b'{"messages": ' + b'[{"content": ' * 5000),
+    "chat options that are text": _chat(chat_template_kwargs="x"),
+    "chat options that replace the messages": _chat(chat_template_kwargs={"messages": []}),
+    "stream options that are a list": _chat(stream_options=[1]),
+    "a response format that is text": _chat(response_format="json"),
+    "tool calls that are a number": _chat(messages=[{"role": "assistant", "tool_calls": 5}]),
+    "a function that is a number": _chat(messages=[{"role": "assistant", "tool_calls": [{"function": 5}]}]),
+    "deep arguments": _chat(messages=[{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 10**5}}]}]),
+    "a long chat": _chat(messages=[{"role": "user", "content": "a b" * 10**6}]),
+    "a long choice of a chat": _chat(n=10**18),
+    "a long seed of a chat": _chat(seed=2**64 - 1),
+    "an abort of a number": ("/abort_request", {"rid": 10**18}),
+    "an unknown pause": ("/pause_generation", {"mode": "x" * 10**6}),
+    "weights in a number": ("/update_weights_from_disk", {"model_path": 10**18}),
+    "weights at a long path": ("/update_weights_from_disk", {"model_path": "/x" * 50_000}),
+    "weights at a path with a NUL": ("/update_weights_from_disk", {"model_path": "/tmp/\0"}),
+    "weights in a device": ("/update_weights_from_disk", {"model_path": "/dev/zero"}),
+    "weights under a file": ("/update_weights_from_disk", {"model_path": "/etc/passwd/x"}),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), BAD.values(), ids=BAD.keys())
+async def test_a_bad_request_is_refused_and_a_good_one_served_after_it(embedded, path, body):
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = await embedded.post_bytes(path, io.BytesIO(raw), "application/json")
+    assert answer.status in (400, 413), answer
+    assert len(str(answer.body)) < 3000  # what was sent is not sent back whole
+    assert len((await embedded.generate(max_new_tokens=2, ignore_eos=True))["output_ids"]) == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in EXTREME.items() for value in values])
+async def test_extreme_values_that_sglang_takes_are_computed_with(embedded, name, value):
+    fields = {name: value, "max_new_tokens": 5, "ignore_eos": True, "return_logprob": True}
+    assert len((await embedded.generate(**fields))["output_ids"]) == 5
+
+
+async def test_the_loop_turns_while_a_long_text_is_encoded(embedded, monkeypatch):
+    threads = set()
+    encode = TextCodec.encode
+    monkeypatch.setattr(
+        TextCodec, "encode", lambda *args, **kw: (threads.add(current_thread()), encode(*args, **kw))[1]
+    )
+    await embedded.post("/generate", {"text": "a b" * 10_000})
+    await embedded.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b" * 10_000}]})
+    assert threads
+    assert current_thread() not in threads
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost"}, 200),
+        ({"Host": "LocalHost:8000"}, 200),
+        ({"Host": "[::1]:30000"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "evil.example:30000"}, 403),
+        ({"Host": "localhost.evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example"}, 403),
+        ({"Host": "127.0.0.1@evil.example"}, 403),
+        ({"Host": "10.0.0.7"}, 403),
+        ({"Host": ""}, 403),
+        ({"Host": "localhost", "Origin": "http://localhost"}, 200),
+        ({"Host": "localhost", "Origin": "http://evil.example"}, 403),
+        ({"Host": "localhost", "Origin": "http://localhost:3000"}, 403),
+        ({"Host": "localhost", "Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "none"}, 200),
+    ],
+)
+async def test_on_loopback_only_requests_to_this_machine_are_answered(embedded, headers, status):
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(embedded.base_url + "/flush_cache", headers=headers) as got,
+    ):
+        assert got.status == status
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "10.0.0.7:30000"}, 200),
+        ({"Host": "engine.cluster.local"}, 200),
+        ({"Host": "10.0.0.7", "Origin": "http://10.0.0.7"}, 200),
+        ({"Host": "evil.example", "Origin": "http://evil.example"}, 403),
+        ({"Host": "10.0.0.7", "Origin": "http://evil.example"}, 403),
+    ],
+)
+async def test_a_server_opened_to_the_network_answers_to_any_name_but_not_to_other_sites(
+    start, tiny_dir, headers, status
+):
+    api = await start(tiny_dir, host="0.0.0.0")  # noqa: S104 - what is tested
+    url = api.base_url.replace("0.0.0.0", "127.0.0.1") + "/flush_cache"  # noqa: S104
+    async with aiohttp.ClientSession() as session, session.post(url, headers=headers) as got:
+        assert got.status == status

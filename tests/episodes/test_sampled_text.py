@@ -1,0 +1,434 @@
+"""Whatever a policy samples is trained: no text of it becomes an error of ours, in any format, on any path."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from fake_sglang import FakeSGLang, Reply
+from family_templates import TEMPLATES, tokenizer_with
+from harness import ANSWER, TOOL_CALL, args_for, ids_of, run
+from hostile_turns import VALUES, raw_turn, reply, turn_text
+from parser_families import family
+from pydantic import BaseModel
+from strands import Agent, tool
+from strands.agent.conversation_manager import SlidingWindowConversationManager
+from strands.hooks import AfterToolCallEvent, BeforeToolCallEvent, HookProvider, HookRegistry
+from strands.multiagent import Swarm
+from strands.types.tools import AgentTool
+
+from strands_rollout import Sample, SGLangModel, Task, generate, sub_agent_model, tool_parsers
+from strands_rollout.slime_plugin.sample_contract import contract_violations
+from strands_rollout.template.chat_template import ChatTemplate
+
+TRAINED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+
+
+@tool
+async def echo(
+    text: str = "",
+    n: int = 0,
+    f: float = 0.0,
+    items: list[Any] | None = None,
+    flag: bool = False,
+    d: dict | None = None,
+) -> str:
+    """Show what was given.
+
+    Args:
+        text: A text.
+        n: A number.
+        f: Another.
+        items: A list.
+        flag: Yes or no.
+        d: An object.
+    """
+    return f"{text} {n} {f} {items} {flag} {d}"
+
+
+@tool
+def reflect(value: Any = None) -> Any:
+    """Return what was given.
+
+    Args:
+        value: Anything.
+    """
+    return value
+
+
+class BadWordsError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Odd:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("not to be compared")
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+def odd_value(kind: str) -> Any:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    known = {
+        "deep": deep,
+        "huge": 10**5000,
+        "bytes": b"\xff\x00",
+        "set": {1, "x", None},
+        "cycle": cycle,
+        "object": Odd(),
+    }
+    known |= {"generator": (n for n in range(3)), "surrogate": "\ud800"}
+    return known.get(kind, kind)
+
+
+@tool
+async def weird(kind: str = "", value: Any = None) -> Any:
+    """Fail in a way of your choice.
+
+    Args:
+        kind: The way.
+        value: Anything.
+    """
+    if kind == "raise":
+        raise BadWordsError
+    if kind == "cause":
+        raise KeyError("\ud800") from UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")
+    if kind == "cancel":
+        raise asyncio.CancelledError
+    if value is None:
+        return odd_value(kind)
+    return {"status": value, "content": [{"json": odd_value(kind)}, {"text": odd_value(kind)}]}
+
+
+class Raw(AgentTool):
+    """Hands on what was asked for as the result itself."""
+
+    tool_name = "raw"
+    tool_type = "python"
+
+    @property
+    def tool_spec(self) -> Any:
+        return {"name": "raw", "description": "Raw.", "inputSchema": {"json": {"type": "object", "properties": {}}}}
+
+    async def stream(self, tool_use: Any, invocation_state: Any, **kwargs: Any) -> Any:
+        given = tool_use["input"]
+        yield odd_value(given["kind"]) if isinstance(given.get("kind"), str) else given.get("value", given)
+
+
+raw = Raw()
+
+
+class Nosy(HookProvider):
+    """A user's hook that looks at every call and its result."""
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        registry.add_callback(BeforeToolCallEvent, lambda event: event.tool_use["name"])
+        registry.add_callback(AfterToolCallEvent, lambda event: event.result["status"])
+
+
+class Answer(BaseModel):
+    """The answer."""
+
+    value: int = 0
+
+
+TOOLS = [f"{__name__}.{name}" for name in ("echo", "reflect", "raw", "weird")]
+
+
+def structured(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, tools=list(task.tools), structured_output_model=Answer, callback_handler=None)
+
+
+def heard(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, tools=list(task.tools), callback_handler=lambda **_: None)
+
+
+def helped(model: SGLangModel, task: Task) -> Agent:
+    helper = Agent(model=sub_agent_model(), name="echo", tools=[reflect, weird], callback_handler=None)
+    return Agent(model=model, tools=[helper, reflect], callback_handler=None)
+
+
+def swarm(model: SGLangModel, task: Task) -> Swarm:
+    other = Agent(model=sub_agent_model(), name="other", tools=[reflect], callback_handler=None)
+    return Swarm([Agent(model=model, name="main", tools=[reflect], callback_handler=None), other], max_handoffs=3)
+
+
+def forgetful() -> SlidingWindowConversationManager:
+    return SlidingWindowConversationManager(window_size=4)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "simple": {"tools": TOOLS[:2]},
+    "all": {"tools": TOOLS, "max_tool_iterations": 4, "max_parallel_tool_calls": 5},
+    "hooks": {"tools": TOOLS, "hooks": [f"{__name__}.Nosy"]},
+    "structured": {"tools": TOOLS, "agent_factory": f"{__name__}.structured"},
+    "heard": {"tools": TOOLS, "agent_factory": f"{__name__}.heard"},
+    "helped": {"agent_factory": f"{__name__}.helped", "fan_out": True},
+    "swarm": {"agent_factory": f"{__name__}.swarm"},
+    "forgetful": {"tools": TOOLS, "conversation_manager": f"{__name__}.forgetful"},
+    "timed": {"tools": TOOLS, "tool_timeout_s": 30.0, "max_tool_calls": 3},
+}
+
+
+@pytest.fixture(scope="session")
+def checkpoints(shipped_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The tokenizer of each family, as it is asked for."""
+    folder, made = tmp_path_factory.mktemp("families"), dict[str, Any]()
+
+    def checkpoint(known: str) -> Any:
+        if known not in made:
+            made[known] = tokenizer_with(TEMPLATES[known][1], shipped_tokenizer)
+            made[known].name_or_path = str(folder / known)
+            made[known].save_pretrained(folder / known)
+        return made[known]
+
+    return checkpoint
+
+
+async def play_hostile(tokenizer: Any, known: str, rng: random.Random, settings: dict[str, Any]) -> list[Any]:
+    """One episode, perhaps aborted and resumed; its samples, and what was wrong with the requests."""
+    template = ChatTemplate(tokenizer)
+    ends = [*template.end_ids, tokenizer.eos_token_id]
+    flags = {"abort": False}
+    abort_at = rng.choice((None, None, None, 1, 2))
+
+    def next_reply(request: dict[str, Any], number: int) -> Reply:
+        if number == abort_at and "agent_factory" not in settings:
+            flags["abort"] = True
+            return Reply.abort(ids_of(tokenizer, "so"))
+        if number > 5:
+            return Reply.tokens([*ids_of(tokenizer, "34"), ends[0]])
+        text = turn_text(family(known), rng, in_reasoning=template.opens_reasoning)
+        return reply(tokenizer, text, rng, ends).limited(request["sampling_params"].get("max_new_tokens"))
+
+    ours = {"tool_parser": TEMPLATES[known][0], "system_prompt": "", "should_abort": lambda: flags["abort"], **settings}
+    async with FakeSGLang(next_reply, episode_of=lambda _: None, context_length=rng.choice((4096, 60_000))) as fake:
+        args = args_for(fake.base_url, tokenizer, strands_rollout=ours)
+        sample: Any = Sample(prompt="What is 17 * 2?", label="34", index=0)
+        params = {"temperature": 1.0, "max_new_tokens": rng.choice((600, 4000, 50_000))}
+        for _ in range(2):
+            flags["abort"] = False
+            done = await generate(args, sample, params)
+            sample = done[0] if isinstance(done, list) else done
+            if sample.status is not Sample.Status.ABORTED:
+                break
+    assert fake.violations == []
+    return done if isinstance(done, list) else [done]
+
+
+def check(samples: Sequence[Any], caplog: pytest.LogCaptureFixture) -> None:
+    for sample in samples:
+        facts = sample.metadata["strands_rollout"]
+        if facts["stop_reason"] == "prompt_too_long" and sample.status is Sample.Status.TRUNCATED:
+            continue
+        assert sample.status in TRAINED, (facts["stop_reason"], facts["error"])
+        sample.reward = 0.0
+        assert contract_violations(sample) == []
+    assert "bug in a tool parser" not in caplog.text
+
+
+@pytest.mark.parametrize("known", TEMPLATES)
+async def test_every_value_can_be_an_argument(checkpoints: Any, known: str, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer, values = checkpoints(known), [value for value in VALUES if len(value) < 4_500]
+    template = ChatTemplate(tokenizer)
+    turn = "\n".join(raw_turn(family(known), [("echo", {"n": value}), ("raw", {"value": value})]) for value in values)
+    prefix = family(known).reasoning[1] if template.opens_reasoning else ""
+    turns = [
+        Reply.tokens([*ids_of(tokenizer, text), template.end_of_calls_id])
+        for text in (prefix + turn, prefix + raw_turn(family(known), [("echo", {"n": "9" * 309})]), prefix + "34")
+    ]
+    settings = {"tools": TOOLS, "tool_parser": TEMPLATES[known][0], "system_prompt": ""}
+    limits = {"params": {"max_new_tokens": 400_000}, "context_length": 500_000}
+    done = await run(tokenizer, turns, settings=settings, **limits)
+    check([done.sample], caplog)
+    assert (done.facts["stop_reason"], done.facts["turns"]) == ("completed", 3)
+    assert done.facts["tool_calls"] + done.facts["parse_failures"] > 0
+
+
+@pytest.mark.parametrize("known", TEMPLATES)
+async def test_whatever_is_sampled_is_trained(checkpoints: Any, known: str, caplog: pytest.LogCaptureFixture) -> None:
+    rng = random.Random(known)
+    check(await play_hostile(checkpoints(known), known, rng, VARIANTS[rng.choice(playable(known))]), caplog)
+
+
+@pytest.mark.parametrize("known", TEMPLATES)
+@pytest.mark.slow
+async def test_whatever_is_sampled_is_trained_in_many_episodes(
+    checkpoints: Any, known: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for seed in range(int(os.environ.get("HOSTILE_SEEDS", "12"))):
+        for name in playable(known):
+            rng = random.Random(f"{known} {name} {seed}")
+            try:
+                check(await play_hostile(checkpoints(known), known, rng, VARIANTS[name]), caplog)
+            except AssertionError as e:
+                raise AssertionError(f"{known} {name} {seed}") from e
+
+
+def playable(known: str) -> list[str]:
+    """Strands asks for structured output by a second user's turn, which Nemo's template can't have."""
+    return [name for name in VARIANTS if (known, name) != ("mistral-nemo", "structured")]
+
+
+def called(*names: str) -> str:
+    """A turn that calls these tools with the numbers of their places."""
+    calls = (TOOL_CALL.format(name=name, arguments=json.dumps({"text": f"({n})"})) for n, name in enumerate(names))
+    return "".join(calls).replace("<|im_end|>", "") + "<|im_end|>"
+
+
+def results_after(done: Any, turn: int) -> list[str]:
+    return re.findall(r"<tool_response>\n(.*?)\n</tool_response>", done.context_after(turn), re.DOTALL)
+
+
+INTERNAL_NAMES = ("invalid_tool_call", "INVALID_TOOL_NAME", "Answer", "call_1_0_unparsed", "execute_python_code")
+UNPARSED = '<tool_call>\n{"name": "invalid_tool_call", "arguments": 1}\n</tool_call>'
+
+
+@pytest.mark.parametrize("variant", ["simple", "hooks", "heard", "forgetful"])
+async def test_a_tool_of_an_internal_name_is_an_unknown_one(shipped_tokenizer: Any, variant: str) -> None:
+    turns = [called(*INTERNAL_NAMES), UNPARSED + called(INTERNAL_NAMES[0], "echo"), called(INTERNAL_NAMES[0]), ANSWER]
+    done = await run(shipped_tokenizer, turns, settings=VARIANTS[variant])
+    assert (done.facts["stop_reason"], done.sample.status) == ("completed", Sample.Status.COMPLETED)
+    assert results_after(done, 0) == [f"Unknown tool: {name}" for name in INTERNAL_NAMES]
+    unparsed, *others = results_after(done, 1)
+    assert "could not be parsed and was not run: the arguments are a number" in unparsed
+    assert others == ["Unknown tool: invalid_tool_call", "(1) 0 0.0 None False None"]
+    assert results_after(done, 2) == others[:1]
+    assert (done.facts["parse_failures"], done.facts["tool_calls"]) == (1, len(INTERNAL_NAMES) + 3)
+    assert sum(done.sample.loss_mask) == sum(len(reply.ids) for reply in done.replied)
+
+
+@tool
+async def invalid_tool_call(text: str) -> str:
+    """A user's tool that is named like an internal one.
+
+    Args:
+        text: A text.
+    """
+    return f"ran {text}"
+
+
+async def test_a_users_tool_may_have_an_internal_name(shipped_tokenizer: Any) -> None:
+    turns = [UNPARSED + called("invalid_tool_call"), ANSWER]
+    done = await run(shipped_tokenizer, turns, settings={"tools": [f"{__name__}.invalid_tool_call"]})
+    unparsed, ran = results_after(done, 0)
+    assert "could not be parsed" in unparsed
+    assert ran == "ran (0)"
+
+
+ODD_NAMES = ("no.such", "x" * 65, "a b", "é")
+
+
+@pytest.mark.parametrize("variant", ["simple", "hooks", "heard", "forgetful", "structured"])
+async def test_results_stand_in_the_order_of_their_calls(shipped_tokenizer: Any, variant: str) -> None:
+    turns = [called("echo", "no.such", "echo", *ODD_NAMES, "echo"), ANSWER, "34<|im_end|>"]
+    done = await run(shipped_tokenizer, turns, settings=VARIANTS[variant])
+    errors = ["Er"] * len(ODD_NAMES)
+    assert [result[:2] for result in results_after(done, 0)] == ["(0", "Er", "(2", *errors, "(7"]
+    # Strands shows such names as others on some of its ways: that is no other history
+    assert (done.facts["stop_reason"], done.facts["segments"]) == ("completed", 1)
+
+
+async def test_results_of_calls_that_are_not_run_stand_in_order_too(shipped_tokenizer: Any) -> None:
+    settings = {**VARIANTS["simple"], "max_parallel_tool_calls": 2}
+    turns = [called("echo", "no.such", "echo", "a b") + "", ANSWER]
+    done = await run(shipped_tokenizer, [UNPARSED + turns[0], ANSWER], settings=settings)
+    starts = [
+        "Error: the tool call could",
+        "(0)",
+        "Error: tool_name=<no.such>",
+        "Not run: at most 2",
+        "Error: tool_name",
+    ]
+    results = results_after(done, 0)
+    assert [result[: len(start)] for result, start in zip(results, starts, strict=True)] == starts
+
+
+async def test_results_of_a_sub_agents_calls_stand_in_order(shipped_tokenizer: Any) -> None:
+    turns = [
+        TOOL_CALL.format(name="echo", arguments='{"input": "help"}'),
+        called("weird", "no.such", "weird"),
+        "done<|im_end|>",
+        ANSWER,
+    ]
+    done = await run(shipped_tokenizer, turns, settings=VARIANTS["helped"], episode_of=lambda _: None)
+    shown = done.decode(done.fake.requests[2].input_ids)
+    assert "invalid tool name" in re.findall(r"<tool_response>\n(.*?)\n</tool_response>", shown, re.DOTALL)[1]
+
+
+async def test_an_empty_turn_before_structured_output_is_no_other_history(shipped_tokenizer: Any) -> None:
+    turns = ["<|im_end|>", ANSWER]
+    done = await run(shipped_tokenizer, turns, settings=VARIANTS["structured"])
+    assert (done.facts["stop_reason"], done.facts["segments"], done.facts["turns"]) == ("completed", 1, 2)
+
+
+class Falling:
+    """A parser with a bug."""
+
+    def __init__(self, _new_id: Any) -> None: ...
+
+    def segments(self, text: str, in_reasoning: bool = False) -> Any:
+        if "call" in text:
+            raise ZeroDivisionError("a bug")
+        return []
+
+    parse = segments
+
+
+async def test_a_bug_in_a_parser_is_a_failed_call_of_the_policy(
+    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tool_parsers._factories, "falling", Falling)  # type: ignore[arg-type]
+    settings = {**VARIANTS["simple"], "tool_parser": "falling"}
+    turns = ["I call<|im_end|>", "I call again<|im_end|>", "34<|im_end|>"]
+    done = await run(shipped_tokenizer, turns, settings=settings)
+    assert (done.facts["stop_reason"], done.facts["parse_failures"]) == ("completed", 2)
+    assert "the turn can't be read: ZeroDivisionError" in results_after(done, 0)[0]
+    assert sum(done.sample.loss_mask) == sum(len(reply.ids) for reply in done.replied)
+    assert caplog.text.count("Traceback") == 1
+    assert "bug in a tool parser parser=Falling" in caplog.text
+
+
+class Described(Raw):
+    def __init__(self, name: str, description: str) -> None:
+        AgentTool.__init__(self)
+        self._name, self._description = name, description
+
+    tool_name = property(lambda self: self._name)  # type: ignore[assignment]
+
+    @property
+    def tool_spec(self) -> Any:
+        schema = {"type": "object", "properties": {"a\ud800": {"type": "string", "enum": ["\udfff"]}}}
+        return {"name": self._name, "description": self._description, "inputSchema": {"json": schema}}
+
+
+half_described, half_named = Described("half_described", "It is \ud83d."), Described("half\udc00", "Named.")
+
+
+async def test_half_a_surrogate_pair_in_a_tools_description_is_a_question_mark(shipped_tokenizer: Any) -> None:
+    settings = {"tools": [f"{__name__}.half_described"]}
+    done = await run(shipped_tokenizer, [called("half_described"), ANSWER], settings=settings)
+    assert done.facts["stop_reason"] == "completed"
+    assert all(shown in done.decode(done.sample.tokens) for shown in ("It is ?.", '"a?"', '["?"]'))
+
+
+async def test_half_a_surrogate_pair_in_a_tools_name_is_refused_by_name(shipped_tokenizer: Any) -> None:
+    done = await run(shipped_tokenizer, [ANSWER], settings={"tools": [f"{__name__}.half_named"]})
+    assert done.facts["stop_reason"] == "setup_error"
+    assert r"got a tool named 'half\udc00'; expected a name without halves" in done.facts["error"]

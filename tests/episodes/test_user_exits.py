@@ -1,0 +1,155 @@
+"""Code of users' that raises what `except Exception` does not catch ends its own call or episode, never the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import user_exits
+from harness import ANSWER, TOOL_CALL, run
+
+from strands_rollout import Sample
+from strands_rollout.agent.loop import HAS_MIDDLEWARE
+from strands_rollout.slime_plugin.sample_contract import contract_violations
+
+EXITS = {
+    "SystemExit": SystemExit(2),
+    "KeyboardInterrupt": KeyboardInterrupt(),
+    "GeneratorExit": GeneratorExit(),
+    "CancelledError": asyncio.CancelledError(),
+    "another": user_exits.Odd(),
+}
+
+
+def calls(*names: str) -> str:
+    one = [TOOL_CALL.format(name=name, arguments="{}").removesuffix("<|im_end|>") for name in names]
+    return "\n".join(one) + "<|im_end|>"
+
+
+def here(name: str) -> str:
+    return f"user_exits.{name}"
+
+
+def tool_case(name: str, *calls_: str, **more: Any) -> tuple[Any, ...]:
+    return [calls(*(calls_ or (name,))), ANSWER], {"tools": [here(name), here("fine")], **more}
+
+
+def environment_case(where: str) -> tuple[Any, ...]:
+    return [ANSWER], {"environment": here("Environment"), "tools": []}, {"where": where}
+
+
+def factory_case(name: str, *turns: str, where: str = "") -> tuple[Any, ...]:
+    return [*turns, ANSWER], {"agent_factory": here(name)}, {"where": where}
+
+
+def middleware_case(where: str, *turns: str) -> tuple[Any, ...]:
+    return factory_case("agent_with_middleware", *turns, where=where)
+
+
+TWO = ("fine", "fine")
+STRUCTURED = TOOL_CALL.format(name="Validated", arguments='{"number": 1}')
+BOTH = STRUCTURED.removesuffix("<|im_end|>") + "\n" + calls("fine")
+CASES: dict[str, tuple[tuple[Any, ...], str]] = {
+    "an async tool": (tool_case("async_tool"), "completed"),
+    "a sync tool": (tool_case("sync_tool"), "completed"),
+    "a streaming tool": (tool_case("streaming_tool"), "completed"),
+    "a tool of a class": (tool_case("custom_tool"), "completed"),
+    "one of two tools": (tool_case("async_tool", "fine", "async_tool"), "completed"),
+    "a tool beside a hook": (tool_case("async_tool", hooks=["test_user_exits.Quiet"]), "completed"),
+    "a hook before the model": (tool_case("fine", hooks=[here("BeforeModel")]), "internal_error"),
+    "a hook before the invocation": (tool_case("fine", hooks=[here("BeforeInvocation")]), "internal_error"),
+    "a hook before a tool": (tool_case("fine", hooks=[here("BeforeTool")]), "internal_error"),
+    "a hook before two tools": (tool_case("fine", *TWO, hooks=[here("BeforeTool")]), "internal_error"),
+    "a hook after a tool": (tool_case("fine", hooks=[here("AfterTool")]), "internal_error"),
+    "a hook after two tools": (tool_case("fine", *TWO, hooks=[here("AfterTool")]), "internal_error"),
+    "an async hook after two tools": (tool_case("fine", *TWO, hooks=[here("AsyncAfterTool")]), "internal_error"),
+    "a hook after the model": (tool_case("fine", hooks=[here("AfterModel")]), "internal_error"),
+    "a hook after the invocation": (tool_case("fine", hooks=[here("AfterInvocation")]), "internal_error"),
+    "a hook on messages": (tool_case("fine", hooks=[here("Message")]), "internal_error"),
+    "an unreadable exception": (tool_case("unreadable_tool"), "completed"),
+    "two unreadable exceptions": (tool_case("unreadable_tool", "unreadable_tool", "fine"), "completed"),
+    "middleware of a tool": (middleware_case("tool", calls("fine")), "completed"),
+    "middleware of two tools": (middleware_case("tool", calls(*TWO)), "completed"),
+    "middleware before two tools": (
+        middleware_case("tool.Input", calls(*TWO)),
+        "completed",
+    ),
+    "middleware after two tools": (
+        middleware_case("tool.Output", calls(*TWO)),
+        "completed",
+    ),
+    "middleware of a model": (middleware_case("model"), "internal_error"),
+    "middleware before a model": (middleware_case("model.Input"), "internal_error"),
+    "middleware after a model": (middleware_case("model.Output"), "internal_error"),
+    "a provider that loads": (factory_case("agent_with_provider", where="load"), "setup_error"),
+    "a provider that is used": (factory_case("agent_with_provider", where="add"), "setup_error"),
+    "a provider that is released": (factory_case("agent_with_provider", where="remove"), "setup_error"),
+    "a validator": (factory_case("agent_with_structure", STRUCTURED, ANSWER), "completed"),
+    "a validator beside a tool": (factory_case("agent_with_structure", BOTH, ANSWER), "completed"),
+    "a node of a graph": (factory_case("graph_with_node"), "internal_error"),
+    "an edge of a graph": (factory_case("graph_with_edge"), "internal_error"),
+    "a hook that is registered": (tool_case("fine", hooks=[here("Registering")]), "internal_error"),
+    "a hook that is made": (tool_case("fine", hooks=[here("Made")]), "setup_error"),
+    "should_abort": (tool_case("fine", should_abort=here("should_abort")), "setup_error"),
+    "a conversation manager": (tool_case("fine", conversation_manager=here("Manager")), "internal_error"),
+    "a factory": (([ANSWER], {"agent_factory": here("factory")}), "setup_error"),
+    "an async factory": (([ANSWER], {"agent_factory": here("async_factory")}), "setup_error"),
+    "a hook of an agent": (([calls(*TWO), ANSWER], {"agent_factory": here("agent_with_hook")}), "internal_error"),
+    "a callback handler": (([ANSWER], {"agent_factory": here("agent_with_handler")}), "internal_error"),
+    "a hook of a tool's agent": (([calls("fine"), ANSWER], {"agent_factory": here("agent_with_agent")}), "completed"),
+    "a hook in a graph": (([ANSWER], {"agent_factory": here("graph")}), "internal_error"),
+    "a callback handler in a graph": (([ANSWER], {"agent_factory": here("graph_with_handler")}), "internal_error"),
+    "a hook in a graph of graphs": (([ANSWER], {"agent_factory": here("graph_of_graphs")}), "internal_error"),
+    "a hook of a graph": (([ANSWER], {"agent_factory": here("graph_with_hook")}), "internal_error"),
+    "a hook in a swarm": (([ANSWER], {"agent_factory": here("swarm")}), "internal_error"),
+    "an environment's constructor": (environment_case("init"), "environment_error"),
+    "an environment's tools": (environment_case("tools"), "environment_error"),
+    "an environment that opens": (environment_case("enter"), "environment_error"),
+    "an environment that prepares": (environment_case("prepare"), "environment_error"),
+    "an environment that answers": (environment_case("answer"), "environment_error"),
+    "an environment that scores": (environment_case("score"), "environment_error"),
+    "an environment that closes": (environment_case("leave"), "completed"),
+    "a resource that opens": (([ANSWER], {"resources": {"it": here("resource")}}), "environment_error"),
+    "a resource that closes": (([ANSWER], {"resources": {"it": here("resource_not_closed")}}), "completed"),
+}
+
+
+class Quiet(user_exits.BeforeModel):
+    """Keeps Strands' own cycle from being left out."""
+
+    def listen(self, event: Any) -> None:
+        """Listen."""
+
+
+SLOW = [pytest.param(exits, id=name, marks=pytest.mark.slow) for name, exits in EXITS.items() if name != "SystemExit"]
+
+
+@pytest.mark.parametrize("exits", [pytest.param(EXITS["SystemExit"], id="SystemExit"), *SLOW])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_an_exit_of_users_code_ends_no_run(
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, case: Any, exits: BaseException
+) -> None:
+    monkeypatch.setattr(user_exits, "raises", exits)
+    (script, settings, *metadata), expected = case
+    if settings.get("agent_factory") == here("agent_with_middleware") and not HAS_MIDDLEWARE:
+        pytest.skip("this Strands has no middleware")
+
+    async def play() -> tuple[Any, bool]:
+        sample = Sample(prompt="x", index=0, metadata=dict(*metadata))
+        other = asyncio.create_task(asyncio.sleep(0, True))
+        played = await run(shipped_tokenizer, script, settings=settings, sample=sample)
+        return played.sample, await other
+
+    try:
+        sample, is_alive = asyncio.run(play())
+    except BaseException as e:
+        pytest.fail(f"the run was ended by {e!r}")
+    facts = sample.metadata["strands_rollout"]
+    assert is_alive
+    sample.reward = 0.0
+    assert contract_violations(sample) == []
+    assert facts["stop_reason"] == expected, facts["error"]
+    if expected != "completed":
+        error = facts["error"].replace("was cancelled by its own code", "CancelledError")
+        assert type(exits).__name__ in error

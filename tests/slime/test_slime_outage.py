@@ -1,0 +1,198 @@
+"""What slime's own loops make of an engine that is away: for a while, for good, and in an evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from fake_sglang import Reply
+from slime_policy import ANSWER, WRONG
+from slime_run import chat_row
+from slime_stage import Stage, Start
+
+from strands_rollout.errors import FailedGroupsError
+from strands_rollout.samples import rollout_id_field
+
+pytestmark = pytest.mark.slime
+
+FILTER = "strands_rollout.keep_informative_groups"
+FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+BATCH = {"rollout_batch_size": 4, "over_sampling_batch_size": 6}
+
+
+@pytest.fixture(autouse=True)
+def _no_waits(retry_waits: list[float]) -> None:
+    """An engine's patience is over in no time."""
+
+
+@pytest.fixture
+async def fully_async() -> AsyncIterator[str]:
+    """The path of slime's fully-async rollout, whose worker ends before its engine does."""
+    module = pytest.importorskip("slime.rollout.fully_async_rollout")
+    yield FULLY_ASYNC
+    await asyncio.to_thread(module._stop_global_worker)
+
+
+async def steps(stage: Stage, count: int) -> None:
+    for step in range(count):
+        await stage.rollouts.train(step)
+
+
+@pytest.mark.parametrize("fault", [Reply.reset(), Reply.status(503)], ids=["gone", "busy"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"dynamic_sampling_filter_path": FILTER},
+        {},
+        {"partial_rollout": True, "dynamic_sampling_filter_path": FILTER},
+        {"strands_rollout": {"max_failed_groups": 5, "fan_out": True}},
+        {"strands_rollout": {"max_failed_groups": 5, "no_such_setting": 1}},
+    ],
+    ids=["filter", "no filter", "partial", "fan-out", "setup"],
+)
+async def test_an_engine_that_stays_away_ends_the_run(start: Start, fault: Reply, more: dict[str, Any]) -> None:
+    given = {"strands_rollout": {"max_failed_groups": 5}, **BATCH, **more}
+    stage = await start({"dies": [fault]}, ["dies"] * 6, **given)
+    async with asyncio.timeout(60):
+        with pytest.raises(FailedGroupsError, match="failed groups of training samples in a row"):
+            await steps(stage, 20)
+    # slime does not look at what a group raises that it has begun in surplus
+    assert 1 <= len(stage.rollouts.raised) <= 4
+    assert len(stage.rollouts.calls) < 50
+
+
+async def test_an_engine_that_stays_away_ends_a_fully_async_run(start: Start, fully_async: str) -> None:
+    hooks = {"custom_rollout_log_function_path": "strands_rollout.log_rollout", "sglang_server_concurrency": 6}
+    settings = {"max_failed_groups": 5}
+    given = {"rollout_function_path": fully_async, "strands_rollout": settings, **BATCH, **hooks}
+    stage = await start({"dies": [Reply.reset()]}, ["dies"] * 6, **given)
+    async with asyncio.timeout(60):
+        with pytest.raises(FailedGroupsError):
+            await steps(stage, 20)
+    assert stage.rollouts.raised == []
+
+
+async def test_failing_rows_among_good_ones_end_no_run(start: Start) -> None:
+    plans = {"answers": [ANSWER], "errs": [WRONG], "dies": [Reply.status(422, "no such field")]}
+    rows = ["dies"] * 5 + ["answers"]
+    stage = await start(plans, rows, strands_rollout={"max_failed_groups": 2}, n_samples_per_prompt=2)
+    await steps(stage, 3)
+    assert stage.rollouts.raised == []
+    assert len(stage.rollouts.returned_as("failed")) == 30
+
+
+async def test_an_engine_that_comes_back_costs_no_sample(start: Start, retry_waits: list[float]) -> None:
+    stage = await start({"answers": [ANSWER]}, ["answers"] * 6, n_samples_per_prompt=4, rollout_batch_size=6)
+    stage.engine.away = Reply.reset()
+
+    async def come_back() -> None:
+        while sum(retry_waits) < 40:  # noqa: ASYNC110 - it is no event
+            await asyncio.sleep(0.001)
+        stage.engine.away = None
+
+    back = asyncio.create_task(come_back())
+    await stage.rollouts.train()
+    await back
+    assert {sample.status.value for sample in stage.rollouts.samples} == {"completed"}
+    assert stage.engine.violations == []
+
+
+async def test_a_smoke_run_needs_no_group_with_a_spread(start: Start) -> None:
+    """All answers are right: no group is informative, and the step ends with those that there are."""
+    more = {"dynamic_sampling_filter_path": f"{FILTER}_with_fallback", **BATCH}
+    stage = await start({"answers": [ANSWER]}, ["answers"] * 6, **more)
+    async with asyncio.timeout(60):
+        await stage.rollouts.train()
+    assert len(stage.rollouts.groups) == 4
+    assert len(stage.rollouts.calls) == 12
+
+
+async def test_a_group_without_a_trained_sample_is_no_fallback(start: Start) -> None:
+    plans = {"answers": [ANSWER], "dies": [Reply.status(422, "no such field")]}
+    rows = ["dies", "dies", "answers", "answers", "answers", "answers"]
+    stage = await start(plans, rows, dynamic_sampling_filter_path=f"{FILTER}_with_fallback", **BATCH)
+    async with asyncio.timeout(60):
+        await stage.rollouts.train()
+    assert {sample.status.value for sample in stage.rollouts.samples} == {"completed"}
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+async def test_a_row_with_refused_settings_does_not_change_the_shape_of_a_fan_out(start: Start, bad: int) -> None:
+    from slime.utils.types import Sample
+
+    shape = list if rollout_id_field(Sample()) else Sample  # before 0.3.0 no Sample can say which are its siblings
+    good = chat_row("[[answers/0]] What is 17 times 2?")
+    rows = [{**good, "metadata": {"strands_rollout_settings": {"fan_out": False}}}] * bad + [good] * (2 - bad)
+    stage = await start(
+        {"answers": [ANSWER]},
+        rows=rows,
+        strands_rollout={"fan_out": True},
+        custom_reward_post_process_path="strands_rollout.normalize_rewards",
+    )
+    await stage.rollouts.train()
+    parts = [part for group in stage.rollouts.groups for part in group]
+    assert {type(part) for part in parts} == {shape}
+    mains = [part[0] if isinstance(part, list) else part for part in parts]
+    assert sorted(main.status.value for main in mains) == ["completed"] * (4 - 2 * bad) + ["failed"] * 2 * bad
+
+
+async def evaluated(start: Start, plans: dict[str, Any], tasks: list[str], **more: Any) -> Stage:
+    from slime.utils.eval_config import build_eval_dataset_configs
+
+    hooks = {"custom_eval_rollout_log_function_path": "strands_rollout.log_eval"}
+    stage = await start(plans, tasks, **{**hooks, **more})
+    samples = stage.rollouts.args.n_samples_per_eval_prompt = 2
+    raw = [{"name": "demo", "path": stage.rollouts.args.prompt_data, "n_samples_per_eval_prompt": samples}]
+    stage.rollouts.args.eval_datasets = build_eval_dataset_configs(stage.rollouts.args, raw, {})
+    return stage
+
+
+@pytest.mark.parametrize("log_passrate", [False, True])
+@pytest.mark.parametrize(
+    ("tasks", "accuracy"),
+    [
+        (["errs", "answers", "answers", "answers"], "0.75"),
+        (["errs", "answers", "answers", "dies"], "0.66"),
+        (["dies"] * 4, None),
+    ],
+)
+async def test_slimes_accuracy_is_that_of_the_answers_that_there_are(
+    start: Start, caplog: pytest.LogCaptureFixture, tasks: list[str], accuracy: str | None, log_passrate: bool
+) -> None:
+    caplog.set_level("INFO")
+    plans = {"answers": [ANSWER], "errs": [WRONG], "dies": [Reply.status(503)]}
+    stage = await evaluated(start, plans, tasks, log_passrate=log_passrate)
+    await stage.rollouts.evaluate()
+    (own,) = (message for message in caplog.messages if message.startswith("eval 0"))
+    assert (f"'eval/demo': {accuracy}" in own) if accuracy else ("eval/demo" not in own)
+    assert ("event=evaluation_incomplete data_set=demo samples=8 missing=8" in caplog.text) == (accuracy is None)
+    assert stage.rollouts.raised == []
+
+
+@pytest.mark.parametrize("group_rm", [False, True])
+@pytest.mark.parametrize("reward_key", [None, "score"])
+@pytest.mark.parametrize("eval_reward_key", [None, "acc"])
+async def test_slime_takes_the_reward_with_and_without_its_keys(
+    start: Start, caplog: pytest.LogCaptureFixture, reward_key: Any, eval_reward_key: Any, group_rm: bool
+) -> None:
+    caplog.set_level("INFO")
+    keys = {"reward_key": reward_key, "eval_reward_key": eval_reward_key}
+    stage = await evaluated(start, {"answers": [ANSWER], "errs": [WRONG]}, ["answers", "errs"], **keys)
+    stage.rollouts.args.group_rm = group_rm
+    ranks = await stage.rollouts.train()
+    assert sorted(reward for rank in ranks for reward in rank["raw_reward"][:4])[::4] == [-1.0, 1.0]
+    stage.rollouts.args.group_rm = False
+    result = (await stage.rollouts.evaluate())["demo"]
+    wrong = -1.0 if (eval_reward_key or reward_key) != "acc" else 0.0
+    assert sorted(result["rewards"]) == [wrong] * 2 + [1.0] * 2
+    accuracies = [message for message in caplog.messages if "eval/demo/agent/accuracy=0.5" in message]
+    assert len(accuracies) == 1
+
+
+async def test_an_evaluation_of_equal_answers_without_a_key_for_training_is_logged(start: Start) -> None:
+    """slime rounds the reward of a group whose rewards are all equal."""
+    keys = {"reward_key": None, "eval_reward_key": "acc"}
+    stage = await evaluated(start, {"answers": [ANSWER]}, ["answers"], **keys)
+    assert (await stage.rollouts.evaluate())["demo"]["rewards"] == [1.0, 1.0]

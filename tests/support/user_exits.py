@@ -1,0 +1,361 @@
+"""What users may name in the settings, each raising `raises` where its name says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+from pydantic import BaseModel, field_validator
+from strands import Agent, tool
+from strands.agent.conversation_manager import NullConversationManager
+from strands.hooks import (
+    AfterInvocationEvent,
+    AfterModelCallEvent,
+    AfterToolCallEvent,
+    BeforeInvocationEvent,
+    BeforeModelCallEvent,
+    BeforeToolCallEvent,
+    HookProvider,
+    HookRegistry,
+    MessageAddedEvent,
+)
+from strands.multiagent import GraphBuilder, Swarm
+from strands.multiagent.base import MultiAgentBase
+from strands.tools import ToolProvider
+from strands.types.tools import AgentTool, ToolGenerator, ToolSpec, ToolUse
+
+from strands_rollout import SGLangModel, Task, sub_agent_model
+
+raises: BaseException = SystemExit(2)
+"""Set by the test."""
+
+
+class Odd(BaseException):
+    """An exception that `except Exception` does not catch."""
+
+
+async def _exits() -> Any:
+    await asyncio.sleep(0)
+    raise raises
+
+
+@tool
+async def async_tool(number: int = 0) -> str:
+    """Exit."""
+    return str(await _exits())
+
+
+@tool
+def sync_tool(number: int = 0) -> str:
+    """Exit."""
+    raise raises
+
+
+@tool
+async def streaming_tool(number: int = 0) -> AsyncGenerator[Any, None]:
+    """Exit."""
+    yield "so far"
+    raise raises
+
+
+@tool
+async def fine(number: int = 0) -> str:
+    """Do nothing."""
+    return "fine"
+
+
+class UnreadableError(Exception):
+    """An exception whose words can't be read."""
+
+    def __repr__(self) -> str:
+        raise raises
+
+    __str__ = __repr__
+
+
+@tool
+async def unreadable_tool(number: int = 0) -> str:
+    """Exit."""
+    raise UnreadableError
+
+
+class _Custom(AgentTool):
+    @property
+    def tool_name(self) -> str:
+        return "custom_tool"
+
+    @property
+    def tool_spec(self) -> ToolSpec:
+        return {"name": "custom_tool", "description": "Exit.", "inputSchema": {"json": {"type": "object"}}}
+
+    @property
+    def tool_type(self) -> str:
+        return "python"
+
+    async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> ToolGenerator:
+        yield await _exits()
+
+
+custom_tool = _Custom()
+
+
+class _Hook(HookProvider):
+    event: Any = None
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        registry.add_callback(self.event, self.listen)
+
+    def listen(self, event: Any) -> None:
+        raise raises
+
+
+class BeforeModel(_Hook):
+    event = BeforeModelCallEvent
+
+
+class BeforeInvocation(_Hook):
+    event = BeforeInvocationEvent
+
+
+class BeforeTool(_Hook):
+    event = BeforeToolCallEvent
+
+
+class AfterTool(_Hook):
+    event = AfterToolCallEvent
+
+
+class AsyncAfterTool(_Hook):
+    event = AfterToolCallEvent
+
+    async def listen(self, event: Any) -> None:  # type: ignore[override]
+        await _exits()
+
+
+class AfterModel(_Hook):
+    event = AfterModelCallEvent
+
+
+class AfterInvocation(_Hook):
+    event = AfterInvocationEvent
+
+
+class Message(_Hook):
+    event = MessageAddedEvent
+
+
+class Registering(_Hook):
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        raise raises
+
+
+class Made(_Hook):
+    def __init__(self) -> None:
+        raise raises
+
+
+def should_abort() -> bool:
+    raise raises
+
+
+class Manager(NullConversationManager):
+    def apply_management(self, *_: Any, **__: Any) -> None:
+        raise raises
+
+
+def factory(model: SGLangModel, task: Task) -> Agent:
+    raise raises
+
+
+async def async_factory(model: SGLangModel, task: Task) -> Agent:
+    return await _exits()  # type: ignore[no-any-return]
+
+
+def agent_with_hook(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, tools=[fine], hooks=[AfterTool()])
+
+
+def agent_with_handler(model: SGLangModel, task: Task) -> Agent:
+    def handler(**_: Any) -> None:
+        raise raises
+
+    return Agent(model=model, callback_handler=handler)
+
+
+def agent_with_agent(model: SGLangModel, task: Task) -> Agent:
+    inner = Agent(name="fine", description="An agent.", model=sub_agent_model(), hooks=[BeforeModel()])
+    return Agent(model=model, tools=[inner.as_tool()])
+
+
+class Validated(BaseModel):
+    """An answer."""
+
+    number: int
+
+    @field_validator("number")
+    @classmethod
+    def exit(cls, number: int) -> int:
+        raise raises
+
+
+class Provider(ToolProvider):
+    """Exits where it is told to."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    async def load_tools(self, **_: Any) -> list[Any]:
+        if self.where == "load":
+            await _exits()
+        return [fine]
+
+    def add_consumer(self, *_: Any, **__: Any) -> None:
+        if self.where == "add":
+            raise raises
+
+    def remove_consumer(self, *_: Any, **__: Any) -> None:
+        if self.where == "remove":
+            raise raises
+
+
+def agent_with_provider(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, tools=[Provider(task.metadata["where"])])
+
+
+def agent_with_middleware(model: SGLangModel, task: Task) -> Agent:
+    from strands.middleware import ExecuteToolStage, InvokeModelStage
+
+    agent = Agent(model=model, tools=[fine])
+    stage_name, _, phase = task.metadata["where"].partition(".")
+    stage: Any = {"tool": ExecuteToolStage, "model": InvokeModelStage}[stage_name]
+
+    async def wrap(context: Any, following: Any) -> AsyncGenerator[Any, None]:
+        async for event in following(context):
+            yield event
+        await _exits()
+
+    async def phased(_: Any) -> Any:
+        return await _exits()
+
+    added: tuple[Any, Any] = (getattr(stage, phase), phased) if phase else (stage, wrap)
+    agent.add_middleware(*added)
+    return agent
+
+
+class Node(MultiAgentBase):
+    """A node of a graph that is no agent."""
+
+    async def invoke_async(self, *_: Any, **__: Any) -> Any:
+        return await _exits()
+
+    def serialize_state(self) -> dict[str, Any]:
+        return {}
+
+    def deserialize_state(self, payload: dict[str, Any]) -> None:
+        pass
+
+
+def graph_with_node(model: SGLangModel, task: Task) -> Any:
+    builder = GraphBuilder()
+    builder.add_node(Agent(model=model), "first")
+    builder.add_node(Node(), "second")
+    builder.add_edge("first", "second")
+    return builder.set_max_node_executions(3).build()
+
+
+def graph_with_edge(model: SGLangModel, task: Task) -> Any:
+    def condition(_: Any) -> bool:
+        raise raises
+
+    builder = GraphBuilder()
+    builder.add_node(Agent(model=model), "first")
+    builder.add_node(Agent(model=sub_agent_model()), "second")
+    builder.add_edge("first", "second", condition=condition)
+    return builder.set_max_node_executions(3).build()
+
+
+def agent_with_structure(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, tools=[fine], structured_output_model=Validated)
+
+
+def graph(model: SGLangModel, task: Task) -> Any:
+    builder = GraphBuilder()
+    builder.add_node(Agent(model=model, hooks=[BeforeModel()]), "first")
+    return builder.set_max_node_executions(3).build()
+
+
+def graph_with_handler(model: SGLangModel, task: Task) -> Any:
+    builder = GraphBuilder()
+    builder.add_node(agent_with_handler(model, task), "first")
+    return builder.set_max_node_executions(3).build()
+
+
+def graph_of_graphs(model: SGLangModel, task: Task) -> Any:
+    builder = GraphBuilder()
+    builder.add_node(graph(model, task), "inner")
+    return builder.set_max_node_executions(3).build()
+
+
+def graph_with_hook(model: SGLangModel, task: Task) -> Any:
+    from strands.hooks import BeforeNodeCallEvent
+
+    made = GraphBuilder()
+    made.add_node(Agent(model=model), "first")
+    built = made.set_max_node_executions(3).build()
+
+    def listen(event: Any) -> None:
+        raise raises
+
+    built.hooks.add_callback(BeforeNodeCallEvent, listen)
+    return built
+
+
+def swarm(model: SGLangModel, task: Task) -> Any:
+    return Swarm([Agent(name="first", model=model, hooks=[BeforeModel()])])
+
+
+class Environment:
+    """Exits where the row's metadata says."""
+
+    def __init__(self, task: Task) -> None:
+        self.where = task.metadata.get("where")
+        if self.where == "init":
+            raise raises
+
+    async def __aenter__(self) -> Self:
+        return await self._maybe("enter", self)
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._maybe("leave")
+
+    @property
+    def tools(self) -> Iterator[Any]:
+        if self.where == "tools":
+            raise raises
+        return iter(())
+
+    async def prepare(self) -> None:
+        await self._maybe("prepare")
+
+    async def answer(self, reply: str) -> None:
+        await self._maybe("answer")
+
+    async def score(self) -> Any:
+        return await self._maybe("score", 1.0)
+
+    async def _maybe(self, here: str, otherwise: Any = None) -> Any:
+        return await _exits() if here == self.where else otherwise
+
+
+@asynccontextmanager
+async def resource(task: Task) -> AsyncIterator[None]:
+    await _exits()
+    yield
+
+
+@asynccontextmanager
+async def resource_not_closed(task: Task) -> AsyncIterator[None]:
+    yield
+    await _exits()

@@ -1,0 +1,205 @@
+"""What a tool gives becomes a result that can be shown, or one that says why not; nothing of it ends an episode."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import json
+import pathlib
+import uuid
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import ANSWER, TOOL_CALL, run
+from pydantic import BaseModel
+from strands.types.tools import AgentTool
+
+from strands_rollout import Sample
+from strands_rollout.template.messages import json_text, plain_result, to_chat_messages
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    when: datetime.date
+
+
+class Model(BaseModel):
+    name: str
+    seen: datetime.datetime
+
+
+class Broken:
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+WHEN = datetime.datetime(2024, 5, 17, 9, 30, tzinfo=datetime.UTC)
+VALUES: dict[str, tuple[Any, Any]] = {
+    "datetime": (WHEN, "2024-05-17T09:30:00+00:00"),
+    "date": (WHEN.date(), "2024-05-17"),
+    "time": (WHEN.time(), "09:30:00"),
+    "timedelta": (datetime.timedelta(minutes=3), "0:03:00"),
+    "Decimal": (decimal.Decimal("1.10"), "1.10"),
+    "set": ({"b", "a", 3}, ["a", "b", 3]),
+    "frozenset": (frozenset({2, 1}), [1, 2]),
+    "tuple": ((1, (2,)), [1, [2]]),
+    "bytes": (b"a\xff\xc3\xa9", "a\\xff\u00e9"),
+    "NumPy's scalar": (np.float32(0.5), 0.5),
+    "NumPy's integer": (np.int64(7), 7),
+    "NumPy's array": (np.arange(4).reshape(2, 2), [[0, 1], [2, 3]]),
+    "dataclass": (Point(1, WHEN.date()), {"x": 1, "when": "2024-05-17"}),
+    "pydantic's model": (Model(name="a", seen=WHEN), {"name": "a", "seen": "2024-05-17T09:30:00+00:00"}),
+    "enum": (Colour.RED, "red"),
+    "UUID": (uuid.UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+    "path": (pathlib.PurePosixPath("/tmp/x"), "/tmp/x"),
+    "keys": (
+        {1: "a", (2, 3): "b", WHEN.date(): "c", None: 4},
+        {"1": "a", "[2, 3]": "b", "2024-05-17": "c", "null": 4},
+    ),
+    "a large integer": (10**400, 10**400),
+    "plain JSON": ({"a": [1, None, "é", 1.5, True]}, {"a": [1, None, "é", 1.5, True]}),
+}
+
+
+@pytest.mark.parametrize(("value", "shown"), VALUES.values(), ids=VALUES)
+def test_a_value_is_shown_as_json_of_something_near(value: Any, shown: Any) -> None:
+    assert json.loads(json_text([value])) == [shown]
+    result = plain_result({"status": "success", "content": [{"json": {"of": [value]}}]}, "c1")
+    [message] = to_chat_messages([{"role": "user", "content": [{"toolResult": result}]}])
+    assert json.loads(message["content"]) == {"of": [shown]}
+    json.dumps(result, allow_nan=False)
+
+
+def nested(depth: int, inner: Any = 1) -> Any:
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+def cycle() -> Any:
+    found: list[Any] = [1]
+    return [*found, found.append(found), found]
+
+
+def laughs() -> Any:
+    found: list[Any] = ["ha"] * 10
+    for _ in range(90):
+        found = [found] * 10
+    return found
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "nested deeply": (nested(101), "nested deeper than 100 levels"),
+    "nested very deeply": (nested(100_000), "nested deeper than 100 levels"),
+    "itself": (cycle(), "it holds itself"),
+    "many times the same": (laughs(), "more than 200,000 values"),
+    "an enormous integer": (10**5000, "an integer of more than 4,300 digits"),
+    "no words": (Broken(), "no words"),
+    "an enormous array": (np.zeros(10**7), "more than 200,000 values"),
+}
+
+
+@pytest.mark.parametrize(("value", "words"), BAD.values(), ids=BAD)
+def test_a_value_without_a_text_is_the_tools_error(value: Any, words: str) -> None:
+    result = plain_result({"status": "success", "content": [{"text": "x"}, {"json": {"of": value}}]}, "c1")
+    assert (result["status"], result["toolUseId"]) == ("error", "c1")
+    assert words in result["content"][0]["text"]
+
+
+SHAPES: dict[str, tuple[Any, str, list[dict[str, Any]]]] = {
+    "text": ("hi", "success", [{"text": "hi"}]),
+    "a status of HTTP": ({"status": 200, "content": "<p>"}, "success", [{"text": '{"status": 200, "content": "<p>"}'}]),
+    "no list": ({"status": "success", "content": 5}, "success", [{"text": '{"status": "success", "content": 5}'}]),
+    "no blocks": (
+        {"status": "error", "content": ["x"], "toolUseId": "other"},
+        "success",
+        [{"text": '{"status": "error", "content": ["x"]}'}],
+    ),
+    "no text": ({"status": "error", "content": [{"text": None}]}, "error", [{"text": "null"}]),
+    "another block": ({"status": "success", "content": [{"a": 1}]}, "success", [{"text": '{"a": 1}'}]),
+    "nothing": ({"status": "success", "content": []}, "success", []),
+    "an array as status": (
+        {"status": np.ones(1), "content": 1},
+        "success",
+        [{"text": '{"status": [1.0], "content": 1}'}],
+    ),
+    "another id": ({"toolUseId": "x", "status": "success", "content": [{"json": [1]}]}, "success", [{"json": [1]}]),
+}
+
+
+@pytest.mark.parametrize(("given", "status", "content"), SHAPES.values(), ids=SHAPES)
+def test_what_is_no_result_is_a_value(given: Any, status: str, content: Any) -> None:
+    assert plain_result(given, "c1") == {"toolUseId": "c1", "status": status, "content": content}
+
+
+@pytest.mark.parametrize("kind", ["document", "video", "image"])
+def test_what_the_policy_cannot_read_is_the_tools_error(kind: str) -> None:
+    block = {kind: {"format": "x", "name": "a", "source": {"s3Location": {"uri": "s3://a"}}}}
+    result = plain_result({"status": "success", "content": [block]}, "c1")
+    assert result["status"] == "error"
+    assert f"it is a {kind}" in result["content"][0]["text"]
+
+
+class Giving(AgentTool):
+    """Gives one of the values above, as it is or as a JSON block."""
+
+    tool_name = "give"
+    tool_type = "python"
+
+    @property
+    def tool_spec(self) -> Any:
+        return {"name": "give", "description": "Give.", "inputSchema": {"json": {"type": "object", "properties": {}}}}
+
+    async def stream(self, tool_use: Any, invocation_state: Any, **kwargs: Any) -> Any:
+        named = tool_use["input"]["name"]
+        value = VALUES[named][0] if named in VALUES else BAD[named][0]
+        yield {"status": "success", "content": [{"json": value}]} if tool_use["input"]["is_block"] else value
+
+
+give = Giving()
+
+
+@pytest.mark.parametrize("is_block", [True, False])
+async def test_an_episode_goes_on_whatever_a_tool_gives(shipped_tokenizer: Any, is_block: bool) -> None:
+    bad = [name for name in BAD if name != "many times the same"]  # which takes a second
+    calls = (
+        TOOL_CALL.format(name="give", arguments=json.dumps({"name": name, "is_block": is_block}))
+        for name in (*VALUES, *bad)
+    )
+    turn = "".join(calls).replace("<|im_end|>", "") + "<|im_end|>"
+    done = await run(
+        shipped_tokenizer,
+        [turn, ANSWER],
+        settings={"tools": [f"{__name__}.give"]},
+        params={"max_new_tokens": 50_000},
+        context_length=60_000,
+    )
+    assert (done.facts["stop_reason"], done.sample.status) == ("completed", Sample.Status.COMPLETED)
+    assert done.facts["tool_errors"] == len(bad)
+    assert '"when": "2024-05-17"' in done.context_after(0)
+
+
+CALLS = [{"toolUse": {"toolUseId": name, "name": "f", "input": {}}} for name in "abc"]
+ORDERS = [("abc", "abc"), ("bac", "abc"), ("cba", "abc"), ("ca", "ac"), ("bxa", "abx"), ("xya", "axy"), ("aab", "aba")]
+
+
+@pytest.mark.parametrize(("given", "expected"), ORDERS)
+def test_results_are_shown_in_the_order_of_their_calls(given: str, expected: str) -> None:
+    """A result of an id that no call has, or a second one, is that of a call without one."""
+    results = [{"toolResult": {"toolUseId": name, "status": "success", "content": [{"text": name}]}} for name in given]
+    answer = {"role": "assistant", "content": CALLS}
+    user = {"role": "user", "content": [{"text": "and"}, *results]}
+    for chat in (to_chat_messages([answer, user])[1:], to_chat_messages([user], {}, answered=answer)):
+        shown, said = chat[:-1], chat[-1]
+        assert "".join(message["content"] for message in shown) == expected
+        assert said == {"role": "user", "content": "and"}
+        if len(given) == len(CALLS):
+            assert [message["tool_call_id"] for message in shown] == ["a", "b", "c"]

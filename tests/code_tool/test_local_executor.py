@@ -887,13 +887,12 @@ async def test_code_for_which_there_is_no_memory_is_the_codes_own_fault() -> Non
             assert (await executor.run("1 + 1", session=session)).stdout == "2\n"
 
 
-async def test_a_session_that_keeps_its_process_from_reading_is_lost_and_says_why() -> None:
+async def test_a_session_reads_the_next_code_after_one_that_made_its_socket_non_blocking() -> None:
     async with bare() as executor:
-        first = await executor.run("import os\nos.set_blocking(3, False)", session="s")
-        second = await executor.run("1", session="s")
-        assert "BlockingIOError: the next code can't be read" in first.stderr + second.stderr
-        assert {first.killed_by, second.killed_by} == {None}
-        assert first.session_lost or second.session_lost
+        await executor.run("import os\nos.set_blocking(3, False)", session="s")
+        await asyncio.sleep(0.05)  # time enough to look for the next code before it is there
+        result = await executor.run("1", session="s")
+        assert (result.stdout, result.session_lost) == ("1\n", False)
 
 
 @LINUX

@@ -10,15 +10,12 @@ import time
 import uuid
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from strands_rollout.engine.generation import output_text, weight_versions
+from strands_rollout.engine.engine import Engine
+from strands_rollout.engine.generation import GenerationOutput, output_text, weight_versions
 from strands_rollout.engine.requests import GenerateRequest, RequestRefusedError, check_generation, encoded
-
-if TYPE_CHECKING:
-    from strands_rollout.engine.engine import Engine
-    from strands_rollout.engine.generation import GenerationOutput
-    from strands_rollout.engine.text import TextCodec
+from strands_rollout.engine.text import TextCodec
 
 _THINK, _THINK_END = "<think>", "</think>"
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
@@ -58,24 +55,20 @@ def split_turn(text: str, *, in_reasoning: bool, with_calls: bool, final: bool) 
         with_calls: Whether to look for tool calls.
         final: Nothing more will come; otherwise what may turn out to be part of a tag is held back.
     """
-    opened = text.lstrip()
+    opened, reasoning = text.lstrip(), ""
     if in_reasoning or opened.startswith(_THINK):
         body = text if in_reasoning else opened[len(_THINK) :]
-        reasoning, closed, rest = body.partition(_THINK_END)
+        reasoning, closed, text = body.partition(_THINK_END)
         if not closed:
             shown = body if final else _without_partial(body, _THINK_END)
             return ChatParts(shown.strip("\n"), "", ())
-        content, calls = _content(rest, with_calls=with_calls, final=final)
-        return ChatParts(reasoning.strip("\n"), content, calls)
-    if not final and _THINK.startswith(opened):
+    elif not final and _THINK.startswith(opened):
         return ChatParts("", "", ())
-    content, calls = _content(text, with_calls=with_calls, final=final)
-    return ChatParts("", content, calls)
+    content, calls = _content(text, final=final) if with_calls else (text, [])
+    return ChatParts(reasoning.strip("\n"), content.strip("\n"), tuple(calls))
 
 
-def _content(text: str, *, with_calls: bool, final: bool) -> tuple[str, tuple[ChatCall, ...]]:
-    if not with_calls:
-        return text.strip("\n"), ()
+def _content(text: str, *, final: bool) -> tuple[str, list[ChatCall]]:
     pieces: list[str] = []
     calls: list[ChatCall] = []
     while True:
@@ -84,7 +77,7 @@ def _content(text: str, *, with_calls: bool, final: bool) -> tuple[str, tuple[Ch
             pieces.append(text if final else _without_partial(text, _CALL))
             break
         pieces.append(before)
-        body, closed, rest = after.partition(_CALL_END)
+        body, closed, text = after.partition(_CALL_END)
         if not closed:
             pieces.append(found + after if final else "")
             break
@@ -93,8 +86,7 @@ def _content(text: str, *, with_calls: bool, final: bool) -> tuple[str, tuple[Ch
             pieces.append(found + body + closed)
         else:
             calls.append(call)
-        text = rest
-    return "".join(pieces).strip("\n"), tuple(calls)
+    return "".join(pieces), calls
 
 
 def _parsed(body: str) -> ChatCall | None:
@@ -103,12 +95,10 @@ def _parsed(body: str) -> ChatCall | None:
         call = json.loads(body)
     except ValueError:
         return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+    name, arguments = (call.get("name"), call.get("arguments", {})) if isinstance(call, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(arguments, dict):
         return None
-    arguments = call.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return None
-    return ChatCall(call["name"], json.dumps(arguments, ensure_ascii=False))
+    return ChatCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
 def _without_partial(text: str, tag: str) -> str:
@@ -124,7 +114,6 @@ class ChatRequest:
     """A chat turn to generate.
 
     Attributes:
-        request: The generation that produces it.
         model: The name to answer with; the client's own.
         in_reasoning: The rendered prompt ends inside an opened reasoning block.
         with_calls: Whether tool calls are looked for.
@@ -147,14 +136,11 @@ def read_chat_request(body: object, engine: Engine) -> ChatRequest:
     if not isinstance(body, dict):
         raise RequestRefusedError(f"the body must be a JSON object, got {type(body).__name__}")
     _refuse_unsupported(body)
-    tools = _objects(body, "tools")
-    if body.get("tool_choice") == "none":
-        tools = []
-    options = _object(body, "chat_template_kwargs")
-    messages = _objects(body, "messages")
+    tools = [] if body.get("tool_choice") == "none" else _objects(body, "tools")
+    messages = [_message(message) for message in _objects(body, "messages")]
     if not messages:
         raise RequestRefusedError("Messages cannot be empty.")
-    prompt = engine.codec.render_chat([_message(message) for message in messages], tools, options)
+    prompt = engine.codec.render_chat(messages, tools, _object(body, "chat_template_kwargs"))
     input_ids = encoded(prompt, engine.limits, partial(engine.codec.encode, add_special_tokens=False))
     raw_sampling = _sampling(body, engine, with_tools=bool(tools))
     sampling, max_new_tokens = check_generation(input_ids, raw_sampling, engine.limits)
@@ -169,7 +155,7 @@ def read_chat_request(body: object, engine: Engine) -> ChatRequest:
     return ChatRequest(
         request=request,
         model=_text(body, "model") or engine.served_model_name,
-        in_reasoning=prompt.rstrip().endswith("<think>"),
+        in_reasoning=prompt.rstrip().endswith(_THINK),
         with_calls=bool(tools),
         include_usage=bool(_object(body, "stream_options").get("include_usage")),
     )
@@ -207,20 +193,16 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     role = message.get("role")
     if role not in _ROLES:
         raise RequestRefusedError(f"'role' must be one of {', '.join(_ROLES)}, got {role!r}")
-    content = message.get("content")
+    content = message.get("content") or ""
     if isinstance(content, list):
-        content = " ".join(_part_text(part) for part in content)
-    prepared = {**message, "role": "system" if role == "developer" else role, "content": content or ""}
+        for part in content:
+            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+                raise RequestRefusedError(f"only text content is supported by the embedded engine, got {part!r:.100}")
+        content = " ".join(part["text"] for part in content)
+    prepared = {**message, "role": "system" if role == "developer" else role, "content": content}
     if message.get("tool_calls"):
         prepared["tool_calls"] = [_tool_call(call) for call in _objects(message, "tool_calls")]
     return prepared
-
-
-def _part_text(part: object) -> str:
-    text = part.get("text") if isinstance(part, dict) else None
-    if not isinstance(text, str):
-        raise RequestRefusedError(f"only text content is supported by the embedded engine, got {part!r:.100}")
-    return text
 
 
 def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
@@ -268,7 +250,7 @@ def chat_completion(chat: ChatRequest, output: GenerationOutput, codec: TextCode
     message: dict[str, Any] = {"role": "assistant", "content": parts.content, "reasoning_content": reasoning}
     choice = {"index": 0, "message": message, "logprobs": _logprobs(output, codec), **_ending(output, parts)}
     if parts.calls:
-        message["tool_calls"] = [_call(parts, index) for index in range(len(parts.calls))]
+        message["tool_calls"] = [_call(call, index) for index, call in enumerate(parts.calls)]
         choice["matched_stop"] = None  # unlike in a stream
     return {
         "id": output.request.rid,
@@ -303,8 +285,8 @@ class ChatChunks:
             chunks.append(self._chunk({"reasoning_content": parts.reasoning[len(sent.reasoning) :]}))
         if len(parts.content) > len(sent.content):
             chunks.append(self._chunk({"content": parts.content[len(sent.content) :]}))
-        new_calls = range(len(sent.calls), len(parts.calls))
-        chunks += [self._chunk({"tool_calls": [_call(parts, index)]}) for index in new_calls]
+        new_calls = enumerate(parts.calls[len(sent.calls) :], len(sent.calls))
+        chunks += [self._chunk({"tool_calls": [_call(call, index)]}) for index, call in new_calls]
         if output.finish is not None:
             chunks.append(self._chunk({}, _ending(output, parts)))
             if self._chat.include_usage:
@@ -342,8 +324,7 @@ def _ending(output: GenerationOutput, parts: ChatParts) -> dict[str, Any]:
     return {"finish_reason": reason, "matched_stop": finish.get("matched")}
 
 
-def _call(parts: ChatParts, index: int) -> dict[str, Any]:
-    call = parts.calls[index]
+def _call(call: ChatCall, index: int) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "index": index, "type": "function", "function": function}
 

@@ -6,24 +6,16 @@ strings or penalties. A row's choice depends on its own logits and its own rando
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from strands_rollout.engine.generation import out_of_length, stopped
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from strands_rollout.engine.generation import Generation
-    from strands_rollout.engine.qwen3 import ModelConfig
-    from strands_rollout.engine.requests import SamplingParams
+from strands_rollout.engine.generation import Generation, out_of_length
+from strands_rollout.engine.qwen3 import Doubles, Floats, Ints, ModelConfig
+from strands_rollout.engine.requests import SamplingParams
 
 _LEAST_FACTOR = 1e-6
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class Penalties:
@@ -81,10 +73,9 @@ class SamplingRows:
 
     def move(self, source: int, target: int) -> None:
         """Let `target` sample as `source` does."""
-        for column in (self._temperature, self._top_p, self._min_p, self._top_k):
+        rows = (self._temperature, self._top_p, self._min_p, self._top_k, self._greedy, self._narrowed)
+        for column in rows:
             column[target] = column[source]
-        for flags in (self._greedy, self._narrowed):
-            flags[target] = flags[source]
 
     def sample(self, rows: slice, logits: Floats, uniforms: Doubles) -> tuple[Ints, Floats]:
         """Choose one token for each of `rows`.
@@ -207,7 +198,9 @@ class DecodeBatch:
 
     def leave(self, row: int) -> int:
         """Remove `row`, whose generation gets its whole output; returns the row that took its place."""
-        self._publish(row)
+        generation, count = self.generations[row], int(self._counts[row])
+        generation.output_logprobs = self._logprobs[row, :count].tolist()
+        generation.output_ids = self._tokens[row, :count].tolist()
         last = len(self.generations) - 1
         limit = self._limits[last]
         for columns in (self._tokens, self._logprobs, self._uniforms):
@@ -219,11 +212,6 @@ class DecodeBatch:
         self.generations.pop()
         self._penalties.pop()
         return last
-
-    def _publish(self, row: int) -> None:
-        generation, count = self.generations[row], int(self._counts[row])
-        generation.output_logprobs = self._logprobs[row, :count].tolist()
-        generation.output_ids = self._tokens[row, :count].tolist()
 
     def tokens(self, row: int) -> Ints:
         """The row's prompt and output."""
@@ -260,28 +248,23 @@ class DecodeBatch:
         if self._watched[row]:
             generation.output_logprobs.append(float(self._logprobs[row, self._counts[row] - 1]))
             generation.output_ids.append(token)
-        matched = self._matched_stop_string(generation)
-        if matched is not None:
-            return stopped(matched)
+        if strings := generation.request.sampling.stop:
+            # Every token has at least one byte, so this window holds any stop string that the last token completes.
+            window = max(len(string.encode()) for string in strings)
+            tail = self._decode(generation.output_ids[-window:])
+            for string in strings:
+                if string in tail:
+                    return {"type": "stop", "matched": string}
         if self._is_stop[row, token]:
-            return stopped(token)
+            return {"type": "stop", "matched": token}
         if self._counts[row] >= self._limits[row]:
             return out_of_length(generation.request.max_new_tokens)
         if generation.request.stream:
             generation.notify()
         return None
 
-    def _matched_stop_string(self, generation: Generation) -> str | None:
-        strings = generation.request.sampling.stop
-        if not strings:
-            return None
-        # Every token has at least one byte, so this window holds any stop string that the last token completes.
-        window = max(len(string.encode()) for string in strings)
-        tail = self._decode(generation.output_ids[-window:])
-        return next((string for string in strings if string in tail), None)
 
-
-def _uniforms(seed: int, position: int, count: int) -> npt.NDArray[np.float64]:
+def _uniforms(seed: int, position: int, count: int) -> Doubles:
     """The random numbers of tokens at `position`, position + 1, ... in a sequence that is sampled with `seed`.
 
     They depend on seed and position only, as in SGLang, whose numbers are others: a request that continues a sequence

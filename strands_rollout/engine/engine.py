@@ -11,32 +11,23 @@ import dataclasses
 import logging
 import threading
 from collections import deque
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from strands_rollout.engine.generation import Generation
-from strands_rollout.engine.qwen3 import Qwen3, load_weights, read_model_config
-from strands_rollout.engine.requests import RequestLimits, RequestRefusedError
-from strands_rollout.engine.scheduler import Scheduler
+from strands_rollout.engine.generation import Generation, GenerationOutput
+from strands_rollout.engine.qwen3 import ModelConfig, ModelWeights, Qwen3, load_weights, read_model_config
+from strands_rollout.engine.requests import GenerateRequest, RequestLimits, RequestRefusedError
+from strands_rollout.engine.scheduler import PauseMode, Scheduler
+from strands_rollout.engine.serving import EngineSettings
 from strands_rollout.engine.text import TextCodec, read_text_codec
-from strands_rollout.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-
-    from strands_rollout.engine.generation import GenerationOutput
-    from strands_rollout.engine.qwen3 import ModelConfig, ModelWeights
-    from strands_rollout.engine.requests import GenerateRequest
-    from strands_rollout.engine.scheduler import PauseMode
-    from strands_rollout.engine.serving import EngineSettings
+from strands_rollout.errors import ConfigError, foreign_code
 
 logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 
@@ -76,26 +67,23 @@ class Worker:
 
     def submit(self, generation: Generation) -> None:
         """Queue a generation; if the worker is dead, it is marked as crashed at once."""
-        with self._wake:
-            if self._running:
-                self._actions.append(lambda scheduler: scheduler.submit(generation))
-                self._wake.notify()
-                return
-        _crash(generation)
+        if not self.post(lambda scheduler: scheduler.submit(generation)):
+            _crash(generation)
 
-    def post(self, action: Callable[[Scheduler], object]) -> None:
-        """Let `action` run on the scheduler soon; a dead worker drops it."""
+    def post(self, action: Callable[[Scheduler], object]) -> bool:
+        """Let `action` run on the scheduler soon; a dead worker drops it (False)."""
         with self._wake:
             if self._running:
                 self._actions.append(action)
                 self._wake.notify()
+            return self._running
 
     async def call(self, action: Callable[[Scheduler], T]) -> T:
         """Like `post`, with the action's result."""
         return await self.call_back(lambda scheduler, resolve: resolve(action(scheduler)))
 
-    async def call_back(self, action: Callable[[Scheduler, Callable[[T], None]], None]) -> T:
-        """Like `call`, for an action that passes its result on later.
+    async def call_back(self, action: Callable[[Scheduler, Callable[[T | ConfigError], None]], None]) -> T:
+        """Like `call`, for an action that passes its result on later; a ConfigError is raised here.
 
         Raises:
             EngineCrashedError: The worker is dead, or dies before.
@@ -103,9 +91,8 @@ class Worker:
         future: Future[T] = Future()
         self._futures.add(future)
         future.add_done_callback(self._futures.discard)
-        self.post(lambda scheduler: action(scheduler, partial(_resolve, future)))
-        if not self._running:
-            _fail(future)
+        if not self.post(lambda scheduler: action(scheduler, partial(_resolve, future))) or not self._running:
+            _resolve(future, EngineCrashedError())
         return await asyncio.wrap_future(future)
 
     def _run(self) -> None:
@@ -123,7 +110,7 @@ class Worker:
             self._run_actions()
             self._scheduler.end_all()
         for future in list(self._futures):
-            _fail(future)
+            _resolve(future, EngineCrashedError())
 
     def _run_actions(self) -> None:
         while self._actions:
@@ -133,7 +120,7 @@ class Worker:
         with self._wake:
             self._running = False
         while self._actions:
-            with suppress(Exception):  # the scheduler is broken, but generations submitted just now must be found below
+            with foreign_code("the scheduler is broken, but generations submitted just now must be found below"):
                 self._actions.popleft()(self._scheduler)
         for generation in self._scheduler.in_flight():
             _crash(generation)
@@ -150,15 +137,14 @@ def _crash(generation: Generation) -> None:
     generation.notify()
 
 
-def _resolve(future: Future[T], result: T) -> None:
-    # False where the waiting client has gone.
-    if future.set_running_or_notify_cancel():
+def _resolve(future: Future[T], result: T | Exception) -> None:
+    # not where it has an end, or the waiting client has gone
+    if future.done() or not future.set_running_or_notify_cancel():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
         future.set_result(result)
-
-
-def _fail(future: Future[Any]) -> None:
-    if not future.done() and future.set_running_or_notify_cancel():
-        future.set_exception(EngineCrashedError())
 
 
 class Engine:
@@ -215,8 +201,8 @@ class Engine:
         """Run one generation and yield it again whenever it has grown (if it streams) and when it has ended."""
         if request.rid in self._in_flight:
             raise RequestRefusedError(f"Duplicate request ID detected: {request.rid}")
-        changed = asyncio.Event()
-        generation = Generation(request, partial(_set_from_thread, asyncio.get_running_loop(), changed))
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+        generation = Generation(request, lambda: loop.is_closed() or loop.call_soon_threadsafe(changed.set))
         self._in_flight.add(request.rid)
         self.worker.submit(generation)
         try:
@@ -269,12 +255,13 @@ class Engine:
         """
 
         def load(scheduler: Scheduler) -> bool | ConfigError:
-            try:
+            with foreign_code("a broken folder must not end the worker") as outcome:
                 weights = _load_same_shape(folder, self.config)
-            except ConfigError as e:
-                return e
-            except Exception as e:  # a broken folder must not end the worker
-                return ConfigError(f"can't load the model in {str(folder)!r:.500}: {type(e).__name__}: {e!s:.200}")
+            if isinstance(outcome.error, ConfigError):
+                return outcome.error
+            if outcome.error is not None:
+                why = f"{type(outcome.error).__name__}: {outcome.error!s:.200}"
+                return ConfigError(f"can't load the model in {str(folder)!r:.500}: {why}")
             scheduler.replace_weights(weights, version)
             return scheduler.flush() if flush else True
 
@@ -282,8 +269,6 @@ class Engine:
             scheduler.when_idle_or_paused(lambda idle: resolve(load(idle)))
 
         flushed = await self.worker.call_back(when_idle)
-        if isinstance(flushed, ConfigError):
-            raise flushed
         if flushed:
             self.model_path = self.served_model_name = str(folder)
             self.weight_version = self.weight_version if version is None else version
@@ -301,16 +286,15 @@ def load_engine(settings: EngineSettings) -> Engine:
     Raises:
         ConfigError: The folder is missing or is no Qwen3 model, or the context is longer than the model's.
     """
-    config = read_model_config(settings.model_dir)
-    if settings.context_length and settings.context_length > config.context_length:
-        raise ConfigError(
-            f"context_length {settings.context_length} is longer than the {config.context_length} tokens of the "
-            f"model in {settings.model_dir}"
-        )
-    codec = read_text_codec(settings.model_dir)
+    folder, length = settings.model_dir, settings.context_length
+    config = read_model_config(folder)
+    if length and length > config.context_length:
+        longest = config.context_length
+        raise ConfigError(f"context_length {length} is longer than the {longest} tokens of the model in {folder}")
+    codec = read_text_codec(folder)
     if codec.eos_token_id is not None:
         config = dataclasses.replace(config, eos_token_ids=config.eos_token_ids | {codec.eos_token_id})
-    return Engine(settings, config, codec, load_weights(settings.model_dir, config))
+    return Engine(settings, config, codec, load_weights(folder, config))
 
 
 def _load_same_shape(folder: Path, running: ModelConfig) -> ModelWeights:
@@ -321,8 +305,3 @@ def _load_same_shape(folder: Path, running: ModelConfig) -> ModelWeights:
             f"{running.weight_shape_fields()} (vocabulary, hidden, intermediate, layers, heads, kv heads, head dim)"
         )
     return load_weights(folder, config)
-
-
-def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(event.set)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from strands_rollout.engine.requests import GenerateRequest
+from strands_rollout.engine.text import TextCodec
 
-    from strands_rollout.engine.requests import GenerateRequest
-    from strands_rollout.engine.text import TextCodec
-
+ABORTED_IN_QUEUE = {"type": "abort", "message": "Abort in waiting queue"}
+"""The finish reason of a generation that was aborted while it waited, or between two chunks of its prompt."""
 # SGLang's front end gets so many tokens at a time of a request that does not stream (SGLANG_FORCE_STREAM_INTERVAL).
 _SENT_TOKENS = 50
 
@@ -48,7 +48,7 @@ class GenerationOutput:
     @property
     def ended_in_queue(self) -> bool:
         """Whether it was aborted while it waited for the model, the first time or again."""
-        return self.finish == aborted_in_queue()
+        return self.finish == ABORTED_IN_QUEUE
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +67,7 @@ class Generation:
     """
 
     request: GenerateRequest
-    notify: Callable[[], None]
+    notify: Callable[[], object]
     seed: int = 0
     output_ids: list[int] = field(default_factory=list)
     output_logprobs: list[float] = field(default_factory=list)
@@ -116,11 +116,6 @@ class Generation:
         )
 
 
-def stopped(matched: int | str) -> dict[str, Any]:
-    """The finish reason of a generation that met a stop token or string."""
-    return {"type": "stop", "matched": matched}
-
-
 def out_of_length(length: int) -> dict[str, Any]:
     """The finish reason of a generation that used up its tokens."""
     return {"type": "length", "length": length}
@@ -129,11 +124,6 @@ def out_of_length(length: int) -> dict[str, Any]:
 def aborted() -> dict[str, Any]:
     """The finish reason of a generation that was aborted while it ran."""
     return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
-
-
-def aborted_in_queue() -> dict[str, Any]:
-    """The finish reason of a generation that was aborted while it waited, or between two chunks of its prompt."""
-    return {"type": "abort", "message": "Abort in waiting queue"}
 
 
 def output_text(output: GenerationOutput, codec: TextCodec) -> str:
@@ -162,16 +152,27 @@ def generate_response(
 
     Args:
         output: What to report.
-        codec: The model's tokenizer.
+        codec: Of the model.
         latency_s: Seconds since the request arrived.
         now: The time of the answer, seconds since the epoch; None for all events of a stream but the first.
     """
-    meta_info: dict[str, Any] = {"id": output.request.rid, "finish_reason": output.finish}
-    if output.ended_in_queue:  # retracted or not: nothing about the prompt
-        counted = {"completion_tokens": len(output.output_ids)}
-        meta_info |= {**weight_versions(output), **_logprobs(output, codec), **counted}
-    else:
-        meta_info |= _meta(output, codec)
+    request, cached = output.request, output.cached_tokens
+    meta_info: dict[str, Any] = {
+        "id": request.rid,
+        "finish_reason": output.finish,
+        **weight_versions(output),
+        **_logprobs(output, codec),
+        "completion_tokens": len(output.output_ids),
+    }
+    if not output.ended_in_queue:  # otherwise, retracted or not: nothing about the prompt
+        meta_info |= {
+            "prompt_tokens": len(request.input_ids),
+            "num_retractions": output.retractions,
+            "reasoning_tokens": 0,
+            "cached_tokens": cached,
+            "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
+            "dp_rank": None,
+        }
     if output.finish is not None:
         meta_info["e2e_latency"] = latency_s
     if now is not None:
@@ -188,29 +189,15 @@ def weight_versions(output: GenerationOutput) -> dict[str, Any]:
     return named
 
 
-def _meta(output: GenerationOutput, codec: TextCodec) -> dict[str, Any]:
-    cached = output.cached_tokens
-    return {
-        "prompt_tokens": len(output.request.input_ids),
-        "weight_version": output.weight_version,
-        "num_retractions": output.retractions,
-        **_logprobs(output, codec),
-        "reasoning_tokens": 0,
-        "completion_tokens": len(output.output_ids),
-        "cached_tokens": cached,
-        **weight_versions(output),
-        "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
-        "dp_rank": None,
-    }
-
-
 def _logprobs(output: GenerationOutput, codec: TextCodec) -> dict[str, Any]:
     """The [logprob, id, text or null] triples, where the request asked for them."""
     if not output.request.return_logprob:
         return {}
-    texts: list[str | None] = [None] * len(output.output_ids)
-    if output.request.return_text_in_logprobs:
-        texts = [codec.decode([token]) for token in output.output_ids]
+    with_text = output.request.return_text_in_logprobs
+    texts = [codec.decode([token]) if with_text else None for token in output.output_ids]
     triples = list(zip(output.output_logprobs, output.output_ids, texts, strict=True))
-    counted = {"output_token_logprobs": triples, "output_token_logprobs_length": len(triples)}
-    return {"input_token_logprobs": [], **counted}
+    return {
+        "input_token_logprobs": [],
+        "output_token_logprobs": triples,
+        "output_token_logprobs_length": len(triples),
+    }

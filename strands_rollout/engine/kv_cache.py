@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from strands_rollout.engine.qwen3 import ModelConfig
-
-Floats = npt.NDArray[np.float32]
+from strands_rollout.engine.qwen3 import Floats, Ints, ModelConfig
 
 _TOGETHER = 4
 _HEADS = 2
 _LONGEST_TRIED = 2048
-Ints = npt.NDArray[np.int64]
 _MASKED = np.float32(-1e30)
 _FIRST_CAPACITY = 512
 # A token attends alike to the last bit in any batch and chunk, so that a seed gives the same tokens whatever else runs.
@@ -48,16 +42,13 @@ def tokens_at_once(group: int, head_dim: int) -> int:
     scores = random.random((_HEADS, _TOGETHER, group, _MIX_TOKENS), np.float32)
     keys = [stored[..., :stop] for stop in range(_TOKEN_STEP, _LONGEST_TRIED + 1, _TOKEN_STEP)]
     values = [stored[..., :stop].swapaxes(-1, -2) for stop in range(_TOKEN_STEP, _MIX_TOKENS + 1, _TOKEN_STEP)]
-    same = all(_same_together(queries, some) for some in keys)
-    same = same and all(_same_together(scores[..., : some.shape[-2]], some) for some in values)
-    return _TOGETHER if same else 1
+    products = [(queries, some) for some in keys] + [(scores[..., : some.shape[-2]], some) for some in values]
 
+    def is_same(left: Floats, right: Floats) -> bool:
+        together = left.reshape(_HEADS, 1, _TOGETHER * group, -1) @ right
+        return np.array_equal(together.reshape(_HEADS, _TOGETHER, group, -1), left @ right)
 
-def _same_together(left: Floats, right: Floats) -> bool:
-    """Whether [heads, tokens, group, n] times [heads, 1, n, m] is the same with a product per token and one for all."""
-    heads, tokens, group, inner = left.shape
-    together = left.reshape(heads, 1, tokens * group, inner) @ right
-    return np.array_equal(together.reshape(heads, tokens, group, -1), left @ right)
+    return _TOGETHER if all(is_same(left, right) for left, right in products) else 1
 
 
 class KvRows:
@@ -76,7 +67,9 @@ class KvRows:
         self._bias: Floats = np.zeros((rows, 0), np.float32)
         self._index: Ints = np.arange(0)
         self._blocks: list[tuple[slice, int, int]] = []
-        self._causal_bias = _causal_bias()
+        # lets query i of a tile see keys 0..i from the tile's first on: [queries, keys up to the end of a step]
+        seen = np.arange(_CHUNK_TILE_TOKENS + _TOKEN_STEP) <= np.arange(_CHUNK_TILE_TOKENS)[:, None]
+        self._causal_bias = np.where(seen, np.float32(0), _MASKED)
         self._scratch: Floats = np.empty(0, np.float32)
         self._together = tokens_at_once(config.heads // config.kv_heads, config.head_dim)
         # Rows beyond these were never written: their memory is not there yet, and growing must not touch it.
@@ -113,7 +106,7 @@ class KvRows:
         self._bias[target, :length] = 0
         self._bias[target, length:] = _MASKED
 
-    def attend_chunk(self, layer: int, row: int, start: int, q: Floats, k: Floats, v: Floats) -> Floats:
+    def attend_chunk(self, row: int, start: int, layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
         """Store a chunk of one sequence and attend causally: [tokens, heads, head_dim] -> [tokens, ...]."""
         tokens, heads, head_dim = q.shape
         stop = start + tokens
@@ -165,7 +158,7 @@ class KvRows:
             (block, int(lengths[block].min()) + 1, _rounded_up(int(lengths[block].max()) + 1)) for block in blocks
         ]
 
-    def attend_step(self, layer: int, lengths: Ints, q: Floats, k: Floats, v: Floats) -> Floats:
+    def attend_step(self, lengths: Ints, layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
         """Store one token of each row at position `lengths` and attend: [rows, heads, head_dim] -> [rows, ...]."""
         rows, heads, head_dim = q.shape
         keys, values = self._cache[:, layer]
@@ -194,27 +187,19 @@ def _softmax_mix(scores: Floats, values: Floats) -> Floats:
     return mixed
 
 
-def _causal_bias() -> Floats:
-    """Lets query i of a tile see keys 0..i from the tile's first on: [queries, keys up to the end of a step]."""
-    keys = np.arange(_CHUNK_TILE_TOKENS + _TOKEN_STEP)
-    return np.where(keys <= np.arange(_CHUNK_TILE_TOKENS)[:, None], np.float32(0), _MASKED)
-
-
 def _rounded_up(tokens: int) -> int:
     return -(-tokens // _TOKEN_STEP) * _TOKEN_STEP
 
 
+@dataclass(slots=True, eq=False)
 class _Node:
     """A run of tokens below its parent's; `block` is [2, layers, kv_heads, head_dim, tokens]."""
 
-    __slots__ = ("block", "children", "last_used", "parent", "tokens")
-
-    def __init__(self, tokens: Ints, block: Floats, parent: _Node | None) -> None:
-        self.tokens = tokens
-        self.block = block
-        self.parent = parent
-        self.children: dict[int, _Node] = {}
-        self.last_used = 0
+    tokens: Ints
+    block: Floats
+    parent: _Node | None
+    last_used: int = 0
+    children: dict[int, _Node] = field(default_factory=dict)
 
 
 class PrefixCache:
@@ -253,8 +238,7 @@ class PrefixCache:
         if path:
             last, count = path[-1]
             parent = last if count == len(last.tokens) else self._split(last, count)
-        node = _Node(tokens[known:].copy(), copy_out(known, len(tokens)), parent)
-        node.last_used = self._clock
+        node = _Node(tokens[known:].copy(), copy_out(known, len(tokens)), parent, self._clock)
         parent.children[int(node.tokens[0])] = node
         self.size_tokens += len(node.tokens)
         if self.size_tokens > self.capacity_tokens:
@@ -269,7 +253,9 @@ class PrefixCache:
             child = node.children.get(int(tokens[done]))
             if child is None:
                 break
-            count = _common_prefix(child.tokens, tokens[done:])
+            count = min(len(child.tokens), len(tokens) - done)
+            differing = np.flatnonzero(child.tokens[:count] != tokens[done : done + count])
+            count = int(differing[0]) if len(differing) else count
             path.append((child, count))
             if count < len(child.tokens):
                 break
@@ -280,8 +266,7 @@ class PrefixCache:
     def _split(self, node: _Node, count: int) -> _Node:
         """Cut `node` after `count` tokens and return the new upper part."""
         # Copies, because a view would keep the whole block alive after one of the parts is evicted.
-        upper = _Node(node.tokens[:count].copy(), node.block[..., :count].copy(), node.parent)
-        upper.last_used = self._clock
+        upper = _Node(node.tokens[:count].copy(), node.block[..., :count].copy(), node.parent, self._clock)
         (node.parent or self._root).children[int(upper.tokens[0])] = upper
         node.tokens, node.block = node.tokens[count:].copy(), node.block[..., count:].copy()
         node.parent = upper
@@ -297,24 +282,14 @@ class PrefixCache:
             for leaf in sorted(leaves, key=lambda leaf: leaf.last_used):
                 if self.size_tokens <= target_tokens:
                     return
-                self._drop(leaf)
-
-    def _drop(self, leaf: _Node) -> None:
-        del (leaf.parent or self._root).children[int(leaf.tokens[0])]
-        self.size_tokens -= len(leaf.tokens)
+                del (leaf.parent or self._root).children[int(leaf.tokens[0])]
+                self.size_tokens -= len(leaf.tokens)
 
     def _leaves(self) -> list[_Node]:
         leaves, stack = [], list(self._root.children.values())
         while stack:
             node = stack.pop()
-            if node.children:
-                stack.extend(node.children.values())
-            else:
+            stack.extend(node.children.values())
+            if not node.children:
                 leaves.append(node)
         return leaves
-
-
-def _common_prefix(left: Ints, right: Ints) -> int:
-    count = min(len(left), len(right))
-    differing = np.flatnonzero(left[:count] != right[:count])
-    return int(differing[0]) if len(differing) else count

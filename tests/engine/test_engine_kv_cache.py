@@ -65,7 +65,7 @@ def test_attention_is_the_same_with_one_token_per_product_and_with_several(shape
         monkeypatch.setattr("strands_rollout.engine.kv_cache.tokens_at_once", lambda *_, n=together, **__: n)
         kv = KvRows(config, 1, 512)
         kv.attend_chunk(0, 0, 0, *chunks[0])
-        mixed.append(kv.attend_chunk(0, 0, 70, *chunks[1]))
+        mixed.append(kv.attend_chunk(0, 70, 0, *chunks[1]))
     assert mixed[0] == pytest.approx(mixed[1], abs=1e-5)
 
 

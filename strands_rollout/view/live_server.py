@@ -15,14 +15,13 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from strands_rollout.dump import DumpRecord
 from strands_rollout.dump.files import dump_files, unread_samples
-from strands_rollout.errors import ConfigError, DumpError
+from strands_rollout.errors import ConfigError, DumpError, foreign_code
 from strands_rollout.view.page import DumpView, ShownSample, count_habits, habit_counter, json_bytes, live_page, show
 from strands_rollout.view.sample import Retokeniser
 from strands_rollout.view.tokens import TurnHabits
@@ -73,11 +72,12 @@ class LiveDump:
         future: Future[tuple[DumpView, str]] = Future()
 
         def run() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(self.refresh())
-                except BaseException as e:  # the request's handler gets it
-                    future.set_exception(e)
+            if not future.set_running_or_notify_cancel():
+                return
+            with foreign_code("a dump may hold anything, and the request's handler gets what it raises") as outcome:
+                future.set_result(self.refresh())
+            if outcome.error is not None:
+                future.set_exception(outcome.error)
 
         threading.Thread(target=run, name="view-refresh", daemon=True).start()
         return await asyncio.wrap_future(future)
@@ -88,10 +88,10 @@ class LiveDump:
         known = self._shown if habits == self._habits else {}
         shown: dict[tuple[str, bytes], ShownSample] = {}
         for sample in unread_samples(self._path):
-            found = known.get(sample.key)
-            record = None if found else sample.read()
-            if found or record:
-                shown[sample.key] = found or show(cast("DumpRecord", record), habits, self._retokeniser)
+            if sample.key in known:
+                shown[sample.key] = known[sample.key]
+            elif record := sample.read():
+                shown[sample.key] = show(record, habits, self._retokeniser)
             self.read = len(shown)
         self._shown, self._habits = shown, habits
         return list(shown.values())
@@ -117,12 +117,7 @@ class LiveDump:
 
 @asynccontextmanager
 async def live_server(dump: LiveDump, title: str, port: int = 0) -> AsyncIterator[str]:
-    """Serve one dump on 127.0.0.1 while the block lasts.
-
-    Args:
-        dump: What it shows.
-        title: Of the page.
-        port: 0 for a free one.
+    """Serve one dump on 127.0.0.1 while the block lasts; port 0 is a free one.
 
     Yields:
         Where the page is.
@@ -139,14 +134,9 @@ async def live_server(dump: LiveDump, title: str, port: int = 0) -> AsyncIterato
         root = f"/{secrets.token_urlsafe(12)}/"
         app = web.Application(middlewares=[_only_for(root, port)])
         pages = _Pages(dump, title)
-        app.add_routes(
-            [
-                web.get(root, pages.page, allow_head=False),
-                web.get(f"{root}index.json", pages.index, allow_head=False),
-                web.get(f"{root}progress", pages.progress, allow_head=False),
-                web.get(f"{root}sample/{{position:[0-9]{{1,9}}}}", pages.sample, allow_head=False),
-            ]
-        )
+        handlers = {"": pages.page, "index.json": pages.index, "progress": pages.progress}
+        handlers["sample/{position:[0-9]{1,9}}"] = pages.sample
+        app.add_routes(web.get(root + path, handler, allow_head=False) for path, handler in handlers.items())
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_STOP_TIMEOUT_S)
         await runner.setup()
         try:
@@ -177,8 +167,6 @@ def _only_for(root: str, port: int) -> Middleware:
 
 
 class _Pages:
-    """The page, the rows, and one sample's details."""
-
     def __init__(self, dump: LiveDump, title: str) -> None:
         self._dump = dump
         self._title = title
@@ -200,7 +188,7 @@ class _Pages:
     async def sample(self, request: web.Request) -> web.Response:
         """Of those that the page's list was made with: opening a sample waits for no reading."""
         position = int(request.match_info["position"])
-        details = self._dump.latest[0].details if self._dump.latest is not None else []
+        details = self._dump.latest[0].details if self._dump.latest else []
         if position >= len(details):
             raise web.HTTPNotFound
         return _answer(details[position], "application/octet-stream")

@@ -34,14 +34,9 @@ _KINDS: Final = ", ".join([*_LINES, *_TORCH])
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """Each line that is not blank, one at a time.
+    """Each line that is not blank: its number from 1, the line without its end, and whether its end is there.
 
-    Yields:
-        Its number from 1, the line without its end, and whether its end is there: the last one of a run that writes, or
-        was killed, may be half a line.
-
-    Raises:
-        DumpError: The file can't be read, or is damaged.
+    The last line of a run that writes, or was killed, may be half a line. DumpError where the file can't be read.
     """
     number = 0
     begun: list[bytes] = []  # a line may be far longer than a chunk
@@ -88,9 +83,8 @@ def _unpacked(path: Path) -> Iterator[bytes]:
 class UnreadSample:
     """A sample of a dump before anything of it is parsed.
 
-    Attributes:
-        key: Its place and its content: equal where both are.
-        read: The record; None of the last line of a file where it is half written. Raises DumpError.
+    Its key is its place and its content. `read` gives the record, None of a last line that is half written, or raises
+    DumpError.
     """
 
     key: tuple[str, bytes]
@@ -114,11 +108,7 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
 
 
 def unread_samples(path: Path) -> Iterator[UnreadSample]:
-    """What `read_dump` reads, for readers that have seen most of it already.
-
-    Raises:
-        DumpError: As `read_dump`, but for broken lines.
-    """
+    """What `read_dump` reads, for readers that have seen most of it already; broken lines raise when they are read."""
     files = dump_files(path)
     if not files:
         raise DumpError(f"{path} holds no dump; expected files that end in {_KINDS}")

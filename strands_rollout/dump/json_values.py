@@ -32,12 +32,8 @@ _BARE: Final = frozenset({int, float, str, bool, type(None)})
 def to_json(value: object, where: str) -> Json:
     """A value of JSON that `from_json` makes the same value of; a tensor comes back as a NumPy array.
 
-    Args:
-        value: Anything; only plain values, NumPy's, tensors and PIL images have a form.
-        where: What it is, for messages.
-
-    Raises:
-        DumpError: It holds something else, or itself.
+    Only plain values, NumPy's, tensors and PIL images have a form: of anything else, and of what holds itself, the
+    DumpError says that it is `where`.
     """
     try:
         return _encoded(value)
@@ -50,11 +46,7 @@ def to_json(value: object, where: str) -> Json:
 
 
 def from_json(value: Json) -> Json:
-    """The value that `to_json` made this of.
-
-    Raises:
-        ValueError: It is damaged.
-    """
+    """The value that `to_json` made this of; ValueError where it is damaged."""
     if isinstance(value, list):
         # lists of numbers are nearly all of a dump
         return value if set(map(type, value)) <= _BARE else [from_json(item) for item in value]

@@ -119,8 +119,7 @@ class DumpRecord:
 def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:
     """The record as a line, its end included; secrets masked, as `shown_values` does.
 
-    Raises:
-        DumpError: It holds what has no form in JSON, itself, or lists and mappings nested too deeply.
+    DumpError where it holds what has no form in JSON, itself, or lists and mappings nested too deeply.
     """
     where = f"sample index={record.values.get('index')}"
     head: dict[str, Any] = {"version": VERSION}
@@ -143,11 +142,7 @@ def shown_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> di
 
 
 def read_line(line: bytes, where: str) -> DumpRecord:
-    """The record of a line, of this format or one that it succeeds; `where` is its file and number, for messages.
-
-    Raises:
-        DumpError: It is none.
-    """
+    """The record in a line, of this format or one that it succeeds; DumpError, with `where`, if it is none."""
     try:
         # orjson makes a float of an integer above 64 bits
         read = json.loads(line) if _LONG_INTEGER.search(line) else _loaded(line)

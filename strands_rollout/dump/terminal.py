@@ -89,13 +89,7 @@ def stretches(sample: SampleLike) -> list[Stretch]:
 
 
 def print_transcript(console: Console, sample: SampleLike, decode: Callable[[Sequence[int]], str]) -> None:
-    """Print a sample's text, one kind after the other, with a legend.
-
-    Args:
-        console: Where to; it decides about colours (NO_COLOR, no terminal: none).
-        sample: slime's Sample or ours, with valid lengths.
-        decode: Text of ids, control tokens included.
-    """
+    """Print a sample's text, one kind after the other, with a legend; `decode` gives control tokens' texts, too."""
     found = stretches(sample)
     for kind in dict.fromkeys(stretch.kind for stretch in found):
         count = sum(len(stretch.token_ids) for stretch in found if stretch.kind is kind)

@@ -14,14 +14,9 @@ from strands_rollout.samples import finite
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A request to the engine, or a tool call.
+    """A request to the engine ("generate"), or a tool call ("tool"), in seconds since the episode began.
 
-    Attributes:
-        kind: "generate", or "tool".
-        at_s: When it began, in seconds since the episode did.
-        s: Its seconds.
-        turn: Of the sample, from 0; None where unknown.
-        call: The call among the facts' `calls`.
+    `turn` is the sample's, from 0, None where unknown; `call` the call among the facts' `calls`.
     """
 
     kind: str

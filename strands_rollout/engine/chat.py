@@ -49,11 +49,8 @@ class ChatParts:
 def split_turn(text: str, *, in_reasoning: bool, with_calls: bool, final: bool) -> ChatParts:
     """Take a turn apart; what is returned of an unfinished text stays a prefix of what is returned for more of it.
 
-    Args:
-        text: All of the turn so far.
-        in_reasoning: The prompt already opened the reasoning.
-        with_calls: Whether to look for tool calls.
-        final: Nothing more will come; otherwise what may turn out to be part of a tag is held back.
+    `in_reasoning` says that the prompt opened the reasoning, `final` that nothing more will come; otherwise what may
+    turn out to be part of a tag is held back.
     """
     opened, reasoning = text.lstrip(), ""
     if in_reasoning or opened.startswith(_THINK):
@@ -111,14 +108,7 @@ def _without_partial(text: str, tag: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat turn to generate.
-
-    Attributes:
-        model: The name to answer with; the client's own.
-        in_reasoning: The rendered prompt ends inside an opened reasoning block.
-        with_calls: Whether tool calls are looked for.
-        include_usage: Whether a stream ends with the token counts.
-    """
+    """A chat turn to generate; `in_reasoning`: the rendered prompt ends inside an opened reasoning block."""
 
     request: GenerateRequest
     model: str
@@ -128,11 +118,7 @@ class ChatRequest:
 
 
 def read_chat_request(body: object, engine: Engine) -> ChatRequest:
-    """Turn the JSON body of a chat call into a request.
-
-    Raises:
-        RequestRefusedError: A field is missing, wrong or not supported, or the prompt is too long.
-    """
+    """Turn the JSON body of a chat call into a request; RequestRefusedError where it can't be served."""
     if not isinstance(body, dict):
         raise RequestRefusedError(f"the body must be a JSON object, got {type(body).__name__}")
     _refuse_unsupported(body)

@@ -78,16 +78,10 @@ class SamplingRows:
             column[target] = column[source]
 
     def sample(self, rows: slice, logits: Floats, uniforms: Doubles) -> tuple[Ints, Floats]:
-        """Choose one token for each of `rows`.
+        """Choose one token for each of `rows` by their logits [n, vocab_size], which are overwritten.
 
-        Args:
-            rows: Which rows the n logits belong to, in order.
-            logits: [n, vocab_size]; overwritten.
-            uniforms: [n] random numbers in [0, 1); greedy rows ignore theirs.
-
-        Returns:
-            [n] token ids and [n] their log-probabilities under softmax(logits / temperature), before top-k, top-p and
-            min-p, as SGLang reports them.
+        `uniforms` are [n] random numbers in [0, 1); greedy rows ignore theirs. Returns [n] token ids and [n] their
+        log-probabilities under softmax(logits / temperature), before top-k, top-p and min-p, as SGLang reports them.
         """
         logits /= self._temperature[rows]
         logits -= logits.max(axis=1, keepdims=True)
@@ -116,16 +110,10 @@ class SamplingRows:
 
 
 def _narrow(weights: Floats, top_k: Ints, top_p: Doubles, min_p: Doubles) -> Floats:
-    """Zero the weights outside top-k, top-p and min-p; each of the three looks at the whole distribution, as in SGLang.
+    """Zero the [n, vocab_size] weights outside top-k, top-p and min-p ([n] each), and return them.
 
-    Args:
-        weights: [n, vocab_size]; overwritten.
-        top_k: [n], like the two that follow.
-        top_p: A token stays while the probability of those before it is at most this.
-        min_p: A token stays if its probability is at least this share of the greatest.
-
-    Returns:
-        `weights`.
+    Each of the three looks at the whole distribution, as in SGLang: a token stays while the probability of those before
+    it is at most top-p, and if its own is at least min-p's share of the greatest.
     """
     ranked = -np.sort(-weights, axis=1)
     shares = ranked.astype(np.float64)
@@ -225,8 +213,7 @@ class DecodeBatch:
     def advance(self, rows: slice, logits: Floats) -> list[tuple[int, dict[str, Any]]]:
         """Sample the next token of each of `rows` from its logits [n, vocab_size].
 
-        Returns:
-            The rows whose generations end with this token, ascending, each with its finish reason.
+        Returns the rows whose generations end with this token, ascending, each with its finish reason.
         """
         for row in np.flatnonzero(self._watched[rows]) + rows.start:
             if (penalties := self._penalties[row]) is not None:

@@ -83,10 +83,9 @@ class Worker:
         return await self.call_back(lambda scheduler, resolve: resolve(action(scheduler)))
 
     async def call_back(self, action: Callable[[Scheduler, Callable[[T | ConfigError], None]], None]) -> T:
-        """Like `call`, for an action that passes its result on later; a ConfigError is raised here.
+        """Like `call`, for an action that passes its result, or a ConfigError to raise, on later.
 
-        Raises:
-            EngineCrashedError: The worker is dead, or dies before.
+        EngineCrashedError where the worker is dead, or dies before.
         """
         future: Future[T] = Future()
         self._futures.add(future)
@@ -152,11 +151,9 @@ class Engine:
 
     Attributes:
         model_path: The folder that the current weights came from.
-        served_model_name: The name under which clients know the model.
         weight_version: The version named at the last update that succeeded. After one that changed the weights but
             could not empty the cache it is still the old one, as in SGLang; generations name the one that they had.
         is_paused: Whether new generations wait for `resume`.
-        worker: Computes from its `start` to its `stop`.
     """
 
     def __init__(self, settings: EngineSettings, config: ModelConfig, codec: TextCodec, weights: ModelWeights) -> None:
@@ -187,18 +184,16 @@ class Engine:
         return self._scheduler.counts()
 
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
-        """Run one generation to its end; cancelling the caller aborts it.
-
-        Raises:
-            RequestRefusedError: A request of this rid is in flight.
-            EngineCrashedError: The engine is dead.
-        """
+        """Run one generation to its end; cancelling the caller aborts it. Raises as `stream`."""
         async for output in self.stream(request):
             last = output
         return last
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerationOutput]:
-        """Run one generation and yield it again whenever it has grown (if it streams) and when it has ended."""
+        """Run one generation and yield it again whenever it has grown (if it streams) and when it has ended.
+
+        RequestRefusedError where a request of this rid is in flight, EngineCrashedError where the engine is dead.
+        """
         if request.rid in self._in_flight:
             raise RequestRefusedError(f"Duplicate request ID detected: {request.rid}")
         changed, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -245,13 +240,8 @@ class Engine:
         """Take the weights of another folder of the same shape, and if asked, empty the prefix cache.
 
         Unless paused, waits until what is in flight has ended, and lets new generations wait meanwhile. The old weights
-        stay if anything is wrong with the new ones.
-
-        Returns:
-            False if the cache could not be emptied because generations are in flight (as when paused in place).
-
-        Raises:
-            ConfigError: The folder is no Qwen3 model, or its shape differs from the running one's.
+        stay if anything is wrong with the new ones, which is a ConfigError. Returns False if the cache could not be
+        emptied because generations are in flight (as when paused in place).
         """
 
         def load(scheduler: Scheduler) -> bool | ConfigError:
@@ -281,11 +271,7 @@ class Engine:
 
 
 def load_engine(settings: EngineSettings) -> Engine:
-    """Load the model that `settings` names.
-
-    Raises:
-        ConfigError: The folder is missing or is no Qwen3 model, or the context is longer than the model's.
-    """
+    """Load the model that `settings` names; ConfigError where there is none, or its context is shorter than asked."""
     folder, length = settings.model_dir, settings.context_length
     config = read_model_config(folder)
     if length and length > config.context_length:

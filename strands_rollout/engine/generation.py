@@ -57,11 +57,10 @@ class Generation:
 
     Attributes:
         notify: Called from the worker's thread when the generation finishes and, for a stream, after each token.
-        seed: Seeds the random numbers of its sampling; 64 bits, set when it is queued.
+        seed: Of its sampling; 64 bits, set when it is queued.
         output_ids: Sampled ids. While it decodes they are here only for streams and stop strings; at the end, always.
         output_logprobs: Never fewer than output_ids.
         cached_tokens: Prompt tokens found in the prefix cache; None until its first prefill begins.
-        weight_spans: Spans of weight versions that have passed.
         finish: Set last, when all else is complete.
         crashed: The engine failed, and there will be no `finish`.
     """
@@ -97,11 +96,7 @@ class Generation:
         self.weight_spans = [WeightSpan(span.version, span.start, min(span.end, kept)) for span in spans]
 
     def output(self, current_version: str) -> GenerationOutput:
-        """What there is now; safe to call from another thread while this one grows.
-
-        Args:
-            current_version: The weight version to report while it is unfinished.
-        """
+        """What there is now, safe to call from another thread while this grows; unfinished, of `current_version`."""
         # `finish` first: if it is set, the rest is complete. Ids before logprobs: there are never fewer of those.
         finish, ids = self.finish, list(self.output_ids)
         return GenerationOutput(
@@ -150,11 +145,8 @@ def generate_response(
 ) -> dict[str, Any]:
     """The JSON object for one generation, finished or, in a stream, not.
 
-    Args:
-        output: What to report.
-        codec: Of the model.
-        latency_s: Seconds since the request arrived.
-        now: The time of the answer, seconds since the epoch; None for all events of a stream but the first.
+    `latency_s` counts from the request's arrival. `now` is the time of the answer, seconds since the epoch; None for
+    all events of a stream but the first.
     """
     request, cached = output.request, output.cached_tokens
     meta_info: dict[str, Any] = {

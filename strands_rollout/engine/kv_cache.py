@@ -224,11 +224,9 @@ class PrefixCache:
         return [node.block[..., :count] for node, count in self._walk(tokens)]
 
     def insert(self, tokens: Ints, copy_out: Callable[[int, int], Floats]) -> None:
-        """Remember `tokens`.
+        """Remember `tokens`, a whole sequence from position 0.
 
-        Args:
-            tokens: The whole sequence from position 0.
-            copy_out: Gives the block of tokens start..stop-1 to keep; called once, for what is not yet known.
+        `copy_out` gives the block of tokens start..stop-1 to keep; it is called once, for what is not yet known.
         """
         path = self._walk(tokens)
         known = sum(count for _, count in path)

@@ -28,17 +28,10 @@ _LOG_TAIL_BYTES: Final = 2000
 
 @asynccontextmanager
 async def engine_process(model_dir: Path | None = None, *, start_timeout_s: float = 60.0) -> AsyncIterator[str]:
-    """Start `strands-rollout serve` on a free port of 127.0.0.1; stop it when the block ends.
-
-    Args:
-        model_dir: The model to serve; None for the shipped one.
-        start_timeout_s: Seconds within which it must accept requests.
-
-    Yields:
-        The engine's URL.
+    """Start `strands-rollout serve` on a free port of 127.0.0.1, yield its URL, and stop it when the block ends.
 
     Raises:
-        EngineUnavailableError: It ended, or did not answer in time; the message holds the end of what it printed.
+        EngineUnavailableError: It ended, or accepted no requests in time; the message holds the end of what it printed.
     """
     model = [] if model_dir is None else ["--model", str(model_dir)]
     command = [sys.executable, "-m", "strands_rollout.cli", "serve", "--port", "0", "--stop-with-stdin", *model]

@@ -78,9 +78,7 @@ class ModelConfig:
 def read_model_config(folder: Path) -> ModelConfig:
     """Read and check the configuration of the model in `folder`.
 
-    Raises:
-        ConfigError: The folder or config.json is missing or unreadable, the model is not a Qwen3 causal LM, or it uses
-            a feature that this engine doesn't compute.
+    ConfigError where it is missing or unreadable, or the model is not a Qwen3 causal LM that this engine computes.
     """
     try:
         is_folder = folder.is_dir()
@@ -187,8 +185,7 @@ class ModelWeights:
 def load_weights(folder: Path, config: ModelConfig) -> ModelWeights:
     """Read the weights of the model in `folder`.
 
-    Raises:
-        ConfigError: A file is missing or broken, or a tensor is missing or has another shape than config.json says.
+    ConfigError where a file is missing or broken, or a tensor is missing or has another shape than config.json says.
     """
     tensors, c = _stored_tensors(folder), config
 
@@ -315,13 +312,7 @@ class Qwen3:
     def decode(self, kv: KvRows, tokens: Ints, lengths: Ints) -> Floats:
         """Extend rows 0..n-1 by one token each; a row's logits don't depend on the others.
 
-        Args:
-            kv: `lengths[i]` tokens of row i are in place.
-            tokens: [n] ids of the new tokens.
-            lengths: [n] their positions.
-
-        Returns:
-            [n, vocab_size] logits of the tokens that follow.
+        `lengths[i]` tokens of row i are in place in `kv`. Returns [n, vocab_size] logits of the tokens that follow.
         """
         kv.begin_step(lengths)
         return self._logits(self._forward(tokens, lengths, partial(kv.attend_step, lengths)))
@@ -329,10 +320,7 @@ class Qwen3:
     def prefill(self, kv: KvRows, row: int, start: int, tokens: Ints) -> Floats:
         """Extend one row by a chunk of tokens whose first position is `start`.
 
-        The results are those that `decode` would get token by token.
-
-        Returns:
-            [vocab_size] logits of the token that follows the chunk.
+        Returns [vocab_size] logits of the token that follows the chunk, as `decode` would get them token by token.
         """
         attend = partial(kv.attend_chunk, row, start)
         hidden = self._forward(tokens, np.arange(start, start + len(tokens)), attend)

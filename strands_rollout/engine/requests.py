@@ -62,11 +62,8 @@ class SchemaError(RequestRefusedError):
 class SamplingParams:
     """How to choose the tokens of one generation, checked.
 
-    Attributes:
-        max_new_tokens: The most tokens to generate; None: up to the context length.
-        temperature: 1.0 for a greedy request, as in SGLang, so that its logprobs are taken at 1.0.
-        top_k: 1 for a greedy request.
-        stop: Strings that end the generation once the text holds one of them.
+    A greedy request has top_k 1 and, as in SGLang, temperature 1.0, at which its logprobs are taken. Without
+    max_new_tokens the context is the limit.
     """
 
     max_new_tokens: int | None = 128
@@ -95,9 +92,7 @@ class SamplingParams:
 def read_sampling_params(raw: dict[str, Any]) -> SamplingParams:
     """Turn the JSON object `sampling_params` of a request into checked parameters; null means the default.
 
-    Raises:
-        ContractError: A name is unknown, or a value is of the wrong type.
-        RequestRefusedError: A value is out of range or not supported here.
+    ContractError where a name is unknown or a type wrong, RequestRefusedError where a value can't be served.
     """
     values = {name: _checked_type(name, value) for name, value in raw.items()}
     values = {name: value for name, value in values.items() if value is not None and name not in _IGNORED}
@@ -196,12 +191,9 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One generation to make.
+    """One generation to make: at least one id, all in the vocabulary, and no more new tokens than there is room for.
 
-    Attributes:
-        rid: The id by which the generation can be aborted; unique among those in flight.
-        input_ids: The prompt, at least one token, every id inside the vocabulary.
-        max_new_tokens: The most tokens to generate, bounded by the context.
+    The rid, by which it can be aborted, is unique among those in flight.
     """
 
     rid: str
@@ -258,11 +250,7 @@ def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Call
 
 
 def encoded(text: str, limits: RequestLimits, encode: Callable[[str], list[int]]) -> list[int]:
-    """The ids of a text; one that is far too long is not encoded to its end, which would take seconds and gigabytes.
-
-    Raises:
-        RequestRefusedError: The beginning alone is longer than the context.
-    """
+    """The ids of a text; one that is far too long is refused before its end, which would take seconds and gigabytes."""
     head = text[: limits.context_length * _CHARS_PER_TOKEN]
     ids = encode(head)
     # The last tokens of the beginning could be others in the whole text, but never half of them.
@@ -274,13 +262,9 @@ def encoded(text: str, limits: RequestLimits, encode: Callable[[str], list[int]]
 def check_generation(
     prompt: list[int], raw_params: dict[str, Any], limits: RequestLimits
 ) -> tuple[SamplingParams, int]:
-    """Check a prompt and its parameters against the limits, in SGLang's order.
+    """Check a prompt and its parameters against the limits, in SGLang's order; RequestRefusedError where one is wrong.
 
-    Returns:
-        The parameters and the number of tokens to generate at most.
-
-    Raises:
-        RequestRefusedError: The prompt is empty or too long, has an id outside the vocabulary, or a parameter is wrong.
+    Returns the parameters and the number of tokens to generate at most.
     """
     count, context_length = len(prompt), limits.context_length
     if not count:

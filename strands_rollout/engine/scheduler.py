@@ -36,14 +36,8 @@ class _Prefill:
 class Scheduler:
     """Runs generations on one model.
 
-    Args:
-        model: Its weights can be replaced.
-        context_length: See `EngineSettings`, as for the two that follow.
-        max_running: Of requests.
-        prefill_chunk: In tokens.
-        cache_tokens: The size of the prefix cache.
-        seeds: Gives a seed for each generation that brings none.
-        decode: Text of token ids, for stop strings.
+    `seeds` gives a seed for each generation that brings none, `decode` the text of token ids, for stop strings; for the
+    numbers see `EngineSettings`.
     """
 
     def __init__(
@@ -113,9 +107,8 @@ class Scheduler:
     def pause(self, mode: PauseMode) -> None:
         """Stop computing until `resume`.
 
-        Args:
-            mode: What becomes of generations: "abort" ends running and queued ones with what they have, "retract" puts
-                running ones at the end of the queue, to be prefilled anew with their output, "in_place" freezes them.
+        "abort" ends running and queued generations with what they have, "retract" puts running ones at the end of the
+        queue, to be prefilled anew with their output, "in_place" freezes them.
         """
         if mode == "abort":
             self._end([*self._running(), *self._waiting])

@@ -52,11 +52,7 @@ class TextCodec:
         return text
 
     def render_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], options: dict[str, Any]) -> str:
-        """The prompt of a chat, ending where the assistant's turn begins.
-
-        Raises:
-            RequestRefusedError: There is no template, or it refuses the messages.
-        """
+        """The prompt of a chat, ending where the assistant's turn begins; RequestRefusedError where it has none."""
         if self._template is None:
             raise RequestRefusedError("this model folder has no chat template; use /generate")
         names = {"add_generation_prompt": True, **self._special_tokens, **options}
@@ -66,11 +62,7 @@ class TextCodec:
 
 
 def read_text_codec(folder: Path) -> TextCodec:
-    """Read tokenizer.json, tokenizer_config.json and, where present, chat_template.jinja of `folder`.
-
-    Raises:
-        ConfigError: tokenizer.json is missing or unreadable, or the template is not valid Jinja.
-    """
+    """Read tokenizer.json and, where present, tokenizer_config.json and chat_template.jinja, or raise ConfigError."""
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ConfigError(f"{folder} has no tokenizer.json; the embedded engine needs a fast tokenizer")

@@ -33,13 +33,8 @@ _STOP_TIMEOUT_S: Final = 0.1
 class LiveDump:
     """A dump as it is now; a sample that was judged once is not judged again while its line stays what it is.
 
-    Args:
-        path: See `read_dump`.
-        retokeniser: None for no marks of drift.
-
-    Attributes:
-        latest: What `refresh` saw last, and a tag that changes with it; None before the first time.
-        read: Samples of the dump that a refresh under way has come to.
+    `latest` is what `refresh` saw last, and a tag that changes with it; `read` counts the samples that a refresh under
+    way has come to.
     """
 
     def __init__(self, path: Path, retokeniser: Retokeniser | None) -> None:
@@ -55,11 +50,7 @@ class LiveDump:
         self.read = 0
 
     def refresh(self) -> tuple[DumpView, str]:
-        """The dump as it is, and its tag.
-
-        Raises:
-            DumpError: It can't be read.
-        """
+        """The dump as it is, and its tag; DumpError where it can't be read."""
         with self._lock:
             state = self._now()
             if self.latest is None or state != self._state:
@@ -117,14 +108,7 @@ class LiveDump:
 
 @asynccontextmanager
 async def live_server(dump: LiveDump, title: str, port: int = 0) -> AsyncIterator[str]:
-    """Serve one dump on 127.0.0.1 while the block lasts; port 0 is a free one.
-
-    Yields:
-        Where the page is.
-
-    Raises:
-        ConfigError: The port is taken.
-    """
+    """Serve one dump on 127.0.0.1 while the block lasts, and yield the page's URL; ConfigError if the port is taken."""
     try:
         listening = socket.create_server(("127.0.0.1", port))
     except OSError as e:

@@ -35,13 +35,9 @@ _PLACE: Final = re.compile(r"\{\{(\w+)\}\}")
 
 @dataclass(frozen=True, slots=True)
 class ShownSample:
-    """One sample, judged.
+    """One sample, judged: its row, its detail (JSON packed by gzip), and where it stands.
 
-    Attributes:
-        row: See `view_sample`.
-        detail: JSON packed by gzip.
-        where: See `DumpRecord`.
-        values: What its group's rewards are normalised by: a sample without tokens.
+    `values` is what its group's rewards are normalised by: a sample without tokens.
     """
 
     row: dict[str, Any]
@@ -52,11 +48,9 @@ class ShownSample:
 
 @dataclass(frozen=True, slots=True)
 class DumpView:
-    """What a dump shows.
+    """What a dump shows: one row per sample, in order, and its details, JSON packed by gzip; see `view_sample`.
 
-    Attributes:
-        rows: One per sample, in order; see `view_sample`. Each has its `file`, from 0, and its `advantage`.
-        details: Each sample's, JSON packed by gzip.
+    Each row has its `file`, from 0, and its `advantage`.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -84,10 +78,7 @@ def view_dump(
 ) -> DumpView:
     """Read and judge all samples of a dump; without a retokeniser there are no marks of drift.
 
-    Args:
-        path: See `read_dump`, also for what is raised.
-        retokeniser: Of the policy's tokenizer.
-        on_read: Told how many more samples are done.
+    `on_read` is told how many more samples are done. For the path, and what is raised, see `read_dump`.
     """
     habits = dump_habits(read_dump(path), retokeniser)
     shown = []

@@ -30,14 +30,7 @@ _CONTRACT_KINDS: Final = {
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong.
-
-    Attributes:
-        kind: In a word or two, the same for all of its kind.
-        text: What is wrong.
-        start: Index of its first token, where it is at tokens.
-        end: Index after its last token.
-    """
+    """One thing that is wrong: its kind in a word or two, and, where it is at tokens, the first and the end of them."""
 
     kind: str
     text: str

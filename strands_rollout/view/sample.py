@@ -173,15 +173,7 @@ def _utf16(text: str, end: int) -> int:
 
 
 class Retokeniser:
-    """Encodes turns again, and gives the texts of tokens.
-
-    Args:
-        tokenizer: The policy's, a Hugging Face fast tokenizer.
-
-    Attributes:
-        texts: Bytes of its ids.
-        controls: Ids of its added tokens.
-    """
+    """Encodes turns again with the policy's tokenizer; knows the bytes of its ids, and which of them were added."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.texts: Mapping[int, bytes] = TokenTexts(tokenizer)

@@ -200,11 +200,7 @@ class TurnHabits:
 
 @dataclass(slots=True)
 class HabitCounter:
-    """Counts what the samples of a dump do.
-
-    Attributes:
-        controls: Ids of control tokens; None where only the texts of tokens tell.
-    """
+    """Counts what the samples of a dump do; without `controls`, ids of control tokens, only their texts tell them."""
 
     controls: frozenset[int] | None = None
     _known: set[int] = field(default_factory=set)

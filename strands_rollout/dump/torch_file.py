@@ -59,7 +59,7 @@ _CORES: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
 
 
 def read_torch_file(path: Path) -> list[Any]:
-    """The samples of such a file, as `Sample.to_dict` gave them, tensors as arrays; DumpError where it can't be read."""
+    """The samples of such a file, as `Sample.to_dict` gave them, tensors as arrays; DumpError where it has none."""
     with foreign_code("a damaged pickle raises anything") as outcome, open_regular(path) as file:
         if file.read(len(_LEGACY)) == _LEGACY:
             raise DumpError(

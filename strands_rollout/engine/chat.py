@@ -10,13 +10,14 @@ import time
 import uuid
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from strands_rollout.engine.engine import Engine
 from strands_rollout.engine.generation import GenerationOutput, output_text, weight_versions
 from strands_rollout.engine.requests import GenerateRequest, RequestRefusedError, check_generation, encoded
 from strands_rollout.engine.text import TextCodec
 
+T = TypeVar("T")
 _THINK, _THINK_END = "<think>", "</think>"
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -26,6 +27,7 @@ _SAME_NAMES = (
     *("stop", "stop_token_ids", "ignore_eos", "no_stop_trim", "skip_special_tokens"),
     *("regex", "ebnf", "stop_regex", "logit_bias"),
 )
+_EXPECTED: dict[type, str] = {dict: "an object", list: "a list of objects", str: "a string"}
 _SAMPLING_NAMES = {name: name for name in _SAME_NAMES} | {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 
 
@@ -116,22 +118,27 @@ class ChatRequest:
     with_calls: bool
     include_usage: bool
 
+    def parts_of(self, output: GenerationOutput, codec: TextCodec) -> ChatParts:
+        """The turn as far as it is generated, taken apart."""
+        text, final = output_text(output, codec), output.finish is not None
+        return split_turn(text, in_reasoning=self.in_reasoning, with_calls=self.with_calls, final=final)
+
 
 def read_chat_request(body: object, engine: Engine) -> ChatRequest:
     """Turn the JSON body of a chat call into a request; RequestRefusedError where it can't be served."""
     if not isinstance(body, dict):
         raise RequestRefusedError(f"the body must be a JSON object, got {type(body).__name__}")
     _refuse_unsupported(body)
-    tools = [] if body.get("tool_choice") == "none" else _objects(body, "tools")
-    messages = [_message(message) for message in _objects(body, "messages")]
+    tools = [] if body.get("tool_choice") == "none" else _field(body, "tools", list)
+    messages = [_message(message) for message in _field(body, "messages", list)]
     if not messages:
         raise RequestRefusedError("Messages cannot be empty.")
-    prompt = engine.codec.render_chat(messages, tools, _object(body, "chat_template_kwargs"))
+    prompt = engine.codec.render_chat(messages, tools, _field(body, "chat_template_kwargs", dict))
     input_ids = encoded(prompt, engine.limits, partial(engine.codec.encode, add_special_tokens=False))
     raw_sampling = _sampling(body, engine, with_tools=bool(tools))
     sampling, max_new_tokens = check_generation(input_ids, raw_sampling, engine.limits)
     request = GenerateRequest(
-        rid=_text(body, "rid") or uuid.uuid4().hex,
+        rid=_field(body, "rid", str) or uuid.uuid4().hex,
         input_ids=tuple(input_ids),
         sampling=sampling,
         max_new_tokens=max_new_tokens,
@@ -140,15 +147,15 @@ def read_chat_request(body: object, engine: Engine) -> ChatRequest:
     )
     return ChatRequest(
         request=request,
-        model=_text(body, "model") or engine.served_model_name,
+        model=_field(body, "model", str) or engine.served_model_name,
         in_reasoning=prompt.rstrip().endswith(_THINK),
         with_calls=bool(tools),
-        include_usage=bool(_object(body, "stream_options").get("include_usage")),
+        include_usage=bool(_field(body, "stream_options", dict).get("include_usage")),
     )
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:
-    response_format = _object(body, "response_format").get("type", "text")
+    response_format = _field(body, "response_format", dict).get("type", "text")
     tool_choice = body.get("tool_choice") or "auto"
     refused = {
         f"n={body.get('n')}": body.get("n") not in (None, 1),
@@ -187,12 +194,12 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
         content = " ".join(part["text"] for part in content)
     prepared = {**message, "role": "system" if role == "developer" else role, "content": content}
     if message.get("tool_calls"):
-        prepared["tool_calls"] = [_tool_call(call) for call in _objects(message, "tool_calls")]
+        prepared["tool_calls"] = [_tool_call(call) for call in _field(message, "tool_calls", list)]
     return prepared
 
 
 def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = _object(call, "function")
+    function = _field(call, "function", dict)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
@@ -203,35 +210,20 @@ def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _object(body: dict[str, Any], name: str) -> dict[str, Any]:
-    value = body.get(name) or {}
-    if not isinstance(value, dict):
-        raise RequestRefusedError(f"{name} must be an object, got {value!r:.100}")
-    return value
-
-
-def _objects(body: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    value = body.get(name) or []
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise RequestRefusedError(f"{name} must be a list of objects, got {value!r:.100}")
-    return value
-
-
-def _text(body: dict[str, Any], name: str) -> str | None:
+def _field(body: dict[str, Any], name: str, kind: type[T]) -> T:
+    """A field of this type; an empty one where it is absent."""
     value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise RequestRefusedError(f"{name} must be a string, got {value!r:.100}")
+    if value is None or (not value and kind is not str):
+        return kind()
+    is_odd_list = isinstance(value, list) and not all(isinstance(item, dict) for item in value)
+    if not isinstance(value, kind) or is_odd_list:
+        raise RequestRefusedError(f"{name} must be {_EXPECTED[kind]}, got {value!r:.100}")
     return value
-
-
-def _turn_parts(chat: ChatRequest, output: GenerationOutput, codec: TextCodec) -> ChatParts:
-    text, final = output_text(output, codec), output.finish is not None
-    return split_turn(text, in_reasoning=chat.in_reasoning, with_calls=chat.with_calls, final=final)
 
 
 def chat_completion(chat: ChatRequest, output: GenerationOutput, codec: TextCodec) -> dict[str, Any]:
     """The answer to a call that does not stream."""
-    parts = _turn_parts(chat, output, codec)
+    parts = chat.parts_of(output, codec)
     reasoning = parts.reasoning or None
     message: dict[str, Any] = {"role": "assistant", "content": parts.content, "reasoning_content": reasoning}
     choice = {"index": 0, "message": message, "logprobs": _logprobs(output, codec), **_ending(output, parts)}
@@ -264,7 +256,7 @@ class ChatChunks:
 
     def next(self, output: GenerationOutput) -> list[dict[str, Any]]:
         """The chunks for what is new in `output`, and at its end for the finish and, if wanted, the usage."""
-        parts, sent = _turn_parts(self._chat, output, self._codec), self._sent
+        parts, sent = self._chat.parts_of(output, self._codec), self._sent
         self._sent = parts
         chunks = []
         if len(parts.reasoning) > len(sent.reasoning):

@@ -230,11 +230,7 @@ class Engine:
     async def resume(self) -> None:
         """End `pause`."""
         self.is_paused = False
-        await self.worker.call(lambda scheduler: scheduler.resume())
-
-    async def flush(self) -> bool:
-        """Empty the prefix cache; False, when generations are in flight."""
-        return await self.worker.call(lambda scheduler: scheduler.flush())
+        await self.worker.call(Scheduler.resume)
 
     async def update_weights(self, folder: Path, version: str | None, *, flush: bool) -> bool:
         """Take the weights of another folder of the same shape, and if asked, empty the prefix cache.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from strands_rollout.engine.requests import GenerateRequest
 from strands_rollout.engine.text import TextCodec
@@ -15,8 +15,7 @@ ABORTED_IN_QUEUE = {"type": "abort", "message": "Abort in waiting queue"}
 _SENT_TOKENS = 50
 
 
-@dataclass(frozen=True, slots=True)
-class WeightSpan:
+class WeightSpan(NamedTuple):
     """Output tokens start..end-1 were sampled under this version of the weights."""
 
     version: str
@@ -176,8 +175,7 @@ def weight_versions(output: GenerationOutput) -> dict[str, Any]:
     """The versions of the weights that the tokens were sampled under, as SGLang's answers name them."""
     named: dict[str, Any] = {"weight_version": output.weight_version}
     if output.finish is not None:
-        spans = output.weight_spans
-        named["weight_versions"] = [{"version": s.version, "start": s.start, "end": s.end} for s in spans]
+        named["weight_versions"] = [span._asdict() for span in output.weight_spans]
     return named
 
 

@@ -22,6 +22,7 @@ from strands_rollout.engine.chat import ChatChunks, chat_completion, read_chat_r
 from strands_rollout.engine.engine import Engine, EngineCrashedError
 from strands_rollout.engine.generation import GenerationOutput, generate_response
 from strands_rollout.engine.requests import ContractError, RequestRefusedError, SchemaError, read_generate_call
+from strands_rollout.engine.scheduler import Scheduler
 from strands_rollout.errors import ConfigError
 from strands_rollout.files import Json
 
@@ -170,7 +171,7 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     engine, body = request.app[_ENGINE], await _read_object(request)
     streams = body.get("stream") is True
     try:
-        call = await _beside_loop(request, read_generate_call, body, engine.limits, engine.codec.encode)
+        calls, is_list = await _beside_loop(request, read_generate_call, body, engine.limits, engine.codec.encode)
     except RequestRefusedError as e:
         if not streams or isinstance(e, SchemaError):
             raise
@@ -188,7 +189,7 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     if streams:
         response = await _start_events(request)
         is_first = True
-        async with aclosing(engine.stream(call.requests[0])) as outputs:
+        async with aclosing(engine.stream(calls[0])) as outputs:
             async for output in outputs:
                 await _send_event(response, answer(output, is_first=is_first))
                 is_first = False
@@ -196,14 +197,14 @@ async def _generate(request: web.Request) -> web.StreamResponse:
         return response
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(engine.generate(one)) for one in call.requests]
+            tasks = [group.create_task(engine.generate(one)) for one in calls]
     except* (RequestRefusedError, EngineCrashedError) as e:
         raise e.exceptions[0] from None
     answers = []
     for task in tasks:
         answers.append(answer(task.result()))
         await asyncio.sleep(0)  # decoding a thousand of them at once would hold up everything else
-    return _json(answers if call.is_list else answers[0])
+    return _json(answers if is_list else answers[0])
 
 
 @_ROUTES.get("/health")
@@ -275,7 +276,7 @@ async def _loads(request: web.Request) -> web.Response:
 @_ROUTES.get("/flush_cache")
 @_ROUTES.post("/flush_cache")
 async def _flush_cache(request: web.Request) -> web.Response:
-    if await request.app[_ENGINE].flush():
+    if await request.app[_ENGINE].worker.call(Scheduler.flush):
         return web.Response(text=_FLUSHED)
     return web.Response(text="Flush cache failed.\n", status=400)
 

@@ -11,11 +11,12 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from strands_rollout.errors import RolloutError
 from strands_rollout.files import Json
 
+Encode: TypeAlias = Callable[[str], list[int]]
 TOP_K_ALL = 1 << 30
 # Of one call, prompts times n: each takes memory at once, whether it runs or waits.
 MAX_GENERATIONS = 1024
@@ -205,16 +206,13 @@ class GenerateRequest:
     stream: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateCall:
-    """One HTTP call: several requests when the input is a batch or n > 1, and then answered by a list."""
+def read_generate_call(
+    body: dict[str, Any], limits: RequestLimits, encode: Encode
+) -> tuple[list[GenerateRequest], bool]:
+    """Turn the JSON body of a /generate call into requests, several where the input is a batch or n > 1.
 
-    requests: tuple[GenerateRequest, ...]
-    is_list: bool
-
-
-def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Callable[[str], list[int]]) -> GenerateCall:
-    """Turn the JSON body of a /generate call into requests.
+    Returns:
+        The requests, and whether a list answers them.
 
     Raises:
         SchemaError: A top-level field has the wrong type.
@@ -246,10 +244,10 @@ def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Call
     is_list = is_batch or copies > 1
     if flags["stream"] and is_list:
         raise RequestRefusedError("stream with several inputs is not supported by the embedded engine")
-    return GenerateCall(tuple(requests), is_list)
+    return requests, is_list
 
 
-def encoded(text: str, limits: RequestLimits, encode: Callable[[str], list[int]]) -> list[int]:
+def encoded(text: str, limits: RequestLimits, encode: Encode) -> list[int]:
     """The ids of a text; one that is far too long is refused before its end, which would take seconds and gigabytes."""
     head = text[: limits.context_length * _CHARS_PER_TOKEN]
     ids = encode(head)

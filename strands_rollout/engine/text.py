@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -90,15 +91,11 @@ def _compiled(template: str) -> jinja2.Template:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
+    # Jinja's own filter escapes <, > and & for HTML, which a prompt must not do.
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = _raise_template_error
     environment.globals["strftime_now"] = lambda form: datetime.now(tz=UTC).strftime(form)
     return environment.from_string(template)
-
-
-def _to_json(value: object, indent: int | None = None) -> str:
-    # Jinja's own filter escapes <, > and & for HTML, which a prompt must not do.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _raise_template_error(message: str) -> NoReturn:

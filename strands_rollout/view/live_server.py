@@ -22,7 +22,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from strands_rollout.dump.files import dump_files, unread_samples
 from strands_rollout.errors import ConfigError, DumpError, foreign_code
-from strands_rollout.view.page import DumpView, ShownSample, count_habits, habit_counter, json_bytes, live_page, show
+from strands_rollout.view.page import DumpView, ShownSample, habit_counter, json_bytes, live_page, show
 from strands_rollout.view.sample import Retokeniser
 from strands_rollout.view.tokens import TurnHabits
 
@@ -95,7 +95,7 @@ class LiveDump:
         for sample in unread_samples(self._path):
             record = None if sample.key in self._counted else sample.read()
             if record is not None:
-                count_habits(self._counter, record)
+                self._counter.count(record)
                 self._counted.add(sample.key)
 
     def _now(self) -> list[tuple[str, int, int]]:

@@ -22,7 +22,7 @@ import orjson
 from strands_rollout.dump import DumpRecord, read_dump
 from strands_rollout.errors import foreign_code
 from strands_rollout.files import Json
-from strands_rollout.samples import Sample, kept
+from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
 from strands_rollout.view.sample import Retokeniser, view_sample
 from strands_rollout.view.tokens import HabitCounter, TurnHabits
@@ -92,13 +92,8 @@ def dump_habits(records: Iterable[DumpRecord], retokeniser: Retokeniser | None) 
     """What most turns and contexts of these samples do."""
     counter = habit_counter(retokeniser)
     for record in records:
-        count_habits(counter, record)
+        counter.count(record)
     return counter.habits()
-
-
-def count_habits(counter: HabitCounter, record: DumpRecord) -> None:
-    """Count one sample, if it can be."""
-    kept("habits", lambda: counter.count(record), of_sample=True)
 
 
 def habit_counter(retokeniser: Retokeniser | None) -> HabitCounter:

@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from strands_rollout.dump import DumpRecord
-from strands_rollout.samples import finite
+from strands_rollout.samples import finite, kept
 from strands_rollout.template.drift import unlike_tokens
 
 if TYPE_CHECKING:
@@ -212,7 +212,10 @@ class HabitCounter:
     _sampled: set[int] = field(default_factory=set)
 
     def count(self, record: DumpRecord) -> None:
-        """Count one sample."""
+        """Count one sample, if it can be."""
+        kept("habits", lambda: self._count(record), of_sample=True)
+
+    def _count(self, record: DumpRecord) -> None:
         if self.controls is None:
             new = record.token_texts.keys() - self._known
             self._known |= new

@@ -35,6 +35,7 @@ from strands_rollout.view.live_server import LiveDump, live_server
 from strands_rollout.view.page import show, view_dump, write_page
 from strands_rollout.view.text import print_dump
 
+ASSETS = Path(__file__).parents[2] / "strands_rollout" / "view" / "assets"
 EVIL = "</script ></script><script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\"><!--\u2028"
 
 
@@ -113,11 +114,9 @@ def test_text_of_a_sample_never_becomes_markup_and_only_the_pages_own_script_may
 
 
 def test_the_script_makes_no_markup_of_text() -> None:
-    for asset in (Path(__file__).parents[2] / "strands_rollout" / "view" / "assets").glob("*.js"):
-        text = asset.read_text(encoding="utf-8")
-        assert not re.search(
-            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|http", text
-        ), asset
+    markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|http"
+    for asset in ASSETS.glob("*.js"):
+        assert not re.search(markup, asset.read_text(encoding="utf-8")), asset
 
 
 def test_files_of_a_folder_have_groups_of_their_own(dump: Path) -> None:
@@ -413,3 +412,36 @@ def test_options_that_contradict_each_other_are_refused(dump: Path, arguments: l
     done = CliRunner().invoke(app, ["view", str(dump), *arguments])
     assert done.exit_code == 2
     assert words in " ".join(done.output.replace("│", " ").split())
+
+
+# WCAG 2.1: 4.5 to 1 for text of its size, on whatever it stands on, in both themes
+STYLE = (ASSETS / "page.css").read_text(encoding="utf-8")
+ON_SURFACES = [(tone, on) for tone in ("text", "dim", "good", "bad", "warn") for on in ("back", "card", "pick")]
+PAIRS = [
+    *ON_SURFACES,
+    *(("trained", f"t{strength}") for strength in range(5)),
+    *(("context", "context-back"), ("text", "context-back"), ("dim", "context-back"), ("prompt", "card")),
+    *(("dropped", "dropped-back"), ("stale", "stale-back"), ("stale", "card"), ("text", "unknown-back")),
+    *(("card", "bad"), ("card", "accent"), ("accent", "card")),
+]
+
+
+def colours(theme: str) -> dict[str, str]:
+    block = STYLE[STYLE.index(theme) :].partition("}")[0]
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", [":root {", ':root[data-theme="dark"] {'])
+def test_text_can_be_read_on_what_it_stands_on(theme: str) -> None:
+    found = colours(theme)
+    ratios = {}
+    for tone, on in PAIRS:
+        dark, light = sorted((luminance(found[tone]), luminance(found[on])))
+        ratios[tone, on] = (light + 0.05) / (dark + 0.05)
+    assert {pair: round(ratio, 2) for pair, ratio in ratios.items() if ratio < 4.5} == {}

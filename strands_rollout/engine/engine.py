@@ -167,13 +167,14 @@ class Engine:
         self.weight_version = "default"
         self.is_paused = False
         self._in_flight: set[str] = set()
+        bytes_per_token = 2 * 4 * config.layers * config.kv_heads * config.head_dim  # keys and values, fp32
         seeds = np.random.default_rng(settings.random_seed)
         self._scheduler = Scheduler(
             Qwen3(config, weights, context_length),
             context_length=context_length,
             max_running=settings.max_running_requests,
             prefill_chunk=settings.prefill_chunk_tokens,
-            cache_tokens=settings.prefix_cache_mb * 1_000_000 // config.kv_bytes_per_token(),
+            cache_tokens=settings.prefix_cache_mb * 1_000_000 // bytes_per_token,
             seeds=lambda: int(seeds.integers(2**63)),
             decode=codec.decode,
         )

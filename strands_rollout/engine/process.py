@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -65,22 +65,15 @@ def stop_with_stdin() -> None:
 
 
 async def _ready_url(process: asyncio.subprocess.Process, timeout_s: float, log: IO[bytes]) -> str:
-    line = b""
-    try:
+    line, said = b"", f"was not ready within {timeout_s:g} s"
+    with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             if process.stdout is not None:
                 line = await process.stdout.readline()
             if not line:
-                await process.wait()
-    except TimeoutError:
-        raise EngineUnavailableError(
-            f"the embedded engine was not ready within {timeout_s:g} s. It printed: {_tail(log)}"
-        ) from None
+                said = f"ended with exit code {await process.wait()} before it was ready"
     if not line:
-        raise EngineUnavailableError(
-            f"the embedded engine ended with exit code {process.returncode} before it was ready. It printed: "
-            f"{_tail(log)}"
-        )
+        raise EngineUnavailableError(f"the embedded engine {said}. It printed: {_tail(log)}")
     return str(json.loads(line)["base_url"])
 
 

@@ -6,13 +6,11 @@ reach it, since its Host is checked.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -20,8 +18,9 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from strands_rollout.aio import in_own_thread
 from strands_rollout.dump.files import dump_files, unread_samples
-from strands_rollout.errors import ConfigError, DumpError, foreign_code
+from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.view.page import DumpView, ShownSample, habit_counter, json_bytes, live_page, show
 from strands_rollout.view.sample import Retokeniser
 from strands_rollout.view.tokens import TurnHabits
@@ -38,8 +37,7 @@ class LiveDump:
     """
 
     def __init__(self, path: Path, retokeniser: Retokeniser | None) -> None:
-        self._path = path
-        self._retokeniser = retokeniser
+        self._path, self._retokeniser = path, retokeniser
         self._lock = threading.Lock()
         self._state: list[tuple[str, int, int]] = []
         self._shown: dict[tuple[str, bytes], ShownSample] = {}
@@ -57,21 +55,6 @@ class LiveDump:
                 self.latest = DumpView.of(self._show_all()), hashlib.sha256(repr(state).encode()).hexdigest()[:16]
                 self._state = state
             return self.latest
-
-    async def refreshed(self) -> tuple[DumpView, str]:
-        """See `refresh`; the reading is done in a thread that does not hold up the end of the process."""
-        future: Future[tuple[DumpView, str]] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            with foreign_code("a dump may hold anything, and the request's handler gets what it raises") as outcome:
-                future.set_result(self.refresh())
-            if outcome.error is not None:
-                future.set_exception(outcome.error)
-
-        threading.Thread(target=run, name="view-refresh", daemon=True).start()
-        return await asyncio.wrap_future(future)
 
     def _show_all(self) -> list[ShownSample]:
         self._count_new()
@@ -93,8 +76,7 @@ class LiveDump:
         if not self._counted <= keys:
             self._counter, self._counted = habit_counter(self._retokeniser), set()
         for sample in unread_samples(self._path):
-            record = None if sample.key in self._counted else sample.read()
-            if record is not None:
+            if sample.key not in self._counted and (record := sample.read()):
                 self._counter.count(record)
                 self._counted.add(sample.key)
 
@@ -160,7 +142,8 @@ class _Pages:
         return _answer(self._page, "text/html")
 
     async def index(self, request: web.Request) -> web.Response:
-        view, tag = await self._dump.refreshed()
+        # in a thread that does not hold up the end of the process
+        view, tag = await in_own_thread(self._dump.refresh, has_last_moment=False)()
         tag = f'"{tag}"'
         if request.headers.get("If-None-Match") == tag:
             return _answer(b"", "application/json", tag, status=304)

@@ -299,7 +299,7 @@ async def test_the_server_ends_while_a_dump_is_read(dump: Path) -> None:
         with live._lock:  # as while a large dump is read
             async with live_server(live, "run") as url:
                 asking = asyncio.create_task(session.get(f"{url}index.json"))
-                while not any(thread.name == "view-refresh" for thread in threading.enumerate()):  # noqa: ASYNC110
+                while not any(thread.name == "tool:refresh" for thread in threading.enumerate()):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             with pytest.raises(aiohttp.ClientError):
                 await asking

@@ -196,7 +196,7 @@ class DumpWriter:
 
         Args:
             sample: Finished or not.
-            token_texts: Bytes of token ids, for readers without the tokenizer; see `token_texts.TokenTexts`.
+            token_texts: Bytes of token ids, for readers without the tokenizer; see `TokenTexts`.
 
         Raises:
             DumpError: It holds what has no form in JSON, or can't be written; whole lines before it are kept.

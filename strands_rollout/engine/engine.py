@@ -104,7 +104,13 @@ class Worker:
                     self._scheduler.settle()
         except Exception:  # a bug in one step must fail the requests in flight, not leave their clients waiting
             logger.exception("engine worker crashed; every request fails from now on")
-            self._fail_everything()
+            with self._wake:
+                self._running = False
+            while self._actions:
+                with foreign_code("the scheduler is broken, but generations submitted just now must be found below"):
+                    self._actions.popleft()(self._scheduler)
+            for generation in self._scheduler.in_flight():
+                _crash(generation)
         else:
             self._run_actions()
             self._scheduler.end_all()
@@ -114,15 +120,6 @@ class Worker:
     def _run_actions(self) -> None:
         while self._actions:
             self._actions.popleft()(self._scheduler)
-
-    def _fail_everything(self) -> None:
-        with self._wake:
-            self._running = False
-        while self._actions:
-            with foreign_code("the scheduler is broken, but generations submitted just now must be found below"):
-                self._actions.popleft()(self._scheduler)
-        for generation in self._scheduler.in_flight():
-            _crash(generation)
 
     def _wait_for_work(self) -> bool:
         with self._wake:

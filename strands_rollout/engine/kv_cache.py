@@ -119,7 +119,12 @@ class KvRows:
         for first in range(0, tokens, _CHUNK_TILE_TOKENS):
             seen, end = start + first, _rounded_up(start + min(first + _CHUNK_TILE_TOKENS, tokens))
             tile = slice(first // self._together, (first + _CHUNK_TILE_TOKENS) // self._together)
-            scores = self._scores(queries[:, tile], keys[:, None, :, :end])
+            shape = (*queries[:, tile].shape[:-1], end)
+            size = math.prod(shape)
+            if size > len(self._scratch):  # fresh memory would cost as much as the products
+                self._scratch = np.empty(size, np.float32)
+            scores = self._scratch[:size].reshape(shape)
+            np.matmul(queries[:, tile], keys[:, None, :, :end], out=scores)
             by_token = scores.reshape(len(keys), -1, heads // len(keys), end)
             by_token[..., seen:] += self._causal_bias[: by_token.shape[1], None, : end - seen]
             mixed[:, tile] = _softmax_mix(scores, values[:, None, :, :end])
@@ -137,14 +142,6 @@ class KvRows:
         queries = np.zeros((kv_heads, products * self._together, group, head_dim), np.float32)
         queries[:, :tokens] = q.reshape(tokens, kv_heads, group, head_dim).swapaxes(0, 1)
         return queries.reshape(kv_heads, products, self._together * group, head_dim)
-
-    def _scores(self, queries: Floats, keys: Floats) -> Floats:
-        """`queries` times `keys`, in memory that the next call takes again: fresh memory costs as much as they do."""
-        shape = (*queries.shape[:-1], keys.shape[-1])
-        size = math.prod(shape)
-        if size > len(self._scratch):
-            self._scratch = np.empty(size, np.float32)
-        return np.matmul(queries, keys, out=self._scratch[:size].reshape(shape))
 
     def begin_step(self, lengths: Ints) -> None:
         """Prepare the `attend_step` calls of one step: rows 0..n-1 each get a token at position `lengths`."""

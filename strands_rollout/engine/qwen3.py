@@ -186,12 +186,12 @@ def load_weights(folder: Path, config: ModelConfig) -> ModelWeights:
     tensors, c = _stored_tensors(folder), config
 
     def take(name: str, *shape: int) -> Floats:
-        tensor = tensors.get(name)
-        if tensor is None:
+        if name not in tensors:
             raise ConfigError(f"{folder}: the weights have no tensor {name}")
-        if tensor.shape != shape:
-            raise ConfigError(f"{folder}: tensor {name} has shape {tensor.shape}, config.json says {shape}")
-        return tensor.read()
+        stored_shape, read = tensors[name]
+        if stored_shape != shape:
+            raise ConfigError(f"{folder}: tensor {name} has shape {stored_shape}, config.json says {shape}")
+        return read()
 
     embedding = take("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
     head = embedding if c.tied_embeddings else take("lm_head.weight", c.vocab_size, c.hidden_size)
@@ -202,15 +202,11 @@ def load_weights(folder: Path, config: ModelConfig) -> ModelWeights:
 
 def read_tensors(folder: Path) -> dict[str, Floats]:
     """Read every tensor of `folder`, single file or sharded, as fp32; ConfigError where one is missing or broken."""
-    return {name: tensor.read() for name, tensor in _stored_tensors(folder).items()}
+    return {name: read() for name, (_, read) in _stored_tensors(folder).items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredTensor:
-    """A tensor of a file, not read yet: what its shape says must be known to fit before memory is taken for it."""
-
-    shape: tuple[int, ...]
-    read: Callable[[], Floats]
+# The shape of a tensor of a file, and what reads it: that the shape fits must be known before memory is taken for it.
+_StoredTensor: TypeAlias = tuple[tuple[int, ...], Callable[[], Floats]]
 
 
 def _stored_tensors(folder: Path) -> dict[str, _StoredTensor]:
@@ -261,7 +257,7 @@ def _stored(body: npt.NDArray[np.uint8], spec: dict[str, Any], path: Path) -> _S
             return (data.astype(np.uint32) << 16).view(np.float32)
         return data.astype(np.float32)
 
-    return _StoredTensor(tuple(shape), read)
+    return tuple(shape), read
 
 
 def _layer(take: Callable[..., Floats], c: ModelConfig, prefix: str) -> LayerWeights:

@@ -113,7 +113,11 @@ class Scheduler:
         if mode == "abort":
             self._end([*self._running(), *self._waiting])
         elif mode == "retract":
-            self._retract()
+            retracted = [self._remove(row) for row in reversed(range(len(self._batch)))][::-1] + self._prefilling()
+            self._prefill = None
+            for generation in retracted:
+                generation.retractions += 1
+            self._waiting.extend(retracted)
         self.paused = True
 
     def resume(self) -> None:
@@ -226,13 +230,6 @@ class Scheduler:
         # Backwards, so that the last row, which moves into a gap, is never one that ends as well.
         for row in sorted(endings, reverse=True):
             self._leave(row, endings[row])
-
-    def _retract(self) -> None:
-        retracted = [self._remove(row) for row in reversed(range(len(self._batch)))][::-1] + self._prefilling()
-        self._prefill = None
-        for generation in retracted:
-            generation.retractions += 1
-        self._waiting.extend(retracted)
 
     def _end(self, generations: list[Generation]) -> None:
         """Abort `generations` now, wherever they are; those that run keep what they have."""

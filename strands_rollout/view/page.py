@@ -104,14 +104,14 @@ def habit_counter(retokeniser: Retokeniser | None) -> HabitCounter:
 def show(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None) -> ShownSample:
     """Judge one sample; one that can't be is shown as such, beside the others."""
     with foreign_code("a dump may hold anything, and one odd sample must not hide the others") as outcome:
-        return _shown(record, *view_sample(record, habits, retokeniser))
+        return _shown(record, habits, retokeniser)
     why = f"it can't be shown: {type(outcome.error).__name__}: {outcome.error!s:.500}"
     values = Sample(status=Sample.Status.FAILED, response=why).to_dict()
-    odd = DumpRecord(values, record.where, record.source, violations=(why,))
-    return _shown(odd, *view_sample(odd, habits, None))
+    return _shown(DumpRecord(values, record.where, record.source, violations=(why,)), habits, None)
 
 
-def _shown(record: DumpRecord, row: dict[str, Any], detail: dict[str, Any]) -> ShownSample:
+def _shown(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None) -> ShownSample:
+    row, detail = view_sample(record, habits, retokeniser)
     packed = gzip.compress(json_bytes(detail), 5, mtime=0)
     row = orjson.loads(json_bytes(row))
     return ShownSample(row, packed, record.where, _compared(record, row["reward"]))

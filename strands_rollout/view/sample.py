@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from strands_rollout.code_tool.local.sandbox.output import shorten
 from strands_rollout.dump import DumpRecord, TokenTexts
@@ -202,24 +202,26 @@ def view_sample(
     Without a retokeniser there are no marks of drift, and no texts but the record's.
     """
     lists = TokenLists.of(record)
-    kinds = token_kinds(record, lists)
     marks = retokeniser.marks(lists) if retokeniser is not None and record.has_tokens else None
-    problems = find_problems(record, lists, habits)
-    row = _row(record, lists, kinds, marks, problems)
     texts = record.token_texts
     if retokeniser is not None:
         ids = {*lists.ids, *(token for mark in marks or () for token in mark.instead)}
         texts = {token: retokeniser.texts[token] for token in sorted(ids) if token in retokeniser.texts}
-    return row, _detail(record, lists, kinds, marks, problems, texts)
+    judged = _Judged(record, lists, token_kinds(record, lists), marks, find_problems(record, lists, habits), texts)
+    return _row(judged), _detail(judged)
 
 
-def _row(
-    record: DumpRecord,
-    lists: TokenLists,
-    kinds: Sequence[str],
-    marks: Sequence[DriftMark] | None,
-    problems: Sequence[Problem],
-) -> dict[str, Any]:
+class _Judged(NamedTuple):
+    record: DumpRecord
+    lists: TokenLists
+    kinds: list[str]
+    marks: list[DriftMark] | None
+    problems: list[Problem]
+    texts: Mapping[int, bytes]
+
+
+def _row(judged: _Judged) -> dict[str, Any]:
+    record, lists, kinds, marks, problems, _ = judged
     values, facts = record.values, record.facts
     return {
         "index": values.get("index"),
@@ -246,14 +248,8 @@ def _row(
     }
 
 
-def _detail(
-    record: DumpRecord,
-    lists: TokenLists,
-    kinds: Sequence[str],
-    marks: Sequence[DriftMark] | None,
-    problems: Sequence[Problem],
-    texts: Mapping[int, bytes],
-) -> dict[str, Any]:
+def _detail(judged: _Judged) -> dict[str, Any]:
+    record, lists, kinds, marks, problems, texts = judged
     values = record.values
     given = values.get("metadata")
     metadata = without_secrets(given) if isinstance(given, Mapping) else {}

@@ -64,23 +64,6 @@ async def test_an_engine_with_a_random_seed_repeats_itself(start, tiny_dir):
     assert samples[0]["output_ids"] == samples[1]["output_ids"] != samples[2]["output_ids"]
 
 
-async def test_a_long_prompt_does_not_stall_a_running_generation(start, tmp_path):
-    folder = TinyQwen3(context_length=8192).write(tmp_path / "model")
-    api = await start(folder, prefill_chunk_tokens=32)
-    body = {"input_ids": [5] * 9, "sampling_params": {"max_new_tokens": 3000, "ignore_eos": True}, "stream": True}
-    events = api.events("/generate", body)
-    await anext(events)
-    long_prompt = asyncio.create_task(api.generate([7] * 1000, max_new_tokens=1))
-    tokens_meanwhile = 0
-    async for _ in events:
-        if long_prompt.done():
-            break
-        tokens_meanwhile += 1
-    await long_prompt
-    await events.aclose()
-    assert tokens_meanwhile >= 10
-
-
 async def test_a_small_prefix_cache_forgets_but_stays_correct(start, tiny_dir):
     # 1 MB holds about 1950 tokens of this model.
     api, reference = await start(tiny_dir, prefix_cache_mb=1), await start(tiny_dir)

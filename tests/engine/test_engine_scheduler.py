@@ -74,6 +74,17 @@ def test_an_abort_of_what_prefills_again_keeps_what_was_sent(scheduler):
     assert _spans(generation) == [("default", 0, 50)]
 
 
+def test_a_long_prompt_does_not_stall_a_running_generation(scheduler):
+    running = _submitted(scheduler, 3)
+    scheduler.step()
+    waiting, steps = _submitted(scheduler, 20 * CHUNK, max_new_tokens=1), 0
+    while waiting.finish is None:
+        scheduler.step()
+        steps += 1
+    scheduler.end_all()
+    assert (steps, len(running.output_ids)) == (20, 1 + 20)
+
+
 def test_new_weights_for_what_prefills_again_begin_a_span(scheduler, other_dir):
     generation = _retracted_in_mid_prompt(scheduler)
     scheduler.pause("in_place")

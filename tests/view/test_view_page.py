@@ -293,14 +293,15 @@ async def test_opening_a_sample_waits_for_no_reading(server: Served, dump: Path)
         assert await ask(server, server.root + "progress") == (200, b"6", None)
 
 
-async def test_the_server_ends_while_a_dump_is_read(dump: Path) -> None:
-    live = LiveDump(dump, None)
+async def test_the_server_ends_while_a_dump_is_read(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live, begun = LiveDump(dump, None), threading.Event()
+    refresh = live.refresh
+    monkeypatch.setattr(live, "refresh", lambda: (begun.set(), refresh())[1])
     async with asyncio.timeout(30), aiohttp.ClientSession() as session:
         with live._lock:  # as while a large dump is read
             async with live_server(live, "run") as url:
                 asking = asyncio.create_task(session.get(f"{url}index.json"))
-                while not any(thread.name == "tool:refresh" for thread in threading.enumerate()):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+                assert await asyncio.to_thread(begun.wait, 30)
             with pytest.raises(aiohttp.ClientError):
                 await asking
 

@@ -11,16 +11,17 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Final, Self
+from typing import BinaryIO, Final, Self
 
 from strands_rollout.dump.record import HEAD_KEY, DumpRecord, read_line, record_line, slime_record
 from strands_rollout.dump.torch_file import read_torch_file
 from strands_rollout.errors import DumpError
 from strands_rollout.files import open_regular
+from strands_rollout.samples import SampleLike
 from strands_rollout.secret_mask import secret_values
 
 _CHUNK_BYTES: Final = 1 << 18
@@ -33,14 +34,9 @@ _KINDS: Final = ", ".join([*_LINES, *_TORCH])
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """Each line that is not blank, one at a time.
+    """Each line that is not blank: its number from 1, the line without its end, and whether its end is there.
 
-    Yields:
-        Its number from 1, the line without its end, and whether its end is there: the last one of a run that writes, or
-        was killed, may be half a line.
-
-    Raises:
-        DumpError: The file can't be read, or is damaged.
+    The last line of a run that writes, or was killed, may be half a line. DumpError where the file can't be read.
     """
     number = 0
     begun: list[bytes] = []  # a line may be far longer than a chunk
@@ -64,39 +60,31 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
 
 
 def _unpacked(path: Path) -> Iterator[bytes]:
-    if path.suffix != ".gz":
-        yield from _chunks(path)
-        return
-    unpack = zlib.decompressobj(_GZIP_WINDOW)
-    try:
-        for chunk in _chunks(path):
-            packed = chunk
-            while packed:
-                yield unpack.decompress(packed, _CHUNK_BYTES)
-                packed = unpack.unconsumed_tail
-                if unpack.eof:
-                    packed = unpack.unused_data
-                    unpack = zlib.decompressobj(_GZIP_WINDOW)  # files put one behind the other
-    except zlib.error as e:
-        raise DumpError(f"{path} is damaged: {e}; expected gzip, as its name ends in .gz") from e
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
     try:
         with open_regular(path) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                yield chunk
+            unpack = zlib.decompressobj(_GZIP_WINDOW)
+            while packed := file.read(_CHUNK_BYTES):
+                if path.suffix != ".gz":
+                    yield packed
+                    continue
+                while packed:
+                    yield unpack.decompress(packed, _CHUNK_BYTES)
+                    packed = unpack.unconsumed_tail
+                    if unpack.eof:
+                        packed = unpack.unused_data
+                        unpack = zlib.decompressobj(_GZIP_WINDOW)  # files put one behind the other
     except OSError as e:
         raise DumpError(f"can't read {path}: {e.strerror}") from e
+    except zlib.error as e:
+        raise DumpError(f"{path} is damaged: {e}; expected gzip, as its name ends in .gz") from e
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadSample:
     """A sample of a dump before anything of it is parsed.
 
-    Attributes:
-        key: Its place and its content: equal where both are.
-        read: The record; None of the last line of a file where it is half written. Raises DumpError.
+    Its key is its place and its content. `read` gives the record, None of a last line that is half written, or raises
+    DumpError.
     """
 
     key: tuple[str, bytes]
@@ -115,29 +103,35 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
     Raises:
         DumpError: There is none, a line is broken (it is named), or slime's file holds what is not read.
     """
-    for sample in unread_samples(path):
-        record = sample.read()
-        if record is not None:
-            yield record
+    records = (sample.read() for sample in unread_samples(path))
+    yield from (record for record in records if record is not None)
 
 
 def unread_samples(path: Path) -> Iterator[UnreadSample]:
-    """What `read_dump` reads, for readers that have seen most of it already.
-
-    Raises:
-        DumpError: As `read_dump`, but for broken lines.
-    """
+    """What `read_dump` reads, for readers that have seen most of it already; broken lines raise when they are read."""
     files = dump_files(path)
     if not files:
         raise DumpError(f"{path} holds no dump; expected files that end in {_KINDS}")
     for file in files:
         if not file.name.endswith(_LINES):
-            yield from _torch_samples(file)
+            samples, now = read_torch_file(file), str(file.stat().st_mtime_ns).encode()
+            for position, values in enumerate(samples):
+                where = f"{file}[{position}]"
+                yield UnreadSample((where, now), partial(slime_record, values, where))
             continue
         for number, line, is_whole in read_lines(file):
             where = f"{file}:{number}"
             key = where, hashlib.blake2b(line, digest_size=16).digest()
             yield UnreadSample(key, partial(_read_whole, line, where, is_whole=is_whole))
+
+
+def _read_whole(line: bytes, where: str, *, is_whole: bool) -> DumpRecord | None:
+    try:
+        return read_line(line, where)
+    except DumpError:
+        if is_whole:
+            raise
+        return None
 
 
 def dump_files(path: Path) -> list[Path]:
@@ -166,23 +160,6 @@ def _begins_with_a_sample(path: Path) -> bool:
     return False
 
 
-def _read_whole(line: bytes, where: str, *, is_whole: bool) -> DumpRecord | None:
-    try:
-        return read_line(line, where)
-    except DumpError:
-        if is_whole:
-            raise
-        return None
-
-
-def _torch_samples(path: Path) -> Iterator[UnreadSample]:
-    samples = read_torch_file(path)
-    now = str(path.stat().st_mtime_ns).encode()
-    for position, values in enumerate(samples):
-        where = f"{path}[{position}]"
-        yield UnreadSample((where, now), partial(slime_record, values, where))
-
-
 class DumpWriter:
     """A new dump, open for writing; a context manager.
 
@@ -196,49 +173,46 @@ class DumpWriter:
 
     def __init__(self, path: Path, secrets: Collection[str] | None = None) -> None:
         self._secrets = secret_values(os.environ) if secrets is None else secrets
-        if not path.name.endswith((".jsonl", ".jsonl.gz")):
+        if not path.name.endswith(_LINES):
             raise DumpError(f"got the dump {path}; expected a name that ends in .jsonl or .jsonl.gz")
         self.path = path
+        self._closing = ExitStack()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("xb", buffering=0)
+            self._file: BinaryIO | gzip.GzipFile = self._closing.enter_context(path.open("xb", buffering=0))
         except OSError as e:
             raise DumpError(f"can't write the dump to {path}: {e.strerror}; choose another place") from e
-        self._packed = gzip.GzipFile(fileobj=self._file, mode="wb", filename="") if path.suffix == ".gz" else None
+        if path.suffix == ".gz":
+            self._file = self._closing.enter_context(gzip.GzipFile(fileobj=self._file, mode="wb", filename=""))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._packed is not None:
-            self._packed.close()
-        self._file.close()
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
 
-    def write(self, sample: Any, token_texts: Mapping[int, bytes] | None = None) -> None:  # noqa: ANN401
+    def write(self, sample: SampleLike | DumpRecord, token_texts: Mapping[int, bytes] | None = None) -> None:
         """Write one sample, slime's, ours, or a record of another dump.
 
         Args:
             sample: Finished or not.
-            token_texts: Bytes of token ids, for readers without the tokenizer; see `token_texts.TokenTexts`.
+            token_texts: Bytes of token ids, for readers without the tokenizer; see `TokenTexts`.
 
         Raises:
             DumpError: It holds what has no form in JSON, or can't be written; whole lines before it are kept.
         """
         record = sample if isinstance(sample, DumpRecord) else DumpRecord.from_sample(sample, token_texts)
         line = record_line(record, self._secrets)
-        target: BinaryIO | gzip.GzipFile = self._packed or self._file
         try:
-            target.write(line)
-            target.flush()
+            self._file.write(line)
+            self._file.flush()
         except OSError as e:
             raise DumpError(f"can't write to {self.path}: {e.strerror}; what is there is kept") from e
 
 
 def write_dump(
     path: Path,
-    samples: Iterable[Any],
+    samples: Iterable[SampleLike | DumpRecord],
     token_texts: Mapping[int, bytes] | None = None,
     secrets: Collection[str] | None = None,
 ) -> None:

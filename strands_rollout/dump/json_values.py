@@ -29,50 +29,42 @@ _PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 _BARE: Final = frozenset({int, float, str, bool, type(None)})
 
 
-def to_json(value: Any, where: str) -> Json:  # noqa: ANN401 - any plain value
+def to_json(value: object, where: str) -> Json:
     """A value of JSON that `from_json` makes the same value of; a tensor comes back as a NumPy array.
 
-    Args:
-        value: Anything; only plain values, NumPy's, tensors and PIL images have a form.
-        where: What it is, for messages.
-
-    Raises:
-        DumpError: It holds something else, or itself.
+    Only plain values, NumPy's, tensors and PIL images have a form: of anything else, and of what holds itself, the
+    DumpError says that it is `where`.
     """
     try:
         return _encoded(value)
     except _FormlessError as e:
         raise DumpError(
-            f"{where} holds {e.kind}; expected plain values (numbers, text, lists, mappings, arrays): convert it first"
+            f"{where} holds {e}; expected plain values (numbers, text, lists, mappings, arrays): convert it first"
         ) from None
     except RecursionError as e:
         raise DumpError(f"{where} holds itself, or is nested too deeply; expected plain values") from e
 
 
-def from_json(value: Json) -> Any:  # noqa: ANN401 - any value of JSON
-    """The value that `to_json` made this of.
-
-    Raises:
-        ValueError: It is damaged.
-    """
+def from_json(value: Json) -> Json:
+    """The value that `to_json` made this of; ValueError where it is damaged."""
     if isinstance(value, list):
         # lists of numbers are nearly all of a dump
         return value if set(map(type, value)) <= _BARE else [from_json(item) for item in value]
     if not isinstance(value, dict):
         return value
-    if len(value) == 1:
-        ((key, held),) = value.items()
-        if key.startswith("$"):
-            return _decoded(key, held)
-    return {key: from_json(item) for key, item in value.items()}
+    if len(value) != 1 or not (key := next(iter(value))).startswith("$"):
+        return {key: from_json(item) for key, item in value.items()}
+    decode = _DECODERS.get(key)
+    if decode is None:
+        raise ValueError(f"got the key {key!r:.40}; expected one of {', '.join(_DECODERS)}")
+    try:
+        return decode(value[key])
+    except (TypeError, ValueError, LookupError, binascii.Error) as e:
+        raise ValueError(f"got a damaged {key}: {e}") from e
 
 
 class _FormlessError(Exception):
-    """A value has no form in JSON."""
-
-    def __init__(self, value: object) -> None:
-        super().__init__()
-        self.kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    """A value of this type has no form in JSON."""
 
 
 def _encoded(value: Json) -> Json:
@@ -81,13 +73,16 @@ def _encoded(value: Json) -> Json:
         return encode(value)
     if isinstance(value, Mapping):
         return _mapping(value)
-    if isinstance(value, np.ndarray | np.generic):
-        return _array(value)
     if all(hasattr(value, name) for name in ("detach", "cpu", "numpy")):
-        return _array(value.detach().cpu().numpy())
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _ARRAY_KINDS:
+        little = np.asarray(value, dtype=value.dtype.newbyteorder("<"))
+        return {"$array": [little.dtype.str, list(value.shape), _base64(little.tobytes())]}
     if getattr(value, "mode", None) in _PNG_MODES and type(value).__module__.startswith("PIL."):
-        return _image(value)
-    raise _FormlessError(value)
+        png = io.BytesIO()
+        value.save(png, format="PNG")
+        return {"$image": _base64(png.getvalue())}
+    raise _FormlessError(f"{type(value).__module__}.{type(value).__qualname__}")
 
 
 def _list(values: list[Any]) -> list[Any]:
@@ -114,21 +109,12 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _array(value: Any) -> dict[str, Any]:  # noqa: ANN401 - NumPy's
-    if value.dtype.kind not in _ARRAY_KINDS:
-        raise _FormlessError(value)
-    little = np.asarray(value, dtype=value.dtype.newbyteorder("<"))
-    return {"$array": [little.dtype.str, list(value.shape), _base64(little.tobytes())]}
-
-
-def _image(value: Any) -> dict[str, str]:  # noqa: ANN401 - Pillow's
-    buffer = io.BytesIO()
-    value.save(buffer, format="PNG")
-    return {"$image": _base64(buffer.getvalue())}
-
-
 def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode("ascii")
+
+
+def _bytes_of(held: Json) -> bytes:
+    return base64.b64decode(held, validate=True)
 
 
 _ENCODERS: Final[Mapping[type, Callable[[Any], Any]]] = {
@@ -144,17 +130,7 @@ _ENCODERS: Final[Mapping[type, Callable[[Any], Any]]] = {
 }
 
 
-def _decoded(key: str, held: Json) -> Any:  # noqa: ANN401
-    decode = _DECODERS.get(key)
-    if decode is None:
-        raise ValueError(f"got the key {key!r:.40}; expected one of {', '.join(_DECODERS)}")
-    try:
-        return decode(held)
-    except (TypeError, ValueError, LookupError, binascii.Error) as e:
-        raise ValueError(f"got a damaged {key}: {e}") from e
-
-
-def _array_of(held: Json) -> Any:  # noqa: ANN401
+def _array_of(held: Json) -> np.ndarray[Any, Any]:
     name, shape, data = held
     dtype = np.dtype(name) if isinstance(name, str) and len(name) <= _MAX_DTYPE_CHARS else None
     if dtype is None or dtype.kind not in _ARRAY_KINDS:
@@ -164,9 +140,9 @@ def _array_of(held: Json) -> Any:  # noqa: ANN401
     return np.frombuffer(base64.b64decode(data), dtype=dtype).reshape(shape).copy()[()]
 
 
-def _image_of(held: Json) -> Any:  # noqa: ANN401
+def _image_of(held: Json) -> object:
     """The PIL image; its PNG where Pillow is not installed, which is read as an image wherever one is expected."""
-    png = base64.b64decode(held, validate=True)
+    png = _bytes_of(held)
     try:
         from PIL import Image
     except ImportError:
@@ -181,10 +157,10 @@ def _image_of(held: Json) -> Any:  # noqa: ANN401
 
 _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "$tuple": lambda held: tuple(from_json(list(held))),
-    "$bytes": lambda held: base64.b64decode(held, validate=True),
+    "$bytes": _bytes_of,
     "$float": lambda held: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[held],
     "$int": int,
-    "$text": lambda held: base64.b64decode(held, validate=True).decode("utf-8", "surrogatepass"),
+    "$text": lambda held: _bytes_of(held).decode("utf-8", "surrogatepass"),
     "$array": _array_of,
     "$image": _image_of,
     "$map": lambda held: {from_json(name): from_json(item) for name, item in held},

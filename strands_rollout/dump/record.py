@@ -13,7 +13,7 @@ import orjson
 from strands_rollout.dump.json_values import from_json, to_json
 from strands_rollout.errors import DumpError
 from strands_rollout.files import Json
-from strands_rollout.samples import Sample
+from strands_rollout.samples import Sample, SampleLike
 from strands_rollout.secret_mask import masked, without_values
 from strands_rollout.template.drift import is_byte_level, token_bytes
 
@@ -66,7 +66,7 @@ class DumpRecord:
     """One sample as a dump has it.
 
     Attributes:
-        values: As `Sample.to_dict` gives them; what a file lacks has its default there.
+        values: Of `Sample.to_dict`; what a file lacks has its default there.
         where: File and line (or position in slime's file, from 0), for people.
         source: "dump", "samples" (version 0), "slime", or "eval": a result of `strands-rollout eval`.
         token_texts: Bytes of token ids, as far as the dump holds them.
@@ -92,10 +92,7 @@ class DumpRecord:
         return facts if isinstance(facts, Mapping) else {}
 
     def to_sample(self, sample_class: Any = Sample) -> Any:  # noqa: ANN401 - slime's class or ours
-        """A sample of these values; it shares lists with the record.
-
-        Args:
-            sample_class: slime's `Sample`, or ours.
+        """A sample of these values, slime's or ours; it shares lists with the record.
 
         Raises:
             DumpError: The values are no sample's.
@@ -106,28 +103,23 @@ class DumpRecord:
             raise DumpError(f"{self.where}: no sample can be made of it: {type(e).__name__}: {e}") from e
 
     @classmethod
-    def from_sample(cls, sample: Any, token_texts: Mapping[int, bytes] | None = None) -> DumpRecord:  # noqa: ANN401
-        """The record of slime's sample or ours; it shares lists with it.
+    def from_sample(cls, sample: SampleLike, token_texts: Mapping[int, bytes] | None = None) -> DumpRecord:
+        """The record of slime's sample or ours, finished or not; it shares lists with it.
 
         Args:
-            sample: Finished or not.
-            token_texts: Bytes of its token ids, of more, or of some; see `token_texts.TokenTexts`.
+            sample: Its `to_dict` is called.
+            token_texts: Bytes of its token ids, of more, or of some; see `TokenTexts`.
         """
-        values = sample.to_dict()
+        values: dict[str, Any] = sample.to_dict()  # type: ignore[attr-defined]
         if token_texts is None:
             return cls(values)
         return cls(values, token_texts={i: token_texts[i] for i in sorted(set(values["tokens"])) if i in token_texts})
 
 
 def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:
-    """The record as a line, its end included; secrets masked.
+    """The record as a line, its end included; secrets masked, as `shown_values` does.
 
-    Args:
-        record: Any.
-        secrets: Texts that are masked wherever they stand in it; tokens stay as they are.
-
-    Raises:
-        DumpError: It holds what has no form in JSON, itself, or lists and mappings nested too deeply.
+    DumpError where it holds what has no form in JSON, itself, or lists and mappings nested too deeply.
     """
     where = f"sample index={record.values.get('index')}"
     head: dict[str, Any] = {"version": VERSION}
@@ -142,32 +134,15 @@ def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:
 
 
 def shown_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:
-    """A sample's values with its secrets masked, by name and by value; tokens stay as they are.
-
-    Args:
-        sample: As `Sample.to_dict` gives it.
-        secrets: Texts that are masked wherever they stand.
-    """
-    values = dict(sample)
-    for name in _MASKED:
-        if isinstance(values.get(name), Mapping):
-            values[name] = without_values(without_secrets(values[name]), secrets)
-    for name in _TEXTS:
-        if name in values:
-            values[name] = without_values(values[name], secrets)
-    return values
+    """A sample's values with secrets masked, by name and, where `secrets` stand in texts, by value; tokens stay."""
+    named = {name: sample[name] for name in _MASKED if isinstance(sample.get(name), Mapping)}
+    texts = {name: sample[name] for name in _TEXTS if name in sample}
+    shown = {name: without_secrets(values) for name, values in named.items()} | texts
+    return {**sample, **{name: without_values(value, secrets) for name, value in shown.items()}}
 
 
 def read_line(line: bytes, where: str) -> DumpRecord:
-    """The record of a line, of this format or one that it succeeds.
-
-    Args:
-        line: With or without its end.
-        where: File and line, for messages.
-
-    Raises:
-        DumpError: It is none.
-    """
+    """The record in a line, of this format or one that it succeeds; DumpError, with `where`, if it is none."""
     try:
         # orjson makes a float of an integer above 64 bits
         read = json.loads(line) if _LONG_INTEGER.search(line) else _loaded(line)
@@ -201,13 +176,21 @@ def _record(read: dict[str, Any], where: str) -> DumpRecord:
 
 
 def _older(read: dict[str, Any], where: str) -> DumpRecord:
-    if "data_set" in read and "problem" in read:
-        violations = tuple(map(str, read.get("violations") or ()))
-        whole = read.get("sample")
-        values = _checked(whole, where) if isinstance(whole, dict) else _of_result(read)
-        values.setdefault("metadata", {})["eval"] = {name: read.get(name) for name in ("data_set", "problem", "number")}
-        return DumpRecord(values, where, "eval", violations=violations)
-    return DumpRecord(_checked(read, where), where, "samples")
+    if "data_set" not in read or "problem" not in read:
+        return DumpRecord(_checked(read, where), where, "samples")
+    values = read.get("sample")
+    if not isinstance(values, dict):  # an evaluation that kept no tokens
+        values = {name: read.get(name) for name in ("status", "label", "reward")} | {
+            "tokens": [],
+            "response": read.get("response") or "",
+            "response_length": read.get("response_tokens") or 0,
+            "metadata": {
+                METADATA_KEY: {name: read.get(name) for name in _RESULT_FACTS} | {"duration_s": read.get("seconds")}
+            },
+        }
+    values = _checked(values, where)
+    values.setdefault("metadata", {})["eval"] = {name: read.get(name) for name in ("data_set", "problem", "number")}
+    return DumpRecord(values, where, "eval", violations=tuple(map(str, read.get("violations") or ())))
 
 
 def _checked(values: object, where: str) -> dict[str, Any]:
@@ -216,25 +199,8 @@ def _checked(values: object, where: str) -> dict[str, Any]:
     return {**Sample().to_dict(), **values}
 
 
-def _of_result(read: Mapping[str, Any]) -> dict[str, Any]:
-    """A result of an evaluation that kept no tokens."""
-    facts = {name: read.get(name) for name in _RESULT_FACTS} | {"duration_s": read.get("seconds")}
-    known = {name: read.get(name) for name in ("status", "label", "reward")}
-    return {
-        **Sample().to_dict(),
-        **known,
-        "response": read.get("response") or "",
-        "response_length": read.get("response_tokens") or 0,
-        "metadata": {METADATA_KEY: facts},
-    }
-
-
 def slime_record(values: object, where: str) -> DumpRecord:
-    """The record of a sample of slime's own file.
-
-    Raises:
-        DumpError: It is no sample.
-    """
+    """The record of a sample of slime's own file; DumpError where it is none."""
     return DumpRecord(_checked(values, where), where, "slime")
 
 

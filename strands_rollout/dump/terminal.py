@@ -7,9 +7,9 @@ left, so that it reads the same without colours.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from enum import StrEnum
 from itertools import groupby
-from typing import Final, NamedTuple
+from operator import itemgetter
+from typing import Final
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -54,60 +54,38 @@ def make_console(*, stderr: bool = False) -> Console:
     return console if console.is_terminal else PlainConsole(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
 
 
-class Kind(StrEnum):
-    """What a stretch of tokens is; untrained is a sample that is kept out of training."""
-
-    PROMPT = "prompt"
-    CONTEXT = "context"
-    TRAINED = "trained"
-    UNTRAINED = "untrained"
-
-
-_GUTTER_WIDTH: Final = max(len(kind) for kind in Kind)
-_STYLES_AND_LEGENDS: Final = {
-    Kind.PROMPT: ("dim", "read before the first turn, not trained"),
-    Kind.CONTEXT: ("cyan", "read between turns (tool results, template), not trained"),
-    Kind.TRAINED: ("bold green", "sampled by the policy, trained"),
-    Kind.UNTRAINED: ("yellow", "a sample that is kept out of training"),
+_KINDS: Final = {
+    "prompt": ("dim", "read before the first turn, not trained"),
+    "context": ("cyan", "read between turns (tool results, template), not trained"),
+    "trained": ("bold green", "sampled by the policy, trained"),
+    "untrained": ("yellow", "a sample that is kept out of training"),
 }
+_GUTTER_WIDTH: Final = max(map(len, _KINDS))
 
 
-class Stretch(NamedTuple):
-    """Neighbouring tokens of one kind, at least one."""
-
-    kind: Kind
-    token_ids: list[int]
-
-
-def stretches(sample: SampleLike) -> list[Stretch]:
-    """The sample's tokens, whole and in order, cut where their kind changes."""
+def stretches(sample: SampleLike) -> list[tuple[str, list[int]]]:
+    """The sample's tokens, whole and in order, cut where their kind, which stands before them, changes."""
     prompt_length = len(sample.tokens) - sample.response_length
-    untrained = Kind.UNTRAINED if sample.remove_sample else Kind.CONTEXT
-    kinds = [Kind.PROMPT] * prompt_length + [Kind.TRAINED if mask else untrained for mask in sample.loss_mask]
+    untrained = "untrained" if sample.remove_sample else "context"
+    kinds = ["prompt"] * prompt_length + ["trained" if mask else untrained for mask in sample.loss_mask]
     pairs = zip(kinds, sample.tokens, strict=True)
-    return [Stretch(kind, [token for _, token in group]) for kind, group in groupby(pairs, key=lambda pair: pair[0])]
+    return [(kind, [token for _, token in group]) for kind, group in groupby(pairs, key=itemgetter(0))]
 
 
 def print_transcript(console: Console, sample: SampleLike, decode: Callable[[Sequence[int]], str]) -> None:
-    """Print a sample's text, one kind after the other, with a legend.
-
-    Args:
-        console: Where to; it decides about colours (NO_COLOR, no terminal: none).
-        sample: slime's Sample or ours, with valid lengths.
-        decode: Text of ids, control tokens included.
-    """
+    """Print a sample's text, one kind after the other, with a legend; `decode` gives control tokens' texts, too."""
     found = stretches(sample)
-    for kind in dict.fromkeys(stretch.kind for stretch in found):
-        count = sum(len(stretch.token_ids) for stretch in found if stretch.kind is kind)
-        console.print(_line(kind, kind, f"{_STYLES_AND_LEGENDS[kind][1]}; {count} tokens"), soft_wrap=True)
+    for kind in dict.fromkeys(kind for kind, _ in found):
+        count = sum(len(ids) for other, ids in found if other == kind)
+        console.print(_line(kind, kind, f"{_KINDS[kind][1]}; {count} tokens"), soft_wrap=True)
     console.print()
-    for stretch in found:
-        lines = decode(stretch.token_ids).split("\n")
+    for kind, ids in found:
+        lines = decode(ids).split("\n")
         if len(lines) > 1 and not lines[-1]:
             lines.pop()  # its newline ended the line before: the next stretch starts a line of its own anyway
         for number, line in enumerate(lines):
-            console.print(_line(stretch.kind, stretch.kind if number == 0 else "", line), soft_wrap=True)
+            console.print(_line(kind, kind if number == 0 else "", line), soft_wrap=True)
 
 
-def _line(kind: Kind, label: str, text: str) -> Text:
-    return Text.assemble((f"{label:>{_GUTTER_WIDTH}} | ", "dim"), (printable(text), _STYLES_AND_LEGENDS[kind][0]))
+def _line(kind: str, label: str, text: str) -> Text:
+    return Text.assemble((f"{label:>{_GUTTER_WIDTH}} | ", "dim"), (printable(text), _KINDS[kind][0]))

@@ -5,7 +5,7 @@ Facts of before requests had start times give sums, and no places.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,9 @@ from strands_rollout.samples import finite
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A request to the engine, or a tool call.
+    """A request to the engine ("generate"), or a tool call ("tool"), in seconds since the episode began.
 
-    Attributes:
-        kind: "generate", or "tool".
-        at_s: When it began, in seconds since the episode did.
-        s: Its seconds.
-        turn: Of the sample, from 0; None where unknown.
-        call: The call among the facts' `calls`.
+    `turn` is the sample's, from 0, None where unknown; `call` the call among the facts' `calls`.
     """
 
     kind: str
@@ -33,9 +28,21 @@ class Step:
 
 def steps_of(facts: Mapping[str, Any]) -> list[Step]:
     """All steps in the order of their beginnings; none where one of them does not say when it was."""
-    steps = [*_requests(facts.get("requests")), *_calls(facts.get("calls"))]
+    requests, calls = (facts.get(name) for name in ("requests", "calls"))
+    steps = []
+    for item in requests if isinstance(requests, list) else ():
+        turn, *times = item if isinstance(item, list | tuple) and len(item) == 3 else (None, None, None)
+        steps.append(_step("generate", *times, turn=turn if type(turn) is int else None))
+    for number, call in enumerate(calls if isinstance(calls, list) else ()):
+        told = call if isinstance(call, Mapping) else {}
+        steps.append(_step("tool", told.get("at_s"), told.get("s"), call=number))
     known = [step for step in steps if step is not None]
     return sorted(known, key=lambda step: step.at_s) if len(known) == len(steps) else []
+
+
+def _step(kind: str, at_s: object, s: object, **more: int | None) -> Step | None:
+    begun, seconds = _seconds(at_s), _seconds(s)
+    return None if begun is None or seconds is None else Step(kind, begun, seconds, **more)
 
 
 def sums_of(facts: Mapping[str, Any]) -> dict[str, float] | None:
@@ -52,29 +59,13 @@ def sums_of(facts: Mapping[str, Any]) -> dict[str, float] | None:
         tool_s = _covered(step for step in steps if step.kind == "tool")
     code = facts.get("code")
     queued_s = _seconds(code.get("queued_s")) if isinstance(code, Mapping) else None
-    tool_s = max(0.0, (tool_s or 0.0) - min(queued_s or 0.0, tool_s or 0.0))
-    wait_s = max(0.0, duration_s - (generate_s or 0.0) - tool_s)
-    sums = {"generate": generate_s or 0.0, "tool": tool_s, "wait": wait_s, "all": duration_s}
+    generate_s, tool_s = generate_s or 0.0, max(0.0, (tool_s or 0.0) - (queued_s or 0.0))
+    wait_s = max(0.0, duration_s - generate_s - tool_s)
+    sums = {"generate": generate_s, "tool": tool_s, "wait": wait_s, "all": duration_s}
     return {name: round(value, 4) for name, value in sums.items()}
 
 
-def _requests(listed: object) -> Iterator[Step | None]:
-    for item in listed if isinstance(listed, list) else ():
-        turn, at_s, s = item if isinstance(item, list | tuple) and len(item) == 3 else (None, None, None)
-        begun, seconds = _seconds(at_s), _seconds(s)
-        known = begun is not None and seconds is not None
-        yield Step("generate", begun, seconds, turn if type(turn) is int else None) if known else None  # type: ignore[arg-type]
-
-
-def _calls(listed: object) -> Iterator[Step | None]:
-    for number, call in enumerate(listed if isinstance(listed, list) else ()):
-        times = call if isinstance(call, Mapping) else {}
-        begun, seconds = _seconds(times.get("at_s")), _seconds(times.get("s"))
-        known = begun is not None and seconds is not None
-        yield Step("tool", begun, seconds, call=number) if known else None  # type: ignore[arg-type]
-
-
-def _covered(steps: Iterator[Step]) -> float:
+def _covered(steps: Iterable[Step]) -> float:
     """Seconds in which at least one of them, in order, was under way."""
     total = end = 0.0
     for step in steps:

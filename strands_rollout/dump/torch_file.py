@@ -15,13 +15,14 @@ import re
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
 
-from strands_rollout.errors import DumpError
-from strands_rollout.files import expanded_size, open_regular
+from strands_rollout.errors import DumpError, foreign_code
+from strands_rollout.files import Json, expanded_size, open_regular
 
 _STORAGE_DTYPES: Final = {
     "FloatStorage": "<f4",
@@ -29,11 +30,7 @@ _STORAGE_DTYPES: Final = {
     "HalfStorage": "<f2",
     "LongStorage": "<i8",
     "IntStorage": "<i4",
-    "ShortStorage": "<i2",
-    "CharStorage": "<i1",
-    "ByteStorage": "<u1",
-    "BoolStorage": "?",
-}
+} | {"ShortStorage": "<i2", "CharStorage": "<i1", "ByteStorage": "<u1", "BoolStorage": "?"}
 _NUMBERS: Final = "biufc"
 _MAX_DIMENSIONS: Final = 32
 _MAX_CODE_CHARS: Final = 16
@@ -62,47 +59,41 @@ _CORES: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
 
 
 def read_torch_file(path: Path) -> list[Any]:
-    """The samples of such a file, as `Sample.to_dict` gave them; tensors as NumPy arrays.
-
-    Raises:
-        DumpError: It can't be read, is another file, or names something that is not read.
-    """
-    try:
-        with open_regular(path) as file:
-            _refuse_legacy(path, file)
-            with zipfile.ZipFile(file) as archive:
-                content = _content(archive, path.stat().st_size)
-    except OSError as e:
-        raise DumpError(f"can't read {path}: {e.strerror}") from e
-    except zipfile.BadZipFile as e:
-        raise DumpError(
-            f"{path} is no file of torch.save: {e}; expected slime's --save-debug-rollout-data, or a .jsonl dump"
-        ) from e
-    except _RefusedError as e:
-        raise DumpError(f"{path}: {e}") from e
-    except DumpError:
-        raise
-    except Exception as e:  # a damaged pickle raises anything
-        raise DumpError(f"{path} is damaged: {type(e).__name__}: {e}") from e
+    """The samples of such a file, as `Sample.to_dict` gave them, tensors as arrays; DumpError where it has none."""
+    with foreign_code("a damaged pickle raises anything") as outcome, open_regular(path) as file:
+        if file.read(len(_LEGACY)) == _LEGACY:
+            raise DumpError(
+                f"{path} is of torch's old format, before its zip files, which is not read; write it anew with torch: "
+                f"torch.save(torch.load({str(path)!r}, weights_only=False), 'new.pt')"
+            )
+        with zipfile.ZipFile(file) as archive:
+            content = _content(archive, path.stat().st_size)
+    if outcome.error is not None:
+        raise _readable(outcome.error, path) from outcome.error
     samples = content.get("samples") if isinstance(content, Mapping) else None
     if not isinstance(samples, list):
         raise DumpError(f"{path} holds no samples; expected slime's --save-debug-rollout-data")
     return samples
 
 
-def _refuse_legacy(path: Path, file: BinaryIO) -> None:
-    if file.read(len(_LEGACY)) == _LEGACY:
-        raise DumpError(
-            f"{path} is of torch's old format, before its zip files, which is not read; write it anew with torch: "
-            f"torch.save(torch.load({str(path)!r}, weights_only=False), 'new.pt')"
-        )
+def _readable(error: Exception, path: Path) -> DumpError:
+    if isinstance(error, DumpError):
+        return error
+    if isinstance(error, OSError):
+        return DumpError(f"can't read {path}: {error.strerror}")
+    if isinstance(error, zipfile.BadZipFile):
+        expected = "expected slime's --save-debug-rollout-data, or a .jsonl dump"
+        return DumpError(f"{path} is no file of torch.save: {error}; {expected}")
+    if isinstance(error, _RefusedError):
+        return DumpError(f"{path}: {error}")
+    return DumpError(f"{path} is damaged: {type(error).__name__}: {error}")
 
 
 class _RefusedError(Exception):
     """The file holds what is not read."""
 
 
-def _content(archive: zipfile.ZipFile, file_bytes: int) -> Any:  # noqa: ANN401
+def _content(archive: zipfile.ZipFile, file_bytes: int) -> object:
     if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
         raise _RefusedError("it is compressed, which torch.save never does; it is not read")
     pickles = [name for name in archive.namelist() if name.endswith("data.pkl") and name.count("/") <= 1]
@@ -122,7 +113,7 @@ def _content(archive: zipfile.ZipFile, file_bytes: int) -> Any:  # noqa: ANN401
     return content
 
 
-def _parts(value: Any) -> tuple[int, list[Any]]:  # noqa: ANN401
+def _parts(value: Json) -> tuple[int, list[Any]]:
     if isinstance(value, np.ndarray):
         return value.size, []
     items = [*value, *value.values()] if isinstance(value, dict) else value
@@ -164,21 +155,17 @@ class _PlainUnpickler(pickle._Unpickler):
         self._spare_bytes = spare_bytes
         self._storages: dict[str, _Storage] = {}
 
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
-        """What stands for a name that is allowed."""
+    def find_class(self, module: str, name: str) -> object:
         if module == "torch" and name in _STORAGE_DTYPES:
-            return _StorageKind(_STORAGE_DTYPES[name])
+            return _StorageKind(np.dtype(_STORAGE_DTYPES[name]))
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return _Maker(self._tensor)
-        found = _ALLOWED.get((module, name))
-        if found is None:
-            raise _RefusedError(
-                f"it asks for {module}.{name}, which is not read: samples hold plain values, tensors and NumPy arrays"
-            )
-        return found
+            return self._tensor
+        if (module, name) not in _ALLOWED:
+            expected = "samples hold plain values, tensors and NumPy arrays"
+            raise _RefusedError(f"it asks for {module}.{name}, which is not read: {expected}")
+        return _ALLOWED[module, name]
 
-    def persistent_load(self, pid: Any) -> _Storage:  # noqa: ANN401
-        """The storage that `torch.save` wrote beside the pickle."""
+    def persistent_load(self, pid: Json) -> _Storage:
         kind, dtype, key, _, count = pid
         if kind != "storage" or not isinstance(dtype, _StorageKind) or not str(key).isalnum():
             raise _RefusedError(f"got the storage {pid!r:.80}; expected one of {', '.join(_STORAGE_DTYPES)}")
@@ -195,19 +182,18 @@ class _PlainUnpickler(pickle._Unpickler):
     def _tensor(
         self, storage: object, offset: object, size: object, stride: object, *_: object
     ) -> np.ndarray[Any, Any]:
-        """A view of a storage, as `torch._utils._rebuild_tensor_v2` makes one; copied."""
+        """A copied view of a storage, as `torch._utils._rebuild_tensor_v2` makes one."""
         if not isinstance(storage, _Storage):
             raise _RefusedError(f"got a tensor in {type(storage).__name__}; expected a storage")
         numbers = storage.numbers
         sizes, strides, (start,) = _lengths(size), _lengths(stride), _lengths((offset,))
+        got = f"got a tensor of size {sizes!r:.80}"
         if len(sizes) != len(strides):
-            raise _RefusedError(f"got a tensor of size {sizes!r:.80} with stride {strides!r:.80}")
+            raise _RefusedError(f"{got} with stride {strides!r:.80}")
         count = math.prod(sizes)
         last = start + sum((length - 1) * step for length, step in zip(sizes, strides, strict=True))
         if count > len(numbers) or (count and last >= len(numbers)):
-            raise _RefusedError(
-                f"got a tensor of size {sizes!r:.80} and stride {strides!r:.80} in a storage of {len(numbers)} numbers"
-            )
+            raise _RefusedError(f"{got} and stride {strides!r:.80} in a storage of {len(numbers)} numbers")
         if not count:
             return np.empty(sizes, numbers.dtype)
         self._spend(count * numbers.itemsize)
@@ -220,7 +206,7 @@ class _PlainUnpickler(pickle._Unpickler):
             raise _RefusedError("its tensors are far larger than the file")
 
     def load_mark(self) -> None:
-        """Begin a list of values, and take the numbers that follow at once."""
+        """Take the numbers that follow the mark at once."""
         _LOAD_MARK(self)
         if self._unframer.current_frame is None:
             run = _ATOM_RUN.match(self._data, self._buffer.tell())
@@ -237,11 +223,9 @@ class _PlainUnpickler(pickle._Unpickler):
             raise _RefusedError(f"it changes a {type(made).__name__}; expected an array")
 
     def load_setitem(self) -> None:
-        """Add an item to a mapping."""
         self._set_items([self.stack.pop(-2), self.stack.pop()])
 
     def load_setitems(self) -> None:
-        """Add items to a mapping."""
         self._set_items(self.pop_mark())
 
     def _set_items(self, items: list[Any]) -> None:
@@ -251,12 +235,10 @@ class _PlainUnpickler(pickle._Unpickler):
         mapping.update(zip(_keys(items[::2]), items[1::2], strict=True))
 
     def load_additems(self) -> None:
-        """Add items to a set."""
-        items = _keys(self.pop_mark())
-        self.stack[-1].update(items)
+        members = _keys(self.pop_mark())
+        self.stack[-1].update(members)
 
     def load_frozenset(self) -> None:
-        """Make a frozenset."""
         self.append(frozenset(_keys(self.pop_mark())))
 
     for _code, _load in (
@@ -270,7 +252,7 @@ class _PlainUnpickler(pickle._Unpickler):
         dispatch[_code[0]] = _load
 
 
-def _keys(values: Any) -> Any:  # noqa: ANN401
+def _keys(values: list[Any]) -> list[Any]:
     """The values, where each can be a key and is quick to hash."""
     for value in values:
         is_flat = type(value) in _ATOMS or (type(value) is tuple and set(map(type, value)) <= _ATOMS)
@@ -290,32 +272,16 @@ def _lengths(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Storage:
     """The numbers that tensors are views of; nothing else can stand for it."""
 
-    __slots__ = ("numbers",)
-
-    def __init__(self, numbers: np.ndarray[Any, Any]) -> None:
-        self.numbers = numbers
+    numbers: np.ndarray[Any, Any]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _StorageKind:
-    """Which numbers a storage holds."""
-
-    def __init__(self, dtype: str) -> None:
-        self.dtype = np.dtype(dtype)
-
-
-class _Maker:
-    """What a pickle may call."""
-
-    __slots__ = ("_make",)
-
-    def __init__(self, make: Callable[..., Any]) -> None:
-        self._make = make
-
-    def __call__(self, *args: object) -> Any:  # noqa: ANN401
-        return self._make(*args)
+    dtype: np.dtype[Any]
 
 
 class _Dtype:
@@ -336,11 +302,8 @@ class _Array(np.ndarray[Any, Any]):
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, kind, is_fortran, data = state
-        if (
-            not isinstance(kind, _Dtype)
-            or type(data) is not bytes
-            or math.prod(_lengths(shape)) * kind.dtype.itemsize != len(data)
-        ):
+        is_whole = isinstance(kind, _Dtype) and type(data) is bytes
+        if not is_whole or math.prod(_lengths(shape)) * kind.dtype.itemsize != len(data):
             raise _RefusedError(f"got an array of shape {shape!r:.40} whose bytes don't fit it")
         super().__setstate__((1, tuple(shape), kind.dtype, bool(is_fortran), data))  # type: ignore[arg-type]
 
@@ -349,10 +312,11 @@ def _empty_array(*_: object) -> _Array:
     return _Array((0,))
 
 
-def _number(dtype: _Dtype, data: bytes) -> Any:  # noqa: ANN401
+def _number(dtype: _Dtype, data: bytes) -> np.generic:
     if not isinstance(dtype, _Dtype) or type(data) is not bytes or len(data) != dtype.dtype.itemsize:
         raise _RefusedError(f"got a number in {data!r:.40}; expected the bytes of one")
-    return np.frombuffer(data, dtype=dtype.dtype)[0]
+    number: np.generic = np.frombuffer(data, dtype=dtype.dtype)[0]
+    return number
 
 
 def _latin1(text: str, encoding: str) -> bytes:
@@ -362,27 +326,23 @@ def _latin1(text: str, encoding: str) -> bytes:
     return text.encode("latin-1")
 
 
-def _no_bytes() -> bytes:
-    return b""
-
-
-def _ordered(pairs: Any = ()) -> OrderedDict[Any, Any]:  # noqa: ANN401
+def _ordered(pairs: Json = ()) -> OrderedDict[Any, Any]:
     """How Python 2 wrote one with items."""
     return OrderedDict(zip(_keys([key for key, _ in pairs]), (item for _, item in pairs), strict=True))
 
 
 _BUILTINS: Final[Mapping[str, Callable[..., Any]]] = {
-    "bytes": _no_bytes,
+    "bytes": lambda: b"",
     "set": lambda items=(): set(_keys(items)),
     "frozenset": lambda items=(): frozenset(_keys(items)),
     "complex": lambda real=0.0, imag=0.0: complex(real, imag),
 }
-_ALLOWED: Final = {
-    ("collections", "OrderedDict"): _Maker(_ordered),
-    ("_codecs", "encode"): _Maker(_latin1),
-    ("numpy", "ndarray"): _Maker(_empty_array),
-    ("numpy", "dtype"): _Maker(_Dtype),
-    **{(module, "_reconstruct"): _Maker(_empty_array) for module in _CORES},
-    **{(module, "scalar"): _Maker(_number) for module in _CORES},
-    **{(module, name): _Maker(make) for module in ("builtins", "__builtin__") for name, make in _BUILTINS.items()},
+_ALLOWED: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
+    ("collections", "OrderedDict"): _ordered,
+    ("_codecs", "encode"): _latin1,
+    ("numpy", "ndarray"): _empty_array,
+    ("numpy", "dtype"): _Dtype,
+    **{(module, "_reconstruct"): _empty_array for module in _CORES},
+    **{(module, "scalar"): _number for module in _CORES},
+    **{(module, name): make for module in ("builtins", "__builtin__") for name, make in _BUILTINS.items()},
 }

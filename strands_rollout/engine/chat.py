@@ -10,16 +10,14 @@ import time
 import uuid
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-from strands_rollout.engine.generation import output_text, weight_versions
+from strands_rollout.engine.engine import Engine
+from strands_rollout.engine.generation import GenerationOutput, output_text, weight_versions
 from strands_rollout.engine.requests import GenerateRequest, RequestRefusedError, check_generation, encoded
+from strands_rollout.engine.text import TextCodec
 
-if TYPE_CHECKING:
-    from strands_rollout.engine.engine import Engine
-    from strands_rollout.engine.generation import GenerationOutput
-    from strands_rollout.engine.text import TextCodec
-
+T = TypeVar("T")
 _THINK, _THINK_END = "<think>", "</think>"
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -29,6 +27,7 @@ _SAME_NAMES = (
     *("stop", "stop_token_ids", "ignore_eos", "no_stop_trim", "skip_special_tokens"),
     *("regex", "ebnf", "stop_regex", "logit_bias"),
 )
+_EXPECTED: dict[type, str] = {dict: "an object", list: "a list of objects", str: "a string"}
 _SAMPLING_NAMES = {name: name for name in _SAME_NAMES} | {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 
 
@@ -52,30 +51,23 @@ class ChatParts:
 def split_turn(text: str, *, in_reasoning: bool, with_calls: bool, final: bool) -> ChatParts:
     """Take a turn apart; what is returned of an unfinished text stays a prefix of what is returned for more of it.
 
-    Args:
-        text: All of the turn so far.
-        in_reasoning: The prompt already opened the reasoning.
-        with_calls: Whether to look for tool calls.
-        final: Nothing more will come; otherwise what may turn out to be part of a tag is held back.
+    `in_reasoning` says that the prompt opened the reasoning, `final` that nothing more will come; otherwise what may
+    turn out to be part of a tag is held back.
     """
-    opened = text.lstrip()
+    opened, reasoning = text.lstrip(), ""
     if in_reasoning or opened.startswith(_THINK):
         body = text if in_reasoning else opened[len(_THINK) :]
-        reasoning, closed, rest = body.partition(_THINK_END)
+        reasoning, closed, text = body.partition(_THINK_END)
         if not closed:
             shown = body if final else _without_partial(body, _THINK_END)
             return ChatParts(shown.strip("\n"), "", ())
-        content, calls = _content(rest, with_calls=with_calls, final=final)
-        return ChatParts(reasoning.strip("\n"), content, calls)
-    if not final and _THINK.startswith(opened):
+    elif not final and _THINK.startswith(opened):
         return ChatParts("", "", ())
-    content, calls = _content(text, with_calls=with_calls, final=final)
-    return ChatParts("", content, calls)
+    content, calls = _content(text, final=final) if with_calls else (text, [])
+    return ChatParts(reasoning.strip("\n"), content.strip("\n"), tuple(calls))
 
 
-def _content(text: str, *, with_calls: bool, final: bool) -> tuple[str, tuple[ChatCall, ...]]:
-    if not with_calls:
-        return text.strip("\n"), ()
+def _content(text: str, *, final: bool) -> tuple[str, list[ChatCall]]:
     pieces: list[str] = []
     calls: list[ChatCall] = []
     while True:
@@ -84,7 +76,7 @@ def _content(text: str, *, with_calls: bool, final: bool) -> tuple[str, tuple[Ch
             pieces.append(text if final else _without_partial(text, _CALL))
             break
         pieces.append(before)
-        body, closed, rest = after.partition(_CALL_END)
+        body, closed, text = after.partition(_CALL_END)
         if not closed:
             pieces.append(found + after if final else "")
             break
@@ -93,8 +85,7 @@ def _content(text: str, *, with_calls: bool, final: bool) -> tuple[str, tuple[Ch
             pieces.append(found + body + closed)
         else:
             calls.append(call)
-        text = rest
-    return "".join(pieces).strip("\n"), tuple(calls)
+    return "".join(pieces), calls
 
 
 def _parsed(body: str) -> ChatCall | None:
@@ -103,12 +94,10 @@ def _parsed(body: str) -> ChatCall | None:
         call = json.loads(body)
     except ValueError:
         return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+    name, arguments = (call.get("name"), call.get("arguments", {})) if isinstance(call, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(arguments, dict):
         return None
-    arguments = call.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return None
-    return ChatCall(call["name"], json.dumps(arguments, ensure_ascii=False))
+    return ChatCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
 def _without_partial(text: str, tag: str) -> str:
@@ -121,15 +110,7 @@ def _without_partial(text: str, tag: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat turn to generate.
-
-    Attributes:
-        request: The generation that produces it.
-        model: The name to answer with; the client's own.
-        in_reasoning: The rendered prompt ends inside an opened reasoning block.
-        with_calls: Whether tool calls are looked for.
-        include_usage: Whether a stream ends with the token counts.
-    """
+    """A chat turn to generate; `in_reasoning`: the rendered prompt ends inside an opened reasoning block."""
 
     request: GenerateRequest
     model: str
@@ -137,29 +118,27 @@ class ChatRequest:
     with_calls: bool
     include_usage: bool
 
+    def parts_of(self, output: GenerationOutput, codec: TextCodec) -> ChatParts:
+        """The turn as far as it is generated, taken apart."""
+        text, final = output_text(output, codec), output.finish is not None
+        return split_turn(text, in_reasoning=self.in_reasoning, with_calls=self.with_calls, final=final)
+
 
 def read_chat_request(body: object, engine: Engine) -> ChatRequest:
-    """Turn the JSON body of a chat call into a request.
-
-    Raises:
-        RequestRefusedError: A field is missing, wrong or not supported, or the prompt is too long.
-    """
+    """Turn the JSON body of a chat call into a request; RequestRefusedError where it can't be served."""
     if not isinstance(body, dict):
         raise RequestRefusedError(f"the body must be a JSON object, got {type(body).__name__}")
     _refuse_unsupported(body)
-    tools = _objects(body, "tools")
-    if body.get("tool_choice") == "none":
-        tools = []
-    options = _object(body, "chat_template_kwargs")
-    messages = _objects(body, "messages")
+    tools = [] if body.get("tool_choice") == "none" else _field(body, "tools", list)
+    messages = [_message(message) for message in _field(body, "messages", list)]
     if not messages:
         raise RequestRefusedError("Messages cannot be empty.")
-    prompt = engine.codec.render_chat([_message(message) for message in messages], tools, options)
+    prompt = engine.codec.render_chat(messages, tools, _field(body, "chat_template_kwargs", dict))
     input_ids = encoded(prompt, engine.limits, partial(engine.codec.encode, add_special_tokens=False))
     raw_sampling = _sampling(body, engine, with_tools=bool(tools))
     sampling, max_new_tokens = check_generation(input_ids, raw_sampling, engine.limits)
     request = GenerateRequest(
-        rid=_text(body, "rid") or uuid.uuid4().hex,
+        rid=_field(body, "rid", str) or uuid.uuid4().hex,
         input_ids=tuple(input_ids),
         sampling=sampling,
         max_new_tokens=max_new_tokens,
@@ -168,15 +147,15 @@ def read_chat_request(body: object, engine: Engine) -> ChatRequest:
     )
     return ChatRequest(
         request=request,
-        model=_text(body, "model") or engine.served_model_name,
-        in_reasoning=prompt.rstrip().endswith("<think>"),
+        model=_field(body, "model", str) or engine.served_model_name,
+        in_reasoning=prompt.rstrip().endswith(_THINK),
         with_calls=bool(tools),
-        include_usage=bool(_object(body, "stream_options").get("include_usage")),
+        include_usage=bool(_field(body, "stream_options", dict).get("include_usage")),
     )
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:
-    response_format = _object(body, "response_format").get("type", "text")
+    response_format = _field(body, "response_format", dict).get("type", "text")
     tool_choice = body.get("tool_choice") or "auto"
     refused = {
         f"n={body.get('n')}": body.get("n") not in (None, 1),
@@ -207,24 +186,20 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     role = message.get("role")
     if role not in _ROLES:
         raise RequestRefusedError(f"'role' must be one of {', '.join(_ROLES)}, got {role!r}")
-    content = message.get("content")
+    content = message.get("content") or ""
     if isinstance(content, list):
-        content = " ".join(_part_text(part) for part in content)
-    prepared = {**message, "role": "system" if role == "developer" else role, "content": content or ""}
+        for part in content:
+            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+                raise RequestRefusedError(f"only text content is supported by the embedded engine, got {part!r:.100}")
+        content = " ".join(part["text"] for part in content)
+    prepared = {**message, "role": "system" if role == "developer" else role, "content": content}
     if message.get("tool_calls"):
-        prepared["tool_calls"] = [_tool_call(call) for call in _objects(message, "tool_calls")]
+        prepared["tool_calls"] = [_tool_call(call) for call in _field(message, "tool_calls", list)]
     return prepared
 
 
-def _part_text(part: object) -> str:
-    text = part.get("text") if isinstance(part, dict) else None
-    if not isinstance(text, str):
-        raise RequestRefusedError(f"only text content is supported by the embedded engine, got {part!r:.100}")
-    return text
-
-
 def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = _object(call, "function")
+    function = _field(call, "function", dict)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
@@ -235,40 +210,25 @@ def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _object(body: dict[str, Any], name: str) -> dict[str, Any]:
-    value = body.get(name) or {}
-    if not isinstance(value, dict):
-        raise RequestRefusedError(f"{name} must be an object, got {value!r:.100}")
-    return value
-
-
-def _objects(body: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    value = body.get(name) or []
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise RequestRefusedError(f"{name} must be a list of objects, got {value!r:.100}")
-    return value
-
-
-def _text(body: dict[str, Any], name: str) -> str | None:
+def _field(body: dict[str, Any], name: str, kind: type[T]) -> T:
+    """A field of this type; an empty one where it is absent."""
     value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise RequestRefusedError(f"{name} must be a string, got {value!r:.100}")
+    if value is None or (not value and kind is not str):
+        return kind()
+    is_odd_list = isinstance(value, list) and not all(isinstance(item, dict) for item in value)
+    if not isinstance(value, kind) or is_odd_list:
+        raise RequestRefusedError(f"{name} must be {_EXPECTED[kind]}, got {value!r:.100}")
     return value
-
-
-def _turn_parts(chat: ChatRequest, output: GenerationOutput, codec: TextCodec) -> ChatParts:
-    text, final = output_text(output, codec), output.finish is not None
-    return split_turn(text, in_reasoning=chat.in_reasoning, with_calls=chat.with_calls, final=final)
 
 
 def chat_completion(chat: ChatRequest, output: GenerationOutput, codec: TextCodec) -> dict[str, Any]:
     """The answer to a call that does not stream."""
-    parts = _turn_parts(chat, output, codec)
+    parts = chat.parts_of(output, codec)
     reasoning = parts.reasoning or None
     message: dict[str, Any] = {"role": "assistant", "content": parts.content, "reasoning_content": reasoning}
     choice = {"index": 0, "message": message, "logprobs": _logprobs(output, codec), **_ending(output, parts)}
     if parts.calls:
-        message["tool_calls"] = [_call(parts, index) for index in range(len(parts.calls))]
+        message["tool_calls"] = [_call(call, index) for index, call in enumerate(parts.calls)]
         choice["matched_stop"] = None  # unlike in a stream
     return {
         "id": output.request.rid,
@@ -296,15 +256,15 @@ class ChatChunks:
 
     def next(self, output: GenerationOutput) -> list[dict[str, Any]]:
         """The chunks for what is new in `output`, and at its end for the finish and, if wanted, the usage."""
-        parts, sent = _turn_parts(self._chat, output, self._codec), self._sent
+        parts, sent = self._chat.parts_of(output, self._codec), self._sent
         self._sent = parts
         chunks = []
         if len(parts.reasoning) > len(sent.reasoning):
             chunks.append(self._chunk({"reasoning_content": parts.reasoning[len(sent.reasoning) :]}))
         if len(parts.content) > len(sent.content):
             chunks.append(self._chunk({"content": parts.content[len(sent.content) :]}))
-        new_calls = range(len(sent.calls), len(parts.calls))
-        chunks += [self._chunk({"tool_calls": [_call(parts, index)]}) for index in new_calls]
+        new_calls = enumerate(parts.calls[len(sent.calls) :], len(sent.calls))
+        chunks += [self._chunk({"tool_calls": [_call(call, index)]}) for index, call in new_calls]
         if output.finish is not None:
             chunks.append(self._chunk({}, _ending(output, parts)))
             if self._chat.include_usage:
@@ -342,8 +302,7 @@ def _ending(output: GenerationOutput, parts: ChatParts) -> dict[str, Any]:
     return {"finish_reason": reason, "matched_stop": finish.get("matched")}
 
 
-def _call(parts: ChatParts, index: int) -> dict[str, Any]:
-    call = parts.calls[index]
+def _call(call: ChatCall, index: int) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "index": index, "type": "function", "function": function}
 

@@ -6,24 +6,16 @@ strings or penalties. A row's choice depends on its own logits and its own rando
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from strands_rollout.engine.generation import out_of_length, stopped
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from strands_rollout.engine.generation import Generation
-    from strands_rollout.engine.qwen3 import ModelConfig
-    from strands_rollout.engine.requests import SamplingParams
+from strands_rollout.engine.generation import Generation, out_of_length
+from strands_rollout.engine.qwen3 import Doubles, Floats, Ints, ModelConfig
+from strands_rollout.engine.requests import SamplingParams
 
 _LEAST_FACTOR = 1e-6
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class Penalties:
@@ -81,22 +73,15 @@ class SamplingRows:
 
     def move(self, source: int, target: int) -> None:
         """Let `target` sample as `source` does."""
-        for column in (self._temperature, self._top_p, self._min_p, self._top_k):
+        rows = (self._temperature, self._top_p, self._min_p, self._top_k, self._greedy, self._narrowed)
+        for column in rows:
             column[target] = column[source]
-        for flags in (self._greedy, self._narrowed):
-            flags[target] = flags[source]
 
     def sample(self, rows: slice, logits: Floats, uniforms: Doubles) -> tuple[Ints, Floats]:
-        """Choose one token for each of `rows`.
+        """Choose one token for each of `rows` by their logits [n, vocab_size], which are overwritten.
 
-        Args:
-            rows: Which rows the n logits belong to, in order.
-            logits: [n, vocab_size]; overwritten.
-            uniforms: [n] random numbers in [0, 1); greedy rows ignore theirs.
-
-        Returns:
-            [n] token ids and [n] their log-probabilities under softmax(logits / temperature), before top-k, top-p and
-            min-p, as SGLang reports them.
+        `uniforms` are [n] random numbers in [0, 1); greedy rows ignore theirs. Returns [n] token ids and [n] their
+        log-probabilities under softmax(logits / temperature), before top-k, top-p and min-p, as SGLang reports them.
         """
         logits /= self._temperature[rows]
         logits -= logits.max(axis=1, keepdims=True)
@@ -125,16 +110,10 @@ class SamplingRows:
 
 
 def _narrow(weights: Floats, top_k: Ints, top_p: Doubles, min_p: Doubles) -> Floats:
-    """Zero the weights outside top-k, top-p and min-p; each of the three looks at the whole distribution, as in SGLang.
+    """Zero the [n, vocab_size] weights outside top-k, top-p and min-p ([n] each), and return them.
 
-    Args:
-        weights: [n, vocab_size]; overwritten.
-        top_k: [n], like the two that follow.
-        top_p: A token stays while the probability of those before it is at most this.
-        min_p: A token stays if its probability is at least this share of the greatest.
-
-    Returns:
-        `weights`.
+    Each of the three looks at the whole distribution, as in SGLang: a token stays while the probability of those before
+    it is at most top-p, and if its own is at least min-p's share of the greatest.
     """
     ranked = -np.sort(-weights, axis=1)
     shares = ranked.astype(np.float64)
@@ -207,7 +186,9 @@ class DecodeBatch:
 
     def leave(self, row: int) -> int:
         """Remove `row`, whose generation gets its whole output; returns the row that took its place."""
-        self._publish(row)
+        generation, count = self.generations[row], int(self._counts[row])
+        generation.output_logprobs = self._logprobs[row, :count].tolist()
+        generation.output_ids = self._tokens[row, :count].tolist()
         last = len(self.generations) - 1
         limit = self._limits[last]
         for columns in (self._tokens, self._logprobs, self._uniforms):
@@ -219,11 +200,6 @@ class DecodeBatch:
         self.generations.pop()
         self._penalties.pop()
         return last
-
-    def _publish(self, row: int) -> None:
-        generation, count = self.generations[row], int(self._counts[row])
-        generation.output_logprobs = self._logprobs[row, :count].tolist()
-        generation.output_ids = self._tokens[row, :count].tolist()
 
     def tokens(self, row: int) -> Ints:
         """The row's prompt and output."""
@@ -237,8 +213,7 @@ class DecodeBatch:
     def advance(self, rows: slice, logits: Floats) -> list[tuple[int, dict[str, Any]]]:
         """Sample the next token of each of `rows` from its logits [n, vocab_size].
 
-        Returns:
-            The rows whose generations end with this token, ascending, each with its finish reason.
+        Returns the rows whose generations end with this token, ascending, each with its finish reason.
         """
         for row in np.flatnonzero(self._watched[rows]) + rows.start:
             if (penalties := self._penalties[row]) is not None:
@@ -260,28 +235,23 @@ class DecodeBatch:
         if self._watched[row]:
             generation.output_logprobs.append(float(self._logprobs[row, self._counts[row] - 1]))
             generation.output_ids.append(token)
-        matched = self._matched_stop_string(generation)
-        if matched is not None:
-            return stopped(matched)
+        if strings := generation.request.sampling.stop:
+            # Every token has at least one byte, so this window holds any stop string that the last token completes.
+            window = max(len(string.encode()) for string in strings)
+            tail = self._decode(generation.output_ids[-window:])
+            for string in strings:
+                if string in tail:
+                    return {"type": "stop", "matched": string}
         if self._is_stop[row, token]:
-            return stopped(token)
+            return {"type": "stop", "matched": token}
         if self._counts[row] >= self._limits[row]:
             return out_of_length(generation.request.max_new_tokens)
         if generation.request.stream:
             generation.notify()
         return None
 
-    def _matched_stop_string(self, generation: Generation) -> str | None:
-        strings = generation.request.sampling.stop
-        if not strings:
-            return None
-        # Every token has at least one byte, so this window holds any stop string that the last token completes.
-        window = max(len(string.encode()) for string in strings)
-        tail = self._decode(generation.output_ids[-window:])
-        return next((string for string in strings if string in tail), None)
 
-
-def _uniforms(seed: int, position: int, count: int) -> npt.NDArray[np.float64]:
+def _uniforms(seed: int, position: int, count: int) -> Doubles:
     """The random numbers of tokens at `position`, position + 1, ... in a sequence that is sampled with `seed`.
 
     They depend on seed and position only, as in SGLang, whose numbers are others: a request that continues a sequence

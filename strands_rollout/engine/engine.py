@@ -11,32 +11,23 @@ import dataclasses
 import logging
 import threading
 from collections import deque
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from strands_rollout.engine.generation import Generation
-from strands_rollout.engine.qwen3 import Qwen3, load_weights, read_model_config
-from strands_rollout.engine.requests import RequestLimits, RequestRefusedError
-from strands_rollout.engine.scheduler import Scheduler
+from strands_rollout.engine.generation import Generation, GenerationOutput
+from strands_rollout.engine.qwen3 import ModelConfig, ModelWeights, Qwen3, load_weights, read_model_config
+from strands_rollout.engine.requests import GenerateRequest, RequestLimits, RequestRefusedError
+from strands_rollout.engine.scheduler import PauseMode, Scheduler
+from strands_rollout.engine.serving import EngineSettings
 from strands_rollout.engine.text import TextCodec, read_text_codec
-from strands_rollout.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-
-    from strands_rollout.engine.generation import GenerationOutput
-    from strands_rollout.engine.qwen3 import ModelConfig, ModelWeights
-    from strands_rollout.engine.requests import GenerateRequest
-    from strands_rollout.engine.scheduler import PauseMode
-    from strands_rollout.engine.serving import EngineSettings
+from strands_rollout.errors import ConfigError, foreign_code
 
 logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 
@@ -76,36 +67,31 @@ class Worker:
 
     def submit(self, generation: Generation) -> None:
         """Queue a generation; if the worker is dead, it is marked as crashed at once."""
-        with self._wake:
-            if self._running:
-                self._actions.append(lambda scheduler: scheduler.submit(generation))
-                self._wake.notify()
-                return
-        _crash(generation)
+        if not self.post(lambda scheduler: scheduler.submit(generation)):
+            _crash(generation)
 
-    def post(self, action: Callable[[Scheduler], object]) -> None:
-        """Let `action` run on the scheduler soon; a dead worker drops it."""
+    def post(self, action: Callable[[Scheduler], object]) -> bool:
+        """Let `action` run on the scheduler soon; a dead worker drops it (False)."""
         with self._wake:
             if self._running:
                 self._actions.append(action)
                 self._wake.notify()
+            return self._running
 
     async def call(self, action: Callable[[Scheduler], T]) -> T:
         """Like `post`, with the action's result."""
         return await self.call_back(lambda scheduler, resolve: resolve(action(scheduler)))
 
-    async def call_back(self, action: Callable[[Scheduler, Callable[[T], None]], None]) -> T:
-        """Like `call`, for an action that passes its result on later.
+    async def call_back(self, action: Callable[[Scheduler, Callable[[T | ConfigError], None]], None]) -> T:
+        """Like `call`, for an action that passes its result, or a ConfigError to raise, on later.
 
-        Raises:
-            EngineCrashedError: The worker is dead, or dies before.
+        EngineCrashedError where the worker is dead, or dies before.
         """
         future: Future[T] = Future()
         self._futures.add(future)
         future.add_done_callback(self._futures.discard)
-        self.post(lambda scheduler: action(scheduler, partial(_resolve, future)))
-        if not self._running:
-            _fail(future)
+        if not self.post(lambda scheduler: action(scheduler, partial(_resolve, future))) or not self._running:
+            _resolve(future, EngineCrashedError())
         return await asyncio.wrap_future(future)
 
     def _run(self) -> None:
@@ -118,25 +104,22 @@ class Worker:
                     self._scheduler.settle()
         except Exception:  # a bug in one step must fail the requests in flight, not leave their clients waiting
             logger.exception("engine worker crashed; every request fails from now on")
-            self._fail_everything()
+            with self._wake:
+                self._running = False
+            while self._actions:
+                with foreign_code("the scheduler is broken, but generations submitted just now must be found below"):
+                    self._actions.popleft()(self._scheduler)
+            for generation in self._scheduler.in_flight():
+                _crash(generation)
         else:
             self._run_actions()
             self._scheduler.end_all()
         for future in list(self._futures):
-            _fail(future)
+            _resolve(future, EngineCrashedError())
 
     def _run_actions(self) -> None:
         while self._actions:
             self._actions.popleft()(self._scheduler)
-
-    def _fail_everything(self) -> None:
-        with self._wake:
-            self._running = False
-        while self._actions:
-            with suppress(Exception):  # the scheduler is broken, but generations submitted just now must be found below
-                self._actions.popleft()(self._scheduler)
-        for generation in self._scheduler.in_flight():
-            _crash(generation)
 
     def _wait_for_work(self) -> bool:
         with self._wake:
@@ -150,15 +133,14 @@ def _crash(generation: Generation) -> None:
     generation.notify()
 
 
-def _resolve(future: Future[T], result: T) -> None:
-    # False where the waiting client has gone.
-    if future.set_running_or_notify_cancel():
+def _resolve(future: Future[T], result: T | Exception) -> None:
+    # not where it has an end, or the waiting client has gone
+    if future.done() or not future.set_running_or_notify_cancel():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
         future.set_result(result)
-
-
-def _fail(future: Future[Any]) -> None:
-    if not future.done() and future.set_running_or_notify_cancel():
-        future.set_exception(EngineCrashedError())
 
 
 class Engine:
@@ -166,11 +148,9 @@ class Engine:
 
     Attributes:
         model_path: The folder that the current weights came from.
-        served_model_name: The name under which clients know the model.
         weight_version: The version named at the last update that succeeded. After one that changed the weights but
             could not empty the cache it is still the old one, as in SGLang; generations name the one that they had.
         is_paused: Whether new generations wait for `resume`.
-        worker: Computes from its `start` to its `stop`.
     """
 
     def __init__(self, settings: EngineSettings, config: ModelConfig, codec: TextCodec, weights: ModelWeights) -> None:
@@ -184,13 +164,14 @@ class Engine:
         self.weight_version = "default"
         self.is_paused = False
         self._in_flight: set[str] = set()
+        bytes_per_token = 2 * 4 * config.layers * config.kv_heads * config.head_dim  # keys and values, fp32
         seeds = np.random.default_rng(settings.random_seed)
         self._scheduler = Scheduler(
             Qwen3(config, weights, context_length),
             context_length=context_length,
             max_running=settings.max_running_requests,
             prefill_chunk=settings.prefill_chunk_tokens,
-            cache_tokens=settings.prefix_cache_mb * 1_000_000 // config.kv_bytes_per_token(),
+            cache_tokens=settings.prefix_cache_mb * 1_000_000 // bytes_per_token,
             seeds=lambda: int(seeds.integers(2**63)),
             decode=codec.decode,
         )
@@ -201,22 +182,20 @@ class Engine:
         return self._scheduler.counts()
 
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
-        """Run one generation to its end; cancelling the caller aborts it.
-
-        Raises:
-            RequestRefusedError: A request of this rid is in flight.
-            EngineCrashedError: The engine is dead.
-        """
+        """Run one generation to its end; cancelling the caller aborts it. Raises as `stream`."""
         async for output in self.stream(request):
             last = output
         return last
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerationOutput]:
-        """Run one generation and yield it again whenever it has grown (if it streams) and when it has ended."""
+        """Run one generation and yield it again whenever it has grown (if it streams) and when it has ended.
+
+        RequestRefusedError where a request of this rid is in flight, EngineCrashedError where the engine is dead.
+        """
         if request.rid in self._in_flight:
             raise RequestRefusedError(f"Duplicate request ID detected: {request.rid}")
-        changed = asyncio.Event()
-        generation = Generation(request, partial(_set_from_thread, asyncio.get_running_loop(), changed))
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+        generation = Generation(request, lambda: loop.is_closed() or loop.call_soon_threadsafe(changed.set))
         self._in_flight.add(request.rid)
         self.worker.submit(generation)
         try:
@@ -249,32 +228,24 @@ class Engine:
     async def resume(self) -> None:
         """End `pause`."""
         self.is_paused = False
-        await self.worker.call(lambda scheduler: scheduler.resume())
-
-    async def flush(self) -> bool:
-        """Empty the prefix cache; False, when generations are in flight."""
-        return await self.worker.call(lambda scheduler: scheduler.flush())
+        await self.worker.call(Scheduler.resume)
 
     async def update_weights(self, folder: Path, version: str | None, *, flush: bool) -> bool:
         """Take the weights of another folder of the same shape, and if asked, empty the prefix cache.
 
         Unless paused, waits until what is in flight has ended, and lets new generations wait meanwhile. The old weights
-        stay if anything is wrong with the new ones.
-
-        Returns:
-            False if the cache could not be emptied because generations are in flight (as when paused in place).
-
-        Raises:
-            ConfigError: The folder is no Qwen3 model, or its shape differs from the running one's.
+        stay if anything is wrong with the new ones, which is a ConfigError. Returns False if the cache could not be
+        emptied because generations are in flight (as when paused in place).
         """
 
         def load(scheduler: Scheduler) -> bool | ConfigError:
-            try:
+            with foreign_code("a broken folder must not end the worker") as outcome:
                 weights = _load_same_shape(folder, self.config)
-            except ConfigError as e:
-                return e
-            except Exception as e:  # a broken folder must not end the worker
-                return ConfigError(f"can't load the model in {str(folder)!r:.500}: {type(e).__name__}: {e!s:.200}")
+            if isinstance(outcome.error, ConfigError):
+                return outcome.error
+            if outcome.error is not None:
+                why = f"{type(outcome.error).__name__}: {outcome.error!s:.200}"
+                return ConfigError(f"can't load the model in {str(folder)!r:.500}: {why}")
             scheduler.replace_weights(weights, version)
             return scheduler.flush() if flush else True
 
@@ -282,8 +253,6 @@ class Engine:
             scheduler.when_idle_or_paused(lambda idle: resolve(load(idle)))
 
         flushed = await self.worker.call_back(when_idle)
-        if isinstance(flushed, ConfigError):
-            raise flushed
         if flushed:
             self.model_path = self.served_model_name = str(folder)
             self.weight_version = self.weight_version if version is None else version
@@ -296,21 +265,16 @@ class Engine:
 
 
 def load_engine(settings: EngineSettings) -> Engine:
-    """Load the model that `settings` names.
-
-    Raises:
-        ConfigError: The folder is missing or is no Qwen3 model, or the context is longer than the model's.
-    """
-    config = read_model_config(settings.model_dir)
-    if settings.context_length and settings.context_length > config.context_length:
-        raise ConfigError(
-            f"context_length {settings.context_length} is longer than the {config.context_length} tokens of the "
-            f"model in {settings.model_dir}"
-        )
-    codec = read_text_codec(settings.model_dir)
+    """Load the model that `settings` names; ConfigError where there is none, or its context is shorter than asked."""
+    folder, length = settings.model_dir, settings.context_length
+    config = read_model_config(folder)
+    if length and length > config.context_length:
+        longest = config.context_length
+        raise ConfigError(f"context_length {length} is longer than the {longest} tokens of the model in {folder}")
+    codec = read_text_codec(folder)
     if codec.eos_token_id is not None:
         config = dataclasses.replace(config, eos_token_ids=config.eos_token_ids | {codec.eos_token_id})
-    return Engine(settings, config, codec, load_weights(settings.model_dir, config))
+    return Engine(settings, config, codec, load_weights(folder, config))
 
 
 def _load_same_shape(folder: Path, running: ModelConfig) -> ModelWeights:
@@ -321,8 +285,3 @@ def _load_same_shape(folder: Path, running: ModelConfig) -> ModelWeights:
             f"{running.weight_shape_fields()} (vocabulary, hidden, intermediate, layers, heads, kv heads, head dim)"
         )
     return load_weights(folder, config)
-
-
-def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(event.set)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from strands_rollout.engine.requests import GenerateRequest
+from strands_rollout.engine.text import TextCodec
 
-    from strands_rollout.engine.requests import GenerateRequest
-    from strands_rollout.engine.text import TextCodec
-
+ABORTED_IN_QUEUE = {"type": "abort", "message": "Abort in waiting queue"}
+"""The finish reason of a generation that was aborted while it waited, or between two chunks of its prompt."""
 # SGLang's front end gets so many tokens at a time of a request that does not stream (SGLANG_FORCE_STREAM_INTERVAL).
 _SENT_TOKENS = 50
 
 
-@dataclass(frozen=True, slots=True)
-class WeightSpan:
+class WeightSpan(NamedTuple):
     """Output tokens start..end-1 were sampled under this version of the weights."""
 
     version: str
@@ -48,7 +47,7 @@ class GenerationOutput:
     @property
     def ended_in_queue(self) -> bool:
         """Whether it was aborted while it waited for the model, the first time or again."""
-        return self.finish == aborted_in_queue()
+        return self.finish == ABORTED_IN_QUEUE
 
 
 @dataclass(slots=True, eq=False)
@@ -57,17 +56,16 @@ class Generation:
 
     Attributes:
         notify: Called from the worker's thread when the generation finishes and, for a stream, after each token.
-        seed: Seeds the random numbers of its sampling; 64 bits, set when it is queued.
+        seed: Of its sampling; 64 bits, set when it is queued.
         output_ids: Sampled ids. While it decodes they are here only for streams and stop strings; at the end, always.
         output_logprobs: Never fewer than output_ids.
         cached_tokens: Prompt tokens found in the prefix cache; None until its first prefill begins.
-        weight_spans: Spans of weight versions that have passed.
         finish: Set last, when all else is complete.
         crashed: The engine failed, and there will be no `finish`.
     """
 
     request: GenerateRequest
-    notify: Callable[[], None]
+    notify: Callable[[], object]
     seed: int = 0
     output_ids: list[int] = field(default_factory=list)
     output_logprobs: list[float] = field(default_factory=list)
@@ -97,11 +95,7 @@ class Generation:
         self.weight_spans = [WeightSpan(span.version, span.start, min(span.end, kept)) for span in spans]
 
     def output(self, current_version: str) -> GenerationOutput:
-        """What there is now; safe to call from another thread while this one grows.
-
-        Args:
-            current_version: The weight version to report while it is unfinished.
-        """
+        """What there is now, safe to call from another thread while this grows; unfinished, of `current_version`."""
         # `finish` first: if it is set, the rest is complete. Ids before logprobs: there are never fewer of those.
         finish, ids = self.finish, list(self.output_ids)
         return GenerationOutput(
@@ -116,11 +110,6 @@ class Generation:
         )
 
 
-def stopped(matched: int | str) -> dict[str, Any]:
-    """The finish reason of a generation that met a stop token or string."""
-    return {"type": "stop", "matched": matched}
-
-
 def out_of_length(length: int) -> dict[str, Any]:
     """The finish reason of a generation that used up its tokens."""
     return {"type": "length", "length": length}
@@ -129,11 +118,6 @@ def out_of_length(length: int) -> dict[str, Any]:
 def aborted() -> dict[str, Any]:
     """The finish reason of a generation that was aborted while it ran."""
     return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
-
-
-def aborted_in_queue() -> dict[str, Any]:
-    """The finish reason of a generation that was aborted while it waited, or between two chunks of its prompt."""
-    return {"type": "abort", "message": "Abort in waiting queue"}
 
 
 def output_text(output: GenerationOutput, codec: TextCodec) -> str:
@@ -160,18 +144,26 @@ def generate_response(
 ) -> dict[str, Any]:
     """The JSON object for one generation, finished or, in a stream, not.
 
-    Args:
-        output: What to report.
-        codec: The model's tokenizer.
-        latency_s: Seconds since the request arrived.
-        now: The time of the answer, seconds since the epoch; None for all events of a stream but the first.
+    `latency_s` counts from the request's arrival. `now` is the time of the answer, seconds since the epoch; None for
+    all events of a stream but the first.
     """
-    meta_info: dict[str, Any] = {"id": output.request.rid, "finish_reason": output.finish}
-    if output.ended_in_queue:  # retracted or not: nothing about the prompt
-        counted = {"completion_tokens": len(output.output_ids)}
-        meta_info |= {**weight_versions(output), **_logprobs(output, codec), **counted}
-    else:
-        meta_info |= _meta(output, codec)
+    request, cached = output.request, output.cached_tokens
+    meta_info: dict[str, Any] = {
+        "id": request.rid,
+        "finish_reason": output.finish,
+        **weight_versions(output),
+        **_logprobs(output, codec),
+        "completion_tokens": len(output.output_ids),
+    }
+    if not output.ended_in_queue:  # otherwise, retracted or not: nothing about the prompt
+        meta_info |= {
+            "prompt_tokens": len(request.input_ids),
+            "num_retractions": output.retractions,
+            "reasoning_tokens": 0,
+            "cached_tokens": cached,
+            "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
+            "dp_rank": None,
+        }
     if output.finish is not None:
         meta_info["e2e_latency"] = latency_s
     if now is not None:
@@ -183,34 +175,19 @@ def weight_versions(output: GenerationOutput) -> dict[str, Any]:
     """The versions of the weights that the tokens were sampled under, as SGLang's answers name them."""
     named: dict[str, Any] = {"weight_version": output.weight_version}
     if output.finish is not None:
-        spans = output.weight_spans
-        named["weight_versions"] = [{"version": s.version, "start": s.start, "end": s.end} for s in spans]
+        named["weight_versions"] = [span._asdict() for span in output.weight_spans]
     return named
-
-
-def _meta(output: GenerationOutput, codec: TextCodec) -> dict[str, Any]:
-    cached = output.cached_tokens
-    return {
-        "prompt_tokens": len(output.request.input_ids),
-        "weight_version": output.weight_version,
-        "num_retractions": output.retractions,
-        **_logprobs(output, codec),
-        "reasoning_tokens": 0,
-        "completion_tokens": len(output.output_ids),
-        "cached_tokens": cached,
-        **weight_versions(output),
-        "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
-        "dp_rank": None,
-    }
 
 
 def _logprobs(output: GenerationOutput, codec: TextCodec) -> dict[str, Any]:
     """The [logprob, id, text or null] triples, where the request asked for them."""
     if not output.request.return_logprob:
         return {}
-    texts: list[str | None] = [None] * len(output.output_ids)
-    if output.request.return_text_in_logprobs:
-        texts = [codec.decode([token]) for token in output.output_ids]
+    with_text = output.request.return_text_in_logprobs
+    texts = [codec.decode([token]) if with_text else None for token in output.output_ids]
     triples = list(zip(output.output_logprobs, output.output_ids, texts, strict=True))
-    counted = {"output_token_logprobs": triples, "output_token_logprobs_length": len(triples)}
-    return {"input_token_logprobs": [], **counted}
+    return {
+        "input_token_logprobs": [],
+        "output_token_logprobs": triples,
+        "output_token_logprobs_length": len(triples),
+    }

@@ -6,32 +6,29 @@ import asyncio
 import re
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import aclosing
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from strands_rollout.engine.chat import ChatChunks, chat_completion, read_chat_request
 from strands_rollout.engine.engine import Engine, EngineCrashedError
-from strands_rollout.engine.generation import generate_response
-from strands_rollout.engine.requests import RequestRefusedError, SchemaError, read_generate_call
+from strands_rollout.engine.generation import GenerationOutput, generate_response
+from strands_rollout.engine.requests import ContractError, RequestRefusedError, SchemaError, read_generate_call
+from strands_rollout.engine.scheduler import Scheduler
 from strands_rollout.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from aiohttp.typedefs import Handler, Middleware
-
-    from strands_rollout.engine.generation import GenerationOutput
-    from strands_rollout.engine.requests import GenerateCall
+from strands_rollout.files import Json
 
 T = TypeVar("T")
 _ENGINE: web.AppKey[Engine] = web.AppKey("engine")
+_ROUTES = web.RouteTableDef()
 _MAX_BODY_BYTES = 64 * 2**20
 # Smaller bodies are parsed and encoded within milliseconds.
 _QUICK_BYTES = 16_384
@@ -52,27 +49,7 @@ def engine_app(engine: Engine, host: str = "127.0.0.1") -> web.Application:
     """The web application that serves `engine` on the address `host`; the caller starts and stops the engine."""
     app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json, _refuse_browsers(host)])
     app[_ENGINE] = engine
-    app.add_routes(
-        [
-            web.post("/generate", _generate),
-            web.put("/generate", _generate),
-            *(web.get(path, _health) for path in ("/health", "/health_generate", "/ping")),
-            web.get("/ready", _ready),
-            *(web.get(path, _model_info) for path in ("/model_info", "/get_model_info")),
-            *(web.get(path, _server_info) for path in ("/server_info", "/get_server_info")),
-            web.get("/v1/loads", _loads),
-            web.get("/flush_cache", _flush_cache),
-            web.post("/flush_cache", _flush_cache),
-            web.post("/abort_request", _abort_request),
-            web.post("/pause_generation", _pause_generation),
-            web.post("/continue_generation", _continue_generation),
-            web.post("/update_weights_from_disk", _update_weights_from_disk),
-            web.post("/update_weight_version", _update_weight_version),
-            web.post("/v1/chat/completions", _chat_completions),
-            web.get("/v1/models", _models),
-            web.get("/v1/models/{model:.+}", _model),
-        ]
-    )
+    app.add_routes(_ROUTES)
     return app
 
 
@@ -116,8 +93,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     try:
         return await handler(request)
     except RequestRefusedError as e:
-        is_chat = request.path.startswith("/v1/")
-        return _json(e.chat_body() if is_chat else e.body(), status=400)
+        return _json(_refusal(e, is_chat=request.path.startswith("/v1/")), status=400)
     except EngineCrashedError as e:
         return _json({"error": {"message": str(e)}}, status=500)
     except web.HTTPForbidden as e:
@@ -126,18 +102,26 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return _json({"detail": e.reason}, status=e.status)
 
 
+def _refusal(error: RequestRefusedError, *, is_chat: bool) -> dict[str, object]:
+    """The body depends on who refuses at SGLang: its JSON schema, its validation, or its OpenAI endpoints."""
+    message = str(error)
+    if is_chat or isinstance(error, SchemaError):
+        kind = "BadRequestError" if is_chat else "Bad Request"
+        return {"object": "error", "message": message, "type": kind, "param": None, "code": 400}
+    return {"error": message if isinstance(error, ContractError) else {"message": message}}
+
+
 def _json(body: object, *, status: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
 
 
-async def _read_json(request: web.Request) -> object:
+async def _read_json(request: web.Request) -> Json:
     if request.content_type != "application/json":
         raise SchemaError(f"1 validation error: the content type must be application/json, got {request.content_type}")
     try:
-        body: object = await _beside_loop(request, orjson.loads, await request.read())
+        return await _beside_loop(request, orjson.loads, await request.read())
     except orjson.JSONDecodeError as e:
         raise SchemaError(f"1 validation error: JSON decode error: {e}") from e
-    return body
 
 
 async def _read_object(request: web.Request) -> dict[str, Any]:
@@ -180,12 +164,14 @@ async def _send_event(response: web.StreamResponse, event: object | None) -> Non
     await response.write(b"data: " + (b"[DONE]" if event is None else orjson.dumps(event)) + b"\n\n")
 
 
+@_ROUTES.post("/generate")
+@_ROUTES.put("/generate")
 async def _generate(request: web.Request) -> web.StreamResponse:
     started = time.perf_counter()
     engine, body = request.app[_ENGINE], await _read_object(request)
     streams = body.get("stream") is True
     try:
-        call = await _beside_loop(request, read_generate_call, body, engine.limits, engine.codec.encode)
+        calls, is_list = await _beside_loop(request, read_generate_call, body, engine.limits, engine.codec.encode)
     except RequestRefusedError as e:
         if not streams or isinstance(e, SchemaError):
             raise
@@ -203,39 +189,36 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     if streams:
         response = await _start_events(request)
         is_first = True
-        async with aclosing(engine.stream(call.requests[0])) as outputs:
+        async with aclosing(engine.stream(calls[0])) as outputs:
             async for output in outputs:
                 await _send_event(response, answer(output, is_first=is_first))
                 is_first = False
         await _send_event(response, None)
         return response
-    answers = []
-    for output in await _generate_all(engine, call):
-        answers.append(answer(output))
-        await asyncio.sleep(0)  # decoding a thousand of them at once would hold up everything else
-    return _json(answers if call.is_list else answers[0])
-
-
-async def _generate_all(engine: Engine, call: GenerateCall) -> list[GenerationOutput]:
-    if len(call.requests) == 1:
-        return [await engine.generate(call.requests[0])]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(engine.generate(request)) for request in call.requests]
+            tasks = [group.create_task(engine.generate(one)) for one in calls]
     except* (RequestRefusedError, EngineCrashedError) as e:
         raise e.exceptions[0] from None
-    return [task.result() for task in tasks]
+    answers = []
+    for task in tasks:
+        answers.append(answer(task.result()))
+        await asyncio.sleep(0)  # decoding a thousand of them at once would hold up everything else
+    return _json(answers if is_list else answers[0])
 
 
+@_ROUTES.get("/health")
+@_ROUTES.get("/health_generate")
+@_ROUTES.get("/ping")
+@_ROUTES.get("/ready")
 async def _health(request: web.Request) -> web.Response:
-    return web.Response(status=200 if request.app[_ENGINE].worker.is_alive() else 503)
-
-
-async def _ready(request: web.Request) -> web.Response:
     engine = request.app[_ENGINE]
-    return web.Response(status=200 if engine.worker.is_alive() and not engine.is_paused else 503)
+    is_well = engine.worker.is_alive() and not (request.path == "/ready" and engine.is_paused)
+    return web.Response(status=200 if is_well else 503)
 
 
+@_ROUTES.get("/model_info")
+@_ROUTES.get("/get_model_info")
 async def _model_info(request: web.Request) -> web.Response:
     engine = request.app[_ENGINE]
     info = {
@@ -253,6 +236,8 @@ async def _model_info(request: web.Request) -> web.Response:
     return _json(info)
 
 
+@_ROUTES.get("/server_info")
+@_ROUTES.get("/get_server_info")
 async def _server_info(request: web.Request) -> web.Response:
     engine = request.app[_ENGINE]
     settings, limits = engine.settings, engine.limits
@@ -274,6 +259,7 @@ async def _server_info(request: web.Request) -> web.Response:
     return _json(info)
 
 
+@_ROUTES.get("/v1/loads")
 async def _loads(request: web.Request) -> web.Response:
     engine = request.app[_ENGINE]
     running, waiting = engine.counts()
@@ -287,12 +273,15 @@ async def _loads(request: web.Request) -> web.Response:
     return _json({"timestamp": datetime.now(UTC).isoformat(), "loads": [load]})
 
 
+@_ROUTES.get("/flush_cache")
+@_ROUTES.post("/flush_cache")
 async def _flush_cache(request: web.Request) -> web.Response:
-    if await request.app[_ENGINE].flush():
+    if await request.app[_ENGINE].worker.call(Scheduler.flush):
         return web.Response(text=_FLUSHED)
     return web.Response(text="Flush cache failed.\n", status=400)
 
 
+@_ROUTES.post("/abort_request")
 async def _abort_request(request: web.Request) -> web.Response:
     body = await _read_object(request)
     rid, abort_all = body.get("rid") or "", body.get("abort_all", False)
@@ -303,6 +292,7 @@ async def _abort_request(request: web.Request) -> web.Response:
     return web.Response()
 
 
+@_ROUTES.post("/pause_generation")
 async def _pause_generation(request: web.Request) -> web.Response:
     mode = (await _read_object(request)).get("mode", "abort")
     if mode not in _PAUSE_MODES:
@@ -311,19 +301,20 @@ async def _pause_generation(request: web.Request) -> web.Response:
     return _json({"message": "Generation paused successfully.", "status": "ok"})
 
 
+@_ROUTES.post("/continue_generation")
 async def _continue_generation(request: web.Request) -> web.Response:
     await _read_object(request)
     await request.app[_ENGINE].resume()
     return _json({"message": "Generation continued successfully.", "status": "ok"})
 
 
+@_ROUTES.post("/update_weights_from_disk")
 async def _update_weights_from_disk(request: web.Request) -> web.Response:
     engine, body = request.app[_ENGINE], await _read_object(request)
     model_path, version = body.get("model_path"), body.get("weight_version")
     if not isinstance(model_path, str) or not isinstance(version, str | None):
-        raise SchemaError(
-            f"1 validation error: expected {{model_path: string, weight_version: string}}, got {body!r:.500}"
-        )
+        expected = "{model_path: string, weight_version: string}"
+        raise SchemaError(f"1 validation error: expected {expected}, got {body!r:.500}")
     if body.get("abort_all_requests"):
         engine.abort(None)
     try:
@@ -337,6 +328,7 @@ async def _update_weights_from_disk(request: web.Request) -> web.Response:
     return _json(answer, status=200 if success else 400)
 
 
+@_ROUTES.post("/update_weight_version")
 async def _update_weight_version(request: web.Request) -> web.Response:
     engine, body = request.app[_ENGINE], await _read_object(request)
     version = body.get("new_version")
@@ -348,6 +340,7 @@ async def _update_weight_version(request: web.Request) -> web.Response:
     return _json({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
 
 
+@_ROUTES.post("/v1/chat/completions")
 async def _chat_completions(request: web.Request) -> web.StreamResponse:
     engine = request.app[_ENGINE]
     chat = await _beside_loop(request, read_chat_request, await _read_json(request), engine)
@@ -364,20 +357,11 @@ async def _chat_completions(request: web.Request) -> web.StreamResponse:
     return response
 
 
+@_ROUTES.get("/v1/models")
+@_ROUTES.get("/v1/models/{model:.+}")
 async def _models(request: web.Request) -> web.Response:
-    return _json({"object": "list", "data": [_model_card(request.app[_ENGINE])]})
-
-
-async def _model(request: web.Request) -> web.Response:
-    engine, name = request.app[_ENGINE], request.match_info["model"]
-    if name == engine.served_model_name:
-        return _json(_model_card(engine))
-    error = {"type": "invalid_request_error", "param": "model", "code": "model_not_found"}
-    return _json({"error": {"message": f"The model '{name}' does not exist", **error}}, status=404)
-
-
-def _model_card(engine: Engine) -> dict[str, Any]:
-    return {
+    engine, name = request.app[_ENGINE], request.match_info.get("model")
+    card = {
         "id": engine.served_model_name,
         "object": "model",
         "created": int(time.time()),
@@ -386,3 +370,9 @@ def _model_card(engine: Engine) -> dict[str, Any]:
         "parent": None,
         "max_model_len": engine.limits.context_length,
     }
+    if name is None:
+        return _json({"object": "list", "data": [card]})
+    if name == engine.served_model_name:
+        return _json(card)
+    error = {"type": "invalid_request_error", "param": "model", "code": "model_not_found"}
+    return _json({"error": {"message": f"The model '{name}' does not exist", **error}}, status=404)

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from strands_rollout.engine.qwen3 import ModelConfig
-
-Floats = npt.NDArray[np.float32]
+from strands_rollout.engine.qwen3 import Floats, Ints, ModelConfig
 
 _TOGETHER = 4
 _HEADS = 2
 _LONGEST_TRIED = 2048
-Ints = npt.NDArray[np.int64]
 _MASKED = np.float32(-1e30)
 _FIRST_CAPACITY = 512
 # A token attends alike to the last bit in any batch and chunk, so that a seed gives the same tokens whatever else runs.
@@ -48,16 +42,13 @@ def tokens_at_once(group: int, head_dim: int) -> int:
     scores = random.random((_HEADS, _TOGETHER, group, _MIX_TOKENS), np.float32)
     keys = [stored[..., :stop] for stop in range(_TOKEN_STEP, _LONGEST_TRIED + 1, _TOKEN_STEP)]
     values = [stored[..., :stop].swapaxes(-1, -2) for stop in range(_TOKEN_STEP, _MIX_TOKENS + 1, _TOKEN_STEP)]
-    same = all(_same_together(queries, some) for some in keys)
-    same = same and all(_same_together(scores[..., : some.shape[-2]], some) for some in values)
-    return _TOGETHER if same else 1
+    products = [(queries, some) for some in keys] + [(scores[..., : some.shape[-2]], some) for some in values]
 
+    def is_same(left: Floats, right: Floats) -> bool:
+        together = left.reshape(_HEADS, 1, _TOGETHER * group, -1) @ right
+        return np.array_equal(together.reshape(_HEADS, _TOGETHER, group, -1), left @ right)
 
-def _same_together(left: Floats, right: Floats) -> bool:
-    """Whether [heads, tokens, group, n] times [heads, 1, n, m] is the same with a product per token and one for all."""
-    heads, tokens, group, inner = left.shape
-    together = left.reshape(heads, 1, tokens * group, inner) @ right
-    return np.array_equal(together.reshape(heads, tokens, group, -1), left @ right)
+    return _TOGETHER if all(is_same(left, right) for left, right in products) else 1
 
 
 class KvRows:
@@ -76,7 +67,9 @@ class KvRows:
         self._bias: Floats = np.zeros((rows, 0), np.float32)
         self._index: Ints = np.arange(0)
         self._blocks: list[tuple[slice, int, int]] = []
-        self._causal_bias = _causal_bias()
+        # lets query i of a tile see keys 0..i from the tile's first on: [queries, keys up to the end of a step]
+        seen = np.arange(_CHUNK_TILE_TOKENS + _TOKEN_STEP) <= np.arange(_CHUNK_TILE_TOKENS)[:, None]
+        self._causal_bias = np.where(seen, np.float32(0), _MASKED)
         self._scratch: Floats = np.empty(0, np.float32)
         self._together = tokens_at_once(config.heads // config.kv_heads, config.head_dim)
         # Rows beyond these were never written: their memory is not there yet, and growing must not touch it.
@@ -113,7 +106,7 @@ class KvRows:
         self._bias[target, :length] = 0
         self._bias[target, length:] = _MASKED
 
-    def attend_chunk(self, layer: int, row: int, start: int, q: Floats, k: Floats, v: Floats) -> Floats:
+    def attend_chunk(self, row: int, start: int, layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
         """Store a chunk of one sequence and attend causally: [tokens, heads, head_dim] -> [tokens, ...]."""
         tokens, heads, head_dim = q.shape
         stop = start + tokens
@@ -126,7 +119,12 @@ class KvRows:
         for first in range(0, tokens, _CHUNK_TILE_TOKENS):
             seen, end = start + first, _rounded_up(start + min(first + _CHUNK_TILE_TOKENS, tokens))
             tile = slice(first // self._together, (first + _CHUNK_TILE_TOKENS) // self._together)
-            scores = self._scores(queries[:, tile], keys[:, None, :, :end])
+            shape = (*queries[:, tile].shape[:-1], end)
+            size = math.prod(shape)
+            if size > len(self._scratch):  # fresh memory would cost as much as the products
+                self._scratch = np.empty(size, np.float32)
+            scores = self._scratch[:size].reshape(shape)
+            np.matmul(queries[:, tile], keys[:, None, :, :end], out=scores)
             by_token = scores.reshape(len(keys), -1, heads // len(keys), end)
             by_token[..., seen:] += self._causal_bias[: by_token.shape[1], None, : end - seen]
             mixed[:, tile] = _softmax_mix(scores, values[:, None, :, :end])
@@ -145,14 +143,6 @@ class KvRows:
         queries[:, :tokens] = q.reshape(tokens, kv_heads, group, head_dim).swapaxes(0, 1)
         return queries.reshape(kv_heads, products, self._together * group, head_dim)
 
-    def _scores(self, queries: Floats, keys: Floats) -> Floats:
-        """`queries` times `keys`, in memory that the next call takes again: fresh memory costs as much as they do."""
-        shape = (*queries.shape[:-1], keys.shape[-1])
-        size = math.prod(shape)
-        if size > len(self._scratch):
-            self._scratch = np.empty(size, np.float32)
-        return np.matmul(queries, keys, out=self._scratch[:size].reshape(shape))
-
     def begin_step(self, lengths: Ints) -> None:
         """Prepare the `attend_step` calls of one step: rows 0..n-1 each get a token at position `lengths`."""
         rows = len(lengths)
@@ -165,7 +155,7 @@ class KvRows:
             (block, int(lengths[block].min()) + 1, _rounded_up(int(lengths[block].max()) + 1)) for block in blocks
         ]
 
-    def attend_step(self, layer: int, lengths: Ints, q: Floats, k: Floats, v: Floats) -> Floats:
+    def attend_step(self, lengths: Ints, layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
         """Store one token of each row at position `lengths` and attend: [rows, heads, head_dim] -> [rows, ...]."""
         rows, heads, head_dim = q.shape
         keys, values = self._cache[:, layer]
@@ -194,27 +184,19 @@ def _softmax_mix(scores: Floats, values: Floats) -> Floats:
     return mixed
 
 
-def _causal_bias() -> Floats:
-    """Lets query i of a tile see keys 0..i from the tile's first on: [queries, keys up to the end of a step]."""
-    keys = np.arange(_CHUNK_TILE_TOKENS + _TOKEN_STEP)
-    return np.where(keys <= np.arange(_CHUNK_TILE_TOKENS)[:, None], np.float32(0), _MASKED)
-
-
 def _rounded_up(tokens: int) -> int:
     return -(-tokens // _TOKEN_STEP) * _TOKEN_STEP
 
 
+@dataclass(slots=True, eq=False)
 class _Node:
     """A run of tokens below its parent's; `block` is [2, layers, kv_heads, head_dim, tokens]."""
 
-    __slots__ = ("block", "children", "last_used", "parent", "tokens")
-
-    def __init__(self, tokens: Ints, block: Floats, parent: _Node | None) -> None:
-        self.tokens = tokens
-        self.block = block
-        self.parent = parent
-        self.children: dict[int, _Node] = {}
-        self.last_used = 0
+    tokens: Ints
+    block: Floats
+    parent: _Node | None
+    last_used: int = 0
+    children: dict[int, _Node] = field(default_factory=dict)
 
 
 class PrefixCache:
@@ -239,11 +221,9 @@ class PrefixCache:
         return [node.block[..., :count] for node, count in self._walk(tokens)]
 
     def insert(self, tokens: Ints, copy_out: Callable[[int, int], Floats]) -> None:
-        """Remember `tokens`.
+        """Remember `tokens`, a whole sequence from position 0.
 
-        Args:
-            tokens: The whole sequence from position 0.
-            copy_out: Gives the block of tokens start..stop-1 to keep; called once, for what is not yet known.
+        `copy_out` gives the block of tokens start..stop-1 to keep; it is called once, for what is not yet known.
         """
         path = self._walk(tokens)
         known = sum(count for _, count in path)
@@ -253,8 +233,7 @@ class PrefixCache:
         if path:
             last, count = path[-1]
             parent = last if count == len(last.tokens) else self._split(last, count)
-        node = _Node(tokens[known:].copy(), copy_out(known, len(tokens)), parent)
-        node.last_used = self._clock
+        node = _Node(tokens[known:].copy(), copy_out(known, len(tokens)), parent, self._clock)
         parent.children[int(node.tokens[0])] = node
         self.size_tokens += len(node.tokens)
         if self.size_tokens > self.capacity_tokens:
@@ -269,7 +248,9 @@ class PrefixCache:
             child = node.children.get(int(tokens[done]))
             if child is None:
                 break
-            count = _common_prefix(child.tokens, tokens[done:])
+            count = min(len(child.tokens), len(tokens) - done)
+            differing = np.flatnonzero(child.tokens[:count] != tokens[done : done + count])
+            count = int(differing[0]) if len(differing) else count
             path.append((child, count))
             if count < len(child.tokens):
                 break
@@ -280,8 +261,7 @@ class PrefixCache:
     def _split(self, node: _Node, count: int) -> _Node:
         """Cut `node` after `count` tokens and return the new upper part."""
         # Copies, because a view would keep the whole block alive after one of the parts is evicted.
-        upper = _Node(node.tokens[:count].copy(), node.block[..., :count].copy(), node.parent)
-        upper.last_used = self._clock
+        upper = _Node(node.tokens[:count].copy(), node.block[..., :count].copy(), node.parent, self._clock)
         (node.parent or self._root).children[int(upper.tokens[0])] = upper
         node.tokens, node.block = node.tokens[count:].copy(), node.block[..., count:].copy()
         node.parent = upper
@@ -297,24 +277,14 @@ class PrefixCache:
             for leaf in sorted(leaves, key=lambda leaf: leaf.last_used):
                 if self.size_tokens <= target_tokens:
                     return
-                self._drop(leaf)
-
-    def _drop(self, leaf: _Node) -> None:
-        del (leaf.parent or self._root).children[int(leaf.tokens[0])]
-        self.size_tokens -= len(leaf.tokens)
+                del (leaf.parent or self._root).children[int(leaf.tokens[0])]
+                self.size_tokens -= len(leaf.tokens)
 
     def _leaves(self) -> list[_Node]:
         leaves, stack = [], list(self._root.children.values())
         while stack:
             node = stack.pop()
-            if node.children:
-                stack.extend(node.children.values())
-            else:
+            stack.extend(node.children.values())
+            if not node.children:
                 leaves.append(node)
         return leaves
-
-
-def _common_prefix(left: Ints, right: Ints) -> int:
-    count = min(len(left), len(right))
-    differing = np.flatnonzero(left[:count] != right[:count])
-    return int(differing[0]) if len(differing) else count

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -28,17 +28,10 @@ _LOG_TAIL_BYTES: Final = 2000
 
 @asynccontextmanager
 async def engine_process(model_dir: Path | None = None, *, start_timeout_s: float = 60.0) -> AsyncIterator[str]:
-    """Start `strands-rollout serve` on a free port of 127.0.0.1; stop it when the block ends.
-
-    Args:
-        model_dir: The model to serve; None for the shipped one.
-        start_timeout_s: Seconds within which it must accept requests.
-
-    Yields:
-        The engine's URL.
+    """Start `strands-rollout serve` on a free port of 127.0.0.1, yield its URL, and stop it when the block ends.
 
     Raises:
-        EngineUnavailableError: It ended, or did not answer in time; the message holds the end of what it printed.
+        EngineUnavailableError: It ended, or accepted no requests in time; the message holds the end of what it printed.
     """
     model = [] if model_dir is None else ["--model", str(model_dir)]
     command = [sys.executable, "-m", "strands_rollout.cli", "serve", "--port", "0", "--stop-with-stdin", *model]
@@ -72,22 +65,15 @@ def stop_with_stdin() -> None:
 
 
 async def _ready_url(process: asyncio.subprocess.Process, timeout_s: float, log: IO[bytes]) -> str:
-    line = b""
-    try:
+    line, said = b"", f"was not ready within {timeout_s:g} s"
+    with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             if process.stdout is not None:
                 line = await process.stdout.readline()
             if not line:
-                await process.wait()
-    except TimeoutError:
-        raise EngineUnavailableError(
-            f"the embedded engine was not ready within {timeout_s:g} s. It printed: {_tail(log)}"
-        ) from None
+                said = f"ended with exit code {await process.wait()} before it was ready"
     if not line:
-        raise EngineUnavailableError(
-            f"the embedded engine ended with exit code {process.returncode} before it was ready. It printed: "
-            f"{_tail(log)}"
-        )
+        raise EngineUnavailableError(f"the embedded engine {said}. It printed: {_tail(log)}")
     return str(json.loads(line)["base_url"])
 
 

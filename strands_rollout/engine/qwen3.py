@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -18,27 +21,24 @@ from strands_rollout.errors import ConfigError
 from strands_rollout.files import open_regular, read_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from strands_rollout.engine.kv_cache import KvRows
 
-ARCHITECTURE = "Qwen3ForCausalLM"
+_ARCHITECTURE = "Qwen3ForCausalLM"
 MAX_CONFIG_BYTES = 16_000_000
-SAMPLING_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Complexes = npt.NDArray[np.complex64]
+Ints = npt.NDArray[np.int64]
 _DTYPES: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 # Far above those of real checkpoints (a few hundred bytes per tensor): parsing one stops all other threads.
 _MAX_HEADER_BYTES = 16_000_000
-Complexes = npt.NDArray[np.complex64]
-Ints = npt.NDArray[np.int64]
 Number = TypeVar("Number", bound=np.generic)
 # Stores a layer's queries, keys and values and mixes: (layer, q, k, v) -> [tokens, heads * head_dim].
-Attend: TypeAlias = "Callable[[int, Floats, Floats, Floats], Floats]"
+Attend: TypeAlias = Callable[[int, Floats, Floats, Floats], Floats]
 # BLAS computes a row by another kernel, with other last bits, according to how many there are. So that a token's logits
 # don't depend on what else is computed, whatever is multiplied by weights is multiplied this many rows at a time.
 _TILE_ROWS = 4
-_ONE = np.float32(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,6 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
     sampling_defaults: dict[str, float]
 
-    def kv_bytes_per_token(self) -> int:
-        """Bytes that the keys and values of one token take, over all layers."""
-        return 2 * 4 * self.layers * self.kv_heads * self.head_dim
-
     def weight_shape_fields(self) -> tuple[int, ...]:
         """The fields that two checkpoints must share for one to replace the other in a running engine."""
         sizes = (self.vocab_size, self.hidden_size, self.intermediate_size, self.layers)
@@ -78,9 +74,7 @@ class ModelConfig:
 def read_model_config(folder: Path) -> ModelConfig:
     """Read and check the configuration of the model in `folder`.
 
-    Raises:
-        ConfigError: The folder or config.json is missing or unreadable, the model is not a Qwen3 causal LM, or it uses
-            a feature that this engine doesn't compute.
+    ConfigError where it is missing or unreadable, or the model is not a Qwen3 causal LM that this engine computes.
     """
     try:
         is_folder = folder.is_dir()
@@ -102,7 +96,6 @@ def _model_config(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfi
     heads, hidden_size = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     # transformers 5 writes rope_theta inside rope_parameters, transformers 4 beside it.
     rope_theta = (raw.get("rope_parameters") or {}).get("rope_theta", raw.get("rope_theta", 10000.0))
-    defaults = {key: float(generation[key]) for key in SAMPLING_DEFAULT_KEYS if generation.get(key) is not None}
     return ModelConfig(
         vocab_size=int(raw["vocab_size"]),
         hidden_size=hidden_size,
@@ -116,20 +109,18 @@ def _model_config(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfi
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
         context_length=int(raw["max_position_embeddings"]),
         eos_token_ids=_token_ids(raw.get("eos_token_id")) | _token_ids(generation.get("eos_token_id")),
-        sampling_defaults=defaults,
+        sampling_defaults={key: float(generation[key]) for key in _SAMPLING_KEYS if generation.get(key) is not None},
     )
 
 
 def _token_ids(value: int | list[int] | None) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset([value] if isinstance(value, int) else value)
+    return frozenset([value] if isinstance(value, int) else value or ())
 
 
 def _refuse_unsupported(raw: dict[str, Any], folder: Path) -> None:
     architectures = raw.get("architectures") or []
-    if ARCHITECTURE not in architectures:
-        raise ConfigError(f"{folder}: architectures is {architectures}; this engine runs {ARCHITECTURE} only")
+    if _ARCHITECTURE not in architectures:
+        raise ConfigError(f"{folder}: architectures is {architectures}; this engine runs {_ARCHITECTURE} only")
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     unsupported = {
@@ -190,18 +181,17 @@ class ModelWeights:
 def load_weights(folder: Path, config: ModelConfig) -> ModelWeights:
     """Read the weights of the model in `folder`.
 
-    Raises:
-        ConfigError: A file is missing or broken, or a tensor is missing or has another shape than config.json says.
+    ConfigError where a file is missing or broken, or a tensor is missing or has another shape than config.json says.
     """
     tensors, c = _stored_tensors(folder), config
 
     def take(name: str, *shape: int) -> Floats:
-        tensor = tensors.get(name)
-        if tensor is None:
+        if name not in tensors:
             raise ConfigError(f"{folder}: the weights have no tensor {name}")
-        if tensor.shape != shape:
-            raise ConfigError(f"{folder}: tensor {name} has shape {tensor.shape}, config.json says {shape}")
-        return tensor.read()
+        stored_shape, read = tensors[name]
+        if stored_shape != shape:
+            raise ConfigError(f"{folder}: tensor {name} has shape {stored_shape}, config.json says {shape}")
+        return read()
 
     embedding = take("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
     head = embedding if c.tied_embeddings else take("lm_head.weight", c.vocab_size, c.hidden_size)
@@ -212,25 +202,20 @@ def load_weights(folder: Path, config: ModelConfig) -> ModelWeights:
 
 def read_tensors(folder: Path) -> dict[str, Floats]:
     """Read every tensor of `folder`, single file or sharded, as fp32; ConfigError where one is missing or broken."""
-    return {name: tensor.read() for name, tensor in _stored_tensors(folder).items()}
+    return {name: read() for name, (_, read) in _stored_tensors(folder).items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredTensor:
-    """A tensor of a file, not read yet: what its shape says must be known to fit before memory is taken for it."""
-
-    shape: tuple[int, ...]
-    read: Callable[[], Floats]
+# The shape of a tensor of a file, and what reads it: that the shape fits must be known before memory is taken for it.
+_StoredTensor: TypeAlias = tuple[tuple[int, ...], Callable[[], Floats]]
 
 
 def _stored_tensors(folder: Path) -> dict[str, _StoredTensor]:
     index_path, names = folder / "model.safetensors.index.json", {"model.safetensors"}
     if index_path.is_file():
-        try:
-            weight_map = json.loads(read_regular(index_path, _MAX_HEADER_BYTES))["weight_map"]
-            names = {str(name) for name in weight_map.values()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-            raise ConfigError(f"can't read {index_path}: {e!r}") from e
+        weight_map = _read_json(index_path).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ConfigError(f"can't read {index_path}: it has no weight_map")
+        names = set(map(str, weight_map.values()))
     return {key: tensor for name in sorted(names) for key, tensor in _tensors_of_file(folder / name).items()}
 
 
@@ -272,38 +257,33 @@ def _stored(body: npt.NDArray[np.uint8], spec: dict[str, Any], path: Path) -> _S
             return (data.astype(np.uint32) << 16).view(np.float32)
         return data.astype(np.float32)
 
-    return _StoredTensor(tuple(shape), read)
+    return tuple(shape), read
 
 
 def _layer(take: Callable[..., Floats], c: ModelConfig, prefix: str) -> LayerWeights:
     q_dim, kv_dim = c.heads * c.head_dim, c.kv_heads * c.head_dim
     attention = prefix + "self_attn."
-    q = take(attention + "q_proj.weight", q_dim, c.hidden_size)
-    k = take(attention + "k_proj.weight", kv_dim, c.hidden_size)
+    # the order of a head's dimensions that puts i and i + head_dim / 2 side by side
+    interleaved = np.arange(c.head_dim).reshape(2, -1).T.ravel()
+
+    def take_heads(name: str, rows: int) -> Floats:
+        weight = take(attention + name, rows, c.hidden_size)
+        return weight.reshape(-1, c.head_dim, c.hidden_size)[:, interleaved].reshape(weight.shape)
+
+    q, k = take_heads("q_proj.weight", q_dim), take_heads("k_proj.weight", kv_dim)
     v = take(attention + "v_proj.weight", kv_dim, c.hidden_size)
     q_norm = take(attention + "q_norm.weight", c.head_dim) * np.float32(c.head_dim**-0.5)
     k_norm = take(attention + "k_norm.weight", c.head_dim)
     gate = take(prefix + "mlp.gate_proj.weight", c.intermediate_size, c.hidden_size)
     up = take(prefix + "mlp.up_proj.weight", c.intermediate_size, c.hidden_size)
-    qkv = np.concatenate([_interleave_rows(q, c.head_dim), _interleave_rows(k, c.head_dim), v])
     qk_norm = np.concatenate([np.tile(q_norm, (c.heads, 1)), np.tile(k_norm, (c.kv_heads, 1))])
     return LayerWeights(
-        qkv=_in_out(qkv, take(prefix + "input_layernorm.weight", c.hidden_size)),
-        qk_norm=np.ascontiguousarray(qk_norm[:, _interleaved(c.head_dim)]),
+        qkv=_in_out(np.concatenate([q, k, v]), take(prefix + "input_layernorm.weight", c.hidden_size)),
+        qk_norm=np.ascontiguousarray(qk_norm[:, interleaved]),
         out=_in_out(take(attention + "o_proj.weight", c.hidden_size, q_dim)),
         gate_up=_in_out(np.concatenate([-gate, up]), take(prefix + "post_attention_layernorm.weight", c.hidden_size)),
         minus_down=_in_out(-take(prefix + "mlp.down_proj.weight", c.hidden_size, c.intermediate_size)),
     )
-
-
-def _interleaved(head_dim: int) -> npt.NDArray[np.intp]:
-    """Order of a head's dimensions that puts i and i + head_dim / 2 side by side."""
-    return np.arange(head_dim).reshape(2, -1).T.ravel()
-
-
-def _interleave_rows(weight: Floats, head_dim: int) -> Floats:
-    heads = weight.reshape(-1, head_dim, weight.shape[1])
-    return heads[:, _interleaved(head_dim)].reshape(weight.shape)
 
 
 def _in_out(weight: Floats, norm: Floats | None = None) -> Floats:
@@ -323,33 +303,17 @@ class Qwen3:
     def decode(self, kv: KvRows, tokens: Ints, lengths: Ints) -> Floats:
         """Extend rows 0..n-1 by one token each; a row's logits don't depend on the others.
 
-        Args:
-            kv: `lengths[i]` tokens of row i are in place.
-            tokens: [n] ids of the new tokens.
-            lengths: [n] their positions.
-
-        Returns:
-            [n, vocab_size] logits of the tokens that follow.
+        `lengths[i]` tokens of row i are in place in `kv`. Returns [n, vocab_size] logits of the tokens that follow.
         """
         kv.begin_step(lengths)
-
-        def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
-            return kv.attend_step(layer, lengths, q, k, v)
-
-        return self._logits(self._forward(tokens, lengths, attend))
+        return self._logits(self._forward(tokens, lengths, partial(kv.attend_step, lengths)))
 
     def prefill(self, kv: KvRows, row: int, start: int, tokens: Ints) -> Floats:
         """Extend one row by a chunk of tokens whose first position is `start`.
 
-        The results are those that `decode` would get token by token.
-
-        Returns:
-            [vocab_size] logits of the token that follows the chunk.
+        Returns [vocab_size] logits of the token that follows the chunk, as `decode` would get them token by token.
         """
-
-        def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
-            return kv.attend_chunk(layer, row, start, q, k, v)
-
+        attend = partial(kv.attend_chunk, row, start)
         hidden = self._forward(tokens, np.arange(start, start + len(tokens)), attend)
         logits: Floats = self._logits(hidden[-1:])[0]
         return logits
@@ -380,7 +344,7 @@ class Qwen3:
         gate_up = _product(self._normed(x), layer.gate_up)
         minus_gate, up = gate_up[:, : self.config.intermediate_size], gate_up[:, self.config.intermediate_size :]
         divisor = np.exp(minus_gate)
-        divisor += _ONE
+        divisor += np.float32(1)
         minus_gate *= up
         np.divide(minus_gate, divisor, out=divisor)
         return _product(divisor, layer.minus_down)

@@ -1,8 +1,7 @@
 """The body of POST /generate as checked values: SGLang's fields, defaults, limits and error messages (0.5.23).
 
 Unknown top-level fields are ignored, as SGLang does; the known ones that would change an answer and are not supported
-here are refused. An unknown sampling parameter is refused, as SGLang does. The body of a refusal has one of three
-shapes, depending on who refuses: SGLang's JSON schema, its validation, or its OpenAI endpoints.
+here are refused. An unknown sampling parameter is refused, as SGLang does.
 """
 
 from __future__ import annotations
@@ -10,15 +9,14 @@ from __future__ import annotations
 import math
 import uuid
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from strands_rollout.errors import RolloutError
+from strands_rollout.files import Json
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-
+Encode: TypeAlias = Callable[[str], list[int]]
 TOP_K_ALL = 1 << 30
 # Of one call, prompts times n: each takes memory at once, whether it runs or waits.
 MAX_GENERATIONS = 1024
@@ -29,7 +27,6 @@ _PROMPT_RESERVE = 6
 _CHARS_PER_TOKEN = 32
 _GREEDY_BELOW = 1e-6
 _MAX_STOP_STRINGS = 32
-_SEED_LIMIT = 2**63
 _UNSUPPORTED = (
     *("input_embeds", "image_data", "audio_data", "video_data", "lora_path", "session_params"),
     *("custom_logit_processor", "return_hidden_states", "top_logprobs_num", "token_ids_logprob"),
@@ -53,40 +50,21 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {"i64": (int,), "f64": (int, float)
 class RequestRefusedError(RolloutError):
     """A request that can't be served; its message goes to the client with status 400."""
 
-    def body(self) -> dict[str, object]:
-        """The answer's JSON at /generate."""
-        return {"error": {"message": str(self)}}
-
-    def chat_body(self) -> dict[str, object]:
-        """The answer's JSON at the OpenAI endpoints."""
-        return {"object": "error", "message": str(self), "type": "BadRequestError", "param": None, "code": 400}
-
 
 class ContractError(RequestRefusedError):
     """A sampling parameter is unknown or of the wrong type."""
 
-    def body(self) -> dict[str, object]:
-        """The answer's JSON."""
-        return {"error": str(self)}
-
 
 class SchemaError(RequestRefusedError):
     """The body is not JSON, or a top-level field is of the wrong type."""
-
-    def body(self) -> dict[str, object]:
-        """The answer's JSON at /generate."""
-        return {"object": "error", "message": str(self), "type": "Bad Request", "param": None, "code": 400}
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose the tokens of one generation, checked.
 
-    Attributes:
-        max_new_tokens: The most tokens to generate; None: up to the context length.
-        temperature: 1.0 for a greedy request, as in SGLang, so that its logprobs are taken at 1.0.
-        top_k: 1 for a greedy request.
-        stop: Strings that end the generation once the text holds one of them.
+    A greedy request has top_k 1 and, as in SGLang, temperature 1.0, at which its logprobs are taken. Without
+    max_new_tokens the context is the limit.
     """
 
     max_new_tokens: int | None = 128
@@ -113,21 +91,15 @@ class SamplingParams:
 
 
 def read_sampling_params(raw: dict[str, Any]) -> SamplingParams:
-    """Turn the JSON object `sampling_params` of a request into checked parameters.
+    """Turn the JSON object `sampling_params` of a request into checked parameters; null means the default.
 
-    Raises:
-        ContractError: A name is unknown, or a value is of the wrong type.
-        RequestRefusedError: A value is out of range or not supported here.
+    ContractError where a name is unknown or a type wrong, RequestRefusedError where a value can't be served.
     """
-    values: dict[str, Any] = {}
-    for name, value in raw.items():
-        checked = _checked_type(name, value)
-        if checked is not None and name not in _IGNORED:
-            values[name] = checked
+    values = {name: _checked_type(name, value) for name, value in raw.items()}
+    values = {name: value for name, value in values.items() if value is not None and name not in _IGNORED}
     if "max_new_tokens" in raw and raw["max_new_tokens"] is None:
         values["max_new_tokens"] = None
-    temperature = values.get("temperature", 1.0)
-    if 0 <= temperature < _GREEDY_BELOW:
+    if 0 <= values.get("temperature", 1.0) < _GREEDY_BELOW:
         values |= {"temperature": 1.0, "top_k": 1}
     if values.get("top_k") == -1:
         values["top_k"] = TOP_K_ALL
@@ -136,8 +108,7 @@ def read_sampling_params(raw: dict[str, Any]) -> SamplingParams:
     return params
 
 
-def _checked_type(name: str, value: object) -> object:
-    """`value` as `SamplingParams` holds it; None for null, which means the default."""
+def _checked_type(name: str, value: Json) -> Json:
     kind = _KINDS.get(name)
     if kind is None:
         names = ", ".join(f"`{known}`" for known in _KINDS)
@@ -149,16 +120,15 @@ def _checked_type(name: str, value: object) -> object:
     if kind in ("strings", "ids"):
         return _strings(value) if kind == "strings" else _ids(value)
     if not isinstance(value, _PYTHON_TYPES[kind]) or (isinstance(value, bool) and kind != "a boolean"):
-        raise ContractError(f"invalid type: {described(value)}, expected {kind}")
+        raise _wrong_type(value, kind)
     return value
 
 
-def _strings(value: object) -> tuple[str, ...]:
-    strings: list[str] = []
-    for item in value if isinstance(value, list) else [value]:
+def _strings(value: Json) -> tuple[str, ...]:
+    strings: list[str] = value if isinstance(value, list) else [value]
+    for item in strings:
         if not isinstance(item, str):
-            raise ContractError(f"invalid type: {described(item)}, expected a string")
-        strings.append(item)
+            raise _wrong_type(item, "a string")
     if len(strings) > _MAX_STOP_STRINGS:
         raise RequestRefusedError(f"at most {_MAX_STOP_STRINGS} stop strings are allowed, got {len(strings)}")
     return tuple(item for item in strings if item)
@@ -166,27 +136,29 @@ def _strings(value: object) -> tuple[str, ...]:
 
 def _ids(value: object) -> frozenset[int]:
     if not isinstance(value, list):
-        raise ContractError(f"invalid type: {described(value)}, expected a sequence")
+        raise _wrong_type(value, "a sequence")
     ids = [item for item in value if item is not None]
     for item in ids:
         if type(item) is not int:
-            raise ContractError(f"invalid type: {described(item)}, expected i64")
+            raise _wrong_type(item, "i64")
     return frozenset(ids)
 
 
-def described(value: object) -> str:
-    """A value as SGLang's JSON decoder names it."""
+def _wrong_type(value: object, expected: str) -> ContractError:
+    """The refusal of a value, named as SGLang's JSON decoder names it."""
     if isinstance(value, bool):
-        return f"boolean `{str(value).lower()}`"
-    if isinstance(value, str):
-        return f'string "{value:.200}"'
-    if isinstance(value, int | float):
-        return f"{'integer' if isinstance(value, int) else 'floating point'} `{value}`"
-    return "sequence" if isinstance(value, list) else "map"
+        got = f"boolean `{str(value).lower()}`"
+    elif isinstance(value, str):
+        got = f'string "{value:.200}"'
+    elif isinstance(value, int | float):
+        got = f"{'integer' if isinstance(value, int) else 'floating point'} `{value}`"
+    else:
+        got = "sequence" if isinstance(value, list) else "map"
+    return ContractError(f"invalid type: {got}, expected {expected}")
 
 
 def _check_ranges(p: SamplingParams) -> None:
-    new, least = p.max_new_tokens, p.min_new_tokens
+    new, least, penalty, seed = p.max_new_tokens, p.min_new_tokens, p.repetition_penalty, p.sampling_seed or 0
     limits = {
         f"temperature must be a non-negative finite number, got {p.temperature}.": 0 <= p.temperature < math.inf,
         f"top_p must be in (0, 1], got {p.top_p}.": 0 < p.top_p <= 1,
@@ -194,15 +166,11 @@ def _check_ranges(p: SamplingParams) -> None:
         f"top_k must be -1 (disable) or at least 1, got {p.top_k}.": p.top_k >= 1,
         f"frequency_penalty must be in [-2, 2], got {p.frequency_penalty}.": -2 <= p.frequency_penalty <= 2,
         f"presence_penalty must be in [-2, 2], got {p.presence_penalty}.": -2 <= p.presence_penalty <= 2,
-        f"repetition_penalty must be in (0, 2] (1.0 = no penalty), got {p.repetition_penalty}.": (
-            0 < p.repetition_penalty <= 2
-        ),
+        f"repetition_penalty must be in (0, 2] (1.0 = no penalty), got {p.repetition_penalty}.": 0 < penalty <= 2,
         f"min_new_tokens must be in [0, max_new_tokens], got {least}.": least >= 0,
         f"max_new_tokens must be at least 0, got {new}.": new is None or new >= 0,
         f"min_new_tokens must be in [0, max_new_tokens({new})], got {least}.": new is None or least <= new,
-        f"sampling_seed must be in [-2**63, 2**63 - 1], got {p.sampling_seed}.": (
-            p.sampling_seed is None or -_SEED_LIMIT <= p.sampling_seed < _SEED_LIMIT
-        ),
+        f"sampling_seed must be in [-2**63, 2**63 - 1], got {p.sampling_seed}.": -(2**63) <= seed < 2**63,
     }
     for message, holds in limits.items():
         if not holds:
@@ -224,12 +192,9 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One generation to make.
+    """One generation to make: at least one id, all in the vocabulary, and no more new tokens than there is room for.
 
-    Attributes:
-        rid: The id by which the generation can be aborted; unique among those in flight.
-        input_ids: The prompt, at least one token, every id inside the vocabulary.
-        max_new_tokens: The most tokens to generate, bounded by the context.
+    The rid, by which it can be aborted, is unique among those in flight.
     """
 
     rid: str
@@ -241,16 +206,13 @@ class GenerateRequest:
     stream: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateCall:
-    """One HTTP call: several requests when the input is a batch or n > 1, and then answered by a list."""
+def read_generate_call(
+    body: dict[str, Any], limits: RequestLimits, encode: Encode
+) -> tuple[list[GenerateRequest], bool]:
+    """Turn the JSON body of a /generate call into requests, several where the input is a batch or n > 1.
 
-    requests: tuple[GenerateRequest, ...]
-    is_list: bool
-
-
-def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Callable[[str], list[int]]) -> GenerateCall:
-    """Turn the JSON body of a /generate call into requests.
+    Returns:
+        The requests, and whether a list answers them.
 
     Raises:
         SchemaError: A top-level field has the wrong type.
@@ -260,10 +222,10 @@ def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Call
     for name in _UNSUPPORTED:
         if body.get(name):
             raise RequestRefusedError(f"{name} is not supported by the embedded engine")
-    if _typed(body, "logprob_start_len", int, -1) not in (-1, None):
+    if _typed(body, "logprob_start_len", int) not in (-1, None):
         raise RequestRefusedError("logprob_start_len is not supported by the embedded engine: output logprobs only")
     inputs, is_batch = _inputs(body)
-    raw_params = _per_prompt(body, "sampling_params", dict, len(inputs), {})
+    raw_params = _sampling_params(body, len(inputs))
     copies = _copies(raw_params)
     if len(inputs) * copies > MAX_GENERATIONS:
         raise RequestRefusedError(
@@ -271,28 +233,22 @@ def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Call
         )
     rids = _rids(body, len(inputs), copies, is_batch=is_batch)
     names = ("stream", "return_logprob", "return_text_in_logprobs")
-    flags = {name: bool(_typed(body, name, bool, default=False)) for name in names}
+    flags = {name: bool(_typed(body, name, bool)) for name in names}
     requests: list[GenerateRequest] = []
-    for index, (given, raw) in enumerate(zip(inputs, raw_params, strict=True)):
+    for given, raw in zip(inputs, raw_params, strict=True):
         prompt = encoded(given, limits, encode) if isinstance(given, str) else given
         sampling, max_new_tokens = check_generation(prompt, raw, limits)
         input_ids = tuple(prompt)
-        requests += (
-            GenerateRequest(rid, input_ids, sampling, max_new_tokens, **flags)
-            for rid in rids[index * copies : (index + 1) * copies]
-        )
+        own_rids = rids[len(requests) : len(requests) + copies]
+        requests += (GenerateRequest(rid, input_ids, sampling, max_new_tokens, **flags) for rid in own_rids)
     is_list = is_batch or copies > 1
     if flags["stream"] and is_list:
         raise RequestRefusedError("stream with several inputs is not supported by the embedded engine")
-    return GenerateCall(tuple(requests), is_list)
+    return requests, is_list
 
 
-def encoded(text: str, limits: RequestLimits, encode: Callable[[str], list[int]]) -> list[int]:
-    """The ids of a text; one that is far too long is not encoded to its end, which would take seconds and gigabytes.
-
-    Raises:
-        RequestRefusedError: The beginning alone is longer than the context.
-    """
+def encoded(text: str, limits: RequestLimits, encode: Encode) -> list[int]:
+    """The ids of a text; one that is far too long is refused before its end, which would take seconds and gigabytes."""
     head = text[: limits.context_length * _CHARS_PER_TOKEN]
     ids = encode(head)
     # The last tokens of the beginning could be others in the whole text, but never half of them.
@@ -304,13 +260,9 @@ def encoded(text: str, limits: RequestLimits, encode: Callable[[str], list[int]]
 def check_generation(
     prompt: list[int], raw_params: dict[str, Any], limits: RequestLimits
 ) -> tuple[SamplingParams, int]:
-    """Check a prompt and its parameters against the limits, in SGLang's order.
+    """Check a prompt and its parameters against the limits, in SGLang's order; RequestRefusedError where one is wrong.
 
-    Returns:
-        The parameters and the number of tokens to generate at most.
-
-    Raises:
-        RequestRefusedError: The prompt is empty or too long, has an id outside the vocabulary, or a parameter is wrong.
+    Returns the parameters and the number of tokens to generate at most.
     """
     count, context_length = len(prompt), limits.context_length
     if not count:
@@ -374,20 +326,20 @@ def _id_prompts(ids: object) -> tuple[list[list[int]], bool]:
             raise SchemaError("1 validation error: input_ids must hold ids or lists of ids, not both")
         wrong = next((item for item in prompt if type(item) is not int), None)
         if isinstance(wrong, bool):
-            raise ContractError(f"invalid type: {described(wrong)}, expected a sequence")
+            raise _wrong_type(wrong, "a sequence")
         if wrong is not None:
             raise SchemaError(f"1 validation error: elements must be int or list; got {type(wrong).__name__}")
     return prompts, is_batch
 
 
-def _per_prompt(body: dict[str, Any], name: str, kind: type, count: int, default: object) -> list[Any]:
-    """The value of field `name` for each of `count` prompts; one value stands for all."""
-    value = body.get(name)
-    if isinstance(value, list):
-        if len(value) != count or not all(isinstance(item, kind) for item in value):
-            raise SchemaError(f"1 validation error: {name} must hold one {kind.__name__} for each of {count} inputs")
-        return value
-    return [_typed(body, name, kind, default)] * count
+def _sampling_params(body: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """The parameters of each of `count` prompts; one object stands for all."""
+    value = body.get("sampling_params")
+    if not isinstance(value, list):
+        return [_typed(body, "sampling_params", dict) or {}] * count
+    if len(value) != count or not all(isinstance(item, dict) for item in value):
+        raise SchemaError(f"1 validation error: sampling_params must hold one dict for each of {count} inputs")
+    return value
 
 
 def _copies(raw_params: list[dict[str, Any]]) -> int:
@@ -405,7 +357,11 @@ def _rids(body: dict[str, Any], prompts: int, copies: int, *, is_batch: bool) ->
     if not all(isinstance(item, str | None) for item in rids):
         raise SchemaError("1 validation error: rid must be a string or a list of strings")
     if isinstance(rid, list):
-        _check_list_of_rids(rids, prompts)
+        duplicates = [item for item, count in Counter(rids).items() if count > 1]
+        if duplicates:
+            raise RequestRefusedError(f"Duplicate request IDs detected within the request: {duplicates}")
+        if len(rids) != prompts:
+            raise RequestRefusedError("The specified rids length mismatch with the batch_size for batch processing.")
     elif is_batch and rid:
         rids = [f"{rid}_{index}" for index in range(prompts)]
     if copies > 1:
@@ -413,21 +369,11 @@ def _rids(body: dict[str, Any], prompts: int, copies: int, *, is_batch: bool) ->
     return [item or uuid.uuid4().hex for item in rids]
 
 
-def _check_list_of_rids(rids: list[str], prompts: int) -> None:
-    duplicates = [rid for rid, count in Counter(rids).items() if count > 1]
-    if duplicates:
-        raise RequestRefusedError(f"Duplicate request IDs detected within the request: {duplicates}")
-    if len(rids) != prompts:
-        raise RequestRefusedError("The specified rids length mismatch with the batch_size for batch processing.")
-
-
-def _typed(body: dict[str, Any], name: str, kind: type, default: object) -> Any:  # noqa: ANN401 - the caller names the type
+def _typed(body: dict[str, Any], name: str, kind: type) -> Json:
+    """A field of this type, or None where it is absent or null."""
     value = body.get(name)
-    if value is None:
-        return default
-    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+    if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
         return value
     if kind is dict:
         raise SchemaError(f"1 validation error: {name} must be a dict, got {type(value).__name__}")
-    expected = "a boolean" if kind is bool else "an integer"
-    raise ContractError(f"invalid type: {described(value)}, expected {expected}")
+    raise _wrong_type(value, "a boolean" if kind is bool else "an integer")

@@ -7,24 +7,17 @@ Everything here runs in the worker's thread.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from strands_rollout.engine.decode_batch import DecodeBatch
-from strands_rollout.engine.generation import aborted, aborted_in_queue, out_of_length
+from strands_rollout.engine.generation import ABORTED_IN_QUEUE, Generation, aborted, out_of_length
 from strands_rollout.engine.kv_cache import KvRows, PrefixCache
+from strands_rollout.engine.qwen3 import Floats, Ints, ModelWeights, Qwen3
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from strands_rollout.engine.generation import Generation
-    from strands_rollout.engine.qwen3 import ModelWeights, Qwen3
-
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
 PauseMode = Literal["abort", "retract", "in_place"]
 
 
@@ -43,14 +36,8 @@ class _Prefill:
 class Scheduler:
     """Runs generations on one model.
 
-    Args:
-        model: The model; its weights can be replaced.
-        context_length: The longest sequence in tokens.
-        max_running: The most generations that decode together.
-        prefill_chunk: The most prompt tokens computed between two decode steps.
-        cache_tokens: The size of the prefix cache.
-        seeds: Gives a seed for each generation that brings none.
-        decode: Text of token ids, for stop strings.
+    `seeds` gives a seed for each generation that brings none, `decode` the text of token ids, for stop strings; for the
+    numbers see `EngineSettings`.
     """
 
     def __init__(
@@ -120,14 +107,17 @@ class Scheduler:
     def pause(self, mode: PauseMode) -> None:
         """Stop computing until `resume`.
 
-        Args:
-            mode: What becomes of generations: "abort" ends running and queued ones with what they have, "retract" puts
-                running ones at the end of the queue, to be prefilled anew with their output, "in_place" freezes them.
+        "abort" ends running and queued generations with what they have, "retract" puts running ones at the end of the
+        queue, to be prefilled anew with their output, "in_place" freezes them.
         """
         if mode == "abort":
             self._end([*self._running(), *self._waiting])
         elif mode == "retract":
-            self._retract()
+            retracted = [self._remove(row) for row in reversed(range(len(self._batch)))][::-1] + self._prefilling()
+            self._prefill = None
+            for generation in retracted:
+                generation.retractions += 1
+            self._waiting.extend(retracted)
         self.paused = True
 
     def resume(self) -> None:
@@ -152,8 +142,7 @@ class Scheduler:
         """Call the weights `version` from the next token on; generations with output note the change."""
         for row, generation in enumerate(self._batch.generations):
             generation.close_span(self.weight_version, self._batch.output_count(row))
-        prefilling = [self._prefill.generation] if self._prefill else []
-        for generation in (*prefilling, *self._waiting):
+        for generation in (*self._prefilling(), *self._waiting):
             if generation.output_ids:
                 generation.close_span(self.weight_version, len(generation.output_ids))
         self.weight_version = version
@@ -177,30 +166,28 @@ class Scheduler:
 
     def step(self) -> None:
         """Compute one decode step of every running generation and up to a chunk of waiting prompts."""
-        if self._prefill and self._prefill.generation in self._doomed:
-            self._end([self._prefill.generation])
+        self._end([generation for generation in self._prefilling() if generation in self._doomed])
         if len(self._batch):
-            self._decode_step()
+            rows = slice(0, len(self._batch))
+            lengths = self._batch.lengths[rows]
+            self._kv.reserve(int(lengths.max()) + 1)
+            logits = self._model.decode(self._kv, self._batch.last_tokens[rows], lengths)
+            lengths += 1
+            self._advance(rows, logits)
         spent = 0
-        while spent < self._prefill_chunk and self._next_prefill() is not None:
-            spent += self._prefill_step()
+        while spent < self._prefill_chunk and (prefill := self._next_prefill()) is not None:
+            spent += self._prefill_step(prefill)
+
+    def _prefilling(self) -> list[Generation]:
+        return [self._prefill.generation] if self._prefill else []
 
     def _running(self) -> list[Generation]:
-        prefilling = [self._prefill.generation] if self._prefill else []
-        return [*self._batch.generations, *prefilling]
+        return [*self._batch.generations, *self._prefilling()]
 
     def _release_held(self) -> None:
         if not self.paused and not self._when_idle:
             self._waiting.extend(self._held)
             self._held.clear()
-
-    def _decode_step(self) -> None:
-        rows = slice(0, len(self._batch))
-        lengths = self._batch.lengths[rows]
-        self._kv.reserve(int(lengths.max()) + 1)
-        logits = self._model.decode(self._kv, self._batch.last_tokens[rows], lengths)
-        lengths += 1
-        self._advance(rows, logits)
 
     def _next_prefill(self) -> _Prefill | None:
         if self._prefill is None and self._waiting and not self._batch.is_full():
@@ -214,11 +201,8 @@ class Scheduler:
                 prefill.generation.cached_tokens = prefill.done
         return self._prefill
 
-    def _prefill_step(self) -> int:
+    def _prefill_step(self, prefill: _Prefill) -> int:
         """Compute the next chunk of the prompt; its bounds depend on the prompt alone. Returns its tokens."""
-        prefill = self._prefill
-        if prefill is None:
-            return 0
         chunk = prefill.tokens[prefill.done : prefill.done + self._prefill_chunk]
         logits = self._model.prefill(self._kv, prefill.row, prefill.done, chunk)
         prefill.done += len(chunk)
@@ -247,15 +231,6 @@ class Scheduler:
         for row in sorted(endings, reverse=True):
             self._leave(row, endings[row])
 
-    def _retract(self) -> None:
-        retracted = [self._remove(row) for row in reversed(range(len(self._batch)))][::-1]
-        if self._prefill:
-            retracted.append(self._prefill.generation)
-            self._prefill = None
-        for generation in retracted:
-            generation.retractions += 1
-        self._waiting.extend(retracted)
-
     def _end(self, generations: list[Generation]) -> None:
         """Abort `generations` now, wherever they are; those that run keep what they have."""
         for row in reversed(range(len(self._batch))):
@@ -267,7 +242,7 @@ class Scheduler:
             else:
                 (self._held if generation in self._held else self._waiting).remove(generation)
             generation.drop_unsent()
-            self._finish(generation, aborted_in_queue())
+            self._finish(generation, ABORTED_IN_QUEUE)
 
     def _leave(self, row: int, finish: dict[str, Any]) -> None:
         """End the generation of a batch row and keep its keys and values for a request that continues it."""

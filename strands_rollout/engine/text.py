@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import jinja2.ext
 import jinja2.sandbox
@@ -13,11 +15,8 @@ from tokenizers import Tokenizer
 
 from strands_rollout.engine.qwen3 import MAX_CONFIG_BYTES
 from strands_rollout.engine.requests import RequestRefusedError
-from strands_rollout.errors import ConfigError
+from strands_rollout.errors import ConfigError, foreign_code
 from strands_rollout.files import read_regular
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _LONG_TEXT_CHARS = 10_000
 _MAX_TOKENIZER_BYTES = 200_000_000
@@ -42,11 +41,11 @@ class TextCodec:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; text that spells a special token becomes that token."""
         if len(text) < _LONG_TEXT_CHARS:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         else:
             # tokenizers releases Python's lock for batches only
-            ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        return ids
+            encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of `ids`; bytes that are not valid UTF-8 become U+FFFD."""
@@ -54,32 +53,23 @@ class TextCodec:
         return text
 
     def render_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], options: dict[str, Any]) -> str:
-        """The prompt of a chat, ending where the assistant's turn begins.
-
-        Raises:
-            RequestRefusedError: There is no template, or it refuses the messages.
-        """
+        """The prompt of a chat, ending where the assistant's turn begins; RequestRefusedError where it has none."""
         if self._template is None:
             raise RequestRefusedError("this model folder has no chat template; use /generate")
         names = {"add_generation_prompt": True, **self._special_tokens, **options}
-        try:
+        with foreign_code("a template fails in any way on messages that it was not written for") as outcome:
             return self._template.render(messages=messages, tools=tools or None, **names)
-        except Exception as e:  # a template fails in any way on messages that it was not written for
-            raise RequestRefusedError(f"the chat template refused the messages: {e!r:.300}") from e
+        raise RequestRefusedError(f"the chat template refused the messages: {outcome.error!r:.300}") from outcome.error
 
 
 def read_text_codec(folder: Path) -> TextCodec:
-    """Read tokenizer.json, tokenizer_config.json and, where present, chat_template.jinja of `folder`.
-
-    Raises:
-        ConfigError: tokenizer.json is missing or unreadable, or the template is not valid Jinja.
-    """
+    """Read tokenizer.json and, where present, tokenizer_config.json and chat_template.jinja, or raise ConfigError."""
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ConfigError(f"{folder} has no tokenizer.json; the embedded engine needs a fast tokenizer")
     config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     config: dict[str, Any] = {}
-    try:
+    with foreign_code("tokenizers raises plain Exception for a broken file") as outcome:
         tokenizer = Tokenizer.from_buffer(read_regular(path, _MAX_TOKENIZER_BYTES))
         if config_path.exists():
             config = json.loads(read_regular(config_path, MAX_CONFIG_BYTES))
@@ -88,8 +78,8 @@ def read_text_codec(folder: Path) -> TextCodec:
             template = read_regular(template_path, MAX_CONFIG_BYTES).decode("utf-8")
         tokens = {key: config[key] for key in _SPECIAL_TOKEN_KEYS if config.get(key)}
         special_tokens = {key: token["content"] if isinstance(token, dict) else token for key, token in tokens.items()}
-    except Exception as e:  # tokenizers raises plain Exception for a broken file
-        raise ConfigError(f"can't read the tokenizer of {folder}: {e}") from e
+    if outcome.error is not None:
+        raise ConfigError(f"can't read the tokenizer of {folder}: {outcome.error}") from outcome.error
     try:
         return TextCodec(tokenizer, special_tokens, template)
     except jinja2.TemplateError as e:
@@ -101,15 +91,11 @@ def _compiled(template: str) -> jinja2.Template:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
+    # Jinja's own filter escapes <, > and & for HTML, which a prompt must not do.
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = _raise_template_error
     environment.globals["strftime_now"] = lambda form: datetime.now(tz=UTC).strftime(form)
     return environment.from_string(template)
-
-
-def _to_json(value: object, indent: int | None = None) -> str:
-    # Jinja's own filter escapes <, > and & for HTML, which a prompt must not do.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _raise_template_error(message: str) -> NoReturn:

@@ -6,24 +6,22 @@ reach it, since its Host is checked.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from strands_rollout.dump import DumpRecord
+from strands_rollout.aio import in_own_thread
 from strands_rollout.dump.files import dump_files, unread_samples
 from strands_rollout.errors import ConfigError, DumpError
-from strands_rollout.view.page import DumpView, ShownSample, count_habits, habit_counter, json_bytes, live_page, show
+from strands_rollout.view.page import DumpView, ShownSample, habit_counter, json_bytes, live_page, show
 from strands_rollout.view.sample import Retokeniser
 from strands_rollout.view.tokens import TurnHabits
 
@@ -34,18 +32,12 @@ _STOP_TIMEOUT_S: Final = 0.1
 class LiveDump:
     """A dump as it is now; a sample that was judged once is not judged again while its line stays what it is.
 
-    Args:
-        path: See `read_dump`.
-        retokeniser: None for no marks of drift.
-
-    Attributes:
-        latest: What `refresh` saw last, and a tag that changes with it; None before the first time.
-        read: Samples of the dump that a refresh under way has come to.
+    `latest` is what `refresh` saw last, and a tag that changes with it; `read` counts the samples that a refresh under
+    way has come to.
     """
 
     def __init__(self, path: Path, retokeniser: Retokeniser | None) -> None:
-        self._path = path
-        self._retokeniser = retokeniser
+        self._path, self._retokeniser = path, retokeniser
         self._lock = threading.Lock()
         self._state: list[tuple[str, int, int]] = []
         self._shown: dict[tuple[str, bytes], ShownSample] = {}
@@ -56,11 +48,7 @@ class LiveDump:
         self.read = 0
 
     def refresh(self) -> tuple[DumpView, str]:
-        """The dump as it is, and its tag.
-
-        Raises:
-            DumpError: It can't be read.
-        """
+        """The dump as it is, and its tag; DumpError where it can't be read."""
         with self._lock:
             state = self._now()
             if self.latest is None or state != self._state:
@@ -68,30 +56,16 @@ class LiveDump:
                 self._state = state
             return self.latest
 
-    async def refreshed(self) -> tuple[DumpView, str]:
-        """See `refresh`; the reading is done in a thread that does not hold up the end of the process."""
-        future: Future[tuple[DumpView, str]] = Future()
-
-        def run() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(self.refresh())
-                except BaseException as e:  # the request's handler gets it
-                    future.set_exception(e)
-
-        threading.Thread(target=run, name="view-refresh", daemon=True).start()
-        return await asyncio.wrap_future(future)
-
     def _show_all(self) -> list[ShownSample]:
         self._count_new()
         habits = self._counter.habits()
         known = self._shown if habits == self._habits else {}
         shown: dict[tuple[str, bytes], ShownSample] = {}
         for sample in unread_samples(self._path):
-            found = known.get(sample.key)
-            record = None if found else sample.read()
-            if found or record:
-                shown[sample.key] = found or show(cast("DumpRecord", record), habits, self._retokeniser)
+            if sample.key in known:
+                shown[sample.key] = known[sample.key]
+            elif record := sample.read():
+                shown[sample.key] = show(record, habits, self._retokeniser)
             self.read = len(shown)
         self._shown, self._habits = shown, habits
         return list(shown.values())
@@ -102,9 +76,8 @@ class LiveDump:
         if not self._counted <= keys:
             self._counter, self._counted = habit_counter(self._retokeniser), set()
         for sample in unread_samples(self._path):
-            record = None if sample.key in self._counted else sample.read()
-            if record is not None:
-                count_habits(self._counter, record)
+            if sample.key not in self._counted and (record := sample.read()):
+                self._counter.count(record)
                 self._counted.add(sample.key)
 
     def _now(self) -> list[tuple[str, int, int]]:
@@ -117,19 +90,7 @@ class LiveDump:
 
 @asynccontextmanager
 async def live_server(dump: LiveDump, title: str, port: int = 0) -> AsyncIterator[str]:
-    """Serve one dump on 127.0.0.1 while the block lasts.
-
-    Args:
-        dump: What it shows.
-        title: Of the page.
-        port: 0 for a free one.
-
-    Yields:
-        Where the page is.
-
-    Raises:
-        ConfigError: The port is taken.
-    """
+    """Serve one dump on 127.0.0.1 while the block lasts, and yield the page's URL; ConfigError if the port is taken."""
     try:
         listening = socket.create_server(("127.0.0.1", port))
     except OSError as e:
@@ -139,14 +100,9 @@ async def live_server(dump: LiveDump, title: str, port: int = 0) -> AsyncIterato
         root = f"/{secrets.token_urlsafe(12)}/"
         app = web.Application(middlewares=[_only_for(root, port)])
         pages = _Pages(dump, title)
-        app.add_routes(
-            [
-                web.get(root, pages.page, allow_head=False),
-                web.get(f"{root}index.json", pages.index, allow_head=False),
-                web.get(f"{root}progress", pages.progress, allow_head=False),
-                web.get(f"{root}sample/{{position:[0-9]{{1,9}}}}", pages.sample, allow_head=False),
-            ]
-        )
+        handlers = {"": pages.page, "index.json": pages.index, "progress": pages.progress}
+        handlers["sample/{position:[0-9]{1,9}}"] = pages.sample
+        app.add_routes(web.get(root + path, handler, allow_head=False) for path, handler in handlers.items())
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_STOP_TIMEOUT_S)
         await runner.setup()
         try:
@@ -177,8 +133,6 @@ def _only_for(root: str, port: int) -> Middleware:
 
 
 class _Pages:
-    """The page, the rows, and one sample's details."""
-
     def __init__(self, dump: LiveDump, title: str) -> None:
         self._dump = dump
         self._title = title
@@ -188,7 +142,8 @@ class _Pages:
         return _answer(self._page, "text/html")
 
     async def index(self, request: web.Request) -> web.Response:
-        view, tag = await self._dump.refreshed()
+        # in a thread that does not hold up the end of the process
+        view, tag = await in_own_thread(self._dump.refresh, has_last_moment=False)()
         tag = f'"{tag}"'
         if request.headers.get("If-None-Match") == tag:
             return _answer(b"", "application/json", tag, status=304)
@@ -200,7 +155,7 @@ class _Pages:
     async def sample(self, request: web.Request) -> web.Response:
         """Of those that the page's list was made with: opening a sample waits for no reading."""
         position = int(request.match_info["position"])
-        details = self._dump.latest[0].details if self._dump.latest is not None else []
+        details = self._dump.latest[0].details if self._dump.latest else []
         if position >= len(details):
             raise web.HTTPNotFound
         return _answer(details[position], "application/octet-stream")

@@ -20,8 +20,9 @@ from typing import Any, Final
 import orjson
 
 from strands_rollout.dump import DumpRecord, read_dump
+from strands_rollout.errors import foreign_code
 from strands_rollout.files import Json
-from strands_rollout.samples import Sample, kept
+from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
 from strands_rollout.view.sample import Retokeniser, view_sample
 from strands_rollout.view.tokens import HabitCounter, TurnHabits
@@ -34,13 +35,9 @@ _PLACE: Final = re.compile(r"\{\{(\w+)\}\}")
 
 @dataclass(frozen=True, slots=True)
 class ShownSample:
-    """One sample, judged.
+    """One sample, judged: its row, its detail (JSON packed by gzip), and where it stands.
 
-    Attributes:
-        row: See `sample_view`.
-        detail: JSON packed by gzip.
-        where: See `DumpRecord`.
-        values: What its group's rewards are normalised by: a sample without tokens.
+    `values` is what its group's rewards are normalised by: a sample without tokens.
     """
 
     row: dict[str, Any]
@@ -51,11 +48,9 @@ class ShownSample:
 
 @dataclass(frozen=True, slots=True)
 class DumpView:
-    """What a dump shows.
+    """What a dump shows: one row per sample, in order, and its details, JSON packed by gzip; see `view_sample`.
 
-    Attributes:
-        rows: One per sample, in order; see `sample_view`. Each has its `file`, from 0, and its `advantage`.
-        details: Each sample's, JSON packed by gzip.
+    Each row has its `file`, from 0, and its `advantage`.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -81,15 +76,9 @@ class DumpView:
 def view_dump(
     path: Path, retokeniser: Retokeniser | None, on_read: Callable[[int], object] = lambda _more: None
 ) -> DumpView:
-    """Read and judge all samples of a dump.
+    """Read and judge all samples of a dump; without a retokeniser there are no marks of drift.
 
-    Args:
-        path: See `read_dump`.
-        retokeniser: None for no marks of drift.
-        on_read: Told how many more samples are done.
-
-    Raises:
-        DumpError: It can't be read; see `read_dump`.
+    `on_read` is told how many more samples are done. For the path, and what is raised, see `read_dump`.
     """
     habits = dump_habits(read_dump(path), retokeniser)
     shown = []
@@ -103,13 +92,8 @@ def dump_habits(records: Iterable[DumpRecord], retokeniser: Retokeniser | None) 
     """What most turns and contexts of these samples do."""
     counter = habit_counter(retokeniser)
     for record in records:
-        count_habits(counter, record)
+        counter.count(record)
     return counter.habits()
-
-
-def count_habits(counter: HabitCounter, record: DumpRecord) -> None:
-    """Count one sample, if it can be."""
-    kept("habits", lambda: counter.count(record), of_sample=True)
 
 
 def habit_counter(retokeniser: Retokeniser | None) -> HabitCounter:
@@ -119,16 +103,15 @@ def habit_counter(retokeniser: Retokeniser | None) -> HabitCounter:
 
 def show(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None) -> ShownSample:
     """Judge one sample; one that can't be is shown as such, beside the others."""
-    try:
-        return _shown(record, *view_sample(record, habits, retokeniser))
-    except Exception as e:  # a dump may hold anything, and one odd sample must not hide the others
-        why = f"it can't be shown: {type(e).__name__}: {e!s:.500}"
-        values = Sample(status=Sample.Status.FAILED, response=why).to_dict()
-        odd = DumpRecord(values, record.where, record.source, violations=(why,))
-        return _shown(odd, *view_sample(odd, habits, None))
+    with foreign_code("a dump may hold anything, and one odd sample must not hide the others") as outcome:
+        return _shown(record, habits, retokeniser)
+    why = f"it can't be shown: {type(outcome.error).__name__}: {outcome.error!s:.500}"
+    values = Sample(status=Sample.Status.FAILED, response=why).to_dict()
+    return _shown(DumpRecord(values, record.where, record.source, violations=(why,)), habits, None)
 
 
-def _shown(record: DumpRecord, row: dict[str, Any], detail: dict[str, Any]) -> ShownSample:
+def _shown(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None) -> ShownSample:
+    row, detail = view_sample(record, habits, retokeniser)
     packed = gzip.compress(json_bytes(detail), 5, mtime=0)
     row = orjson.loads(json_bytes(row))
     return ShownSample(row, packed, record.where, _compared(record, row["reward"]))
@@ -202,32 +185,15 @@ def live_page(title: str) -> str:
 
 def _page(index: Mapping[str, Any], details: str) -> str:
     style, script = _asset("page.css"), "\n".join(map(_asset, _SCRIPTS))
-    parts = {
-        "policy": _policy(style, script, live=bool(index["live"])),
-        "style": style,
-        "index": escaped_json(index),
-        "details": details,
-        "script": script,
-    }
+    connect = "'self'" if index["live"] else "'none'"
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; connect-src {connect}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    # ends no script element, whatever its texts hold
+    escaped = json_bytes(index).decode().replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    parts = {"policy": policy, "style": style, "index": escaped, "details": details, "script": script}
     return _PLACE.sub(lambda place: parts[place[1]], _asset("page.html"))
-
-
-def escaped_json(value: object) -> str:
-    """JSON that ends no script element, whatever its texts hold."""
-    text = json_bytes(value).decode()
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _policy(style: str, script: str, *, live: bool) -> str:
-    allowed = {
-        "default-src": "'none'",
-        "style-src": _hash(style),
-        "script-src": _hash(script),
-        "connect-src": "'self'" if live else "'none'",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-    }
-    return "; ".join(f"{name} {source}" for name, source in allowed.items())
 
 
 def _hash(text: str) -> str:

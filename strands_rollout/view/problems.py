@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from strands_rollout.dump import DumpRecord
 from strands_rollout.errors import DumpError
-from strands_rollout.samples import SampleLike
 from strands_rollout.settings import REWARD_KEY
 from strands_rollout.slime_plugin.sample_contract import contract_violations, export_violations
 from strands_rollout.view.tokens import TokenLists, TurnHabits, runs
@@ -31,16 +29,8 @@ _CONTRACT_KINDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong.
-
-    Attributes:
-        kind: In a word or two, the same for all of its kind.
-        text: What is wrong.
-        start: Index of its first token, where it is at tokens.
-        end: Index after its last token.
-    """
+class Problem(NamedTuple):
+    """One thing that is wrong: its kind in a word or two, and, where it is at tokens, the first and the end of them."""
 
     kind: str
     text: str
@@ -64,7 +54,13 @@ def _contract(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
         yield Problem("no sample", str(e))
         return
     key = reward_key(record)
-    found = _ours(sample, key) if record.facts else export_violations(sample, reward_key=key)
+    if record.facts:
+        aborted = sample.status.value == "aborted"
+        unrewarded = sample.reward is None and not sample.metadata.get("eval")
+        found = contract_violations(sample, reward_key=key, may_abort=aborted)
+        found = [text for text in found if not (unrewarded and text.startswith("reward is"))]
+    else:
+        found = export_violations(sample, reward_key=key)
     for text in found[:_MOST_CONTRACT]:
         place = _POSITION.search(text)
         start = None if place is None or "tokens" in text else lists.prompt_length + int(place[1])
@@ -72,13 +68,6 @@ def _contract(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
         yield Problem(kind, text, start, None if start is None else start + 1)
     if len(found) > _MOST_CONTRACT:
         yield Problem("contract", f"and {len(found) - _MOST_CONTRACT} more of slime's contract")
-
-
-def _ours(sample: SampleLike, key: str | None) -> list[str]:
-    aborted = sample.status.value == "aborted"
-    unrewarded = sample.reward is None and not sample.metadata.get("eval")
-    found = contract_violations(sample, reward_key=key, may_abort=aborted)
-    return [text for text in found if not (unrewarded and text.startswith("reward is"))]
 
 
 def reward_key(record: DumpRecord) -> str | None:
@@ -148,14 +137,10 @@ def _text(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
 
 def _turns(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
     """Turns that were not closed before the next context began."""
-    ends = habits.ends_of_turn
-    if not ends:
-        return
-    for start, end in lists.contexts:
-        if lists.ids[end - 1 : end] and not ends.intersection(lists.ids[start - 1 : start + 1]):
-            yield Problem(
-                "not closed", "a turn is not closed: context follows without an end of turn", start - 1, start + 1
-            )
+    text = "a turn is not closed: context follows without an end of turn"
+    for start, _ in lists.contexts if habits.ends_of_turn else ():
+        if not habits.ends_of_turn.intersection(lists.ids[start - 1 : start + 1]):
+            yield Problem("not closed", text, start - 1, start + 1)
 
 
 def _forged(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
@@ -167,10 +152,8 @@ def _forged(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
 
 def _versions(lists: TokenLists) -> Iterator[Problem]:
     """Tokens of older weights than the sample's last ones."""
-    versions = [span.version for span in lists.spans]
-    if not versions:
-        return
+    last = lists.spans[-1].version if lists.spans else None
     for span in lists.spans:
-        if span.version is not None and versions[-1] is not None and span.version != versions[-1]:
-            text = f"sampled by weights {span.version}; the sample ends with {versions[-1]}"
+        if last is not None and span.version not in (None, last):
+            text = f"sampled by weights {span.version}; the sample ends with {last}"
             yield Problem("stale version", text, span.start, span.end)

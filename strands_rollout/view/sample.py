@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from strands_rollout.code_tool.local.sandbox.output import shorten
 from strands_rollout.dump import DumpRecord, TokenTexts
@@ -62,10 +62,7 @@ def conversation(
 ) -> list[tuple[int, list[Part]]]:
     """The parts of each turn and of the context after it, each with its first token.
 
-    Args:
-        lists: Of the sample.
-        texts: Bytes of its ids; what is not in it is shown as it is elsewhere.
-        facts: Of its episode; may be empty.
+    An id whose bytes `texts` lacks is shown as it is elsewhere; the facts may be empty.
     """
     if not texts:
         return []
@@ -176,15 +173,7 @@ def _utf16(text: str, end: int) -> int:
 
 
 class Retokeniser:
-    """Encodes turns again, and gives the texts of tokens.
-
-    Args:
-        tokenizer: The policy's, a Hugging Face fast tokenizer.
-
-    Attributes:
-        texts: Bytes of its ids.
-        controls: Ids of its added tokens.
-    """
+    """Encodes turns again with the policy's tokenizer; knows the bytes of its ids, and which of them were added."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.texts: Mapping[int, bytes] = TokenTexts(tokenizer)
@@ -194,42 +183,45 @@ class Retokeniser:
 
     def marks(self, lists: TokenLists) -> list[DriftMark] | None:
         """Of all turns, in order, at places from the sample's first token; None where ids are not the tokenizer's."""
-        return kept("drift", lambda: self._marks(lists), of_sample=True)
 
-    def _marks(self, lists: TokenLists) -> list[DriftMark]:
-        return [
-            DriftMark(start + mark.start, start + mark.end, mark.instead)
-            for start, end in lists.turns
-            for mark in drift_marks(lists.ids[start:end], self._tokenizer, self._bytes_of)
-        ]
+        def marks() -> list[DriftMark]:
+            return [
+                DriftMark(start + mark.start, start + mark.end, mark.instead)
+                for start, end in lists.turns
+                for mark in drift_marks(lists.ids[start:end], self._tokenizer, self._bytes_of)
+            ]
+
+        return kept("drift", marks, of_sample=True)
 
 
 def view_sample(
     record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A sample's row and details, as values of JSON.
+    """A sample's row and details, as values of JSON; the habits are its dump's.
 
-    Args:
-        record: One sample.
-        habits: Of its dump.
-        retokeniser: None for no marks of drift, and no texts but the record's.
+    Without a retokeniser there are no marks of drift, and no texts but the record's.
     """
     lists = TokenLists.of(record)
-    kinds = token_kinds(record, lists)
     marks = retokeniser.marks(lists) if retokeniser is not None and record.has_tokens else None
-    problems = find_problems(record, lists, habits)
-    row = _row(record, lists, kinds, marks, problems)
-    texts = _texts(record, lists, marks, retokeniser)
-    return row, _detail(record, lists, kinds, marks, problems, texts)
+    texts = record.token_texts
+    if retokeniser is not None:
+        ids = {*lists.ids, *(token for mark in marks or () for token in mark.instead)}
+        texts = {token: retokeniser.texts[token] for token in sorted(ids) if token in retokeniser.texts}
+    judged = _Judged(record, lists, token_kinds(record, lists), marks, find_problems(record, lists, habits), texts)
+    return _row(judged), _detail(judged)
 
 
-def _row(
-    record: DumpRecord,
-    lists: TokenLists,
-    kinds: Sequence[str],
-    marks: Sequence[DriftMark] | None,
-    problems: Sequence[Problem],
-) -> dict[str, Any]:
+class _Judged(NamedTuple):
+    record: DumpRecord
+    lists: TokenLists
+    kinds: list[str]
+    marks: list[DriftMark] | None
+    problems: list[Problem]
+    texts: Mapping[int, bytes]
+
+
+def _row(judged: _Judged) -> dict[str, Any]:
+    record, lists, kinds, marks, problems, _ = judged
     values, facts = record.values, record.facts
     return {
         "index": values.get("index"),
@@ -256,14 +248,8 @@ def _row(
     }
 
 
-def _detail(
-    record: DumpRecord,
-    lists: TokenLists,
-    kinds: Sequence[str],
-    marks: Sequence[DriftMark] | None,
-    problems: Sequence[Problem],
-    texts: Mapping[int, bytes],
-) -> dict[str, Any]:
+def _detail(judged: _Judged) -> dict[str, Any]:
+    record, lists, kinds, marks, problems, texts = judged
     values = record.values
     given = values.get("metadata")
     metadata = without_secrets(given) if isinstance(given, Mapping) else {}
@@ -274,10 +260,10 @@ def _detail(
         "prompt": lists.prompt_length,
         "kinds": [list(run) for run in runs(kinds)],
         "mask": [[int(bool(kind)), start, end] for kind, start, end in runs(lists.loss_mask)],
-        "logprobs": _thousandths(lists.logprobs),
-        "spans": [[span.turn, span.start, span.end, span.version] for span in lists.spans],
-        "drift": None if marks is None else [[mark.start, mark.end, mark.instead] for mark in marks],
-        "problems": [[found.kind, found.text, found.start, found.end] for found in problems],
+        "logprobs": [round(value, 3) if math.isfinite(value) else None for value in lists.logprobs],
+        "spans": [list(span) for span in lists.spans],
+        "drift": None if marks is None else [list(mark) for mark in marks],
+        "problems": [list(problem) for problem in problems],
         "talk": [[start, _plain(parts)] for start, parts in conversation(lists, texts, record.facts)],
         "steps": [[step.kind, step.at_s, step.s, step.turn, step.call] for step in steps_of(record.facts)],
         "texts": {str(token): text_or_bytes(text) for token, text in texts.items()},
@@ -288,15 +274,6 @@ def _detail(
         "facts": _plain(facts),
         "metadata": _plain(metadata),
     }
-
-
-def _texts(
-    record: DumpRecord, lists: TokenLists, marks: Sequence[DriftMark] | None, retokeniser: Retokeniser | None
-) -> Mapping[int, bytes]:
-    if retokeniser is None:
-        return record.token_texts
-    ids = {*lists.ids, *(token for mark in marks or () for token in mark.instead)}
-    return {token: retokeniser.texts[token] for token in sorted(ids) if token in retokeniser.texts}
 
 
 def _reward(record: DumpRecord) -> float | None:
@@ -328,15 +305,12 @@ def _question(prompt: Json) -> str:
     """The last thing that a user said, or the text."""
     if not isinstance(prompt, list):
         return _text(prompt)
-    said = [
-        message.get("content") for message in prompt if isinstance(message, Mapping) and message.get("role") == "user"
-    ]
-    if said and isinstance(said[-1], list):
-        return " ".join(_words_of(part) for part in said[-1])
-    return _text(said[-1]) if said else ""
+    of_user = [message for message in prompt if isinstance(message, Mapping) and message.get("role") == "user"]
+    said = of_user[-1].get("content") if of_user else ""
+    return " ".join(_words_of(part) for part in said) if isinstance(said, list) else _text(said)
 
 
-def _words_of(part: Json) -> str:
+def _words_of(part: object) -> str:
     if isinstance(part, Mapping):
         return _text(part["text"]) if "text" in part else f"[{_text(part.get('type') or next(iter(part), ''))}]"
     return _text(part)
@@ -359,9 +333,3 @@ def _plain(value: object) -> Json:
     if value is None or isinstance(value, bool | int):
         return value
     return value if finite(value) is not None else repr(value)[:_PREVIEW_CHARS]
-
-
-def _thousandths(logprobs: Sequence[float]) -> list[float | None]:
-    if math.isfinite(sum(logprobs)):
-        return [round(value, 3) for value in logprobs]
-    return [None if finite(value) is None else round(value, 3) for value in logprobs]

@@ -12,56 +12,37 @@ from rich.text import Text
 
 from strands_rollout.dump import DumpRecord, read_dump
 from strands_rollout.dump.terminal import print_transcript, printable
+from strands_rollout.errors import foreign_code
 from strands_rollout.view.page import view_dump
 from strands_rollout.view.sample import Retokeniser
 
 _COLUMNS = (
-    "",
-    "index",
-    "status",
-    "stop reason",
-    "reward",
-    "advantage",
-    "turns",
-    "calls",
-    "tokens",
-    "drift",
-    "problems",
+    *("", "index", "status", "stop reason", "reward", "advantage", "turns", "calls", "tokens"),
+    *("drift", "problems"),
 )
 
 
 def print_dump(console: Console, path: Path, retokeniser: Retokeniser | None, wanted: Collection[int]) -> None:
-    """Print the list, then transcripts.
+    """Print the list, then transcripts of the samples at the positions `wanted`; none for all.
 
-    Args:
-        console: Where to.
-        path: See `read_dump`.
-        retokeniser: None for no drift, and no texts but the dump's.
-        wanted: Positions of the samples to print; none for all.
-
-    Raises:
-        DumpError: The dump can't be read.
+    Without a retokeniser there is no drift, and no texts but the dump's. For what is raised see `read_dump`.
     """
     view = view_dump(path, retokeniser)
-    console.print(_table(view.rows))
+    table = Table(*_COLUMNS, box=None, header_style="bold")
+    for position, row in enumerate(view.rows):
+        named = (row[name] for name in ("index", "status", "stop", "reward", "advantage", "turns", "calls", "length"))
+        cells = (position, *named, row["drift"], ", ".join(row["problems"]))
+        table.add_row(*(Text(_cell(cell)) for cell in cells))
+    console.print(table)
     for position, record in enumerate(read_dump(path)):
         if not wanted or position in wanted:
             console.rule(Text(printable(f"{position}: {record.where}")))
             for problem in view.rows[position]["problems"]:
                 console.print(Text(printable(f"problem: {problem}"), style="bold red"))
-            try:
+            with foreign_code("one odd sample must not hide the others") as outcome:
                 _print_sample(console, record, view.rows[position], retokeniser)
-            except Exception as e:  # as in the page: one odd sample must not hide the others
-                console.print(Text(printable(f"it can't be shown: {type(e).__name__}: {e}"), style="bold red"))
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(*_COLUMNS, box=None, header_style="bold")
-    for position, row in enumerate(rows):
-        cells = [position, row["index"], row["status"], row["stop"], row["reward"], row["advantage"], row["turns"]]
-        cells += [row["calls"], row["length"], row["drift"], ", ".join(row["problems"])]
-        table.add_row(*(Text(_cell(cell)) for cell in cells))
-    return table
+            if (error := outcome.error) is not None:
+                console.print(Text(printable(f"it can't be shown: {type(error).__name__}: {error}"), style="bold red"))
 
 
 def _cell(value: object) -> str:

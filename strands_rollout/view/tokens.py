@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from strands_rollout.dump import DumpRecord
-from strands_rollout.samples import finite
-from strands_rollout.template.drift import Placed, unlike_tokens
+from strands_rollout.samples import finite, kept
+from strands_rollout.template.drift import unlike_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-T = TypeVar("T", bound=Hashable)
 _CONTROL: Final = re.compile(
     rb"<(?:\||\xef\xbd\x9c).+(?:\||\xef\xbd\x9c)>|</?(?:[a-z]+_[a-z_]+|think|arg_key)>|\[/?[A-Z_]{3,}\]"
 )
@@ -29,8 +28,7 @@ _LEAST_ENDS: Final = 0.1
 _MOST_CONTEXTS: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class TurnSpan:
+class TurnSpan(NamedTuple):
     """Neighbouring tokens that one turn sampled with one weight version; positions count from the prompt's first."""
 
     turn: int
@@ -63,10 +61,8 @@ class TokenLists:
     def of(cls, record: DumpRecord) -> TokenLists:
         """Those of a record."""
         values = record.values
-        ids = _list(values.get("tokens"), int)
-        length = values.get("response_length")
-        length = length if isinstance(length, int) else 0
-        prompt_length = min(max(len(ids) - length, 0), len(ids))
+        ids, length = _list(values.get("tokens"), int), values.get("response_length")
+        prompt_length = min(max(len(ids) - (length if isinstance(length, int) else 0), 0), len(ids))
         given = values.get("loss_mask")
         mask = [1] * (len(ids) - prompt_length) if given is None else _list(given, int)
         recorded = _recorded_spans(record, len(ids))
@@ -96,7 +92,13 @@ def token_kinds(record: DumpRecord, lists: TokenLists) -> list[str]:
     "masked" is sampled and not trained for no reason that the sample gives, "unknown" has no mask.
     """
     kinds = ["prompt"] * lists.prompt_length + ["context"] * (len(lists.ids) - lists.prompt_length)
-    dropped = _why_dropped(record)
+    is_removed = bool(record.values.get("remove_sample"))
+    reasons = {
+        "failed": record.values.get("status") == "failed",
+        "removed": is_removed,
+        "stale": record.facts.get("stale_tokens"),
+    }
+    dropped = next((reason for reason, holds in reasons.items() if holds), "masked")
     for span in lists.spans if lists.spans_recorded else ():
         kinds[span.start : span.end] = [dropped] * (span.end - span.start)
     for position in range(lists.prompt_length, len(kinds)):
@@ -104,7 +106,7 @@ def token_kinds(record: DumpRecord, lists: TokenLists) -> list[str]:
         if place >= len(lists.loss_mask):
             kinds[position] = "unknown"
         elif lists.loss_mask[place]:
-            kinds[position] = "removed" if record.values.get("remove_sample") else "trained"
+            kinds[position] = "removed" if is_removed else "trained"
         elif not lists.spans_recorded and dropped != "masked":
             kinds[position] = dropped
     return kinds
@@ -118,14 +120,6 @@ def runs(kinds: Sequence[Any]) -> list[tuple[Any, int, int]]:
         found.append((kind, start, end))
         start = end
     return found
-
-
-def _why_dropped(record: DumpRecord) -> str:
-    if record.values.get("status") == "failed":
-        return "failed"
-    if record.values.get("remove_sample"):
-        return "removed"
-    return "stale" if record.facts.get("stale_tokens") else "masked"
 
 
 def _list(value: object, kind: type) -> list[Any]:
@@ -145,9 +139,12 @@ def _recorded_spans(record: DumpRecord, count: int) -> list[TurnSpan] | None:
         turn, start, end = span[:3]
         if not 0 <= start <= end <= count:
             return None
-        version = span[3] if len(span) > 3 else None
-        found.append(TurnSpan(turn, start, end, None if version is None else str(version)))
+        found.append(TurnSpan(turn, start, end, _named(span[3] if len(span) > 3 else None)))
     return found
+
+
+def _named(version: object) -> str | None:
+    return None if version is None else str(version)
 
 
 def _masked_spans(mask: Sequence[int], prompt_length: int, versions: object) -> list[TurnSpan]:
@@ -155,7 +152,7 @@ def _masked_spans(mask: Sequence[int], prompt_length: int, versions: object) -> 
     stretches = [(start, end) for kind, start, end in runs([bool(value) for value in mask]) if kind]
     named = versions if isinstance(versions, list) and len(versions) == len(stretches) else [None] * len(stretches)
     return [
-        TurnSpan(turn, prompt_length + start, prompt_length + end, None if version is None else str(version))
+        TurnSpan(turn, prompt_length + start, prompt_length + end, _named(version))
         for turn, ((start, end), version) in enumerate(zip(stretches, named, strict=True))
     ]
 
@@ -203,11 +200,7 @@ class TurnHabits:
 
 @dataclass(slots=True)
 class HabitCounter:
-    """Counts what the samples of a dump do.
-
-    Attributes:
-        controls: Ids of control tokens; None where only the texts of tokens tell.
-    """
+    """Counts what the samples of a dump do; without `controls`, ids of control tokens, only their texts tell them."""
 
     controls: frozenset[int] | None = None
     _known: set[int] = field(default_factory=set)
@@ -219,11 +212,14 @@ class HabitCounter:
     _sampled: set[int] = field(default_factory=set)
 
     def count(self, record: DumpRecord) -> None:
-        """Count one sample."""
+        """Count one sample, if it can be."""
+        kept("habits", lambda: self._count(record), of_sample=True)
+
+    def _count(self, record: DumpRecord) -> None:
         if self.controls is None:
-            new = [(token, text) for token, text in record.token_texts.items() if token not in self._known]
-            self._known.update(token for token, _ in new)
-            self._looks |= control_ids(new)
+            new = record.token_texts.keys() - self._known
+            self._known |= new
+            self._looks |= {token for token in new if is_control(record.token_texts[token])}
         lists = TokenLists.of(record)
         controls = self._looks if self.controls is None else self.controls
         for start, end in lists.turns:
@@ -241,14 +237,15 @@ class HabitCounter:
 
     def habits(self) -> TurnHabits:
         """The rules that most of them keep."""
-        ends, opening = self._ends_of_turn(), _most(self._openings)
+        ends = self._ends_of_turn()
+        # the commonest opening, where more than half agree
+        openings = self._openings.most_common(1)
+        opening = next((o for o, count in openings if count > _LEAST_SHARE * self._openings.total()), None)
         templates = Counter(token for context in self._contexts for token in set(context))
         common = {token for token, count in templates.items() if count > _LEAST_SHARE * len(self._contexts)}
         found = TurnHabits(ends, opening, frozenset(self._sampled - common - ends))
         broken = sum(any(found.forged(context)) for context in self._contexts)
-        if broken > _LEAST_SHARE * len(self._contexts):
-            return TurnHabits(ends)
-        return found
+        return TurnHabits(ends) if broken > _LEAST_SHARE * len(self._contexts) else found
 
     def _ends_of_turn(self) -> frozenset[int]:
         """The control tokens that end turns and stand inside of few; none where they end less than half of all."""
@@ -260,32 +257,13 @@ class HabitCounter:
         return frozenset(ends) if covered > _LEAST_SHARE * self._ends.total() else frozenset()
 
 
-def _most(counts: Counter[T]) -> T | None:
-    """The commonest, where more than half agree."""
-    for most, count in counts.most_common(1):
-        return most if count > _LEAST_SHARE * counts.total() else None
-    return None
-
-
 def is_control(text: bytes) -> bool:
-    """Whether a token's text looks like a control token's."""
+    """Whether a token's text looks like a control token of the known families; markup such as `<br>` does not."""
     return _CONTROL.fullmatch(text) is not None
 
 
-def control_ids(texts: Iterable[tuple[int, bytes]]) -> frozenset[int]:
-    """Ids that look like control tokens of the known families; markup such as `<br>` is none."""
-    return frozenset(token for token, text in texts if is_control(text))
-
-
-@dataclass(frozen=True, slots=True)
-class DriftMark:
-    """Neighbouring tokens that would be others.
-
-    Attributes:
-        start: Index of the first one.
-        end: Index after the last one; `start` where tokens would only be put in.
-        instead: The ids that would be there.
-    """
+class DriftMark(NamedTuple):
+    """Tokens start..end-1 would be `instead`; `start` is `end` where tokens would only be put in."""
 
     start: int
     end: int
@@ -294,19 +272,10 @@ class DriftMark:
 
 def drift_marks(
     ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, bytes_of: Callable[[int], bytes]
-) -> list[DriftMark]:
-    """The marks of one turn, in order.
-
-    Args:
-        ids: As they were sampled.
-        tokenizer: The policy's, a Hugging Face fast tokenizer.
-        bytes_of: `drift.token_bytes` of it.
-    """
-    return list(_marks(*unlike_tokens(ids, tokenizer, bytes_of)))
-
-
-def _marks(sampled: Sequence[Placed], encoded: Sequence[Placed]) -> Iterator[DriftMark]:
-    """What stands between tokens that both have; places ascend in both."""
+) -> Iterator[DriftMark]:
+    """The marks of one turn's ids, in order; `bytes_of` is `drift.token_bytes` of the tokenizer."""
+    sampled, encoded = unlike_tokens(ids, tokenizer, bytes_of)
+    # what stands between tokens that both have; places ascend in both
     at_place = {placed: position for position, placed in enumerate(encoded)}
     start = encoded_start = 0
     for position, placed in enumerate(sampled):

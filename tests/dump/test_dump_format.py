@@ -41,12 +41,8 @@ def read_back(made: Any) -> Any:
 
 
 _PLAIN = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.text(st.characters(codec=None, exclude_categories=()))
-    | st.binary(),
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.binary())
+    | st.text(st.characters(codec=None, exclude_categories=())),
     lambda inner: (
         st.lists(inner)
         | st.lists(inner).map(tuple)
@@ -174,36 +170,33 @@ def test_a_broken_line_is_named_by_its_number(tmp_path: Path) -> None:
         list(read_dump(path))
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (b"[]", "holds list; expected one sample"),
-        (b"{}", "is no sample"),
-        (b'{"strands_rollout_dump": {"version": 2}}', "of dump version 2; this release reads 1: use a newer one"),
-        (
-            b'{"strands_rollout_dump": {"version": 1}, "status": "failed", "tokens": {"$array": ["O", [1], ""]}}',
-            "expected numbers",
-        ),
-        (b'{"strands_rollout_dump": {"version": 1}, "status": "failed", "tokens": {"$new": 1}}', r"\$new"),
-        *(
-            (b'{"strands_rollout_dump": {"version": 1}, "status": "failed", "tokens": %s}' % odd, words)
-            for odd, words in {
-                b'{"$array": ["<f4", [2000000000, 0], ""]}': "holds nothing",
-                b'{"$array": ["<f4", [-2, -2], "AAAAAA=="]}': "damaged",
-                b'{"$array": ["(1000000,1000000)f4", [1], ""]}': "expected numbers",
-                b'{"$array": 5}': "damaged",
-                b'{"$float": "five"}': "damaged",
-                b'{"$float": []}': "damaged",
-                b'{"$int": "%s"}' % (b"9" * 10_000): "damaged",
-                b'{"$map": [[[], 1]]}': "damaged",
-                b'{"$tuple": 5}': "damaged",
-                b"[" * 900 + b"]" * 900: "broken",
-                b"[" * 100_000: "broken",
-            }.items()
-        ),
-        (b'{"strands_rollout_dump": {"version": 1, "token_texts": 5}, "status": "failed", "tokens": []}', "broken"),
-    ],
-)
+OF_TOKENS = {
+    b'{"$array": ["O", [1], ""]}': "expected numbers",
+    b'{"$new": 1}': r"\$new",
+    b'{"$array": ["<f4", [2000000000, 0], ""]}': "holds nothing",
+    b'{"$array": ["<f4", [-2, -2], "AAAAAA=="]}': "damaged",
+    b'{"$array": ["(1000000,1000000)f4", [1], ""]}': "expected numbers",
+    b'{"$array": 5}': "damaged",
+    b'{"$float": "five"}': "damaged",
+    b'{"$float": []}': "damaged",
+    b'{"$int": "%s"}' % (b"9" * 10_000): "damaged",
+    b'{"$map": [[[], 1]]}': "damaged",
+    b'{"$tuple": 5}': "damaged",
+    b"[" * 900 + b"]" * 900: "broken",
+    b"[" * 100_000: "broken",
+}
+NO_SAMPLES = {
+    b"[]": "holds list; expected one sample",
+    b"{}": "is no sample",
+    b'{"strands_rollout_dump": {"version": 2}}': "of dump version 2; this release reads 1: use a newer one",
+    b'{"strands_rollout_dump": {"version": 1, "token_texts": 5}, "status": "failed", "tokens": []}': "broken",
+} | {
+    b'{"strands_rollout_dump": {"version": 1}, "status": "failed", "tokens": %s}' % tokens: words
+    for tokens, words in OF_TOKENS.items()
+}
+
+
+@pytest.mark.parametrize(("line", "words"), NO_SAMPLES.items(), ids=range(len(NO_SAMPLES)))
 def test_a_line_that_is_no_sample_says_why(line: bytes, words: str) -> None:
     with pytest.raises(DumpError, match=words):
         read_line(line, "here")
@@ -233,28 +226,17 @@ def test_samples_of_before_the_format_are_read(tmp_path: Path) -> None:
 
 
 def test_results_of_eval_are_read_with_and_without_tokens(tmp_path: Path) -> None:
-    line = {
-        "data_set": "aime",
-        "problem": 4,
-        "number": 1,
-        "status": "completed",
-        "stop_reason": "completed",
-        "reward": {"acc": 1.0},
-        "response": "34",
-        "response_tokens": 9,
-        "turns": 2,
-        "seconds": 1.5,
-        "violations": ["odd"],
-    }
+    place = {"data_set": "aime", "problem": 4, "number": 1}
+    line = place | {"status": "completed", "stop_reason": "completed", "reward": {"acc": 1.0}, "response": "34"}
+    line |= {"response_tokens": 9, "turns": 2, "seconds": 1.5, "violations": ["odd"]}
     path = tmp_path / "results.jsonl"
     path.write_text(json.dumps(line) + "\n" + json.dumps(line | {"sample": sample().to_dict()}) + "\n")
     bare, whole = read_dump(path)
     assert (bare.source, bare.has_tokens, bare.violations) == ("eval", False, ("odd",))
-    assert bare.facts["turns"] == 2
-    assert bare.facts["duration_s"] == 1.5
+    assert (bare.facts["turns"], bare.facts["duration_s"]) == (2, 1.5)
     assert bare.to_sample().response == "34"
     assert whole.to_sample().tokens == [1, 2, 3, 4]
-    assert whole.values["metadata"]["eval"] == {"data_set": "aime", "problem": 4, "number": 1}
+    assert whole.values["metadata"]["eval"] == place
 
 
 def test_a_folder_is_all_dumps_in_it_in_their_order(tmp_path: Path) -> None:

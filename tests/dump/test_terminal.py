@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from strands_rollout.dump.terminal import Kind, print_transcript, stretches
+from strands_rollout.dump.terminal import print_transcript, stretches
 from strands_rollout.samples import Sample
 
 WORDS = {1: "Question?\n", 10: "call\n", 11: "<end>", 20: "\nresult\n", 12: "answer\x1b[31m", 9: "filler"}
@@ -66,8 +66,8 @@ def test_colours_are_for_terminals_and_no_color_turns_them_off(monkeypatch: pyte
 def test_stretches_hold_every_token_once_and_in_order(mask: list[int], prompt_length: int) -> None:
     tokens = list(range(prompt_length + len(mask)))
     found = stretches(sample(tokens=tokens, response_length=len(mask), loss_mask=mask))
-    assert [token for stretch in found for token in stretch.token_ids] == tokens
-    assert found[0].kind is Kind.PROMPT
-    assert all(first.kind is not second.kind for first, second in itertools.pairwise(found))
-    trained = [token for stretch in found if stretch.kind is Kind.TRAINED for token in stretch.token_ids]
+    assert [token for _, ids in found for token in ids] == tokens
+    assert found[0][0] == "prompt"
+    assert all(first != second for (first, _), (second, _) in itertools.pairwise(found))
+    trained = [token for kind, ids in found if kind == "trained" for token in ids]
     assert trained == [token for token, one in zip(tokens[prompt_length:], mask, strict=True) if one]

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_api import Api, api_to
 from scripted_qwen3 import write_scripted_qwen3
-from tiny_qwen3 import TinyQwen3, build_tokenizer
+from tiny_qwen3 import TinyQwen3
+from tokenizers import Tokenizer
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-
-@pytest.fixture(scope="session")
-def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with a context of 512 tokens."""
-    return TinyQwen3().write(tmp_path_factory.mktemp("tiny"))
+from strands_rollout.engine import SHIPPED_MODEL_DIR
 
 
-@pytest.fixture(scope="session")
-def other_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of the same shape with other weights."""
-    return TinyQwen3(seed=1).write(tmp_path_factory.mktemp("other"))
+def _folder_of(model: TinyQwen3) -> Any:
+    @pytest.fixture(scope="session")
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return model.write(tmp_path_factory.mktemp("model"))
+
+    return folder
 
 
-@pytest.fixture(scope="session")
-def long_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with a context long enough for a generation to be interrupted."""
-    return TinyQwen3(context_length=16384).write(tmp_path_factory.mktemp("long"))
-
-
-@pytest.fixture(scope="session")
-def long_other_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of the long one's shape with other weights."""
-    return TinyQwen3(context_length=16384, seed=1).write(tmp_path_factory.mktemp("long_other"))
+tiny_dir = _folder_of(TinyQwen3())
+other_dir = _folder_of(TinyQwen3(seed=1))  # of the same shape with other weights
+long_dir = _folder_of(TinyQwen3(context_length=16384))  # long enough for a generation to be interrupted
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +38,7 @@ def scripted_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     """The tiny models' tokenizer."""
-    return build_tokenizer()
+    return Tokenizer.from_file(str(SHIPPED_MODEL_DIR / "tokenizer.json"))
 
 
 @pytest.fixture
@@ -63,7 +53,6 @@ async def start() -> AsyncIterator[Callable[..., Any]]:
 
 
 @pytest.fixture
-async def embedded(tiny_dir: Path) -> AsyncIterator[Api]:
+async def embedded(start: Callable[..., Any], tiny_dir: Path) -> Api:
     """An embedded engine with the tiny model, for what only it promises."""
-    async with api_to(tiny_dir) as client:
-        yield client
+    return await start(tiny_dir)

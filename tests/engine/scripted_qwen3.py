@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
-from tiny_qwen3 import TinyQwen3, build_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tiny_qwen3 import TinyQwen3, save_tensors
+from tokenizers import AddedToken, Tokenizer
 
 THINK_AND_CALL = (
     "<think>",
@@ -35,16 +32,19 @@ _LINE_FEED = "\u010a"  # how byte-level BPE writes the last token of a generatio
 
 def write_scripted_qwen3(folder: Path) -> Path:
     """Write the folder: first turn THINK_AND_CALL, and after a tool result ANSWER."""
-    extra = tuple(text for text in (*THINK_AND_CALL, *ANSWER) if text[0] != "<")
-    tokenizer = build_tokenizer(extra)
+    shape = TinyQwen3(layers=1, heads=1, kv_heads=1, head_dim=2, intermediate=2, tied=False, context_length=1024)
+    shape.write_configs(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    extra = [text for text in (*THINK_AND_CALL, *ANSWER) if text[0] != "<"]
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in extra])
     vocab_size = tokenizer.get_vocab_size()
-    shape = TinyQwen3(layers=1, hidden=vocab_size + 1, heads=1, kv_heads=1, head_dim=2, intermediate=2, tied=False)
-    replace(shape, context_length=1024).write_configs(folder, tokenizer)
-    save_file(_tensors(tokenizer, vocab_size), str(folder / "model.safetensors"), metadata={"format": "pt"})
+    replace(shape, vocab_size=vocab_size, hidden=vocab_size + 1).write_configs(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    save_tensors(_tensors(tokenizer, vocab_size), folder / "model.safetensors")
     return folder
 
 
-def _tensors(tokenizer, vocab_size: int) -> dict[str, np.ndarray]:
+def _tensors(tokenizer: Tokenizer, vocab_size: int) -> dict[str, np.ndarray]:
     hidden, layer = vocab_size + 1, "model.layers.0."
     texts = (*THINK_AND_CALL, *ANSWER, _END, _LINE_FEED, "</tool_response>")
     ids = {text: tokenizer.token_to_id(text) for text in texts}

@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_qwen3 import TinyQwen3
 
 from strands_rollout.engine.chat import ChatCall, ChatParts, split_turn
 
@@ -76,16 +77,12 @@ async def _chat(api, **fields):
     return await api.post("/v1/chat/completions", body)
 
 
-async def test_without_tools_or_with_tool_choice_none_the_call_is_text(start, scripted_dir):
+async def test_calls_are_looked_for_where_tools_are_and_a_turn_cut_by_length_says_so(start, scripted_dir):
     api = await start(scripted_dir)
     for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         choice = (await _chat(api, **fields)).body["choices"][0]
         assert choice["finish_reason"] == "stop"
         assert "<tool_call>" in choice["message"]["content"]
-
-
-async def test_a_turn_cut_by_length_says_so(start, scripted_dir):
-    api = await start(scripted_dir)
     for name in ("max_tokens", "max_completion_tokens"):
         choice = (await _chat(api, tools=TOOLS, **{name: 7})).body["choices"][0]
         assert choice["finish_reason"] == "length"
@@ -104,8 +101,6 @@ async def test_seeds_stops_and_template_options_reach_the_engine(embedded):
 
 
 async def test_the_generation_config_gives_the_chats_defaults(start, tmp_path):
-    from tiny_qwen3 import TinyQwen3
-
     folder = TinyQwen3().write(tmp_path / "m")
     path = folder / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"temperature": 0.6, "top_k": 1}))
@@ -133,13 +128,10 @@ async def test_what_cannot_be_served_is_refused_in_the_openai_form(embedded, fie
     assert words in answer.body["message"]
 
 
-async def test_models_are_listed_with_their_context(start, tiny_dir):
+async def test_a_model_can_have_a_name_of_its_own(start, tiny_dir):
     api = await start(tiny_dir, served_model_name="tiny")
-    [card] = (await api.get("/v1/models")).body["data"]
-    assert (card["id"], card["max_model_len"]) == ("tiny", 512)
+    assert [card["id"] for card in (await api.get("/v1/models")).body["data"]] == ["tiny"]
     assert (await api.get("/v1/models/tiny")).body["id"] == "tiny"
-    unknown = await api.get("/v1/models/other")
-    assert (unknown.status, unknown.body["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize("stream", [True, False])

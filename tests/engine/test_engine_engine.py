@@ -64,23 +64,6 @@ async def test_an_engine_with_a_random_seed_repeats_itself(start, tiny_dir):
     assert samples[0]["output_ids"] == samples[1]["output_ids"] != samples[2]["output_ids"]
 
 
-async def test_a_long_prompt_does_not_stall_a_running_generation(start, tmp_path):
-    folder = TinyQwen3(context_length=8192).write(tmp_path / "model")
-    api = await start(folder, prefill_chunk_tokens=32)
-    body = {"input_ids": [5] * 9, "sampling_params": {"max_new_tokens": 3000, "ignore_eos": True}, "stream": True}
-    events = api.events("/generate", body)
-    await anext(events)
-    long_prompt = asyncio.create_task(api.generate([7] * 1000, max_new_tokens=1))
-    tokens_meanwhile = 0
-    async for _ in events:
-        if long_prompt.done():
-            break
-        tokens_meanwhile += 1
-    await long_prompt
-    await events.aclose()
-    assert tokens_meanwhile >= 10
-
-
 async def test_a_small_prefix_cache_forgets_but_stays_correct(start, tiny_dir):
     # 1 MB holds about 1950 tokens of this model.
     api, reference = await start(tiny_dir, prefix_cache_mb=1), await start(tiny_dir)
@@ -232,12 +215,13 @@ async def _continue(api) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_client_that_disconnects_during_a_pause_leaves_nothing(start, long_dir, mode):
+async def test_a_client_that_disconnects_from_a_paused_engine_which_is_well_leaves_nothing(start, long_dir, mode):
     api = await start(long_dir)
     async with aiohttp.ClientSession() as session:
         async with in_flight(api, "running", disconnects=True):
             await until_load(api, 1)
             await _pause(api, mode)
+            assert (await api.get("/health")).status == 200
             body = {"input_ids": IDS, "rid": "held", "sampling_params": {"max_new_tokens": 15000, "ignore_eos": True}}
             held = asyncio.create_task(session.post(api.base_url + "/generate", json=body))
             await asyncio.sleep(0.02)
@@ -250,19 +234,6 @@ async def test_a_client_that_disconnects_during_a_pause_leaves_nothing(start, lo
     assert await api.load() == (0, 0)
 
 
-async def test_retracted_generations_go_to_the_end_of_the_queue(start, long_dir):
-    api = await start(long_dir, max_running_requests=1)
-    async with in_flight(api, "r1") as [first]:
-        await until_load(api, 1)
-        second = asyncio.create_task(api.generate(max_new_tokens=2, ignore_eos=True))
-        await until_load(api, 1, 1)
-        await _pause(api, "retract")
-        assert await api.load() == (0, 2)
-        await _continue(api)
-        assert len((await second)["output_ids"]) == 2
-        assert not first.done()
-
-
 async def test_a_pause_by_abort_ends_frozen_generations_at_once(start, long_dir):
     api = await start(long_dir)
     async with in_flight(api, "r1") as [task]:
@@ -271,10 +242,3 @@ async def test_a_pause_by_abort_ends_frozen_generations_at_once(start, long_dir)
         assert await api.load() == (1, 0)
         await _pause(api, "abort")
         assert (await task)["meta_info"]["finish_reason"]["message"] == "Aborted"
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_a_paused_engine_is_well(embedded, mode):
-    await _pause(embedded, mode)
-    assert (await embedded.get("/health")).status == 200
-    await _continue(embedded)

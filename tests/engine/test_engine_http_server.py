@@ -15,51 +15,6 @@ from strands_rollout.engine.text import TextCodec
 EXTREME = {"temperature": [1e308, 10**18, 1e-7], "repetition_penalty": [5e-324, 1e-60], "top_k": [2**64 - 1, 10**18]}
 
 
-async def _refused(api, body) -> object:
-    answer = await api.post("/generate", body)
-    assert answer.status == 400, answer
-    return answer.body["error"]
-
-
-@pytest.mark.parametrize("token", [369, 10**9, -1])
-async def test_an_id_outside_the_vocabulary_is_refused_and_named(embedded, token):
-    error = await _refused(embedded, {"input_ids": [5, token, 6]})
-    assert error["message"] == f"input_ids contains out-of-vocabulary token id {token}; valid range is [0, 369)."
-
-
-@pytest.mark.parametrize("body", [{"text": ""}, {"input_ids": [[], [1]]}])
-async def test_an_empty_input_in_another_form_is_refused_too(embedded, body):
-    assert (await _refused(embedded, body))["message"] == "input_ids cannot be empty."
-
-
-@pytest.mark.parametrize(
-    "fields", [{"top_logprobs_num": 2}, {"logprob_start_len": 0}, {"return_hidden_states": True}, {"lora_path": "x"}]
-)
-async def test_what_would_change_the_answer_and_is_not_supported_is_refused(embedded, fields):
-    error = await _refused(embedded, {"input_ids": IDS, **fields})
-    assert "is not supported by the embedded engine" in error["message"]
-
-
-@pytest.mark.parametrize("params", [{"regex": "a+"}, {"logit_bias": {"5": 1}}, {"stop_regex": "a"}])
-async def test_sampling_that_is_not_supported_is_refused(embedded, params):
-    error = await _refused(embedded, {"input_ids": IDS, "sampling_params": params})
-    assert error["message"] == f"sampling parameter {next(iter(params))} is not supported by the embedded engine"
-
-
-@pytest.mark.parametrize("params", [{}, {"n": 1}, {"n": 2}])
-async def test_several_sampling_params_for_one_prompt_are_refused(embedded, params):
-    answer = await embedded.post("/generate", {"input_ids": IDS, "sampling_params": [params, params]})
-    assert answer.status == 400
-    assert "sampling_params must hold one dict for each of 1 inputs" in answer.body["message"]
-
-
-async def test_several_inputs_in_one_stream_are_refused(embedded):
-    body = {"input_ids": [IDS, IDS], "stream": True}
-    events = [event async for event in embedded.events("/generate", body)]
-    assert "not supported" in events[0]
-    assert events[-1] == "[DONE]"
-
-
 def _params(**params: object) -> tuple[str, object]:
     return "/generate", {"input_ids": IDS, "sampling_params": params}
 
@@ -123,6 +78,45 @@ BAD = {
 }
 
 
+NOT_SUPPORTED = "{} is not supported by the embedded engine"
+EMPTY = "input_ids cannot be empty."
+REFUSED = [
+    *(
+        ({"input_ids": [5, token, 6]}, f"out-of-vocabulary token id {token}; valid range is [0, 1200).")
+        for token in (1200, 10**9, -1)
+    ),
+    ({"text": ""}, EMPTY),
+    ({"input_ids": [[], [1]]}, EMPTY),
+    *(
+        ({"input_ids": IDS, **fields}, NOT_SUPPORTED.format(*fields))
+        for fields in ({"top_logprobs_num": 2}, {"logprob_start_len": 0}, {"return_hidden_states": True})
+    ),
+    *(
+        (
+            {"input_ids": IDS, "sampling_params": params},
+            NOT_SUPPORTED.format("sampling parameter " + next(iter(params))),
+        )
+        for params in ({"regex": "a+"}, {"logit_bias": {"5": 1}}, {"stop_regex": "a"})
+    ),
+    ({"input_ids": IDS, "sampling_params": [{}, {}]}, "must hold one dict for each of 1 inputs"),
+    ({"input_ids": IDS, "sampling_params": [{"n": 2}, {"n": 2}]}, "must hold one dict for each of 1 inputs"),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), REFUSED)
+async def test_what_is_not_offered_is_refused_and_named(embedded, body, words):
+    answer = await embedded.post("/generate", body)
+    assert answer.status == 400
+    assert words in str(answer.body)
+
+
+async def test_several_inputs_in_one_stream_are_refused(embedded):
+    body = {"input_ids": [IDS, IDS], "stream": True}
+    events = [event async for event in embedded.events("/generate", body)]
+    assert "not supported" in events[0]
+    assert events[-1] == "[DONE]"
+
+
 @pytest.mark.parametrize(("path", "body"), BAD.values(), ids=BAD.keys())
 async def test_a_bad_request_is_refused_and_a_good_one_served_after_it(embedded, path, body):
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -150,50 +144,34 @@ async def test_the_loop_turns_while_a_long_text_is_encoded(embedded, monkeypatch
     assert current_thread() not in threads
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 200),
-        ({"Host": "localhost"}, 200),
-        ({"Host": "LocalHost:8000"}, 200),
-        ({"Host": "[::1]:30000"}, 200),
-        ({"Host": "evil.example"}, 403),
-        ({"Host": "evil.example:30000"}, 403),
-        ({"Host": "localhost.evil.example"}, 403),
-        ({"Host": "127.0.0.1.evil.example"}, 403),
-        ({"Host": "127.0.0.1@evil.example"}, 403),
-        ({"Host": "10.0.0.7"}, 403),
-        ({"Host": ""}, 403),
-        ({"Host": "localhost", "Origin": "http://localhost"}, 200),
-        ({"Host": "localhost", "Origin": "http://evil.example"}, 403),
-        ({"Host": "localhost", "Origin": "http://localhost:3000"}, 403),
-        ({"Host": "localhost", "Origin": "null"}, 403),
-        ({"Sec-Fetch-Site": "cross-site"}, 403),
-        ({"Sec-Fetch-Site": "none"}, 200),
-    ],
-)
-async def test_on_loopback_only_requests_to_this_machine_are_answered(embedded, headers, status):
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(embedded.base_url + "/flush_cache", headers=headers) as got,
-    ):
-        assert got.status == status
+OF_THIS_MACHINE = [{}, *({"Host": host} for host in ("localhost", "LocalHost:8000", "[::1]:30000"))]
+OF_OTHERS = [
+    *("evil.example", "evil.example:30000", "localhost.evil.example", "127.0.0.1.evil.example"),
+    *("127.0.0.1@evil.example", "10.0.0.7", ""),
+]
+HEADERS = [
+    *((host, "127.0.0.1", 200) for host in OF_THIS_MACHINE),
+    *(({"Host": host}, "127.0.0.1", 403) for host in OF_OTHERS),
+    ({"Host": "localhost", "Origin": "http://localhost"}, "127.0.0.1", 200),
+    ({"Host": "localhost", "Origin": "http://evil.example"}, "127.0.0.1", 403),
+    ({"Host": "localhost", "Origin": "http://localhost:3000"}, "127.0.0.1", 403),
+    ({"Host": "localhost", "Origin": "null"}, "127.0.0.1", 403),
+    ({"Sec-Fetch-Site": "cross-site"}, "127.0.0.1", 403),
+    ({"Sec-Fetch-Site": "none"}, "127.0.0.1", 200),
+    # a server that was opened to the network answers to any name, but not to other sites
+    ({"Host": "10.0.0.7:30000"}, "0.0.0.0", 200),  # noqa: S104 - what is tested, as below
+    ({"Host": "engine.cluster.local"}, "0.0.0.0", 200),  # noqa: S104
+    ({"Host": "10.0.0.7", "Origin": "http://10.0.0.7"}, "0.0.0.0", 200),  # noqa: S104
+    ({"Host": "evil.example", "Origin": "http://evil.example"}, "0.0.0.0", 403),  # noqa: S104
+    ({"Host": "10.0.0.7", "Origin": "http://evil.example"}, "0.0.0.0", 403),  # noqa: S104
+]
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Host": "10.0.0.7:30000"}, 200),
-        ({"Host": "engine.cluster.local"}, 200),
-        ({"Host": "10.0.0.7", "Origin": "http://10.0.0.7"}, 200),
-        ({"Host": "evil.example", "Origin": "http://evil.example"}, 403),
-        ({"Host": "10.0.0.7", "Origin": "http://evil.example"}, 403),
-    ],
-)
-async def test_a_server_opened_to_the_network_answers_to_any_name_but_not_to_other_sites(
-    start, tiny_dir, headers, status
+@pytest.mark.parametrize(("headers", "host", "status"), HEADERS)
+async def test_only_requests_to_this_server_by_its_own_pages_or_by_none_are_answered(
+    start, tiny_dir, headers, host, status
 ):
-    api = await start(tiny_dir, host="0.0.0.0")  # noqa: S104 - what is tested
-    url = api.base_url.replace("0.0.0.0", "127.0.0.1") + "/flush_cache"  # noqa: S104
+    api = await start(tiny_dir, host=host)
+    url = api.base_url.replace(host, "127.0.0.1") + "/flush_cache"
     async with aiohttp.ClientSession() as session, session.post(url, headers=headers) as got:
         assert got.status == status

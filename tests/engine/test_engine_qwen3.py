@@ -1,21 +1,21 @@
-"""Reading model folders: formats, and what is wrong with those that can't be read."""
+"""Reading model folders: formats, and what is wrong with those that can't be read, at the start and at an update."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_qwen3 import TinyQwen3
+from tiny_qwen3 import END_IDS, TinyQwen3
 
 from strands_rollout.engine.engine import load_engine
 from strands_rollout.engine.qwen3 import read_model_config, read_tensors
 from strands_rollout.engine.serving import EngineSettings
 from strands_rollout.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _edit_config(folder: Path, **changes: object) -> Path:
@@ -34,18 +34,13 @@ def test_every_precision_is_read_as_fp32(tmp_path, dtype, tolerance):
         np.testing.assert_allclose(read[name], tensor, rtol=tolerance, atol=tolerance)
 
 
-def test_sharded_weights_are_read_whole(tmp_path):
-    single = read_tensors(TinyQwen3().write(tmp_path / "single"))
-    sharded = read_tensors(TinyQwen3(shards=3).write(tmp_path / "sharded"))
+def test_sharded_weights_and_a_config_of_transformers_5_are_read_as_the_same_model(tmp_path):
+    old, new = TinyQwen3().write(tmp_path / "old"), TinyQwen3(shards=3, rope_in_parameters=True).write(tmp_path / "new")
+    single, sharded = read_tensors(old), read_tensors(new)
     assert single.keys() == sharded.keys()
     assert all(np.array_equal(single[name], sharded[name]) for name in single)
-
-
-def test_rope_theta_and_end_tokens_are_found_where_either_transformers_writes_them(tmp_path):
-    old = read_model_config(TinyQwen3().write(tmp_path / "old"))
-    new = read_model_config(TinyQwen3(rope_in_parameters=True).write(tmp_path / "new"))
-    assert old.rope_theta == new.rope_theta == 10000.0
-    assert old.eos_token_ids == {360, 362}
+    assert read_model_config(old) == read_model_config(new)
+    assert (read_model_config(old).rope_theta, read_model_config(old).eos_token_ids) == (10000.0, set(END_IDS))
 
 
 def test_what_the_config_leaves_out_is_derived(tmp_path):
@@ -102,11 +97,6 @@ def test_a_missing_or_broken_file_is_named(tmp_path, file, content, words):
     assert words in str(caught.value)
 
 
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="model folder not found: .*nowhere"):
-        load_engine(EngineSettings(model_dir=tmp_path / "nowhere"))
-
-
 def test_the_context_can_be_shortened_but_not_extended(tiny_dir):
     assert load_engine(EngineSettings(model_dir=tiny_dir, context_length=100)).limits.context_length == 100
     with pytest.raises(ConfigError, match="context_length 513 is longer than the 512 tokens"):
@@ -117,3 +107,62 @@ def test_the_context_can_be_shortened_but_not_extended(tiny_dir):
 def test_settings_out_of_range_are_refused(name):
     with pytest.raises(ConfigError, match=f"{name} must be at least"):
         EngineSettings(**{name: 0})
+
+
+SPOILT = [
+    *itertools.product(
+        ("pipe", "folder", "device", "dangling", "sparse", "nested", "foreign"),
+        ("config.json", "generation_config.json", "model.safetensors"),
+    ),
+    ("missing", ""),
+    ("of another shape", ""),
+]
+
+
+def _spoil(folder: Path, kind: str, name: str) -> None:
+    """Write a model's folder with something else in the place of one of its files; or of another shape, or none."""
+    if kind == "missing":
+        return
+    path = TinyQwen3(hidden=64 if kind == "of another shape" else 32).write(folder) / name
+    if name:
+        path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind in ("device", "dangling"):
+        path.symlink_to("/dev/zero" if kind == "device" else "nowhere")
+    elif kind == "sparse":
+        header = json.dumps({"model.norm.weight": {"dtype": "F32", "shape": [2**38], "data_offsets": [0, 2**40]}})
+        with path.open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header.encode())
+            file.truncate(8 + len(header) + 2**40)
+    elif name:
+        path.write_bytes(b"[" * 100_000 if kind == "nested" else b"\x10\0\0\0\0\0\0\0 garbage")
+
+
+@pytest.mark.parametrize(("kind", "name"), SPOILT)
+async def test_an_update_from_a_spoilt_folder_is_refused_and_leaves_the_old_weights(embedded, tmp_path, kind, name):
+    _spoil(tmp_path / "new", kind, name)
+    before = await embedded.generate(max_new_tokens=10, temperature=0)
+    asked = {"model_path": f"{tmp_path}/new", "weight_version": "v2"}
+    answer = await asyncio.wait_for(embedded.post("/update_weights_from_disk", asked), 30)
+    if (name, kind) == ("generation_config.json", "dangling"):
+        assert answer.status == 200  # as one that is not there
+        return
+    assert (answer.status, answer.body["success"]) == (400, False)
+    assert str(tmp_path) in answer.body["message"]
+    after = await embedded.generate(max_new_tokens=10, temperature=0)
+    assert (after["output_ids"], after["meta_info"]["weight_version"]) == (before["output_ids"], "default")
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), MemoryError("no memory")])
+async def test_a_folder_that_can_not_be_read_is_refused_and_the_worker_lives(embedded, tmp_path, monkeypatch, error):
+    def refuse(_: Path) -> bool:
+        raise error
+
+    monkeypatch.setattr(Path, "is_dir", refuse)  # root, as whom tests may run, is denied nothing
+    answer = await embedded.post("/update_weights_from_disk", {"model_path": str(tmp_path)})
+    assert (answer.status, answer.body["success"]) == (400, False)
+    assert error.args[-1] in answer.body["message"]
+    assert len((await embedded.generate(max_new_tokens=2, ignore_eos=True))["output_ids"]) == 2

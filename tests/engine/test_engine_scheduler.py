@@ -1,4 +1,4 @@
-"""What befalls a generation between two chunks of its prompt, step by step and without threads."""
+"""What befalls a generation between two chunks of its prompt, step by step and without threads; its weight spans."""
 
 from __future__ import annotations
 
@@ -46,24 +46,23 @@ def _retracted_in_mid_prompt(scheduler: Scheduler) -> Generation:
     return generation
 
 
-def test_an_abort_between_two_chunks_counts_as_one_in_the_queue(scheduler):
+def _spans(generation: Generation) -> list[tuple[str, int, int]]:
+    return [(span.version, span.start, span.end) for span in generation.weight_spans]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_an_abort_between_two_chunks_counts_as_one_in_the_queue_and_waits_for_the_end_of_a_pause(scheduler, paused):
     generation = _submitted(scheduler, 3 * CHUNK)
     scheduler.step()
+    if paused:
+        scheduler.pause("in_place")
     scheduler.abort("r")
+    if paused:
+        assert (generation.finish, scheduler.has_work()) == (None, False)
+        scheduler.resume()
     scheduler.step()
     assert generation.output("default").ended_in_queue
     assert (generation.output_ids, scheduler.counts(), scheduler.has_work()) == ([], (0, 0), False)
-
-
-def test_an_abort_between_two_chunks_of_a_paused_generation_waits_for_the_end_of_the_pause(scheduler):
-    generation = _submitted(scheduler, 3 * CHUNK)
-    scheduler.step()
-    scheduler.pause("in_place")
-    scheduler.abort("r")
-    assert (generation.finish, scheduler.has_work()) == (None, False)
-    scheduler.resume()
-    scheduler.step()
-    assert generation.output("default").ended_in_queue
 
 
 def test_an_abort_of_what_prefills_again_keeps_what_was_sent(scheduler):
@@ -72,7 +71,18 @@ def test_an_abort_of_what_prefills_again_keeps_what_was_sent(scheduler):
     scheduler.step()
     assert generation.output("default").ended_in_queue
     assert len(generation.output_ids) == len(generation.output_logprobs) == 50
-    assert [(span.version, span.start, span.end) for span in generation.weight_spans] == [("default", 0, 50)]
+    assert _spans(generation) == [("default", 0, 50)]
+
+
+def test_a_long_prompt_does_not_stall_a_running_generation(scheduler):
+    running = _submitted(scheduler, 3)
+    scheduler.step()
+    waiting, steps = _submitted(scheduler, 20 * CHUNK, max_new_tokens=1), 0
+    while waiting.finish is None:
+        scheduler.step()
+        steps += 1
+    scheduler.end_all()
+    assert (steps, len(running.output_ids)) == (20, 1 + 20)
 
 
 def test_new_weights_for_what_prefills_again_begin_a_span(scheduler, other_dir):
@@ -82,8 +92,7 @@ def test_new_weights_for_what_prefills_again_begin_a_span(scheduler, other_dir):
     scheduler.resume()
     while scheduler.has_work():
         scheduler.step()
-    spans = [(span.version, span.start, span.end) for span in generation.weight_spans]
-    assert spans == [("default", 0, 60), ("v2", 60, 100)]
+    assert _spans(generation) == [("default", 0, 60), ("v2", 60, 100)]
 
 
 def test_an_update_that_waits_is_made_when_a_pause_that_came_after_it_is_over(scheduler):
@@ -99,3 +108,22 @@ def test_an_update_that_waits_is_made_when_a_pause_that_came_after_it_is_over(sc
         scheduler.step()
     scheduler.settle()
     assert made == [{"type": "length", "length": 3}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "output_count", "spans"),
+    [
+        ([], 0, [("now", 0, 0)]),
+        ([], 7, [("now", 0, 7)]),
+        ([("a", 3)], 7, [("a", 0, 3), ("now", 3, 7)]),
+        ([("a", 3), ("b", 3)], 7, [("a", 0, 3), ("now", 3, 7)]),
+        ([("a", 3)], 3, [("a", 0, 3)]),
+        ([("now", 3), ("b", 3)], 7, [("now", 0, 7)]),
+        ([("now", 3), ("b", 5)], 7, [("now", 0, 3), ("b", 3, 5), ("now", 5, 7)]),
+    ],
+)
+def test_spans_cover_the_output_in_order_without_empty_ones(changes, output_count, spans):
+    generation = Generation(GenerateRequest("r", (1,), SamplingParams(), 9), lambda: None)
+    for version, count in (*changes, ("now", output_count)):
+        generation.close_span(version, count)
+    assert _spans(generation) == spans

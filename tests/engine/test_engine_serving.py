@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import aiohttp
 import pytest
+from engine_api import Api, until_load
 
 from strands_rollout.engine import running_engine
 from strands_rollout.engine.kv_cache import KvRows
@@ -120,7 +120,7 @@ async def test_leaving_the_context_aborts_what_runs_and_frees_the_port(long_dir)
     async with aiohttp.ClientSession() as session:
         async with running_engine(long_dir) as base_url:
             task = asyncio.create_task(session.post(base_url + "/generate", json=body))
-            await asyncio.sleep(0.1)
+            await until_load(Api(base_url, session), 1)
         response = await asyncio.wait_for(task, 30)
         assert (await response.json())["meta_info"]["finish_reason"]["type"] == "abort"
     async with running_engine(long_dir, port=int(base_url.rsplit(":", 1)[1])):
@@ -150,27 +150,16 @@ async def answers(url: str) -> bool:
 
 
 async def test_it_serves_while_the_block_lasts_and_is_stopped_when_that_fails() -> None:
-    urls: list[str] = []
-
-    async def failing() -> None:
+    with suppress(ZeroDivisionError):
         async with engine_process() as url:
             assert await answers(url)
-            urls.append(url)
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        await failing()
-    assert not await answers(urls[0])
+            raise ZeroDivisionError
+    assert not await answers(url)
 
 
 async def test_it_ends_when_its_parent_is_killed() -> None:
-    parent = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        PARENT,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
+    run = [sys.executable, "-c", PARENT]
+    parent = await asyncio.create_subprocess_exec(*run, stdout=asyncio.subprocess.PIPE)
     try:
         assert parent.stdout is not None
         url = (await parent.stdout.readline()).decode().strip()
@@ -178,16 +167,13 @@ async def test_it_ends_when_its_parent_is_killed() -> None:
     finally:
         parent.kill()
         await parent.communicate()
-    for _ in range(200):
-        if not await answers(url):
-            return
-        await asyncio.sleep(0.05)
-    pytest.fail("the engine still answers 10 s after its parent was killed")
+    async with asyncio.timeout(30):
+        while await answers(url):  # noqa: ASYNC110 - the state polled is another process's
+            await asyncio.sleep(0.05)
 
 
 async def test_a_model_that_can_not_be_served_is_an_error_that_says_why(tmp_path: Path) -> None:
-    with pytest.raises(
-        EngineUnavailableError, match=r"exit code 2 before it was ready. It printed: error: .*config\.json"
-    ):
+    words = r"exit code 2 before it was ready. It printed: error: .*config\.json"
+    with pytest.raises(EngineUnavailableError, match=words):
         async with engine_process(tmp_path):
             pass

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -27,13 +28,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from strands_rollout.cli.commands import app
-from strands_rollout.dump import DumpWriter, TokenTexts, read_dump, write_dump
+from strands_rollout.dump import TokenTexts, read_dump, write_dump
 from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
 from strands_rollout.view.live_server import LiveDump, live_server
-from strands_rollout.view.page import view_dump, write_page
+from strands_rollout.view.page import show, view_dump, write_page
 from strands_rollout.view.text import print_dump
 
+ASSETS = Path(__file__).parents[2] / "strands_rollout" / "view" / "assets"
 EVIL = "</script ></script><script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\"><!--\u2028"
 
 
@@ -43,27 +45,36 @@ class Scripts(HTMLParser):
     def __init__(self, page: str) -> None:
         super().__init__()
         self.tags: list[str] = []
-        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.ours: list[str] = []
+        self.data: dict[str | None, str] = {}
         self.policy = ""
-        self._open = False
+        self._open: dict[str, str | None] | None = None
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         named = dict(attrs)
-        self._open = tag == "script"
-        if self._open:
-            self.scripts.append((named, ""))
+        self._open = named if tag == "script" else None
         if named.get("http-equiv") == "Content-Security-Policy":
             self.policy = str(named["content"])
 
     def handle_data(self, data: str) -> None:
-        if self._open:
-            attrs, text = self.scripts[-1]
-            self.scripts[-1] = (attrs, text + data)
+        if self._open is not None and "type" in self._open:
+            self.data[self._open.get("id")] = data
+        elif self._open is not None:
+            self.ours.append(data)
 
     def handle_endtag(self, tag: str) -> None:
-        self._open = False
+        self._open = None
+
+
+def unpacked(detail: bytes | str) -> Any:
+    return json.loads(gzip.decompress(base64.b64decode(detail) if isinstance(detail, str) else detail))
+
+
+def write_lines(path: Path, *lines: Any) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
 
 
 @pytest.fixture
@@ -77,56 +88,35 @@ def dump(shipped_tokenizer: Any, tmp_path: Path) -> Path:
     return path
 
 
-def test_the_page_holds_every_sample(dump: Path, shipped_tokenizer: Any) -> None:
-    parsed = Scripts(write_page(view_dump(dump, None), "run"))
-    held = {attrs.get("id"): text for attrs, text in parsed.scripts}
+def test_the_page_holds_every_sample(dump: Path) -> None:
+    held = Scripts(write_page(view_dump(dump, None), "run")).data
     rows = json.loads(held["index"])["rows"]
     assert [row["index"] for row in rows] == list(range(6))
     for record, row in zip(read_dump(dump), range(6), strict=True):
-        detail = json.loads(gzip.decompress(base64.b64decode(held[f"d{row}"])))
+        detail = unpacked(held[f"d{row}"])
         assert detail["ids"] == record.values["tokens"]
-        ids = [[int(token), text] for token, text in detail["texts"].items()]
-        assert {token for token, _ in ids} == set(detail["ids"])
+        assert {int(token) for token in detail["texts"]} == set(detail["ids"])
     assert rows[1]["times"] == {"generate": 0.5, "tool": 0.2, "wait": 0.1, "all": 0.8}
 
 
-def test_text_of_a_sample_never_becomes_markup(dump: Path) -> None:
-    page = write_page(view_dump(dump, None), EVIL)
-    parsed = Scripts(page)
+def test_text_of_a_sample_never_becomes_markup_and_only_the_pages_own_script_may_run(dump: Path) -> None:
+    parsed = Scripts(write_page(view_dump(dump, None), EVIL))
     assert parsed.tags.count("script") == 6 + 2
     assert "img" not in parsed.tags
-    ours = [text for attrs, text in parsed.scripts if "type" not in attrs]
-    assert len(ours) == 1
-    data = {attrs.get("id"): text for attrs, text in parsed.scripts if "type" in attrs}
-    assert json.loads(data["index"])["rows"][2]["stop"] == EVIL
+    assert json.loads(parsed.data["index"])["rows"][2]["stop"] == EVIL
     # browsers end a script at less than Python's parser does
-    assert not any("<" in text for text in data.values())
-
-
-def test_only_the_pages_own_script_may_run_and_nothing_may_be_asked(dump: Path) -> None:
-    parsed = Scripts(write_page(view_dump(dump, None), "run"))
-    (ours,) = (text for attrs, text in parsed.scripts if "type" not in attrs)
+    assert not any("<" in text for text in parsed.data.values())
+    (ours,) = parsed.ours
     digest = base64.b64encode(hashlib.sha256(ours.encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}'" in parsed.policy
-    assert "default-src 'none'" in parsed.policy
-    assert "connect-src 'none'" in parsed.policy
+    for words in (f"script-src 'sha256-{digest}'", "default-src 'none'", "connect-src 'none'"):
+        assert words in parsed.policy
     assert "unsafe" not in parsed.policy
 
 
 def test_the_script_makes_no_markup_of_text() -> None:
-    for asset in (Path(__file__).parents[2] / "strands_rollout" / "view" / "assets").glob("*.js"):
-        text = asset.read_text(encoding="utf-8")
-        assert not re.search(
-            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|http", text
-        ), asset
-
-
-def test_advantages_are_those_of_the_trainer(dump: Path) -> None:
-    from types import SimpleNamespace
-
-    samples = [record.to_sample() for record in read_dump(dump)]
-    _, expected = normalize_rewards(SimpleNamespace(reward_key="score"), samples)
-    assert [row["advantage"] for row in view_dump(dump, None).rows] == expected
+    markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|http"
+    for asset in ASSETS.glob("*.js"):
+        assert not re.search(markup, asset.read_text(encoding="utf-8")), asset
 
 
 def test_files_of_a_folder_have_groups_of_their_own(dump: Path) -> None:
@@ -146,8 +136,7 @@ def test_texts_are_shown_of_a_dump_without_any_where_a_tokenizer_is_given(
     folder = str(shipped_tokenizer.name_or_path)
     done = CliRunner().invoke(app, ["view", str(tmp_path / "run.jsonl"), "--out", str(out), "--tokenizer", folder])
     assert done.exit_code == 0, done.output
-    held = {attrs.get("id"): text for attrs, text in Scripts(out.read_text(encoding="utf-8")).scripts}
-    detail = json.loads(gzip.decompress(base64.b64decode(held["d0"])))
+    detail = unpacked(Scripts(out.read_text(encoding="utf-8")).data["d0"])
     assert "".join(detail["texts"][str(token)] for token in detail["ids"][detail["prompt"] :]) == sample.response
     assert detail["drift"] == []
 
@@ -155,25 +144,29 @@ def test_texts_are_shown_of_a_dump_without_any_where_a_tokenizer_is_given(
 def test_secrets_of_an_older_dump_are_not_on_the_page(shipped_tokenizer: Any, tmp_path: Path) -> None:
     values = whole(shipped_tokenizer).sample.to_dict()
     values["metadata"] |= {"api_key": "sk-1", "url": "http://me:pass@host"}
-    (tmp_path / "old.jsonl").write_text(json.dumps(values) + "\n")
-    detail = gzip.decompress(view_dump(tmp_path / "old.jsonl", None).details[0])
-    assert b"sk-1" not in detail
-    assert b"pass@" not in detail
+    detail = gzip.decompress(view_dump(write_lines(tmp_path / "old.jsonl", values), None).details[0])
     assert b"***" in detail
+    assert not re.search(b"sk-1|pass@", detail)
 
 
-def test_a_result_of_eval_without_tokens_is_shown(tmp_path: Path) -> None:
-    line = {"data_set": "x", "problem": 0, "number": 0, "status": "failed", "response": "words", "violations": ["odd"]}
-    (tmp_path / "results.jsonl").write_text(json.dumps(line) + "\n")
+def test_results_of_eval_without_tokens_are_shown_a_problem_as_a_group_without_advantages(tmp_path: Path) -> None:
+    line = {"data_set": "x", "status": "completed", "response": "34", "reward": {"acc": 1.0}, "seconds": 2.0}
+    lines = [line | {"problem": number // 2, "number": number % 2, "violations": ["odd"]} for number in range(4)]
+    write_lines(tmp_path / "results.jsonl", *lines)
     view = view_dump(tmp_path, None)
+    assert [(row["group"], row["advantage"]) for row in view.rows] == [("x/0", None)] * 2 + [("x/1", None)] * 2
     assert view.rows[0]["problems"] == ["violation"]
-    assert json.loads(gzip.decompress(view.details[0]))["response"] == "words"
+    assert unpacked(view.details[0])["response"] == "34"
+
+
+def printed(dump: Path, *wanted: int, width: int = 200) -> str:
+    out = io.StringIO()
+    print_dump(Console(file=out, width=width), dump, None, wanted)
+    return out.getvalue()
 
 
 def test_the_terminal_shows_the_list_and_the_chosen_sample(dump: Path) -> None:
-    out = io.StringIO()
-    print_dump(Console(file=out, width=120), dump, None, {1})
-    text = out.getvalue()
+    text = printed(dump, 1, width=120)
     assert text.count("completed") >= 5
     assert "trained | <think>" in text
     assert f"1: {dump}:2" in text
@@ -183,13 +176,11 @@ def test_the_terminal_shows_the_list_and_the_chosen_sample(dump: Path) -> None:
 def test_the_terminal_shows_what_has_wrong_lengths(shipped_tokenizer: Any, tmp_path: Path) -> None:
     broken = whole(shipped_tokenizer).sample
     broken.loss_mask = [1]
-    strange = whole(shipped_tokenizer).sample.to_dict() | {"status": "strange"}
     write_dump(tmp_path / "run.jsonl", [broken, *(make(shipped_tokenizer) for make, _ in DEFECTS.values())])
-    (tmp_path / "strange.jsonl").write_text(json.dumps(strange) + "\n")
-    out = io.StringIO()
-    print_dump(Console(file=out, width=200), tmp_path, None, ())
-    assert "lengths disagree" in out.getvalue()
-    assert "problem: no sample" in out.getvalue()
+    write_lines(tmp_path / "strange.jsonl", whole(shipped_tokenizer).sample.to_dict() | {"status": "strange"})
+    text = printed(tmp_path)
+    assert "lengths disagree" in text
+    assert "problem: no sample" in text
 
 
 class Served(NamedTuple):
@@ -207,31 +198,46 @@ async def server(dump: Path) -> AsyncIterator[Served]:
 
 
 async def ask(server: Served, path: str, **headers: str) -> tuple[int, bytes, str | None]:
-    return await asyncio.to_thread(_ask, server, path, headers)
+    def asked() -> tuple[int, bytes, str | None]:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        found = answer.status, answer.read(), answer.headers["ETag"]
+        connection.close()
+        return found
+
+    return await asyncio.to_thread(asked)
 
 
-def _ask(server: Served, path: str, headers: dict[str, str]) -> tuple[int, bytes, str | None]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    connection.request("GET", path, headers=headers)
-    answer = connection.getresponse()
-    found = answer.status, answer.read(), answer.headers["ETag"]
-    connection.close()
-    return found
+async def indexes(server: Served) -> list[int]:
+    status, body, _ = await ask(server, server.root + "index.json")
+    assert status == 200
+    return [row["index"] for row in json.loads(body)["rows"]]
 
 
-async def test_a_live_page_sees_what_a_run_writes(server: Served, dump: Path, shipped_tokenizer: Any) -> None:
-    status, body, tag = await ask(server, server.root + "index.json")
-    assert (status, len(json.loads(body)["rows"])) == (200, 6)
-    assert (await ask(server, server.root + "index.json", **{"If-None-Match": str(tag)}))[0] == 304
-    other = dump.with_name("other.jsonl")
-    with DumpWriter(other) as writer:
-        writer.write(whole(shipped_tokenizer, 6).sample, TokenTexts(shipped_tokenizer))
+@pytest.fixture
+def line(tmp_path: Path, shipped_tokenizer: Any) -> bytes:
+    """A seventh sample's."""
+    more = tmp_path / "more" / "more.jsonl"
+    write_dump(more, [whole(shipped_tokenizer, 6).sample], TokenTexts(shipped_tokenizer))
+    return more.read_bytes()
+
+
+def append(dump: Path, more: bytes) -> None:
     with dump.open("ab") as file:
-        file.write(other.read_bytes() + b'{"half')
-    status, body, _ = await ask(server, server.root + "index.json", **{"If-None-Match": str(tag)})
-    rows = json.loads(body)["rows"]
-    assert (status, [row["index"] for row in rows]) == (200, list(range(7)))
-    detail = json.loads(gzip.decompress((await ask(server, server.root + "sample/6"))[1]))
+        file.write(more)
+
+
+async def test_a_live_page_sees_what_a_run_writes(
+    server: Served, dump: Path, line: bytes, shipped_tokenizer: Any
+) -> None:
+    assert await indexes(server) == list(range(6))
+    tag = {"If-None-Match": str((await ask(server, server.root + "index.json"))[2])}
+    assert (await ask(server, server.root + "index.json", **tag))[0] == 304
+    append(dump, line + b'{"half')
+    assert (await ask(server, server.root + "index.json", **tag))[0] == 200
+    assert await indexes(server) == list(range(7))
+    detail = unpacked((await ask(server, server.root + "sample/6"))[1])
     assert detail["ids"] == whole(shipped_tokenizer).tokens
     assert b"connect-src 'self'" in (await ask(server, server.root))[1]
 
@@ -250,90 +256,65 @@ def replace_by(dump: Path, sample: Sample) -> None:
 
 
 async def test_a_file_that_is_replaced_is_read_anew(server: Served, dump: Path, shipped_tokenizer: Any) -> None:
-    await ask(server, server.root + "index.json")
+    await indexes(server)
     number_anew(dump)
-    _, body, _ = await ask(server, server.root + "index.json")
-    assert [row["index"] for row in json.loads(body)["rows"]] == list(range(4, 10))
+    assert await indexes(server) == list(range(4, 10))
     replace_by(dump, whole(shipped_tokenizer, 9).sample)
-    _, body, _ = await ask(server, server.root + "index.json")
-    assert [row["index"] for row in json.loads(body)["rows"]] == [9]
+    assert await indexes(server) == [9]
 
 
 async def test_a_writer_that_was_killed_in_mid_line_and_goes_on_is_followed(
-    server: Served, dump: Path, shipped_tokenizer: Any
+    server: Served, dump: Path, line: bytes
 ) -> None:
-    more = dump.with_name("more.jsonl")
-    write_dump(more, [whole(shipped_tokenizer, 6).sample], TokenTexts(shipped_tokenizer))
-    line = more.read_bytes()
-    with dump.open("ab") as file:
-        file.write(line[:100])
-    _, body, _ = await ask(server, server.root + "index.json")
-    assert len(json.loads(body)["rows"]) == 6
-    with dump.open("ab") as file:
-        file.write(line[100:])
-    _, body, _ = await ask(server, server.root + "index.json")
-    assert [row["index"] for row in json.loads(body)["rows"]] == list(range(7))
+    append(dump, line[:100])
+    assert await indexes(server) == list(range(6))
+    append(dump, line[100:])
+    assert await indexes(server) == list(range(7))
 
 
-def test_only_new_samples_are_judged(dump: Path, shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from strands_rollout.view import live_server
-
+def test_only_new_samples_are_judged(dump: Path, line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[str] = []
-    show = live_server.show
-    monkeypatch.setattr(live_server, "show", lambda record, *more: judged.append(record.where) or show(record, *more))
+    monkeypatch.setattr(
+        "strands_rollout.view.live_server.show",
+        lambda record, *more: judged.append(record.where) or show(record, *more),
+    )
     live = LiveDump(dump, None)
     live.refresh()
-    more = dump.with_name("more.jsonl")
-    write_dump(more, [whole(shipped_tokenizer, 6).sample], TokenTexts(shipped_tokenizer))
-    with dump.open("ab") as file:
-        file.write(more.read_bytes())
+    append(dump, line)
     assert len(live.refresh()[0].rows) == 7
     assert judged == [f"{dump}:{number}" for number in range(1, 8)]
 
 
 async def test_opening_a_sample_waits_for_no_reading(server: Served, dump: Path) -> None:
-    await ask(server, server.root + "index.json")
-    with dump.open("ab") as file:
-        file.write(b"nonsense\n")
+    await indexes(server)
+    append(dump, b"nonsense\n")
     with server.live._lock:  # as while a large dump is read
         assert (await ask(server, server.root + "sample/0"))[0] == 200
         assert await ask(server, server.root + "progress") == (200, b"6", None)
 
 
-async def test_the_server_ends_while_a_dump_is_read(dump: Path) -> None:
-    live = LiveDump(dump, None)
+async def test_the_server_ends_while_a_dump_is_read(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live, begun = LiveDump(dump, None), threading.Event()
+    refresh = live.refresh
+    monkeypatch.setattr(live, "refresh", lambda: (begun.set(), refresh())[1])
     async with asyncio.timeout(30), aiohttp.ClientSession() as session:
         with live._lock:  # as while a large dump is read
             async with live_server(live, "run") as url:
                 asking = asyncio.create_task(session.get(f"{url}index.json"))
-                while not any(thread.name == "view-refresh" for thread in threading.enumerate()):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+                assert await asyncio.to_thread(begun.wait, 30)
             with pytest.raises(aiohttp.ClientError):
                 await asking
-
-
-def test_samples_of_a_problem_of_an_evaluation_are_a_group_without_advantages(tmp_path: Path) -> None:
-    line = {"data_set": "x", "status": "completed", "response": "34", "reward": {"acc": 1.0}, "seconds": 2.0}
-    lines = [line | {"problem": number // 2, "number": number % 2} for number in range(4)]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    rows = view_dump(tmp_path, None).rows
-    assert [(row["group"], row["advantage"]) for row in rows] == [("x/0", None)] * 2 + [("x/1", None)] * 2
 
 
 def test_advantages_of_fan_outs_failures_and_unrewarded_samples_are_the_trainers(
     shipped_tokenizer: Any, tmp_path: Path
 ) -> None:
-    from types import SimpleNamespace
-
     samples = [whole(shipped_tokenizer, index).sample for index in range(12)]
     for place, part in ((1, 0), (2, 1), (3, 2)):
         samples[place].index = samples[place].rollout_id = 1
-        dict.__getitem__(samples[place].metadata, "strands_rollout")["fan_out"] = {
-            "part": part,
-            "of": 3,
-            "kind": "agent",
-        }
-    samples[5].status = type(samples[5]).Status.FAILED
+        facts = dict.__getitem__(samples[place].metadata, "strands_rollout")
+        facts["fan_out"] = {"part": part, "of": 3, "kind": "agent"}
+    samples[5].status = Sample.Status.FAILED
     samples[6].remove_sample = True
     samples[7].reward = None
     for one in samples[8:]:
@@ -346,33 +327,36 @@ def test_advantages_of_fan_outs_failures_and_unrewarded_samples_are_the_trainers
     assert len({round(value, 3) for value in expected}) > 3
 
 
-async def test_who_does_not_know_the_url_sees_nothing(server: Served) -> None:
-    assert (await ask(server, "/"))[0] == 404
-    assert (await ask(server, "/index.json"))[0] == 404
-    assert (await ask(server, "index.json"))[0] == 400  # no path at all
-    assert (await ask(server, server.root + "index.json", Host="evil.example"))[0] == 404
-    assert (await ask(server, server.root + "sample/99"))[0] == 404
-    assert (await ask(server, server.root + "../secrets"))[0] == 404
+OWN = "127.0.0.1:{port}"
+REQUESTS = [
+    ("/", {}, 404),
+    ("/index.json", {}, 404),
+    ("index.json", {}, 400),  # no path at all
+    ("{root}sample/99", {}, 404),
+    ("{root}../secrets", {}, 404),
+    *(
+        ("{root}index.json", {"Host": host}, status)
+        for host, status in {
+            "localhost:{port}": 200,
+            "LOCALHOST": 200,
+            "[::1]:{port}": 200,
+            "evil.example": 404,
+            "localhost.evil.example:{port}": 404,
+            "": 404,
+        }.items()
+    ),
+    ("{root}index.json", {"Host": OWN, "Origin": f"http://{OWN}"}, 200),
+    ("{root}index.json", {"Host": OWN, "Origin": "http://evil.example"}, 404),
+    ("{root}index.json", {"Host": OWN, "Origin": "null"}, 404),
+]
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Host": "localhost:{port}"}, 200),
-        ({"Host": "LOCALHOST"}, 200),
-        ({"Host": "[::1]:{port}"}, 200),
-        ({"Host": "127.0.0.1:{port}", "Origin": "http://127.0.0.1:{port}"}, 200),
-        ({"Host": "127.0.0.1:{port}", "Origin": "http://evil.example"}, 404),
-        ({"Host": "127.0.0.1:{port}", "Origin": "null"}, 404),
-        ({"Host": "localhost.evil.example:{port}"}, 404),
-        ({"Host": ""}, 404),
-    ],
-)
-async def test_the_page_is_for_this_machine_and_its_own_origin(
-    server: Served, headers: dict[str, str], status: int
+@pytest.mark.parametrize(("path", "headers", "status"), REQUESTS)
+async def test_the_page_is_for_who_knows_its_url_on_this_machine_and_for_its_own_origin(
+    server: Served, path: str, headers: dict[str, str], status: int
 ) -> None:
     sent = {name: value.replace("{port}", str(server.port)) for name, value in headers.items()}
-    assert (await ask(server, server.root + "index.json", **sent))[0] == status
+    assert (await ask(server, path.replace("{root}", server.root), **sent))[0] == status
 
 
 ODD = ["\ud800", ["\ud800"], {"\ud800": "\ud800"}, 10**400, 2**70, [[]], None, ["a"], [None], 1e308, {"a": [10**30]}]
@@ -392,12 +376,9 @@ def test_an_odd_sample_hides_none_of_the_others(name: str, is_text: bool, tmp_pa
         *path, last = name.split(".")
         functools.reduce(dict.__getitem__, path, sample)[last] = odd
         lines += [sample, good]
-    dump = tmp_path / "run.jsonl"
-    dump.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    dump = write_lines(tmp_path / "run.jsonl", *lines)
     if is_text:
-        out = io.StringIO()
-        print_dump(Console(file=out, width=200), dump, None, set())
-        assert out.getvalue().encode().count(b"sampled by the policy, trained; 1 tokens") >= len(ODD) + 1
+        assert printed(dump).encode().count(b"sampled by the policy, trained; 1 tokens") >= len(ODD) + 1
     else:
         view = view_dump(dump, None)
         assert len(view.rows) == len(lines)
@@ -411,8 +392,7 @@ def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:
     samples.append(Sample(tokens=[1], response_length=1, loss_mask=[1], rollout_log_probs=[-0.5], label=nasty))
     facts = {"metadata": {"strands_rollout": {"stop_reason": nasty, "error": nasty}}}
     texts = {"strands_rollout_dump": {"version": 1, "token_texts": {"1": list(nasty.encode("utf-8", "surrogatepass"))}}}
-    dump = tmp_path / "run.jsonl"
-    dump.write_text("".join(json.dumps(texts | one.to_dict() | facts) + "\n" for one in samples))
+    dump = write_lines(tmp_path / "run.jsonl", *(texts | one.to_dict() | facts for one in samples))
     done = CliRunner().invoke(app, ["view", str(dump), "--text"])
     assert done.exit_code == 0, done.output
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]", done.output)
@@ -420,8 +400,7 @@ def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:
 
 
 async def test_a_dump_that_breaks_while_it_is_served_is_told(server: Served, dump: Path) -> None:
-    with dump.open("ab") as file:
-        file.write(b"nonsense\n")
+    append(dump, b"nonsense\n")
     status, body, _ = await ask(server, server.root + "index.json")
     assert (status, b"run.jsonl:7 is broken" in body) == (409, True)
 
@@ -434,3 +413,36 @@ def test_options_that_contradict_each_other_are_refused(dump: Path, arguments: l
     done = CliRunner().invoke(app, ["view", str(dump), *arguments])
     assert done.exit_code == 2
     assert words in " ".join(done.output.replace("│", " ").split())
+
+
+# WCAG 2.1: 4.5 to 1 for text of its size, on whatever it stands on, in both themes
+STYLE = (ASSETS / "page.css").read_text(encoding="utf-8")
+ON_SURFACES = [(tone, on) for tone in ("text", "dim", "good", "bad", "warn") for on in ("back", "card", "pick")]
+PAIRS = [
+    *ON_SURFACES,
+    *(("trained", f"t{strength}") for strength in range(5)),
+    *(("context", "context-back"), ("text", "context-back"), ("dim", "context-back"), ("prompt", "card")),
+    *(("dropped", "dropped-back"), ("stale", "stale-back"), ("stale", "card"), ("text", "unknown-back")),
+    *(("card", "bad"), ("card", "accent"), ("accent", "card")),
+]
+
+
+def colours(theme: str) -> dict[str, str]:
+    block = STYLE[STYLE.index(theme) :].partition("}")[0]
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", [":root {", ':root[data-theme="dark"] {'])
+def test_text_can_be_read_on_what_it_stands_on(theme: str) -> None:
+    found = colours(theme)
+    ratios = {}
+    for tone, on in PAIRS:
+        dark, light = sorted((luminance(found[tone]), luminance(found[on])))
+        ratios[tone, on] = (light + 0.05) / (dark + 0.05)
+    assert {pair: round(ratio, 2) for pair, ratio in ratios.items() if ratio < 4.5} == {}

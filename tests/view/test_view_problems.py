@@ -27,7 +27,7 @@ from strands_rollout.template.drift import drift_of_turn, token_bytes
 from strands_rollout.view.page import dump_habits
 from strands_rollout.view.problems import Problem, find_problems
 from strands_rollout.view.sample import Retokeniser, view_sample
-from strands_rollout.view.tokens import TokenLists, TurnHabits, control_ids, drift_marks, runs, token_kinds
+from strands_rollout.view.tokens import TokenLists, TurnHabits, drift_marks, is_control, token_kinds
 
 
 def record(tokenizer: Any, sample: Sample) -> DumpRecord:
@@ -42,10 +42,6 @@ def habits(shipped_tokenizer: Any) -> TurnHabits:
 def problems(tokenizer: Any, sample: Sample, habits: TurnHabits) -> list[Problem]:
     made = record(tokenizer, sample)
     return find_problems(made, TokenLists.of(made), habits)
-
-
-def test_a_whole_episode_has_no_problem(shipped_tokenizer: Any, habits: TurnHabits) -> None:
-    assert problems(shipped_tokenizer, whole(shipped_tokenizer).sample, habits) == []
 
 
 @pytest.mark.parametrize("name", DEFECTS)
@@ -67,9 +63,12 @@ def test_stale_tokens_are_those_of_the_older_weights(shipped_tokenizer: Any, hab
     assert (found.start, found.end) == tuple(whole(shipped_tokenizer).spans[0][1:3])
 
 
-def test_a_close_that_the_template_added_closes(shipped_tokenizer: Any, habits: TurnHabits) -> None:
+def test_a_whole_episode_and_one_whose_close_the_template_added_have_no_problem(
+    shipped_tokenizer: Any, habits: TurnHabits
+) -> None:
     stretches = (False, PROMPT), (True, CALL), (False, END + RESULT.format("34")), (True, ANSWER + END)
-    assert problems(shipped_tokenizer, Episode(shipped_tokenizer, *stretches).sample, habits) == []
+    for made in (whole(shipped_tokenizer), Episode(shipped_tokenizer, *stretches)):
+        assert problems(shipped_tokenizer, made.sample, habits) == []
 
 
 def test_turns_with_calls_may_end_by_another_token(shipped_tokenizer: Any) -> None:
@@ -98,8 +97,7 @@ def test_control_tokens_are_told_from_markup() -> None:
         "<start_of_turn>",
     ]
     ordinary = ["<br>", "</div>", "<", "[A]", "a_b", "<a href>"]
-    texts = [(number, text.encode()) for number, text in enumerate([*written, *ordinary])]
-    assert control_ids(texts) == set(range(len(written)))
+    assert [text for text in [*written, *ordinary] if is_control(text.encode())] == written
 
 
 def test_drift_is_marked_where_it_is_with_what_would_be_there(shipped_tokenizer: Any, habits: TurnHabits) -> None:
@@ -108,17 +106,15 @@ def test_drift_is_marked_where_it_is_with_what_would_be_there(shipped_tokenizer:
     ((start, end, instead),) = detail["drift"]
     assert row["drift"] == end - start > 1
     assert len(instead) == 1
-    assert (
-        b"".join(made.token_texts[token] for token in made.values["tokens"][start:end])
-        == Retokeniser(shipped_tokenizer).texts[instead[0]]
-    )
+    there = b"".join(made.token_texts[token] for token in made.values["tokens"][start:end])
+    assert there == Retokeniser(shipped_tokenizer).texts[instead[0]]
 
 
 @settings(max_examples=100)
 @given(ids=st.lists(st.integers(0, 1195), max_size=40))
 def test_marks_count_what_drift_counts(ids: list[int], shipped_tokenizer: Any) -> None:
     bytes_of = token_bytes(shipped_tokenizer)
-    marks = drift_marks(ids, shipped_tokenizer, bytes_of)
+    marks = list(drift_marks(ids, shipped_tokenizer, bytes_of))
     assert sum(mark.end - mark.start for mark in marks) == drift_of_turn(ids, shipped_tokenizer, bytes_of)
     again = list(ids)
     for mark in reversed(marks):
@@ -128,22 +124,24 @@ def test_marks_count_what_drift_counts(ids: list[int], shipped_tokenizer: Any) -
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind"),
+    ("changes", "facts", "kind"),
     [
-        ({}, "trained"),
-        ({"status": "failed", "loss_mask": [0, 0, 0]}, "failed"),
-        ({"remove_sample": True, "loss_mask": [0, 0, 0]}, "removed"),
-        ({"remove_sample": True}, "removed"),
-        ({"loss_mask": [0, 0, 1]}, "masked"),
-        ({"loss_mask": []}, "unknown"),
+        ({}, {}, "trained"),
+        ({"status": "failed", "loss_mask": [0, 0, 0]}, {}, "failed"),
+        ({"remove_sample": True, "loss_mask": [0, 0, 0]}, {}, "removed"),
+        ({"remove_sample": True}, {}, "removed"),
+        ({"loss_mask": [0, 0, 1]}, {}, "masked"),
+        ({"loss_mask": [0, 0, 1]}, {"stale_tokens": 1}, "stale"),
+        ({"loss_mask": []}, {}, "unknown"),
     ],
 )
-def test_each_token_has_a_kind(changes: dict[str, Any], kind: str) -> None:
-    facts = {"strands_rollout": {"spans": [[0, 1, 2, None], [1, 3, 4, None]]}}
-    values = Sample(tokens=[1, 2, 3, 4], response_length=3, loss_mask=[1, 0, 1], metadata=facts).to_dict() | changes
-    made = DumpRecord(values)
+def test_each_token_has_a_kind(changes: dict[str, Any], facts: dict[str, Any], kind: str) -> None:
+    told = {"strands_rollout": {"spans": [[0, 1, 2, None], [1, 3, 4, None]], **facts}}
+    made = DumpRecord(
+        Sample(tokens=[1, 2, 3, 4], response_length=3, loss_mask=[1, 0, 1], metadata=told).to_dict() | changes
+    )
     kinds = token_kinds(made, TokenLists.of(made))
-    assert kinds[:2] == ["prompt", kind]
+    assert kinds[:3] == ["prompt", kind, "unknown" if kind == "unknown" else "context"]
 
 
 def test_turns_of_a_foreign_sample_are_those_of_its_mask() -> None:
@@ -151,13 +149,6 @@ def test_turns_of_a_foreign_sample_are_those_of_its_mask() -> None:
     lists = TokenLists.of(DumpRecord(values))
     assert [(span.start, span.end, span.version) for span in lists.spans] == [(1, 2, "4"), (3, 4, "5")]
     assert lists.contexts == [(2, 3)]
-
-
-def test_a_stale_token_is_dropped_for_its_age() -> None:
-    facts = {"strands_rollout": {"spans": [[0, 1, 2, "1"], [1, 3, 4, "5"]], "stale_tokens": 1}}
-    values = Sample(tokens=[1, 2, 3, 4], response_length=3, loss_mask=[0, 0, 1], metadata=facts).to_dict()
-    made = DumpRecord(values)
-    assert token_kinds(made, TokenLists.of(made)) == ["prompt", "stale", "context", "trained"]
 
 
 @given(
@@ -174,7 +165,3 @@ def test_any_values_can_be_looked_at(status: str, spans: Any, length: Any, **lis
     values = Sample().to_dict() | named | {"response_length": length, "metadata": facts, "status": status}
     _, detail = view_sample(DumpRecord(values), TurnHabits(frozenset({3}), (1, 2)), None)
     assert sum(end - start for _, start, end in detail["kinds"]) == len(lists["tokens"])
-
-
-def test_runs_cover_all_and_change() -> None:
-    assert runs("aab") == [("a", 0, 2), ("b", 2, 3)]

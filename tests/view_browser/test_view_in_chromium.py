@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chromium import Page, browser_page, chromium
+from planted import DEFECTS, other_spelling, whole
 
 from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.view.live_server import LiveDump, live_server
 from strands_rollout.view.page import view_dump, write_page
 from strands_rollout.view.sample import Retokeniser
-
-sys.path.append(str(Path(__file__).parents[1] / "view"))
-from planted import DEFECTS, other_spelling, whole
 
 pytestmark = [
     pytest.mark.slow,
@@ -45,11 +42,15 @@ def written(shipped_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) ->
     evil.sample.prompt, evil.sample.label = EVIL, EVIL
     odd = [*defects, other_spelling(shipped_tokenizer), evil.sample]
     samples = [whole(shipped_tokenizer, index).sample for index in range(1000 - len(odd))]
-    write_dump(folder / "run.jsonl.gz", [*samples, *odd], TokenTexts(shipped_tokenizer))
+    return written_page(folder, [*samples, *odd], TokenTexts(shipped_tokenizer), Retokeniser(shipped_tokenizer))
+
+
+def written_page(
+    folder: Path, samples: list[Any], texts: TokenTexts | None, retokeniser: Retokeniser | None = None
+) -> str:
+    write_dump(folder / "run.jsonl.gz", samples, texts)
     out = folder / "run.html"
-    out.write_text(
-        write_page(view_dump(folder / "run.jsonl.gz", Retokeniser(shipped_tokenizer)), "run"), encoding="utf-8"
-    )
+    out.write_text(write_page(view_dump(folder / "run.jsonl.gz", retokeniser), "run"), encoding="utf-8")
     return f"file://{out}"
 
 
@@ -69,14 +70,10 @@ async def test_a_thousand_samples_are_fast(page: Page, written: str) -> None:
     await page.run("byId('query').value = ''; byId('sort').value = '-problems'; filtersChanged()")
     for position in (0, 500, FIRST_DEFECT):
         await page.run(f"openSample({position}, {{view: 'tokens'}})")
-    print(
-        json.dumps(
-            {"paint": paint, "filter": await milliseconds(page, "filter"), "open": await milliseconds(page, "open")}
-        )
-    )
     assert await page.run("document.querySelectorAll('.row').length") < 60
-    assert len(await milliseconds(page, "filter")) == 3
-    assert len(await milliseconds(page, "open")) == 3
+    took = {name: await milliseconds(page, name) for name in ("filter", "open")}
+    assert [len(found) for found in took.values()] == [3, 3]
+    print(json.dumps({"paint": paint, **took}))
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(DEFECTS)))
@@ -97,10 +94,7 @@ async def test_each_planted_defect_is_in_the_list_and_at_its_tokens(
 async def test_a_failure_says_why(page: Page, shipped_tokenizer: Any, tmp_path: Path) -> None:
     episode = whole(shipped_tokenizer)
     episode.facts["error"] = "EngineError: gone"
-    write_dump(tmp_path / "run.jsonl", [episode.sample])
-    out = tmp_path / "run.html"
-    out.write_text(write_page(view_dump(tmp_path / "run.jsonl", None), "run"), encoding="utf-8")
-    await page.go(f"file://{out}#sample=0")
+    await page.go(f"{written_page(tmp_path, [episode.sample], None)}#sample=0")
     assert await page.until("document.querySelector('.error')?.textContent") == "EngineError: gone"
 
 
@@ -195,10 +189,8 @@ async def test_what_ran_side_by_side_is_drawn_one_above_the_other_at_its_own_tim
     call = dict(episode.facts["calls"][0])
     episode.facts["requests"] = [[0, 0.0, 0.2], [1, 0.6, 0.2]]
     episode.facts["calls"] = [call | {"at_s": 0.2}, call | {"id": "call_1_2", "at_s": 0.3}]
-    write_dump(tmp_path / "run.jsonl", [episode.sample], TokenTexts(shipped_tokenizer))
-    out = tmp_path / "run.html"
-    out.write_text(write_page(view_dump(tmp_path / "run.jsonl", None), "run"), encoding="utf-8")
-    await page.go(f"file://{out}#sample=0&view=tokens")
+    url = written_page(tmp_path, [episode.sample], TokenTexts(shipped_tokenizer))
+    await page.go(f"{url}#sample=0&view=tokens")
     await page.until("document.querySelector('.time.placed')")
     parts = "[...document.querySelectorAll('.placed > span')]"
     assert await page.run(parts + ".map((p) => p.className)") == ["generate", "tool", "tool", "generate"]

@@ -34,28 +34,20 @@ class Episode:
                 self.spans.append([len(self.spans), len(self.tokens), len(self.tokens) + len(ids), "7"])
             self.tokens += ids
             mask += [int(sampled)] * len(ids)
-        prompt_length = len(tokenizer.encode(stretches[0][1], add_special_tokens=False))
-        self.prompt_length = prompt_length
-        mask = mask[prompt_length:]
-        response = tokenizer.decode(self.tokens[prompt_length:], skip_special_tokens=False)
+        self.prompt_length = len(tokenizer.encode(stretches[0][1], add_special_tokens=False))
+        mask = mask[self.prompt_length :]
+        sandbox = {"queued_s": 0.05, "run_s": 0.1, "exit_code": 3, "killed_by": None}
         facts = {
             "stop_reason": "completed",
             "turns": len(self.spans),
             "spans": self.spans,
             "sampled_tokens": sum(mask),
             "final_text": "The answer is 34.",
+            "calls": [{"id": "call_1_1", "tool": "run", "status": "error", "s": 0.2, "sandbox": sandbox}],
+        } | {
             "generate_s": 0.5,
             "turn_s": [0.3, 0.2],
             "tool_s": 0.2,
-            "calls": [
-                {
-                    "id": "call_1_1",
-                    "tool": "run",
-                    "status": "error",
-                    "s": 0.2,
-                    "sandbox": {"queued_s": 0.05, "run_s": 0.1, "exit_code": 3, "killed_by": None},
-                }
-            ],
             "duration_s": 0.8,
             "tool_calls": 1,
             "stale_tokens": 0,
@@ -68,7 +60,7 @@ class Episode:
             response_length=len(mask),
             loss_mask=mask,
             rollout_log_probs=[-0.25 * one for one in mask],
-            response=response,
+            response=tokenizer.decode(self.tokens[self.prompt_length :], skip_special_tokens=False),
             label="34",
             reward={"score": 1.0 if index % 3 else -1.0, "acc": float(bool(index % 3))},
             status=Sample.Status.COMPLETED,
@@ -94,23 +86,36 @@ def whole(tokenizer: Any, index: int = 0, *, result: str = "34") -> Episode:
     )
 
 
-def shifted_mask(tokenizer: Any) -> Sample:
-    sample = whole(tokenizer).sample
-    sample.loss_mask = [0, *(sample.loss_mask or [])[:-2], 1]
-    sample.rollout_log_probs = [-0.25 * one for one in sample.loss_mask]
-    return sample
+def _made(make: Callable[[Episode], None]) -> Callable[[Any], Sample]:
+    """The sample of a whole episode in which something was changed."""
+
+    def made(tokenizer: Any) -> Sample:
+        episode = whole(tokenizer)
+        make(episode)
+        return episode.sample
+
+    return made
 
 
-def missing_close(tokenizer: Any) -> Sample:
-    return Episode(tokenizer, (False, PROMPT), (True, CALL), (False, RESULT.format("34")), (True, ANSWER + END)).sample
+def _set(**fields: Any) -> Callable[[Any], Sample]:
+    """As `_made`, with these fields, which may be made of the sample."""
+
+    def change(episode: Episode) -> None:
+        for name, value in fields.items():
+            setattr(episode.sample, name, value(episode.sample) if callable(value) else value)
+
+    return _made(change)
 
 
-def forged_control(tokenizer: Any) -> Sample:
-    return whole(tokenizer, result=FORGED).sample
+shifted_mask = _set(
+    loss_mask=lambda sample: [0, *sample.loss_mask[:-2], 1],
+    rollout_log_probs=lambda sample: [-0.25 * one for one in sample.loss_mask],
+)
+stale_version = _made(lambda episode: episode.spans[0].__setitem__(3, "6"))
 
 
-def forged_call(tokenizer: Any) -> Sample:
-    return whole(tokenizer, result="<tool_call> of mine").sample
+def stretched(*stretches: tuple[bool, str]) -> Callable[[Any], Sample]:
+    return lambda tokenizer: Episode(tokenizer, (False, PROMPT), *stretches).sample
 
 
 def other_spelling(tokenizer: Any) -> Sample:
@@ -135,85 +140,41 @@ def _replaced(episode: Episode, place: int, ids: list[int]) -> Sample:
         values[at : at + 1] = [value] * len(ids)
     sample.response_length += more
     episode.facts["sampled_tokens"] += more
-    (first, second) = episode.spans
+    _move_ends(episode, more)
+    return sample
+
+
+def _move_ends(episode: Episode, more: int) -> None:
+    first, second = episode.spans
     first[2] += more
     second[1] += more
     second[2] += more
-    return sample
 
 
 def retokenised_turn(tokenizer: Any) -> Sample:
     """A turn's tokens were made anew after the facts had been written: they no longer say where it is."""
     episode = whole(tokenizer)
     sample = _replaced(episode, episode.spans[0][1] + 3, [5, 6, 7])
-    first, second = episode.spans
-    first[2] -= 2
-    second[1] -= 2
-    second[2] -= 2
+    _move_ends(episode, -2)
     return sample
-
-
-def stale_version(tokenizer: Any) -> Sample:
-    episode = whole(tokenizer)
-    episode.spans[0][3] = "6"
-    return episode.sample
-
-
-def short_logprobs(tokenizer: Any) -> Sample:
-    sample = whole(tokenizer).sample
-    sample.rollout_log_probs = (sample.rollout_log_probs or [])[:-1]
-    return sample
-
-
-def shifted_logprobs(tokenizer: Any) -> Sample:
-    sample = whole(tokenizer).sample
-    logprobs = sample.rollout_log_probs or []
-    sample.rollout_log_probs = [0.0, *logprobs[:-1]]
-    return sample
-
-
-def no_logprobs(tokenizer: Any) -> Sample:
-    sample = whole(tokenizer).sample
-    sample.rollout_log_probs = [0.0] * sample.response_length
-    return sample
-
-
-def trained_failure(tokenizer: Any) -> Sample:
-    sample = whole(tokenizer).sample
-    sample.status = Sample.Status.FAILED
-    return sample
-
-
-def trailing_context(tokenizer: Any) -> Sample:
-    episode = Episode(tokenizer, (False, PROMPT), (True, CALL + END), (False, RESULT.format("34")))
-    return episode.sample
-
-
-def other_text(tokenizer: Any) -> Sample:
-    sample = whole(tokenizer).sample
-    sample.response = sample.response.replace("34", "35")
-    return sample
-
-
-def aborted_as_completed(tokenizer: Any) -> Sample:
-    episode = whole(tokenizer)
-    episode.facts["stop_reason"] = "aborted"
-    return episode.sample
 
 
 DEFECTS: dict[str, tuple[Callable[[Any], Sample], str]] = {
     "shifted mask": (shifted_mask, "mask"),
-    "missing close": (missing_close, "not closed"),
-    "forged control token": (forged_control, "forged control"),
-    "forged call": (forged_call, "forged control"),
+    "missing close": (
+        stretched((True, CALL), (False, RESULT.format("34")), (True, ANSWER + END)),
+        "not closed",
+    ),
+    "forged control token": (lambda tokenizer: whole(tokenizer, result=FORGED).sample, "forged control"),
+    "forged call": (lambda tokenizer: whole(tokenizer, result="<tool_call> of mine").sample, "forged control"),
     "retokenised turn": (retokenised_turn, "mask"),
     "stale version": (stale_version, "stale version"),
-    "lengths disagree": (short_logprobs, "lengths disagree"),
-    "shifted logprobs": (shifted_logprobs, "context logprob"),
-    "no logprobs": (no_logprobs, "logprob"),
-    "trained failure": (trained_failure, "trained failure"),
-    "trailing context": (trailing_context, "trailing context"),
-    "other text": (other_text, "text"),
-    "aborted as completed": (aborted_as_completed, "unfinished"),
+    "lengths disagree": (_set(rollout_log_probs=lambda one: one.rollout_log_probs[:-1]), "lengths disagree"),
+    "shifted logprobs": (_set(rollout_log_probs=lambda one: [0.0, *one.rollout_log_probs[:-1]]), "context logprob"),
+    "no logprobs": (_set(rollout_log_probs=lambda one: [0.0] * one.response_length), "logprob"),
+    "trained failure": (_set(status=Sample.Status.FAILED), "trained failure"),
+    "trailing context": (stretched((True, CALL + END), (False, RESULT.format("34"))), "trailing context"),
+    "other text": (_set(response=lambda one: one.response.replace("34", "35")), "text"),
+    "aborted as completed": (_made(lambda episode: episode.facts.update(stop_reason="aborted")), "unfinished"),
 }
 """By name: what makes it, and the kind of problem that it must be seen as. Another spelling is drift, and no defect."""

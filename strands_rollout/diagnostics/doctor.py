@@ -14,19 +14,8 @@ import orjson
 
 from strands_rollout.client.client import ServerInfo, fetch_server_info
 from strands_rollout.client.transport import create_client, parse_base_url, redacted
-from strands_rollout.diagnostics import machine, run_files
-from strands_rollout.diagnostics.diagnosis import (
-    SHIPPED_TOKENIZER,
-    Check,
-    Diagnosis,
-    Finding,
-    Question,
-    error,
-    good,
-    run_checks,
-    skipped,
-    warning,
-)
+from strands_rollout.diagnostics import diagnosis, machine, run_files
+from strands_rollout.diagnostics.diagnosis import Check, Finding, Question, error, good, skipped, warning
 from strands_rollout.diagnostics.slime_episode import check_megatron, check_slime, check_slime_episode
 from strands_rollout.errors import ConfigError, EngineUnavailableError, foreign_code
 from strands_rollout.files import Json
@@ -41,7 +30,7 @@ _UNREACHABLE: Final = (httpx.TransportError, aiohttp.ClientError, EngineUnavaila
 _TEXT: Final = "<|im_start|>Zwölf Boxkämpfer: x = 1234567, \\boxed{42}; unbelievably<tool_call>\n\n\t東京<|im_end|>"
 
 
-def examine(question: Question) -> Diagnosis:
+def examine(question: Question) -> diagnosis.Diagnosis:
     """Look at this machine; takes seconds, and leaves nothing behind."""
     env = question.env
     servers = [Check("server", partial(check_server, url, question), waits=True) for url in question.base_urls]
@@ -67,16 +56,13 @@ def examine(question: Question) -> Diagnosis:
         Check("sandbox", partial(machine.check_sandbox, question.isolation), waits=True),
         *(servers or [Check("server", lambda: [skipped("server", "no --base-url: no SGLang was asked")])]),
     ]
-    return Diagnosis(tuple(run_checks(checks)))
+    return diagnosis.Diagnosis(tuple(diagnosis.run_checks(checks)))
 
 
 def check_server(base_url: str, question: Question, limit_s: float = SERVER_LIMIT_S) -> list[Finding]:
-    """What answers at a URL: SGLang, or a router before it, with the context and tokens that the run expects?
+    """What answers at the URL of a server or router, within `limit_s` seconds.
 
-    Args:
-        base_url: Of a server or router.
-        question: Names the tokenizer and the context that are expected.
-        limit_s: Seconds for all requests together.
+    Is it SGLang, or a router before it, with the tokens and the context that the question names?
     """
     try:
         shown = redacted(parse_base_url(base_url))
@@ -137,8 +123,8 @@ def _engine(info: ServerInfo, shown: str) -> Finding:
     version = info.raw.get("version")
     name = f"SGLang {version}" if version else "a server with SGLang's API, of unknown version,"
     found = f"{name} at {shown}: {info.model_path}, weights {info.weight_version}"
-    numbers = [int(part) for part in str(version or "").split(".")[:2] if part.isdecimal()]
-    if numbers and tuple(numbers) < _OLDEST:
+    numbers = tuple(int(part) for part in str(version or "").split(".")[:2] if part.isdecimal())
+    if numbers and numbers < _OLDEST:
         return warning("server", f"{found}; too old", "pip install 'sglang>=0.5'")
     return good("server", found)
 
@@ -165,7 +151,7 @@ async def _tokens(http: httpx.AsyncClient, info: ServerInfo, question: Question)
     is on this machine.
     """
     name, folder = "server tokens", question.tokenizer_dir
-    is_known = question.tokenizer is not None or folder != SHIPPED_TOKENIZER
+    is_known = question.tokenizer is not None or folder != diagnosis.SHIPPED_TOKENIZER
     own = _ids_of(folder) if is_known else None
     if own is None:
         return skipped(name, "no --tokenizer to compare with the server's")

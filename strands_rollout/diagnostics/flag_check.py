@@ -98,13 +98,7 @@ class FlagFindings:
 def report_flags(
     script: Path, *, as_json: bool, slime_dir: Path | None = None, megatron_dir: Path | None = None
 ) -> bool:
-    """Judge the flags of a launch script and print what was found; whether there was no error.
-
-    Args:
-        script: The script, or "-" for a command on stdin.
-        as_json: Print one line of JSON instead.
-        slime_dir: slime's checkout; otherwise SLIME_DIR's, or that of the importable slime.
-        megatron_dir: Megatron-LM's; otherwise MEGATRON_DIR's, the one beside slime's, or the importable one.
+    """Judge the flags of a launch script, "-" for a command on stdin, and print the faults; whether there was no error.
 
     Raises:
         ConfigError: The script can't be read or names no flags, its dry run fails, or there is no slime in `slime_dir`.

@@ -115,9 +115,7 @@ def main_parser(
     with Attempt("megatron", failed):
         megatron = importlib.import_module("megatron.training.arguments")
     if "megatron" in failed:
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        slime_flags(parser)
-        return parser, own
+        return provider(argparse.ArgumentParser(add_help=False, allow_abbrev=False)), own
     return last_parser(lambda: megatron.parse_args(extra_args_provider=provider, ignore_unknown_args=True)), own
 
 

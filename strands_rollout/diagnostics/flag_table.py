@@ -86,11 +86,7 @@ class FlagTable:
 
 
 def read_record(path: Path = RECORD) -> Json:
-    """The record.
-
-    Raises:
-        ConfigError: The file is no record.
-    """
+    """The record; a ConfigError where the file is none."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
@@ -148,16 +144,12 @@ def _short(note: str) -> str:
 def ask(
     slime_dir: Path, megatron_dir: Path | None = None, *, python: str = sys.executable, limit_s: float = LIMIT_S
 ) -> Json:
-    """The probe's answer for a checkout, within `limit_s` seconds.
+    """The probe's answer for a checkout, by a Python that has SGLang and what Megatron-LM imports.
 
-    Args:
-        slime_dir: slime's checkout.
-        megatron_dir: Megatron-LM's; otherwise MEGATRON_DIR's, the one beside slime's, or the importable one.
-        python: The Python that has SGLang and what Megatron-LM imports.
-        limit_s: How long it may take.
+    Megatron-LM is otherwise MEGATRON_DIR's, the one beside slime's, or the importable one.
 
     Raises:
-        ConfigError: The probe failed or took longer.
+        ConfigError: The probe failed or took longer than `limit_s` seconds.
     """
     megatron = megatron_dir or os.environ.get("MEGATRON_DIR") or slime_dir.resolve().parent / "Megatron-LM"
     paths = [str(megatron), str(slime_dir), os.environ.get("PYTHONPATH")]

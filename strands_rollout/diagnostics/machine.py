@@ -31,17 +31,8 @@ from packaging.version import InvalidVersion, Version
 from strands_rollout.client.transport import redacted
 from strands_rollout.code_tool.local.executor import LocalExecutor
 from strands_rollout.code_tool.local.supervisor_link import LAYERS, Isolation, SandboxReport
-from strands_rollout.diagnostics.diagnosis import (
-    MODEL_NAME,
-    Finding,
-    Question,
-    error,
-    good,
-    lacking,
-    run_program,
-    skipped,
-    warning,
-)
+from strands_rollout.diagnostics import diagnosis
+from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, lacking, skipped, warning
 from strands_rollout.errors import ConfigError, RolloutError
 
 OURS: Final = "strands-rollout"
@@ -215,7 +206,7 @@ def _check_place(place: Place) -> Finding:
     if free_gb < place.least_gb:
         return error(name, f"{found}; expected {place.least_gb:g} GB at the very least", remedy)
     if free_gb < place.enough_gb:
-        return warning(name, f"{found}; {MODEL_NAME} needs up to {place.enough_gb:g} GB there", remedy)
+        return warning(name, f"{found}; {diagnosis.MODEL_NAME} needs up to {place.enough_gb:g} GB there", remedy)
     return good(name, found)
 
 
@@ -265,24 +256,18 @@ def check_proxies(env: Mapping[str, str]) -> list[Finding]:
     if not used:
         return [good("proxies", "none is set")]
     excepted = {name.strip() for key in ("no_proxy", "NO_PROXY") for name in env.get(key, "").split(",")}
-    hosts = ["127.0.0.1", *_own_addresses(env)]
+    # the address at which slime's router is reached on this machine, as slime finds it (slime/utils/http_utils.py)
+    hosts = ["127.0.0.1", env["SLIME_HOST_IP"]] if env.get("SLIME_HOST_IP") else ["127.0.0.1"]
+    if len(hosts) == 1:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel picks the address that it would send from
+            hosts += [address for address in [str(probe.getsockname()[0])] if not address.startswith("127.")]
     proxied = [host for host in hosts if host not in excepted]
     if "*" in excepted or not proxied:
         return [good("proxies", f"{used} set, and no_proxy has {', '.join(hosts)}")]
     asks = "slime's engines would ask the proxy for their router"
     found = f"{used} set without no_proxy for {', '.join(proxied)}: {asks}"
     return [warning("proxies", found, f"export no_proxy=localhost,{','.join(hosts)}; export NO_PROXY=$no_proxy")]
-
-
-def _own_addresses(env: Mapping[str, str]) -> list[str]:
-    """The address at which slime's router is reached on this machine, as slime finds it (slime/utils/http_utils.py)."""
-    if env.get("SLIME_HOST_IP"):
-        return [env["SLIME_HOST_IP"]]
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel picks the address that it would send from
-        address = str(probe.getsockname()[0])
-        return [] if address.startswith("127.") else [address]
-    return []
 
 
 def check_gpus(question: Question, limit_s: float = _SMI_S) -> list[Finding]:
@@ -292,7 +277,7 @@ def check_gpus(question: Question, limit_s: float = _SMI_S) -> list[Finding]:
     except ValueError:
         found = f"NUM_GPUS is {question.env['NUM_GPUS']!r}; expected a whole number"
         return [error("gpus", found, "export NUM_GPUS=8, or unset it")]
-    answer = run_program(*_SMI, env=question.env, limit_s=limit_s)
+    answer = diagnosis.run_program(*_SMI, env=question.env, limit_s=limit_s)
     lines = answer.stdout.splitlines() if answer is not None and answer.exit_code == 0 else []
     gpus = [row for row in ([cell.strip() for cell in line.split(",")] for line in lines) if len(row) == _SMI_COLUMNS]
     asked = f"{wanted} were asked for"
@@ -332,7 +317,7 @@ def _visible(count: int, chosen: str | None) -> tuple[int, str]:
     if chosen is None:
         return count, ""
     left = 0
-    for name in (part.strip() for part in chosen.split(",")):
+    for name in map(str.strip, chosen.split(",")):
         if not name or (name.lstrip("-").isdecimal() and not 0 <= int(name) < count):
             break
         left += 1  # a UUID is taken for one that is there
@@ -422,13 +407,12 @@ def _wandb_login(env: Mapping[str, str]) -> str | None:
     named = next((name for name in _WANDB_KEYS if env.get(name)), None)
     if named is not None:
         return f"on: {named} is set"
-    host = urlsplit(env.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
-    try:
+    host = str(urlsplit(env.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname)
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
         file = env.get("NETRC") or Path(env.get("HOME") or Path.home()) / ".netrc"
-        known = netrc.netrc(file).authenticators(str(host))
-    except (OSError, netrc.NetrcParseError):
-        return None
-    return f"logged in to {host} by ~/.netrc" if known else None
+        if netrc.netrc(file).authenticators(host):
+            return f"logged in to {host} by ~/.netrc"
+    return None
 
 
 def _fault_of_key(name: str, key: str) -> str | None:
@@ -445,10 +429,10 @@ def to_isolation(name: str) -> Isolation:
     Raises:
         ConfigError: There is none.
     """
-    for isolation in LAYERS:
-        if isolation == name:
-            return isolation
-    raise ConfigError(f"isolation is {name!r}; expected one of {', '.join(LAYERS)}")
+    found: Isolation | None = next((isolation for isolation in LAYERS if isolation == name), None)
+    if found is None:
+        raise ConfigError(f"isolation is {name!r}; expected one of {', '.join(LAYERS)}")
+    return found
 
 
 def check_sandbox(isolation: Isolation) -> list[Finding]:

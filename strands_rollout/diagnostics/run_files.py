@@ -13,16 +13,8 @@ import orjson
 import yaml
 
 from strands_rollout.agent import tool_loading
-from strands_rollout.diagnostics.diagnosis import (
-    SHIPPED_TOKENIZER,
-    Finding,
-    Question,
-    error,
-    good,
-    lacking,
-    skipped,
-    warning,
-)
+from strands_rollout.diagnostics import diagnosis
+from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, lacking, skipped, warning
 from strands_rollout.errors import ConfigError, PromptError, RolloutError, TemplateError, foreign_code
 from strands_rollout.files import MAX_JSON_BYTES, Json, open_regular, read_regular
 from strands_rollout.settings import KEY, RolloutSettings, read_config_file, yaml_text
@@ -290,7 +282,7 @@ def _check_file(path: Path, question: Question, *, needed: bool) -> list[Finding
     try:
         template = _template(load_tokenizer_folder(question.tokenizer_dir))
     except RolloutError:  # which is another check's to say
-        template = _template(load_tokenizer_folder(SHIPPED_TOKENIZER))
+        template = _template(load_tokenizer_folder(diagnosis.SHIPPED_TOKENIZER))
     try:
         return [_check_rows(path, template), check_manifest(path)]
     except OSError as e:

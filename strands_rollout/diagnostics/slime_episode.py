@@ -22,18 +22,8 @@ from types import ModuleType
 from typing import Final
 from urllib.parse import urlsplit
 
-from strands_rollout.diagnostics.diagnosis import (
-    SHIPPED_TOKENIZER,
-    Finding,
-    FindPackage,
-    Question,
-    error,
-    good,
-    lacking,
-    package_folders,
-    run_program,
-    warning,
-)
+from strands_rollout.diagnostics import diagnosis
+from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, lacking, warning
 from strands_rollout.diagnostics.machine import installed_version
 from strands_rollout.files import Json
 
@@ -61,9 +51,9 @@ _REMEDY: Final = (
 )
 
 
-def check_slime(question: Question, find_package: FindPackage = importlib.util.find_spec) -> list[Finding]:
+def check_slime(question: Question, find_package: diagnosis.FindPackage = importlib.util.find_spec) -> list[Finding]:
     """Which `slime` would be imported, and which checkout would be run."""
-    importable = package_folders("slime", find_package)
+    importable = diagnosis.package_folders("slime", find_package)
     findings = []
     if importable and not any(map(_is_slime, importable)):
         found = (
@@ -90,7 +80,7 @@ def check_slime(question: Question, find_package: FindPackage = importlib.util.f
     return findings
 
 
-def check_megatron(question: Question, find_package: FindPackage = importlib.util.find_spec) -> list[Finding]:
+def check_megatron(question: Question, find_package: diagnosis.FindPackage = importlib.util.find_spec) -> list[Finding]:
     """Where Megatron-LM is: as named, else beside slime's checkout as the scripts look for it, else importable."""
     named = question.megatron_dir or question.named("MEGATRON_DIR")
     if named is not None:
@@ -99,10 +89,9 @@ def check_megatron(question: Question, find_package: FindPackage = importlib.uti
         remedy = "name the folder that holds megatron/core with MEGATRON_DIR or --megatron-dir"
         return [error("megatron", f"{named} has no megatron/core: not a checkout of Megatron-LM", remedy)]
     slime = question.slime_dir or question.named("SLIME_DIR")
-    slimes = [folder.parent for folder in package_folders("slime", find_package)] if slime is None else [slime]
+    slimes = [slime] if slime else [folder.parent for folder in diagnosis.package_folders("slime", find_package)]
     beside = [folder.absolute().parent / "Megatron-LM" for folder in slimes]
-    importable = [folder.parent for folder in package_folders("megatron", find_package)]
-    for folder in (*beside, *importable):
+    for folder in (*beside, *(package.parent for package in diagnosis.package_folders("megatron", find_package))):
         if (folder / "megatron" / "core").is_dir():
             return [good("megatron", f"Megatron-LM at {folder}")]
     remedy = "work in the image slimerl/slime, or name a checkout of Megatron-LM with MEGATRON_DIR or --megatron-dir"
@@ -110,9 +99,9 @@ def check_megatron(question: Question, find_package: FindPackage = importlib.uti
     return [lacking("megatron", missing, remedy, training=question.training)]
 
 
-def _named_or_importable(question: Question, find_package: FindPackage) -> Path | None:
+def _named_or_importable(question: Question, find_package: diagnosis.FindPackage) -> Path | None:
     named = question.slime_dir or question.named("SLIME_DIR")
-    packages = (folder for folder in package_folders("slime", find_package) if _is_slime(folder))
+    packages = (folder for folder in diagnosis.package_folders("slime", find_package) if _is_slime(folder))
     return named or next((package.parent for package in packages), None)
 
 
@@ -131,7 +120,7 @@ def _commit(folder: Path, question: Question) -> str:
     git = ("git", "-c", "safe.directory=*", "-C", str(folder), "rev-parse", "HEAD")
     if not (folder / ".git").exists():
         why_not = "no git checkout"
-    elif (answer := run_program(*git, env=question.env, limit_s=_GIT_S)) is None:
+    elif (answer := diagnosis.run_program(*git, env=question.env, limit_s=_GIT_S)) is None:
         why_not = "no git on the PATH"
     elif answer.exit_code == 0:
         return f"commit {answer.stdout[:8]}"
@@ -141,7 +130,7 @@ def _commit(folder: Path, question: Question) -> str:
 
 
 def check_slime_episode(
-    question: Question, find_package: FindPackage = importlib.util.find_spec, limit_s: float = LIMIT_S
+    question: Question, find_package: diagnosis.FindPackage = importlib.util.find_spec, limit_s: float = LIMIT_S
 ) -> list[Finding]:
     """Whether an episode comes back finished from slime's loop; nothing is said where there is no checkout of slime."""
     checkout = _named_or_importable(question, find_package)
@@ -149,7 +138,7 @@ def check_slime_episode(
         return []
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), question.env.get("PYTHONPATH")]))
     env = {**question.env, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-    answer = run_program(sys.executable, "-m", __name__, str(checkout), env=env, limit_s=limit_s)
+    answer = diagnosis.run_program(sys.executable, "-m", __name__, str(checkout), env=env, limit_s=limit_s)
     if answer is None or answer.exit_code is None:
         return [error(_NAME, f"no episode came back from slime's loop within {limit_s:g} s", _REMEDY)]
     try:
@@ -265,7 +254,7 @@ def _main(checkout: Path) -> dict[str, Json]:
     logging.getLogger("strands_rollout").addHandler(handler)
     with importable(checkout) as stand_ins:
         try:
-            played = asyncio.run(_play(SHIPPED_TOKENIZER))
+            played = asyncio.run(_play(diagnosis.SHIPPED_TOKENIZER))
         except ModuleNotFoundError as e:
             if (e.name or "").startswith(("slime", "strands_rollout")):
                 raise

@@ -21,35 +21,26 @@ import pytest
 from fake_sglang import FakeSGLang, dead_url
 from rich.console import Console
 from stand_in_machine import SHIPPED, answering, assert_fault, installed, only, program, question, tokenizer_folder
+from typer.testing import CliRunner
 
+from strands_rollout.cli.commands import app
 from strands_rollout.diagnostics.diagnosis import Check, Diagnosis, Finding, error, good, run_checks, skipped, warning
 from strands_rollout.diagnostics.doctor import check_server
+from strands_rollout.errors import ConfigError
 
-ONE_OF_EACH = (
-    good("a", "fine"),
-    warning("b", "hm", "do b"),
-    error("c", "bad [red]", "do c"),
-    skipped("d", "not asked"),
-)
+ONE_OF_EACH = good("a", "fine"), warning("b", "hm", "do b"), error("c", "bad [red]", "do c"), skipped("d", "not asked")
 
 
-def doctor(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """The real command in a process of its own, with nothing in its environment but this."""
-    return subprocess.run(
-        [sys.executable, "-m", "strands_rollout.cli", "doctor", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": os.defpath, **environment},
-    )
+def doctor(*arguments: str, **environment: str) -> tuple[int, dict[str, Any]]:
+    """The real command's exit code and JSON, in a process of its own, with nothing in its environment but this."""
+    command = [sys.executable, "-m", "strands_rollout.cli", "doctor", "--json", "--isolation", "rlimits", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": os.defpath, **environment})
+    return done.returncode, json.loads(done.stdout)
 
 
 def test_a_clean_machine_passes_and_the_json_tells_all(tmp_path: Path) -> None:
-    done = doctor("--json", "--isolation", "rlimits", HOME=str(tmp_path))
-    told = json.loads(done.stdout)
-    assert done.returncode == 0, [check for check in told["checks"] if check["status"] == "error"]
-    assert told["ok"] is True
+    status, told = doctor(HOME=str(tmp_path))
+    assert (status, told["ok"]) == (0, True), [check for check in told["checks"] if check["status"] == "error"]
     assert told["versions"]["strands-rollout"]
     assert told["sandbox"]["enforced"]["limits"]
     names = {check["name"].partition(" ")[0].rstrip(":") for check in told["checks"]}
@@ -60,12 +51,11 @@ def test_a_clean_machine_passes_and_the_json_tells_all(tmp_path: Path) -> None:
 
 def test_a_bare_machine_can_not_train(tmp_path: Path) -> None:
     empty = {"HOME": str(tmp_path), "MODEL_DIR": str(tmp_path), "DATA_DIR": str(tmp_path)}
-    done = doctor("--training", "--json", "--isolation", "rlimits", "--model-name", "Qwen3-4B", **empty)
-    assert done.returncode == 1
-    errors = {check["name"] for check in json.loads(done.stdout)["checks"] if check["status"] == "error"}
+    status, told = doctor("--training", "--model-name", "Qwen3-4B", **empty)
+    errors = {check["name"] for check in told["checks"] if check["status"] == "error"}
     lacking = {"slime", "megatron", "ray", "gpus", "model", "converted model"}
-    assert errors == {*lacking, "data: dapo-math-17k.jsonl", "data: aime-2024.jsonl"}
-    assert "--model Qwen/Qwen3-4B" in done.stdout
+    assert (status, errors) == (1, {*lacking, "data: dapo-math-17k.jsonl", "data: aime-2024.jsonl"})
+    assert "--model Qwen/Qwen3-4B" in str(told)
 
 
 def test_faults_of_a_machine_are_shown_with_their_remedies_and_fail(tmp_path: Path) -> None:
@@ -97,18 +87,17 @@ def test_faults_of_a_machine_are_shown_with_their_remedies_and_fail(tmp_path: Pa
 
 
 def test_an_unknown_isolation_is_a_usage_error() -> None:
-    assert doctor("--isolation", "none").returncode == 2
+    with pytest.raises(ConfigError, match="expected one of full, seccomp, rlimits"):
+        CliRunner().invoke(app, ["doctor", "--isolation", "none"], catch_exceptions=False)
 
 
-def test_the_flag_check_is_run_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_stdin", [False, True])
+def test_the_flag_check_is_run_alone(on_stdin: bool, tmp_path: Path) -> None:
     script = tmp_path / "launch.sh"
     script.write_text("python3 train.py --no-such-flag-of-slime 3\n")
-    of_a_file = doctor("--flags", str(script))
-    on_stdin = doctor("--flags", "-", stdin=script.read_text())
-    for done in (of_a_file, on_stdin):
-        assert done.returncode == 1, done.stderr
-        assert "no-such-flag-of-slime" in done.stdout
-        assert "sandbox" not in done.stdout
+    given = {"input": script.read_text()} if on_stdin else {}
+    done = CliRunner().invoke(app, ["doctor", "--flags", "-" if on_stdin else str(script)], **given)
+    assert (done.exit_code, "no-such-flag-of-slime" in done.stdout, "sandbox" in done.stdout) == (1, True, False)
 
 
 def test_only_errors_fail_unless_it_is_strict() -> None:
@@ -176,7 +165,11 @@ def test_checks_that_wait_wait_at_once() -> None:
 
 SERVES = {"model_path": "/models/m", "served_model_name": "m", "weight_version": "default"}
 UP = {"/health": (200, None)}
-SICK = [{"url": "http://127.0.0.1:1", "is_healthy": False}]
+SICK = {"workers": [{"url": "http://127.0.0.1:1", "is_healthy": False}]}
+
+
+def serving(info: dict[str, Any]) -> dict[str, tuple[int, Any]]:
+    return {**UP, "/server_info": (200, info)}
 
 
 async def look(url: str, limit_s: float = 15.0, **expected: Any) -> list[Finding]:
@@ -185,7 +178,7 @@ async def look(url: str, limit_s: float = 15.0, **expected: Any) -> list[Finding
 
 async def test_a_server_is_shown_with_version_model_and_context() -> None:
     info = {**SERVES, "version": "0.5.23", "context_length": 40960}
-    async with answering({**UP, "/server_info": (200, info)}) as url:
+    async with answering(serving(info)) as url:
         found = await look(url, max_context_length=32768)
     assert [finding.status for finding in found] == ["ok", "ok", "skipped"]
     assert all(word in found[0].found for word in ("SGLang 0.5.23", "/models/m"))
@@ -195,23 +188,14 @@ async def test_a_server_is_shown_with_version_model_and_context() -> None:
 @pytest.mark.parametrize(
     ("routes", "name", "status", "words", "remedy"),
     [
-        ({**UP, "/server_info": (200, {**SERVES, "version": "0.4.9"})}, "server", "warning", "0.4.9", "sglang>=0.5"),
+        (serving({**SERVES, "version": "0.4.9"}), "server", "warning", "0.4.9", "sglang>=0.5"),
         ({"/health": (503, None)}, "server", "error", "is up, but not healthy (503)", "wait"),
         ({**UP, "/v1/models": (200, {"data": []})}, "server", "error", "not SGLang", "check the port"),
-        ({**UP, "/server_info": (200, SERVES)}, "server context", "warning", "does not tell", "--context-length 20480"),
+        (serving(SERVES), "server context", "warning", "does not tell", "--context-length 20480"),
+        ({**UP, "/workers": (200, SICK)}, "server", "error", "1 workers, none of them healthy", "/workers"),
         (
-            {**UP, "/workers": (200, {"workers": SICK})},
-            "server",
-            "error",
-            "1 workers, none of them healthy",
-            "/workers",
-        ),
-        (
-            {**UP, "/server_info": (200, {**SERVES, "context_length": 4096})},
-            "server context",
-            "warning",
-            "takes 4096 tokens, 20480 are wanted",
-            "--context-length 20480",
+            serving({**SERVES, "context_length": 4096}),
+            *("server context", "warning", "takes 4096 tokens, 20480 are wanted", "--context-length 20480"),
         ),
     ],
     ids=["too old", "loading", "foreign", "context unknown", "no workers", "context too small"],
@@ -241,8 +225,7 @@ async def test_a_router_is_known_and_its_worker_is_asked() -> None:
 
 
 async def test_a_server_with_another_vocabulary_is_an_error(tmp_path: Path) -> None:
-    routes = {"/health": (200, None), "/server_info": (200, SERVES), "/tokenize": (200, {"tokens": [1, 2, 3]})}
-    async with answering(routes) as url:
+    async with answering({**serving(SERVES), "/tokenize": (200, {"tokens": [1, 2, 3]})}) as url:
         named = await look(url, tokenizer=SHIPPED)
         guessed = await look(url, env={"HF_CHECKPOINT": str(tokenizer_folder(tmp_path / "model"))})
     assert_fault(named, "server tokens", "error", str(SHIPPED), "/models/m", "3 there", remedy="--tokenizer")
@@ -251,7 +234,7 @@ async def test_a_server_with_another_vocabulary_is_an_error(tmp_path: Path) -> N
 
 async def test_the_servers_own_folder_is_read_where_it_does_not_tokenize(tmp_path: Path) -> None:
     served = tokenizer_folder(tmp_path / "served")
-    async with answering({"/health": (200, None), "/server_info": (200, {**SERVES, "model_path": str(served)})}) as url:
+    async with answering(serving({**SERVES, "model_path": str(served)})) as url:
         same = await look(url, tokenizer=SHIPPED)
         shutil.rmtree(served)
         unknown = await look(url, tokenizer=SHIPPED)

@@ -154,16 +154,15 @@ def test_a_conversion_that_did_not_end_is_an_error(tmp_path: Path) -> None:
 
 
 def config(folder: Path, text: str) -> list[Finding]:
-    path = folder / "rollout.yaml"
-    path.write_text(text)
-    return check_config(path)
+    (folder / "rollout.yaml").write_text(text)
+    return check_config(question(folder, config=folder / "rollout.yaml"))
 
 
 def test_good_settings_are_listed(tmp_path: Path) -> None:
     found = config(tmp_path, "strands_rollout: {max_tool_iterations: 3}")
     assert {finding.status for finding in found} == {"ok"}
     assert "max_tool_iterations" in found[0].found
-    assert check_config(None)[0].status == "skipped"
+    assert check_config(question(tmp_path))[0].status == "skipped"
 
 
 @pytest.mark.parametrize(
@@ -203,10 +202,10 @@ def test_keys_that_override_slimes_command_line_are_a_warning(tmp_path: Path) ->
 
 
 def test_the_configuration_is_the_one_that_the_scripts_take(tmp_path: Path) -> None:
-    assert question(tmp_path).config_file is None
-    assert question(tmp_path, {"ROLLOUT_CONFIG": "/a/b.yaml"}).config_file == Path("/a/b.yaml")
-    assert question(tmp_path, {"ROLLOUT_CONFIG": "/a/b.yaml"}, config=Path("/c")).config_file == Path("/c")
-    assert question(REPOSITORY).config_file == REPOSITORY / "configs" / "math_code.yaml"
+    named = {"ROLLOUT_CONFIG": "/a/b.yaml"}
+    assert "/a/b.yaml" in check_config(question(tmp_path, named))[0].found
+    assert "/c" in check_config(question(tmp_path, named, config=Path("/c")))[0].found
+    assert str(REPOSITORY / "configs" / "math_code.yaml") in check_config(question(REPOSITORY))[0].found
 
 
 def data(folder: Path, *rows: object, name: str = "train.jsonl") -> Path:

@@ -122,10 +122,9 @@ def test_the_readme_links_every_page() -> None:
     assert set(PAGES) <= set(re.findall(r"\]\((docs/\w[\w-]*\.md)", TEXTS["README.md"]))
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_no_table_has_an_escaped_bar(name: str) -> None:
+def test_no_table_has_an_escaped_bar() -> None:
     """GitHub needs the escape in code and mkdocs shows it."""
-    assert not re.search(r"^\|.*\\\|", TEXTS[name], re.MULTILINE)
+    assert [name for name in PAGES if re.search(r"^\|.*\\\|", TEXTS[name], re.MULTILINE)] == []
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name != "CHANGELOG.md"])
@@ -137,12 +136,10 @@ def test_named_files_exist(name: str) -> None:
         assert any((REPOSITORY / "tests").rglob(test)), test
 
 
-@pytest.mark.parametrize("name", USER_TEXTS)
-def test_the_language_is_the_glossarys(name: str) -> None:
+def test_the_language_is_the_glossarys() -> None:
     avoided = r"gone on with|goes? on with|held against|in words\b|whoever|surroundings|\bplayers?\b|shown ids|witness"
-    text = GENERATED.sub("", TEXTS[name])
-    if name != "docs/glossary.md":
-        assert re.findall(avoided, text) == []
+    texts = {name: GENERATED.sub("", text) for name, text in USER_TEXTS.items() if name != "docs/glossary.md"}
+    assert {name: found for name, text in texts.items() if (found := re.findall(avoided, text))} == {}
 
 
 @pytest.mark.parametrize("name", USER_TEXTS)
@@ -409,13 +406,6 @@ async def test_the_reward_has_the_keys_that_the_page_names() -> None:
     assert shown[1].split(", ") == list(reward)
 
 
-def test_slime_finds_the_functions_for_groups_by_their_dotted_paths() -> None:
-    given = flags(page("rewards"), "--custom-reward-post-process-path")
-    assert list(given) == ["--custom-reward-post-process-path", "--dynamic-sampling-filter-path"]
-    functions = [pkgutil.resolve_name(path) for path in given.values()]
-    assert [list(inspect.signature(function).parameters)[:2] for function in functions] == [["args", "samples"]] * 2
-
-
 def test_the_reasons_of_dropped_groups_are_those_that_the_filter_gives() -> None:
     reasons = [_reason(rewards) for rewards in ([1.0, 1.0], [1.0], [])]
     assert [reason for reason in reasons if f"`{reason.removesuffix('1.0')}`" in page("rewards")] == reasons
@@ -431,15 +421,22 @@ def test_the_fifteen_rules_each_have_a_test_named_after_them() -> None:
 # Metrics
 
 
-def test_slime_finds_the_functions_that_log_by_their_dotted_paths() -> None:
-    given = flags(page("metrics"), "--custom-rollout-log-function-path")
-    parameters = {flag: list(inspect.signature(pkgutil.resolve_name(path)).parameters) for flag, path in given.items()}
-    assert parameters == {
-        "--custom-rollout-log-function-path": [
-            *("rollout_id", "args", "samples", "rollout_extra_metrics", "rollout_time"),
-        ],
-        "--custom-eval-rollout-log-function-path": ["rollout_id", "args", "data", "extra_metrics"],
-    }
+@pytest.mark.parametrize(
+    ("name", "flag", "parameters"),
+    [
+        ("rewards", "--custom-reward-post-process-path", ["args", "samples"]),
+        ("rewards", "--dynamic-sampling-filter-path", ["args", "samples"]),
+        ("metrics", "--custom-rollout-log-function-path",
+         ["rollout_id", "args", "samples", "rollout_extra_metrics", "rollout_time"]),
+        ("metrics", "--custom-eval-rollout-log-function-path", ["rollout_id", "args", "data", "extra_metrics"]),
+    ],
+)  # fmt: skip
+def test_slime_finds_the_functions_that_pages_name_by_their_dotted_paths(
+    name: str, flag: str, parameters: list[str]
+) -> None:
+    function = pkgutil.resolve_name(flags(page(name), flag)[flag])
+    found = list(inspect.signature(function).parameters)
+    assert (found[:2] if name == "rewards" else found) == parameters
 
 
 def test_the_columns_of_the_transcripts_are_those_that_are_named() -> None:

@@ -18,11 +18,11 @@ from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good
 from strands_rollout.errors import ConfigError, PromptError, RolloutError, TemplateError, foreign_code
 from strands_rollout.files import MAX_JSON_BYTES, Json, open_regular, read_regular
 from strands_rollout.settings import KEY, RolloutSettings, read_config_file, yaml_text
+from strands_rollout.slime_plugin.slime_adapter import load_should_abort, load_tokenizer
+from strands_rollout.template.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from strands_rollout.template.chat_template import ChatTemplate
 
 _GB: Final = 1e9
 _TRACKER: Final = "latest_checkpointed_iteration.txt"
@@ -38,7 +38,6 @@ _TOOL: Final = {
 _IMPORTABLE: Final = "correct it; a module of your own must be installed, or its folder be on PYTHONPATH"
 _ROWS: Final = 200
 _MAX_HASHED_BYTES: Final = 4_000_000_000
-_BLOCK_BYTES: Final = 1 << 20
 _ONLY_EVALUATED: Final = "aime-2025.jsonl"
 _SCRIPTS: Final = {
     "dapo-math-17k": "dapo_math_17k",
@@ -107,7 +106,7 @@ def check_tokenizer(question: Question) -> list[Finding]:
         )
         findings.append(error("vocabulary", found, fetch))
     try:
-        template = _template(tokenizer)
+        template = ChatTemplate(tokenizer)
     except TemplateError as e:
         remedy = f"name an instruction-tuned model's folder with --tokenizer, or fetch one: {prepare}"
         return [*findings, error("chat template", f"{folder}: {e}", remedy)]
@@ -127,8 +126,6 @@ def load_tokenizer_folder(folder: Path) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: It can't be loaded; the message names the file.
     """
-    from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
-
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder; expected one with a tokenizer.json")
     file = folder / "tokenizer.json"
@@ -146,12 +143,6 @@ def load_tokenizer_folder(folder: Path) -> PreTrainedTokenizerBase:
     if isinstance(fault, RolloutError):
         raise fault
     raise ConfigError(f"the tokenizer of {folder} can't be loaded: {type(fault).__name__}: {fault}") from fault
-
-
-def _template(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
-    from strands_rollout.template.chat_template import ChatTemplate
-
-    return ChatTemplate(tokenizer)
 
 
 def thinking_words(tokenizer: PreTrainedTokenizerBase, *, opens_reasoning: bool, **template_kwargs: Json) -> str:
@@ -232,7 +223,6 @@ def check_config(question: Question) -> list[Finding]:
 def _load_named(settings: RolloutSettings) -> list[Finding]:
     """An error for each setting whose named thing can't be loaded; the tools first, which may register parsers."""
     from strands_rollout.code_tool.executors import make_executor
-    from strands_rollout.slime_plugin.slime_adapter import load_should_abort
     from strands_rollout.tool_parsers import AUTO, get_parser
 
     load = tool_loading.load_function
@@ -280,9 +270,9 @@ def _check_file(path: Path, question: Question, *, needed: bool) -> list[Finding
     if not path.is_file():
         return [lacking(name, f"{path} is not there", _prepare(path), training=needed)]
     try:
-        template = _template(load_tokenizer_folder(question.tokenizer_dir))
+        template = ChatTemplate(load_tokenizer_folder(question.tokenizer_dir))
     except RolloutError:  # which is another check's to say
-        template = _template(load_tokenizer_folder(diagnosis.SHIPPED_TOKENIZER))
+        template = ChatTemplate(load_tokenizer_folder(diagnosis.SHIPPED_TOKENIZER))
     try:
         return [_check_rows(path, template), check_manifest(path)]
     except OSError as e:
@@ -298,12 +288,10 @@ def _prepare(path: Path) -> str:
 
 def _check_rows(path: Path, template: ChatTemplate) -> Finding:
     """Whether the first rows of a file can be trained on, with prompts that the template did not render yet."""
-    faults: list[str] = []
-    count = 0
     with open_regular(path) as file:
-        for count, line in enumerate(islice((line for line in file if line.strip()), _ROWS), start=1):
-            if fault := _row_fault(line, template):
-                faults.append(f"row {count}: {fault}")
+        found = [_row_fault(line, template) for line in islice((line for line in file if line.strip()), _ROWS)]
+    faults = [f"row {number}: {fault}" for number, fault in enumerate(found, start=1) if fault]
+    count = len(found)
     name = f"data: {path.name}"
     if not count:
         return error(name, f"{path} has no rows; expected one JSON object a line", _prepare(path))
@@ -351,13 +339,10 @@ def check_manifest(path: Path, max_bytes: int = _MAX_HASHED_BYTES) -> Finding:
         return error(name, f"{manifest_path} can't be read: {type(e).__name__}: {e}", _prepare(path))
     if path.stat().st_size > max_bytes:
         return skipped(name, f"{path} is larger than {max_bytes / 1e9:g} GB: not compared with its manifest")
-    digest, got_rows, last = hashlib.sha256(), 0, b"\n"
     with open_regular(path) as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            got_rows += block.count(b"\n")
-            last = block[-1:]
-    got_rows, got_sha256 = got_rows + (last != b"\n"), digest.hexdigest()
+        got_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0)
+        got_rows = sum(1 for _ in file)
     if got_sha256 != sha256:
         found = f"{path} is not the file that was prepared: {got_rows} rows, sha256 {got_sha256[:12]}..."
         return error(name, f"{found}; its manifest tells {rows} rows, sha256 {sha256[:12]}...", _prepare(path))

@@ -20,41 +20,56 @@ from typing import Any
 import pytest
 from fake_sglang import FakeSGLang, dead_url
 from rich.console import Console
-from stand_in_machine import SHIPPED, answering, assert_fault, installed, only, program, question, tokenizer_folder
+from stand_in_machine import (
+    REPOSITORY,
+    SHIPPED,
+    answering,
+    assert_fault,
+    installed,
+    only,
+    program,
+    question,
+    tokenizer_folder,
+)
 from typer.testing import CliRunner
 
 from strands_rollout.cli.commands import app
+from strands_rollout.diagnostics import machine
 from strands_rollout.diagnostics.diagnosis import Check, Diagnosis, Finding, error, good, run_checks, skipped, warning
-from strands_rollout.diagnostics.doctor import check_server
+from strands_rollout.diagnostics.doctor import check_server, examine
 from strands_rollout.errors import ConfigError
 
 ONE_OF_EACH = good("a", "fine"), warning("b", "hm", "do b"), error("c", "bad [red]", "do c"), skipped("d", "not asked")
 
 
-def doctor(*arguments: str, **environment: str) -> tuple[int, dict[str, Any]]:
-    """The real command's exit code and JSON, in a process of its own, with nothing in its environment but this."""
-    command = [sys.executable, "-m", "strands_rollout.cli", "doctor", "--json", "--isolation", "rlimits", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": os.defpath, **environment})
-    return done.returncode, json.loads(done.stdout)
+async def examined(**asked: Any) -> tuple[bool, dict[str, Any]]:
+    """The doctor's verdict and its JSON on this machine, with nothing in its environment but this."""
+    env = {"PATH": os.defpath, **asked.pop("env")}
+    diagnosis = await asyncio.to_thread(examine, question(REPOSITORY, env, isolation="rlimits", **asked))
+    return diagnosis.ok(), json.loads(diagnosis.to_json())
 
 
-def test_a_clean_machine_passes_and_the_json_tells_all(tmp_path: Path) -> None:
-    status, told = doctor(HOME=str(tmp_path))
-    assert (status, told["ok"]) == (0, True), [check for check in told["checks"] if check["status"] == "error"]
+async def test_a_clean_machine_passes_and_the_json_tells_all(tmp_path: Path) -> None:
+    ok, told = await examined(env={"HOME": str(tmp_path)})
+    assert (ok, told["ok"]) == (True, True), [check for check in told["checks"] if check["status"] == "error"]
     assert told["versions"]["strands-rollout"]
-    assert told["sandbox"]["enforced"]["limits"]
+    missing = {check["name"] for check in told["checks"] if "MISSING" in check["found"]}
+    assert missing == {f"sandbox {layer}" for layer in told["sandbox"]["missing"]}
+    (limits,) = [check["found"] for check in told["checks"] if check["name"] == "sandbox limits"]
+    assert limits.endswith(told["sandbox"]["enforced"]["limits"])
     names = {check["name"].partition(" ")[0].rstrip(":") for check in told["checks"]}
     looked_at = "python packages slime megatron gpus memory open proxies disk shared ray wandb model tokenizer config"
     assert names >= {*looked_at.split(), "data", "sandbox", "server"}
     assert all(check["remedy"] for check in told["checks"] if check["status"] in ("warning", "error"))
 
 
-def test_a_bare_machine_can_not_train(tmp_path: Path) -> None:
+async def test_a_bare_machine_can_not_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "check_sandbox", lambda isolation: [])  # which takes seconds
     empty = {"HOME": str(tmp_path), "MODEL_DIR": str(tmp_path), "DATA_DIR": str(tmp_path)}
-    status, told = doctor("--training", "--model-name", "Qwen3-4B", **empty)
+    ok, told = await examined(env=empty, training=True, model_name="Qwen3-4B")
     errors = {check["name"] for check in told["checks"] if check["status"] == "error"}
     lacking = {"slime", "megatron", "ray", "gpus", "model", "converted model"}
-    assert (status, errors) == (1, {*lacking, "data: dapo-math-17k.jsonl", "data: aime-2024.jsonl"})
+    assert (ok, errors) == (False, {*lacking, "data: dapo-math-17k.jsonl", "data: aime-2024.jsonl"})
     assert "--model Qwen/Qwen3-4B" in str(told)
 
 
@@ -66,13 +81,8 @@ def test_faults_of_a_machine_are_shown_with_their_remedies_and_fail(tmp_path: Pa
     (site / "slime" / "__init__.py").write_text("raise RuntimeError('the doctor imported slime')")
     env = program(tmp_path / "bin", "nvidia-smi", "echo 'No devices were found'; exit 6")
     limited = f"ulimit -n 512; exec {sys.executable} -m strands_rollout.cli doctor --isolation rlimits"
-    done = subprocess.run(
-        ["sh", "-c", limited],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**env, "PYTHONPATH": str(site), "HOME": str(tmp_path), "WANDB_API_KEY": "'abc'"},
-    )
+    env |= {"PYTHONPATH": str(site), "HOME": str(tmp_path), "WANDB_API_KEY": "'abc'"}
+    done = subprocess.run(["sh", "-c", limited], capture_output=True, text=True, env=env)
     lines = done.stdout.splitlines()
     assert done.returncode == 1, done.stderr
     for start, remedy in (
@@ -112,16 +122,9 @@ def test_only_errors_fail_unless_it_is_strict() -> None:
 def test_people_read_one_line_and_the_remedy() -> None:
     output = io.StringIO()
     Diagnosis(ONE_OF_EACH).show(Console(file=output, width=20))
-    assert output.getvalue().splitlines() == [
-        "ok       a: fine",
-        "warning  b: hm",
-        "         -> do b",
-        "error    c: bad [red]",
-        "         -> do c",
-        "skipped  d: not asked",
-        "",
-        "1 ok, 1 warning, 1 error, 1 skipped",
-    ]
+    indent, totals = " " * 9, "1 ok, 1 warning, 1 error, 1 skipped"
+    told = ["ok       a: fine", "warning  b: hm", f"{indent}-> do b", "error    c: bad [red]", f"{indent}-> do c"]
+    assert output.getvalue().splitlines() == [*told, "skipped  d: not asked", "", totals]
 
 
 def test_a_check_that_crashes_is_a_line_and_the_rest_go_on() -> None:
@@ -172,6 +175,9 @@ def serving(info: dict[str, Any]) -> dict[str, tuple[int, Any]]:
     return {**UP, "/server_info": (200, info)}
 
 
+SMALL = serving({**SERVES, "context_length": 4096})
+
+
 async def look(url: str, limit_s: float = 15.0, **expected: Any) -> list[Finding]:
     return await asyncio.to_thread(check_server, url, question(Path("nowhere"), **expected), limit_s)
 
@@ -194,8 +200,11 @@ async def test_a_server_is_shown_with_version_model_and_context() -> None:
         (serving(SERVES), "server context", "warning", "does not tell", "--context-length 20480"),
         ({**UP, "/workers": (200, SICK)}, "server", "error", "1 workers, none of them healthy", "/workers"),
         (
-            serving({**SERVES, "context_length": 4096}),
-            *("server context", "warning", "takes 4096 tokens, 20480 are wanted", "--context-length 20480"),
+            serving({**SERVES, "context_length": 9}),
+            "server context",
+            "warning",
+            "takes 9 tokens, 20480 are",
+            "length 20",
         ),
     ],
     ids=["too old", "loading", "foreign", "context unknown", "no workers", "context too small"],

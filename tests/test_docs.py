@@ -234,11 +234,15 @@ def options_of(command: str) -> str:
     """What a script or a command of `strands-rollout` says of its options."""
     if command == "scripts/demo.sh":
         command = "demo"
-    if "/" in command or " " in command:
-        program = sys.executable if command.endswith(".py") or " " in command else "bash"
-        shown = [program, *command.split(), "--help"]
+    if "/" in command:
+        shown = [sys.executable if command.endswith(".py") else "bash", command, "--help"]
         return subprocess.run(shown, capture_output=True, text=True, check=True, cwd=REPOSITORY).stdout
-    return " ".join(name for parameter in get_command(app).commands[command].params for name in parameter.opts)  # type: ignore[attr-defined]
+    return options_in(get_command(app).commands[command])  # type: ignore[attr-defined]
+
+
+def options_in(*commands: Any) -> str:
+    parameters = [parameter for command in commands for parameter in command.params]
+    return " ".join(name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts))
 
 
 def test_every_command_exists_and_knows_its_options() -> None:
@@ -247,9 +251,9 @@ def test_every_command_exists_and_knows_its_options() -> None:
         if program == "python" and command == "-m":
             assert find_spec(rest[0]) is not None, rest
             if rest[0] in FOLDERS:  # its options stand before its command or after
-                parts = [word for word in rest[1:] if word in {"client", "engines", "sandbox", "train", "compare"}]
-                known = options_of(f"-m {rest[0]}") + options_of(" ".join(["-m", rest[0], *parts]))
-                assert {word for word in rest if word.startswith("--")} <= set(re.findall(r"--[\w-]+", known)), rest
+                group: Any = get_command(importlib.import_module(f"{rest[0]}.__main__").app)
+                known = options_in(group, *(group.commands[word] for word in rest[1:] if word in group.commands))
+                assert {word for word in rest if word.startswith("--")} <= {*known.split(), "--help"}, rest
             continue
         if command.startswith("-"):
             assert (program, command) in {("python", "-c"), ("python", "-I"), ("bash", "--help")}

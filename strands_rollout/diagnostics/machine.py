@@ -20,13 +20,10 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import httpx
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
 
 from strands_rollout.client.transport import redacted
 from strands_rollout.code_tool.local.executor import LocalExecutor
@@ -34,6 +31,9 @@ from strands_rollout.code_tool.local.supervisor_link import LAYERS, Isolation, S
 from strands_rollout.diagnostics import diagnosis
 from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, lacking, skipped, warning
 from strands_rollout.errors import ConfigError, RolloutError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 OURS: Final = "strands-rollout"
 _NOT_FOR_A_RUN: Final = frozenset({"dev", "bench"})  # extras of those who work on this package
@@ -70,6 +70,8 @@ _LAYER_REMEDIES: Final = {
 
 def check_python(version: str | None = None, path: Sequence[str] | None = None) -> list[Finding]:
     """Whether Python is new enough: this process's, and by the metadata in `sys.path`, where None."""
+    from packaging.specifiers import SpecifierSet
+
     version = version or platform.python_version()
     ours = _distribution(OURS, path)
     wanted = _field(ours, "Requires-Python") if ours else None
@@ -125,6 +127,8 @@ def _required(
 
     Also what the extras of a requirement require in turn, such as the one ANTLR that math-verify's grammar works with.
     """
+    from packaging.requirements import Requirement
+
     for wanted in map(Requirement, distribution.requires or []):
         asking = [extra for extra in ("", *extras) if wanted.marker is None or wanted.marker.evaluate({"extra": extra})]
         if not asking:
@@ -138,6 +142,8 @@ def _required(
 
 def _package_fault(wanted: Requirement, version: str | None, *, optional: bool) -> Finding | None:
     """What is wrong with a package; an optional one that is too old fails only those who use it."""
+    from packaging.version import InvalidVersion, Version
+
     name, remedy = f"package {wanted.name}", f"pip install '{wanted.name}{wanted.specifier}'"
     expected = f"expected {wanted.specifier or 'any'}"
     if version is None:

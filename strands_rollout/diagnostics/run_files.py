@@ -1,4 +1,7 @@
-"""Checks of the files that a run reads: the model and its tokenizer, the settings, the prompt data sets."""
+"""Checks of the files that a run reads: the model and its tokenizer, the settings, the prompt data sets.
+
+What large packages bring is imported by the checks themselves: one that can't be imported is a finding.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,16 @@ from typing import TYPE_CHECKING, Final
 import orjson
 import yaml
 
-from strands_rollout.agent import tool_loading
 from strands_rollout.diagnostics import diagnosis
 from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, lacking, skipped, warning
 from strands_rollout.errors import ConfigError, PromptError, RolloutError, TemplateError, foreign_code
 from strands_rollout.files import MAX_JSON_BYTES, Json, open_regular, read_regular
 from strands_rollout.settings import KEY, RolloutSettings, read_config_file, yaml_text
-from strands_rollout.slime_plugin.slime_adapter import load_should_abort, load_tokenizer
-from strands_rollout.template.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from strands_rollout.template.chat_template import ChatTemplate
 
 _GB: Final = 1e9
 _TRACKER: Final = "latest_checkpointed_iteration.txt"
@@ -106,7 +108,7 @@ def check_tokenizer(question: Question) -> list[Finding]:
         )
         findings.append(error("vocabulary", found, fetch))
     try:
-        template = ChatTemplate(tokenizer)
+        template = _template(tokenizer)
     except TemplateError as e:
         remedy = f"name an instruction-tuned model's folder with --tokenizer, or fetch one: {prepare}"
         return [*findings, error("chat template", f"{folder}: {e}", remedy)]
@@ -126,6 +128,8 @@ def load_tokenizer_folder(folder: Path) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: It can't be loaded; the message names the file.
     """
+    from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
+
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder; expected one with a tokenizer.json")
     file = folder / "tokenizer.json"
@@ -145,8 +149,14 @@ def load_tokenizer_folder(folder: Path) -> PreTrainedTokenizerBase:
     raise ConfigError(f"the tokenizer of {folder} can't be loaded: {type(fault).__name__}: {fault}") from fault
 
 
+def _template(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
+    from strands_rollout.template.chat_template import ChatTemplate
+
+    return ChatTemplate(tokenizer)
+
+
 def thinking_words(tokenizer: PreTrainedTokenizerBase, *, opens_reasoning: bool, **template_kwargs: Json) -> str:
-    """What `enable_thinking` does to a tokenizer's template; whether its generation prompt opens reasoning is given."""
+    """What `enable_thinking` does to a template whose generation prompt, by itself, opens reasoning or does not."""
     with_thinking, without = (
         tokenizer.apply_chat_template(
             _USER, tokenize=False, add_generation_prompt=True, enable_thinking=on, **template_kwargs
@@ -222,7 +232,9 @@ def check_config(question: Question) -> list[Finding]:
 
 def _load_named(settings: RolloutSettings) -> list[Finding]:
     """An error for each setting whose named thing can't be loaded; the tools first, which may register parsers."""
+    from strands_rollout.agent import tool_loading
     from strands_rollout.code_tool.executors import make_executor
+    from strands_rollout.slime_plugin.slime_adapter import load_should_abort
     from strands_rollout.tool_parsers import AUTO, get_parser
 
     load = tool_loading.load_function
@@ -270,9 +282,9 @@ def _check_file(path: Path, question: Question, *, needed: bool) -> list[Finding
     if not path.is_file():
         return [lacking(name, f"{path} is not there", _prepare(path), training=needed)]
     try:
-        template = ChatTemplate(load_tokenizer_folder(question.tokenizer_dir))
+        template = _template(load_tokenizer_folder(question.tokenizer_dir))
     except RolloutError:  # which is another check's to say
-        template = ChatTemplate(load_tokenizer_folder(diagnosis.SHIPPED_TOKENIZER))
+        template = _template(load_tokenizer_folder(diagnosis.SHIPPED_TOKENIZER))
     try:
         return [_check_rows(path, template), check_manifest(path)]
     except OSError as e:

@@ -267,7 +267,8 @@ def check_proxies(env: Mapping[str, str]) -> list[Finding]:
     if len(hosts) == 1:
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel picks the address that it would send from
-            hosts += [address for address in [str(probe.getsockname()[0])] if not address.startswith("127.")]
+            address = str(probe.getsockname()[0])
+            hosts += [] if address.startswith("127.") else [address]
     proxied = [host for host in hosts if host not in excepted]
     if "*" in excepted or not proxied:
         return [good("proxies", f"{used} set, and no_proxy has {', '.join(hosts)}")]

@@ -15,7 +15,6 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
 from pathlib import Path
 from textwrap import shorten
 from types import SimpleNamespace
@@ -104,8 +103,13 @@ class RewardCall:
 
 def _groups(samples: Sequence[Sample]) -> list[list[Sample]]:
     """Neighbours of one group together; a sample without one is alone."""
-    grouped = groupby(enumerate(samples), lambda one: (one[1].group_index is None and one[0], one[1].group_index))
-    return [[sample for _, sample in group] for _, group in grouped]
+    found: list[list[Sample]] = []
+    for sample in samples:
+        if found and sample.group_index is not None and found[-1][0].group_index == sample.group_index:
+            found[-1].append(sample)
+        else:
+            found.append([sample])
+    return found
 
 
 def _each(answer: object, count: int) -> list[object]:

@@ -351,10 +351,12 @@ def check_manifest(path: Path, max_bytes: int = _MAX_HASHED_BYTES) -> Finding:
         return error(name, f"{manifest_path} can't be read: {type(e).__name__}: {e}", _prepare(path))
     if path.stat().st_size > max_bytes:
         return skipped(name, f"{path} is larger than {max_bytes / 1e9:g} GB: not compared with its manifest")
+    digest, got_rows = hashlib.sha256(), 0
     with open_regular(path) as file:
-        got_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        file.seek(0)
-        got_rows = sum(1 for _ in file)
+        for line in file:
+            digest.update(line)
+            got_rows += 1
+    got_sha256 = digest.hexdigest()
     if got_sha256 != sha256:
         found = f"{path} is not the file that was prepared: {got_rows} rows, sha256 {got_sha256[:12]}..."
         return error(name, f"{found}; its manifest tells {rows} rows, sha256 {sha256[:12]}...", _prepare(path))

@@ -253,7 +253,7 @@ def commands(draw: st.DrawFn) -> list[str]:
     return words
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(commands())
 def test_a_command_is_faultless_exactly_if_argparse_reads_all_of_it(words: list[str]) -> None:
     findings = findings_of(words, program=None)

@@ -150,9 +150,9 @@ def test_a_check_that_hangs_is_given_up() -> None:
         released.wait()
         return []
 
-    found = run_checks([Check("slow", hang, waits=True), Check("a", lambda: [good("a", "fine")])], limit_s=0.5)
+    found = run_checks([Check("slow", hang, waits=True), Check("a", lambda: [good("a", "fine")])], limit_s=2)
     released.set()
-    assert_fault(found, "slow", "error", "did not end within 0.5 s", remedy="state D")
+    assert_fault(found, "slow", "error", "did not end within 2 s", remedy="state D")
     assert only(found, "a").status == "ok"
 
 
@@ -160,7 +160,7 @@ def test_checks_that_wait_wait_at_once() -> None:
     both = threading.Barrier(2)
 
     def meet(name: str) -> Any:
-        return lambda: [good(name, str(both.wait(10)))]
+        return lambda: [good(name, str(both.wait(30)))]
 
     found = run_checks([Check("a", meet("a"), waits=True), Check("b", meet("b"), waits=True)])
     assert {finding.status for finding in found} == {"ok"}

@@ -122,18 +122,13 @@ def test_a_trailing_slash_and_a_tilde_change_nothing_and_no_real_run_goes_on_fro
     assert value_of(real, "--load") == "/runs/one"
 
 
-def test_a_partial_rollout_begins_more_prompts_than_it_trains(stage: Stage) -> None:
-    words = words_of(dry_run(stage, "strands_qwen3_8b", "--partial-rollout", "--dynamic-sampling=0"))
+def test_an_episodes_context_fits_a_gpu_and_a_partial_rollout_begins_more_prompts_than_it_trains(stage: Stage) -> None:
+    sizes = ["--max-response-len", "30000", "--context-parallel", "4"]
+    words = words_of(dry_run(stage, "strands_qwen3_8b", *sizes, "--partial-rollout", "--dynamic-sampling=0"))
+    assert value_of(words, "--rollout-max-context-len") == "32048"
+    assert value_of(words, "--max-tokens-per-gpu") == "8012"
     assert value_of(words, "--over-sampling-batch-size") == "24"
     assert "--dynamic-sampling-filter-path" not in words
-
-
-def test_the_context_of_an_episode_fits_the_tokens_of_a_gpu(stage: Stage) -> None:
-    words = words_of(dry_run(stage, "strands_qwen3_8b", "--max-response-len", "30000", "--context-parallel", "4"))
-    assert [value_of(words, flag) for flag in ("--rollout-max-context-len", "--max-tokens-per-gpu")] == [
-        "32048",
-        "8012",
-    ]
 
 
 @pytest.mark.parametrize("address", ["http://10.0.0.1:8265", "10.0.0.1:6379", "10.0.0.1", "ray://10.0.0.1:10001"])

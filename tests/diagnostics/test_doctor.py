@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,17 @@ from typer.testing import CliRunner
 
 from strands_rollout.cli.commands import app
 from strands_rollout.diagnostics import machine
-from strands_rollout.diagnostics.diagnosis import Check, Diagnosis, Finding, error, good, run_checks, skipped, warning
+from strands_rollout.diagnostics.diagnosis import (
+    Check,
+    Diagnosis,
+    Finding,
+    Question,
+    error,
+    good,
+    run_checks,
+    skipped,
+    warning,
+)
 from strands_rollout.diagnostics.doctor import check_server, examine
 from strands_rollout.errors import ConfigError
 
@@ -94,6 +105,26 @@ def test_faults_of_a_machine_are_shown_with_their_remedies_and_fail(tmp_path: Pa
     ):
         (at,) = [number for number, line in enumerate(lines) if line.startswith(start)]
         assert remedy in lines[at + 1]
+
+
+def test_the_command_asks_what_its_options_say_and_exits_with_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Question] = []
+
+    def find_doubts(question: Question) -> Diagnosis:
+        asked.append(replace(question, env={}))
+        return Diagnosis(ONE_OF_EACH[:2])
+
+    monkeypatch.setattr("strands_rollout.diagnostics.doctor.examine", find_doubts)
+    named = "--model-name Qwen3-4B --tokenizer t --config c --data d --data e --slime-dir s --megatron-dir m"
+    options = f"--training --gpus 2 --isolation rlimits --base-url http://a:1 --max-context-length 9 {named}"
+    done = CliRunner().invoke(app, ["doctor", "--json", *options.split()])
+    strict = CliRunner().invoke(app, ["doctor", "--strict"])
+    assert (done.exit_code, json.loads(done.stdout)["ok"]) == (0, True)
+    assert (strict.exit_code, "-> do b" in strict.stdout) == (1, True)
+    paths = {"tokenizer": Path("t"), "config": Path("c"), "slime_dir": Path("s"), "megatron_dir": Path("m")}
+    given = {"isolation": "rlimits", "base_urls": ("http://a:1",), "data": (Path("d"), Path("e")), "gpus": 2, **paths}
+    given |= {"training": True, "model_name": "Qwen3-4B", "max_context_length": 9}
+    assert asked == [Question({}, REPOSITORY, **given), Question({}, REPOSITORY)]
 
 
 def test_an_unknown_isolation_is_a_usage_error() -> None:

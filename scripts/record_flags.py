@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from strands_rollout.diagnostics.flag_table import RECORD, SYSTEMS, Flag, ask
+from strands_rollout.files import Json
 
 NOT_SLIMES: Final = ", PyPI's build (slime's image has its own, so values are not judged)"
 
@@ -27,37 +27,31 @@ def commit_of(checkout: Path) -> str:
     ).stdout.strip()  # fmt: skip
 
 
-def as_text(record: dict[str, Any]) -> str:
+def as_text(record: dict[str, Json]) -> str:
     """The record as JSON, each flag on a line of its own, so that differences can be read."""
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items() if key != "flags"]
     flags = ",\n".join(json.dumps(row) for row in record["flags"])
     return "{\n" + ",\n".join(lines) + ',\n"flags": [\n' + flags + "\n]\n}\n"
 
 
-def sources_of(answer: dict[str, Any], slime: Path, megatron: Path, patches: str | None) -> dict[str, Any]:
+def sources_of(answer: Json, slime: Path, megatron: Path, patches: str | None) -> dict[str, Json]:
     """What was asked."""
     patched = f" with {patches}" if patches else ""
+    router = answer["versions"]["router"]
     return {
         "slime": {"repository": "THUDM/slime", "version": f"commit {commit_of(slime)}"},
         "megatron": {"repository": "NVIDIA/Megatron-LM", "version": f"commit {commit_of(megatron)}{patched}"},
         "sglang": {"package": "sglang", "version": f"{answer['versions']['sglang']}{patched}"},
-        "router": {
-            "package": "sglang-router",
-            "version": answer["versions"]["router"] + ("" if _is_slimes(answer) else NOT_SLIMES),
-        },
+        "router": {"package": "sglang-router", "version": router if "slime" in router else router + NOT_SLIMES},
     }
 
 
-def _is_slimes(answer: dict[str, Any]) -> bool:
-    return "slime" in answer["versions"]["router"]
-
-
-def flags_of(answer: dict[str, Any]) -> list[Flag]:
+def flags_of(answer: Json) -> list[Json]:
     """The flags in the order of the record. slime's build of the router takes further values; only it knows them."""
-    flags = sorted(map(Flag.read, answer["flags"]), key=lambda flag: (SYSTEMS.index(flag.system), flag.names))
-    if _is_slimes(answer):
-        return flags
-    return [replace(flag, choices=()) if flag.system == "router" else flag for flag in flags]
+    flags = sorted(map(Flag.model_validate, answer["flags"]), key=lambda flag: (SYSTEMS.index(flag.system), flag.names))
+    if "slime" not in answer["versions"]["router"]:
+        flags = [flag.model_copy(update={"choices": ()}) if flag.system == "router" else flag for flag in flags]
+    return [flag.model_dump(mode="json", exclude_defaults=True) for flag in flags]
 
 
 def main(
@@ -89,7 +83,7 @@ def main(
         "sources": sources_of(answer, slime, megatron, patches),
         "abbreviating": answer["abbreviating"],
         "left_out": answer["left_out"],
-        "flags": [flag.row() for flag in flags],
+        "flags": flags,
     }
     out.write_text(as_text(record), encoding="utf-8")
     typer.echo(f"{len(flags)} flags -> {out}")

@@ -5,102 +5,117 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from strands_rollout.cli.options import BaseUrl, Config, GroupRm, Model, RewardKey, RewardPath, Tokenizer, check_engine
 
+if TYPE_CHECKING:
+    from strands_rollout.diagnostics.diagnosis import Diagnosis
+
+Dump: TypeAlias = Annotated[
+    Path, typer.Argument(help="A dump, slime's debug file, results of eval, or a folder of them.", exists=True)
+]
+Line: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")]
+Servers: TypeAlias = Annotated[
+    list[str] | None, typer.Option(help="An SGLang server or router to ask; may be given more than once.")
+]
+Context: TypeAlias = Annotated[
+    int | None, typer.Option(help="Tokens of prompt and response that the servers must take.", min=1)
+]
+TokenizerFolder: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Folder of the tokenizer; default: the model's, else the shipped one.")
+]
+ModelName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="The model's name or id on the hub, such as Qwen/Qwen3-4B; default: MODEL, else Qwen3-8B."),
+]
+RunConfig: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help="The YAML for slime's --custom-config-path; default: ROLLOUT_CONFIG, else configs/math_code.yaml."
+    ),
+]
+DataSets: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option(help="A prompt data set; may be given more than once; default: those that the scripts use."),
+]
+SlimeDir: TypeAlias = Annotated[
+    Path | None, typer.Option(help="slime's checkout; default: SLIME_DIR, else the importable one.")
+]
+MegatronDir: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Megatron-LM's; default: MEGATRON_DIR, else beside slime or importable.")
+]
+Gpus: TypeAlias = Annotated[
+    int | None, typer.Option(help="How many GPUs there must be; default: NUM_GPUS, else 8 with --training.", min=0)
+]
+Training: TypeAlias = Annotated[
+    bool, typer.Option("--training", help="Fail on all that a training run on this machine can't do without.")
+]
+IsolationName: TypeAlias = Annotated[
+    str, typer.Option(help="What the code sandbox must enforce: full, seccomp or rlimits.")
+]
+Flags: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Only check the flags that this script, or the command on stdin (-), gives slime.")
+]
+Strict: TypeAlias = Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")]
+
+
+def _silence_transformers() -> None:
+    # it would advise to install torch, which nothing here needs
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
 
 def doctor(
-    base_url: Annotated[
-        list[str] | None, typer.Option(help="An SGLang server or router to ask; may be given more than once.")
-    ] = None,
-    max_context_length: Annotated[
-        int | None, typer.Option(help="Tokens of prompt and response that the servers must take.", min=1)
-    ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the tokenizer; default: the model's, else the shipped one."),
-    ] = None,
-    model_name: Annotated[
-        str | None,
-        typer.Option(help="The model's name or id on the hub, such as Qwen/Qwen3-4B; default: MODEL, else Qwen3-8B."),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="The YAML for slime's --custom-config-path; default: ROLLOUT_CONFIG, else configs/math_code.yaml."
-        ),
-    ] = None,
-    data: Annotated[
-        list[Path] | None,
-        typer.Option(help="A prompt data set; may be given more than once; default: those that the scripts use."),
-    ] = None,
-    slime_dir: Annotated[
-        Path | None, typer.Option(help="slime's checkout; default: SLIME_DIR, else the importable one.")
-    ] = None,
-    megatron_dir: Annotated[
-        Path | None,
-        typer.Option(help="Megatron-LM's; default: MEGATRON_DIR, else beside slime or importable."),
-    ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option(help="How many GPUs there must be; default: NUM_GPUS, else 8 with --training.", min=0),
-    ] = None,
-    training: Annotated[
-        bool, typer.Option("--training", help="Fail on all that a training run on this machine can't do without.")
-    ] = False,
-    isolation: Annotated[
-        str, typer.Option(help="What the code sandbox must enforce: full, seccomp or rlimits.")
-    ] = "full",
-    flags: Annotated[
-        Path | None,
-        typer.Option(
-            help="Only check the flags that this script, or the command on stdin (-), gives slime.",
-        ),
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
+    base_url: Servers = None,
+    max_context_length: Context = None,
+    tokenizer: TokenizerFolder = None,
+    model_name: ModelName = None,
+    config: RunConfig = None,
+    data: DataSets = None,
+    slime_dir: SlimeDir = None,
+    megatron_dir: MegatronDir = None,
+    gpus: Gpus = None,
+    training: Training = False,
+    isolation: IsolationName = "full",
+    flags: Flags = None,
+    strict: Strict = False,
+    as_json: Line = False,
 ) -> None:
     """Look at this machine before a training run: what would fail, what may, and what to do about it.
 
     Exits with 1 if something would fail. Takes a few seconds and changes nothing.
     """
-    # transformers would advise to install torch, which nothing here needs
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    _silence_transformers()
     if flags is not None:
         from strands_rollout.diagnostics.flag_check import report_flags
 
         known = report_flags(flags, as_json=as_json, slime_dir=slime_dir, megatron_dir=megatron_dir)
         raise typer.Exit(0 if known else 1)
-    from strands_rollout.diagnostics.diagnosis import Question, find_repository
-    from strands_rollout.diagnostics.doctor import examine
-    from strands_rollout.diagnostics.machine import to_isolation
+    from strands_rollout.diagnostics import diagnosis, doctor, machine
     from strands_rollout.dump.terminal import PlainConsole
 
-    question = Question(
-        env=dict(os.environ),
-        repository=find_repository(),
-        isolation=to_isolation(isolation),
-        base_urls=tuple(base_url or ()),
-        tokenizer=tokenizer,
-        config=config,
-        data=tuple(data or ()),
-        slime_dir=slime_dir,
-        megatron_dir=megatron_dir,
-        gpus=gpus,
-        training=training,
-        model_name=model_name,
+    question = diagnosis.Question(
+        env=dict(os.environ), repository=diagnosis.find_repository(), isolation=machine.to_isolation(isolation),
+        base_urls=tuple(base_url or ()), tokenizer=tokenizer, config=config, data=tuple(data or ()),
+        slime_dir=slime_dir, megatron_dir=megatron_dir, gpus=gpus, training=training, model_name=model_name,
         max_context_length=max_context_length,
-    )
+    )  # fmt: skip
     with PlainConsole(stderr=True).status("looking at this machine ..."):
-        diagnosis = examine(question)
+        found = doctor.examine(question)
+    _show(found, as_json=as_json, strict=strict)
+
+
+def _show(found: Diagnosis, *, as_json: bool, strict: bool = False) -> None:
+    """Print it and exit."""
+    from strands_rollout.dump.terminal import PlainConsole
+
     if as_json:
-        typer.echo(diagnosis.to_json(strict=strict))
+        typer.echo(found.to_json(strict=strict))
     else:
-        diagnosis.show(PlainConsole())
-    raise typer.Exit(0 if diagnosis.ok(strict=strict) else 1)
+        found.show(PlainConsole())
+    raise typer.Exit(0 if found.ok(strict=strict) else 1)
 
 
 def check_template(
@@ -112,27 +127,20 @@ def check_template(
     tool_parser: Annotated[
         str, typer.Option(help="The format in which the template's calls must be read; auto: whichever fits.")
     ] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
+    as_json: Line = False,
 ) -> None:
     """Look at a chat template: where it appends, where it rewrites, who reads its calls, what ends a turn.
 
     Exits with 1 if a rule is broken; then it shows the tokens around the first difference.
     """
-    # transformers would advise to install torch, which nothing here needs
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    _silence_transformers()
     from strands_rollout.diagnostics import template_check
     from strands_rollout.diagnostics.diagnosis import Diagnosis
-    from strands_rollout.dump.terminal import PlainConsole
 
     source = None if chat_template is None else chat_template.read_text(encoding="utf-8")
     loaded = template_check.read_tokenizer(tokenizer)
     found = template_check.check_template(tokenizer, loaded, chat_template=source, tool_parser=tool_parser)
-    diagnosis = Diagnosis(tuple(found))
-    if as_json:
-        typer.echo(diagnosis.to_json())
-    else:
-        diagnosis.show(PlainConsole())
-    raise typer.Exit(0 if diagnosis.ok() else 1)
+    _show(Diagnosis(tuple(found)), as_json=as_json)
 
 
 def drift(
@@ -159,17 +167,14 @@ def drift(
     Also holds the context, which the policy read, against what the chat template makes of it: there nothing may differ.
     Exits with 1 if something does, or if the dump has no tokens; with 2 if they are not of this tokenizer.
     """
-    # transformers would advise to install torch, which nothing here needs
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    _silence_transformers()
     from strands_rollout.diagnostics.drift_report import run_drift
 
     raise typer.Exit(0 if run_drift(dump, tokenizer, config=config, show=show, as_json=as_json) else 1)
 
 
 def replay(
-    dump: Annotated[
-        Path, typer.Argument(help="A dump, slime's debug file, results of eval, or a folder of them.", exists=True)
-    ],
+    dump: Dump,
     sample: Annotated[int, typer.Option(help="Which of the dump's samples, from 0.", min=0)] = 0,
     base_url: BaseUrl = None,
     model: Model = None,
@@ -182,7 +187,7 @@ def replay(
         int | None,
         typer.Option(help="The episode's sampling seed, for an engine whose tokens depend on it; default: recorded."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
+    as_json: Line = False,
 ) -> None:
     """Run a saved episode again, turn by turn, on the tokens that it had read, and say where it departs.
 
@@ -190,8 +195,7 @@ def replay(
     those of the recorded tokens are compared too. Exits with 1 if a turn departs.
     """
     check_engine(base_url, model)
-    # transformers would advise to install torch, which nothing here needs
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    _silence_transformers()
     from strands_rollout.diagnostics.replay import run_replay
 
     same = run_replay(
@@ -208,9 +212,7 @@ def replay(
 
 
 def rescore(
-    dump: Annotated[
-        Path, typer.Argument(help="A dump, slime's debug file, results of eval, or a folder of them.", exists=True)
-    ],
+    dump: Dump,
     reward: RewardPath = None,
     config: Config = None,
     reward_key: RewardKey = None,
@@ -251,7 +253,7 @@ def validate(
             "right. Default: \\boxed{{label}} and Answer: {label}."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
+    as_json: Line = False,
 ) -> None:
     """Ask the reward for each row's own gold answer: a label that can't score teaches nothing.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -15,59 +16,46 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from rich.console import Console
 from rich.text import Text
 
 from strands_rollout.code_tool.local.supervisor_link import Isolation
+from strands_rollout.errors import foreign_code
+from strands_rollout.files import Json
 
 MODEL_NAME: Final = "Qwen3-8B"
+SHIPPED_TOKENIZER: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
 LIMIT_S: Final = 60.0
-_PREPARE: Final = "bash scripts/prepare_model.sh"
-_REPORT: Final = "report it, with the output of: strands-rollout doctor --json"
-_REINSTALL: Final = "install this package again, with what it requires: pip install -e /path/to/strands-rollout"
 _END_S: Final = 1.0  # what a killed process gets to end before it is left alone
 _INDENT: Final = 9
 
 Status = Literal["ok", "warning", "error", "skipped"]
 _STYLES: Final[dict[Status, str]] = {"ok": "green", "warning": "yellow", "error": "bold red", "skipped": "dim"}
+FindPackage = Callable[[str], ModuleSpec | None]
+"""Finds what `import` would take, without importing it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to look at; where the scripts of this repository put things unless it is said otherwise.
+    """What to look at; where the scripts of this repository put things unless it is said otherwise."""
 
-    Attributes:
-        env: The environment variables of the run.
-        repository: Where data/, models/ and checkpoints/ are unless `env` says otherwise.
-        isolation: What the code sandbox must enforce.
-        base_urls: SGLang servers or routers.
-        tokenizer: A folder with a tokenizer; None for the model's, if it is there, else the shipped one.
-        config: The YAML of slime's --custom-config-path; None for ROLLOUT_CONFIG, else the repository's.
-        data: Prompt data sets; none for those that the scripts use.
-        slime_dir: slime's checkout; None for SLIME_DIR, else the importable one.
-        megatron_dir: Megatron-LM's checkout; None for MEGATRON_DIR, else the importable one.
-        gpus: How many GPUs there must be; None for NUM_GPUS, else what training needs.
-        training: Whether a training run is to start here, so that what it can't do without is an error.
-        model_name: Of the model, or its id on the hub; None for MODEL, else Qwen3-8B.
-        max_context_length: Tokens that the servers must take.
-    """
-
-    env: Mapping[str, str]
-    repository: Path
-    isolation: Isolation = "full"
-    base_urls: tuple[str, ...] = ()
-    tokenizer: Path | None = None
-    config: Path | None = None
-    data: tuple[Path, ...] = ()
-    slime_dir: Path | None = None
-    megatron_dir: Path | None = None
-    gpus: int | None = None
-    training: bool = False
-    model_name: str | None = None
-    max_context_length: int | None = None
+    env: Mapping[str, str]  # of the run
+    repository: Path  # where data/, models/ and checkpoints/ are unless `env` says otherwise
+    isolation: Isolation = "full"  # what the code sandbox must enforce
+    base_urls: tuple[str, ...] = ()  # of SGLang servers or routers
+    tokenizer: Path | None = None  # its folder; None for the model's, if it is there, else the shipped one
+    config: Path | None = None  # of slime's --custom-config-path; None for ROLLOUT_CONFIG, else the repository's
+    data: tuple[Path, ...] = ()  # prompt data sets; none for those that the scripts use
+    slime_dir: Path | None = None  # slime's checkout; None for SLIME_DIR, else the importable one
+    megatron_dir: Path | None = None  # Megatron-LM's; None for MEGATRON_DIR, else beside slime's or importable
+    gpus: int | None = None  # how many there must be; None for NUM_GPUS, else what training needs
+    training: bool = False  # whether a training run is to start here, so that what it can't do without is an error
+    model_name: str | None = None  # or its id on the hub; None for MODEL, else Qwen3-8B
+    max_context_length: int | None = None  # tokens that the servers must take
 
     def named(self, variable: str) -> Path | None:
         """The path that a variable of the environment names; None where it is not set, or empty."""
@@ -78,19 +66,6 @@ class Question:
     def data_dir(self) -> Path:
         """Where the prompt data sets are."""
         return self.named("DATA_DIR") or self.repository / "data"
-
-    @property
-    def training_data(self) -> tuple[Path, ...]:
-        """What a training run reads: its prompts, and the sets that it is evaluated on."""
-        prompts = self.named("PROMPT_DATA") or self.data_dir / "dapo-math-17k.jsonl"
-        sets = "" if self.env.get("EVAL_CONFIG") else self.env.get("EVAL_SETS") or "aime-2024"
-        return (prompts, *(self.data_dir / f"{name}.jsonl" for name in sets.split(",") if name))
-
-    @property
-    def config_file(self) -> Path | None:
-        """The run's settings; None where this package was installed without the repository's."""
-        default = self.repository / "configs" / "math_code.yaml"
-        return self.config or self.named("ROLLOUT_CONFIG") or (default if default.is_file() else None)
 
     @property
     def model_dir(self) -> Path:
@@ -116,19 +91,14 @@ class Question:
     @property
     def prepare_model(self) -> str:
         """The command that fetches and converts the model."""
-        return _PREPARE if self.model_id == f"Qwen/{MODEL_NAME}" else f"{_PREPARE} --model {self.model_id}"
+        other = "" if self.model_id == f"Qwen/{MODEL_NAME}" else f" --model {self.model_id}"
+        return f"bash scripts/prepare_model.sh{other}"
 
     @property
     def tokenizer_dir(self) -> Path:
         """The folder of the tokenizer that is looked at."""
-        if self.tokenizer is not None:
-            return self.tokenizer
-        return self.model if (self.model / "tokenizer.json").is_file() else self.shipped_tokenizer_dir
-
-    @property
-    def shipped_tokenizer_dir(self) -> Path:
-        """The folder of the tokenizer that comes along."""
-        return Path(__file__).parents[1] / "engine" / "checkpoint"
+        of_model = self.model if (self.model / "tokenizer.json").is_file() else SHIPPED_TOKENIZER
+        return self.tokenizer or of_model
 
 
 def find_repository() -> Path:
@@ -141,20 +111,15 @@ def find_repository() -> Path:
 class Finding:
     """What a check found.
 
-    Attributes:
-        name: Of what was looked at.
-        status: "error": a run would fail, or train on something else than was meant. "warning": it may, or a part of
-            what a run needs is not here. "skipped": not asked for.
-        found: In words, with the names and numbers that were found.
-        remedy: What to do, with the command to type where there is one; None where nothing is to be done.
-        facts: What programs may want to know besides, by name; JSON values.
+    An error: a run would fail, or train on something else than was meant. A warning: it may, or a part of what a run
+    needs is not here. Skipped: not asked for.
     """
 
-    name: str
+    name: str  # of what was looked at
     status: Status
-    found: str
-    remedy: str | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    found: str  # with the names and numbers that were found
+    remedy: str | None = None  # with the command to type where there is one; None where nothing is to be done
+    facts: Mapping[str, Json] = field(default_factory=dict)  # what programs may want to know besides, by name
 
 
 def good(name: str, found: str, **facts: object) -> Finding:
@@ -250,12 +215,14 @@ def run_checks(checks: Sequence[Check], limit_s: float = LIMIT_S) -> list[Findin
 
 
 def _look(check: Check) -> list[Finding]:
-    try:
+    with foreign_code("one broken check must not hide what the others found") as outcome:
         return list(check.look())
-    except ImportError as e:
-        return [error(check.name, f"{e.name or 'a package'} can't be imported: {e}", _REINSTALL)]
-    except Exception as e:  # one broken check must not hide what the others found
-        return [error(check.name, f"this is a bug in the check: {type(e).__name__}: {e}", _REPORT)]
+    fault = outcome.error
+    if isinstance(fault, ImportError):
+        reinstall = "install this package again, with what it requires: pip install -e /path/to/strands-rollout"
+        return [error(check.name, f"{fault.name or 'a package'} can't be imported: {fault}", reinstall)]
+    report = "report it, with the output of: strands-rollout doctor --json"
+    return [error(check.name, f"this is a bug in the check: {type(fault).__name__}: {fault}", report)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +240,7 @@ class Answer:
         return text[:300] or f"exit code {self.exit_code}"
 
 
-def ask(*command: str, env: Mapping[str, str], limit_s: float) -> Answer | None:
+def run_program(*command: str, env: Mapping[str, str], limit_s: float) -> Answer | None:
     """Run a program of `env`'s PATH without input, for a limited time; None where there is none of that name.
 
     After `limit_s` seconds it is killed, with all that it started. One that hangs in the kernel must not hang us.
@@ -294,13 +261,30 @@ def ask(*command: str, env: Mapping[str, str], limit_s: float) -> Answer | None:
     try:
         stdout, stderr = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        # one that waits inside a driver can't be killed, and is left behind
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
         return Answer(None)
+    finally:
+        if process.poll() is None:
+            _kill(process)
     return Answer(process.returncode, stdout.strip(), stderr.strip())
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    # one that waits inside a driver can't be killed, and is left behind
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_S)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+def package_folders(name: str, find_package: FindPackage = importlib.util.find_spec) -> list[Path]:
+    """The folders of the package that would be imported; none where there is none."""
+    try:
+        spec = find_package(name)
+    except (ImportError, ValueError):
+        return []
+    if spec is None or (spec.origin is None and name == "slime"):
+        return []  # slime is no namespace package: a mere folder of that name stands in nobody's way
+    return [Path(folder) for folder in spec.submodule_search_locations or [str(spec.origin)]]

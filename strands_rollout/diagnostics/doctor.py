@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import httpx
@@ -13,20 +14,11 @@ import orjson
 
 from strands_rollout.client.client import ServerInfo, fetch_server_info
 from strands_rollout.client.transport import create_client, parse_base_url, redacted
-from strands_rollout.diagnostics import machine, run_files
-from strands_rollout.diagnostics.diagnosis import (
-    Check,
-    Diagnosis,
-    Finding,
-    Question,
-    error,
-    good,
-    run_checks,
-    skipped,
-    warning,
-)
+from strands_rollout.diagnostics import diagnosis, machine, run_files
+from strands_rollout.diagnostics.diagnosis import Check, Finding, Question, error, good, skipped, warning
 from strands_rollout.diagnostics.slime_episode import check_megatron, check_slime, check_slime_episode
-from strands_rollout.errors import ConfigError, EngineUnavailableError
+from strands_rollout.errors import ConfigError, EngineUnavailableError, foreign_code
+from strands_rollout.files import Json
 
 SERVER_LIMIT_S: Final = 15.0
 _CONNECT_S: Final = 3.0
@@ -38,16 +30,11 @@ _UNREACHABLE: Final = (httpx.TransportError, aiohttp.ClientError, EngineUnavaila
 _TEXT: Final = "<|im_start|>Zwölf Boxkämpfer: x = 1234567, \\boxed{42}; unbelievably<tool_call>\n\n\t東京<|im_end|>"
 
 
-def examine(question: Question) -> Diagnosis:
+def examine(question: Question) -> diagnosis.Diagnosis:
     """Look at this machine; takes seconds, and leaves nothing behind."""
-    return Diagnosis(tuple(run_checks(checks_of(question))))
-
-
-def checks_of(question: Question) -> list[Check]:
-    """All checks, in the order in which they are shown."""
     env = question.env
     servers = [Check("server", partial(check_server, url, question), waits=True) for url in question.base_urls]
-    return [
+    checks = [
         Check("python", machine.check_python),
         Check("packages", machine.check_packages),
         Check("slime", partial(check_slime, question), waits=True),
@@ -64,20 +51,18 @@ def checks_of(question: Question) -> list[Check]:
         Check("model", partial(run_files.check_model, question)),
         Check("converted model", partial(run_files.check_converted_model, question)),
         Check("tokenizer", partial(run_files.check_tokenizer, question)),
-        Check("config", partial(run_files.check_config, question.config_file)),
+        Check("config", partial(run_files.check_config, question)),
         Check("data", partial(run_files.check_data, question)),
         Check("sandbox", partial(machine.check_sandbox, question.isolation), waits=True),
         *(servers or [Check("server", lambda: [skipped("server", "no --base-url: no SGLang was asked")])]),
     ]
+    return diagnosis.Diagnosis(tuple(diagnosis.run_checks(checks)))
 
 
 def check_server(base_url: str, question: Question, limit_s: float = SERVER_LIMIT_S) -> list[Finding]:
-    """What answers at a URL: SGLang, or a router before it, with the context and tokens that the run expects?
+    """What answers at the URL of a server or router, within `limit_s` seconds.
 
-    Args:
-        base_url: Of a server or router.
-        question: Names the tokenizer and the context that are expected.
-        limit_s: Seconds for all requests together.
+    Is it SGLang, or a router before it, with the tokens and the context that the question names?
     """
     try:
         shown = redacted(parse_base_url(base_url))
@@ -106,22 +91,24 @@ async def _ask(base_url: str, shown: str, question: Question, *, may_be_router: 
                 return await _ask_router([one for one in workers if isinstance(one, dict)], shown, question)
             info = await fetch_server_info(http, url=shown)
             if info.model_path is None:
-                return [await _not_sglang(http, health, shown)]
+                status = (await http.get("/server_info")).status_code
+                name = health.headers.get("server", "a server that does not tell its name")
+                found = f"{shown} answers, but is not SGLang: {name}; /server_info gives {status} and no model"
+                return [error("server", found, f"check the port; another server may have it. {_START}")]
             return [_engine(info, shown), _context(info, shown, question), await _tokens(http, info, question)]
         except _UNREACHABLE as e:
             return [error("server", f"nothing answers at {shown}: {e or type(e).__name__}", _START)]
 
 
-def _answer(response: httpx.Response) -> dict[str, Any]:
+def _answer(response: httpx.Response) -> dict[str, Json]:
     """The object that a server answers with; empty where it is none."""
-    try:
+    with contextlib.suppress(orjson.JSONDecodeError):
         answer = orjson.loads(response.content) if response.status_code == httpx.codes.OK else None
-    except orjson.JSONDecodeError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
+        return answer if isinstance(answer, dict) else {}
+    return {}
 
 
-async def _ask_router(workers: list[dict[str, Any]], shown: str, question: Question) -> list[Finding]:
+async def _ask_router(workers: list[dict[str, Json]], shown: str, question: Question) -> list[Finding]:
     healthy = [worker for worker in workers if worker.get("is_healthy", True) and worker.get("url")]
     if not healthy:
         found = f"the router at {shown} has {len(workers)} workers, none of them healthy"
@@ -132,19 +119,12 @@ async def _ask_router(workers: list[dict[str, Any]], shown: str, question: Quest
     return [router, *await _ask(url, behind, question, may_be_router=False)]
 
 
-async def _not_sglang(http: httpx.AsyncClient, health: httpx.Response, shown: str) -> Finding:
-    answer = await http.get("/server_info")
-    name = health.headers.get("server", "a server that does not tell its name")
-    found = f"{shown} answers, but is not SGLang: {name}; /server_info gives {answer.status_code} and no model"
-    return error("server", found, f"check the port; another server may have it. {_START}")
-
-
 def _engine(info: ServerInfo, shown: str) -> Finding:
     version = info.raw.get("version")
     name = f"SGLang {version}" if version else "a server with SGLang's API, of unknown version,"
     found = f"{name} at {shown}: {info.model_path}, weights {info.weight_version}"
-    numbers = [int(part) for part in str(version or "").split(".")[:2] if part.isdecimal()]
-    if numbers and tuple(numbers) < _OLDEST:
+    numbers = tuple(int(part) for part in str(version or "").split(".")[:2] if part.isdecimal())
+    if numbers and numbers < _OLDEST:
         return warning("server", f"{found}; too old", "pip install 'sglang>=0.5'")
     return good("server", found)
 
@@ -171,15 +151,12 @@ async def _tokens(http: httpx.AsyncClient, info: ServerInfo, question: Question)
     is on this machine.
     """
     name, folder = "server tokens", question.tokenizer_dir
-    is_known = question.tokenizer is not None or folder != question.shipped_tokenizer_dir
+    is_known = question.tokenizer is not None or folder != diagnosis.SHIPPED_TOKENIZER
     own = _ids_of(folder) if is_known else None
     if own is None:
         return skipped(name, "no --tokenizer to compare with the server's")
-    asked = {
-        "model": info.raw.get("served_model_name") or info.model_path,
-        "prompt": _TEXT,
-        "add_special_tokens": False,
-    }
+    model = info.raw.get("served_model_name") or info.model_path
+    asked = {"model": model, "prompt": _TEXT, "add_special_tokens": False}
     served = (_answer(await http.post("/tokenize", json=asked))).get("tokens")
     if not isinstance(served, list):
         served = _ids_of(Path(str(info.raw.get("tokenizer_path") or info.model_path)))
@@ -202,7 +179,6 @@ def _ids_of(folder: Path) -> list[int] | None:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None
-    try:
+    with foreign_code("tokenizers raises plain Exceptions; a broken file is another check's to tell"):
         return list(Tokenizer.from_file(str(file)).encode(_TEXT, add_special_tokens=False).ids)
-    except Exception:  # whatever tokenizers raises: that file is another check's
-        return None
+    return None

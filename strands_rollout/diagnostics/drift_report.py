@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.text import Text
@@ -39,30 +39,9 @@ class SavedEpisode(SampledEpisode):
     where: str  # file and line, for people
     token_texts: Mapping[int, bytes]  # of token ids, as far as the dump holds them
 
-    @property
-    def name(self) -> dict[str, Any]:
-        """How a report names it: its place in the dump, and the sample's own index."""
-        return {"number": self.number, "index": self.sample.index}
-
-
-def read_episodes(path: Path) -> Iterator[SavedEpisode]:
-    """The episodes of a dump, one at a time; samples in which nothing was sampled are left out.
-
-    Raises:
-        DumpError: See `read_dump`.
-    """
-    for number, record in enumerate(read_dump(path)):
-        episode = episode_of(record, number)
-        if episode is not None:
-            yield episode
-
 
 def nth_episode(path: Path, number: int) -> SavedEpisode:
-    """The episode at a place of a dump, from 0.
-
-    Raises:
-        DumpError: There is none, or it has no tokens.
-    """
+    """The episode at a place of a dump, from 0."""
     count = 0
     for at, record in enumerate(read_dump(path)):
         count += 1
@@ -80,9 +59,6 @@ def episode_of(record: DumpRecord, number: int) -> SavedEpisode | None:
     """The episode of a record; None where nothing was sampled, or its tokens were not kept.
 
     Turns are read from the episode's facts; of a foreign sample each run of trained tokens is one.
-
-    Raises:
-        DumpError: Its tokens are no token ids, or fewer than its response has.
     """
     if not record.has_tokens:
         return None
@@ -103,11 +79,7 @@ def episode_of(record: DumpRecord, number: int) -> SavedEpisode | None:
 
 
 def check_tokenizer(episode: SavedEpisode, texts: TokenTexts, name: str) -> None:
-    """See whether the tokens can be of the named tokenizer: ids that it has, with the texts that the dump tells.
-
-    Raises:
-        ConfigError: They can't.
-    """
+    """Refuse a named tokenizer that lacks the episode's ids, or has other texts for them than the dump tells."""
     ids = set(episode.tokens)
     unknown = sorted(token for token in ids if token not in texts)
     if len(unknown) > len(ids) * _MOST_UNKNOWN:  # a policy may sample some of the ids that only pad its vocabulary
@@ -124,27 +96,20 @@ def check_tokenizer(episode: SavedEpisode, texts: TokenTexts, name: str) -> None
 
 
 def run_drift(dump: Path, tokenizer: Path, *, config: Path | None, show: int, as_json: bool) -> bool:
-    """Measure the episodes of a dump and print the report; whether all context is what the template renders.
-
-    Raises:
-        DumpError: The dump can't be read, or has no tokens.
-        ConfigError: The tokenizer can't be loaded, or is not the dump's, or the run's configuration can't be used.
-    """
+    """Measure the episodes of a dump and print the report; whether all context is what the template renders."""
     settings = None if config is None else read_config_file(config)
     thinking = None if settings is None else settings.enable_thinking
     loaded = load_tokenizer_folder(tokenizer)
     texts = TokenTexts(loaded)
-    meter = DriftMeter(
-        loaded,
-        {} if thinking is None else {"enable_thinking": thinking},
-        AUTO if settings is None else settings.tool_parser,
-    )
+    options = {} if thinking is None else {"enable_thinking": thinking}
+    meter = DriftMeter(loaded, options, AUTO if settings is None else settings.tool_parser)
     measured = []
     with counter("episodes") as on_done:
-        for episode in read_episodes(dump):
-            check_tokenizer(episode, texts, str(tokenizer))
-            measured.append(meter.measure(episode, episode.number))
-            on_done(1)
+        for number, record in enumerate(read_dump(dump)):
+            if episode := episode_of(record, number):
+                check_tokenizer(episode, texts, str(tokenizer))
+                measured.append(meter.measure(episode, number))
+                on_done(1)
     if not measured:
         raise DumpError(
             f"{dump} has no whole sample with the policy's tokens; results of eval have them with --save-tokens"
@@ -161,10 +126,7 @@ def run_drift(dump: Path, tokenizer: Path, *, config: Path | None, show: int, as
 def print_drift(
     console: Console, measured: Sequence[EpisodeDrift], totals: DriftTotals, template_fault: str | None, *, show: int
 ) -> None:
-    """Print the totals, then `show` episodes at most, those that lose most first.
-
-    `template_fault` says why the context was not compared, where it was not.
-    """
+    """Print the totals, or why the context was not compared, then `show` episodes, those that lose most first."""
     _say(console, f"{totals.episodes} episodes, {totals.sampled_tokens} sampled tokens")
     _say(console, f"drift: in {totals.drifted_episodes} episodes ({totals.drifted_share:.1%})")
     _say(console, f"  each turn encoded again:   {totals.turn_drift} tokens change")

@@ -16,24 +16,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from strands_rollout.diagnostics.flag_script import (
-    Command,
-    Reading,
-    Word,
-    is_placeholder,
-    looks_like_flag,
-    read_script,
-    read_text,
-)
-from strands_rollout.diagnostics.flag_table import (
-    TITLES,
-    Flag,
-    FlagTable,
-    find_slime,
-    read_record,
-    recorded_table,
-    table_of,
-)
+from strands_rollout.diagnostics import flag_script
+from strands_rollout.diagnostics.flag_script import Command, Reading, Word
+from strands_rollout.diagnostics.flag_table import TITLES, Flag, FlagTable, find_slime, table_of
 from strands_rollout.dump.terminal import PlainConsole
 from strands_rollout.errors import ConfigError
 
@@ -60,11 +45,11 @@ _DEFAULTS: Final = {
     "--kl-loss-coef": 0.0,
     "--rollout-num-gpus-per-engine": 1.0,
 }
-_NORMALIZED: Final = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
 _FULLY_ASYNC: Final = "slime.rollout.fully_async_rollout."
-_OVERRIDE: Final = ", unless the file of --custom-config-path says otherwise"
 _WITH_SUFFIX: Final = re.compile(r"\s*\d+(?:(?:\.\d+)?[kMGT]|[KMGT]i)\s*")
 _FALSE: Final = ("false", "0", "no", "off", "none")
+_BOUNDS: Final[Mapping[object, tuple[int, int | None]]] = {None: (1, 1), "?": (0, 1), "*": (0, None), "+": (1, None)}
+"""The least and the most words that argparse takes, by nargs."""
 
 
 def _readable_int(text: str) -> None:
@@ -73,7 +58,7 @@ def _readable_int(text: str) -> None:
         int(text)
 
 
-_CONVERSIONS: Final[Mapping[str, tuple[Callable[[str], object], str]]] = {
+_CONVERSIONS: Final[Mapping[str | None, tuple[Callable[[str], object], str]]] = {
     "int": (int, "a whole number"),
     "float": (float, "a number"),
     "loads": (json.loads, "JSON"),
@@ -104,15 +89,65 @@ class FlagFindings:
     flags: int
     findings: tuple[FlagFinding, ...]
 
-    @classmethod
-    def of(cls, flags: int, findings: Sequence[FlagFinding]) -> FlagFindings:
-        """These faults, none twice."""
-        return cls(flags, tuple(sorted(dict.fromkeys(findings), key=lambda finding: finding.severity != "error")))
-
     @property
     def ok(self) -> bool:
         """Whether no fault is an error."""
         return all(finding.severity != "error" for finding in self.findings)
+
+
+def report_flags(
+    script: Path, *, as_json: bool, slime_dir: Path | None = None, megatron_dir: Path | None = None
+) -> bool:
+    """Judge the flags of a launch script, "-" for a command on stdin, and print the faults; whether there was no error.
+
+    Raises:
+        ConfigError: The script can't be read or names no flags, its dry run fails, or there is no slime in `slime_dir`.
+    """
+    slime = find_slime(slime_dir)
+    on_stdin = str(script) == "-"
+    read = flag_script.read_text(sys.stdin.read(), None, slime) if on_stdin else flag_script.read_script(script, slime)
+    with PlainConsole(stderr=True).status("asking the parsers of slime, Megatron-LM and SGLang ..."):
+        table = table_of(slime, megatron_dir)
+    found = judge_reading(read, table)
+    if found.flags == 0:
+        raise ConfigError(
+            f"nothing was judged: found no flag in {script}; "
+            "expected a command with train.py or train_async.py, or arrays of its flags"
+        )
+    if as_json:
+        report = {"ok": found.ok, "script": str(script), "how": read.how, "sources": table.sources}
+        report |= {"flags": found.flags, "findings": [asdict(finding) for finding in found.findings]}
+        print(json.dumps({**report, "notes": read.notes}))
+        return found.ok
+    console = PlainConsole(markup=False, highlight=False, soft_wrap=True)
+    console.print(f"flags of {script}: {found.flags} ({read.how})")
+    for line in (*(f"  {source}" for source in table.sources), *(f"note: {note}" for note in read.notes)):
+        console.print(line)
+    for finding in found.findings:
+        console.print(finding.line(), style="red" if finding.severity == "error" else "yellow")
+    errors = sum(finding.severity == "error" for finding in found.findings)
+    console.print(f"{errors} errors, {len(found.findings) - errors} warnings" if found.findings else "all known")
+    return found.ok
+
+
+def judge_reading(reading: Reading, table: FlagTable) -> FlagFindings:
+    """Judge all commands of a script, and the words that may be added to them."""
+    flags, findings = 0, []
+    for command in reading.commands:
+        before, uses = _uses_of(command.words, table)
+        problem = "no flag before it takes this word; slime drops it without a word"
+        findings += [
+            FlagFinding("error", word.text, word.place, problem)
+            for word in before
+            if not word.splits and not flag_script.is_placeholder(word)
+        ]
+        further = [use for words in command.further for use in _uses_of((*words, _ANYTHING), table)[1]]
+        findings += [*_check_uses(uses, table), *_check_uses(further, table), *_duplicates(uses, table)]
+        if command.program is not None:
+            findings += _contradictions(command, {use.name for use in (*uses, *further)}, uses, table)
+        flags += len(uses) + len(further)
+    in_order = sorted(dict.fromkeys(findings), key=lambda finding: finding.severity != "error")
+    return FlagFindings(flags, tuple(in_order))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,98 +173,17 @@ class _Use:
         return FlagFinding("error", self.name, self.where, problem, nearest)
 
 
-def report_flags(
-    script: Path, *, as_json: bool, slime_dir: Path | None = None, megatron_dir: Path | None = None
-) -> bool:
-    """Judge the flags of a launch script and print what was found.
-
-    Args:
-        script: The script, or "-" for a command on stdin.
-        as_json: Print one line of JSON instead.
-        slime_dir: slime's checkout; otherwise SLIME_DIR's, or that of the importable slime.
-        megatron_dir: Megatron-LM's; otherwise MEGATRON_DIR's, the one beside slime's, or the importable one.
-
-    Returns:
-        Whether there was no error.
-
-    Raises:
-        ConfigError: The script can't be read or names no flags, its dry run fails, or there is no slime in `slime_dir`.
-    """
-    slime = find_slime(slime_dir)
-    reading = read_text(sys.stdin.read(), None, slime) if str(script) == "-" else read_script(script, slime)
-    with PlainConsole(stderr=True).status("asking the parsers of slime, Megatron-LM and SGLang ..."):
-        table = table_of(slime, megatron_dir)
-    found = judge_reading(reading, table)
-    if found.flags == 0:
-        raise ConfigError(
-            f"nothing was judged: found no flag in {script}; "
-            "expected a command with train.py or train_async.py, or arrays of its flags"
-        )
-    sources = [source.line() for source in table.sources]
-    if as_json:
-        report = {"ok": found.ok, "script": str(script), "how": reading.how, "sources": sources, "flags": found.flags}
-        findings = [asdict(finding) for finding in found.findings]
-        sys.stdout.write(json.dumps({**report, "findings": findings, "notes": list(reading.notes)}) + "\n")
-        return found.ok
-    console = PlainConsole(markup=False, highlight=False, soft_wrap=True)
-    console.print(f"flags of {script}: {found.flags} ({reading.how})")
-    for line in (*(f"  {source}" for source in sources), *(f"note: {note}" for note in reading.notes)):
-        console.print(line)
-    for finding in found.findings:
-        console.print(finding.line(), style="red" if finding.severity == "error" else "yellow")
-    errors = sum(finding.severity == "error" for finding in found.findings)
-    console.print(f"{errors} errors, {len(found.findings) - errors} warnings" if found.findings else "all known")
-    return found.ok
-
-
-def check_command(
-    words: Sequence[str | Word], *, table: FlagTable | None = None, program: str = "train.py"
-) -> FlagFindings:
-    """Judge the arguments of slime's train.py.
-
-    Args:
-        words: What follows train.py, as the shell would pass it on.
-        table: The known flags; the recorded ones if None.
-        program: "train.py" or "train_async.py".
-    """
-    read = tuple(word if isinstance(word, Word) else Word(word) for word in words)
-    return judge(Command(program, read), table or recorded_table(read_record()))
-
-
-def judge_reading(reading: Reading, table: FlagTable) -> FlagFindings:
-    """Judge all commands of a script."""
-    parts = [judge(command, table) for command in reading.commands]
-    return FlagFindings.of(sum(part.flags for part in parts), [found for part in parts for found in part.findings])
-
-
-def judge(command: Command, table: FlagTable) -> FlagFindings:
-    """Judge one command, and the words that may be added to it."""
-    before, uses = _uses_of(command.words, table)
-    problem = "no flag before it takes this word; slime drops it without a word"
-    findings = [
-        FlagFinding("error", word.text, word.place, problem)
-        for word in before
-        if not word.splits and not is_placeholder(word)
-    ]
-    further = [use for words in command.further for use in _uses_of((*words, _ANYTHING), table)[1]]
-    findings += [*_check_uses(uses, table), *_check_uses(further, table), *_duplicates(uses, table)]
-    if command.program is not None:
-        findings += _contradictions(command, {use.name for use in (*uses, *further)}, uses, table)
-    return FlagFindings.of(len(uses) + len(further), findings)
-
-
-def _uses_of(words: Sequence[Word], table: FlagTable) -> tuple[Sequence[Word], list[_Use]]:
+def _uses_of(words: Sequence[Word], table: FlagTable) -> tuple[tuple[Word, ...], list[_Use]]:
     """The words before the first flag, and the uses of flags in order, each with its values as argparse splits them."""
-    starts = [at for at, word in enumerate(words) if looks_like_flag(word.text)]
+    before, *parts = flag_script.by_flag(words)
     uses = []
-    for begin, end in zip(starts, [*starts[1:], len(words)], strict=False):
-        word, values = words[begin], tuple(words[begin + 1 : end])
+    for word, *values in parts:
         name, equals, joined = word.text.partition("=")
         if not equals or table.find(word.text):
-            uses.append(_Use(word.text, None, values, word.place))
+            uses.append(_Use(word.text, None, tuple(values), word.place))
         else:
-            uses.append(_Use(name, joined, values, word.place, dynamic=word.dynamic and "$" in joined))
-    return words[: starts[0]] if starts else words, uses
+            uses.append(_Use(name, joined, tuple(values), word.place, dynamic=word.dynamic and "$" in joined))
+    return before, uses
 
 
 def _check_uses(uses: Sequence[_Use], table: FlagTable) -> Iterator[FlagFinding]:
@@ -271,8 +225,10 @@ def _what_is_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
     if len(read_as) == 1:
         said = f"it is no flag; SGLang's parser takes it for {read_as[0]}, until another begins so; write that"
         return said, read_as[0]
-    nearest = table.nearest(name)
-    meant = f"; nearest known: {nearest} ({table.title_of(nearest)})" if nearest else ""
+    nearest, meant = table.nearest(name), ""
+    if nearest:
+        owners = " and ".join(TITLES[flag.system] for flag in table.find(nearest))
+        meant = f"; nearest known: {nearest} ({owners})"
     if read_as:
         few = ", ".join(read_as[:3])
         return f"it begins {len(read_as)} flags ({few} ...): SGLang's parser stops{meant}", nearest
@@ -304,7 +260,7 @@ def _check_values(use: _Use, flag: Flag, following: str | None) -> Iterator[Flag
             return
         values, surplus = [Word(use.joined, use.where, use.dynamic)], list(use.values)
     else:
-        least, most = _bounds(flag.nargs)
+        least, most = (flag.nargs, flag.nargs) if isinstance(flag.nargs, int) else _BOUNDS.get(flag.nargs, (0, None))
         if len(use.values) < least and not use.splits:
             wanted = "a value" if least == 1 else f"{least} values"
             got = f"the flag {following}" if following else "the end of the command"
@@ -312,7 +268,7 @@ def _check_values(use: _Use, flag: Flag, following: str | None) -> Iterator[Flag
             hint = f"; a value that begins with a hyphen needs {use.name}=VALUE" if is_value else ""
             yield use.error(f"got {got} next; expected {wanted}: {parser} stops{hint}")
         values = list(use.values[:most])
-        surplus = [] if most is None else list(use.values[most:])
+        surplus = list(use.values[len(values) :])
     for word in surplus:
         if word.splits:
             break  # whether anything is too much is left to the shell
@@ -323,16 +279,8 @@ def _check_values(use: _Use, flag: Flag, following: str | None) -> Iterator[Flag
             yield use.error(problem)
 
 
-def _bounds(nargs: int | str | None) -> tuple[int, int | None]:
-    """The least and the most words that argparse takes."""
-    if isinstance(nargs, int):
-        return nargs, nargs
-    bounds: dict[str | None, tuple[int, int | None]] = {None: (1, 1), "?": (0, 1), "*": (0, None), "+": (1, None)}
-    return bounds.get(nargs, (0, None))
-
-
 def _fault_of_value(use: _Use, flag: Flag, value: str) -> str | None:
-    if conversion := _CONVERSIONS.get(flag.type_name or ""):
+    if conversion := _CONVERSIONS.get(flag.type):
         convert, expected = conversion
         try:
             value = str(convert(value)) if flag.choices else value
@@ -341,7 +289,7 @@ def _fault_of_value(use: _Use, flag: Flag, value: str) -> str | None:
             return f"got {use.shown(value)}; expected {expected}: {TITLES[flag.system]}'s parser stops"
     if flag.choices and value not in flag.choices:
         return f"got {use.shown(value)}; expected one of {', '.join(flag.choices)}"
-    if flag.type_name == "bool" and value.lower() in _FALSE:
+    if flag.type == "bool" and value.lower() in _FALSE:
         return f"got {use.shown(value)}; {TITLES[flag.system]} reads any word as true; leave the flag out"
     return None
 
@@ -356,9 +304,10 @@ class _Given:
         self.last = {use.name: use for use in uses}
         self.complete = complete
 
-    def has(self, *names: str) -> bool:
-        """Whether all are given."""
-        return all(name in self.last for name in names)
+    def has(self, *flags: str) -> bool:
+        """Whether all are given; of those with "=VALUE" this value."""
+        parts = (flag.partition("=") for flag in flags)
+        return all(self.text(name) == value if equals else name in self.last for name, equals, value in parts)
 
     def lacks(self, *names: str) -> bool:
         """Whether none is given, for certain."""
@@ -370,13 +319,6 @@ class _Given:
         if use is None or use.dynamic or any(word.dynamic for word in use.values[:1]):
             return None
         return use.joined if use.joined is not None else (use.values[0].text if use.values else None)
-
-    def count(self, name: str) -> int | None:
-        """How many words a flag's value has, if that is known."""
-        use = self.last.get(name)
-        if use is None or use.splits:
-            return None
-        return len(use.values) if use.joined is None else 1
 
     def number(self, name: str) -> float | None:
         """A flag's value or default as a number, if it is known."""
@@ -390,6 +332,41 @@ class _Given:
 
 _Fault = tuple[str, str]
 """A flag, and what is wrong with it."""
+_Rule = tuple[str, str, str, str]
+"""The flag at fault; those that are given, some with "=VALUE"; those of which none is; and what is wrong."""
+
+_RULES: Final[Sequence[_Rule]] = [
+    ("--use-rollout-logprobs", "--use-tis --use-rollout-logprobs", "",
+     "it can't be set with --use-tis; leave one of them out"),
+    ("--eval-interval", "--eval-interval", "--eval-prompt-data --eval-config",
+     "it needs data: add --eval-prompt-data NAME PATH, or --eval-config"),
+    ("--save-interval", "--save-interval", "--save", "it needs a folder: add --save"),
+    ("--use-dynamic-batch-size", "--use-dynamic-batch-size", "--max-tokens-per-gpu", "it needs --max-tokens-per-gpu"),
+    ("--num-rollout", "", "--num-rollout --num-epoch",
+     "neither it nor --num-epoch is given, and slime stops without; add one"),
+    ("--advantage-estimator", "--advantage-estimator=reinforce_plus_plus", "--normalize-advantages",
+     "reinforce_plus_plus needs --normalize-advantages; add it"),
+    ("--advantage-estimator", "--advantage-estimator=reinforce_plus_plus_baseline", "--normalize-advantages",
+     "reinforce_plus_plus_baseline needs --normalize-advantages; add it"),
+    ("--opd-teacher-load", "--opd-teacher-load", "--use-opd",
+     "it is refused without --use-opd; add that, or leave it out"),
+    ("--use-opd", "--use-opd", "--opd-type", "it needs --opd-type sglang or megatron; add it"),
+    ("--opd-type", "--use-opd --opd-type=megatron", "--opd-teacher-load",
+     "megatron needs --opd-teacher-load; add it"),
+    ("--opd-teacher-load", "--use-opd --opd-type=sglang --opd-teacher-load", "",
+     "it is refused with --opd-type sglang; leave it out"),
+]  # fmt: skip
+# What slime looks at after it has read the file of --custom-config-path.
+_RULES_AFTER_OVERRIDES: Final[Sequence[_Rule]] = [
+    ("--update-weight-transport", "--update-weight-transport=disk", "--update-weight-disk-dir",
+     "disk needs --update-weight-disk-dir; add it"),
+    ("--update-weight-mode", "--update-weight-mode=delta", "--update-weight-transport",
+     "delta needs --update-weight-transport disk"),
+    ("--update-weight-mode", "--update-weight-mode=delta --colocate", "--debug-rollout-only",
+     "delta is refused with --colocate; leave one of them out"),
+    ("--update-weight-mode", "--update-weight-mode=delta", "--update-weight-local-checkpoint-dir",
+     "delta needs --update-weight-local-checkpoint-dir; add it"),
+]  # fmt: skip
 
 
 def _contradictions(
@@ -397,13 +374,9 @@ def _contradictions(
 ) -> Iterator[FlagFinding]:
     """Flags that contradict each other, or leave out what slime asks for when it starts.
 
-    Args:
-        command: The command.
-        possible: The flags that it uses, or that may be added.
-        certain: Its uses of flags.
-        table: The known flags.
+    `possible` are the flags that the command uses, or that may be added; `certain` are its uses of flags.
     """
-    open_ended = not command.exact or any(map(is_placeholder, command.words))
+    open_ended = not command.exact or any(map(flag_script.is_placeholder, command.words))
     given = _Given(certain, complete=not open_ended)
 
     def found(fault: _Fault, severity: Severity = "error") -> FlagFinding:
@@ -414,21 +387,30 @@ def _contradictions(
     for flag in table.flags:
         if flag.required and not open_ended and not possible.intersection(flag.names):
             yield found((flag.names[0], "it is not given, and slime stops without it; add it"))
-    yield from map(found, _pairs(given, command.program))
-    yield from map(found, _what_is_lacking(given))
-    yield from map(found, _refused(given))
-    for fault in _unused_gpus(given):
-        yield found(fault, "warning")
-    for finding in map(found, _refused_after_overrides(given)):
-        may_change = not given.lacks("--custom-config-path")
-        yield replace(finding, severity="warning", problem=finding.problem + _OVERRIDE) if may_change else finding
+    yield from map(found, (*_broken(_RULES, given), *_refused(given, command.program)))
+    for finding in map(found, (*_broken(_RULES_AFTER_OVERRIDES, given), *_refused_after_overrides(given))):
+        if given.lacks("--custom-config-path"):
+            yield finding
+        else:
+            problem = f"{finding.problem}, unless the file of --custom-config-path says otherwise"
+            yield replace(finding, severity="warning", problem=problem)
+    gpus, each = given.number("--rollout-num-gpus"), given.number("--rollout-num-gpus-per-engine")
+    elsewhere = not given.lacks("--sglang-config", "--rollout-external-engine-addrs")
+    if gpus and each and gpus % each and not elsewhere:
+        problem = f"got {gpus:g}, no multiple of --rollout-num-gpus-per-engine {each:g}: {gpus % each:g} stay unused"
+        yield found(("--rollout-num-gpus", problem), "warning")
     for fault, severity in _batches(given) if command.exact else ():
         yield found(fault, severity)
 
 
-def _pairs(given: _Given, program: str | None) -> Iterator[_Fault]:
-    if given.has("--use-tis", "--use-rollout-logprobs"):
-        yield "--use-rollout-logprobs", "it can't be set with --use-tis; leave one of them out"
+def _broken(rules: Sequence[_Rule], given: _Given) -> Iterator[_Fault]:
+    for flag, with_these, without, problem in rules:
+        if given.has(*with_these.split()) and (not without or given.lacks(*without.split())):
+            yield flag, problem
+
+
+def _refused(given: _Given, program: str | None) -> Iterator[_Fault]:
+    """What is refused at the start, or at the first evaluation, for more than the flags that are there."""
     if program == "train_async.py" and given.has("--colocate"):
         yield "--colocate", "train_async.py refuses it; use train.py, or leave it out"
     if given.number("--kl-coef") and given.number("--kl-loss-coef"):
@@ -437,72 +419,27 @@ def _pairs(given: _Given, program: str | None) -> Iterator[_Fault]:
     if given.has("--apply-chat-template") and generate.startswith("strands_rollout."):
         refused = f"{generate} renders messages itself and refuses prompts that are rendered; leave it out"
         yield "--apply-chat-template", refused
-
-
-def _what_is_lacking(given: _Given) -> Iterator[_Fault]:
-    if given.has("--eval-interval") and given.lacks("--eval-prompt-data", "--eval-config"):
-        yield "--eval-interval", "it needs data: add --eval-prompt-data NAME PATH, or --eval-config"
-    if given.has("--save-interval") and given.lacks("--save"):
-        yield "--save-interval", "it needs a folder: add --save"
-    if given.has("--use-dynamic-batch-size") and given.lacks("--max-tokens-per-gpu"):
-        yield "--use-dynamic-batch-size", "it needs --max-tokens-per-gpu"
-    if given.lacks("--num-rollout", "--num-epoch"):
-        yield "--num-rollout", "neither it nor --num-epoch is given, and slime stops without; add one"
-
-
-def _refused(given: _Given) -> Iterator[_Fault]:
-    """What is refused at the start, or at the first evaluation."""
     temperature = given.number("--rollout-temperature")
     if temperature is not None and temperature <= 0:
         yield "--rollout-temperature", f"got {temperature:g}; expected a number above 0"
-    estimator = given.text("--advantage-estimator")
-    if estimator in _NORMALIZED and given.lacks("--normalize-advantages"):
-        yield "--advantage-estimator", f"{estimator} needs --normalize-advantages; add it"
-    teacher, kind = "--opd-teacher-load", given.text("--opd-type")
-    if given.has(teacher) and given.lacks("--use-opd"):
-        yield teacher, "it is refused without --use-opd; add that, or leave it out"
-    if given.has("--use-opd"):
-        if given.lacks("--opd-type"):
-            yield "--use-opd", "it needs --opd-type sglang or megatron; add it"
-        if kind == "megatron" and given.lacks(teacher):
-            yield "--opd-type", "megatron needs --opd-teacher-load; add it"
-        if kind == "sglang" and given.has(teacher):
-            yield teacher, "it is refused with --opd-type sglang; leave it out"
-    words = given.count("--eval-prompt-data")
-    if words is not None and words > 1 and words % 2 and given.lacks("--eval-config"):
-        yield "--eval-prompt-data", f"got {words} words; expected pairs of a name and a path"
+    data = given.last.get("--eval-prompt-data")
+    if data is not None and not data.splits and given.lacks("--eval-config"):
+        words = len(data.values) if data.joined is None else 1
+        if words > 1 and words % 2:
+            yield "--eval-prompt-data", f"got {words} words; expected pairs of a name and a path"
     inherits = given.lacks("--eval-function-path")
     evaluates = given.text("--rollout-function-path" if inherits else "--eval-function-path") or ""
     if given.has("--eval-interval") and evaluates.startswith(_FULLY_ASYNC):
         yield "--eval-interval", f"{evaluates} has no evaluation; leave it out, or name another --eval-function-path"
 
 
-def _unused_gpus(given: _Given) -> Iterator[_Fault]:
-    gpus, each = given.number("--rollout-num-gpus"), given.number("--rollout-num-gpus-per-engine")
-    elsewhere = not given.lacks("--sglang-config", "--rollout-external-engine-addrs")
-    if gpus and each and gpus % each and not elsewhere:
-        problem = f"got {gpus:g}, no multiple of --rollout-num-gpus-per-engine {each:g}: {gpus % each:g} stay unused"
-        yield "--rollout-num-gpus", problem
-
-
 def _refused_after_overrides(given: _Given) -> Iterator[_Fault]:
-    """What slime looks at after it has read the file of --custom-config-path."""
     prompt, context = given.number("--rollout-max-prompt-len"), given.number("--rollout-max-context-len")
     if prompt is not None and context is not None and prompt >= context:
         expected = f"expected less than --rollout-max-context-len {context:g}"
         yield "--rollout-max-prompt-len", f"got {prompt:g}; {expected}"
-    transport = given.text("--update-weight-transport")
-    if transport == "disk" and given.lacks("--update-weight-disk-dir"):
-        yield "--update-weight-transport", "disk needs --update-weight-disk-dir; add it"
-    mode = "--update-weight-mode"
-    if given.text(mode) != "delta":
-        return
-    if (transport or "disk") != "disk" or given.lacks("--update-weight-transport"):
-        yield mode, "delta needs --update-weight-transport disk"
-    if given.has("--colocate") and given.lacks("--debug-rollout-only"):
-        yield mode, "delta is refused with --colocate; leave one of them out"
-    if given.lacks("--update-weight-local-checkpoint-dir"):
-        yield mode, "delta needs --update-weight-local-checkpoint-dir; add it"
+    if given.has("--update-weight-mode=delta") and given.text("--update-weight-transport") not in (None, "", "disk"):
+        yield "--update-weight-mode", "delta needs --update-weight-transport disk"
 
 
 def _batches(given: _Given) -> Iterator[tuple[_Fault, Severity]]:

@@ -23,39 +23,47 @@ MAIN_ARGUMENTS: Final = "slime/utils/arguments.py"
 SGLANG_ARGUMENTS: Final = "slime/backends/sglang_utils/arguments.py"
 
 
-class Borrowed:
-    """SGLang's ServerArgs or the router's RouterArgs, as slime calls them; remembers which flags they added."""
+class Attempt:
+    """Runs another program's import, which may raise anything or exit; then `failed` says why, by system."""
 
-    def __init__(self, package: str, module: str, name: str) -> None:
+    def __init__(self, system: str, failed: dict[str, str]) -> None:
+        self._system, self._failed = system, failed
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> bool:
+        if not isinstance(error, (Exception, SystemExit)):
+            return False
+        self._failed[self._system] = f"{type(error).__name__}: {error}"
+        return True
+
+
+class Borrowed:
+    """SGLang's ServerArgs or the router's RouterArgs, as slime calls them; remembers which flags they added.
+
+    Adds none where the class can't be imported.
+    """
+
+    def __init__(self, system: str, module: str, name: str, failed: dict[str, str]) -> None:
         self.added: set[str] = set()  # in the form that slime gave them
-        self.failure: str | None = None  # why the class can't be imported; then no flag is added
         self.version: str | None = None  # of its package, where it says one
         self._original: Any = None
-        try:
+        with Attempt(system, failed):
             self._original = getattr(importlib.import_module(module), name)
-            self.version = getattr(importlib.import_module(package), "__version__", None)
-        except (Exception, SystemExit) as e:  # another program's import may raise anything
-            self.failure = f"{type(e).__name__}: {e}"
+            self.version = getattr(importlib.import_module(module.partition(".")[0]), "__version__", None)
 
-    def add_cli_args(self, parser: argparse.ArgumentParser, **options: Any) -> None:  # noqa: ANN401 - passed on as they are
+    def add_cli_args(self, parser: argparse.ArgumentParser, **options: object) -> None:
         """Add the flags of the original."""
+        before = set(parser._option_string_actions)
         if self._original is not None:
-            before = set(parser._option_string_actions)
             self._original.add_cli_args(parser, **options)
-            self.added |= set(parser._option_string_actions) - before
-
-    def all_flags(self) -> set[str]:
-        """The flags of the original by itself, before slime renames or leaves out any."""
-        parser = argparse.ArgumentParser(add_help=False)
-        if self._original is not None:
-            self._original.add_cli_args(parser)
-        return set(parser._option_string_actions)
+        self.added |= set(parser._option_string_actions) - before
 
 
-def definitions(path: Path, **names: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever the file expects to find
+def definitions(path: Path, **names: object) -> dict[str, Any]:
     """Execute a file with its imports from the standard library only, and with the given names."""
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-    tree.body = [node for node in tree.body if not _is_foreign_import(node)]
+    tree.body = [node for node in tree.body if _imported(node) <= sys.stdlib_module_names]
     namespace: dict[str, Any] = {"__name__": path.stem, **names}
     # annotations name classes of the imports that are left out
     flags = __future__.annotations.compiler_flag
@@ -63,20 +71,18 @@ def definitions(path: Path, **names: Any) -> dict[str, Any]:  # noqa: ANN401 - w
     return namespace
 
 
-def _is_foreign_import(node: ast.stmt) -> bool:
+def _imported(node: ast.stmt) -> set[str]:
     if isinstance(node, ast.ImportFrom):
-        return node.level > 0 or (node.module or "").split(".")[0] not in sys.stdlib_module_names
-    if isinstance(node, ast.Import):
-        return any(alias.name.split(".")[0] not in sys.stdlib_module_names for alias in node.names)
-    return False
+        return {"." if node.level else str(node.module).split(".")[0]}
+    return {alias.name.split(".")[0] for alias in node.names} if isinstance(node, ast.Import) else set()
 
 
-def last_parser(parse: Callable[[], Any]) -> argparse.ArgumentParser:
+def last_parser(parse: Callable[[], object]) -> argparse.ArgumentParser:
     """The last parser that a function parses with, given an empty command line."""
     seen: list[argparse.ArgumentParser] = []
     original = argparse.ArgumentParser.parse_known_args
 
-    def remember(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> Any:  # noqa: ANN401 - argparse's own form
+    def remember(parser: argparse.ArgumentParser, *_: object, **__: object) -> object:
         seen.append(parser)
         required = [action for action in parser._actions if action.required]
         for action in required:
@@ -95,8 +101,10 @@ def last_parser(parse: Callable[[], Any]) -> argparse.ArgumentParser:
     return seen[-1]
 
 
-def main_parser(slime_flags: Callable[[Any], Any]) -> tuple[argparse.ArgumentParser, set[str], str | None]:
-    """Megatron-LM's parser with slime's flags, the flags that are Megatron's, and why Megatron could not be asked."""
+def main_parser(
+    slime_flags: Callable[[argparse.ArgumentParser], object], failed: dict[str, str]
+) -> tuple[argparse.ArgumentParser, set[str]]:
+    """Megatron-LM's parser with slime's flags, and the flags that are Megatron's: none where it can't be imported."""
     own: set[str] = set()
 
     def provider(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -104,22 +112,19 @@ def main_parser(slime_flags: Callable[[Any], Any]) -> tuple[argparse.ArgumentPar
         slime_flags(parser)
         return parser
 
-    try:
+    with Attempt("megatron", failed):
         megatron = importlib.import_module("megatron.training.arguments")
-    except (Exception, SystemExit) as e:  # another program's import may raise anything
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        slime_flags(parser)
-        return parser, set(), f"{type(e).__name__}: {e}"
-    parsed = last_parser(lambda: megatron.parse_args(extra_args_provider=provider, ignore_unknown_args=True))
-    return parsed, own, None
+    if "megatron" in failed:
+        return provider(argparse.ArgumentParser(add_help=False, allow_abbrev=False)), own
+    return last_parser(lambda: megatron.parse_args(extra_args_provider=provider, ignore_unknown_args=True)), own
 
 
-def described(parser: argparse.ArgumentParser, name: str, system_of: Callable[[str], str]) -> list[dict[str, Any]]:
+def described(parser: argparse.ArgumentParser, name: str, systems: dict[str, str]) -> list[dict[str, Any]]:
     """The flags of one parser as plain values; `name` is the parser's."""
     return [
         {
             "names": list(action.option_strings),
-            "system": system_of(action.option_strings[0]),
+            "system": systems.get(action.option_strings[0], "slime"),
             "parser": name,
             "nargs": action.nargs,
             "type": getattr(action.type, "__name__", None) if action.type else None,
@@ -134,27 +139,24 @@ def described(parser: argparse.ArgumentParser, name: str, system_of: Callable[[s
 
 def examine(slime_dir: Path) -> dict[str, Any]:
     """All flags that a training command of this slime can have, and which systems could not be asked."""
-    server = Borrowed("sglang", "sglang.srt.server_args", "ServerArgs")
-    router = Borrowed("sglang_router", "sglang_router.launch_router", "RouterArgs")
+    failed: dict[str, str] = {}
+    server = Borrowed("sglang", "sglang.srt.server_args", "ServerArgs", failed)
+    router = Borrowed("router", "sglang_router.launch_router", "RouterArgs", failed)
     own = definitions(slime_dir / MAIN_ARGUMENTS, RouterArgs=router)  # up to 0.3.0 the router's flags are added there
     engine = definitions(slime_dir / SGLANG_ARGUMENTS, ServerArgs=server, RouterArgs=router)
-    main, megatron_flags, megatron_failure = main_parser(own["get_slime_extra_args_provider"]())
-    sglang = last_parser(engine["sglang_parse_args"])
-    pre = last_parser(own["_pre_parse_mode"])
-    kept = set(sglang._option_string_actions)
-    origin = {**dict.fromkeys(megatron_flags, "megatron"), **dict.fromkeys(server.added, "sglang")}
-    origin |= dict.fromkeys(router.added, "router")
+    main, megatron_flags = main_parser(own["get_slime_extra_args_provider"](), failed)
+    sglang, pre = last_parser(engine["sglang_parse_args"]), last_parser(own["_pre_parse_mode"])
+    systems = {**dict.fromkeys(megatron_flags, "megatron"), **dict.fromkeys(server.added, "sglang")}
+    systems |= dict.fromkeys(router.added, "router")
     parsers = {"main": main, "sglang": sglang, "pre": pre}
-    failures = {"megatron": megatron_failure, "sglang": server.failure, "router": router.failure}
+    sglangs_own = argparse.ArgumentParser(add_help=False)  # before slime renames or leaves out any flag
+    server.add_cli_args(sglangs_own)
+    spelled = {f"--sglang-{flag.lstrip('-')}" for flag in sglangs_own._option_string_actions}
     return {
-        "flags": [
-            row
-            for name, parser in parsers.items()
-            for row in described(parser, name, lambda flag: origin.get(flag, "slime"))
-        ],
-        "left_out": sorted(f for f in (f"--sglang-{raw.lstrip('-')}" for raw in server.all_flags()) if f not in kept),
+        "flags": [row for name, parser in parsers.items() for row in described(parser, name, systems)],
+        "left_out": sorted(spelled - set(sglang._option_string_actions)),
         "abbreviating": sorted(name for name, parser in parsers.items() if parser.allow_abbrev),
-        "failed": {system: failure for system, failure in failures.items() if failure},
+        "failed": failed,
         "versions": {"sglang": server.version, "router": router.version},
     }
 

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Final
 
+from strands_rollout.diagnostics.diagnosis import run_program
 from strands_rollout.errors import ConfigError
 
 PROGRAMS: Final = ("train.py", "train_async.py")
-LIBRARY: Final = "slime_launch.sh"
-ARGUMENTS: Final = "arguments"  # the library's array of slime's arguments
-DRY_RUN_LIMIT_S: Final = 60.0
+_LIBRARY: Final = "slime_launch.sh"
+_ARGUMENTS: Final = "arguments"  # the library's array of slime's arguments
+_DRY_RUN_LIMIT_S: Final = 60.0
 
 _BETWEEN_WORDS: Final = re.compile(r"[ \t\r]+|\\\n|#[^\n]*")
 _OPERATOR: Final = re.compile(r"<<<|<<-|&&|\|\||;;|<<|>>|[;&|<>()\n]")
@@ -92,6 +93,12 @@ def is_placeholder(word: Word) -> bool:
     return _PLACEHOLDER.fullmatch(word.text) is not None
 
 
+def by_flag(words: Sequence[Word]) -> list[tuple[Word, ...]]:
+    """The words that stand before any flag, then each flag with the words that follow it."""
+    starts = [at for at, word in enumerate(words) if looks_like_flag(word.text)]
+    return [tuple(words[begin:end]) for begin, end in pairwise([0, *starts, len(words)])]
+
+
 def read_script(path: Path, slime_dir: Path | None) -> Reading:
     """Read a launch script; slime's checkout holds files that scripts source.
 
@@ -105,7 +112,7 @@ def read_script(path: Path, slime_dir: Path | None) -> Reading:
     except OSError as e:
         raise ConfigError(f"got the script {path}; expected a file that can be read: {e}") from e
     script = _Script(text, path, slime_dir)
-    library = (path.resolve().parent / LIBRARY).resolve()
+    library = (path.resolve().parent / _LIBRARY).resolve()
     if library not in script.sourced or not {"read_options", "--dry-run"} <= {word.text for word in script.words}:
         return read_text(text, path, slime_dir)
     printed = read_text(_dry_run(path, slime_dir), path, slime_dir)
@@ -116,9 +123,22 @@ def read_script(path: Path, slime_dir: Path | None) -> Reading:
         for command in printed.commands
     ]
     given = {word.text for command in commands for word in command.words}
-    switched = tuple(_segments_without(script, given))
+    # what other options would switch on
+    arrays = [array.words for array in script.arrays if array.name == _ARGUMENTS]
+    switched = tuple(part for words in arrays for part in by_flag(words)[1:] if part[0].text not in given)
     further = [Command(None, (), switched, exact=False)] if switched else []
     return Reading(f"bash {path} --dry-run, and the arrays it may add", (*commands, *further), printed.notes)
+
+
+def _dry_run(path: Path, slime_dir: Path | None) -> str:
+    environment = {**os.environ, **({} if slime_dir is None else {"SLIME_DIR": str(slime_dir)})}
+    done = run_program("bash", str(path), "--dry-run", env=environment, limit_s=_DRY_RUN_LIMIT_S)
+    if done is None or done.exit_code is None:
+        reason = "there is no bash" if done is None else f"it did not end within {_DRY_RUN_LIMIT_S:g} s"
+        raise ConfigError(f"bash {path} --dry-run could not be run: {reason}")
+    if done.exit_code != 0:
+        raise ConfigError(f"bash {path} --dry-run ended with {done.exit_code}; expected a command: {done.stderr}")
+    return done.stdout
 
 
 def read_text(text: str, path: Path | None, slime_dir: Path | None) -> Reading:
@@ -133,35 +153,6 @@ def read_text(text: str, path: Path | None, slime_dir: Path | None) -> Reading:
     return Reading("its text was read, nothing was run", tuple(commands), tuple(notes))
 
 
-def _dry_run(path: Path, slime_dir: Path | None) -> str:
-    """What the script prints; it runs as a child, without input."""
-    environment = {**os.environ, **({} if slime_dir is None else {"SLIME_DIR": str(slime_dir)})}
-    try:
-        done = subprocess.run(  # noqa: S603 - a script of this repository's, which then does nothing
-            ["bash", str(path), "--dry-run"],  # noqa: S607 - the shell that would start it
-            capture_output=True, text=True, timeout=DRY_RUN_LIMIT_S, check=False, env=environment,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise ConfigError(f"bash {path} --dry-run could not be run: {e}") from e
-    if done.returncode != 0:
-        raise ConfigError(
-            f"bash {path} --dry-run ended with {done.returncode}; expected a command: {done.stderr.strip()}"
-        )
-    return done.stdout
-
-
-def _segments_without(script: _Script, given: set[str]) -> Iterator[tuple[Word, ...]]:
-    """The flags that other options would switch on, each with its values."""
-    for array in script.arrays:
-        if array.name != ARGUMENTS:
-            continue
-        starts = [at for at, word in enumerate(array.words) if looks_like_flag(word.text)]
-        for begin, end in zip(starts, [*starts[1:], len(array.words)], strict=False):
-            if array.words[begin].text not in given:
-                yield array.words[begin:end]
-
-
 @dataclass(frozen=True, slots=True)
 class _Array:
     name: str
@@ -170,10 +161,7 @@ class _Array:
 
 
 class _Script:
-    """The words and arrays of a script and of the files that it sources, slime's among them.
-
-    `path` is None for a text from elsewhere.
-    """
+    """The words and arrays of a script, or of a text where `path` is None, and of the files that it sources."""
 
     def __init__(self, text: str, path: Path | None, slime_dir: Path | None) -> None:
         self.notes: list[str] = []
@@ -186,27 +174,23 @@ class _Script:
     def _followed(self, words: list[Word], path: Path | None, depth: int) -> list[Word]:
         """The words with those of each sourced file before them."""
         found: list[Word] = []
-        for at, word in enumerate(words[:-1]):
-            if word.text == "source" or (word.text == "." and _begins_command(words[:at])):
-                found += self._sourced(words[at + 1], path, depth)
+        for at, (word, named) in enumerate(pairwise(words)):
+            if word.text != "source" and not (word.text == "." and _begins_command(words[:at])):
+                continue
+            file = self._find(named.text, path)
+            if file is None or depth == _DEEPEST:
+                self.notes.append(f"{named.place}: {named.text} was not found, so it was not read")
+            elif file not in self.sourced:
+                self.sourced.append(file)
+                shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+                inner = shell_words(file.read_text("utf-8", "replace"), str(shown))
+                found += self._followed(inner, file, depth + 1)
         return [*found, *words]
-
-    def _sourced(self, word: Word, path: Path | None, depth: int) -> list[Word]:
-        file = self._find(word.text, path)
-        if file is None or depth == _DEEPEST:
-            self.notes.append(f"{word.place}: {word.text} was not found, so it was not read")
-            return []
-        if file in self.sourced:
-            return []
-        self.sourced.append(file)
-        shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-        return self._followed(shell_words(file.read_text("utf-8", "replace"), str(shown)), file, depth + 1)
 
     def _find(self, named: str, path: Path | None) -> Path | None:
         # "${SCRIPT_DIR}/models/x.sh": the directory is an expansion, the rest is tried beside the script and above it
         rest = re.split(r"[})]/|^\$\w+/", named)[-1]
-        folders = [path.resolve().parent, *path.resolve().parents[1 : _PARENTS + 1]] if path else []
-        files = [folder / rest for folder in folders]
+        files = [folder / rest for folder in path.resolve().parents[: _PARENTS + 1]] if path else []
         if self._slime_dir is not None:
             files += [self._slime_dir / rest, self._slime_dir / "scripts" / rest.rpartition("scripts/")[2]]
         return next((file.resolve() for file in files if file.is_file()), None)
@@ -214,17 +198,12 @@ class _Script:
     def commands(self) -> list[Command]:
         """The commands that start training; else one of all arrays, or of the text where it is no file's."""
         found = [self._command(program, words) for program, words in _invocations(self.words)]
-        has_flags = any(
-            word.text.startswith("--")
-            for command in found
-            for words in (command.words, *command.further)
-            for word in words
-        )
-        if has_flags or (found and self._path is None):
+        given = [words for command in found for words in (command.words, *command.further)]
+        if any(map(_has_flag, given)) or (found and self._path is None):
             return found
         if self._path is None:
             return [self._command(None, [word for word in self.words if not word.operator])]
-        literals = tuple(a.words for a in self.arrays if any(word.text.startswith("--") for word in a.words))
+        literals = tuple(array.words for array in self.arrays if _has_flag(array.words))
         return [Command(None, (), literals, exact=False)] if literals else found
 
     def _command(self, program: str | None, words: Sequence[Word]) -> Command:
@@ -254,6 +233,10 @@ class _Script:
             before, flag_before = word, flag_before or word.text.startswith("--")
 
 
+def _has_flag(words: Sequence[Word]) -> bool:
+    return any(word.text.startswith("--") for word in words)
+
+
 def _is_opaque(word: Word, before: Word | None, *, flag_before: bool) -> bool:
     """Whether a word may be flags; what stands right after a flag is taken for its value."""
     if is_placeholder(word):
@@ -265,11 +248,11 @@ def _is_opaque(word: Word, before: Word | None, *, flag_before: bool) -> bool:
 
 def _arrays(words: Sequence[Word]) -> Iterator[_Array]:
     """Each assignment of an array, and of a string that holds flags."""
-    for at, word in enumerate(words[:-1]):
+    for at, (word, following) in enumerate(pairwise(words)):
         if word.operator:
             continue
         head = _ARRAY.match(word.text)
-        if head and words[at + 1].text == "(" and words[at + 1].operator:
+        if head and following.text == "(" and following.operator:
             closed = next((n for n in range(at + 2, len(words)) if words[n].operator and words[n].text == ")"), None)
             inside = tuple(inner for inner in words[at + 2 : closed] if not inner.operator)
             yield _Array(head[1], inside, appended=bool(head[2]))
@@ -283,23 +266,17 @@ def _invocations(words: Sequence[Word]) -> Iterator[tuple[str, list[Word]]]:
     """Each program and the words after it, up to the end of its command."""
     for at, word in enumerate(words):
         program = Path(word.text).name
-        if word.operator or program not in PROGRAMS or not _is_started(words[:at]):
+        if word.operator or program not in PROGRAMS:
             continue
-        end = next((later for later in range(at + 1, len(words)) if words[later].operator), len(words))
-        found = list(words[at + 1 : end])
-        if end < len(words) and words[end].text in (">", ">>", "<") and found and found[-1].text.isdigit():
+        before = list(takewhile(lambda earlier: not earlier.operator, reversed(words[:at])))
+        started = any(_STARTER.search(Path(earlier.text).name) for earlier in before)  # not by `[ -f train.py ]`
+        if not started and not _begins_command(words[:at]):
+            continue
+        found = list(takewhile(lambda later: not later.operator, words[at + 1 :]))
+        following = words[at + 1 + len(found) :]
+        if following and following[0].text in (">", ">>", "<") and found and found[-1].text.isdigit():
             found.pop()  # the 2 of 2>&1
         yield program, found
-
-
-def _is_started(before: Sequence[Word]) -> bool:
-    """Whether the words before a program on its line run it; `[ -f train.py ]` does not."""
-    for word in reversed(before):
-        if word.operator:
-            break
-        if _STARTER.search(Path(word.text).name):
-            return True
-    return _begins_command(before)
 
 
 def _begins_command(before: Sequence[Word]) -> bool:
@@ -307,9 +284,9 @@ def _begins_command(before: Sequence[Word]) -> bool:
 
 
 def shell_words(text: str, name: str, *, first_line: int = 1) -> list[Word]:
-    """The words and operators of shell text; comments and here-documents are left out, expansions stay as written.
+    """The words and operators of shell text, each with the file's name and its line.
 
-    Each has its place, of the script's name and the number of its line.
+    Comments and here-documents are left out, expansions stay as written.
     """
     line_ends = [found.start() for found in re.finditer("\n", text)]
     words: list[Word] = []

@@ -7,18 +7,19 @@ imported there is taken from `data/slime_flags.json`, which `scripts/record_flag
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from pydantic import BaseModel
 
 from strands_rollout.diagnostics import flag_probe
+from strands_rollout.diagnostics.diagnosis import package_folders, run_program
 from strands_rollout.errors import ConfigError
+from strands_rollout.files import Json
 
 RECORD: Final = Path(__file__).parents[1] / "data" / "slime_flags.json"
 SYSTEMS: Final = ("slime", "megatron", "sglang", "router")
@@ -28,61 +29,17 @@ _SHORTEST_PREFIX: Final = 6
 _LONGEST_NOTE: Final = 160
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """One argument of argparse, under all its names."""
+class Flag(BaseModel, frozen=True):
+    """One argument of argparse, under all its names; a row of the record, where what is the default is left out."""
 
     names: tuple[str, ...]
     system: str  # who declares it: one of SYSTEMS
-    parser: str  # which of slime's three parsers reads it: "main", "sglang" or "pre"
+    parser: str = "main"  # which of slime's three parsers reads it: "main", "sglang" or "pre"
     nargs: int | str | None = None  # argparse's: None for one value, 0 for none, a number, "?", "*" or "+"
-    type_name: str | None = None  # of the function that converts a value
+    type: str | None = None  # the name of the function that converts a value
     choices: tuple[str, ...] = ()  # the values that are allowed, as text; empty if any is
     required: bool = False  # whether slime stops without it
     repeats: bool = False  # whether each use adds a value; otherwise the last use wins
-
-    @classmethod
-    def read(cls, row: dict[str, Any]) -> Flag:
-        """A flag from a row of the record or of the probe's answer; what a row lacks is the default."""
-        return cls(
-            names=tuple(row["names"]),
-            system=row["system"],
-            parser=row.get("parser") or "main",
-            nargs=row.get("nargs"),
-            type_name=row.get("type"),
-            choices=tuple(row.get("choices") or ()),
-            required=bool(row.get("required")),
-            repeats=bool(row.get("repeats")),
-        )
-
-    def row(self) -> dict[str, Any]:
-        """The flag as a row of the record: what is the default is left out."""
-        whole = {
-            "names": list(self.names),
-            "system": self.system,
-            "parser": None if self.parser == "main" else self.parser,
-            "nargs": self.nargs,
-            "type": self.type_name,
-            "choices": list(self.choices) or None,
-            "required": self.required or None,
-            "repeats": self.repeats or None,
-        }
-        return {key: value for key, value in whole.items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a system's flags are known from."""
-
-    system: str  # one of SYSTEMS
-    how: str  # "parser" if the parser itself was asked, "record" if the record was read
-    version: str  # what was asked or recorded: a commit, a version or a path
-    note: str | None = None  # why the parser was not asked
-
-    def line(self) -> str:
-        """The source in one line of a report."""
-        way = "its parser was asked" if self.how == "parser" else "recorded"
-        return f"{TITLES[self.system]}: {way}, {self.version}" + (f" ({self.note})" if self.note else "")
 
 
 class FlagTable:
@@ -92,11 +49,11 @@ class FlagTable:
         flags: All flags.
         left_out: Flags of SGLang's, in slime's spelling, that slime does not pass on.
         abbreviating: The parsers that read an unambiguous beginning of a flag as that flag.
-        sources: Where this is known from, one for each system.
+        sources: Where this is known from, a line for each system.
     """
 
     def __init__(
-        self, flags: Iterable[Flag], *, left_out: Iterable[str], abbreviating: Iterable[str], sources: Iterable[Source]
+        self, flags: Iterable[Flag], *, left_out: Iterable[str], abbreviating: Iterable[str], sources: Iterable[str]
     ) -> None:
         self.flags = tuple(flags)
         self.left_out = frozenset(left_out)
@@ -113,11 +70,8 @@ class FlagTable:
 
     def abbreviated_by(self, name: str) -> list[str]:
         """The names that an abbreviating parser would take `name` for."""
-        return sorted(
-            known
-            for known, flags in self._by_name.items()
-            if known.startswith(name) and any(flag.parser in self.abbreviating for flag in flags)
-        )
+        longer = ((known, flags) for known, flags in self._by_name.items() if known.startswith(name))
+        return sorted(known for known, flags in longer if any(flag.parser in self.abbreviating for flag in flags))
 
     def nearest(self, name: str) -> str | None:
         """The known flag that was likely meant."""
@@ -128,22 +82,13 @@ class FlagTable:
         longer = [known for known in self._by_name if known.startswith(name)]
         if len(longer) == 1 or (longer and len(name) >= _SHORTEST_PREFIX):
             return min(longer, key=lambda known: (len(known), known))
-        close = difflib.get_close_matches(f"--{stem}", self._by_name, n=1, cutoff=0.6)
-        return close[0] if close else None
-
-    def title_of(self, name: str) -> str:
-        """Who declares a known flag."""
-        return " and ".join(TITLES[flag.system] for flag in self.find(name))
+        return next(iter(difflib.get_close_matches(f"--{stem}", self._by_name, n=1, cutoff=0.6)), None)
 
 
-def read_record(path: Path = RECORD) -> dict[str, Any]:
-    """The record.
-
-    Raises:
-        ConfigError: The file is no record.
-    """
+def read_record(path: Path = RECORD) -> Json:
+    """The record; a ConfigError where the file is none."""
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise ConfigError(f"got {path}; expected the recorded list of flags: {e}") from e
     if record.get("format") != 1:
@@ -151,14 +96,10 @@ def read_record(path: Path = RECORD) -> dict[str, Any]:
     return record
 
 
-def recorded_table(record: Mapping[str, Any], note: str | None = None) -> FlagTable:
+def recorded_table(record: Json, note: str = "") -> FlagTable:
     """The table of the record alone; `note` says why no parser was asked."""
-    return FlagTable(
-        map(Flag.read, record["flags"]),
-        left_out=record["left_out"],
-        abbreviating=record["abbreviating"],
-        sources=[Source(system, "record", record["sources"][system]["version"], note) for system in SYSTEMS],
-    )
+    nothing = {"flags": [], "abbreviating": record["abbreviating"], "failed": dict.fromkeys(SYSTEMS, note)}
+    return _table(record, nothing, {})
 
 
 def table_of(slime_dir: Path | None, megatron_dir: Path | None = None, *, limit_s: float = LIMIT_S) -> FlagTable:
@@ -169,38 +110,43 @@ def table_of(slime_dir: Path | None, megatron_dir: Path | None = None, *, limit_
     try:
         answer = ask(slime_dir, megatron_dir, limit_s=limit_s)
     except ConfigError as e:
-        return recorded_table(record, _short(str(e)))
-    failed: Mapping[str, str] = answer["failed"]
-    missing = [flag for flag in map(Flag.read, record["flags"]) if flag.system in failed]
+        return recorded_table(record, str(e))
+    return _table(record, answer, {"slime": str(slime_dir), "megatron": "the importable one", **answer["versions"]})
+
+
+def _table(record: Json, answer: Json, versions: dict[str, str | None]) -> FlagTable:
+    """The flags that the probe answered with, and of the systems that it names under `failed` those of the record."""
+    failed = answer["failed"]
+    missing = [flag for flag in map(Flag.model_validate, record["flags"]) if flag.system in failed]
     theirs = {(name, flag.parser) for flag in missing for name in flag.names}
     # where Megatron-LM declares a flag too, slime changes its default only
-    asked = [
-        flag for flag in map(Flag.read, answer["flags"]) if not {(name, flag.parser) for name in flag.names} & theirs
-    ]
-    versions = {"slime": str(slime_dir), "megatron": "the importable one", **answer["versions"]}
+    asked = map(Flag.model_validate, answer["flags"])
+    flags = [flag for flag in asked if not {(name, flag.parser) for name in flag.names} & theirs]
+    sources = []
+    for system in SYSTEMS:
+        if system in failed:
+            note = f" ({_short(failed[system])})" if failed[system] else ""
+            sources.append(f"{TITLES[system]}: recorded, {record['sources'][system]['version']}{note}")
+        else:
+            sources.append(f"{TITLES[system]}: its parser was asked, {versions.get(system) or 'version unknown'}")
     return FlagTable(
-        [*asked, *missing],
-        left_out=record["left_out"] if "sglang" in failed else answer["left_out"],
+        [*flags, *missing],
+        left_out=(record if "sglang" in failed else answer)["left_out"],
         abbreviating=answer["abbreviating"],
-        sources=[
-            Source(system, "record", record["sources"][system]["version"], _short(failed[system]))
-            if system in failed
-            else Source(system, "parser", versions.get(system) or "version unknown")
-            for system in SYSTEMS
-        ],
+        sources=sources,
     )
+
+
+def _short(note: str) -> str:
+    return note if len(note) <= _LONGEST_NOTE else f"{note[:_LONGEST_NOTE]}..."
 
 
 def ask(
     slime_dir: Path, megatron_dir: Path | None = None, *, python: str = sys.executable, limit_s: float = LIMIT_S
-) -> dict[str, Any]:
-    """The probe's answer for a checkout.
+) -> Json:
+    """The probe's answer for a checkout, by a Python that has SGLang and what Megatron-LM imports.
 
-    Args:
-        slime_dir: slime's checkout.
-        megatron_dir: Megatron-LM's; otherwise MEGATRON_DIR's, the one beside slime's, or the importable one.
-        python: The Python that has SGLang and what Megatron-LM imports.
-        limit_s: How long it may take.
+    Megatron-LM is otherwise MEGATRON_DIR's, the one beside slime's, or the importable one.
 
     Raises:
         ConfigError: The probe failed or took longer than `limit_s` seconds.
@@ -213,20 +159,16 @@ def ask(
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONHASHSEED": "0",  # some choices are lists made of sets
     }
-    try:
-        done = subprocess.run(  # noqa: S603 - our own file, with the Python that runs this
-            [python, "-W", "ignore", flag_probe.__file__, str(slime_dir)],
-            capture_output=True, text=True, timeout=limit_s, check=False, env=environment, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as e:
-        raise ConfigError(f"its parsers did not answer within {limit_s:g} s") from e
-    except OSError as e:
-        raise ConfigError(f"its parsers could not be asked: {e}") from e
-    if done.returncode != 0:
-        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    command = (python, "-W", "ignore", flag_probe.__file__, str(slime_dir))
+    answer = run_program(*command, env=environment, limit_s=limit_s)
+    if answer is None:
+        raise ConfigError(f"its parsers could not be asked: there is no program {python}")
+    if answer.exit_code is None:
+        raise ConfigError(f"its parsers did not answer within {limit_s:g} s")
+    if answer.exit_code != 0:
+        reason = (answer.stderr or f"exit code {answer.exit_code}").splitlines()[-1]
         raise ConfigError(f"its parsers could not be asked: {reason}")
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    return json.loads(answer.stdout)
 
 
 def find_slime(named: Path | None) -> Path | None:
@@ -236,24 +178,15 @@ def find_slime(named: Path | None) -> Path | None:
         ConfigError: A checkout was named that is none.
     """
     wanted = named or (Path(os.environ["SLIME_DIR"]) if os.environ.get("SLIME_DIR") else None)
-    if wanted is not None:
-        if not _is_slime(wanted):
-            raise ConfigError(
-                f"got slime at {wanted}; expected a checkout of THUDM/slime, which has {flag_probe.MAIN_ARGUMENTS}"
-            )
-        return wanted
-    try:
-        spec = importlib.util.find_spec("slime")
-    except (ImportError, ValueError):
-        return None
-    folders = [Path(folder).parent for folder in (spec.submodule_search_locations or [])] if spec else []
-    return next((folder for folder in folders if _is_slime(folder)), None)
+    if wanted is None:
+        return next(filter(_is_slime, (package.parent for package in package_folders("slime"))), None)
+    if not _is_slime(wanted):
+        raise ConfigError(
+            f"got slime at {wanted}; expected a checkout of THUDM/slime, which has {flag_probe.MAIN_ARGUMENTS}"
+        )
+    return wanted
 
 
 def _is_slime(folder: Path) -> bool:
     # the slime of PyPI is another package of the same name
     return all((folder / name).is_file() for name in (flag_probe.MAIN_ARGUMENTS, flag_probe.SGLANG_ARGUMENTS))
-
-
-def _short(note: str) -> str:
-    return note if len(note) <= _LONGEST_NOTE else f"{note[:_LONGEST_NOTE]}..."

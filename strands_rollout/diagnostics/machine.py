@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -23,55 +23,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+import httpx
+
+from strands_rollout.client.transport import redacted
 from strands_rollout.code_tool.local.executor import LocalExecutor
 from strands_rollout.code_tool.local.supervisor_link import LAYERS, Isolation, SandboxReport
-from strands_rollout.diagnostics.diagnosis import (
-    MODEL_NAME,
-    Answer,
-    Finding,
-    Question,
-    ask,
-    error,
-    good,
-    lacking,
-    skipped,
-    warning,
-)
+from strands_rollout.diagnostics import diagnosis
+from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, lacking, skipped, warning
 from strands_rollout.errors import ConfigError, RolloutError
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 OURS: Final = "strands-rollout"
-_NOT_FOR_A_RUN: Final = ("dev", "bench")  # extras of those who work on this package
+_NOT_FOR_A_RUN: Final = frozenset({"dev", "bench"})  # extras of those who work on this package
 _GB: Final = 1e9
 _SHM: Final = Path("/dev/shm")  # noqa: S108 - NCCL's and Ray's own place
-_SHM_GB: Final = 8.0
 _FILES: Final = 4096
 _RAY_FILES: Final = 65_535
 _MEMORY_GB: Final = 32.0
 _PROXIES: Final = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
-
 _TRAINING_GPUS: Final = 8
 _SMI: Final = ("nvidia-smi", "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader,nounits")
 _SMI_COLUMNS: Final = 4
 _SMI_S: Final = 10.0
-_NO_GPU: Final = "training needs 8, an evaluation against a server elsewhere none"
-_DRIVER: Final = "for training, use a machine with GPUs whose nvidia-smi works; a container: docker run --gpus all"
-
 _RAY_S: Final = 3.0
 _RAY_DASHBOARD_PORT: Final = "8265"
-_INSTALL_RAY: Final = "work in the image slimerl/slime, or: pip install 'ray[default]'"
 _UNSET_RAY: Final = "unset RAY_ADDRESS to have a Ray started here; or, there: ray start --head --dashboard-host=0.0.0.0"
-
 _WANDB_KEYS: Final = ("WANDB_API_KEY", "WANDB_KEY")  # the scripts take the first that is set
 _SHORTEST_KEY: Final = 40  # wandb itself refuses a shorter one
 _WANDB_MODES: Final = ("online", "offline", "disabled", "shared", "dryrun", "run", "")
-_COPY_KEY: Final = "copy the key again: export WANDB_API_KEY=..., without quotes or spaces in it"
-_LOG_IN: Final = "export WANDB_API_KEY=..., or: wandb login; or, to upload later: export WANDB_MODE=offline"
-
 _SANDBOX_CALLS: Final = 20
-_OTHER_EXECUTOR: Final = "free the temporary folder, or name another executor in the settings, such as sandbox_fusion"
 MEANING: Final = {
     "limits": "memory, disk, files, threads, time",
     "user": "another user than root",
@@ -111,17 +93,15 @@ def check_packages(path: Sequence[str] | None = None) -> list[Finding]:
         remedy = "install this package again: pip install -e /path/to/strands-rollout"
         return [error("packages", f"{OURS} is not installed: its requirements are not known", remedy)]
     faults: dict[str, Finding] = {}
-    fine: dict[str, str] = {OURS: _field(ours, "Version")}
-    for requirement, extra in _requirements(ours):
-        if extra in _NOT_FOR_A_RUN:
-            continue
-        for wanted in (requirement, *_of_extras(requirement, path)):
-            version = installed_version(wanted.name, path)
-            fault = _package_fault(wanted, version, optional=extra is not None)
-            if fault is not None:
-                faults.setdefault(fault.name, fault)
-            elif version is not None:
-                fine[wanted.name] = version
+    fine = {OURS: _field(ours, "Version")}
+    extras = set(ours.metadata.get_all("Provides-Extra") or []) - _NOT_FOR_A_RUN
+    for wanted, is_optional in _required(ours, sorted(extras), path):
+        version = installed_version(wanted.name, path)
+        fault = _package_fault(wanted, version, optional=is_optional)
+        if fault is not None:
+            faults.setdefault(fault.name, fault)
+        elif version is not None:
+            fine[wanted.name] = version
     shown = ", ".join(f"{name} {version}" for name, version in sorted(fine.items()))
     return [good("packages", f"as required: {shown}", versions=fine), *faults.values()]
 
@@ -140,30 +120,24 @@ def _distribution(name: str, path: Sequence[str] | None) -> metadata.Distributio
     return next(iter(metadata.distributions(name=name, path=list(sys.path if path is None else path))), None)
 
 
-def _requirements(distribution: metadata.Distribution) -> Iterator[tuple[Requirement, str | None]]:
-    """What a distribution requires here, each with the extra that asks for it."""
+def _required(
+    distribution: metadata.Distribution, extras: Iterable[str], path: Sequence[str] | None
+) -> Iterator[tuple[Requirement, bool]]:
+    """What a distribution requires with these extras, and whether one of them asks for it.
+
+    Also what the extras of a requirement require in turn, such as the one ANTLR that math-verify's grammar works with.
+    """
     from packaging.requirements import Requirement
 
-    extras = distribution.metadata.get_all("Provides-Extra") or []
-    for requirement in map(Requirement, distribution.requires or []):
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield requirement, None
+    for wanted in map(Requirement, distribution.requires or []):
+        asking = [extra for extra in ("", *extras) if wanted.marker is None or wanted.marker.evaluate({"extra": extra})]
+        if not asking:
             continue
-        for extra in extras:
-            if requirement.marker.evaluate({"extra": extra}):
-                yield requirement, extra
-
-
-def _of_extras(requirement: Requirement, path: Sequence[str] | None) -> Iterator[Requirement]:
-    """What the extras of a requirement require in turn, such as the one ANTLR that math-verify's grammar works with."""
-    from packaging.utils import canonicalize_name
-
-    asked = {canonicalize_name(extra) for extra in requirement.extras}
-    found = _distribution(requirement.name, path) if asked else None
-    for inner, extra in _requirements(found) if found else ():
-        if extra is not None and canonicalize_name(extra) in asked:
-            yield inner
-            yield from _of_extras(inner, path)
+        yield wanted, bool(asking[0])
+        found = _distribution(wanted.name, path) if wanted.extras else None
+        for inner, of_extra in _required(found, wanted.extras, path) if found else ():
+            if of_extra:
+                yield inner, bool(asking[0])
 
 
 def _package_fault(wanted: Requirement, version: str | None, *, optional: bool) -> Finding | None:
@@ -196,7 +170,7 @@ class Place:
     path: Path
     enough_gb: float  # with less free, a run may fill it: a warning
     least_gb: float  # with less, it will not get far: an error
-    remedy: str
+    variable: str  # that names another one
 
 
 def places_of(question: Question) -> list[Place]:
@@ -208,14 +182,13 @@ def places_of(question: Question) -> list[Place]:
     checkpoints = question.named("SAVE_DIR") or question.repository / "checkpoints"
     ready = question.model.is_dir() and question.converted_model.is_dir()
     temporary = question.named("TMPDIR") or Path(tempfile.gettempdir())
-    free = "free some, or set {} to a larger disk".format
     return [
         # two saves of 115 GB, the newer one beside the one that it replaces
-        Place("checkpoints", checkpoints, 250, 5, free("SAVE_DIR")),
-        Place("models", question.model_dir, 0 if ready else 40, 0 if ready else 2, free("MODEL_DIR")),
-        Place("data", question.data_dir, 1, 0.1, free("DATA_DIR")),
+        Place("checkpoints", checkpoints, 250, 5, "SAVE_DIR"),
+        Place("models", question.model_dir, 0 if ready else 40, 0 if ready else 2, "MODEL_DIR"),
+        Place("data", question.data_dir, 1, 0.1, "DATA_DIR"),
         # Ray's logs and what it spills of its objects
-        Place("temporary files", temporary, 20, 1, free("TMPDIR")),
+        Place("temporary files", temporary, 20, 1, "TMPDIR"),
     ]
 
 
@@ -228,22 +201,22 @@ def check_disk(places: Sequence[Place]) -> list[Finding]:
 
 
 def _check_place(place: Place) -> Finding:
-    name = f"disk: {place.what}"
+    name, remedy = f"disk: {place.what}", f"free some, or set {place.variable} to a larger disk"
     existing = next(folder for folder in (place.path.absolute(), *place.path.absolute().parents) if folder.exists())
     if not existing.is_dir():
-        return error(name, f"{existing} is a file, {place.path} can't be made", place.remedy)
+        return error(name, f"{existing} is a file, {place.path} can't be made", remedy)
     if os.statvfs(existing).f_flag & os.ST_RDONLY or not os.access(existing, os.W_OK):
-        return error(name, f"{existing} can't be written to", place.remedy)
+        return error(name, f"{existing} can't be written to", remedy)
     free_gb = shutil.disk_usage(existing).free / _GB
     found = f"{free_gb:.0f} GB free at {place.path}"
     if free_gb < place.least_gb:
-        return error(name, f"{found}; expected {place.least_gb:g} GB at the very least", place.remedy)
+        return error(name, f"{found}; expected {place.least_gb:g} GB at the very least", remedy)
     if free_gb < place.enough_gb:
-        return warning(name, f"{found}; {MODEL_NAME} needs up to {place.enough_gb:g} GB there", place.remedy)
+        return warning(name, f"{found}; {diagnosis.MODEL_NAME} needs up to {place.enough_gb:g} GB there", remedy)
     return good(name, found)
 
 
-def check_shared_memory(path: Path = _SHM, enough_gb: float = _SHM_GB) -> list[Finding]:
+def check_shared_memory(path: Path = _SHM, enough_gb: float = 8.0) -> list[Finding]:
     """Whether shared memory is large enough for NCCL and Ray; Docker's default is 64 MB."""
     if not path.is_dir():
         return [good("shared memory", f"no {path} on this system")]
@@ -289,24 +262,19 @@ def check_proxies(env: Mapping[str, str]) -> list[Finding]:
     if not used:
         return [good("proxies", "none is set")]
     excepted = {name.strip() for key in ("no_proxy", "NO_PROXY") for name in env.get(key, "").split(",")}
-    hosts = ["127.0.0.1", *_own_addresses(env)]
+    # the address at which slime's router is reached on this machine, as slime finds it (slime/utils/http_utils.py)
+    hosts = ["127.0.0.1", env["SLIME_HOST_IP"]] if env.get("SLIME_HOST_IP") else ["127.0.0.1"]
+    if len(hosts) == 1:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel picks the address that it would send from
+            address = str(probe.getsockname()[0])
+            hosts += [] if address.startswith("127.") else [address]
     proxied = [host for host in hosts if host not in excepted]
     if "*" in excepted or not proxied:
         return [good("proxies", f"{used} set, and no_proxy has {', '.join(hosts)}")]
     asks = "slime's engines would ask the proxy for their router"
     found = f"{used} set without no_proxy for {', '.join(proxied)}: {asks}"
     return [warning("proxies", found, f"export no_proxy=localhost,{','.join(hosts)}; export NO_PROXY=$no_proxy")]
-
-
-def _own_addresses(env: Mapping[str, str]) -> list[str]:
-    """The address at which slime's router is reached on this machine, as slime finds it (slime/utils/http_utils.py)."""
-    if env.get("SLIME_HOST_IP"):
-        return [env["SLIME_HOST_IP"]]
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel picks the address that it would send from
-        address = str(probe.getsockname()[0])
-        return [] if address.startswith("127.") else [address]
-    return []
 
 
 def check_gpus(question: Question, limit_s: float = _SMI_S) -> list[Finding]:
@@ -316,16 +284,24 @@ def check_gpus(question: Question, limit_s: float = _SMI_S) -> list[Finding]:
     except ValueError:
         found = f"NUM_GPUS is {question.env['NUM_GPUS']!r}; expected a whole number"
         return [error("gpus", found, "export NUM_GPUS=8, or unset it")]
-    answer = ask(*_SMI, env=question.env, limit_s=limit_s)
+    answer = diagnosis.run_program(*_SMI, env=question.env, limit_s=limit_s)
     lines = answer.stdout.splitlines() if answer is not None and answer.exit_code == 0 else []
-    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
-    gpus = [row for row in rows if len(row) == _SMI_COLUMNS]
+    gpus = [row for row in ([cell.strip() for cell in line.split(",")] for line in lines) if len(row) == _SMI_COLUMNS]
     asked = f"{wanted} were asked for"
     if not gpus:
-        found = f"no GPU here: {_why_no_gpu(answer, limit_s)}{f'; {asked}' if wanted else ''}; {_NO_GPU}"
-        return [lacking("gpus", found, _DRIVER, training=bool(wanted))]
+        if answer is None:
+            why_not = "no nvidia-smi on the PATH"
+        elif answer.exit_code is None:
+            why_not = f"nvidia-smi did not answer within {limit_s:g} s: the driver hangs"
+        else:
+            why_not = f"nvidia-smi {'failed' if answer.exit_code else 'lists no GPU'}: {answer.words}"
+        needed = "training needs 8, an evaluation against a server elsewhere none"
+        remedy = "for training, use a machine with GPUs whose nvidia-smi works; a container: docker run --gpus all"
+        found = f"no GPU here: {why_not}{f'; {asked}' if wanted else ''}; {needed}"
+        return [lacking("gpus", found, remedy, training=bool(wanted))]
     count, hidden = _visible(len(gpus), question.env.get("CUDA_VISIBLE_DEVICES"))
-    kinds = ", ".join(sorted({f"{name} with {_gib(memory)}" for _, name, memory, _ in gpus}))
+    sizes = {(name, f"{int(mib) / 1024:.0f} GiB" if mib.isdecimal() else f"memory {mib}") for _, name, mib, _ in gpus}
+    kinds = ", ".join(sorted(f"{name} with {memory}" for name, memory in sizes))
     found = f"{count} GPUs{hidden}: {kinds}; driver {gpus[0][3]}"
     if wanted is not None and count < wanted:
         remedy = f"use a machine with {wanted}; or NUM_GPUS={count}, as --gpus {count}"
@@ -333,20 +309,11 @@ def check_gpus(question: Question, limit_s: float = _SMI_S) -> list[Finding]:
     return [good("gpus", found)]
 
 
-def _why_no_gpu(answer: Answer | None, limit_s: float) -> str:
-    if answer is None:
-        return "no nvidia-smi on the PATH"
-    if answer.exit_code is None:
-        return f"nvidia-smi did not answer within {limit_s:g} s: the driver hangs"
-    return f"nvidia-smi {'failed' if answer.exit_code else 'lists no GPU'}: {answer.words}"
-
-
 def _wanted_gpus(question: Question) -> int | None:
-    """How many there must be: none are needed here for training on a cluster that RAY_ADDRESS names."""
     if question.gpus is not None:
         return question.gpus
     if question.env.get("RAY_ADDRESS"):
-        return None
+        return None  # the training is on a cluster elsewhere
     if question.env.get("NUM_GPUS"):
         return int(question.env["NUM_GPUS"])
     return _TRAINING_GPUS if question.training else None
@@ -357,15 +324,11 @@ def _visible(count: int, chosen: str | None) -> tuple[int, str]:
     if chosen is None:
         return count, ""
     left = 0
-    for name in (part.strip() for part in chosen.split(",")):
+    for name in map(str.strip, chosen.split(",")):
         if not name or (name.lstrip("-").isdecimal() and not 0 <= int(name) < count):
             break
         left += 1  # a UUID is taken for one that is there
     return min(count, left), f" of {count} (CUDA_VISIBLE_DEVICES={chosen})"
-
-
-def _gib(mib: str) -> str:
-    return f"{int(mib) / 1024:.0f} GiB" if mib.isdecimal() else f"memory {mib}"
 
 
 def check_ray(
@@ -382,7 +345,8 @@ def check_ray(
         found = "installed, but no `ray` on the PATH, which starts it"
         findings = [lacking("ray", found, "activate its environment", training=training)]
     else:
-        findings = [lacking("ray", "not installed: slime's training runs on it", _INSTALL_RAY, training=training)]
+        remedy = "work in the image slimerl/slime, or: pip install 'ray[default]'"
+        findings = [lacking("ray", "not installed: slime's training runs on it", remedy, training=training)]
     address = env.get("RAY_ADDRESS", "")
     return findings if address in ("", "auto", "local") else [*findings, _check_cluster(address, env, limit_s)]
 
@@ -408,10 +372,6 @@ def _without_secrets(address: str) -> str:
     """The address, without user, password and query."""
     if not {"@", "?"} & set(address):
         return address
-    import httpx
-
-    from strands_rollout.client.transport import redacted
-
     try:
         url = redacted(httpx.URL(address if "://" in address else f"//{address}"))
     except httpx.InvalidURL:
@@ -429,17 +389,15 @@ def check_wandb(env: Mapping[str, str], *, installed: bool | None = None) -> lis
         return [error("wandb", f"WANDB_MODE is {mode!r}", "export WANDB_MODE=online, offline or disabled")]
     faults = [fault for name in _WANDB_KEYS if (fault := _fault_of_key(name, env.get(name, "")))]
     if faults:
-        return [error("wandb", fault, _COPY_KEY) for fault in faults]
-    login = _wandb_login(env)
-    off = None
-    if env.get("USE_WANDB") == "0":
-        off = "USE_WANDB=0"
-    elif env.get("USE_WANDB") == "1" and login is None:
-        return [error("wandb", "USE_WANDB is 1, but there is no key and no login", _LOG_IN)]
-    elif mode == "disabled":
-        off = "WANDB_MODE=disabled"
-    if off is not None or login is None:
-        return [good("wandb", f"off: {off or 'no key and no login'}; runs are logged without it")]
+        remedy = "copy the key again: export WANDB_API_KEY=..., without quotes or spaces in it"
+        return [error("wandb", fault, remedy) for fault in faults]
+    login, wanted = _wandb_login(env), env.get("USE_WANDB")
+    if wanted == "1" and login is None:
+        remedy = "export WANDB_API_KEY=..., or: wandb login; or, to upload later: export WANDB_MODE=offline"
+        return [error("wandb", "USE_WANDB is 1, but there is no key and no login", remedy)]
+    if login is None or wanted == "0" or mode == "disabled":
+        off = "USE_WANDB=0" if wanted == "0" else f"WANDB_MODE={mode}" if mode == "disabled" else "no key and no login"
+        return [good("wandb", f"off: {off}; runs are logged without it")]
     if not (find_spec("wandb") is not None if installed is None else installed):
         return [error("wandb", f"{login}, but wandb is not installed", "pip install 'strands-rollout[wandb]'")]
     first, older = _WANDB_KEYS
@@ -456,13 +414,12 @@ def _wandb_login(env: Mapping[str, str]) -> str | None:
     named = next((name for name in _WANDB_KEYS if env.get(name)), None)
     if named is not None:
         return f"on: {named} is set"
-    host = urlsplit(env.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
-    try:
+    host = str(urlsplit(env.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname)
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
         file = env.get("NETRC") or Path(env.get("HOME") or Path.home()) / ".netrc"
-        known = netrc.netrc(file).authenticators(str(host))
-    except (OSError, netrc.NetrcParseError):
-        return None
-    return f"logged in to {host} by ~/.netrc" if known else None
+        if netrc.netrc(file).authenticators(host):
+            return f"logged in to {host} by ~/.netrc"
+    return None
 
 
 def _fault_of_key(name: str, key: str) -> str | None:
@@ -479,10 +436,10 @@ def to_isolation(name: str) -> Isolation:
     Raises:
         ConfigError: There is none.
     """
-    for isolation in LAYERS:
-        if isolation == name:
-            return isolation
-    raise ConfigError(f"isolation is {name!r}; expected one of {', '.join(LAYERS)}")
+    found: Isolation | None = next((isolation for isolation in LAYERS if isolation == name), None)
+    if found is None:
+        raise ConfigError(f"isolation is {name!r}; expected one of {', '.join(LAYERS)}")
+    return found
 
 
 def check_sandbox(isolation: Isolation) -> list[Finding]:
@@ -490,32 +447,9 @@ def check_sandbox(isolation: Isolation) -> list[Finding]:
     try:
         report, call_ms = asyncio.run(_try_sandbox())
     except RolloutError as e:
-        return [error("sandbox", f"the code sandbox does not start: {e}", _OTHER_EXECUTOR)]
+        other = "free the temporary folder, or name another executor in the settings, such as sandbox_fusion"
+        return [error("sandbox", f"the code sandbox does not start: {e}", other)]
     return judge_sandbox(report, isolation, call_ms)
-
-
-def judge_sandbox(report: SandboxReport, isolation: Isolation, call_ms: float) -> list[Finding]:
-    """A line for the sandbox and one for each of its layers; `call_ms` is what a call that does nothing takes."""
-    found = (
-        f"the strongest isolation here is {report.isolation}, {isolation} was asked for; started in "
-        f"{report.start_s:.1f} s, an empty call takes {call_ms:.1f} ms"
-    )
-    whole = good("sandbox", found, sandbox=asdict(report), call_ms=call_ms, wanted=isolation)
-    return [whole, *(_layer(layer, report, isolation) for layer in MEANING)]
-
-
-def _layer(layer: str, report: SandboxReport, isolation: Isolation) -> Finding:
-    name, meaning = f"sandbox {layer}", MEANING[layer]
-    if layer in report.enforced:
-        return good(name, f"{meaning}: {report.enforced[layer]}")
-    if layer not in report.missing:
-        return good(name, f"{meaning}: not needed, this is not root")
-    found = f"MISSING ({meaning}): {report.missing[layer]}"
-    if layer not in LAYERS[isolation]:
-        return skipped(name, f"{found}; isolation {isolation} does not ask for it")
-    weaker = next(mode for mode, layers in LAYERS.items() if layer not in layers or mode == "rlimits")
-    accept = f"; or accept less in the settings: executor: {{name: local, isolation: {weaker}}}"
-    return error(name, found, f"{_LAYER_REMEDIES[layer]}{accept}")
 
 
 async def _try_sandbox() -> tuple[SandboxReport, float]:
@@ -528,3 +462,25 @@ async def _try_sandbox() -> tuple[SandboxReport, float]:
             await executor.run("pass")
             times_s.append(time.perf_counter() - started)
     return report, statistics.median(times_s) * 1000
+
+
+def judge_sandbox(report: SandboxReport, isolation: Isolation, call_ms: float) -> list[Finding]:
+    """A line for the sandbox and one for each of its layers; `call_ms` is what a call that does nothing takes."""
+    found = (
+        f"the strongest isolation here is {report.isolation}, {isolation} was asked for; started in "
+        f"{report.start_s:.1f} s, an empty call takes {call_ms:.1f} ms"
+    )
+    findings = [good("sandbox", found, sandbox=asdict(report), call_ms=call_ms, wanted=isolation)]
+    for layer, meaning in MEANING.items():
+        name, missing = f"sandbox {layer}", f"MISSING ({meaning}): {report.missing.get(layer)}"
+        if layer in report.enforced:
+            findings.append(good(name, f"{meaning}: {report.enforced[layer]}"))
+        elif layer not in report.missing:
+            findings.append(good(name, f"{meaning}: not needed, this is not root"))
+        elif layer not in LAYERS[isolation]:
+            findings.append(skipped(name, f"{missing}; isolation {isolation} does not ask for it"))
+        else:
+            weaker = next(mode for mode, layers in LAYERS.items() if layer not in layers or mode == "rlimits")
+            accept = f"or accept less in the settings: executor: {{name: local, isolation: {weaker}}}"
+            findings.append(error(name, missing, f"{_LAYER_REMEDIES[layer]}; {accept}"))
+    return findings

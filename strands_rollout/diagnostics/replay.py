@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import httpx
 import orjson
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from strands_rollout.client.client import SGLangClient
-from strands_rollout.client.generate_api import EncodedIds, Generation, load_json
+from strands_rollout.client.generate_api import EncodedIds, load_json
 from strands_rollout.client.transport import CONNECTION_ERRORS, JSON_HEADERS, create_client
 from strands_rollout.diagnostics.drift_report import SavedEpisode, nth_episode
 from strands_rollout.dump.terminal import make_console
@@ -26,11 +26,14 @@ from strands_rollout.errors import DumpError, EngineResponseError, EngineUnavail
 from strands_rollout.evaluation.evaluate import slime_sampling_params
 from strands_rollout.evaluation.rows import json_line
 from strands_rollout.evaluation.served_engine import served_engine, served_tokenizer
+from strands_rollout.files import Json
 from strands_rollout.model.sampling import turn_params
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer, vocab_size_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_SHOWN_TOKENS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +54,12 @@ class ReplayedTurn:
         return self.same < len(self.recorded)
 
 
-async def replay(client: SGLangClient, episode: SavedEpisode, params: Mapping[str, Any]) -> AsyncIterator[ReplayedTurn]:
-    """Ask for each turn of an episode again.
+async def replay(
+    client: SGLangClient, episode: SavedEpisode, params: Mapping[str, Json]
+) -> AsyncIterator[ReplayedTurn]:
+    """Ask for each turn of an episode again, of a client of an engine with the policy's vocabulary.
 
-    Args:
-        client: Of an engine with the policy's vocabulary.
-        episode: As it was saved.
-        params: SGLang's sampling parameters; of a `sampling_seed` each turn has its own, as in an episode.
-
-    Raises:
-        EngineError: The engine can't be reached, or refuses the request.
+    `params` are SGLang's sampling parameters; of a `sampling_seed` each turn has its own, as in an episode.
     """
     tokens = episode.tokens
     logprobs = _recorded_logprobs(episode)
@@ -69,7 +68,11 @@ async def replay(client: SGLangClient, episode: SavedEpisode, params: Mapping[st
         if asked.get("sampling_seed") is not None:
             asked = turn_params(asked, turn)
         answer = await client.generate(tokens[:start], asked)
-        yield _beside(turn, start, tokens[start:end], answer, logprobs[start:end])
+        recorded, again = tokens[start:end], answer.output_ids
+        shorter = min(len(recorded), len(again))
+        same = next((at for at in range(shorter) if recorded[at] != again[at]), shorter)
+        gaps = [now - then for now, then in zip(answer.logprobs[:same], logprobs[start:end], strict=False)]
+        yield ReplayedTurn(turn, start, recorded, again, same, answer.finish_reason.type, gaps)
 
 
 async def recorded_gaps(
@@ -78,15 +81,8 @@ async def recorded_gaps(
     """For each sampled token the engine's logprob at temperature 1 of that very token, less the recorded one.
 
     Asked for as SGLang's `logprob_start_len`: the engine reads the whole episode and tells the logprob of each token of
-    its input (`meta_info.input_token_logprobs`, sglang/srt/managers/tokenizer_manager.py).
-
-    Args:
-        http: The engine's.
-        episode: As it was saved.
-        vocab_size: Ids must be below it; None: not checked.
-
-    Returns:
-        None where none were recorded, or the engine gives no logprobs of its input, as the embedded one.
+    its input (`meta_info.input_token_logprobs`, sglang/srt/managers/tokenizer_manager.py). None where none were
+    recorded, or the engine gives none, as the embedded one. Ids must be below `vocab_size`; None: not checked.
 
     Raises:
         TrajectoryError: An id is not of the vocabulary; nothing was sent.
@@ -113,11 +109,7 @@ async def recorded_gaps(
     return None if now is None else [now[at] - logprobs[at] for at in sampled]
 
 
-def _input_logprobs(
-    answer: object,
-    tokens: Sequence[int],
-    vocab_size: int | None,
-) -> dict[int, float] | None:
+def _input_logprobs(answer: object, tokens: Sequence[int], vocab_size: int | None) -> dict[int, float] | None:
     """By position, the logprobs of the input's last tokens; None where there are none.
 
     SGLang 0.5.23 names the vocabulary's last id as 0 there, beside that id's own logprob
@@ -148,17 +140,6 @@ def _recorded_logprobs(episode: SavedEpisode) -> list[float]:
     return [0.0] * (len(episode.sample.tokens) - len(recorded)) + list(recorded)
 
 
-def _beside(turn: int, start: int, recorded: list[int], answer: Generation, logprobs: Sequence[float]) -> ReplayedTurn:
-    again = answer.output_ids
-    shorter = min(len(recorded), len(again))
-    same = next((at for at in range(shorter) if recorded[at] != again[at]), shorter)
-    gaps = [now - then for now, then in zip(answer.logprobs[:same], logprobs, strict=False)]
-    return ReplayedTurn(turn, start, recorded, again, same, answer.finish_reason.type, gaps)
-
-
-_SHOWN_TOKENS: Final = 8
-
-
 async def run_replay(
     dump: Path,
     *,
@@ -170,13 +151,7 @@ async def run_replay(
     seed: int | None = None,
     as_json: bool = False,
 ) -> bool:
-    """Replay and show; whether every turn is the same. The arguments are those of the command; see its --help.
-
-    Raises:
-        DumpError: There is no such sample, or it has no tokens, or images.
-        ConfigError: The engine's tokenizer is not on this machine.
-        EngineError: The engine can't be reached, or refuses a request.
-    """
+    """Replay and show; whether every turn is the same. The arguments are those of the command; see its --help."""
     episode = nth_episode(dump, sample)
     if episode.sample.multimodal_train_inputs is not None:
         raise DumpError(f"{episode.where} has images, which replay does not send; choose an episode of text")
@@ -190,7 +165,8 @@ async def run_replay(
             turns = [turn async for turn in asked]
             gaps = await recorded_gaps(http, episode, vocab_size=vocab_size)
     report = {
-        **episode.name,
+        "number": episode.number,
+        "index": episode.sample.index,
         "temperature": params["temperature"],
         "seed": params.get("sampling_seed"),
         "same": not any(turn.departs for turn in turns),
@@ -204,19 +180,22 @@ async def run_replay(
     return bool(report["same"])
 
 
-def _params(episode: SavedEpisode, temperature: float | None, seed: int | None) -> dict[str, Any]:
+def _params(episode: SavedEpisode, temperature: float | None, seed: int | None) -> dict[str, Json]:
     """What was asked for; else the episode's own, where they decide what is sampled; else greedy."""
     recorded = episode.facts.get("sampling_params")
-    own: Mapping[str, Any] = recorded if isinstance(recorded, Mapping) else {}
+    own: Mapping[str, Json] = recorded if isinstance(recorded, Mapping) else {}
     decides = own.get("sampling_seed") is not None or own.get("temperature") == 0
     if decides and temperature is None and seed is None:
         return {**slime_sampling_params(1.0, 1), **own}
-    default = 0.0 if seed is None else 1.0
-    params = slime_sampling_params(default if temperature is None else temperature, 1)
-    return params if seed is None else {**params, "sampling_seed": seed}
+    if temperature is None:
+        temperature = 0.0 if seed is None else 1.0
+    return slime_sampling_params(temperature, 1) | ({} if seed is None else {"sampling_seed": seed})
 
 
-def _turn(turn: ReplayedTurn, episode: SavedEpisode, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _turn(turn: ReplayedTurn, episode: SavedEpisode, tokenizer: PreTrainedTokenizerBase) -> dict[str, Json]:
+    def text(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     departure = None
     if turn.departs:
         at = turn.start + turn.same
@@ -224,17 +203,12 @@ def _turn(turn: ReplayedTurn, episode: SavedEpisode, tokenizer: PreTrainedTokeni
         departure = {
             "token": turn.same,
             "position": at,
-            "before": _text(tokenizer, episode.tokens[max(0, at - _SHOWN_TOKENS) : at]),
-            "recorded": {"ids": recorded, "text": _text(tokenizer, recorded)},
-            "again": {"ids": again, "text": _text(tokenizer, again), "finish": turn.finish},
+            "before": text(episode.tokens[max(0, at - _SHOWN_TOKENS) : at]),
+            "recorded": {"ids": recorded, "text": text(recorded)},
+            "again": {"ids": again, "text": text(again), "finish": turn.finish},
         }
-    return {
-        "turn": turn.turn,
-        "tokens": len(turn.recorded),
-        "same_tokens": turn.same,
-        "logprobs": _gap_facts(turn.gaps),
-        "departure": departure,
-    }
+    facts = {"turn": turn.turn, "tokens": len(turn.recorded), "same_tokens": turn.same}
+    return {**facts, "logprobs": _gap_facts(turn.gaps), "departure": departure}
 
 
 def _gap_facts(gaps: Sequence[float] | None) -> dict[str, float] | None:
@@ -244,18 +218,20 @@ def _gap_facts(gaps: Sequence[float] | None) -> dict[str, float] | None:
     return {"tokens": len(sizes), "largest_gap": max(sizes), "mean_gap": sum(sizes) / len(sizes)}
 
 
-def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def _show(console: Console, report: dict[str, Any]) -> None:
+def _show(console: Console, report: dict[str, Json]) -> None:
     for turn in report["turns"]:
         gaps, departure = turn["logprobs"], turn["departure"]
         logprobs = "" if gaps is None else f"; logprobs differ by {gaps['largest_gap']:.2g} at most"
         words = f"turn {turn['turn']}: {turn['same_tokens']} of {turn['tokens']} tokens are the same{logprobs}"
         console.print(Text(words, style="green" if departure is None else "red"), soft_wrap=True)
         if departure is not None:
-            console.print(Text(_departure_words(departure)), soft_wrap=True)
+            then, now = departure["recorded"], departure["again"]
+            ends = f"{now['ids']} {now['text']!r}" if now["ids"] else f"the end ({now['finish']})"
+            words = (
+                f"  departs at its token {departure['token']} ({departure['position']} of the sample), after "
+                f"{departure['before']!r}:\n  recorded {then['ids']} {then['text']!r}\n  now      {ends}"
+            )
+            console.print(Text(words), soft_wrap=True)
     recorded = report["recorded_tokens"]
     if recorded is None:
         words = "recorded tokens: no logprobs of its input from this engine, or none recorded"
@@ -263,12 +239,3 @@ def _show(console: Console, report: dict[str, Any]) -> None:
         gaps = f"{recorded['largest_gap']:.2g} at most, {recorded['mean_gap']:.2g} on average"
         words = f"recorded tokens: the engine's logprobs differ from the recorded ones by {gaps}"
     console.print(Text(words), soft_wrap=True)
-
-
-def _departure_words(departure: dict[str, Any]) -> str:
-    recorded, again = departure["recorded"], departure["again"]
-    now = f"{again['ids']} {again['text']!r}" if again["ids"] else f"the end ({again['finish']})"
-    return (
-        f"  departs at its token {departure['token']} ({departure['position']} of the sample), after "
-        f"{departure['before']!r}:\n  recorded {recorded['ids']} {recorded['text']!r}\n  now      {now}"
-    )

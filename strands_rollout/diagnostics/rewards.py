@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Final, cast
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -29,9 +29,10 @@ from rich.text import Text
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.dump import DumpRecord, DumpWriter, read_dump
 from strands_rollout.dump.terminal import make_console, printable
-from strands_rollout.errors import ConfigError, DumpError, PromptError, ToolError
+from strands_rollout.errors import ConfigError, DumpError, PromptError, ToolError, foreign_code
 from strands_rollout.evaluation.display import counter
 from strands_rollout.evaluation.rows import Row, each_row, json_line
+from strands_rollout.files import Json
 from strands_rollout.grading import label_texts
 from strands_rollout.samples import Sample, finite
 from strands_rollout.slime_plugin.reward import reward_func
@@ -40,6 +41,7 @@ SAYINGS: Final = ("\\boxed{{label}}", "Answer: {label}")
 """How a gold answer is said; `{label}` stands for it."""
 PLACE: Final = "{label}"
 _RIGHT: Final = 1.0
+_COMPLETED: Final = Sample.Status.COMPLETED
 _CALLS_AT_ONCE: Final = 64
 _ROWS_AT_ONCE: Final = 500
 _SAMPLES_AT_ONCE: Final = 200
@@ -52,7 +54,7 @@ _TEXT_WIDTH: Final = 60
 class RewardCall:
     """A reward function and what it is called with."""
 
-    function: Callable[..., Any]  # sync or async; sync ones are called in threads
+    function: Callable[..., object]  # sync or async; sync ones are called in threads
     args: SimpleNamespace  # slime's, as far as this package reads them
     keys: tuple[str, ...]  # where a dict has its number: the first of these that it has
     takes_groups: bool = False  # all samples of a group as a list, as by slime's --group-rm
@@ -62,47 +64,46 @@ class RewardCall:
         """Whether it is this package's, which looks at a sample's label and words alone."""
         return self.function is reward_func
 
-    async def rewards(self, samples: Sequence[Any]) -> list[Any]:
+    async def rewards(self, samples: Sequence[Sample]) -> list[object]:
         """The reward of each sample, in order; the exception where it raised one, never a raised one.
 
         This package's is given all of them at once: siblings of a fan-out have their main agent's reward.
         """
         if self.is_own:
-            return list(await self.function(self.args, list(samples)))
+            return cast(list[object], await reward_func(self.args, list(samples)))
         gate = asyncio.Semaphore(_CALLS_AT_ONCE)
 
-        async def ask(given: object) -> Any:  # noqa: ANN401
+        async def ask(given: Sample | list[Sample]) -> object:
             async with gate:
-                return await self._reward(given)
+                with foreign_code("a user's reward may raise anything: the other samples still count") as outcome:
+                    return await self._reward(given)
+            return outcome.error
 
-        asked = _groups(samples) if self.takes_groups else samples
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ask(given)) for given in asked]
-        answers = [task.result() for task in tasks]
+        groups = _groups(samples) if self.takes_groups else []
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(ask(given)) for given in groups or samples]
+        answers = [task.result() for task in asked]
         if not self.takes_groups:
             return answers
-        return [one for given, answer in zip(asked, answers, strict=True) for one in _each(answer, len(given))]
+        return [one for group, answer in zip(groups, answers, strict=True) for one in _each(answer, len(group))]
 
-    def number(self, reward: Any) -> float | None:  # noqa: ANN401
+    def number(self, reward: object) -> float | None:
         """The finite number of a reward; None where it has none."""
         if isinstance(reward, Mapping):
             reward = next((reward[key] for key in self.keys if key in reward), None)
         return float(reward) if isinstance(reward, bool) else finite(reward)
 
-    async def _reward(self, sample: Any) -> Any:  # noqa: ANN401
-        try:
-            with exits_as_errors("it", RuntimeError):
-                if inspect.iscoroutinefunction(self.function):
-                    return await self.function(self.args, sample)
-                found = await asyncio.to_thread(self.function, self.args, sample)
-                return await found if inspect.isawaitable(found) else found
-        except Exception as e:  # a user's reward may raise anything: the other samples still count
-            return e
+    async def _reward(self, given: Sample | list[Sample]) -> object:
+        with exits_as_errors("it", RuntimeError):
+            if inspect.iscoroutinefunction(self.function):
+                return await self.function(self.args, given)
+            found = await asyncio.to_thread(self.function, self.args, given)
+            return await found if inspect.isawaitable(found) else found
 
 
-def _groups(samples: Sequence[Any]) -> list[list[Any]]:
+def _groups(samples: Sequence[Sample]) -> list[list[Sample]]:
     """Neighbours of one group together; a sample without one is alone."""
-    found: list[list[Any]] = []
+    found: list[list[Sample]] = []
     for sample in samples:
         if found and sample.group_index is not None and found[-1][0].group_index == sample.group_index:
             found[-1].append(sample)
@@ -111,7 +112,7 @@ def _groups(samples: Sequence[Any]) -> list[list[Any]]:
     return found
 
 
-def _each(answer: object, count: int) -> list[Any]:
+def _each(answer: object, count: int) -> list[object]:
     """The rewards of a group, one for each of its samples."""
     if isinstance(answer, Exception):
         return [answer] * count
@@ -151,19 +152,16 @@ def load_reward(
 class GoldAnswer:
     """One row's prompt and label, the texts that answer it, each of which must be right, and the row's metadata."""
 
-    prompt: Any
-    label: Any
+    prompt: Json
+    label: Json
     texts: tuple[str, ...]
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Json] = field(default_factory=dict)
 
 
 async def gold_refusals(golds: Sequence[GoldAnswer], reward: RewardCall, sayings: Sequence[str] = SAYINGS) -> list[str]:
-    """For each gold answer why the reward would not give the point for it; "" where it does.
+    """For each gold answer why the reward would not give the point, 1 or more, for it; "" where it does.
 
-    Args:
-        golds: Any number; all are asked at once.
-        reward: A number of 1 or more is right.
-        sayings: How an answer is said, `{label}` standing for it.
+    `sayings` are how an answer is said, `{label}` standing for it; all are asked at once.
     """
     said = [
         (number, saying.replace(PLACE, text))
@@ -172,14 +170,8 @@ async def gold_refusals(golds: Sequence[GoldAnswer], reward: RewardCall, sayings
         for saying in sayings
     ]
     samples = [
-        Sample(
-            prompt=golds[at].prompt,
-            label=golds[at].label,
-            response=words,
-            metadata=dict(golds[at].metadata),
-            status=Sample.Status.COMPLETED,
-        )
-        for at, words in said
+        Sample(prompt=gold.prompt, label=gold.label, response=words, metadata=dict(gold.metadata), status=_COMPLETED)
+        for gold, words in ((golds[at], words) for at, words in said)
     ]
     reasons = ["" if gold.texts else f"no answer equals the label {gold.label!r:.80}" for gold in golds]
     for (at, words), answer in zip(said, await reward.rewards(samples), strict=True):
@@ -204,27 +196,27 @@ class Fault:
     """A row whose gold answer does not score: its line, from 1, its label, where the row can be read, and why."""
 
     line: int
-    label: Any
+    label: Json
     reason: str
 
 
 async def run_validate(
-    path: Path,
-    reward: RewardCall,
-    *,
-    prompt_key: str,
-    label_key: str,
-    sayings: Sequence[str] = SAYINGS,
+    path: Path, reward: RewardCall, *, prompt_key: str, label_key: str, sayings: Sequence[str] = SAYINGS,
     as_json: bool = False,
-) -> bool:
+) -> bool:  # fmt: skip
     """Ask the reward for the gold answer of each row of a JSONL file and show those that do not score; whether all do.
 
     Raises:
         PromptError: The file can't be read, or is empty.
     """
     lines = list(each_row(path, prompt_key=prompt_key, label_key=label_key))
+    unread = [(number, fault) for number, fault in lines if isinstance(fault, PromptError)]
+    faults = [Fault(number, None, str(fault).removeprefix(f"{path}:{number}: ")) for number, fault in unread]
     with counter("gold answers") as on_done:
-        faults = await _faults_of(path, lines, reward, sayings, on_done)
+        on_done(len(faults))
+        rows = [row for _, row in lines if isinstance(row, Row)]
+        faults += [fault async for fault in _wrong(rows, reward, sayings, on_done)]
+    faults.sort(key=lambda fault: fault.line)
     right = len(lines) - len(faults)
     if as_json:
         report = {"ok": not faults, "rows": len(lines), "right": right, "faults": [asdict(fault) for fault in faults]}
@@ -236,40 +228,27 @@ async def run_validate(
     return not faults
 
 
-async def _faults_of(
-    path: Path,
-    lines: Sequence[tuple[int, Row | PromptError]],
-    reward: RewardCall,
-    sayings: Sequence[str],
-    on_done: Callable[[int], None],
-) -> list[Fault]:
-    """The rows whose gold answer does not score, by line.
+async def _wrong(
+    rows: Sequence[Row], reward: RewardCall, sayings: Sequence[str], on_done: Callable[[int], None]
+) -> AsyncIterator[Fault]:
+    """The rows whose gold answer does not score.
 
-    This package's reward looks at nothing but the label: equal ones are asked once.
+    This package's reward looks at nothing but the label: equal ones are asked once; nothing answers a mapping by it.
     """
-    faults = {
-        number: Fault(number, None, str(fault).removeprefix(f"{path}:{number}: "))
-        for number, fault in lines
-        if isinstance(fault, PromptError)
-    }
-    on_done(len(faults))
     together: dict[object, list[Row]] = {}
-    for number, row in lines:
-        if isinstance(row, Row):
-            together.setdefault(json_line({"label": row.label}) if reward.is_own else number, []).append(row)
+    for row in rows:
+        together.setdefault(json_line({"label": row.label}) if reward.is_own else row.line, []).append(row)
     groups = list(together.values())
     for start in range(0, len(groups), _ROWS_AT_ONCE):
         chunk = groups[start : start + _ROWS_AT_ONCE]
-        golds = [GoldAnswer(row.prompt, row.label, _texts(row.label, reward), row.metadata) for row, *_ in chunk]
-        for rows, reason in zip(chunk, await gold_refusals(golds, reward, sayings), strict=True):
-            faults |= {row.line: Fault(row.line, row.label, reason) for row in rows if reason}
-            on_done(len(rows))
-    return [faults[number] for number in sorted(faults)]
-
-
-def _texts(label: Any, reward: RewardCall) -> tuple[str, ...]:  # noqa: ANN401
-    """What answers a label; nothing answers a mapping by this package's reward, as `eval` says too."""
-    return () if reward.is_own and isinstance(label, Mapping) else label_texts(label)
+        golds = []
+        for row, *_ in chunk:
+            texts = () if reward.is_own and isinstance(row.label, Mapping) else label_texts(row.label)
+            golds.append(GoldAnswer(row.prompt, row.label, texts, row.metadata))
+        for same, reason in zip(chunk, await gold_refusals(golds, reward, sayings), strict=True):
+            for row in same if reason else ():
+                yield Fault(row.line, row.label, reason)
+            on_done(len(same))
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,12 +274,7 @@ class Rescored:
 async def rescore(path: Path, reward: RewardCall) -> AsyncIterator[Rescored]:
     """Score the samples of a dump again, in order; those that were aborted keep what they have, as in slime.
 
-    Args:
-        path: Of the dump.
-        reward: Sees each sample as slime's reward does, with no reward of its own.
-
-    Raises:
-        DumpError: See `read_dump`; or there is no sample.
+    The reward sees each sample as slime's does, with no reward of its own.
     """
     number = 0
     for records in _together(read_dump(path)):
@@ -389,11 +363,7 @@ class RewardChange:
 async def run_rescore(
     dump: Path, reward: RewardCall, *, out: Path | None = None, show: int = 50, as_json: bool = False
 ) -> RewardChange:
-    """Score, write a new dump where asked, and show; what changed.
-
-    Raises:
-        DumpError: The dump can't be read, or the new one can't be written.
-    """
+    """Score, write a new dump where asked, and show; what changed."""
     found: list[Rescored] = []
     with nullcontext() if out is None else DumpWriter(out) as writer, counter("samples") as on_done:
         async for one in rescore(dump, reward):

@@ -1,4 +1,7 @@
-"""Checks of the files that a run reads: the model and its tokenizer, the settings, the prompt data sets."""
+"""Checks of the files that a run reads: the model and its tokenizer, the settings, the prompt data sets.
+
+What large packages bring is imported by the checks themselves: one that can't be imported is a finding.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,16 @@ import hashlib
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
+import yaml
 
+from strands_rollout.diagnostics import diagnosis
 from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, lacking, skipped, warning
-from strands_rollout.errors import ConfigError, PromptError, RolloutError, TemplateError
-from strands_rollout.files import MAX_JSON_BYTES, open_regular, read_regular
-from strands_rollout.settings import RolloutSettings
+from strands_rollout.errors import ConfigError, PromptError, RolloutError, TemplateError, foreign_code
+from strands_rollout.files import MAX_JSON_BYTES, Json, open_regular, read_regular
+from strands_rollout.settings import KEY, RolloutSettings, read_config_file, yaml_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,14 +33,13 @@ _INDEX: Final = "model.safetensors.index.json"
 _SMALLEST_WEIGHTS: Final = 1024
 _TOOL_TOKENS: Final = ("<tool_call>", "</tool_call>")
 _USER: Final = [{"role": "user", "content": "question"}]
-_TOOL: Final[dict[str, Any]] = {
+_TOOL: Final = {
     "type": "function",
     "function": {"name": "f", "description": "a function", "parameters": {"type": "object", "properties": {}}},
 }
 _IMPORTABLE: Final = "correct it; a module of your own must be installed, or its folder be on PYTHONPATH"
 _ROWS: Final = 200
 _MAX_HASHED_BYTES: Final = 4_000_000_000
-_BLOCK_BYTES: Final = 1 << 20
 _ONLY_EVALUATED: Final = "aime-2025.jsonl"
 _SCRIPTS: Final = {
     "dapo-math-17k": "dapo_math_17k",
@@ -137,12 +141,12 @@ def load_tokenizer_folder(folder: Path) -> PreTrainedTokenizerBase:
         orjson.loads(read_regular(file, MAX_JSON_BYTES))
     except (OSError, orjson.JSONDecodeError) as e:
         raise ConfigError(f"{file} can't be read: {e}") from e
-    try:
+    with foreign_code("tokenizers raises plain Exceptions, transformers what its parts raise") as outcome:
         return load_tokenizer(str(folder))
-    except RolloutError:
-        raise
-    except Exception as e:  # tokenizers raises plain Exceptions, transformers what its parts raise
-        raise ConfigError(f"the tokenizer of {folder} can't be loaded: {type(e).__name__}: {e}") from e
+    fault = outcome.error
+    if isinstance(fault, RolloutError):
+        raise fault
+    raise ConfigError(f"the tokenizer of {folder} can't be loaded: {type(fault).__name__}: {fault}") from fault
 
 
 def _template(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
@@ -151,11 +155,8 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
     return ChatTemplate(tokenizer)
 
 
-def thinking_words(tokenizer: PreTrainedTokenizerBase, *, opens_reasoning: bool, **template_kwargs: Any) -> str:  # noqa: ANN401
-    """What `enable_thinking` does to a tokenizer's template, which is rendered with these arguments.
-
-    `opens_reasoning` says whether its generation prompt does, by itself.
-    """
+def thinking_words(tokenizer: PreTrainedTokenizerBase, *, opens_reasoning: bool, **template_kwargs: Json) -> str:
+    """What `enable_thinking` does to a template whose generation prompt, by itself, opens reasoning or does not."""
     with_thinking, without = (
         tokenizer.apply_chat_template(
             _USER, tokenize=False, add_generation_prompt=True, enable_thinking=on, **template_kwargs
@@ -202,7 +203,7 @@ def check_end_of_turn(folder: Path, tokenizer: PreTrainedTokenizerBase, *wanted:
     return [good("end of turn", f"{' and '.join(names.values())} ends a generation: {shown}")]
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json(file: Path) -> dict[str, Json]:
     """An object of a file; empty where there is none, which the model's own check tells."""
     try:
         value = orjson.loads(read_regular(file, MAX_JSON_BYTES))
@@ -211,14 +212,12 @@ def _json(file: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def check_config(path: Path | None) -> list[Finding]:
-    """Whether a YAML for slime's --custom-config-path is right, and what it names can be loaded."""
+def check_config(question: Question) -> list[Finding]:
+    """Whether the YAML for slime's --custom-config-path is right, and what it names can be loaded."""
+    default = question.repository / "configs" / "math_code.yaml"
+    path = question.config or question.named("ROLLOUT_CONFIG") or (default if default.is_file() else None)
     if path is None:
         return [skipped("config", "no --config, and no configs/math_code.yaml here: the defaults hold")]
-    import yaml
-
-    from strands_rollout.settings import KEY, read_config_file, yaml_text
-
     try:
         settings = read_config_file(path)
     except ConfigError as e:
@@ -233,27 +232,28 @@ def check_config(path: Path | None) -> list[Finding]:
 
 def _load_named(settings: RolloutSettings) -> list[Finding]:
     """An error for each setting whose named thing can't be loaded; the tools first, which may register parsers."""
-    from strands_rollout.agent.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
+    from strands_rollout.agent import tool_loading
     from strands_rollout.code_tool.executors import make_executor
     from strands_rollout.slime_plugin.slime_adapter import load_should_abort
     from strands_rollout.tool_parsers import AUTO, get_parser
 
+    load = tool_loading.load_function
     steps: dict[str, Callable[[], object]] = {
-        "tools": lambda: load_tools(settings.tools),
-        "row_tools": lambda: load_tools(settings.row_tools),
-        "agent_factory": lambda: settings.agent_factory and load_function(settings.agent_factory, "an agent"),
-        "environment": lambda: settings.environment and load_function(settings.environment, "an environment"),
-        "resources": lambda: [load_function(path, "a resource") for path in settings.resources.values()],
-        "hooks": lambda: load_hooks(settings.hooks),
-        "conversation_manager": lambda: load_conversation_manager(settings.conversation_manager),
+        "tools": lambda: tool_loading.load_tools(settings.tools),
+        "row_tools": lambda: tool_loading.load_tools(settings.row_tools),
+        "agent_factory": lambda: settings.agent_factory and load(settings.agent_factory, "an agent"),
+        "environment": lambda: settings.environment and load(settings.environment, "an environment"),
+        "resources": lambda: [load(path, "a resource") for path in settings.resources.values()],
+        "hooks": lambda: tool_loading.load_hooks(settings.hooks),
+        "conversation_manager": lambda: tool_loading.load_conversation_manager(settings.conversation_manager),
         "should_abort": lambda: isinstance(settings.should_abort, str) and load_should_abort(settings.should_abort),
         "tool_parser": lambda: settings.tool_parser == AUTO or get_parser(settings.tool_parser),
         "executor": lambda: asyncio.run(make_executor(settings.executor).aclose()),
     }
     findings = []
-    for name, load in steps.items():
+    for name, step in steps.items():
         try:
-            load()
+            step()
         except RolloutError as e:
             findings.append(error(f"config: {name}", str(e), _IMPORTABLE))
     tools = ", ".join(tool if isinstance(tool, str) else tool.shown_name for tool in settings.tools) or "none"
@@ -264,7 +264,9 @@ def check_data(question: Question) -> list[Finding]:
     """Each data file that is named; else those that the scripts use, which may be missing."""
     if question.data:
         return [finding for path in question.data for finding in _check_file(path, question, needed=True)]
-    files = question.training_data
+    prompts = question.named("PROMPT_DATA") or question.data_dir / "dapo-math-17k.jsonl"
+    sets = "" if question.env.get("EVAL_CONFIG") else question.env.get("EVAL_SETS") or "aime-2024"
+    files = [prompts, *(question.data_dir / f"{name}.jsonl" for name in sets.split(",") if name)]
     findings = [found for path in files for found in _check_file(path, question, needed=question.training)]
     further = question.data_dir / _ONLY_EVALUATED
     if further in files:
@@ -282,7 +284,7 @@ def _check_file(path: Path, question: Question, *, needed: bool) -> list[Finding
     try:
         template = _template(load_tokenizer_folder(question.tokenizer_dir))
     except RolloutError:  # which is another check's to say
-        template = _template(load_tokenizer_folder(question.shipped_tokenizer_dir))
+        template = _template(load_tokenizer_folder(diagnosis.SHIPPED_TOKENIZER))
     try:
         return [_check_rows(path, template), check_manifest(path)]
     except OSError as e:
@@ -298,12 +300,10 @@ def _prepare(path: Path) -> str:
 
 def _check_rows(path: Path, template: ChatTemplate) -> Finding:
     """Whether the first rows of a file can be trained on, with prompts that the template did not render yet."""
-    faults: list[str] = []
-    count = 0
     with open_regular(path) as file:
-        for count, line in enumerate(islice((line for line in file if line.strip()), _ROWS), start=1):
-            if fault := _row_fault(line, template):
-                faults.append(f"row {count}: {fault}")
+        found = [_row_fault(line, template) for line in islice((line for line in file if line.strip()), _ROWS)]
+    faults = [f"row {number}: {fault}" for number, fault in enumerate(found, start=1) if fault]
+    count = len(found)
     name = f"data: {path.name}"
     if not count:
         return error(name, f"{path} has no rows; expected one JSON object a line", _prepare(path))
@@ -351,13 +351,12 @@ def check_manifest(path: Path, max_bytes: int = _MAX_HASHED_BYTES) -> Finding:
         return error(name, f"{manifest_path} can't be read: {type(e).__name__}: {e}", _prepare(path))
     if path.stat().st_size > max_bytes:
         return skipped(name, f"{path} is larger than {max_bytes / 1e9:g} GB: not compared with its manifest")
-    digest, got_rows, last = hashlib.sha256(), 0, b"\n"
+    digest, got_rows = hashlib.sha256(), 0
     with open_regular(path) as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            got_rows += block.count(b"\n")
-            last = block[-1:]
-    got_rows, got_sha256 = got_rows + (last != b"\n"), digest.hexdigest()
+        for line in file:
+            digest.update(line)
+            got_rows += 1
+    got_sha256 = digest.hexdigest()
     if got_sha256 != sha256:
         found = f"{path} is not the file that was prepared: {got_rows} rows, sha256 {got_sha256[:12]}..."
         return error(name, f"{found}; its manifest tells {rows} rows, sha256 {sha256[:12]}...", _prepare(path))

@@ -17,23 +17,23 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
-from strands_rollout.diagnostics.diagnosis import Finding, Question, ask, error, good, lacking, warning
+from strands_rollout.diagnostics import diagnosis
+from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, lacking, warning
 from strands_rollout.diagnostics.machine import installed_version
+from strands_rollout.files import Json
 
 TESTED_COMMIT: Final = "624b824a898ab0ec1fcb4d373004c7f3852bf515"
 LIMIT_S: Final = 50.0
-_URL: Final = "https://github.com/THUDM/slime"
 _NEEDED: Final = ("train.py", "scripts/models/qwen3-8B.sh", "slime/rollout/sglang_rollout.py", "slime/utils/types.py")
 _GIT_S: Final = 5.0
 _CLONE: Final = (
-    f"work in the image slimerl/slime, or: git clone {_URL} && git -C slime checkout {TESTED_COMMIT[:8]} && "
-    "pip install --no-deps -e slime; then name it with SLIME_DIR or --slime-dir"
+    "work in the image slimerl/slime, or: git clone https://github.com/THUDM/slime && git -C slime checkout "
+    f"{TESTED_COMMIT[:8]} && pip install --no-deps -e slime; then name it with SLIME_DIR or --slime-dir"
 )
 _NAME: Final = "slime episode"
 # what slime's rollout modules import of its cluster; an episode uses none of it
@@ -49,13 +49,11 @@ _REMEDY: Final = (
     "see the log: python -m strands_rollout.diagnostics.slime_episode CHECKOUT; this package is tested with slime "
     "0.2.4 to 0.3.1 and the newest commit"
 )
-FindPackage = Callable[[str], ModuleSpec | None]
-"""Finds what `import` would take, without importing it."""
 
 
-def check_slime(question: Question, find_package: FindPackage = importlib.util.find_spec) -> list[Finding]:
+def check_slime(question: Question, find_package: diagnosis.FindPackage = importlib.util.find_spec) -> list[Finding]:
     """Which `slime` would be imported, and which checkout would be run."""
-    importable = _package_folders("slime", find_package)
+    importable = diagnosis.package_folders("slime", find_package)
     findings = []
     if importable and not any(map(_is_slime, importable)):
         found = (
@@ -73,9 +71,7 @@ def check_slime(question: Question, find_package: FindPackage = importlib.util.f
     if lacks == list(_NEEDED):
         found = f"{folder} is not a checkout of THUDM/slime: it has no {lacks[0]}"
         return [*findings, error("slime", found, _CLONE)]
-    setup = folder / "setup.py"
-    text = setup.read_text(errors="replace") if setup.is_file() else ""
-    version = re.search(r"""\bversion=["']([^"']+)["']""", text)
+    version = re.search(r"""\bversion=["']([^"']+)["']""", _text(folder / "setup.py"))
     declared = version[1] if version else "of no known version"
     findings.append(good("slime", f"slime {declared} at {folder}, {_commit(folder, question)}"))
     if lacks:  # an installed package comes without the scripts
@@ -84,7 +80,7 @@ def check_slime(question: Question, find_package: FindPackage = importlib.util.f
     return findings
 
 
-def check_megatron(question: Question, find_package: FindPackage = importlib.util.find_spec) -> list[Finding]:
+def check_megatron(question: Question, find_package: diagnosis.FindPackage = importlib.util.find_spec) -> list[Finding]:
     """Where Megatron-LM is: as named, else beside slime's checkout as the scripts look for it, else importable."""
     named = question.megatron_dir or question.named("MEGATRON_DIR")
     if named is not None:
@@ -93,10 +89,9 @@ def check_megatron(question: Question, find_package: FindPackage = importlib.uti
         remedy = "name the folder that holds megatron/core with MEGATRON_DIR or --megatron-dir"
         return [error("megatron", f"{named} has no megatron/core: not a checkout of Megatron-LM", remedy)]
     slime = question.slime_dir or question.named("SLIME_DIR")
-    slimes = [folder.parent for folder in _package_folders("slime", find_package)] if slime is None else [slime]
+    slimes = [slime] if slime else [folder.parent for folder in diagnosis.package_folders("slime", find_package)]
     beside = [folder.absolute().parent / "Megatron-LM" for folder in slimes]
-    importable = [folder.parent for folder in _package_folders("megatron", find_package)]
-    for folder in (*beside, *importable):
+    for folder in (*beside, *(package.parent for package in diagnosis.package_folders("megatron", find_package))):
         if (folder / "megatron" / "core").is_dir():
             return [good("megatron", f"Megatron-LM at {folder}")]
     remedy = "work in the image slimerl/slime, or name a checkout of Megatron-LM with MEGATRON_DIR or --megatron-dir"
@@ -104,29 +99,19 @@ def check_megatron(question: Question, find_package: FindPackage = importlib.uti
     return [lacking("megatron", missing, remedy, training=question.training)]
 
 
-def _named_or_importable(question: Question, find_package: FindPackage) -> Path | None:
+def _named_or_importable(question: Question, find_package: diagnosis.FindPackage) -> Path | None:
     named = question.slime_dir or question.named("SLIME_DIR")
-    packages = (folder for folder in _package_folders("slime", find_package) if _is_slime(folder))
+    packages = (folder for folder in diagnosis.package_folders("slime", find_package) if _is_slime(folder))
     return named or next((package.parent for package in packages), None)
 
 
-def _package_folders(name: str, find_package: FindPackage) -> list[Path]:
-    try:
-        spec = find_package(name)
-    except (ImportError, ValueError):
-        return []
-    if spec is None or (spec.origin is None and name == "slime"):
-        return []  # slime is no namespace package: a mere folder of that name stands in nobody's way
-    if spec.submodule_search_locations is None:
-        return [Path(str(spec.origin))]
-    return [Path(folder) for folder in spec.submodule_search_locations]
-
-
 def _is_slime(package: Path) -> bool:
-    types = package / "utils" / "types.py"
-    if not types.is_file() or not (package / "rollout" / "sglang_rollout.py").is_file():
-        return False
-    return re.search(r"^class Sample\b", types.read_text(errors="replace"), re.MULTILINE) is not None
+    has_loop = (package / "rollout" / "sglang_rollout.py").is_file()
+    return has_loop and re.search(r"^class Sample\b", _text(package / "utils" / "types.py"), re.MULTILINE) is not None
+
+
+def _text(file: Path) -> str:
+    return file.read_text(errors="replace") if file.is_file() else ""
 
 
 def _commit(folder: Path, question: Question) -> str:
@@ -135,7 +120,7 @@ def _commit(folder: Path, question: Question) -> str:
     git = ("git", "-c", "safe.directory=*", "-C", str(folder), "rev-parse", "HEAD")
     if not (folder / ".git").exists():
         why_not = "no git checkout"
-    elif (answer := ask(*git, env=question.env, limit_s=_GIT_S)) is None:
+    elif (answer := diagnosis.run_program(*git, env=question.env, limit_s=_GIT_S)) is None:
         why_not = "no git on the PATH"
     elif answer.exit_code == 0:
         return f"commit {answer.stdout[:8]}"
@@ -145,7 +130,7 @@ def _commit(folder: Path, question: Question) -> str:
 
 
 def check_slime_episode(
-    question: Question, find_package: FindPackage = importlib.util.find_spec, limit_s: float = LIMIT_S
+    question: Question, find_package: diagnosis.FindPackage = importlib.util.find_spec, limit_s: float = LIMIT_S
 ) -> list[Finding]:
     """Whether an episode comes back finished from slime's loop; nothing is said where there is no checkout of slime."""
     checkout = _named_or_importable(question, find_package)
@@ -153,7 +138,7 @@ def check_slime_episode(
         return []
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), question.env.get("PYTHONPATH")]))
     env = {**question.env, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-    answer = ask(sys.executable, "-m", __name__, str(checkout), env=env, limit_s=limit_s)
+    answer = diagnosis.run_program(sys.executable, "-m", __name__, str(checkout), env=env, limit_s=limit_s)
     if answer is None or answer.exit_code is None:
         return [error(_NAME, f"no episode came back from slime's loop within {limit_s:g} s", _REMEDY)]
     try:
@@ -164,28 +149,21 @@ def check_slime_episode(
     return [_judge(played, training=question.training)]
 
 
-def _judge(played: dict[str, Any], *, training: bool) -> Finding:
+def _judge(played: Json, *, training: bool) -> Finding:
     if missing := played.get("missing"):
         found = f"no episode was tried: slime's rollout needs the package {missing!r}, which is not installed"
         return lacking(_NAME, found, "run it in slime's image, or install that package", training=training)
+    found = f"an episode came back from slime's loop as {played['status']}"
     if played["status"] not in ("completed", "truncated"):
-        found = (
-            f"an episode came back from slime's loop as {played['status']} ({played['stop_reason']}): {played['error']}"
-        )
-        return error(_NAME, found, _REMEDY)
-    found = (
-        f"an episode came back from slime's loop as {played['status']}: {played['tokens']} tokens, "
-        f"{played['trained']} of them trained, reward {played['reward']}"
-    )
+        return error(_NAME, f"{found} ({played['stop_reason']}): {played['error']}", _REMEDY)
+    found += f": {played['tokens']} tokens, {played['trained']} of them trained, reward {played['reward']}"
     if played["stand_ins"]:
         found += f"; not installed, and not needed for it: {', '.join(played['stand_ins'])}"
     if played["violations"]:
         return error(_NAME, f"{found}; slime's trainer could not use it: {'; '.join(played['violations'])}", _REMEDY)
-    return (
-        warning(_NAME, f"{found}; {'; '.join(played['warnings'])}", _REMEDY)
-        if played["warnings"]
-        else good(_NAME, found)
-    )
+    if played["warnings"]:
+        return warning(_NAME, f"{found}; {'; '.join(played['warnings'])}", _REMEDY)
+    return good(_NAME, found)
 
 
 @contextmanager
@@ -209,7 +187,7 @@ class _Placeholder(ModuleType):
     __path__ = []  # noqa: RUF012 - declared by ModuleType
     __version__ = "0.3.1"  # of the router: slime before 0.3.1 asks it where to find the workers
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Callable[..., object]:
         if name.startswith("__"):
             raise AttributeError(name)
         return _unchanged
@@ -222,17 +200,21 @@ def _unchanged(value: object = None, **_options: object) -> object:
 class _Arguments(Namespace):
     """slime's arguments; what is not given is None, as most of slime's defaults are."""
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
 
 
-def _arguments(base_url: str, checkpoint: Path) -> _Arguments:
-    engine = urlsplit(base_url)
-    return _Arguments(
+async def _play(checkpoint: Path) -> dict[str, Json]:
+    from slime.rollout import sglang_rollout
+    from slime.utils.types import Sample
+
+    from strands_rollout.engine.process import engine_process
+    from strands_rollout.samples import episode_facts
+    from strands_rollout.slime_plugin.sample_contract import contract_violations
+
+    args = _Arguments(
         hf_checkpoint=str(checkpoint),
-        sglang_router_ip=engine.hostname,
-        sglang_router_port=engine.port,
         sglang_server_concurrency=1,
         rollout_num_gpus=1,
         rollout_num_gpus_per_engine=1,
@@ -248,21 +230,10 @@ def _arguments(base_url: str, checkpoint: Path) -> _Arguments:
         # the model is ours, so that its code needs no stronger sandbox
         strands_rollout={"max_tool_iterations": 3, "executor": {"name": "local", "isolation": "rlimits"}},
     )
-
-
-async def _play(checkpoint: Path) -> dict[str, Any]:
-    from slime.rollout import sglang_rollout
-    from slime.utils.types import Sample
-
-    from strands_rollout.engine.process import engine_process
-    from strands_rollout.samples import episode_facts
-    from strands_rollout.slime_plugin.sample_contract import contract_violations
-
     async with engine_process() as base_url:
-        args = _arguments(base_url, checkpoint)
+        args.sglang_router_ip, args.sglang_router_port = urlsplit(base_url).hostname, urlsplit(base_url).port
         state = sglang_rollout.GenerateState(args)
-        prompt = [{"role": "user", "content": _QUESTION}]
-        group = [Sample(index=0, group_index=0, prompt=prompt, label=_ANSWER)]
+        group = [Sample(index=0, group_index=0, prompt=[{"role": "user", "content": _QUESTION}], label=_ANSWER)]
         [sample] = await sglang_rollout.generate_and_rm_group(args, group, dict(state.sampling_params))
     facts = episode_facts(sample)
     return {
@@ -276,14 +247,14 @@ async def _play(checkpoint: Path) -> dict[str, Any]:
     }
 
 
-def _main(checkout: Path) -> dict[str, Any]:
+def _main(checkout: Path) -> dict[str, Json]:
     warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("strands_rollout").addHandler(handler)
     with importable(checkout) as stand_ins:
         try:
-            played = asyncio.run(_play(Path(__file__).parents[1] / "engine" / "checkpoint"))
+            played = asyncio.run(_play(diagnosis.SHIPPED_TOKENIZER))
         except ModuleNotFoundError as e:
             if (e.name or "").startswith(("slime", "strands_rollout")):
                 raise

@@ -6,33 +6,18 @@ refused shows all of its faults.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from strands_rollout.diagnostics.diagnosis import Finding, error, good, skipped, warning
 from strands_rollout.diagnostics.run_files import check_end_of_turn, load_tokenizer_folder, thinking_words
 from strands_rollout.errors import ConfigError, TemplateDifferenceError, TemplateError
+from strands_rollout.files import Json
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
+from strands_rollout.template import probe
 from strands_rollout.template.chat_template import renderer_of
 from strands_rollout.template.messages import ChatMessage
-from strands_rollout.template.probe import (
-    PARALLEL_TURNS,
-    TOOL_TURNS,
-    TOOLS,
-    USER_TURNS,
-    check_append_only,
-    check_encoding,
-    find_end_of_turn,
-    find_ends,
-    find_written_call,
-    opens_reasoning,
-    system_fault,
-    tool_faults,
-    turn_notes,
-    user_turns_fault,
-)
 from strands_rollout.template.render import TemplateRenderer, TurnEnds, TurnRenderer
 from strands_rollout.template.tokens import TokenEncoder
 from strands_rollout.tool_parsers import AUTO, ToolCall, format_of_call, get_parser
@@ -50,20 +35,12 @@ _CALL: Final = {"type": "function", "id": "call00001", "function": {"name": "pro
 
 
 def read_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder, or of an id on the hub.
-
-    Raises:
-        ConfigError: It can't be loaded.
-    """
+    """The tokenizer of a folder, or of an id on the hub; a ConfigError where it can't be loaded."""
     return load_tokenizer_folder(Path(name)) if Path(name).exists() else load_tokenizer(name)
 
 
 def check_template(
-    name: str,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    chat_template: str | None = None,
-    tool_parser: str = AUTO,
+    name: str, tokenizer: PreTrainedTokenizerBase, *, chat_template: str | None = None, tool_parser: str = AUTO
 ) -> list[Finding]:
     """Try each rule on the template of a tokenizer of that folder or id, or on another one in its place.
 
@@ -73,32 +50,31 @@ def check_template(
     try:
         template = renderer_of(tokenizer, {} if chat_template is None else {"chat_template": chat_template})
         rule = "end of turn"
-        end_of_turn = find_end_of_turn(template)
+        end_of_turn = probe.find_end_of_turn(template)
     except TemplateError as e:
         return [_broken(rule, e, None)]
     tool_findings = [
         good(rule, "yes") if fault is None else error(rule, fault, _OTHER_MODEL)
-        for rule, fault in tool_faults(template)
+        for rule, fault in probe.tool_faults(template)
     ]
     with_tools = all(finding.status == "ok" for finding in tool_findings)
     ends = TurnEnds(end_of_turn, end_of_turn)
     if len(tool_findings) > 1:  # else tools are not rendered
         try:
-            ends = find_ends(template, end_of_turn)
+            ends = probe.find_ends(template, end_of_turn)
         except TemplateError as e:
             tool_findings.append(error("end of a turn with calls", str(e), _OWN))
             with_tools = False
     turns = TurnRenderer(template, ends)
     end_ids = [template.encoder.encode_trusted(end)[0] for end in dict.fromkeys((ends.answer, ends.calls))]
+    system_fault = probe.system_fault(template, turns, with_tools=with_tools)
     return [
         *check_end_of_turn(Path(name), tokenizer, *end_ids),
-        _tried(template, "encoding", partial(check_encoding, template, with_tools=with_tools)),
-        _tried(template, "user turns", partial(check_append_only, template, turns, "user turns", USER_TURNS)),
+        _tried("encoding", template, lambda: probe.check_encoding(template, with_tools=with_tools)),
+        _appends("user turns", template, turns, probe.USER_TURNS),
         *tool_findings,
         *_tool_rules(template, turns, with_tools=with_tools),
-        _partly(
-            "system message", system_fault(template, turns, with_tools=with_tools), "set system_prompt to an empty text"
-        ),
+        _partly("system message", system_fault, "set system_prompt to an empty text"),
         _calls(template, ends, tool_parser),
         _reasoning(template, tokenizer),
     ]
@@ -106,19 +82,19 @@ def check_template(
 
 def _tool_rules(template: TemplateRenderer, turns: TurnRenderer, *, with_tools: bool) -> Iterator[Finding]:
     """How results are appended, and what becomes of the assistant's own turns, which breaks nothing."""
-    notes = dict(turn_notes(template, turns.ends)) if with_tools else {}
+    notes = dict(probe.turn_notes(template, turns.ends)) if with_tools else {}
     for rule in ("text beside calls", "end of a turn with calls"):
         if with_tools:
             yield good(rule, notes[rule] or "yes")
-    for rule, conversation in (("tool results", TOOL_TURNS), ("several calls", PARALLEL_TURNS)):
+    for rule, conversation in (("tool results", probe.TOOL_TURNS), ("several calls", probe.PARALLEL_TURNS)):
         if not with_tools:
             yield skipped(rule, "the template can't be used with tools")
         elif notes.get(rule):
             yield good(rule, str(notes[rule]))
         else:
-            yield _tried(template, rule, partial(check_append_only, template, turns, rule, conversation, tools=TOOLS))
+            yield _appends(rule, template, turns, conversation, tools=probe.TOOLS)
     if with_tools:
-        fault = user_turns_fault(template, turns)
+        fault = probe.user_turns_fault(template, turns)
         yield _partly("user turns with tools", fault, "let conversations with tools have one user's turn")
 
 
@@ -129,7 +105,13 @@ def _partly(rule: str, fault: str | None, remedy: str) -> Finding:
     return warning(rule, f"{fault} Such conversations are refused.", f"{remedy}, or {_OWN}")
 
 
-def _tried(template: TemplateRenderer, rule: str, check: Callable[[], None]) -> Finding:
+def _appends(
+    rule: str, template: TemplateRenderer, turns: TurnRenderer, parts: Sequence[Sequence[ChatMessage]], **tools: Json
+) -> Finding:
+    return _tried(rule, template, lambda: probe.check_append_only(template, turns, rule, parts, **tools))
+
+
+def _tried(rule: str, template: TemplateRenderer, check: Callable[[], None]) -> Finding:
     try:
         check()
     except TemplateError as e:
@@ -151,7 +133,7 @@ def _broken(rule: str, fault: TemplateError, encoder: TokenEncoder | None) -> Fi
 
 def _calls(template: TemplateRenderer, ends: TurnEnds, tool_parser: str) -> Finding:
     """Who reads the call that the template writes."""
-    call = find_written_call(template, ends)
+    call = probe.find_written_call(template, ends)
     if tool_parser == AUTO:
         try:
             tool_parser = format_of_call(call.turn, call.name, call.arguments)
@@ -166,7 +148,7 @@ def _calls(template: TemplateRenderer, ends: TurnEnds, tool_parser: str) -> Find
 
 def _reasoning(template: TemplateRenderer, tokenizer: PreTrainedTokenizerBase) -> Finding:
     """Rollouts keep what was sampled in any case; a chat endpoint shows the policy what its template keeps."""
-    opens = opens_reasoning(template)
+    opens = probe.opens_reasoning(template)
     kept = {"after a tool result": _keeps(template, _TOOL_RESULT), "after a user turn": _keeps(template, _USER_TURN)}
     said = ", ".join(f"{word} {when}" for when, word in kept.items())
     opening = thinking_words(tokenizer, opens_reasoning=opens, **template.kwargs)

@@ -43,14 +43,9 @@ def installed(folder: Path, name: str, version: str, requires: Sequence[str] = (
 def tokenizer_folder(folder: Path) -> Path:
     """A copy of the shipped tokenizer, to be broken."""
     folder.mkdir()
-    for name in (
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "chat_template.jinja",
-        "generation_config.json",
-        "config.json",
-    ):
-        shutil.copy(SHIPPED / name, folder)
+    for name in ("tokenizer", "tokenizer_config", "generation_config", "config"):
+        shutil.copy(SHIPPED / f"{name}.json", folder)
+    shutil.copy(SHIPPED / "chat_template.jinja", folder)
     return folder
 
 

@@ -79,11 +79,13 @@ def test_help_has_an_example(command: str) -> None:
     assert (result.exit_code, f"Example: strands-rollout {command} " in result.stdout) == (0, True)
 
 
-def test_reading_the_commands_arguments_imports_nothing_heavy() -> None:
+def test_reading_the_commands_arguments_imports_nothing_heavy_nor_does_the_doctor_what_may_be_broken() -> None:
     code = (
         "import sys\nfrom typer.testing import CliRunner\nfrom strands_rollout.cli.commands import app\n"
         f"for command in {COMMANDS}: assert CliRunner().invoke(app, [command, '--help']).exit_code == 0\n"
-        "print([name for name in ('numpy', 'strands', 'transformers', 'httpx', 'rich.table') if name in sys.modules])"
+        "print([name for name in ('numpy', 'strands', 'transformers', 'httpx', 'rich.table') if name in sys.modules])\n"
+        "import strands_rollout.diagnostics.doctor\n"
+        "print([name for name in ('numpy', 'packaging', 'strands', 'tokenizers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert done.stdout == "[]\n[]\n"

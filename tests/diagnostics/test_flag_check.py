@@ -10,95 +10,91 @@ import contextlib
 import functools
 import io
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flag_stage import findings_of, the_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_rollout.diagnostics.flag_check import FlagFinding, check_command, judge, report_flags
-from strands_rollout.diagnostics.flag_script import Command, Word
-from strands_rollout.diagnostics.flag_table import Flag, FlagTable, read_record, recorded_table
+from strands_rollout.diagnostics.flag_check import FlagFinding, report_flags
 from strands_rollout.errors import ConfigError
 
-WHOLE = ["--rollout-batch-size", "4", "--num-rollout", "10"]  # what slime does not start without
-BATCHES = ["--n-samples-per-prompt", "8", "--global-batch-size"]
-DELTA = [
-    *("--update-weight-mode", "delta", "--update-weight-transport", "disk", "--update-weight-disk-dir", "shared"),
-    *("--update-weight-local-checkpoint-dir", "local"),
-]
-EVAL = ["--eval-interval", "5", "--eval-prompt-data", "aime", "aime.jsonl"]
-FULLY_ASYNC = ["--rollout-function-path", "slime.rollout.fully_async_rollout.generate_rollout_fully_async"]
-OUR_GENERATE = ["--custom-generate-function-path", "strands_rollout.generate"]
-LENGTHS = ["--rollout-max-context-len", "8", "--rollout-max-prompt-len"]
-BLANK = '--sglang-json-model-override-args={"a": 1}'
+WHOLE = "--rollout-batch-size 4 --num-rollout 10"  # what slime does not start without
+BATCHES = "--n-samples-per-prompt 8 --global-batch-size"
+DISK = "--update-weight-mode delta --update-weight-transport disk --update-weight-disk-dir shared"
+DELTA = f"{DISK} --update-weight-local-checkpoint-dir local"
+EVAL = "--eval-interval 5 --eval-prompt-data aime aime.jsonl"
+ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+FULLY_ASYNC = f"--rollout-function-path {ASYNC}"
+LENGTHS = "--rollout-max-context-len 8 --rollout-max-prompt-len"
+BLANK = """'--sglang-json-model-override-args={"a": 1}'"""
 GOOD = "python3 slime/train.py --rollout-batch-size 4 --num-rollout 10 --lr 1e-6\n"
 
 
-def faults(*words: str, program: str = "train.py") -> list[FlagFinding]:
-    whole = WHOLE[:2] if "--num-rollout=0" in words else WHOLE
-    return list(check_command([*whole, *words], program=program).findings)
+def faults(words: str, program: str = "train.py") -> list[FlagFinding]:
+    whole = "--rollout-batch-size 4" if "--num-rollout=0" in words else WHOLE
+    return list(findings_of(shlex.split(f"{whole} {words}"), program=program).findings)
 
 
 @pytest.mark.parametrize(
     ("typo", "nearest", "said"),
     [
-        (["--rollout-max-respone-len", "1024"], "--rollout-max-response-len", "(slime)"),
-        (["--colocat"], "--colocate", "(slime)"),
-        (["--rollout-temp", "1"], "--rollout-temperature", "(slime)"),
-        (["--tensor-model-paralel-size", "2"], "--tensor-model-parallel-size", "(Megatron-LM)"),
-        (["--sequence_parallel"], "--sequence-parallel", "(Megatron-LM)"),
-        (["--sglang-mem-fracton-static", "0.7"], "--sglang-mem-fraction-static", "(SGLang)"),
-        (["--mem-fraction-static", "0.7"], "--sglang-mem-fraction-static", "(SGLang)"),
-        (["--ep-size", "2"], "--sglang-ep-size", "(SGLang)"),
-        (["--router-polcy", "random"], "--router-policy", "(SGLang's router)"),
-        (["--zzzqqq", "1"], None, "no parser knows it"),
-        (["--sglang-mem-fraction", "0.7"], "--sglang-mem-fraction-static", "takes it for"),
-        (["--sglang-disable", "1"], ..., "parser stops"),
-        (["--sglang-model-path", "4"], "--hf-checkpoint", "drops yours"),
-        (["--sglang-tp-size", "4"], "--rollout-num-gpus-per-engine", "drops yours"),
-        (["--"], None, "argparse takes no flag after it"),
+        ("--rollout-max-respone-len 1024", "--rollout-max-response-len", "(slime)"),
+        ("--colocat", "--colocate", "(slime)"),
+        ("--rollout-temp 1", "--rollout-temperature", "(slime)"),
+        ("--tensor-model-paralel-size 2", "--tensor-model-parallel-size", "(Megatron-LM)"),
+        ("--sequence_parallel", "--sequence-parallel", "(Megatron-LM)"),
+        ("--sglang-mem-fracton-static 0.7", "--sglang-mem-fraction-static", "(SGLang)"),
+        ("--mem-fraction-static 0.7", "--sglang-mem-fraction-static", "(SGLang)"),
+        ("--ep-size 2", "--sglang-ep-size", "(SGLang)"),
+        ("--router-polcy random", "--router-policy", "(SGLang's router)"),
+        ("--zzzqqq 1", None, "no parser knows it"),
+        ("--sglang-mem-fraction 0.7", "--sglang-mem-fraction-static", "takes it for"),
+        ("--sglang-disable 1", ..., "parser stops"),
+        ("--sglang-model-path 4", "--hf-checkpoint", "drops yours"),
+        ("--sglang-tp-size 4", "--rollout-num-gpus-per-engine", "drops yours"),
+        ("--", None, "argparse takes no flag after it"),
     ],
 )
 def test_a_flag_that_no_parser_reads_is_an_error_that_names_the_nearest_one_and_whose_it_is(
-    typo: list[str], nearest: Any, said: str
+    typo: str, nearest: Any, said: str
 ) -> None:
-    (fault,) = faults(*typo)
-
-    assert (fault.severity, fault.flag) == ("error", typo[0])
+    (fault,) = faults(typo)
+    assert (fault.severity, fault.flag) == ("error", typo.split()[0])
     assert nearest is ... or fault.nearest == nearest
     assert said in fault.problem
-    assert fault.nearest is None or f"{fault.nearest}" in fault.problem
+    assert fault.nearest is None or fault.nearest in fault.problem
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--colocate", "true"], "further word 'true'"),
-        (["--colocate=true"], "expected none"),
-        (["--lr"], "expected a value"),
-        (["--eval-prompt-data"], "expected a value"),
-        (["--lr", "--colocate"], "got the flag --colocate next"),
-        (["--lr", "-1e-5"], "needs --lr=VALUE"),
-        (["--lr", "1e-6", "2e-6"], "further word '2e-6'"),
-        (["--lr=1e-6", "2e-6"], "further word '2e-6'"),
-        (["--lr", "abc"], "expected a number"),
-        (["--lr=abc"], "expected a number"),
-        (["--n-samples-per-prompt", "2.5"], "expected a whole number"),
-        (["--rampup-batch-size", "1", "2"], "expected 3 values"),
-        (["--apply-chat-template-kwargs", "{thinking: false}"], "expected JSON"),
-        (["--advantage-estimator", "grop"], "expected one of grpo"),
-        (["--onnx-safe", "False"], "reads any word as true"),
-        (["--sglang-context-length", "abc"], "expected a whole number, such as"),
-        (["--sglang-context-length", "1.5Ki"], "expected a whole number, such as"),
+        ("--colocate true", "further word 'true'"),
+        ("--colocate=true", "expected none"),
+        ("--lr", "expected a value"),
+        ("--eval-prompt-data", "expected a value"),
+        ("--lr --colocate", "got the flag --colocate next"),
+        ("--lr -1e-5", "needs --lr=VALUE"),
+        ("--lr 1e-6 2e-6", "further word '2e-6'"),
+        ("--lr=1e-6 2e-6", "further word '2e-6'"),
+        ("--lr abc", "expected a number"),
+        ("--lr=abc", "expected a number"),
+        ("--n-samples-per-prompt 2.5", "expected a whole number"),
+        ("--rampup-batch-size 1 2", "expected 3 values"),
+        ("--apply-chat-template-kwargs '{thinking: false}'", "expected JSON"),
+        ("--advantage-estimator grop", "expected one of grpo"),
+        ("--onnx-safe False", "reads any word as true"),
+        ("--sglang-context-length abc", "expected a whole number, such as"),
+        ("--sglang-context-length 1.5Ki", "expected a whole number, such as"),
     ],
 )
-def test_a_value_that_the_parser_does_not_take_is_an_error(words: list[str], said: str) -> None:
-    fault = next(fault for fault in faults(*words) if fault.flag == words[0].partition("=")[0])
-
+def test_a_value_that_the_parser_does_not_take_is_an_error(words: str, said: str) -> None:
+    fault = next(fault for fault in faults(words) if fault.flag == words.split()[0].partition("=")[0])
     assert fault.severity == "error"
     assert said in fault.problem
 
@@ -106,124 +102,95 @@ def test_a_value_that_the_parser_does_not_take_is_an_error(words: list[str], sai
 @pytest.mark.parametrize(
     ("words", "flag"),
     [
-        (["--use-tis", "--use-rollout-logprobs"], "--use-rollout-logprobs"),
-        (["--kl-coef", "0.1", "--kl-loss-coef", "0.1"], "--kl-loss-coef"),
-        (["--over-sampling-batch-size", "3"], "--over-sampling-batch-size"),
-        (["--eval-interval", "5"], "--eval-interval"),
-        (["--save-interval", "5"], "--save-interval"),
-        (["--use-dynamic-batch-size"], "--use-dynamic-batch-size"),
-        ([*BATCHES, "64"], "--global-batch-size"),
-        ([*BATCHES, "32", "--num-steps-per-rollout", "2"], "--global-batch-size"),
-        ([*OUR_GENERATE, "--apply-chat-template"], "--apply-chat-template"),
-        (["--rollout-temperature", "0"], "--rollout-temperature"),
-        (["--advantage-estimator", "reinforce_plus_plus"], "--advantage-estimator"),
-        (["--advantage-estimator=reinforce_plus_plus_baseline"], "--advantage-estimator"),
-        ([*DELTA, "--colocate"], "--update-weight-mode"),
-        ([*DELTA[:2], *DELTA[4:]], "--update-weight-mode"),
-        (DELTA[:6], "--update-weight-mode"),
-        (["--update-weight-transport", "disk"], "--update-weight-transport"),
-        (["--use-opd"], "--use-opd"),
-        (["--use-opd", "--opd-type", "megatron"], "--opd-type"),
-        (["--use-opd", "--opd-type", "sglang", "--opd-teacher-load", "teacher"], "--opd-teacher-load"),
-        (["--opd-teacher-load", "teacher"], "--opd-teacher-load"),
-        (["--eval-prompt-data", "aime", "aime.jsonl", "gsm8k"], "--eval-prompt-data"),
-        ([*LENGTHS, "8"], "--rollout-max-prompt-len"),
-        ([*FULLY_ASYNC, *EVAL], "--eval-interval"),
-        ([*FULLY_ASYNC, *EVAL, "--eval-function-path", FULLY_ASYNC[1]], "--eval-interval"),
-        (["--eval-prompt-data", "aime", "a.jsonl", BLANK], "--sglang-json-model-override-args"),
+        ("--use-tis --use-rollout-logprobs", "--use-rollout-logprobs"),
+        ("--kl-coef 0.1 --kl-loss-coef 0.1", "--kl-loss-coef"),
+        ("--over-sampling-batch-size 3", "--over-sampling-batch-size"),
+        ("--eval-interval 5", "--eval-interval"),
+        ("--save-interval 5", "--save-interval"),
+        ("--use-dynamic-batch-size", "--use-dynamic-batch-size"),
+        (f"{BATCHES} 64", "--global-batch-size"),
+        (f"{BATCHES} 32 --num-steps-per-rollout 2", "--global-batch-size"),
+        ("--custom-generate-function-path strands_rollout.generate --apply-chat-template", "--apply-chat-template"),
+        ("--rollout-temperature 0", "--rollout-temperature"),
+        ("--advantage-estimator reinforce_plus_plus", "--advantage-estimator"),
+        ("--advantage-estimator=reinforce_plus_plus_baseline", "--advantage-estimator"),
+        (f"{DELTA} --colocate", "--update-weight-mode"),
+        (DELTA.replace("--update-weight-transport disk", ""), "--update-weight-mode"),
+        (DELTA.replace("transport disk", "transport nccl"), "--update-weight-mode"),
+        (DISK, "--update-weight-mode"),
+        ("--update-weight-transport disk", "--update-weight-transport"),
+        ("--use-opd", "--use-opd"),
+        ("--use-opd --opd-type megatron", "--opd-type"),
+        ("--use-opd --opd-type sglang --opd-teacher-load teacher", "--opd-teacher-load"),
+        ("--opd-teacher-load teacher", "--opd-teacher-load"),
+        ("--eval-prompt-data aime aime.jsonl gsm8k", "--eval-prompt-data"),
+        (f"{LENGTHS} 8", "--rollout-max-prompt-len"),
+        (f"{FULLY_ASYNC} {EVAL}", "--eval-interval"),
+        (f"{FULLY_ASYNC} {EVAL} --eval-function-path {ASYNC}", "--eval-interval"),
+        (f"--eval-prompt-data aime a.jsonl {BLANK}", "--sglang-json-model-override-args"),
     ],
 )
-def test_a_contradiction_is_an_error_at_its_flag(words: list[str], flag: str) -> None:
-    assert [(fault.severity, fault.flag) for fault in faults(*words)] == [("error", flag)]
+def test_a_contradiction_is_an_error_at_its_flag(words: str, flag: str) -> None:
+    assert [(fault.severity, fault.flag) for fault in faults(words)] == [("error", flag)]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--lr=1e-6"],
-        ["--rollout-top-k", "-1"],
-        ["--lr=-1e-5"],
-        ["--lr", "1e-6", BLANK],
-        ["--rampup-batch-size", "1", "2", "3"],
-        ["--eval-prompt-data", "aime", "a.jsonl", "gsm8k", "b.jsonl"],
-        ["--apply-chat-template-kwargs", '{"enable_thinking": false}'],
-        ["--no-offload-train"],
-        ["--advantage-estimator", "gspo"],
-        ["--attention-backend", "flash"],
-        ["--debug-rollout-only", "--train-backend", "megatron"],
-        ["--sglang-context-length", "131072"],
-        ["--sglang-context-length=128Ki", "--sglang-max-total-tokens", "25.6k"],
-        ["--sglang-config", "engines.yaml"],
-        ["--rollout-sample-hook-path", "a.b", "--rollout-sample-hook-path", "c.d"],
-        ["--use-tis"],
-        ["--kl-coef", "0", "--kl-loss-coef", "0.1"],
-        ["--over-sampling-batch-size", "4"],
-        EVAL,
-        ["--eval-interval", "5", "--eval-config", "eval.yaml"],
-        ["--save-interval", "5", "--save", "out"],
-        [*BATCHES, "16"],
-        [*BATCHES, "16", "--num-steps-per-rollout", "2"],
-        ["--custom-generate-function-path", "mine.generate", "--apply-chat-template"],
-        [*BATCHES, "64", "--num-rollout=0"],
-        ["--colocate"],
-        ["--rollout-temperature", "0.1"],
-        ["--advantage-estimator", "reinforce_plus_plus", "--normalize-advantages"],
-        DELTA,
-        [*DELTA, "--colocate", "--debug-rollout-only"],
-        ["--use-opd", "--opd-type", "megatron", "--opd-teacher-load", "teacher"],
-        ["--use-opd", "--opd-type", "sglang"],
-        ["--eval-prompt-data", "aime.jsonl"],
-        ["--eval-prompt-data", "aime", "aime.jsonl", "gsm8k", "--eval-config", "eval.yaml"],
-        [*LENGTHS, "7"],
-        FULLY_ASYNC,
-        [*FULLY_ASYNC, *EVAL, "--eval-function-path", "slime.rollout.sglang_rollout.generate_rollout"],
-        ["--rollout-num-gpus", "4", "--rollout-num-gpus-per-engine", "2"],
-        ["--rollout-num-gpus", "3"],
-        ["--rollout-num-gpus", "3", "--rollout-num-gpus-per-engine", "2", "--sglang-config", "engines.yaml"],
-    ],
-)
-def test_what_slime_takes_is_no_fault(words: list[str]) -> None:
-    assert faults(*words) == []
+FINE = f"""
+--lr=1e-6 | --rollout-top-k -1 | --lr=-1e-5 | --lr 1e-6 {BLANK} | --rampup-batch-size 1 2 3 | --no-offload-train
+--eval-prompt-data aime a.jsonl gsm8k b.jsonl | --apply-chat-template-kwargs '{{"enable_thinking": false}}'
+--advantage-estimator gspo | --attention-backend flash | --debug-rollout-only --train-backend megatron
+--sglang-context-length 131072 | --sglang-context-length=128Ki --sglang-max-total-tokens 25.6k
+--sglang-config engines.yaml | --rollout-sample-hook-path a.b --rollout-sample-hook-path c.d | --use-tis
+--kl-coef 0 --kl-loss-coef 0.1 | --over-sampling-batch-size 4 | {EVAL} | --eval-interval 5 --eval-config eval.yaml
+--save-interval 5 --save out | {BATCHES} 16 | {BATCHES} 16 --num-steps-per-rollout 2 | {BATCHES} 64 --num-rollout=0
+--custom-generate-function-path mine.generate --apply-chat-template | --colocate | --rollout-temperature 0.1
+--advantage-estimator reinforce_plus_plus --normalize-advantages | {DELTA} | {DELTA} --colocate --debug-rollout-only
+--use-opd --opd-type megatron --opd-teacher-load teacher | --use-opd --opd-type sglang | {LENGTHS} 7 | {FULLY_ASYNC}
+--eval-prompt-data aime.jsonl | --eval-prompt-data aime aime.jsonl gsm8k --eval-config eval.yaml
+{FULLY_ASYNC} {EVAL} --eval-function-path slime.rollout.sglang_rollout.generate_rollout
+--rollout-num-gpus 4 --rollout-num-gpus-per-engine 2 | --rollout-num-gpus 3
+--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2 --sglang-config engines.yaml
+"""
+
+
+@pytest.mark.parametrize("words", [words.strip() for line in FINE.splitlines()[1:] for words in line.split(" | ")])
+def test_what_slime_takes_is_no_fault(words: str) -> None:
+    assert faults(words) == []
 
 
 @pytest.mark.parametrize(
     ("words", "flag", "said"),
     [
-        (["--lr", "1e-6", "--lr", "2e-6"], "--lr", "the last wins: '2e-6'"),
-        (["--sglang-dp-size", "1", "--sglang-data-parallel-size", "2"], "--sglang-data-parallel-size", "given 2 times"),
-        ([*BATCHES, "12"], "--global-batch-size", "the last 8 are not trained on"),
-        (["--rollout-num-gpus", "7", "--rollout-num-gpus-per-engine", "2"], "--rollout-num-gpus", "1 stay unused"),
-        ([*LENGTHS, "8", "--custom-config-path", "x.yaml"], "--rollout-max-prompt-len", "unless the file of --custom"),
+        ("--lr 1e-6 --lr 2e-6", "--lr", "the last wins: '2e-6'"),
+        ("--sglang-dp-size 1 --sglang-data-parallel-size 2", "--sglang-data-parallel-size", "given 2 times"),
+        (f"{BATCHES} 12", "--global-batch-size", "the last 8 are not trained on"),
+        ("--rollout-num-gpus 7 --rollout-num-gpus-per-engine 2", "--rollout-num-gpus", "1 stay unused"),
+        (f"{LENGTHS} 8 --custom-config-path x.yaml", "--rollout-max-prompt-len", "unless the file of --custom"),
     ],
 )
-def test_what_may_be_meant_is_a_warning(words: list[str], flag: str, said: str) -> None:
-    (fault,) = faults(*words)
-
+def test_what_may_be_meant_is_a_warning(words: str, flag: str, said: str) -> None:
+    (fault,) = faults(words)
     assert (fault.severity, fault.flag) == ("warning", flag)
     assert said in fault.problem
-    assert check_command([*WHOLE, *words]).ok
 
 
 @pytest.mark.parametrize(
     ("words", "flags"),
     [
         (["--lr", "1e-6"], ["--rollout-batch-size", "--num-rollout"]),
-        (["stray", *WHOLE], ["stray"]),
+        (["stray", *WHOLE.split()], ["stray"]),
         *(
-            ([*WHOLE[:2], "--rollout-stop", value, "--eval-interval", "5"], ["--eval-interval", "--num-rollout"])
+            (["--rollout-batch-size", "4", "--rollout-stop", value, "--eval-interval", "5"],
+             ["--eval-interval", "--num-rollout"])
             for value in ("<|im_end|>", "<SLIME>", "a<b")
         ),
-        *(
-            (
-                [open_end, *WHOLE[:2], "--eval-interval", "5"],
-                [],
-            )  # a dry run's placeholder may stand for what is lacking
+        *(  # a dry run's placeholder may stand for what is lacking
+            ([open_end, "--rollout-batch-size", "4", "--eval-interval", "5"], [])
             for open_end in ("<SLIME_DIR>", "<MODEL_ARGS of scripts/models/qwen3-8B.sh in slime>")
         ),
     ],
-)
+)  # fmt: skip
 def test_what_slime_does_not_start_without_is_missed(words: list[str], flags: list[str]) -> None:
-    assert [fault.flag for fault in check_command(words).findings] == flags
+    assert sorted(fault.flag for fault in findings_of(words).findings) == sorted(flags)
 
 
 def test_colocation_is_refused_by_asynchronous_training_only() -> None:
@@ -231,8 +198,7 @@ def test_colocation_is_refused_by_asynchronous_training_only() -> None:
 
 
 def test_a_secret_is_not_shown() -> None:
-    found = faults("--wandb-key", "hush", "hush", "--wandb-key=hush", "hush")
-
+    found = faults("--wandb-key hush hush --wandb-key=hush hush")
     assert [fault.severity for fault in found] == ["error", "warning"]  # errors come first
     assert not any("hush" in fault.line() for fault in found)
 
@@ -243,28 +209,18 @@ VALUES = ("{}", "0.{}", "-{}", "-0.5{}", "-{}e-5", "word{}", "[{}]", "1{}e3", "t
 
 
 @functools.cache
-def the_table() -> FlagTable:
-    return recorded_table(read_record())
-
-
-@functools.cache
 def parsers() -> dict[str, argparse.ArgumentParser]:
+    """argparse's own parsers of all recorded flags, by their names."""
     made: dict[str, argparse.ArgumentParser] = {}
     for flag in the_table().flags:
         if flag.parser not in made:
             abbreviates = flag.parser in the_table().abbreviating
             made[flag.parser] = argparse.ArgumentParser(add_help=False, allow_abbrev=abbreviates)
-        add(made[flag.parser], flag)
+        conversion = CONVERSIONS.get(flag.type or "", str)
+        choices = [conversion(choice) for choice in flag.choices] or None
+        takes = {"nargs": flag.nargs, "type": conversion, "choices": choices}
+        made[flag.parser].add_argument(*flag.names, **({"action": "store_true"} if flag.nargs == 0 else takes))
     return made
-
-
-def add(parser: argparse.ArgumentParser, flag: Flag) -> None:
-    if flag.nargs == 0:
-        parser.add_argument(*flag.names, action="store_true")
-        return
-    conversion = CONVERSIONS.get(flag.type_name or "", str)
-    choices = [conversion(choice) for choice in flag.choices] or None
-    parser.add_argument(*flag.names, nargs=flag.nargs, type=conversion, choices=choices)
 
 
 def accepted_by_argparse(words: list[str]) -> bool:
@@ -297,18 +253,11 @@ def commands(draw: st.DrawFn) -> list[str]:
     return words
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(commands())
 def test_a_command_is_faultless_exactly_if_argparse_reads_all_of_it(words: list[str]) -> None:
-    findings = judge(Command(None, tuple(map(Word, words))), the_table())
-
+    findings = findings_of(words, program=None)
     assert findings.ok == accepted_by_argparse(words), (words, [finding.line() for finding in findings.findings])
-
-
-def test_the_reference_refuses_and_accepts() -> None:
-    assert accepted_by_argparse(["--lr", "1e-6", "--colocate", "--sglang-mem-fraction-static", "0.7"])
-    assert not accepted_by_argparse(["--lr", "1e-6", "--colocat"])
-    assert not accepted_by_argparse(["--lr", "fast"])
 
 
 @pytest.fixture
@@ -330,7 +279,6 @@ def test_people_read_each_fault_with_its_line_and_the_sources(
     assert "3 (its text was read, nothing was run)" in shown
     assert "Megatron-LM: recorded, commit" in shown
     assert shown.endswith("all known\n")
-
     file = script(GOOD.replace("--lr", "--lrr"))
     assert not report_flags(file, as_json=False)
     shown = capsys.readouterr().out
@@ -341,7 +289,6 @@ def test_people_read_each_fault_with_its_line_and_the_sources(
 def test_the_report_is_one_line_of_json(script: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     file = script(GOOD.replace("1e-6", "1e-6 --lr 2e-6 $MORE"))
     assert report_flags(file, as_json=True)
-
     (line,) = capsys.readouterr().out.splitlines()
     report = json.loads(line)
     assert list(report) == ["ok", "script", "how", "sources", "flags", "findings", "notes"]
@@ -359,7 +306,6 @@ def test_a_command_on_stdin_is_judged(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     assert report_flags(Path("-"), as_json=False)
-
     monkeypatch.setattr("sys.stdin", io.StringIO(text.replace("--lr", "--lrr")))
     assert not report_flags(Path("-"), as_json=False)
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
+from flag_stage import LAUNCH_SCRIPTS, SCRIPTS, the_table, write
 
-from strands_rollout.diagnostics.flag_check import FlagFinding as Finding
-from strands_rollout.diagnostics.flag_check import judge_reading
+from strands_rollout.diagnostics.flag_check import FlagFinding, judge_reading
 from strands_rollout.diagnostics.flag_script import Reading, read_script
-from strands_rollout.diagnostics.flag_table import read_record, recorded_table
 from strands_rollout.errors import ConfigError
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 FOREIGN = """
     #!/bin/bash
     touch {folder}/was-run
@@ -72,27 +69,17 @@ OURS = """
 """
 
 
-def write(folder: Path, name: str, text: str) -> Path:
-    file = folder / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(dedent(text))
-    return file
+def script_of(folder: Path, text: str) -> Path:
+    return write(folder, {"run.sh": text}) / "run.sh"
 
 
-def faults(reading: Reading) -> list[Finding]:
-    return list(judge_reading(reading, recorded_table(read_record())).findings)
-
-
-def flags_at(folder: Path, text: str) -> list[tuple[str, int]]:
-    """The faults' flags of a script of this text, each with its line."""
-    found = faults(read_script(write(folder, "run.sh", text), None))
-    return [(fault.flag, int((fault.where or "").rpartition(":")[2])) for fault in found]
+def faults(reading: Reading) -> list[FlagFinding]:
+    return list(judge_reading(reading, the_table()).findings)
 
 
 def test_a_foreign_script_is_not_run_and_its_command_arrays_and_sourced_files_are_judged(tmp_path: Path) -> None:
-    write(tmp_path, "models/small.sh", "MODEL_ARGS=(\n  --num-layers 4\n  --hiden-size 64\n)\n")
-    reading = read_script(write(tmp_path, "run.sh", FOREIGN.format(folder=tmp_path)), None)
-
+    write(tmp_path, {"models/small.sh": "MODEL_ARGS=(\n  --num-layers 4\n  --hiden-size 64\n)\n"})
+    reading = read_script(script_of(tmp_path, FOREIGN.format(folder=tmp_path)), None)
     assert not (tmp_path / "was-run").exists()
     assert "nothing was run" in reading.how
     assert {(fault.flag, fault.where) for fault in faults(reading)} == {
@@ -102,11 +89,11 @@ def test_a_foreign_script_is_not_run_and_its_command_arrays_and_sourced_files_ar
     }
 
 
-def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
-    text = "source /nowhere/model.sh\nls . x\npython train.py $(cat more) --colocate ${MORE_ARGS[@]} $@\n"
-    notes = read_script(write(tmp_path, "run.sh", text), None).notes
-
-    assert [note.split()[1] for note in notes] == ["/nowhere/model.sh", "$(cat", "${MORE_ARGS[@]}", "$@"]
+def test_what_cannot_be_read_is_told_and_a_file_that_is_only_looked_for_is_no_command(tmp_path: Path) -> None:
+    text = "source /nowhere/model.sh\nls . x\n[[ -f train.py ]] || exit\n"
+    reading = read_script(script_of(tmp_path, f"{text}python train.py $(cat more) --colocate ${{MORE[@]}} $@\n"), None)
+    assert [note.split()[1] for note in reading.notes] == ["/nowhere/model.sh", "$(cat", "${MORE[@]}", "$@"]
+    assert [len(command.words) for command in reading.commands] == [4]
 
 
 COMMAND = "python train.py --rollout-batch-size 4 --num-rollout 5"
@@ -138,13 +125,13 @@ COMMAND = "python train.py --rollout-batch-size 4 --num-rollout 5"
 def test_what_is_certain_of_a_script_is_judged_once_at_its_line(
     text: str, found: list[tuple[str, int]], tmp_path: Path
 ) -> None:
-    assert flags_at(tmp_path, text) == found
+    judged = faults(read_script(script_of(tmp_path, text), None))
+    assert [(fault.flag, int((fault.where or "").rpartition(":")[2])) for fault in judged] == found
 
 
 def test_an_array_that_grows_from_itself_is_judged_once(tmp_path: Path) -> None:
     script = "ARGS=(--rollout-batch-size 8 --num-rollout 5)\n" + 'ARGS=("${ARGS[@]}" --colocat)\n' * 30
-    reading = read_script(write(tmp_path, "run.sh", script + 'python train.py "${ARGS[@]}"\n'), None)
-
+    reading = read_script(script_of(tmp_path, script + 'python train.py "${ARGS[@]}"\n'), None)
     assert {fault.flag for fault in faults(reading)} == {"--colocat"}
     assert len(reading.commands[0].further) == 31
 
@@ -159,73 +146,59 @@ def test_an_array_that_grows_from_itself_is_judged_once(tmp_path: Path) -> None:
     ],
 )
 def test_flags_that_no_command_is_seen_to_get_are_judged_and_so_said(text: str, tmp_path: Path) -> None:
-    reading = read_script(write(tmp_path, "run.sh", text.format("--rollout-batch-size 4 --colocat")), None)
-
+    reading = read_script(script_of(tmp_path, text.format("--rollout-batch-size 4 --colocat")), None)
     assert [fault.flag for fault in faults(reading)] == ["--colocat"]
     assert "no command with train.py" in reading.notes[-1]
     assert "the flags of all arrays were judged" in reading.notes[-1]
 
 
-def test_a_file_that_is_only_looked_for_is_no_command(tmp_path: Path) -> None:
-    reading = read_script(write(tmp_path, "run.sh", "[[ -f train.py ]] || exit\npython train.py --colocat\n"), None)
-
-    assert [len(command.words) for command in reading.commands] == [1]
-
-
 def test_slimes_model_files_are_found_in_its_checkout(tmp_path: Path) -> None:
-    write(tmp_path, "slime/scripts/models/small.sh", "MODEL_ARGS=(--hiden-size 64)\n")
-    script = write(
-        tmp_path, "mine/run.sh", 'source /root/slime/scripts/models/small.sh\npython train.py "${MODEL_ARGS[@]}"'
-    )
-
-    assert "--hiden-size" in {fault.flag for fault in faults(read_script(script, tmp_path / "slime"))}
+    write(tmp_path, {"slime/scripts/models/small.sh": "MODEL_ARGS=(--hiden-size 64)\n"})
+    text = 'source /root/slime/scripts/models/small.sh\npython train.py "${MODEL_ARGS[@]}"'
+    reading = read_script(script_of(tmp_path / "mine", text), tmp_path / "slime")
+    assert "--hiden-size" in {fault.flag for fault in faults(reading)}
 
 
 def ours(folder: Path) -> Path:
-    write(folder, "slime_launch.sh", LIBRARY)
-    return write(folder, "strands_small.sh", OURS)
+    return write(folder, {"slime_launch.sh": LIBRARY, "strands_small.sh": OURS}) / "strands_small.sh"
 
 
-def test_a_script_of_this_repository_says_its_command_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_of_this_repository_says_its_command_itself_and_what_options_switch_on_is_judged_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STEPS", "25")
     reading = read_script(ours(tmp_path), None)
-
     assert "--dry-run" in reading.how
     assert not (tmp_path / "was-started").exists()
     words = [word.text for word in reading.commands[0].words]
     assert words[:4] == ["--rollout-batch-size", "4", "--num-rollout", "25"]
-
-
-def test_flags_that_other_options_switch_on_are_judged_too(tmp_path: Path) -> None:
-    found = {(fault.flag, fault.where) for fault in faults(read_script(ours(tmp_path), None))}
-
-    assert found == {
+    assert {(fault.flag, fault.where) for fault in faults(reading)} == {
         ("--tensor-model-paralel-size", f"{tmp_path}/strands_small.sh:6"),
         ("--profile-targett", f"{tmp_path}/slime_launch.sh:9"),
     }
 
 
-def test_a_dry_run_that_fails_is_an_error(tmp_path: Path) -> None:
+def test_a_dry_run_that_fails_or_does_not_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = ours(tmp_path)
-    script.write_text(script.read_text() + "echo no GPUs >&2\nexit 3\n")
-
+    text = script.read_text()
+    script.write_text(f"{text}echo no GPUs >&2\nexit 3\n")
     with pytest.raises(ConfigError, match=r"ended with 3.*no GPUs"):
+        read_script(script, None)
+    script.write_text(f"{text}sleep 60\n")
+    monkeypatch.setattr("strands_rollout.diagnostics.flag_script._DRY_RUN_LIMIT_S", 0.2)
+    with pytest.raises(ConfigError, match=r"could not be run: it did not end within 0.2 s"):
         read_script(script, None)
 
 
 def test_a_script_that_names_the_library_but_has_none_beside_it_is_not_run(tmp_path: Path) -> None:
-    reading = read_script(write(tmp_path, "strands_small.sh", f"touch {tmp_path}/was-run\n{dedent(OURS)}"), None)
-
+    reading = read_script(script_of(tmp_path, f"touch {tmp_path}/was-run\n{OURS}"), None)
     assert not (tmp_path / "was-run").exists()
     assert "nothing was run" in reading.how
 
 
-@pytest.mark.parametrize(
-    "script", [*sorted(SCRIPTS.glob("strands_*.sh")), SCRIPTS / "eval_aime.sh"], ids=lambda path: path.name
-)
-def test_each_launch_script_of_this_repository_has_no_fault(script: Path) -> None:
-    reading = read_script(script, None)
-
+@pytest.mark.parametrize("name", LAUNCH_SCRIPTS)
+def test_each_launch_script_of_this_repository_has_no_fault(name: str) -> None:
+    reading = read_script(SCRIPTS / name, None)
     assert "--dry-run" in reading.how
     assert reading.commands[0].program in ("train.py", "train_async.py")
     assert [fault.line() for fault in faults(reading)] == []

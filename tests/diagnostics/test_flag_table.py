@@ -5,18 +5,16 @@ Small checkouts have the argument files of slime, SGLang and Megatron-LM in thei
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from textwrap import dedent
-from typing import Any
 
 import pytest
+from flag_stage import LAUNCH_SCRIPTS, SCRIPTS, findings_of, the_table, write
 
-from strands_rollout.diagnostics.flag_check import check_command, judge_reading
+from strands_rollout.diagnostics.flag_check import judge_reading
 from strands_rollout.diagnostics.flag_script import read_script, read_text
 from strands_rollout.diagnostics.flag_table import (
     RECORD,
@@ -30,9 +28,7 @@ from strands_rollout.diagnostics.flag_table import (
     table_of,
 )
 from strands_rollout.errors import ConfigError
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-LAUNCH_SCRIPTS = sorted(path.name for path in (*SCRIPTS.glob("strands_*.sh"), *SCRIPTS.glob("eval_*.sh")))
+from strands_rollout.files import Json
 
 # its command lacks a backslash, so that train.py gets four flags and the arrays are run as a command of their own
 BROKEN = {"run-kimi-k2-Instruct.sh"}
@@ -113,16 +109,7 @@ MEGATRON = {
 NEVER_IMPORTED = {"megatron/training/arguments.py": "import time\ntime.sleep(600)"}
 
 
-def write_checkout(folder: Path, *parts: dict[str, str]) -> Path:
-    """Write the files into a folder and return it."""
-    for part in parts:
-        for name, text in part.items():
-            file = folder / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(dedent(text))
-    return folder
-
-
+ALL = {**FILES, **SGLANG, **ROUTER, **MEGATRON}
 WHOLE = ["--rollout-batch-size", "4", "--num-rollout", "10"]
 
 
@@ -132,162 +119,119 @@ def nothing_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_all_four_are_asked_where_all_can_be_imported(tmp_path: Path) -> None:
-    table = table_of(write_checkout(tmp_path, FILES, SGLANG, ROUTER, MEGATRON))
+def ways(table: FlagTable) -> list[str]:
+    """How each system's flags are known."""
+    return ["parser" if ": its parser was asked, " in line else "record" for line in table.sources]
 
-    assert [source.how for source in table.sources] == ["parser"] * 4
-    assert [source.version for source in table.sources][2:] == ["9.9", "8.8"]
+
+def test_all_four_are_asked_where_all_can_be_imported_and_their_rules_hold(tmp_path: Path) -> None:
+    table = table_of(write(tmp_path, ALL))
+    assert ways(table) == ["parser"] * 4
+    assert [line.rpartition(" ")[2] for line in table.sources][2:] == ["9.9", "8.8"]
     assert {flag.names[0]: flag.system for flag in table.flags} == {
-        "-h": "megatron",
-        "--lr": "megatron",
-        "--newest-of-megatron": "megatron",
-        "--kind": "megatron",
-        "--rollout-batch-size": "slime",
-        "--num-rollout": "slime",
-        "--newest-of-slime": "slime",
-        "--debug-train-only": "slime",
+        **dict.fromkeys(("-h", "--lr", "--newest-of-megatron", "--kind"), "megatron"),
+        **dict.fromkeys(("--rollout-batch-size", "--num-rollout", "--newest-of-slime", "--debug-train-only"), "slime"),
         "--sglang-router-ip": "slime",
         "--sglang-newest-of-sglang": "sglang",
         "--router-newest": "router",
     }
-    assert table.left_out == {"--sglang-tp-size"}
-    assert table.abbreviating == {"sglang"}
+    assert (table.left_out, table.abbreviating) == ({"--sglang-tp-size"}, {"sglang"})
+    fine = "--newest-of-megatron 1 2 --router-newest a --router-newest b --kind flash"
+    assert findings_of([*WHOLE, *fine.split()], table).findings == ()
+    refused = ["--newest-of-slime c", "--newest-of-megatron x", "--kind Kind.flash", "--use-tis", "--sglang-tp-size 2"]
+    assert not any(findings_of([*WHOLE, *words.split()], table).ok for words in refused)
 
 
 @pytest.mark.parametrize("place", ["named", "environment", "beside"])
 def test_megatron_is_found_by_its_folder_the_environment_or_beside_slime(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slime = write_checkout(tmp_path / "slime", FILES)
-    megatron = write_checkout(tmp_path / ("Megatron-LM" if place == "beside" else "elsewhere"), MEGATRON)
+    slime = write(tmp_path / "slime", FILES)
+    megatron = write(tmp_path / ("Megatron-LM" if place == "beside" else "elsewhere"), MEGATRON)
     if place == "environment":
         monkeypatch.setenv("MEGATRON_DIR", str(megatron))
-
     table = table_of(slime, megatron if place == "named" else None)
-
-    assert table.sources[1].how == "parser"
+    assert ways(table)[1] == "parser"
     assert table.find("--newest-of-megatron")
 
 
-def test_the_rules_of_the_parsers_that_were_asked_hold(tmp_path: Path) -> None:
-    table = table_of(write_checkout(tmp_path, FILES, SGLANG, ROUTER, MEGATRON))
-
-    fine = ["--newest-of-megatron", "1", "2", "--router-newest", "a", "--router-newest", "b", "--kind", "flash"]
-    assert check_command([*WHOLE, *fine], table=table).findings == ()
-    for words in (
-        ["--newest-of-slime", "c"],
-        ["--newest-of-megatron", "x"],
-        ["--kind", "Kind.flash"],
-        ["--use-tis"],
-        ["--sglang-tp-size", "2"],
-    ):
-        assert not check_command([*WHOLE, *words], table=table).ok
-
-
 def test_what_cannot_be_imported_is_known_from_the_record_and_the_reason_is_told(tmp_path: Path) -> None:
-    table = table_of(write_checkout(tmp_path, FILES, SGLANG))
-
-    assert [source.how for source in table.sources] == ["parser", "record", "parser", "record"]
-    assert "No module named 'megatron'" in table.sources[1].line()
-    assert check_command([*WHOLE, "--newest-of-slime", "a", "--tensor-model-parallel-size", "2"], table=table).ok
-    assert not check_command([*WHOLE, "--sglang-mem-fraction-static", "0.7"], table=table).ok
+    table = table_of(write(tmp_path, {**FILES, **SGLANG}))
+    assert ways(table) == ["parser", "record", "parser", "record"]
+    assert "No module named 'megatron'" in table.sources[1]
+    assert findings_of([*WHOLE, "--newest-of-slime", "a", "--tensor-model-parallel-size", "2"], table).ok
+    assert not findings_of([*WHOLE, "--sglang-mem-fraction-static", "0.7"], table).ok
     assert [flag.system for flag in table.find("--lr")] == ["megatron"]
 
 
 @pytest.mark.parametrize(
-    ("parts", "limit_s", "note"),
+    ("files", "limit_s", "note"),
     [
-        ([FILES, NEVER_IMPORTED], 0.5, "did not answer within 0.5 s"),
-        ([FILES, {MAIN: "raise RuntimeError('half written')"}], 60.0, "half written"),
-        (None, 60.0, "no slime is importable"),
+        ({**FILES, **NEVER_IMPORTED}, 0.5, "did not answer within 0.5 s"),
+        ({**FILES, MAIN: "raise RuntimeError('half written')"}, 60.0, "half written"),
+        ({}, 60.0, "no slime is importable"),
     ],
     ids=["too slow", "half written", "no slime"],
 )
 def test_parsers_that_cannot_be_asked_are_known_from_the_record_and_the_reason_is_told(
-    parts: list[dict[str, str]] | None, limit_s: float, note: str, tmp_path: Path
+    files: dict[str, str], limit_s: float, note: str, tmp_path: Path
 ) -> None:
-    table = table_of(None if parts is None else write_checkout(tmp_path, *parts), limit_s=limit_s)
+    table = table_of(write(tmp_path, files) if files else None, limit_s=limit_s)
+    assert ways(table) == ["record"] * 4
+    assert all(note in line for line in table.sources)
 
-    assert {source.how for source in table.sources} == {"record"}
-    assert all(note in source.line() for source in table.sources)
+
+def test_a_python_that_is_not_there_is_told_of(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no program /no/python"):
+        ask(write(tmp_path, FILES), python="/no/python")
 
 
-def test_slime_is_found_by_its_folder_then_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = write_checkout(tmp_path / "named", FILES)
-    other = write_checkout(tmp_path / "other", FILES)
+def test_slime_is_found_by_its_folder_then_by_the_environment_then_as_a_package_but_not_another_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(write(tmp_path / "unrelated", {"slime/__init__.py": ""})))
+    assert find_slime(None) is None
+    monkeypatch.syspath_prepend(str(write(tmp_path / "real", {**FILES, "slime/__init__.py": ""})))
+    assert find_slime(None) == tmp_path / "real"
+    named, other = write(tmp_path / "named", FILES), write(tmp_path / "other", FILES)
     monkeypatch.setenv("SLIME_DIR", str(other))
-
-    assert find_slime(named) == named
-    assert find_slime(None) == other
+    assert (find_slime(named), find_slime(None)) == (named, other)
     with pytest.raises(ConfigError, match="expected a checkout of THUDM/slime"):
         find_slime(tmp_path)
 
 
-def test_an_importable_slime_is_found_and_the_other_package_of_that_name_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(write_checkout(tmp_path / "unrelated", {"slime/__init__.py": ""})))
-    assert find_slime(None) is None
-
-    monkeypatch.syspath_prepend(str(write_checkout(tmp_path / "real", {**FILES, "slime/__init__.py": ""})))
-    assert find_slime(None) == tmp_path / "real"
-
-
-def test_the_record_names_what_each_system_was_asked_at() -> None:
-    sources = read_record()["sources"]
-
+def test_the_record_names_what_each_system_was_asked_at_and_has_one_flag_a_line_in_order() -> None:
+    sources, rows = read_record()["sources"], read_record()["flags"]
     assert list(sources) == list(SYSTEMS)
-    for system in ("slime", "megatron"):
-        assert re.match(r"commit [0-9a-f]{40}\b", sources[system]["version"])
-    for system in ("sglang", "router"):
-        assert re.match(r"\d+\.\d+\.\d+", sources[system]["version"])
-
-
-def test_the_record_has_one_flag_a_line_in_order() -> None:
-    lines = [
-        line.rstrip(",") for line in RECORD.read_text(encoding="utf-8").splitlines() if line.startswith('{"names"')
-    ]
-    rows = [json.loads(line) for line in lines]
-
-    assert RECORD.stat().st_size < 300_000
-    assert rows == read_record()["flags"]
+    versions = [sources[system]["version"] for system in SYSTEMS]
+    assert all(re.match(r"commit [0-9a-f]{40}\b", version) for version in versions[:2])
+    assert all(re.match(r"\d+\.\d+\.\d+", version) for version in versions[2:])
+    text = RECORD.read_text(encoding="utf-8")
+    assert len(text) < 300_000
+    assert len(re.findall(r'^\{"names".*\},?$', text, re.MULTILINE)) == len(rows)
     assert rows == sorted(rows, key=lambda row: (SYSTEMS.index(row["system"]), row["names"]))
+    assert all(Flag.model_validate(row).model_dump(mode="json", exclude_defaults=True) == row for row in rows)
 
 
-def test_a_flag_survives_being_written_and_read() -> None:
-    for row in read_record()["flags"]:
-        assert Flag.read(row).row() == row
-
-
-@pytest.mark.parametrize(
-    ("name", "system"),
-    [
-        ("--rollout-batch-size", "slime"),
-        ("--spec", "megatron"),
-        ("--lr", "megatron"),
-        ("--train-iters", "megatron"),  # generated from a dataclass
-        ("--use-gated-attention", "megatron"),  # of slime's patch
-        ("--sglang-release-hicache", "sglang"),  # of slime's patch
-        ("--sglang-mem-fraction-static", "sglang"),
-        ("--sglang-router-port", "slime"),
-        ("--router-policy", "router"),
-    ],
-)
-def test_every_kind_of_flag_is_recorded(name: str, system: str) -> None:
-    assert [flag.system for flag in recorded_table(read_record()).find(name)] == [system]
+def test_every_kind_of_flag_is_recorded() -> None:
+    # --train-iters is generated from a dataclass; --use-gated-attention, --sglang-release-hicache are of slime's patch
+    kinds = {
+        "megatron": ["--spec", "--lr", "--train-iters", "--use-gated-attention"],
+        "sglang": ["--sglang-release-hicache", "--sglang-mem-fraction-static"],
+        "slime": ["--rollout-batch-size", "--sglang-router-port"],
+        "router": ["--router-policy"],
+    }
+    for system, names in kinds.items():
+        assert [flag.system for name in names for flag in the_table().find(name)] == [system] * len(names)
 
 
 def test_a_file_that_is_no_record_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "flags.json"
     file.write_text('{"format": 2}')
-
     with pytest.raises(ConfigError, match="format 2"):
         read_record(file)
     with pytest.raises(ConfigError, match="expected the recorded list"):
         read_record(file.parent / "absent.json")
-
-
-SCRIPT = SCRIPTS / "record_flags.py"
 
 
 def committed(checkout: Path) -> str:
@@ -300,18 +244,15 @@ def committed(checkout: Path) -> str:
 
 
 def record(slime: Path, megatron: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
-    command = [sys.executable, SCRIPT, "--slime", slime, "--megatron", megatron, "--out", out, "--patches", "patches"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, SCRIPTS / "record_flags.py", "--slime", slime, "--megatron", megatron, "--out", out]
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS.parent)}
+    return subprocess.run([*command, "--patches", "patches"], env=environment, capture_output=True, text=True)
 
 
 def test_the_record_holds_the_flags_and_what_was_asked(tmp_path: Path) -> None:
-    slime = write_checkout(tmp_path / "slime", FILES, SGLANG, ROUTER)
-    megatron = write_checkout(tmp_path / "megatron", MEGATRON)
+    slime, megatron = write(tmp_path / "slime", {**FILES, **SGLANG, **ROUTER}), write(tmp_path / "megatron", MEGATRON)
     commits = [committed(slime), committed(megatron)]
-
     done = record(slime, megatron, tmp_path / "flags.json")
-
     assert done.returncode == 0, done.stderr
     written = read_record(tmp_path / "flags.json")
     versions = [source["version"] for source in written["sources"].values()]
@@ -324,11 +265,9 @@ def test_the_record_holds_the_flags_and_what_was_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["megatron", "sglang"])
 def test_nothing_is_written_where_a_parser_cannot_be_asked(missing: str, tmp_path: Path) -> None:
-    slime = write_checkout(tmp_path / "slime", FILES, ROUTER, *([SGLANG] if missing == "megatron" else []))
-    megatron = write_checkout(tmp_path / "megatron", MEGATRON if missing == "sglang" else {"README": ""})
-
+    slime = write(tmp_path / "slime", {**FILES, **ROUTER, **(SGLANG if missing == "megatron" else {})})
+    megatron = write(tmp_path / "megatron", MEGATRON if missing == "sglang" else {"README": ""})
     done = record(slime, megatron, tmp_path / "flags.json")
-
     assert done.returncode == 1
     assert f"No module named '{missing}'" in done.stderr
     assert not (tmp_path / "flags.json").exists()
@@ -352,7 +291,7 @@ def commit_of(checkout: Path) -> str:
     return subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
 
 
-def record_of(slime_dir: Path) -> dict[str, Any]:
+def record_of(slime_dir: Path) -> Json:
     """The record, if it is of this checkout's commit."""
     record = read_record()
     if (commit_of(slime_dir) or "unknown") not in record["sources"]["slime"]["version"]:
@@ -364,7 +303,7 @@ def record_of(slime_dir: Path) -> dict[str, Any]:
 def test_the_recorded_flags_of_slime_are_those_of_its_checkout(slime_dir: Path) -> None:
     record = record_of(slime_dir)
     recorded = recorded_table(record)
-    asked = [flag for flag in map(Flag.read, ask(slime_dir)["flags"]) if flag.system == "slime"]
+    asked = [flag for flag in map(Flag.model_validate, ask(slime_dir)["flags"]) if flag.system == "slime"]
     # where Megatron-LM declares a flag too, slime changes its default only
     own = {
         flag

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,6 @@ def look_at(folder: Path) -> list[Finding]:
     return check_tokenizer(question(folder, tokenizer=folder))
 
 
-def changed(file: Path, **values: Any) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
-
-
 def test_the_shipped_tokenizer_is_looked_at_where_there_is_no_model(tmp_path: Path) -> None:
     found = check_tokenizer(question(tmp_path))
     assert {finding.status for finding in found} == {"ok"}
@@ -47,51 +42,40 @@ def test_the_shipped_tokenizer_is_looked_at_where_there_is_no_model(tmp_path: Pa
     assert str(folder) in only(check_tokenizer(question(tmp_path)), "tokenizer").found
 
 
-def cut(folder: Path) -> None:
-    file = folder / "tokenizer.json"
-    file.write_text(file.read_text()[:5000])
-
-
-def no_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").write_text('{"model": 3}')
-
-
-def wrong_merges(folder: Path) -> None:
-    content = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": ["a b"]}}
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-
-
-def counts_messages(folder: Path) -> None:
-    template = folder / "chat_template.jinja"
-    template.write_text("{{- messages | length ~ ' messages\\n' -}}" + template.read_text())
-
-
-def ends_elsewhere(folder: Path) -> None:
-    changed(folder / "tokenizer_config.json", eos_token="<|endoftext|>")  # noqa: S106
-    changed(folder / "config.json", eos_token_id=1191)
-    changed(folder / "generation_config.json", eos_token_id=[1191])
+TEMPLATE = (SHIPPED / "chat_template.jinja").read_text()
+MERGES = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": ["a b"]}}
+ENDS_ELSEWHERE = {
+    "tokenizer_config.json": {"eos_token": "<|endoftext|>"},
+    "config.json": {"eos_token_id": 1191},
+    "generation_config.json": {"eos_token_id": [1191]},
+}
 
 
 @pytest.mark.parametrize(
-    ("spoil", "name", "words", "remedy"),
+    ("changes", "name", "words", "remedy"),
     [
-        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer", ["no tokenizer.json"], "prepare_model.sh"),
-        (cut, "tokenizer", ["tokenizer.json can't be read"], "prepare_model.sh"),
-        (no_tokenizer, "tokenizer", ["can't be loaded"], "prepare_model.sh"),
-        (wrong_merges, "tokenizer", ["can't be loaded"], "prepare_model.sh"),
-        (lambda f: (f / "chat_template.jinja").unlink(), "chat template", ["no chat template"], "--tokenizer"),
-        (counts_messages, "chat template", ["not append-only"], "--tokenizer"),
-        (lambda f: (f / "chat_template.jinja").write_text(PLAIN), "tools in the template", ["tools"], "tools: []"),
-        (ends_elsewhere, "end of turn", ["1193", "1191"], "generation_config.json"),
-        (lambda f: changed(f / "config.json", vocab_size=1000), "vocabulary", ["1200", "1000"], "prepare_model.sh"),
+        ({"tokenizer.json": None}, "tokenizer", ["no tokenizer.json"], "prepare_model.sh"),
+        ({"tokenizer.json": "{ cut off"}, "tokenizer", ["tokenizer.json can't be read"], "prepare_model.sh"),
+        ({"tokenizer.json": '{"model": 3}'}, "tokenizer", ["can't be loaded"], "prepare_model.sh"),
+        ({"tokenizer.json": json.dumps(MERGES)}, "tokenizer", ["can't be loaded"], "prepare_model.sh"),
+        ({"chat_template.jinja": None}, "chat template", ["no chat template"], "--tokenizer"),
+        ({"chat_template.jinja": "{{- messages | length ~ ' messages\\n' -}}" + TEMPLATE}, "chat template",
+         ["not append-only"], "--tokenizer"),
+        ({"chat_template.jinja": PLAIN}, "tools in the template", ["tools"], "tools: []"),
+        (ENDS_ELSEWHERE, "end of turn", ["1193", "1191"], "generation_config.json"),
+        ({"config.json": {"vocab_size": 1000}}, "vocabulary", ["1200", "1000"], "prepare_model.sh"),
     ],
     ids=["absent", "cut", "none", "merges", "no template", "not append-only", "no tools", "end of turn", "vocabulary"],
-)
+)  # fmt: skip
 def test_a_tokenizer_that_can_not_be_used_is_an_error(
-    spoil: Callable[[Path], None], name: str, words: list[str], remedy: str, tmp_path: Path
+    changes: dict[str, Any], name: str, words: list[str], remedy: str, tmp_path: Path
 ) -> None:
     folder = tokenizer_folder(tmp_path / "t")
-    spoil(folder)
+    for file, change in ((folder / file, change) for file, change in changes.items()):
+        if change is None:
+            file.unlink()
+        else:
+            file.write_text(change if isinstance(change, str) else json.dumps(json.loads(file.read_text()) | change))
     about_folder = [str(folder)] if name == "tokenizer" else []
     assert_fault(look_at(folder), name, "error", *words, *about_folder, remedy=remedy)
 
@@ -154,16 +138,15 @@ def test_a_conversion_that_did_not_end_is_an_error(tmp_path: Path) -> None:
 
 
 def config(folder: Path, text: str) -> list[Finding]:
-    path = folder / "rollout.yaml"
-    path.write_text(text)
-    return check_config(path)
+    (folder / "rollout.yaml").write_text(text)
+    return check_config(question(folder, config=folder / "rollout.yaml"))
 
 
 def test_good_settings_are_listed(tmp_path: Path) -> None:
     found = config(tmp_path, "strands_rollout: {max_tool_iterations: 3}")
     assert {finding.status for finding in found} == {"ok"}
     assert "max_tool_iterations" in found[0].found
-    assert check_config(None)[0].status == "skipped"
+    assert check_config(question(tmp_path))[0].status == "skipped"
 
 
 @pytest.mark.parametrize(
@@ -203,10 +186,10 @@ def test_keys_that_override_slimes_command_line_are_a_warning(tmp_path: Path) ->
 
 
 def test_the_configuration_is_the_one_that_the_scripts_take(tmp_path: Path) -> None:
-    assert question(tmp_path).config_file is None
-    assert question(tmp_path, {"ROLLOUT_CONFIG": "/a/b.yaml"}).config_file == Path("/a/b.yaml")
-    assert question(tmp_path, {"ROLLOUT_CONFIG": "/a/b.yaml"}, config=Path("/c")).config_file == Path("/c")
-    assert question(REPOSITORY).config_file == REPOSITORY / "configs" / "math_code.yaml"
+    named = {"ROLLOUT_CONFIG": "/a/b.yaml"}
+    assert "/a/b.yaml" in check_config(question(tmp_path, named))[0].found
+    assert "/c" in check_config(question(tmp_path, named, config=Path("/c")))[0].found
+    assert str(REPOSITORY / "configs" / "math_code.yaml") in check_config(question(REPOSITORY))[0].found
 
 
 def data(folder: Path, *rows: object, name: str = "train.jsonl") -> Path:
@@ -257,13 +240,9 @@ def test_a_row_that_can_not_be_trained_on_is_an_error(row: object, word: str, tm
     assert_fault(found, "data: train.jsonl", "error", "row 2", word, "1 more", remedy=remedy)
 
 
-def test_data_is_read_though_the_tokenizer_is_broken(tmp_path: Path) -> None:
-    path = data(tmp_path, ROW)
-    found = check_data(question(tmp_path, data=(path,), tokenizer=tmp_path / "none"))
+def test_data_is_read_though_the_tokenizer_is_broken_and_an_empty_file_is_an_error(tmp_path: Path) -> None:
+    found = check_data(question(tmp_path, data=(data(tmp_path, ROW),), tokenizer=tmp_path / "none"))
     assert only(found, "data: train.jsonl").status == "ok"
-
-
-def test_an_empty_data_file_is_an_error(tmp_path: Path) -> None:
     assert_fault(look_at_data(data(tmp_path)), "data: train.jsonl", "error", "no rows", remedy="JSON")
 
 

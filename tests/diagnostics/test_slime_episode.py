@@ -92,17 +92,8 @@ def test_megatron_is_found_where_the_scripts_find_it(tmp_path: Path) -> None:
     assert_fault(check_megatron(question(tmp_path), nowhere), "megatron", "warning", remedy="MEGATRON_DIR")
 
 
-COMPLETED = {
-    "status": "completed",
-    "stop_reason": "completed",
-    "error": None,
-    "tokens": 9,
-    "trained": 4,
-    "reward": 1.0,
-    "violations": [],
-    "stand_ins": ["ray"],
-    "warnings": [],
-}
+COMPLETED = {"status": "completed", "stop_reason": "completed", "error": None, "tokens": 9, "trained": 4, "reward": 1.0}
+COMPLETED |= {"violations": [], "stand_ins": ["ray"], "warnings": []}
 FAILED = {"status": "failed", "stop_reason": "internal_error", "error": "No module named 'x'"}
 
 

@@ -130,11 +130,8 @@ def test_the_command_exits_with_1_where_a_rule_is_broken_and_with_2_without_a_to
     file.write_text(PLAIN.replace("m.content +", "m.content + ('!' if loop.last else '') +"))
     right = CliRunner().invoke(app, ["check-template", str(SHIPPED_MODEL_DIR), "--json"])
     wrong = CliRunner().invoke(app, ["check-template", str(SHIPPED_MODEL_DIR), "--chat-template", str(file), "--json"])
-    assert (right.exit_code, json.loads(right.stdout)["ok"], json.loads(right.stdout)["tool_parser"]) == (
-        0,
-        True,
-        "hermes",
-    )
+    told = json.loads(right.stdout)
+    assert (right.exit_code, told["ok"], told["tool_parser"]) == (0, True, "hermes")
     assert (wrong.exit_code, json.loads(wrong.stdout)["user_turns_difference"]["position"] > 0) == (1, True)
     none = CliRunner().invoke(app, ["check-template", str(tmp_path)])
     assert "no tokenizer.json" in str(none.exception)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import stat
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -139,6 +138,10 @@ class Stage:
         return [call for call in self.calls if [call.name, *call.words][: len(words)] == list(words)]
 
     @property
+    def all_words(self) -> str:
+        return "\n".join(" ".join([call.name, *call.words]) for call in self.calls)
+
+    @property
     def ray_runs(self) -> Path:
         return self.root.parent / "ray-runs"
 
@@ -176,13 +179,10 @@ class Stage:
 
     def provide_files(self, *, model: str = "Qwen3-8B") -> None:
         """A model in both formats, and the data, all empty."""
-        (self.root / "models" / model).mkdir(parents=True)
-        (self.root / "models" / model / "config.json").write_text("{}")
-        (self.root / "models" / f"{model}_torch_dist").mkdir()
-        (self.root / "models" / f"{model}_torch_dist" / "latest_checkpointed_iteration.txt").write_text("release")
-        (self.root / "data").mkdir(exist_ok=True)
-        for name in ("dapo-math-17k", "aime-2024", "aime-2025"):
-            (self.root / "data" / f"{name}.jsonl").touch()
+        names = [f"models/{model}/config.json", f"models/{model}_torch_dist/latest_checkpointed_iteration.txt"]
+        for name in (*names, *(f"data/{name}.jsonl" for name in ("dapo-math-17k", "aime-2024", "aime-2025"))):
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / name).touch()
 
     def use_real_python(self) -> None:
         """From now on python3 is this run's, with the package in it."""
@@ -210,11 +210,17 @@ def set_stage(root: Path) -> Stage:
         (slime / f"scripts/models/{model}.sh").write_text(MODEL_ARGS)
     commands.mkdir()
     bodies = {"ray": RAY, "python3": PYTHON, "nvidia-smi": NVIDIA_SMI, "hf": HF, "pkill": "", "torchrun": PYTHON}
-    for name, body in bodies.items():
-        path = commands / name
-        path.write_text(FAKE.format(python=sys.executable, stage=str(root), body=body))
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    scripts = {name: FAKE.format(python=sys.executable, stage=str(root), body=body) for name, body in bodies.items()}
+    # the scripts' own pauses; their deadlines are by the clock
+    for name, text in {**scripts, "sleep": "#!/bin/sh\nexec /bin/sleep 0.02\n"}.items():
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
     return Stage(copy, slime)
+
+
+def value_of(words: list[str], flag: str) -> str:
+    """What follows a flag."""
+    return words[words.index(flag) + 1]
 
 
 def readable(stage: Stage, text: str) -> str:

@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from launch_stage import REPOSITORY, Stage, readable, set_stage
+from launch_stage import REPOSITORY, Stage, readable, set_stage, value_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "launch"
 SCRIPTS = ["strands_qwen3_8b", "strands_qwen3_4b", "strands_qwen3_8b_async", "eval_aime", "prepare_model"]
@@ -66,10 +66,17 @@ def test_a_dry_run_prints_the_golden_command(stage: Stage, script: str) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_without_slime_its_model_arguments_are_a_marked_placeholder(stage: Stage, script: str) -> None:
+def test_without_slime_its_model_arguments_are_a_marked_placeholder_and_nothing_is_written_or_disclosed(
+    stage: Stage, script: str
+) -> None:
+    before, calls = stage.files(), len(stage.calls)
     shown = dry_run(stage, script, SLIME_DIR="")
+    assert stage.files() == before
+    assert {call.name for call in stage.calls[calls:]} <= {"python3", "nvidia-smi"}
     assert "<MODEL_ARGS of scripts/models/qwen3-" in shown
     check_golden(f"{script}.without_slime", shown)
+    with_key = dry_run(stage, script, WANDB_API_KEY="hush", RAY_ADDRESS="http://10.0.0.1:8265")
+    assert not [secret for secret in ("hush", "/root", str(REPOSITORY)) if secret in with_key]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -84,67 +91,58 @@ def test_no_golden_file_is_left_over() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == names
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_dry_run_writes_nothing_and_calls_nothing_that_does(stage: Stage, script: str) -> None:
-    before, calls = stage.files(), len(stage.calls)
-    dry_run(stage, script, SLIME_DIR="")
-    assert stage.files() == before
-    assert {call.name for call in stage.calls[calls:]} <= {"python3", "nvidia-smi"}
-
-
 def test_a_dry_run_needs_none_of_the_commands(stage: Stage) -> None:
     shown = stage.run("strands_qwen3_8b.sh", "--dry-run", PATH="/usr/bin:/bin")
     assert shown.returncode == 0
     assert "ray job submit" in shown.stdout
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_no_secret_and_no_path_of_a_machine_is_printed(stage: Stage, script: str) -> None:
-    shown = dry_run(stage, script, WANDB_API_KEY="hush", RAY_ADDRESS="http://10.0.0.1:8265")
-    assert "hush" not in shown
-    assert "/root" not in shown
-    assert str(REPOSITORY) not in shown
-
-
-def test_every_setting_is_an_environment_variable_and_an_option(stage: Stage) -> None:
-    by_option = dry_run(stage, "strands_qwen3_8b", "--num-rollout", "7", "--hf-checkpoint=/m/x y")
+def test_every_setting_is_an_environment_variable_and_an_option_which_beats_it(stage: Stage) -> None:
+    by_option = dry_run(stage, "strands_qwen3_8b", "--num-rollout", "7", "--hf-checkpoint=/m/x y", NUM_ROLLOUT="8")
     assert by_option == dry_run(stage, "strands_qwen3_8b", NUM_ROLLOUT="7", HF_CHECKPOINT="/m/x y")
     words = words_of(by_option)
-    assert words[words.index("--hf-checkpoint") + 1] == "/m/x y"
-    assert words[words.index("--num-rollout") + 1] == "7"
+    assert (value_of(words, "--hf-checkpoint"), value_of(words, "--num-rollout")) == ("/m/x y", "7")
 
 
-def test_an_option_beats_the_environment(stage: Stage) -> None:
-    assert "--num-rollout 7" in dry_run(stage, "strands_qwen3_8b", "--num-rollout", "7", NUM_ROLLOUT="8")
-
-
-def test_arguments_of_slime_go_after_two_dashes_and_come_last(stage: Stage) -> None:
-    shown = dry_run(stage, "strands_qwen3_8b", "--", "--lr", "3e-6", "--rollout-stop", "a b")
-    assert words_of(shown)[-4:] == ["--lr", "3e-6", "--rollout-stop", "a b"]
-
-
-def test_a_reward_of_ones_own_takes_the_place_of_the_packages(stage: Stage) -> None:
-    words = words_of(dry_run(stage, "strands_qwen3_8b", REWARD="mine.reward", REWARD_KEY="none"))
-    assert words[words.index("--custom-rm-path") + 1] == "mine.reward"
+def test_arguments_of_slime_come_last_and_a_reward_of_ones_own_takes_the_place_of_the_packages(stage: Stage) -> None:
+    given = ["--", "--lr", "3e-6", "--rollout-stop", "a b"]
+    words = words_of(dry_run(stage, "strands_qwen3_8b", *given, REWARD="mine.reward", REWARD_KEY="none"))
+    assert words[-4:] == given[1:]
+    assert value_of(words, "--custom-rm-path") == "mine.reward"
     assert not {"--reward-key", "--eval-reward-key"} & set(words)
 
 
-def test_a_trailing_slash_and_a_tilde_change_nothing(stage: Stage) -> None:
-    words = words_of(dry_run(stage, "strands_qwen3_8b", "--smoke", "--save-dir=/runs/one/", "--model-dir=~/models//"))
-    assert words[words.index("--save") + 1] == "/runs/one-smoke"
-    assert words[words.index("--ref-load") + 1] == f"{stage.root.parent}/models/Qwen3-8B_torch_dist"
+def test_a_trailing_slash_and_a_tilde_change_nothing_and_no_real_run_goes_on_from_a_smoke_run(stage: Stage) -> None:
+    smoke = words_of(dry_run(stage, "strands_qwen3_8b", "--smoke", "--save-dir=/runs/one/", "--model-dir=~/models//"))
+    real = words_of(dry_run(stage, "strands_qwen3_8b", "--save-dir=/runs/one"))
+    assert value_of(smoke, "--save") == "/runs/one-smoke"
+    assert value_of(smoke, "--ref-load") == f"{stage.root.parent}/models/Qwen3-8B_torch_dist"
+    assert value_of(smoke, "--num-rollout") == "2"
+    assert not {"--load", "--dynamic-sampling-filter-path"} & set(smoke)
+    assert value_of(real, "--load") == "/runs/one"
 
 
-def test_a_partial_rollout_begins_more_prompts_than_it_trains(stage: Stage) -> None:
-    words = words_of(dry_run(stage, "strands_qwen3_8b", "--partial-rollout", "--dynamic-sampling=0"))
-    assert words[words.index("--over-sampling-batch-size") + 1] == "24"
+def test_an_episodes_context_fits_a_gpu_and_a_partial_rollout_begins_more_prompts_than_it_trains(stage: Stage) -> None:
+    sizes = ["--max-response-len", "30000", "--context-parallel", "4"]
+    words = words_of(dry_run(stage, "strands_qwen3_8b", *sizes, "--partial-rollout", "--dynamic-sampling=0"))
+    assert value_of(words, "--rollout-max-context-len") == "32048"
+    assert value_of(words, "--max-tokens-per-gpu") == "8012"
+    assert value_of(words, "--over-sampling-batch-size") == "24"
     assert "--dynamic-sampling-filter-path" not in words
 
 
-def test_the_context_of_an_episode_fits_the_tokens_of_a_gpu(stage: Stage) -> None:
-    words = words_of(dry_run(stage, "strands_qwen3_8b", "--max-response-len", "30000", "--context-parallel", "4"))
-    value = {flag: int(words[words.index(flag) + 1]) for flag in ("--rollout-max-context-len", "--max-tokens-per-gpu")}
-    assert value == {"--rollout-max-context-len": 32048, "--max-tokens-per-gpu": 8012}
+@pytest.mark.parametrize("address", ["http://10.0.0.1:8265", "10.0.0.1:6379", "10.0.0.1", "ray://10.0.0.1:10001"])
+def test_an_address_of_ray_names_the_place_that_takes_jobs(stage: Stage, address: str) -> None:
+    words = words_of(dry_run(stage, "strands_qwen3_8b", RAY_ADDRESS=address, NUM_NODES="4"))
+    assert "--address=http://10.0.0.1:8265" in words
+    assert value_of(words, "--actor-num-nodes") == "4"
+
+
+def test_wandb_can_be_left_off_with_a_key_and_used_offline_without_one(stage: Stage) -> None:
+    assert "--use-wandb" not in dry_run(stage, "strands_qwen3_8b", WANDB_API_KEY="hush", USE_WANDB="0")
+    offline = dry_run(stage, "strands_qwen3_8b", WANDB_MODE="offline")
+    assert "--use-wandb" in offline
+    assert '"WANDB_MODE": "offline"' in offline
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -153,15 +151,9 @@ def test_help_names_every_setting_and_runs_nothing(stage: Stage, script: str) ->
     shown = stage.run(f"{script}.sh", "--help")
     assert shown.returncode == 0
     assert stage.files() == before
-    for option in ("--slime-dir", "--model-dir", "--dry-run", "--help"):
-        assert option in shown.stdout
-    assert "Example: " in shown.stdout
+    options = ["--slime-dir", "--model-dir", "--dry-run", "--help", *(["--smoke"] if "strands" in script else [])]
+    assert [option for option in (*options, "Example: ") if option not in shown.stdout] == []
     assert str(stage.root) not in shown.stdout.replace(f"{stage.root}/scripts", "")
-
-
-@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.startswith("strands")])
-def test_help_tells_of_the_smoke_run(stage: Stage, script: str) -> None:
-    assert "--smoke" in stage.run(f"{script}.sh", "--help").stdout
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def converted(stage: Stage) -> Path:
     return stage.root / "models/Qwen3-8B_torch_dist/latest_checkpointed_iteration.txt"
 
 
-def test_a_model_is_downloaded_and_converted(stage: Stage) -> None:
+def test_a_model_is_downloaded_and_converted_once(stage: Stage) -> None:
     finished = stage.run(SCRIPT)
     assert finished.returncode == 0, finished.stderr
     assert converted(stage).exists()
@@ -28,15 +28,9 @@ def test_a_model_is_downloaded_and_converted(stage: Stage) -> None:
     (conversion,) = (call for call in stage.calls if "--save" in call.words)
     assert "--num-layers" in conversion.words
     assert not Path(f"{converted(stage).parent}.partial").exists()
-
-
-def test_what_is_there_is_not_done_again(stage: Stage) -> None:
-    stage.run(SCRIPT)
-    before = len(stage.calls_of("hf")), len([call for call in stage.calls if "--save" in call.words])
-    finished = stage.run(SCRIPT)
-    assert finished.returncode == 0
-    assert "the model is there" in finished.stderr
-    assert before == (len(stage.calls_of("hf")), len([call for call in stage.calls if "--save" in call.words]))
+    again = stage.run(SCRIPT)
+    assert (again.returncode, "the model is there" in again.stderr) == (0, True)
+    assert len(stage.calls_of("hf", "download")) == len([call for call in stage.calls if "--save" in call.words]) == 1
 
 
 def test_a_download_that_was_cut_is_gone_on_with(stage: Stage) -> None:

@@ -1,0 +1,35 @@
+"""What flags are judged by in tests: the recorded table, and small checkouts with slime's argument files."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import dedent
+
+from strands_rollout.diagnostics.flag_check import FlagFindings, judge_reading
+from strands_rollout.diagnostics.flag_script import Command, Reading, Word
+from strands_rollout.diagnostics.flag_table import FlagTable, read_record, recorded_table
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+LAUNCH_SCRIPTS = sorted(path.name for path in (*SCRIPTS.glob("strands_*.sh"), *SCRIPTS.glob("eval_*.sh")))
+
+
+@functools.cache
+def the_table() -> FlagTable:
+    return recorded_table(read_record())
+
+
+def findings_of(words: Sequence[str], table: FlagTable | None = None, program: str | None = "train.py") -> FlagFindings:
+    """What is found in the arguments of a program, by the recorded table unless another is given."""
+    command = Command(program, tuple(map(Word, words)))
+    return judge_reading(Reading("", (command,)), table or the_table())
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    """Write the files into a folder, and return it."""
+    for name, text in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dedent(text))
+    return folder

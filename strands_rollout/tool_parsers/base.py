@@ -24,7 +24,8 @@ from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 from strands_rollout.files import Json
 
-MAX_DEPTH: Final = 100
+_MAX_DEPTH: Final = 100
+_TOO_DEEP: Final = f"nested deeper than the {_MAX_DEPTH} levels that are allowed"
 _WHITE_SPACE: Final = re.compile(r"[ \t\n\r]*")
 
 
@@ -41,11 +42,9 @@ class JSONSource(str):
     __slots__ = ()
 
     def count(self, *_: object) -> int:
-        """No lines."""
         return 0
 
     def rfind(self, *_: object) -> int:
-        """No line break."""
         return -1
 
     rindex = rfind
@@ -53,8 +52,7 @@ class JSONSource(str):
 
 def skip_white_space(text: str, start: int) -> int:
     """The first position from `start` on that is not JSON white space."""
-    match = _WHITE_SPACE.match(text, start)
-    return match.end() if match else start
+    return _WHITE_SPACE.match(text, start).end()  # type: ignore[union-attr] # it matches nothing, too
 
 
 def decode_object(text: JSONSource, start: int, *, origin: int) -> tuple[dict[str, Any], int]:
@@ -68,9 +66,9 @@ def decode_object(text: JSONSource, start: int, *, origin: int) -> tuple[dict[st
     Raises:
         StrictJSONError: There is no such object.
     """
-    if text[start : start + 1] != "{":
-        got = repr(text[start : start + 20]) if start < len(text) else "the end of the text"
-        raise StrictJSONError(f"expected a JSON object, which begins with '{{', at offset {start - origin}; got {got}")
+    if not text.startswith("{", start):
+        expected = f"expected a JSON object, which begins with '{{', at offset {start - origin}"
+        raise StrictJSONError(f"{expected}; got {got(text, start)}")
     return decode_value(text, start, origin=origin)
 
 
@@ -82,7 +80,7 @@ def whole_value(text: str) -> Json:
     """
     value, end = decode_value(JSONSource(text), skip_white_space(text, 0), origin=0)
     if skip_white_space(text, end) < len(text):
-        raise StrictJSONError(f"expected nothing after the value, at offset {end}; got {text[end : end + 20]!r}")
+        raise StrictJSONError(f"expected nothing after the value, at offset {end}; got {got(text, end)}")
     return value
 
 
@@ -99,19 +97,20 @@ def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int
     except ValueError as e:  # Python's limit on the digits of an int
         raise StrictJSONError(f"a number can't be read: {e}") from e
     # of `str`, since a `JSONSource` counts nothing
-    if str.count(text, "{", start, end) + str.count(text, "[", start, end) > MAX_DEPTH:
+    if str.count(text, "{", start, end) + str.count(text, "[", start, end) > _MAX_DEPTH:
         _check_depth(value)
     if text.find("\\ud", start, end) >= 0 or text.find("\\uD", start, end) >= 0:
-        _check_surrogates(value)
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as e:
+            reason = "a string has half of a surrogate pair (\\ud800-\\udfff), which is no character"
+            raise StrictJSONError(reason) from e
     return value, end
-
-
-_TOO_DEEP: Final = f"nested deeper than the {MAX_DEPTH} levels that are allowed"
 
 
 def _check_depth(value: object) -> None:
     level: list[Any] = [value] if isinstance(value, dict | list) else []
-    for _ in range(MAX_DEPTH):
+    for _ in range(_MAX_DEPTH):
         level = [
             child
             for parent in level
@@ -121,13 +120,6 @@ def _check_depth(value: object) -> None:
         if not level:
             return
     raise StrictJSONError(_TOO_DEEP)
-
-
-def _check_surrogates(value: object) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as e:
-        raise StrictJSONError("a string has half of a surrogate pair (\\ud800-\\udfff), which is no character") from e
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -241,11 +233,10 @@ class UntypedParser(Protocol):
     """What a parser may have beside `ToolParser`: its format's values have no types, but for the tools' schemas."""
 
     def for_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> ToolParser:
-        """The same parser for these tools.
+        """The same parser for these tools: the JSON Schema of each one's arguments, by its name.
 
-        Args:
-            schemas: The JSON Schema of each tool's arguments, by the tool's name. A tool that is not among them is no
-                failure, as everywhere: its values are read by the format's rule for values of no known type.
+        A tool that is not among them is no failure, as everywhere: its values are read by the format's rule for values
+        of no known type.
         """
         ...
 
@@ -269,18 +260,14 @@ class MalformedError(ValueError):
         self.written_id: str | None = None
 
 
-class BaseParser(ABC):
+class BaseParser(ToolParser):
     """A parser that makes its calls' ids with `new_id`; subclasses have `ToolParser.segments`."""
 
     def __init__(self, new_id: NewId = random_id) -> None:
         self._new_id = new_id
 
-    @abstractmethod
-    def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
-        """See `ToolParser`."""
-
     def parse(self, text: str, in_reasoning: bool = False) -> list[ToolCall | ParseFailure]:  # noqa: FBT001, FBT002
-        """Return the calls and failures in the order of the text."""
+        """See `ToolParser`."""
         return [part for part in self.segments(text, in_reasoning) if isinstance(part, ToolCall | ParseFailure)]
 
 

@@ -54,6 +54,8 @@ def test_logprobs_are_found_where_servers_put_them_and_their_ids_are_checked(pla
         read_answer(answer_with([[-0.5, 5, "a"], [-0.25, 7, "b"]], place))
     with pytest.raises(EngineResponseError, match="expected a list of"):
         read_answer(answer_with([-0.5, -0.25], place))
+    without_ids = {**answer_with([[-0.5, 5, "a"], [-0.25, 6, "b"]], place), "output_ids": None}
+    assert read_answer(without_ids).output_ids == [5, 6]
 
 
 @pytest.mark.parametrize("name", ["prompt_tokens", "cached_tokens", "completion_tokens", "spec_verify_ct"])
@@ -113,9 +115,9 @@ def test_a_trajectory_takes_no_logprob_that_is_not_finite(logprob: float) -> Non
     assert trajectory == Trajectory()
 
 
-def test_a_number_beyond_all_floats_is_refused_in_words() -> None:
-    number = f"-1{'0' * 400}"
+@pytest.mark.parametrize(("number", "shown"), [(f"-1{'0' * 400}", "-1"), ("NaN", "nan"), ("-Infinity", "-inf")])
+def test_a_number_that_is_no_finite_float_is_refused_in_words(number: str, shown: str) -> None:
     meta = f'{{"finish_reason":{{"type":"stop"}},"output_token_logprobs":[[{number},5]]}}'
     body = f'{{"output_ids":[5],"meta_info":{meta}}}'
-    with pytest.raises(EngineResponseError, match="the logprob of output id 5 at position 0 is -"):
+    with pytest.raises(EngineResponseError, match=f"the logprob of output id 5 at position 0 is {shown}"):
         read_answer(load_json(body.encode()))

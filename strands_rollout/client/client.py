@@ -53,15 +53,12 @@ _GENERATION_TIMEOUT: Final = httpx.Timeout(connect=10.0, read=None, write=transp
 
 @dataclass(slots=True)
 class Flight:
-    """Where the request of one `generate` call is.
-
-    Attributes:
-        rid: The request's id while the engine has it; None before, after, and between two attempts.
-        fault: How the last attempt failed, while another is to follow.
-    """
+    """Where the request of one `generate` call is."""
 
     rid: str | None = None
+    """The request's id while the engine has it; None before, after, and between two attempts."""
     fault: Fault | None = None
+    """How the last attempt failed, while another is to follow."""
 
 
 class SGLangClient:
@@ -208,12 +205,7 @@ class SGLangClient:
     async def _persist(
         self, attempt: Callable[[], Awaitable[object]], missing: str, should_abort: Callable[[], bool]
     ) -> object:
-        """The first answer of these attempts that is no `Fault`.
-
-        Raises:
-            EngineError: None came within the patience.
-            EngineAbortedError: An attempt failed, and `should_abort` holds.
-        """
+        """The first answer of these attempts that is no `Fault`; raises an EngineError where none comes."""
         outage: Outage | None = None
         while True:
             started = self._clock()
@@ -350,17 +342,12 @@ _ABORT_TIMEOUT_S: Final = 5.0
 
 
 class _Aborts:
-    """The aborts of one client.
-
-    Attributes:
-        has_endpoint: Whether there is an `/abort_request`, which routers lack; None until it was asked.
-        under_way: Those that nobody waits for.
-    """
+    """The aborts of one client."""
 
     def __init__(self, http: httpx.AsyncClient, *, url: str) -> None:
         self._http, self._url = http, url
         self.under_way: set[asyncio.Task[bool]] = set()
-        self.has_endpoint: bool | None = None
+        self.has_endpoint: bool | None = None  # whether there is one, which routers lack; None until it was asked
         self._first: asyncio.Task[bool] | None = None
 
     async def send(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
@@ -455,9 +442,6 @@ class ServerInfo:
 async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
     """Ask an engine for its facts.
 
-    `/server_info` holds the context length only where the server was started with one; `/v1/models` (max_model_len)
-    holds the model's own.
-
     Raises:
         EngineUnavailableError: The connection to this URL is refused or lost.
         EngineResponseError: The engine, or its router, is busy.
@@ -470,7 +454,7 @@ async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
                 raw |= part
                 break
     context_length = _positive(raw.get("context_length"))
-    if context_length is None:
+    if context_length is None:  # the server was started without one: the model's own
         cards = (await _get(http, "/v1/models", url=url)).get("data")
         card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], dict) else {}
         context_length = _positive(card.get("max_model_len"))

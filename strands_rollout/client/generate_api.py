@@ -96,9 +96,7 @@ class EncodedIds:
 class EncodedPrompt:
     """The prompts of a trajectory's requests: its ids, and the context that is to follow; each id encoded once.
 
-    Args:
-        token_ids: The trajectory's own list, not a copy. It may grow; what it holds must stay.
-        vocab_size: Ids must be below it; see `EncodedIds`.
+    The list is the trajectory's own, not a copy. It may grow; what it holds must stay.
     """
 
     __slots__ = ("_after", "_encoded", "_known", "_mark", "_token_ids")

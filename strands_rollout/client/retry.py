@@ -53,13 +53,7 @@ _ADVICE: Final = "Check that the server is up (GET {url}/health) and that the UR
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One failed attempt.
-
-    Attributes:
-        kind: What went wrong.
-        words: For the reader: "HTTP 503: no workers".
-        retry_after_s: The wait that the server asked for, if it did.
-    """
+    """One failed attempt: in words, as "HTTP 503: no workers", and the wait that the server asked for, if it did."""
 
     kind: FaultKind
     words: str
@@ -89,26 +83,18 @@ class RetryPolicy:
 
 
 class Outage:
-    """The failed attempts of one request.
-
-    Args:
-        policy: When to give up.
-
-    Attributes:
-        faults: One per attempt.
-        waited_s: Seconds since the first of them: all waits, and of each attempt 10 s at most, because a longer one
-            was a generation under way.
-    """
+    """The failed attempts of one request."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         self.faults: list[Fault] = []
-        self.waited_s = 0.0
+        # since the first: all waits, and of each attempt 10 s at most, as a longer one was a generation under way
+        self._waited_s = 0.0
 
     def add(self, fault: Fault, attempt_s: float) -> None:
         """Count an attempt that took so many seconds."""
         if self.faults:
-            self.waited_s += min(attempt_s, _MOST_S_OF_ATTEMPT)
+            self._waited_s += min(attempt_s, _MOST_S_OF_ATTEMPT)
         self.faults.append(fault)
 
     def gives_up(self) -> bool:
@@ -116,7 +102,7 @@ class Outage:
         policy, kind = self._policy, self.faults[-1].kind
         alike = sum(fault.kind is kind for fault in self.faults)
         is_last = policy.max_attempts is not None and len(self.faults) >= policy.max_attempts
-        return is_last or alike >= _MOST.get(kind, alike + 1) or self.waited_s >= policy.patience_s
+        return is_last or alike >= _MOST.get(kind, alike + 1) or self._waited_s >= policy.patience_s
 
     def next_wait_s(self, rng: random.Random) -> float:
         """Count and return the next wait: half to all of the doubled base, and never less than Retry-After.
@@ -127,8 +113,8 @@ class Outage:
         step = min(policy.backoff_base_s * 2.0 ** min(len(self.faults) - 1, 32), policy.backoff_cap_s)
         asked = min(self.faults[-1].retry_after_s or 0.0, policy.backoff_cap_s)
         wait_s = max(step * (0.5 + 0.5 * rng.random()), asked)
-        left_s = policy.patience_s - self.waited_s
-        self.waited_s = policy.patience_s if wait_s >= left_s else self.waited_s + wait_s
+        left_s = policy.patience_s - self._waited_s
+        self._waited_s = policy.patience_s if wait_s >= left_s else self._waited_s + wait_s
         return min(wait_s, left_s)
 
     def error(self, missing: str, url: str) -> EngineError:
@@ -137,7 +123,7 @@ class Outage:
         words = f"{missing} in {count} attempt{'s' * (count > 1)}; the last ended with: {last.words}."
         if last.kind is FaultKind.BAD_BODY:
             return EngineResponseError(f"{words} Check that the URL is that of an SGLang server or its router.")
-        waited = f"It was waited for {self.waited_s:.0f} s (engine_patience_s)."
+        waited = f"It was waited for {self._waited_s:.0f} s (engine_patience_s)."
         return EngineUnavailableError(f"{words} {waited} {_ADVICE.format(url=url)}")
 
 

@@ -24,14 +24,10 @@ _KEEPALIVE_PROBES: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCN
 
 
 class EngineTransport(AiohttpTransport):  # type: ignore[misc] # the library has no types
-    """aiohttp's transport; its session is made by the first request, in the loop that owns the sockets from then on.
-
-    Args:
-        limits: Of the pool.
-        secure: Whether certificates are read, which takes about 30 ms.
-    """
+    """aiohttp's transport; its session is made by the first request, in the loop that owns the sockets from then on."""
 
     def __init__(self, limits: httpx.Limits, *, secure: bool) -> None:
+        # not secure: certificates are not read, which takes about 30 ms
         super().__init__(limits=limits, verify=secure, trust_env=True, client=self.session)
         self._session: aiohttp.ClientSession | None = None
         self._sockets: list[socket.socket] = []
@@ -89,12 +85,7 @@ class StraightResponse:
         return httpx.Headers(list(self._response.raw_headers))
 
     async def aread(self) -> bytes:
-        """The decoded body; the connection is free again, or closed where the body could not be read.
-
-        Raises:
-            aiohttp.ClientError: The body ended early, or took too long.
-            httpx.DecodingError: It is not compressed as its header says.
-        """
+        """The decoded body; the connection is free again, or closed where the body could not be read."""
         content = await self._response.read()
         if "Content-Encoding" not in self._response.headers:
             return content
@@ -144,11 +135,7 @@ class EngineClient(httpx.AsyncClient):
         """POST as httpx would; None, and nothing was sent, where something was set that only httpx honours.
 
         That is: hooks, cookies, parameters, redirects, an authentication other than a password, a transport that is
-        watched, and a client that was closed.
-
-        Raises:
-            aiohttp.ClientError: There is no answer.
-            ValueError: A header can't be sent.
+        watched, and a client that was closed. Raises a ValueError for a header that can't be sent.
         """
         route = self._route_to(path)
         if route is None:

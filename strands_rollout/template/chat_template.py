@@ -62,20 +62,13 @@ _TEXTS: Final = (
 
 @dataclass(slots=True)
 class _Found:
-    """What all templates with the same arguments share.
-
-    Attributes:
-        probed: What the probe found.
-        opening: The control token that a prompt begins with.
-        prompts: Ids of the last prompts, by their messages and tools as text.
-        shapes: By number of tool results, and the tools as text.
-        tried_out: Whether the template shows so many tool results as they are, by number, with tools or without.
-    """
+    """What all templates with the same arguments share."""
 
     probed: ProbedTemplate
-    opening: str | None
-    prompts: dict[tuple[str, str], list[int]] = field(default_factory=dict)
-    shapes: dict[tuple[int, str], TurnShape | None] = field(default_factory=dict)
+    opening: str | None  # the control token that a prompt begins with
+    prompts: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # by messages and tools as text
+    shapes: dict[tuple[int, str], TurnShape | None] = field(default_factory=dict)  # by number of results, and tools
+    # whether the template shows so many tool results as they are, by their number, with tools or without
     tried_out: dict[tuple[int, bool], bool] = field(default_factory=dict)
 
 
@@ -276,11 +269,9 @@ def renderer_of(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str
 
 @dataclass(frozen=True, slots=True)
 class TurnShape:
-    """A turn of so many tool results.
+    """A turn of so many tool results: constant ids and the text after them, in which numbers stand for the results.
 
-    Attributes:
-        parts: In order, constant ids and the text after them, in which numbers stand for the results.
-        end: The ids after the last text.
+    `end` are the ids after the last text.
     """
 
     parts: tuple[tuple[list[int], list[str | int]], ...]
@@ -300,11 +291,8 @@ def shape_of(
 ) -> TurnShape | None:
     """The shape of turns of `count` tool results; None where the template looks at them, or changes them.
 
-    Args:
-        render: Tool messages -> the (escaped) text from the assistant's close to the next generation prompt.
-        count: At least 1.
-        encoder: Of the template's tokenizer.
-        texts: The results that it is tried out with; also as names and ids of calls.
+    `render` makes the text from the assistant's close to the next generation prompt; it is tried out with these
+    texts as results, and as names and ids of calls.
     """
     if not encoder.cuts_are_plain:
         return None

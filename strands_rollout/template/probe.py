@@ -212,15 +212,10 @@ def _shown(encoder: TokenEncoder, ids: Sequence[int], index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """An assistant's turn with one call and nothing else, as a template writes it.
-
-    Attributes:
-        turn: Text from the generation prompt to the end of the turn; "" where the template writes no calls.
-        name: The called tool.
-        arguments: The call's arguments.
-    """
+    """An assistant's turn with one call and nothing else, as a template writes it."""
 
     turn: str
+    """From the generation prompt to the end of the turn; "" where the template writes no calls."""
     name: str
     arguments: Mapping[str, Any]
 

@@ -50,15 +50,10 @@ class TemplateRenderer:
     def render(
         self, messages: Messages, tools: Tools = (), *, escaped: bool = True, generation_prompt: bool = True
     ) -> str:
-        """The text of messages, at least one, with the generation prompt if the template is to be asked for it.
+        """The text of messages, at least one, and of what opens the next turn, where that is asked for.
 
-        A template that fails on the arguments of calls as they are is given them as JSON text, or as objects.
-
-        Args:
-            messages: As Hugging Face templates read them.
-            tools: What the model is shown.
-            escaped: Hide control tokens in the messages' own text, also from the template; see `TokenEncoder.escape`.
-            generation_prompt: Ask for what opens the next turn.
+        A template that fails on the arguments of calls as they are is given them as JSON text, or as objects. With
+        `escaped`, control tokens in the messages' own text are hidden, also from the template.
 
         Raises:
             TemplateError: The template refuses the messages.
@@ -214,10 +209,8 @@ class TurnRenderer:
     def render(self, messages: Messages, tools: Tools = (), *, after: Messages = ()) -> str:
         """The (escaped) text from the end of the assistant's turn, that token included, to the next generation prompt.
 
-        Args:
-            messages: The new messages: tool results in the order of their calls, user turns; not empty.
-            tools: The tools of the first prompt.
-            after: Messages before the turn; default: a question.
+        The new messages are tool results in the order of their calls, and user turns; `after` are messages before the
+        assistant's turn, a question if none are given.
 
         Raises:
             TemplateError: The template refuses the messages, or does not end the turn.

@@ -54,20 +54,13 @@ def types_of(schemas: Schemas, tool: str, key: str) -> frozenset[str] | None:
 def typed_value(
     text: str, types: frozenset[str] | None, what: str, *, may_be_python: bool, untyped_is_json: bool
 ) -> Json:
-    """The value that a bare text stands for.
+    """The value that a bare text stands for, of one of these JSON types; None where they are not known.
 
     A string is the text itself. Any other value is strict JSON, or the same value as Python writes it. Where an
     argument may be a string or something else, it is something else if the text reads so.
 
-    Args:
-        text: As the model wrote it.
-        types: The JSON types that are allowed; None where they are not known.
-        what: Names the argument to the model.
-        may_be_python: Whether the format has values as Python's `str` writes them: `['a', True, None]`.
-        untyped_is_json: Whether a text of no known type is JSON where it can be; a string otherwise.
-
     Raises:
-        MalformedError: The text is no value of these types.
+        MalformedError: The text is no value of these types; `what` names the argument to the model.
     """
     if types == _STRING or (types is None and not untyped_is_json):
         return text
@@ -157,24 +150,15 @@ class SchemaParser(TaggedParser):
 
     Nothing is escaped in these formats: a block ends at the first `</tool_call>`, a value at the first closing tag, and
     a value that holds another tag of the format is a failure, since that may be a forgotten close.
-
-    Attributes:
-        open_value: Opens an argument's value; its group is the key.
-        close_value: Closes it.
-        inner_tag: Matches all tags that a value can't hold.
-        key_words: Names a key to the model, by key and tool.
-        value_words: Names its value.
-        may_be_python: Whether values may be written as Python's `str` writes them.
-        untyped_is_json: Whether a text of no known type is JSON where it can be; a string otherwise.
     """
 
-    open_value: ClassVar[re.Pattern[str]]
+    open_value: ClassVar[re.Pattern[str]]  # its group is the key
     close_value: ClassVar[str]
-    inner_tag: ClassVar[re.Pattern[str]]
-    key_words: ClassVar[str]
+    inner_tag: ClassVar[re.Pattern[str]]  # all that a value can't hold
+    key_words: ClassVar[str]  # name a key to the model, by key and tool
     value_words: ClassVar[str]
-    may_be_python: ClassVar[bool] = False
-    untyped_is_json: ClassVar[bool]
+    may_be_python: ClassVar[bool] = False  # values as Python's `str` writes them: ['a', True, None]
+    untyped_is_json: ClassVar[bool]  # whether a text of no known type is JSON where it can be; a string otherwise
 
     def __init__(self, new_id: NewId = base.random_id, schemas: Schemas | None = None) -> None:
         super().__init__(new_id)

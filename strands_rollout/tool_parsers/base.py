@@ -60,13 +60,8 @@ def skip_white_space(text: str, start: int) -> int:
 def decode_object(text: JSONSource, start: int, *, origin: int) -> tuple[dict[str, Any], int]:
     """Decode the object that begins at `start`; return it and the position after it.
 
-    Args:
-        text: May go on after the object.
-        start: Where its `{` is expected.
-        origin: Positions in messages count from here.
-
     Raises:
-        StrictJSONError: There is no such object.
+        StrictJSONError: There is no such object; positions in the message count from `origin`.
     """
     if not text.startswith("{", start):
         expected = f"expected a JSON object, which begins with '{{', at offset {start - origin}"
@@ -227,7 +222,7 @@ class ToolParser(Protocol):
 
     def parse(self, text: str, in_reasoning: bool = False) -> list[ToolCall | ParseFailure]:  # noqa: FBT001, FBT002
         """Return only the calls and failures of `segments`."""
-        ...
+        return [part for part in self.segments(text, in_reasoning) if isinstance(part, ToolCall | ParseFailure)]
 
 
 @runtime_checkable
@@ -246,13 +241,7 @@ class UntypedParser(Protocol):
 class MalformedError(ValueError):
     """What a parser found at a place does not follow the format; becomes a `ParseFailure`.
 
-    Args:
-        reason: For the model.
-        name: The tool that was meant, where it can be read.
-        position: The attempt goes on at least up to here; None where nothing of it could be read.
-
-    Attributes:
-        written_id: The id of the call, where it could be read.
+    The attempt goes on at least up to `position`; None where nothing of it could be read.
     """
 
     def __init__(self, reason: str, name: str | None = None, position: int | None = None) -> None:
@@ -263,14 +252,10 @@ class MalformedError(ValueError):
 
 
 class BaseParser(ToolParser):
-    """A parser that makes its calls' ids with `new_id`; subclasses have `ToolParser.segments`."""
+    """A parser that makes its calls' ids with `new_id`."""
 
     def __init__(self, new_id: NewId = random_id) -> None:
         self._new_id = new_id
-
-    def parse(self, text: str, in_reasoning: bool = False) -> list[ToolCall | ParseFailure]:  # noqa: FBT001, FBT002
-        """See `ToolParser`."""
-        return [part for part in self.segments(text, in_reasoning) if isinstance(part, ToolCall | ParseFailure)]
 
 
 class TaggedParser(BaseParser):
@@ -279,14 +264,10 @@ class TaggedParser(BaseParser):
     Outside reasoning its tag opens it, and the tags of calls open calls. Reasoning ends at its first closing tag;
     without one all the rest is reasoning. A closing tag that closes nothing says that everything before it was
     reasoning.
-
-    Attributes:
-        tags: Matches the tags of calls and reasoning.
-        open_reasoning: The tag that opens reasoning.
-        close_reasoning: The tag that closes it.
     """
 
     tags: ClassVar[re.Pattern[str]]
+    """Matches the tags of calls and reasoning."""
     open_reasoning: ClassVar[str] = "<think>"
     close_reasoning: ClassVar[str] = "</think>"
 

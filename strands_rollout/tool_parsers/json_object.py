@@ -33,13 +33,7 @@ _LEADING_NAME: Final = re.compile(r'\{\s{0,20}"name"\s{0,20}:\s{0,20}"([^"\\\x00
 
 
 def _call_faults(value: Mapping[str, Any], *, arguments: str = "arguments", also: str | None = None) -> list[str]:
-    """What is wrong with a call's object; nothing where it is one.
-
-    Args:
-        value: The object.
-        arguments: The key of its arguments.
-        also: A key that may be there beside the two, with a string.
-    """
+    """What is wrong with a call's object; `also` is a key that may be there beside the two, with a string."""
     reasons = []
     if "name" not in value:
         reasons.append("the name is missing")

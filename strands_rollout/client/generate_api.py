@@ -301,7 +301,6 @@ def load_json(body: bytes) -> Json:
             raise NotJsonError(str(e)) from e
 
 
-# what slime's samples sum over an episode's requests
 _SUMMED: Final = frozenset(
     ("prompt_tokens", "cached_tokens", "spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct")
 )
@@ -322,36 +321,24 @@ def read_generation(
     finish = _read_finish(meta.get("finish_reason"))
     # where versions of SGLang put logprobs: the second and third as torchrl reads them (torchrl 0.14,
     # torchrl/modules/llm/policies/sglang_wrapper.py)
-    places = meta.get("output_token_logprobs"), answer.get("output_token_logprobs"), meta.get("logprobs")
-    entries: Any = next((entries for entries in places if entries), [])
+    name = "output_token_logprobs"
+    entries: Any = meta.get(name) or answer.get(name) or meta.get("logprobs") or []
     try:
         logprobs, beside = [entry[0] for entry in entries], [entry[1] for entry in entries]
     except (TypeError, IndexError, KeyError) as e:
-        raise EngineResponseError(
-            "meta_info.output_token_logprobs: expected a list of [logprob, token id, text]"
-        ) from e
+        raise EngineResponseError(f"meta_info.{name}: expected a list of [logprob, token id, text]") from e
     ids = answer.get("output_ids")
     if ids is None:  # servers before 0.4.7 put them beside the logprobs only
         ids = beside
     _check_ids(ids, vocab_size=vocab_size, completion_tokens=meta.get("completion_tokens"))
-    if request.return_logprob:
-        logprobs = _checked_logprobs(logprobs, beside, ids)
+    logprobs = _checked_logprobs(logprobs, beside, ids) if request.return_logprob else []
     _check_is_answer_to(request, meta, finish, len(ids))
-    text = answer.get("text")
-    return Generation(
-        output_ids=ids,
-        logprobs=logprobs if request.return_logprob else [],
-        finish_reason=finish,
-        text=text if isinstance(text, str) else "",
-        meta_info={
-            key: value
-            for key, value in meta.items()
-            if value is not None and (key not in _SUMMED or type(value) is int)  # others could not be added up
-        },
-        rid=request.rid,
-        latency_s=latency_s,
-        attempts=attempts,
-    )
+    text = answer["text"] if isinstance(answer.get("text"), str) else ""
+    # of what slime's samples sum over an episode's requests, only what can be added up
+    facts = {
+        key: value for key, value in meta.items() if value is not None and (key not in _SUMMED or type(value) is int)
+    }
+    return Generation(ids, logprobs, finish, text, facts, request.rid, latency_s, attempts)
 
 
 def _read_finish(reason: object) -> FinishReason:

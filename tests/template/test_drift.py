@@ -21,22 +21,17 @@ def drift(tokenizer: Any, ids: list[int]) -> int:
     return drift_of_turn(ids, tokenizer, token_bytes(tokenizer))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        TEXT,
-        "Größe 東京 🙂 👩‍👩‍👧",
-        "<think>\nHm.\n</think>\n\n<tool_call>\n{}\n</tool_call><|im_end|>",
-        " \n\n\t  x",
-        "<|im_end|>",
-    ],
-)
+TURN = "<think>\nHm.\n</think>\n\n<tool_call>\n{}\n</tool_call><|im_end|>"
+
+
+@pytest.mark.parametrize("text", [TEXT, "Größe 東京 🙂 👩‍👩‍👧", TURN, " \n\n\t  x", "<|im_end|>"])
 def test_tokens_that_the_tokenizer_itself_would_choose_do_not_drift(tokenizer: Any, text: str) -> None:
     assert drift(tokenizer, encode(tokenizer, text)) == 0
 
 
-def test_a_word_sampled_in_other_pieces_drifts_by_those_pieces_alone(tokenizer: Any) -> None:
-    before, word, after = encode(tokenizer, "The answer"), " number", encode(tokenizer, " is four.")
+@pytest.mark.parametrize("word", [" number", "<|im_end|>"], ids=["word", "control token"])
+def test_a_token_sampled_in_other_pieces_drifts_by_those_pieces_alone(tokenizer: Any, word: str) -> None:
+    before, after = encode(tokenizer, "The answer"), encode(tokenizer, " is four.")
     assert len(encode(tokenizer, word)) == 1
     assert drift(tokenizer, [*before, *bytewise(tokenizer, word), *after]) == len(word)
 
@@ -44,11 +39,6 @@ def test_a_word_sampled_in_other_pieces_drifts_by_those_pieces_alone(tokenizer: 
 def test_what_lies_between_two_drifting_words_does_not_drift(tokenizer: Any) -> None:
     word, between = bytewise(tokenizer, " number"), encode(tokenizer, " is the answer" * 50)
     assert drift(tokenizer, [*word, *between, *word, *between]) == 2 * len(word)
-
-
-def test_ordinary_tokens_that_spell_a_control_token_all_drift(tokenizer: Any) -> None:
-    spelled = bytewise(tokenizer, "<|im_end|>")
-    assert drift(tokenizer, [*encode(tokenizer, "Done."), *spelled]) == len(spelled)
 
 
 @pytest.mark.parametrize("tail", ["", " and the answer"])

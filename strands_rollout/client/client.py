@@ -164,7 +164,8 @@ class SGLangClient:
             TrajectoryError: An input id is not one of the vocabulary, or there is none. Nothing was sent.
             EngineOverlongError: The request does not fit the engine's context.
             EngineRejectedError: The engine refuses the request.
-            EngineResponseError: The answer is not a valid generation, or not one for this request.
+            EngineResponseError: The answer is not a valid generation of this request. One that isn't JSON is asked for
+                once more, no other.
             EngineUnavailableError: Every attempt failed, for as long as the patience lasted.
             EngineAbortedError: An attempt failed, and `should_abort` holds.
             ConfigError: `sampling_params` or `extra` can't be sent, or the client belongs to another event loop.

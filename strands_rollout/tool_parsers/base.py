@@ -7,7 +7,7 @@ Parsers never raise over what a model wrote and never repair it: what does not f
 2. Where tags mark calls and reasoning, subclass `TaggedParser`: list the tags, and read the call that a tag begins.
 3. Where values are bare text that the tools' schemas type, subclass `SchemaParser`; else write `ToolParser`'s methods.
 4. Add it to the table in `__init__.py`; outside of this package, call `register_parser`.
-5. Add a turn, a chat template and what must fail to the tables of tests/tool_parsers.
+5. Add a turn and a chat template to the tables of tests/support, and what must fail to those of tests/tool_parsers.
 """
 
 from __future__ import annotations

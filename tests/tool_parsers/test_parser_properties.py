@@ -104,20 +104,11 @@ def test_hostile_text_is_parsed_in_linear_time(known: Family) -> None:
             assert time.process_time() - started < 5, (piece, head, tail)
 
 
-TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
-HERMES_SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-)
-HERMES_KEYS = st.text() | st.sampled_from(TAGS)
-HERMES_VALUES = st.recursive(
-    HERMES_SCALARS | st.sampled_from(TAGS),
-    lambda v: st.lists(v, max_size=4) | st.dictionaries(HERMES_KEYS, v, max_size=4),
-    max_leaves=20,
-)
-HERMES_ARGUMENTS = st.dictionaries(HERMES_KEYS, HERMES_VALUES, max_size=4)
+TAGGED = STRINGS | st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>"])
+HERMES_ARGUMENTS = st.dictionaries(TAGGED, VALUES | TAGGED | st.lists(TAGGED, max_size=3), max_size=4)
 HERMES_NAMES = st.text(min_size=1).filter(lambda name: name.strip())
 SPACE = st.text(" \t\r\n", max_size=4)
-HERMES_PROSE = st.text().filter(lambda text: not any(tag in text for tag in TAGS) and "<" not in text)
+HERMES_PROSE = st.text(st.characters(exclude_characters="<"))
 
 
 def parser() -> HermesParser:
@@ -131,6 +122,7 @@ def parser() -> HermesParser:
     ),
     tail=HERMES_PROSE,
 )
+@settings(max_examples=50)
 def test_hermes_calls_are_read_whatever_their_white_space_and_the_tags_in_them(turns: list[Any], tail: str) -> None:
     text = ""
     expected: list[Segment] = []
@@ -145,18 +137,9 @@ def test_hermes_calls_are_read_whatever_their_white_space_and_the_tags_in_them(t
 
 
 HOSTILE = [
-    "<tool_call>",
-    "<tool_call>{</tool_call>",
-    '<tool_call>{"</tool_call>',
-    '<tool_call>{",":"</tool_call>',
+    *("<tool_call>", "<tool_call>{</tool_call>", '<tool_call>{"</tool_call>', '<tool_call>{",":"</tool_call>'),
+    *("<think></think>", "</think>", "</tool_call>", "[", '{"', " ", '\\"'),
     '<tool_call>{"name":"x","arguments":{"a":[[[[',
-    "<think></think>",
-    "</think>",
-    "</tool_call>",
-    "[",
-    '{"',
-    " ",
-    '\\"',
 ]
 
 

@@ -9,7 +9,6 @@ around each result. The template is probed when this is built (see `probe`).
 from __future__ import annotations
 
 import ast
-import contextlib
 import logging
 import re
 import weakref
@@ -235,9 +234,10 @@ class ChatTemplate:
         if tools and last[0] is not tools:
             last = self._last_tools = (tools, repr(tools))
         shapes, key = self._found.shapes, (len(messages), last[1] if tools else "")
-        with contextlib.suppress(KeyError):
+        try:
             return shapes[key]
-        shape, tried_out, kind = None, self._found.tried_out, (len(messages), bool(tools))
+        except KeyError:
+            shape, tried_out, kind = None, self._found.tried_out, (len(messages), bool(tools))
         if tried_out.get(kind) is not False:
             texts = _PLAIN_TEXTS if kind in tried_out else telling_texts(self._template)
             if texts is not None:

@@ -38,7 +38,9 @@ results = st.lists(
     min_size=1,
     max_size=3,
 )
-slow_inputs = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+slow_inputs = settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60
+)
 
 
 def rendered_ids(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, **kwargs: Any) -> list[int]:
@@ -169,7 +171,7 @@ def harmless(value: Any) -> Any:
 
 def harmless_parts(of: dict[str, Any]) -> dict[str, Any]:
     """The same of a tool, a message or a part of one, whose own keys, kinds and roles stay."""
-    found = {}
+    found: dict[str, Any] = {}
     for key, item in of.items():
         if key in ("function", "parameters"):
             found[key] = harmless_parts(item)

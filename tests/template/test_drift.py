@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spelled_tokens import bytewise, encode
 from tokenizers import Tokenizer, decoders, models, normalizers
@@ -59,7 +59,7 @@ def test_text_that_encoding_itself_changes_counts_from_there_to_the_common_end(q
     assert drift(qwen3_tokenizer, ids) == len(changed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pieces=st.lists(st.text("aehnrtu 17.\n", min_size=1, max_size=6), max_size=12))
 def test_the_count_is_that_of_the_definition(shipped_tokenizer: Any, pieces: list[str]) -> None:
     sampled = [token for piece in pieces for token in encode(shipped_tokenizer, piece)]
@@ -71,7 +71,7 @@ def test_the_count_is_that_of_the_definition(shipped_tokenizer: Any, pieces: lis
     assert drift(shipped_tokenizer, sampled) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_ids_at_all_have_a_drift_between_none_and_all(shipped_tokenizer: Any, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, len(shipped_tokenizer) + 5), max_size=40))

@@ -50,7 +50,9 @@ def renderings(work: Callable[[], object]) -> int:
 
 
 @given(contents=st.lists(texts, min_size=1, max_size=4), name=st.text(max_size=10))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=100
+)
 def test_a_turn_of_tool_results_is_what_the_template_renders(tokenizer: Any, contents: list[str], name: str) -> None:
     template = ChatTemplate(tokenizer)
     messages = results(*contents, name=name)

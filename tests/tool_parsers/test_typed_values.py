@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strands_rollout.tool_parsers.bare_values import typed_value, types_of
@@ -139,7 +139,7 @@ JSON_VALUES = st.recursive(
     keys=st.sampled_from(["type", "anyOf", "oneOf", "allOf", "enum", "const", "$ref"]),
     text=st.text(),
 )
-@settings(max_examples=30)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=30)
 def test_no_schema_and_no_text_raise_anything_else(schema: Any, keys: str, text: str) -> None:
     for odd in (schema, {keys: schema}, {"anyOf": [{keys: schema}]}, {keys: [schema]}, {"allOf": [{keys: [schema]}]}):
         found = types(odd)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ import httpx
 import orjson
 
 from strands_rollout.aio import EpisodeDeadline, LoopCache
+from strands_rollout.client import retry, transport
 from strands_rollout.client.generate_api import (
     EncodedIds,
     FinishReason,
@@ -28,63 +30,35 @@ from strands_rollout.client.generate_api import (
     load_json,
     read_generation,
 )
-from strands_rollout.client.retry import (
-    BACKOFF_BASE_S,
-    BACKOFF_CAP_S,
-    BUSY_STATUSES,
-    PATIENCE_S,
-    Fault,
-    FaultKind,
-    Outage,
-    RetryPolicy,
-)
-from strands_rollout.client.transport import (
-    CONNECTION_ERRORS,
-    JSON_HEADERS,
-    READ_TIMEOUTS,
-    WRITE_TIMEOUT_S,
-    EngineClient,
-    create_client,
-    exchange,
-    redacted,
-)
+from strands_rollout.client.retry import PATIENCE_S, Fault, FaultKind, Outage, RetryPolicy
+from strands_rollout.client.transport import create_client
 from strands_rollout.errors import (
     ConfigError,
     EngineAbortedError,
     EngineError,
     EngineResponseError,
     EngineUnavailableError,
+    foreign_code,
 )
 
-__all__ = [
-    "EncodedIds",
-    "FinishReason",
-    "Flight",
-    "Generation",
-    "SGLangClient",
-    "ServerInfo",
-    "create_client",
-]
+__all__ = ["EncodedIds", "FinishReason", "Flight", "Generation", "SGLangClient", "ServerInfo", "create_client"]
 
 logger = logging.getLogger(__name__)
 
-PROBE_TIMEOUT_S: Final = 5.0
+_PROBE_TIMEOUT_S: Final = 5.0
 # httpx's own default of 5 s per read is nobody's choice for a generation.
 _HTTPX_DEFAULT: Final = httpx.Timeout(5.0)
-_GENERATION_TIMEOUT: Final = httpx.Timeout(connect=10.0, read=None, write=WRITE_TIMEOUT_S, pool=None)
+_GENERATION_TIMEOUT: Final = httpx.Timeout(connect=10.0, read=None, write=transport.WRITE_TIMEOUT_S, pool=None)
 
 
 @dataclass(slots=True)
 class Flight:
-    """Where the request of one `generate` call is.
-
-    Attributes:
-        rid: The request's id while the engine has it; None before, after, and between two attempts.
-        fault: How the last attempt failed, while another is to follow.
-    """
+    """Where the request of one `generate` call is."""
 
     rid: str | None = None
+    """The request's id while the engine has it; None before, after, and between two attempts."""
     fault: Fault | None = None
+    """How the last attempt failed, while another is to follow."""
 
 
 class SGLangClient:
@@ -113,8 +87,8 @@ class SGLangClient:
         owns_http: bool = False,
         patience_s: float = PATIENCE_S,
         max_attempts: int | None = None,
-        backoff_base_s: float = BACKOFF_BASE_S,
-        backoff_cap_s: float = BACKOFF_CAP_S,
+        backoff_base_s: float = retry.BACKOFF_BASE_S,
+        backoff_cap_s: float = retry.BACKOFF_CAP_S,
         rng: random.Random | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         clock: Callable[[], float] = time.perf_counter,
@@ -123,13 +97,13 @@ class SGLangClient:
         self._http = create_client(http) if isinstance(http, str) else http
         if not self._http.base_url.host:
             raise ConfigError("the httpx client has no base_url; make it with create_client('http://host:port')")
-        self.url: Final = redacted(self._http.base_url)
+        self.url: Final = transport.redacted(self._http.base_url)
         self.vocab_size: Final = vocab_size
         self._retry = RetryPolicy(patience_s, backoff_base_s, backoff_cap_s, max_attempts)
         self._rng, self._sleep, self._clock = rng or random.Random(), sleep, clock  # noqa: S311 - jitter, no secret
         self._timeout = _GENERATION_TIMEOUT if self._http.timeout == _HTTPX_DEFAULT else self._http.timeout
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._aborts = Aborts(self._http, url=self.url)
+        self._aborts = _Aborts(self._http, url=self.url)
         self._info: asyncio.Task[ServerInfo] | None = None
         self._info_fault: Fault | None = None
         self._info_era = 0
@@ -155,7 +129,7 @@ class SGLangClient:
         """Wait for the aborts that are under way, 5 s at most, and close the connection if it is this client's own."""
         if self._info is not None:
             self._info.cancel()
-        await self._aborts.wait()
+        await asyncio.gather(*self._aborts.under_way, return_exceptions=True)
         if self._owns_http:
             await self._http.aclose()
 
@@ -179,8 +153,7 @@ class SGLangClient:
         Args:
             input_ids: The prompt, at least one id. A list is checked and encoded whole; `EncodedIds` only once.
             sampling_params: As SGLang reads them. Name `max_new_tokens`: the engine's default is 128.
-            rid: The request's id, unique among those in flight; none a prefix of another, since SGLang aborts by
-                prefix. Default: a random one.
+            rid: Unique among those in flight, none a prefix of another: SGLang aborts by prefix. Default: a random one.
             return_logprob: Ask for the logprob of each sampled token, and refuse an answer without.
             headers: For this request only, such as a routing key.
             extra: More top-level fields of the request.
@@ -191,27 +164,31 @@ class SGLangClient:
             TrajectoryError: An input id is not one of the vocabulary, or there is none. Nothing was sent.
             EngineOverlongError: The request does not fit the engine's context.
             EngineRejectedError: The engine refuses the request.
-            EngineResponseError: The answer is not a valid generation, or not one for this request (another rid, another
-                number of prompt tokens, too many tokens). One that isn't JSON is asked for once more, no other.
+            EngineResponseError: The answer is not a valid generation of this request. One that isn't JSON is asked for
+                once more, no other.
             EngineUnavailableError: Every attempt failed, for as long as the patience lasted.
             EngineAbortedError: An attempt failed, and `should_abort` holds.
             ConfigError: `sampling_params` or `extra` can't be sent, or the client belongs to another event loop.
         """
-        self._claim_loop()
-        first_rid, flight = rid or uuid.uuid4().hex, flight or Flight()
-        encoded = self._encoded(input_ids)
-        request = GenerateRequest(encoded, sampling_params, rid=first_rid, return_logprob=return_logprob, extra=extra)
-        # the engine makes more tokens of images than it is sent; who sends them knows how many
-        prompt_length = None if (extra or {}).get("image_data") else len(encoded)
-        started, attempt_rid, attempts = self._clock(), first_rid, 0
+        ids, rid = self._encoded(input_ids), rid or uuid.uuid4().hex
+        request = GenerateRequest(ids, sampling_params, rid=rid, return_logprob=return_logprob, extra=extra)
+        return await self._generation(request, headers, flight or Flight(), should_abort)
+
+    async def _generation(
+        self,
+        request: GenerateRequest,
+        headers: Mapping[str, str] | None,
+        flight: Flight,
+        should_abort: Callable[[], bool],
+    ) -> Generation:
+        first_rid, started, attempts = request.rid, self._clock(), 0
 
         async def attempt() -> object:
-            nonlocal attempt_rid, attempts
+            nonlocal attempts
             attempts += 1
-            attempt_rid = f"{first_rid}-{attempts}" if attempts > 1 else first_rid
-            flight.rid = attempt_rid
+            rid = flight.rid = f"{first_rid}-{attempts}" if attempts > 1 else first_rid
             try:
-                answer = await self._attempt(request.body(attempt_rid), attempt_rid, headers)
+                answer = await self._attempt(request.body(rid), rid, headers)
             finally:
                 flight.rid = None
             flight.fault = answer if isinstance(answer, Fault) else None
@@ -219,29 +196,17 @@ class SGLangClient:
 
         try:
             answer = await self._persist(attempt, f"no generation from {self.url}/generate", should_abort)
-        except Exception:
-            flight.fault = None
-            raise
-        return read_generation(
-            answer,
-            return_logprob=return_logprob,
-            vocab_size=self.vocab_size,
-            rid=attempt_rid,
-            latency_s=self._clock() - started,
-            attempts=attempts,
-            prompt_length=prompt_length,
-            max_new_tokens=sampling_params.get("max_new_tokens"),
-        )
+        finally:
+            # who cancels may still ask what was waited for
+            if not isinstance(sys.exception(), asyncio.CancelledError):
+                flight.fault = None
+        latency_s = self._clock() - started
+        return read_generation(answer, request, vocab_size=self.vocab_size, latency_s=latency_s, attempts=attempts)
 
     async def _persist(
         self, attempt: Callable[[], Awaitable[object]], missing: str, should_abort: Callable[[], bool]
     ) -> object:
-        """The first answer of these attempts that is no `Fault`.
-
-        Raises:
-            EngineError: None came within the patience.
-            EngineAbortedError: An attempt failed, and `should_abort` holds.
-        """
+        """The first answer of these attempts that is no `Fault`; raises an EngineError where none comes."""
         outage: Outage | None = None
         while True:
             started = self._clock()
@@ -256,7 +221,11 @@ class SGLangClient:
             if outage.gives_up():
                 raise outage.error(missing, self.url)
             wait_s = outage.next_wait_s(self._rng)
-            self._note_fault(answer, attempt=len(outage.faults), wait_s=wait_s)
+            # one warning per outage, however many requests it hits
+            level, self._is_well = (logging.WARNING if self._is_well else logging.DEBUG), False
+            message = "event=engine_fault url=%s attempt=%d patience_s=%g wait_s=%.2f kind=%s answer=%s"
+            patience_s, attempts = self._retry.patience_s, len(outage.faults)
+            logger.log(level, message, self.url, attempts, patience_s, wait_s, answer.kind, answer.words)
             await self._wait(wait_s, should_abort)
 
     async def _wait(self, seconds: float, should_abort: Callable[[], bool]) -> None:
@@ -285,23 +254,23 @@ class SGLangClient:
 
     async def stop(self, rid: str, *, headers: Mapping[str, str] | None = None) -> bool:
         """As `abort` of one request, but a router, which has said once that it can't, is not asked again."""
-        return await self._aborts.stop(rid, headers)
+        return await self._aborts.stop({"rid": rid}, headers)
 
     async def health(self) -> bool:
         """Whether `/readiness` (a router's truth) or, where there is none, `/health` is answered with a 200."""
         self._claim_loop()
         try:
-            response = await self._http.get("/readiness", timeout=PROBE_TIMEOUT_S)
+            response = await self._http.get("/readiness", timeout=_PROBE_TIMEOUT_S)
             if response.status_code == 404:
-                response = await self._http.get("/health", timeout=PROBE_TIMEOUT_S)
-        except CONNECTION_ERRORS:
+                response = await self._http.get("/health", timeout=_PROBE_TIMEOUT_S)
+        except transport.CONNECTION_ERRORS:
             return False
         return response.is_success
 
     @property
     def era(self) -> int:
         """Changes where another server may answer than before: when all connections were closed in between."""
-        return self._http.era if isinstance(self._http, EngineClient) else 0
+        return self._http.era if isinstance(self._http, transport.EngineClient) else 0
 
     async def server_info(self) -> ServerInfo:
         """Return the engine's facts, asked for once per `era`; all None behind a router that has none.
@@ -334,6 +303,7 @@ class SGLangClient:
             self._info_fault, self._info_era = None, self.era
 
     def _encoded(self, input_ids: Sequence[int] | EncodedIds) -> EncodedIds:
+        self._claim_loop()
         if not isinstance(input_ids, EncodedIds):
             return EncodedIds(input_ids, vocab_size=self.vocab_size)
         if input_ids.vocab_size != self.vocab_size:
@@ -342,9 +312,9 @@ class SGLangClient:
         return input_ids
 
     async def _attempt(self, body: bytes, rid: str, headers: Mapping[str, str] | None) -> object:
-        """Return the decoded JSON of a 200 or the fault of this attempt; nothing is left running at the engine."""
+        """The decoded JSON of a 200, or the fault of this attempt; nothing is left running at the engine."""
         try:
-            answer = await exchange(self._http, body, headers=headers, limits=self._timeout, url=self.url)
+            answer = await transport.exchange(self._http, body, headers=headers, limits=self._timeout, url=self.url)
             slow = isinstance(answer, Fault) and answer.kind is FaultKind.SLOW
             if slow and not await self.abort(rid, headers=headers):
                 raise EngineUnavailableError(
@@ -353,7 +323,8 @@ class SGLangClient:
                     "long need create_client(timeout=None)"
                 )
         except asyncio.CancelledError:
-            self._aborts.start(rid, headers)
+            if self._aborts.has_endpoint is not False:
+                self._aborts.begin({"rid": rid}, headers)
             raise
         return answer
 
@@ -367,80 +338,52 @@ class SGLangClient:
                 "use shared_client(base_url), which keeps one client per loop"
             )
 
-    def _note_fault(self, fault: Fault, *, attempt: int, wait_s: float) -> None:
-        """Log one warning per outage, however many requests it hits."""
-        level, self._is_well = (logging.WARNING if self._is_well else logging.DEBUG), False
-        message = "event=engine_fault url=%s attempt=%d patience_s=%g wait_s=%.2f kind=%s answer=%s"
-        logger.log(level, message, self.url, attempt, self._retry.patience_s, wait_s, fault.kind, fault.words)
+
+_ABORT_TIMEOUT_S: Final = 5.0
 
 
-ABORT_TIMEOUT_S: Final = 5.0
-
-
-class Aborts:
-    """The aborts of one client, and those of them that are under way.
-
-    Args:
-        http: The connection that the requests use.
-        url: For logs.
-
-    Attributes:
-        has_endpoint: Whether there is an `/abort_request`, which routers lack; None until it was asked.
-    """
+class _Aborts:
+    """The aborts of one client."""
 
     def __init__(self, http: httpx.AsyncClient, *, url: str) -> None:
         self._http, self._url = http, url
-        self._under_way: set[asyncio.Task[bool]] = set()
-        self.has_endpoint: bool | None = None
+        self.under_way: set[asyncio.Task[bool]] = set()
+        self.has_endpoint: bool | None = None  # whether there is one, which routers lack; None until it was asked
         self._first: asyncio.Task[bool] | None = None
 
     async def send(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
         """POST `/abort_request`; return whether the engine confirmed within 5 s."""
-        sent_headers = {**JSON_HEADERS, **(headers or {})}
+        sent_headers = {**transport.JSON_HEADERS, **(headers or {})}
         try:
-            async with asyncio.timeout(ABORT_TIMEOUT_S):
+            async with asyncio.timeout(_ABORT_TIMEOUT_S):
                 response = await self._http.post("/abort_request", content=orjson.dumps(body), headers=sent_headers)
-        except (*CONNECTION_ERRORS, TimeoutError) as e:
+        except (*transport.CONNECTION_ERRORS, TimeoutError) as e:
             logger.debug("event=abort_failed url=%s body=%s error=%r", self._url, body, e)
             return False
         self.has_endpoint = response.status_code != 404
         return response.is_success
 
-    async def stop(self, rid: str, headers: Mapping[str, str] | None) -> bool:
+    async def stop(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
         """Abort this request where that can be heard; of many at once, one finds out whether it can."""
-        body = {"rid": rid}
-        if self.has_endpoint is None and self._first is None:
-            self._first = asyncio.get_running_loop().create_task(self._send_quietly(body, headers))
-            self._under_way.add(self._first)
-            self._first.add_done_callback(self._asked)
-            return await asyncio.shield(self._first)
-        if self.has_endpoint is None and self._first is not None:
+        if self.has_endpoint is None:
+            if self._first is None or self._first.done():
+                self._first = self.begin(body, headers)
+                return await asyncio.shield(self._first)
             await asyncio.wait({self._first})
         return self.has_endpoint is not False and await self._send_quietly(body, headers)
 
-    def _asked(self, first: asyncio.Task[bool]) -> None:
-        self._under_way.discard(first)
-        self._first = None
-
-    def start(self, rid: str, headers: Mapping[str, str] | None) -> None:
-        """Begin to abort this request and return at once; nothing happens where there is no endpoint."""
-        if self.has_endpoint is False:
-            return
-        task = asyncio.get_running_loop().create_task(self._send_quietly({"rid": rid}, headers))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-
-    async def wait(self) -> None:
-        """Wait for the aborts that are under way."""
-        if self._under_way:
-            await asyncio.gather(*self._under_way, return_exceptions=True)
+    def begin(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> asyncio.Task[bool]:
+        """Begin to abort this request and return at once."""
+        task = asyncio.get_running_loop().create_task(self._send_quietly(body, headers))
+        self.under_way.add(task)
+        task.add_done_callback(self.under_way.discard)
+        return task
 
     async def _send_quietly(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
-        try:
+        with foreign_code("a caller's connection may raise anything; its end ends the request too") as outcome:
             return await self.send(body, headers)
-        except Exception as e:  # nobody waits for this abort; the closed connection ends the request as well
-            logger.debug("event=abort_failed url=%s body=%s error=%r", self._url, body, e)
-            return False
+        logger.debug("event=abort_failed url=%s body=%s error=%r", self._url, body, outcome.error)
+        return False
 
 
 _SHARED: Final[LoopCache[SGLangClient]] = LoopCache()
@@ -470,21 +413,14 @@ def shared_client(
 
     def make() -> SGLangClient:
         http = create_client(
-            base_url,
-            max_connections=max_connections,
-            timeout=timeout,
-            connect_timeout=connect_timeout,
-            headers=headers,
+            base_url, max_connections=max_connections, timeout=timeout, connect_timeout=connect_timeout, headers=headers
         )
         return SGLangClient(http, vocab_size=vocab_size, owns_http=True, patience_s=patience_s)
 
     return _SHARED.get(key, make)
 
 
-INFO_TIMEOUT_S: Final = 10.0
-_SERVER_PATHS: Final = ("/server_info", "/get_server_info")
-_MODEL_PATHS: Final = ("/model_info", "/get_model_info")
-_CARD_PATH: Final = "/v1/models"
+_INFO_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,42 +443,36 @@ class ServerInfo:
 async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
     """Ask an engine for its facts.
 
-    `/server_info` holds the context length only where the server was started with one; `/v1/models` (max_model_len)
-    holds the model's own.
-
     Raises:
         EngineUnavailableError: The connection to this URL is refused or lost.
         EngineResponseError: The engine, or its router, is busy.
     """
     raw: dict[str, Any] = {}
-    for paths in (_SERVER_PATHS, _MODEL_PATHS):
+    for paths in (("/server_info", "/get_server_info"), ("/model_info", "/get_model_info")):
         for path in paths:
             part = await _get(http, path, url=url)
             if part:
                 raw |= part
                 break
     context_length = _positive(raw.get("context_length"))
-    if context_length is None:
-        cards = (await _get(http, _CARD_PATH, url=url)).get("data")
+    if context_length is None:  # the server was started without one: the model's own
+        cards = (await _get(http, "/v1/models", url=url)).get("data")
         card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], dict) else {}
         context_length = _positive(card.get("max_model_len"))
-    return ServerInfo(
-        context_length=context_length,
-        model_path=_text(raw.get("model_path")),
-        weight_version=_text(raw.get("weight_version")),
-        raw=raw,
-    )
+    told = raw.get("model_path"), raw.get("weight_version")
+    model_path, version = (text if isinstance(text, str) else None for text in told)
+    return ServerInfo(context_length, model_path, version, raw)
 
 
 async def _get(http: httpx.AsyncClient, path: str, *, url: str) -> dict[str, Any]:
     """The JSON object at a path; empty if there is none."""
     try:
-        response = await http.get(path, timeout=INFO_TIMEOUT_S)
-    except READ_TIMEOUTS as e:
-        raise EngineResponseError(f"no answer from {url}{path} within {INFO_TIMEOUT_S:g} s") from e
-    except CONNECTION_ERRORS as e:
+        response = await http.get(path, timeout=_INFO_TIMEOUT_S)
+    except transport.READ_TIMEOUTS as e:
+        raise EngineResponseError(f"no answer from {url}{path} within {_INFO_TIMEOUT_S:g} s") from e
+    except transport.CONNECTION_ERRORS as e:
         raise EngineUnavailableError(f"no answer from {url}{path}: {e or type(e).__name__}") from e
-    if response.status_code in BUSY_STATUSES:
+    if response.status_code in retry.BUSY_STATUSES:
         raise EngineResponseError(
             f"got HTTP {response.status_code} from {url}{path}; expected an engine that is not busy"
         )
@@ -555,7 +485,3 @@ async def _get(http: httpx.AsyncClient, path: str, *, url: str) -> dict[str, Any
 
 def _positive(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None

@@ -94,11 +94,9 @@ class EncodedIds:
 
 
 class EncodedPrompt:
-    """The prompts of a trajectory's requests: what it holds, and the context that is to follow; each id encoded once.
+    """The prompts of a trajectory's requests: its ids, and the context that is to follow; each id encoded once.
 
-    Args:
-        token_ids: The trajectory's own list, not a copy. It may grow; what it holds must stay.
-        vocab_size: Ids must be below it; see `EncodedIds`.
+    The list is the trajectory's own, not a copy. It may grow; what it holds must stay.
     """
 
     __slots__ = ("_after", "_encoded", "_known", "_mark", "_token_ids")
@@ -139,12 +137,18 @@ class EncodedPrompt:
 class GenerateRequest:
     """One generation's request, as the ids are now; only its rid changes from attempt to attempt.
 
+    Attributes:
+        rid: Of the last body that was asked for.
+        return_logprob: Whether one logprob per output id is required.
+        prompt_length: Tokens that the engine must have read, if it says how many it read; None: not checked.
+        max_new_tokens: The most tokens that may be sampled; None: not checked.
+
     Raises:
         TrajectoryError: There are no input ids.
         ConfigError: `extra` names a field that this client sets or must not send, or something is not JSON.
     """
 
-    __slots__ = ("_body", "_rid", "_rid_at")
+    __slots__ = ("_body", "_rid_at", "max_new_tokens", "prompt_length", "return_logprob", "rid")
 
     def __init__(
         self,
@@ -168,14 +172,17 @@ class GenerateRequest:
         except TypeError as e:
             raise ConfigError(f"sampling_params or extra can't be written as JSON: {e}") from e
         end = _end(rid)
-        self._rid = rid
+        self.rid, self.return_logprob = rid, return_logprob
+        # the engine makes more tokens of images than it is sent; who sends them knows how many
+        self.prompt_length = None if (extra or {}).get("image_data") else len(input_ids)
+        self.max_new_tokens = sampling_params.get("max_new_tokens")
         self._body = input_ids.to_json(b'{"input_ids":', b",%b%b" % (rest[1:-1], end))
         self._rid_at = len(self._body) - len(end)
 
     def body(self, rid: str) -> bytes:
         """The request's JSON under this rid."""
-        if rid != self._rid:
-            self._body, self._rid = self._body[: self._rid_at] + _end(rid), rid
+        if rid != self.rid:
+            self._body, self.rid = self._body[: self._rid_at] + _end(rid), rid
         return self._body
 
 
@@ -187,7 +194,7 @@ def _end(rid: str) -> bytes:
 MAX_LOGPROB: Final = 1e-4
 # The trainer's tensors are float32: what is below is minus infinity there, which no sampled token has.
 MIN_LOGPROB: Final = -3.4028234663852886e38
-FINISH_TYPES: Final = ("stop", "length", "abort")
+_FINISH_TYPES: Final = ("stop", "length", "abort")
 _NUMBERS: Final = frozenset({float, int})
 
 
@@ -263,7 +270,16 @@ class Generation:
         the one version that is named counts for all of it.
         """
         count, spans = len(self.output_ids), self.meta_info.get("weight_versions")
-        return (_read_weight_versions(spans, count) if spans else []) or [(self.weight_version, 0, count)]
+        found: list[tuple[str | None, int, int]] = []
+        reached = 0
+        for span in spans if isinstance(spans, list) else ():
+            end = _int_or_none(span.get("end")) if isinstance(span, dict) else None
+            if end is None or end <= reached or span.get("start") != reached:
+                found.clear()
+                break
+            found.append((str(span.get("version")), reached, end))
+            reached = end
+        return found if found and reached == count else [(self.weight_version, 0, count)]
 
 
 class NotJsonError(ValueError):
@@ -285,28 +301,16 @@ def load_json(body: bytes) -> Json:
             raise NotJsonError(str(e)) from e
 
 
-def read_generation(
-    answer: object,
-    *,
-    return_logprob: bool,
-    vocab_size: int | None,
-    rid: str,
-    latency_s: float,
-    attempts: int,
-    prompt_length: int | None = None,
-    max_new_tokens: int | None = None,
-) -> Generation:
-    """Check the decoded JSON of a 200 and make it a value.
+_SUMMED: Final = frozenset(
+    ("prompt_tokens", "cached_tokens", "spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct")
+)
+_MISPLACED: Final = "; check that the URL is that of an SGLang server, whose native endpoint is /generate"
 
-    Args:
-        answer: As received.
-        return_logprob: Whether one logprob per output id is required.
-        vocab_size: Output ids must be below it; None: not checked.
-        rid: The request's id, which the answer must name if it names any.
-        latency_s: From the call to the answer.
-        attempts: Requests that were sent for it.
-        prompt_length: Tokens that the engine must have read, if it says how many it read; None: not checked.
-        max_new_tokens: The most tokens that may have been sampled; None: not checked.
+
+def read_generation(
+    answer: object, request: GenerateRequest, *, vocab_size: int | None, latency_s: float, attempts: int
+) -> Generation:
+    """Check the decoded JSON of a 200 and make it a value; output ids must be below `vocab_size`, where there is one.
 
     Raises:
         EngineResponseError: A field is missing, of the wrong kind, or disagrees with another or with the request.
@@ -315,45 +319,32 @@ def read_generation(
         raise EngineResponseError(f"expected a JSON object with meta_info, got {_shown(answer)}{_MISPLACED}")
     meta = answer["meta_info"]
     finish = _read_finish(meta.get("finish_reason"))
-    logprobs, beside = _read_entries(_entries(answer, meta))
+    # where versions of SGLang put logprobs: the second and third as torchrl reads them (torchrl 0.14,
+    # torchrl/modules/llm/policies/sglang_wrapper.py)
+    name = "output_token_logprobs"
+    entries: Any = meta.get(name) or answer.get(name) or meta.get("logprobs") or []
+    try:
+        logprobs, beside = [entry[0] for entry in entries], [entry[1] for entry in entries]
+    except (TypeError, IndexError, KeyError) as e:
+        raise EngineResponseError(f"meta_info.{name}: expected a list of [logprob, token id, text]") from e
     ids = answer.get("output_ids")
     if ids is None:  # servers before 0.4.7 put them beside the logprobs only
         ids = beside
     _check_ids(ids, vocab_size=vocab_size, completion_tokens=meta.get("completion_tokens"))
-    if return_logprob:
-        logprobs = _checked_logprobs(logprobs, beside, ids)
-    _check_is_answer_to(meta, finish, len(ids), rid=rid, prompt_length=prompt_length, max_new_tokens=max_new_tokens)
-    text = answer.get("text")
-    return Generation(
-        output_ids=ids,
-        logprobs=logprobs if return_logprob else [],
-        finish_reason=finish,
-        text=text if isinstance(text, str) else "",
-        meta_info={
-            key: value
-            for key, value in meta.items()
-            if value is not None and (key not in _SUMMED or type(value) is int)  # others could not be added up
-        },
-        rid=rid,
-        latency_s=latency_s,
-        attempts=attempts,
-    )
-
-
-# what slime's samples sum over an episode's requests
-_SUMMED: Final = frozenset(
-    ("prompt_tokens", "cached_tokens", "spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct")
-)
-
-
-_MISPLACED: Final = "; check that the URL is that of an SGLang server, whose native endpoint is /generate"
+    logprobs = _checked_logprobs(logprobs, beside, ids) if request.return_logprob else []
+    _check_is_answer_to(request, meta, finish, len(ids))
+    text = answer["text"] if isinstance(answer.get("text"), str) else ""
+    # of what slime's samples sum over an episode's requests, only what can be added up
+    facts = {
+        key: value for key, value in meta.items() if value is not None and (key not in _SUMMED or type(value) is int)
+    }
+    return Generation(ids, logprobs, finish, text, facts, request.rid, latency_s, attempts)
 
 
 def _read_finish(reason: object) -> FinishReason:
-    if not isinstance(reason, dict) or reason.get("type") not in FINISH_TYPES:
-        raise EngineResponseError(f"meta_info.finish_reason is {_shown(reason)}; expected a type of {FINISH_TYPES}")
-    matched = reason.get("matched")
-    message = reason.get("message")
+    if not isinstance(reason, dict) or reason.get("type") not in _FINISH_TYPES:
+        raise EngineResponseError(f"meta_info.finish_reason is {_shown(reason)}; expected a type of {_FINISH_TYPES}")
+    matched, message = reason.get("matched"), reason.get("message")
     return FinishReason(
         type=reason["type"],
         matched=matched if isinstance(matched, int | str) else None,
@@ -376,25 +367,18 @@ def _check_ids(ids: object, *, vocab_size: int | None, completion_tokens: object
         raise EngineResponseError(f"got {len(ids)} output ids; meta_info.completion_tokens says {completion_tokens!r}")
 
 
-def _check_is_answer_to(
-    meta: dict[str, Any],
-    finish: FinishReason,
-    count: int,
-    *,
-    rid: str,
-    prompt_length: int | None,
-    max_new_tokens: int | None,
-) -> None:
+def _check_is_answer_to(request: GenerateRequest, meta: dict[str, Any], finish: FinishReason, count: int) -> None:
     """Refuse what was sampled for another request, after another prompt, or beyond what was asked for."""
     told_rid, read = meta.get("id"), meta.get("prompt_tokens")
-    if told_rid is not None and told_rid != rid:
+    if told_rid is not None and told_rid != request.rid:
         raise EngineResponseError(
-            f"got the answer to the request {told_rid!r}; expected that to {rid!r}. Something before the engine (a "
-            "proxy, a cache) mixes answers up: connect to the engine or to SGLang's own router."
+            f"got the answer to the request {told_rid!r}; expected that to {request.rid!r}. Something before the "
+            "engine (a proxy, a cache) mixes answers up: connect to the engine or to SGLang's own router."
         )
     # SGLang gives no count where it aborts a request that is (again) in its queue, and that of a stand-in prompt where
     # it aborts one before its first token because of an error
     is_used = count > 0 or finish.type != "abort"
+    prompt_length, max_new_tokens = request.prompt_length, request.max_new_tokens
     if prompt_length is not None and read is not None and is_used and _int_or_none(read) != prompt_length:
         raise EngineResponseError(
             f"the engine read {read!r} tokens of a prompt of {prompt_length}; expected all of them, since a sample "
@@ -407,25 +391,6 @@ def _check_is_answer_to(
             f"got {count} output ids for max_new_tokens={max_new_tokens}; expected at most as many as were asked for. "
             "Check that whatever stands before the engine passes sampling_params on unchanged."
         )
-
-
-def _entries(answer: dict[str, Any], meta: dict[str, Any]) -> object:
-    """Of the three places where versions of SGLang put logprobs, the first that has any.
-
-    The second and third as torchrl reads them (torchrl 0.14, torchrl/modules/llm/policies/sglang_wrapper.py).
-    """
-    places = meta.get("output_token_logprobs"), answer.get("output_token_logprobs"), meta.get("logprobs")
-    return next((entries for entries in places if entries), [])
-
-
-def _read_entries(entries: object) -> tuple[list[Any], list[Any]]:
-    """Split [[logprob, token id, text], ...] into logprobs and token ids."""
-    try:
-        return [entry[0] for entry in entries], [entry[1] for entry in entries]  # type: ignore[attr-defined]
-    except (TypeError, IndexError, KeyError) as e:
-        raise EngineResponseError(
-            "meta_info.output_token_logprobs: expected a list of [logprob, token id, text]"
-        ) from e
 
 
 def _checked_logprobs(logprobs: list[Any], beside: list[Any], ids: list[int]) -> list[float]:
@@ -453,19 +418,6 @@ def _are_logprobs(numbers: list[float]) -> bool:
     except OverflowError:  # an int beyond all floats
         return False
     return is_finite and min(numbers, default=0.0) >= MIN_LOGPROB and max(numbers, default=0.0) <= MAX_LOGPROB
-
-
-def _read_weight_versions(spans: object, count: int) -> list[tuple[str | None, int, int]]:
-    """The spans where they cover `count` tokens without a gap, else nothing."""
-    found: list[tuple[str | None, int, int]] = []
-    reached = 0
-    for span in spans if isinstance(spans, list) else ():
-        end = _int_or_none(span.get("end")) if isinstance(span, dict) else None
-        if end is None or end <= reached or span.get("start") != reached:
-            return []
-        found.append((str(span.get("version")), reached, end))
-        reached = end
-    return found if reached == count else []
 
 
 def _int_or_none(value: object) -> int | None:

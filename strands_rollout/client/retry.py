@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 import httpx
 
@@ -23,6 +22,7 @@ from strands_rollout.errors import (
     EngineResponseError,
     EngineUnavailableError,
 )
+from strands_rollout.files import Json
 
 PATIENCE_S: Final = 90.0  # slime's fault tolerance takes up to 60 s to bring an engine back
 BACKOFF_BASE_S: Final = 0.25
@@ -53,13 +53,7 @@ _ADVICE: Final = "Check that the server is up (GET {url}/health) and that the UR
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One failed attempt.
-
-    Attributes:
-        kind: What went wrong.
-        words: For the reader: "HTTP 503: no workers".
-        retry_after_s: The wait that the server asked for, if it did.
-    """
+    """One failed attempt: in words, as "HTTP 503: no workers", and the wait that the server asked for, if it did."""
 
     kind: FaultKind
     words: str
@@ -87,34 +81,20 @@ class RetryPolicy:
         if too_few or not (self.patience_s >= 0 and self.backoff_base_s >= 0 and self.backoff_cap_s >= 0):
             raise ConfigError(f"{self}: expected max_attempts >= 1, and seconds >= 0")
 
-    def delay_s(self, faults: Sequence[Fault], rng: random.Random) -> float:
-        """Seconds to wait after these faults: half to all of the doubled base, and never less than Retry-After."""
-        step = min(self.backoff_base_s * 2.0 ** min(len(faults) - 1, 32), self.backoff_cap_s)
-        asked = min(faults[-1].retry_after_s or 0.0, self.backoff_cap_s)
-        return max(step * (0.5 + 0.5 * rng.random()), asked)
-
 
 class Outage:
-    """The failed attempts of one request.
-
-    Args:
-        policy: When to give up.
-
-    Attributes:
-        faults: One per attempt.
-        waited_s: Seconds since the first of them: all waits, and of each attempt 10 s at most, because a longer one
-            was a generation under way.
-    """
+    """The failed attempts of one request."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         self.faults: list[Fault] = []
-        self.waited_s = 0.0
+        # since the first: all waits, and of each attempt 10 s at most, as a longer one was a generation under way
+        self._waited_s = 0.0
 
     def add(self, fault: Fault, attempt_s: float) -> None:
         """Count an attempt that took so many seconds."""
         if self.faults:
-            self.waited_s += min(attempt_s, _MOST_S_OF_ATTEMPT)
+            self._waited_s += min(attempt_s, _MOST_S_OF_ATTEMPT)
         self.faults.append(fault)
 
     def gives_up(self) -> bool:
@@ -122,22 +102,28 @@ class Outage:
         policy, kind = self._policy, self.faults[-1].kind
         alike = sum(fault.kind is kind for fault in self.faults)
         is_last = policy.max_attempts is not None and len(self.faults) >= policy.max_attempts
-        return is_last or alike >= _MOST.get(kind, alike + 1) or self.waited_s >= policy.patience_s
+        return is_last or alike >= _MOST.get(kind, alike + 1) or self._waited_s >= policy.patience_s
 
     def next_wait_s(self, rng: random.Random) -> float:
-        """Count and return the next wait; the last attempt comes when the patience is over."""
-        left_s, wait_s = self._policy.patience_s - self.waited_s, self._policy.delay_s(self.faults, rng)
-        self.waited_s = self._policy.patience_s if wait_s >= left_s else self.waited_s + wait_s
+        """Count and return the next wait: half to all of the doubled base, and never less than Retry-After.
+
+        The last attempt comes when the patience is over.
+        """
+        policy = self._policy
+        step = min(policy.backoff_base_s * 2.0 ** min(len(self.faults) - 1, 32), policy.backoff_cap_s)
+        asked = min(self.faults[-1].retry_after_s or 0.0, policy.backoff_cap_s)
+        wait_s = max(step * (0.5 + 0.5 * rng.random()), asked)
+        left_s = policy.patience_s - self._waited_s
+        self._waited_s = policy.patience_s if wait_s >= left_s else self._waited_s + wait_s
         return min(wait_s, left_s)
 
     def error(self, missing: str, url: str) -> EngineError:
         """What to raise for a request that is given up; `missing` says what did not come."""
         last, count = self.faults[-1], len(self.faults)
-        attempts = "1 attempt" if count == 1 else f"{count} attempts"
-        words = f"{missing} in {attempts}; the last ended with: {last.words}."
+        words = f"{missing} in {count} attempt{'s' * (count > 1)}; the last ended with: {last.words}."
         if last.kind is FaultKind.BAD_BODY:
             return EngineResponseError(f"{words} Check that the URL is that of an SGLang server or its router.")
-        waited = f"It was waited for {self.waited_s:.0f} s (engine_patience_s)."
+        waited = f"It was waited for {self._waited_s:.0f} s (engine_patience_s)."
         return EngineUnavailableError(f"{words} {waited} {_ADVICE.format(url=url)}")
 
 
@@ -148,12 +134,18 @@ def fault_of_status(status: int, body: bytes, headers: httpx.Headers, *, url: st
         EngineOverlongError: The engine says that the request is longer than its context.
         EngineRejectedError: The request is refused, and would be again.
     """
-    message = message_of(body)
+    try:
+        found: Json = load_json(body)
+    except NotJsonError:
+        found = body.decode(errors="replace")
+    message = _message_of(found)
     words = f"HTTP {status}: {message}" if message else f"HTTP {status}"
     if status in BUSY_STATUSES or (status == 404 and any(code in body for code in _NO_WORKERS)):
         return Fault(FaultKind.BUSY, words, _retry_after_s(headers))
     if status >= 500:
-        return Fault(FaultKind.UNREACHABLE if _code_of(body) in _WORKER_LOST else FaultKind.SERVER_ERROR, words)
+        error = found.get("error") if isinstance(found, dict) else None
+        code = error.get("code") if isinstance(error, dict) else None
+        return Fault(FaultKind.UNREACHABLE if code in _WORKER_LOST else FaultKind.SERVER_ERROR, words)
     overlong = _OVERLONG.search(message) if status in (400, 413) else None
     if overlong:
         limit = int(overlong[1]) if overlong[1] else None
@@ -163,27 +155,13 @@ def fault_of_status(status: int, body: bytes, headers: httpx.Headers, *, url: st
     raise EngineRejectedError(f"{url}/generate refused the request with {words}", status_code=status)
 
 
-def message_of(body: bytes) -> str:
-    """The human part of an error body, JSON or text, on one line of at most 500 characters."""
-    try:
-        found: Any = load_json(body)
-    except NotJsonError:
-        found = body.decode(errors="replace")
+def _message_of(found: Json) -> str:
+    """The human part of an error body, on one line of at most 500 characters."""
     for key in ("error", "detail", "message"):
         if isinstance(found, dict) and key in found:
             found = found[key]
     text = " ".join((found if isinstance(found, str) else repr(found)).split())
     return text if len(text) <= 500 else f"{text[:500]}..."
-
-
-def _code_of(body: bytes) -> object:
-    """The machine-readable code of an error body, where it has one."""
-    try:
-        found: Any = load_json(body)
-    except NotJsonError:
-        return None
-    error = found.get("error") if isinstance(found, dict) else None
-    return error.get("code") if isinstance(error, dict) else None
 
 
 def _retry_after_s(headers: httpx.Headers) -> float | None:

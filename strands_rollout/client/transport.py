@@ -24,14 +24,10 @@ _KEEPALIVE_PROBES: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCN
 
 
 class EngineTransport(AiohttpTransport):  # type: ignore[misc] # the library has no types
-    """aiohttp's transport; its session is made by the first request, in the loop that owns the sockets from then on.
-
-    Args:
-        limits: Of the pool.
-        secure: Whether certificates are read, which takes about 30 ms.
-    """
+    """aiohttp's transport; its session is made by the first request, in the loop that owns the sockets from then on."""
 
     def __init__(self, limits: httpx.Limits, *, secure: bool) -> None:
+        # not secure: certificates are not read, which takes about 30 ms
         super().__init__(limits=limits, verify=secure, trust_env=True, client=self.session)
         self._session: aiohttp.ClientSession | None = None
         self._sockets: list[socket.socket] = []
@@ -44,9 +40,14 @@ class EngineTransport(AiohttpTransport):  # type: ignore[misc] # the library has
 
     def _open_socket(self, address: tuple[Any, ...]) -> socket.socket:
         self._eras = self.era
-        self._sockets = [opened for opened in self._sockets if opened.fileno() >= 0]
-        self._sockets.append(_open_socket(address))
-        return self._sockets[-1]
+        family, kind, protocol, _, _ = address
+        opened = socket.socket(family=family, type=kind, proto=protocol)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE_PROBES.items():
+            if hasattr(socket, name):  # macOS and Windows have some of them only
+                opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._sockets = [*(one for one in self._sockets if one.fileno() >= 0), opened]
+        return opened
 
     def session(self) -> aiohttp.ClientSession:
         """The one session, on the running loop."""
@@ -84,12 +85,7 @@ class StraightResponse:
         return httpx.Headers(list(self._response.raw_headers))
 
     async def aread(self) -> bytes:
-        """The decoded body; the connection is free again, or closed where the body could not be read.
-
-        Raises:
-            aiohttp.ClientError: The body ended early, or took too long.
-            httpx.DecodingError: It is not compressed as its header says.
-        """
+        """The decoded body; the connection is free again, or closed where the body could not be read."""
         content = await self._response.read()
         if "Content-Encoding" not in self._response.headers:
             return content
@@ -111,15 +107,19 @@ class _Route:
 
 
 class EngineClient(httpx.AsyncClient):
-    """An httpx client whose POSTs can go straight to the session below it, as long as only plain settings are in force.
+    """An httpx client whose POSTs go straight to the session below it, as long as only plain settings are in force."""
 
-    Args:
-        transport: The way to the session.
-        settings: Of `httpx.AsyncClient`.
-    """
-
-    def __init__(self, transport: EngineTransport, **settings: Any) -> None:  # noqa: ANN401 - httpx's own
-        super().__init__(transport=transport, **settings)
+    def __init__(
+        self, url: httpx.URL, transport: EngineTransport, headers: dict[str, str], timeout: httpx.Timeout
+    ) -> None:
+        super().__init__(
+            transport=transport,
+            base_url=url.copy_with(username=None, password=None),
+            auth=(url.username, url.password) if url.userinfo else None,
+            headers=headers,
+            timeout=timeout,
+            trust_env=False,
+        )
         self._straight: Final = transport
         self._route: _Route | None = None
         self._limits: tuple[httpx.Timeout, aiohttp.ClientTimeout] | None = None
@@ -135,11 +135,7 @@ class EngineClient(httpx.AsyncClient):
         """POST as httpx would; None, and nothing was sent, where something was set that only httpx honours.
 
         That is: hooks, cookies, parameters, redirects, an authentication other than a password, a transport that is
-        watched, and a client that was closed.
-
-        Raises:
-            aiohttp.ClientError: There is no answer.
-            ValueError: A header can't be sent.
+        watched, and a client that was closed. Raises a ValueError for a header that can't be sent.
         """
         route = self._route_to(path)
         if route is None:
@@ -151,8 +147,12 @@ class EngineClient(httpx.AsyncClient):
             sent_headers[name.lower()] = value
         if route.authorization is not None:
             sent_headers["authorization"] = route.authorization
-        session, limit = self._straight.session(), self._session_limits(limits)
-        answer = await session.post(route.url, data=body, headers=sent_headers, timeout=limit, allow_redirects=False)
+        if self._limits is None or self._limits[0] is not limits:
+            own = aiohttp.ClientTimeout(sock_connect=limits.connect, sock_read=limits.read, connect=limits.pool)
+            self._limits = (limits, own)
+        answer = await self._straight.session().post(
+            route.url, data=body, headers=sent_headers, timeout=self._limits[1], allow_redirects=False
+        )
         response = StraightResponse(answer)
         if "Set-Cookie" in answer.headers:
             request = self.build_request("POST", path)
@@ -170,40 +170,23 @@ class EngineClient(httpx.AsyncClient):
         ):
             return None
         settings = (path, self.base_url, self.auth, self.headers.raw)
-        if self._route is None or self._route.settings != settings:
-            self._route = self._new_route(path, settings)
-        return self._route
-
-    def _new_route(self, path: str, settings: tuple[object, ...]) -> _Route | None:
+        if self._route is not None and self._route.settings == settings:
+            return self._route
+        self._route = None
         if self.base_url.userinfo or not (self.auth is None or type(self.auth) is httpx.BasicAuth):
             return None
         request = self.build_request("POST", path)
         headers = {name: value for name, value in request.headers.items() if name != "content-length"}
+        authorization = None
         if self.auth is not None:
-            request = next(self.auth.auth_flow(request))
-        authorization = None if self.auth is None else request.headers["Authorization"]
-        return _Route(settings, str(request.url), headers, authorization)
-
-    def _session_limits(self, limits: httpx.Timeout) -> aiohttp.ClientTimeout:
-        if self._limits is None or self._limits[0] is not limits:
-            own = aiohttp.ClientTimeout(sock_connect=limits.connect, sock_read=limits.read, connect=limits.pool)
-            self._limits = (limits, own)
-        return self._limits[1]
-
-
-def _open_socket(address: tuple[Any, ...]) -> socket.socket:
-    family, kind, protocol, _, _ = address
-    opened = socket.socket(family=family, type=kind, proto=protocol)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE_PROBES.items():
-        if hasattr(socket, name):  # macOS and Windows have some of them only
-            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return opened
+            authorization = next(self.auth.auth_flow(request)).headers["Authorization"]
+        self._route = _Route(settings, str(request.url), headers, authorization)
+        return self._route
 
 
 WRITE_TIMEOUT_S: Final = 60.0
 # Below the 5 s after which SGLang's server closes an idle connection: a request must not meet that close.
-KEEPALIVE_EXPIRY_S: Final = 4.0
+_KEEPALIVE_EXPIRY_S: Final = 4.0
 
 
 def create_client(
@@ -218,8 +201,7 @@ def create_client(
     """Make the client that many models share; close it with `aclose()`.
 
     It may be made outside a running loop, and belongs to the loop of its first request. Proxies of the environment are
-    not used: an engine is reached directly. Redirects are not followed. Generations pass httpx's layers by, as long as
-    nothing was set that only httpx honours, such as event hooks; see `EngineClient.post_straight`.
+    not used, redirects not followed. Generations pass httpx's layers by; see `EngineClient.post_straight`.
 
     Args:
         base_url: `http://host:port`, with a path prefix if a gateway needs one. Without a scheme, http. User and
@@ -241,16 +223,10 @@ def create_client(
     limits = httpx.Limits(
         max_connections=max_connections,
         max_keepalive_connections=max_keepalive_connections,
-        keepalive_expiry=KEEPALIVE_EXPIRY_S,
+        keepalive_expiry=_KEEPALIVE_EXPIRY_S,
     )
-    return EngineClient(
-        EngineTransport(limits, secure=url.scheme == "https"),
-        base_url=url.copy_with(username=None, password=None),
-        auth=(url.username, url.password) if url.userinfo else None,
-        headers=dict(headers or {}),
-        timeout=httpx.Timeout(connect=connect_timeout, read=timeout, write=WRITE_TIMEOUT_S, pool=None),
-        trust_env=False,
-    )
+    timeouts = httpx.Timeout(connect=connect_timeout, read=timeout, write=WRITE_TIMEOUT_S, pool=None)
+    return EngineClient(url, EngineTransport(limits, secure=url.scheme == "https"), dict(headers or {}), timeouts)
 
 
 def parse_base_url(base_url: str) -> httpx.URL:
@@ -302,7 +278,12 @@ async def exchange(
     """
     slow = Fault(FaultKind.SLOW, f"no answer within the read limit of {limits.read} s")
     try:
-        response = await _post(http, body, {**JSON_HEADERS, **(headers or {})}, limits)
+        sent_headers = {**JSON_HEADERS, **(headers or {})}
+        straight = isinstance(http, EngineClient) and await http.post_straight(_PATH, body, sent_headers, limits)
+        # httpx's layers only where they would change something
+        response: httpx.Response | StraightResponse = straight or await http.send(
+            http.build_request("POST", _PATH, content=body, headers=sent_headers, timeout=limits), stream=True
+        )
     except READ_TIMEOUTS:
         return slow
     except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, ValueError) as e:  # aiohttp: a header's ValueError
@@ -326,17 +307,6 @@ async def exchange(
     except NotJsonError as e:
         got = f"{content[:80]!r} ({len(content)} bytes)"
         return Fault(FaultKind.BAD_BODY, f"HTTP 200 with a body that is not JSON: {got}: {e}")
-
-
-async def _post(
-    http: httpx.AsyncClient, body: bytes, headers: Mapping[str, str], limits: httpx.Timeout
-) -> httpx.Response | StraightResponse:
-    """The response to this body, not yet read; without httpx's layers where they would change nothing."""
-    straight = await http.post_straight(_PATH, body, headers, limits) if isinstance(http, EngineClient) else None
-    if straight is not None:
-        return straight
-    request = http.build_request("POST", _PATH, content=body, headers=headers, timeout=limits)
-    return await http.send(request, stream=True)
 
 
 def _words(error: Exception) -> str:

@@ -7,6 +7,7 @@ Inequalities and intervals are compared as sets of real numbers: as disjoint pie
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -14,39 +15,12 @@ from fractions import Fraction
 from math import inf
 from typing import Final
 
+from strands_rollout.grading import numeric, values
 from strands_rollout.grading.expression import GREEK, Node
 from strands_rollout.grading.notation import Notation, canonical, notation_of
-from strands_rollout.grading.numeric import (
-    Budget,
-    OutOfTimeError,
-    TooComplexError,
-    Value,
-    are_equal,
-    are_proportional,
-    is_close,
-    is_less,
-    root_of_line,
-    value_of,
-)
-from strands_rollout.grading.values import (
-    Combination,
-    Formula,
-    Group,
-    Key,
-    Matrix,
-    Relation,
-    are_same_time,
-    exact_number,
-    key_of,
-    numeral_in_base,
-    split_at,
-    values_of,
-    without_repetition_in_words,
-    words_key,
-)
+from strands_rollout.grading.numeric import Budget, OutOfTimeError, TooComplexError, Value
+from strands_rollout.grading.values import Combination, Formula, Group, Key, Matrix, Relation, exact_number, key_of
 
-OPEN: Final = False
-CLOSED: Final = True
 _INTERVALS: Final = ("()", "[]", "(]", "[)")
 _INFINITIES: Final = {r"\infty": inf, r"+\infty": inf, r"-\infty": -inf}
 _TURNED: Final = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne"}
@@ -85,10 +59,8 @@ class Comparison:
 def compare(prediction: str, label: str, cpu_s: float = CPU_LIMIT_S) -> Comparison:
     """Compare an extracted answer with a label, both as written.
 
-    Args:
-        prediction: The answer.
-        label: What it should be; its form decides what the answer may leave out, such as a unit or "x =".
-        cpu_s: CPU seconds that this may take; the answer is wrong when they are used up.
+    The label's form decides what the answer may leave out, such as a unit or "x =". The answer is wrong when `cpu_s`
+    CPU seconds are used up.
     """
     if not label.strip():
         return Comparison(equal=False, method="no_label")
@@ -110,7 +82,7 @@ def _compare(prediction: Notation, label: Notation, budget: Budget) -> Compariso
     if prediction.unit and label.unit and prediction.unit != label.unit:
         return Comparison(equal=False, method="unit")
     prediction = _chosen(prediction, label)
-    repeated = without_repetition_in_words(prediction.text)
+    repeated = values.without_repetition_in_words(prediction.text)
     if repeated[1] is not None and exact_number(repeated[0]) == repeated[1]:
         prediction = replace(prediction, text=repeated[0])
     prediction, label = _without_base(prediction, label)
@@ -122,7 +94,7 @@ def _compare(prediction: Notation, label: Notation, budget: Budget) -> Compariso
     said = _said(prediction), _said(label)
     if None not in said:
         return Comparison(said[0] == said[1], method="words")
-    times = are_same_time(*(f"{side.text} {side.unit}".strip() for side in (prediction, label)))
+    times = values.are_same_time(*(f"{side.text} {side.unit}".strip() for side in (prediction, label)))
     if times is not None:
         return Comparison(times, method="words")
     return Comparison(_equal_answers(prediction, label, budget), method="algebra")
@@ -139,7 +111,7 @@ def _chosen(prediction: Notation, label: Notation) -> Notation:
 
 def _without_base(prediction: Notation, label: Notation) -> tuple[Notation, Notation]:
     """The label asks for its base, so that a prediction may leave it out; a decimal label asks for the value."""
-    given, wanted = numeral_in_base(prediction.text), numeral_in_base(label.text)
+    given, wanted = values.numeral_in_base(prediction.text), values.numeral_in_base(label.text)
     if wanted and (given is None or given[1] == wanted[1]) and (given or "_" not in prediction.text):
         label = replace(label, text=wanted[0])
         return replace(prediction, text=given[0]) if given else prediction, label
@@ -161,7 +133,7 @@ def _said(notation: Notation) -> Hashable | None:
     number = exact_number(notation.text)
     if number is not None or (not notation.is_text and _PRODUCT.fullmatch(notation.text)):
         return number
-    return words_key(notation.text)
+    return values.words_key(notation.text)
 
 
 def _equal_answers(prediction: Notation, label: Notation, budget: Budget) -> bool:
@@ -183,7 +155,7 @@ def _equal_values(first: Key, second: Key, units: tuple[str, str], budget: Budge
     given, wanted = node_of(first), node_of(second)
     if units[0] == units[1] or given is None or wanted is None:
         return False
-    return are_equal(_scaled(given, units[0]), _scaled(wanted, units[1]), budget)
+    return numeric.are_equal(_scaled(given, units[0]), _scaled(wanted, units[1]), budget)
 
 
 def _scaled(node: Node, unit: str) -> Node:
@@ -195,7 +167,7 @@ def _scaled(node: Node, unit: str) -> Node:
 
 def _without_names(text: str) -> tuple[list[str], list[str]]:
     r"""The names that a text begins with, as in "x =" or "x \in", and the other sides of its equation."""
-    sides = split_at(text.removeprefix("="), _EQUALS)[0]
+    sides = values.split_at(text.removeprefix("="), _EQUALS)[0]
     if not all(sides):
         return [], [text]
     if len(sides) == 2 and _NAME.fullmatch(sides[1]) and not _NAME.fullmatch(sides[0]) and r"\in" not in text:  # 5 = x
@@ -215,7 +187,7 @@ def _values(prediction: str, label_names: list[str]) -> list[str]:
     names, sides = _without_names(prediction)
     if names and label_names and names[0] != label_names[0]:
         return []
-    if len(sides) > 1 and split_at(prediction, _OTHER_SIGN)[1]:
+    if len(sides) > 1 and values.split_at(prediction, _OTHER_SIGN)[1]:
         return []
     if len(sides) > 1 and not names and not label_names and _is_quantity(sides[0]):
         sides = sides[1:]
@@ -244,7 +216,7 @@ def equal(first: Key, second: Key, budget: Budget) -> bool:
     if ends != (None, None):
         return ends[0] == ends[1]
     nodes = node_of(first), node_of(second)
-    return nodes[0] is not None and nodes[1] is not None and are_equal(nodes[0], nodes[1], budget)
+    return nodes[0] is not None and nodes[1] is not None and numeric.are_equal(nodes[0], nodes[1], budget)
 
 
 def node_of(key: Key) -> Node | None:
@@ -263,9 +235,9 @@ def _is_reals(key: Key) -> bool:
 
 
 def _equal_groups(first: Group, second: Group, budget: Budget) -> bool:
-    values = values_of(first), values_of(second)
-    if (values[0] is None) != (values[1] is None):
-        first, second = values[0] or first, values[1] or second
+    named = values.values_of(first), values.values_of(second)
+    if (named[0] is None) != (named[1] is None):
+        first, second = named[0] or first, named[1] or second
     if not (first.is_set and second.is_set):
         brackets = {first.brackets, second.brackets}
         is_interval = len(first.items) == 2 and brackets != {"", "()"}
@@ -336,13 +308,13 @@ def _equal_differences(first: Relation, second: Relation, budget: Budget) -> boo
     if differences[0] is None or differences[1] is None:
         return False
     positively = first.signs[0] not in ("=", r"\ne")
-    if are_proportional(differences[0], differences[1], budget, positively=positively):
+    if numeric.are_proportional(differences[0], differences[1], budget, positively=positively):
         return True
     divisors = [sorted(_divisors(difference), key=repr) for difference in (differences[0], differences[1])]
     if positively or not any(divisors):
         return False
     products = [Node("product", (one, *by)) for one, by in zip(differences, divisors, strict=True) if one is not None]
-    return are_proportional(products[0], products[1], budget)
+    return numeric.are_proportional(products[0], products[1], budget)
 
 
 def _difference(relation: Relation) -> Node | None:
@@ -373,10 +345,8 @@ def _equal_regions(first: Key, second: Key, budget: Budget) -> bool:
     pieces, others = _region(first, budget), _region(second, budget)
     if pieces is None or others is None or len(pieces) != len(others):
         return False
-    return all(
-        (a.low_closed, a.high_closed) == (b.low_closed, b.high_closed) and _meet(a.low, b.low) and _meet(a.high, b.high)
-        for a, b in zip(pieces, others, strict=True)
-    )
+    both = zip(pieces, others, strict=True)
+    return all(_order(piece[end], other[end]) == 0 for piece, other in both for end in (0, 1))
 
 
 def _region(key: Key, budget: Budget) -> list[Piece] | None:
@@ -393,26 +363,26 @@ def _region(key: Key, budget: Budget) -> list[Piece] | None:
     known = [region for region in regions if region is not None]
     if len(known) != len(regions):
         return None
-    return united([piece for region in known for piece in region]) if key.kind == "or" else intersected(known)
+    return _united([piece for region in known for piece in region]) if key.kind == "or" else _intersected(known)
 
 
 def _interval(group: Group, budget: Budget) -> list[Piece] | None:
     if group.brackets == r"\{\}":
         points = [_end(item, budget) for item in group.items]
-        return None if None in points else united([Piece(point, CLOSED, point, CLOSED) for point in points])
+        return None if None in points else _united([((point, False), (point, True)) for point in points])
     if group.brackets not in _INTERVALS or len(group.items) != 2:
         return None
     low, high = (_end(item, budget) for item in group.items)
-    if low is None or high is None or not _less(low, high):
+    if low is None or high is None or _order((low, False), (high, False)) >= 0:
         return None
-    return [Piece(low, group.brackets[0] == "[", high, group.brackets[1] == "]")]
+    return [((low, group.brackets[0] == "("), (high, group.brackets[1] == "]"))]
 
 
 def _end(key: Key, budget: Budget) -> Value | None:
     if _text(key) in _INFINITIES:
         return _INFINITIES[_text(key)]
     node = node_of(key)
-    return None if node is None or node.symbols() else value_of(node, budget)
+    return None if node is None or node.symbols() else numeric.value_of(node, budget)
 
 
 def _solutions(relation: Relation, budget: Budget) -> list[Piece] | None:
@@ -425,22 +395,22 @@ def _solutions(relation: Relation, budget: Budget) -> list[Piece] | None:
         if region is None:
             return None
         regions.append(region)
-    return intersected(regions)
+    return _intersected(regions)
 
 
 def _half_line(left: Key, sign: str, right: Key, name: str, budget: Budget) -> list[Piece] | None:
     if _text(left) in _INFINITIES or _text(right) in _INFINITIES:
         return [REALS] if _is_true_of_reals(left, sign, right) else None
     difference = _difference(Relation((left, right), (sign,)))
-    line = None if difference is None else root_of_line(difference, name, budget)
+    line = None if difference is None else numeric.root_of_line(difference, name, budget)
     if line is None:
         return None
     root, rises = line
     if sign == r"\ne":
-        return [Piece(-inf, OPEN, root, OPEN), Piece(root, OPEN, inf, OPEN)]
-    is_above = (sign in (">", r"\ge")) == rises
+        return [(REALS[0], (root, False)), ((root, True), REALS[1])]
     closed = sign in (r"\le", r"\ge")
-    return [Piece(root, closed, inf, OPEN) if is_above else Piece(-inf, OPEN, root, closed)]
+    is_above = (sign in (">", r"\ge")) == rises
+    return [((root, not closed), REALS[1]) if is_above else (REALS[0], (root, closed))]
 
 
 def _is_true_of_reals(left: Key, sign: str, right: Key) -> bool:
@@ -449,66 +419,43 @@ def _is_true_of_reals(left: Key, sign: str, right: Key) -> bool:
     return low if sign in ("<", r"\le") else not low and sign in (">", r"\ge")
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """An interval of the number line: each end is a value of `numeric`, or an infinite float, and in it or not."""
-
-    low: Value
-    low_closed: bool
-    high: Value
-    high_closed: bool
+Place = tuple[Value, bool]
+"""Between two numbers of the line: before this one, or (True) after it; a value of `numeric`, or an infinite float."""
+Piece = tuple[Place, Place]
+"""The numbers between two places: [1, 2) are those from before 1 to before 2."""
+REALS: Final[Piece] = ((-inf, True), (inf, False))
 
 
-REALS: Final = Piece(-inf, OPEN, inf, OPEN)
-
-
-def united(pieces: list[Piece]) -> list[Piece]:
+def _united(pieces: list[Piece]) -> list[Piece]:
     """The same numbers as disjoint pieces in order."""
     united: list[Piece] = []
-    rest = list(pieces)
-    while rest:
-        first = next(a for a in rest if not any(_begins_before(b, a) for b in rest))
-        rest.remove(first)
-        last = united[-1] if united else None
-        touches = last and (
-            _less(first.low, last.high) or (_meet(first.low, last.high) and (first.low_closed or last.high_closed))
-        )
-        if last is None or not touches:
-            united.append(first)
-        elif _less(last.high, first.high) or (_meet(last.high, first.high) and first.high_closed):
-            united[-1] = Piece(last.low, last.low_closed, first.high, first.high_closed)
+    by_place = functools.cmp_to_key(_order)
+    for piece in sorted(pieces, key=lambda piece: by_place(piece[0])):
+        if not united or _order(united[-1][1], piece[0]) < 0:
+            united.append(piece)
+        elif _order(united[-1][1], piece[1]) < 0:
+            united[-1] = united[-1][0], piece[1]
     return united
 
 
-def _begins_before(first: Piece, second: Piece) -> bool:
-    if _meet(first.low, second.low):
-        return first.low_closed and not second.low_closed
-    return _less(first.low, second.low)
-
-
-def intersected(regions: Sequence[list[Piece]]) -> list[Piece]:
+def _intersected(regions: Sequence[list[Piece]]) -> list[Piece]:
     """What is in each of the regions, as disjoint pieces in order."""
     result = [REALS]
     for region in regions:
-        result = [piece for a in result for b in region for piece in _common(a, b)]
-    return united(result)
+        both = [(a, b) for a in result for b in region]
+        lows = [b[0] if _order(a[0], b[0]) < 0 else a[0] for a, b in both]
+        highs = [b[1] if _order(b[1], a[1]) < 0 else a[1] for a, b in both]
+        result = [(low, high) for low, high in zip(lows, highs, strict=True) if _order(low, high) < 0]
+    return _united(result)
 
 
-def _common(first: Piece, second: Piece) -> list[Piece]:
-    low = second if _less(first.low, second.low) or (_meet(first.low, second.low) and first.low_closed) else first
-    high = second if _less(second.high, first.high) or (_meet(first.high, second.high) and first.high_closed) else first
-    piece = Piece(low.low, low.low_closed, high.high, high.high_closed)
-    is_point = _meet(piece.low, piece.high) and piece.low_closed and piece.high_closed
-    return [piece] if is_point or _less(piece.low, piece.high) else []
-
-
-def _less(first: Value, second: Value) -> bool:
-    if isinstance(first, float) or isinstance(second, float):
-        return bool(first == -inf != second or second == inf != first)
-    return is_less(first, second)
-
-
-def _meet(first: Value, second: Value) -> bool:
-    if isinstance(first, float) or isinstance(second, float):
-        return isinstance(first, float) and isinstance(second, float) and first == second
-    return is_close(first, second)
+def _order(first: Place, second: Place) -> int:
+    """Below 0 where one place is left of another, above 0 where it is right of it."""
+    a, b = first[0], second[0]
+    if isinstance(a, float) or isinstance(b, float):  # infinite; fractions and mpmath's numbers are no floats
+        is_less, is_same = a == -inf != b or b == inf != a, isinstance(a, float) and isinstance(b, float) and a == b
+    else:
+        is_less, is_same = numeric.is_less(a, b), numeric.is_close(a, b)
+    if is_same:
+        return first[1] - second[1]
+    return -1 if is_less else 1

@@ -60,13 +60,11 @@ def split_unit(text: str) -> tuple[str, str]:
 
 def _is_unit(unit: str, *, after_space: bool) -> bool:
     r"""Known ones are, and after a space any word of three letters; 5m and 5 ab are products."""
-    words = [(part, _singular(part)) for part in _PART.findall(unit) if part[0].isalpha()]
-    for both in words:
-        if not _NOT_UNITS.isdisjoint(both):
-            return False
-        if len(both[0]) == 1 and not after_space:
-            return False
-        if _KNOWN.isdisjoint(both) and len(both[0]) < (3 if after_space else 4):
+    for word in (part for part in _PART.findall(unit) if part[0].isalpha()):
+        both = word, _singular(word)
+        is_short = len(word) == 1 and not after_space
+        is_unknown = _KNOWN.isdisjoint(both) and len(word) < (3 if after_space else 4)
+        if is_short or is_unknown or not _NOT_UNITS.isdisjoint(both):
             return False
     return True
 
@@ -139,6 +137,7 @@ _FRAC_NAME: Final = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _SHORT_FRAC: Final = re.compile(r"\\frac\s*(\{[^{}]*\}|\d)\s*(\{[^{}]*\}|\d)")
 _BRACED_FRAC: Final = re.compile(r"(?<=\d)\s*\{\s*(\\frac\s*\{[^{}]*\}\s*\{[^{}]*\})\s*\}")  # 3{\frac{1}{2}}
 _INFIX: Final = re.compile(r"\{([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)\}")
+_PREFIXES: Final = {"over": "frac", "choose": "binom"}
 _LEAD_IN: Final = re.compile(
     r"(?:(?:so|thus|hence|therefore),? )?(?:the |my )?(?:final |correct )?(?:answer|result|solution)"
     r" ?(?:is:?|equals|[:=]) ?(?=\S)",
@@ -203,9 +202,10 @@ def tidy(answer: str) -> str:
     text = _UNICODE_FRACTION.sub(_latex_fraction, text)
     text = _UNICODE_POWER.sub(_latex_power, text).translate(_UNICODE)
     text = unicodedata.normalize("NFKC", text).translate(_UNICODE)
-    text = _without_dollars(text)
-    text = _DROPPED.sub(" ", text)
-    text = _INFIX.sub(_prefixed, text)
+    if text.replace(r"\$", "").count("$") != 1:  # around formulas; money has a single one, or `\$5`
+        text = re.sub(r"(?<!\\)\$", "", text)
+    text = _DROPPED.sub(" ", text.replace(r"\$", "$"))
+    text = _INFIX.sub(lambda m: rf"\{_PREFIXES[m[2]]}{{{m[1]}}}{{{m[3]}}}", text)
     for decoration in (_COLOR, _DELIMITERS, _FRAME):
         text = decoration.sub("", text)
     text = _GROUP_SPACE.sub("", text).replace("{,}", ",").replace("{:}", ":")
@@ -230,13 +230,6 @@ def canonical(text: str) -> str:
     while len(key) > 2 and key[0] + key[-1] in ("()", "{}") and key[1:-1].isalnum():
         key = key[1:-1]
     return key.lower() if len(key) > 1 and key.isalpha() else key
-
-
-def _without_dollars(text: str) -> str:
-    r"""Without the dollars around formulas; those of money stay: `\$5`, and a single one."""
-    if text.replace(r"\$", "").count("$") != 1:
-        text = re.sub(r"(?<!\\)\$", "", text)
-    return text.replace(r"\$", "$")
 
 
 def _without_frame(text: str) -> str:
@@ -269,10 +262,6 @@ def _latex_fraction(match: re.Match[str]) -> str:
 def _latex_power(match: re.Match[str]) -> str:
     digits = "".join(str(_RAISED.index(digit)) for digit in match[2])
     return f"{match[1]}^{{{digits}}}" if match[1] != "\u207b" else f"^{{-{digits}}}"
-
-
-def _prefixed(match: re.Match[str]) -> str:
-    return rf"\{'frac' if match[2] == 'over' else 'binom'}{{{match[1]}}}{{{match[3]}}}"
 
 
 def _braced_fraction(match: re.Match[str]) -> str:

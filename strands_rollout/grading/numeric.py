@@ -34,10 +34,10 @@ _DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)  # even, so that a negative numb
 
 
 class _Local(threading.local):
-    """Each thread's own mpmath context: the functions of a context change its precision while they compute."""
+    """Each thread's own mpmath context: its functions change its precision while they compute."""
 
     @functools.cached_property
-    def mp(self) -> Any:  # noqa: ANN401 - mpmath has no types
+    def mp(self) -> Value:
         from mpmath.ctx_mp import MPContext  # imported at the first formula: most answers need none
 
         context = MPContext()
@@ -52,7 +52,7 @@ class _Local(threading.local):
 _local = _Local()
 
 Value: TypeAlias = Any
-"""A Fraction, or a real or complex number of mpmath."""
+"""A Fraction, or a real or complex number of mpmath, which has no types."""
 
 
 class TooComplexError(ValueError):
@@ -75,11 +75,7 @@ class Budget:
         self._steps = _MOST_STEPS
 
     def spend(self, steps: int) -> None:
-        """Take some steps.
-
-        Raises:
-            TooComplexError: There are none left, or the time is over.
-        """
+        """Take some steps; raises TooComplexError where none are left, or the time is over."""
         self._steps -= steps
         if self._steps < 0:
             raise TooComplexError("the comparison takes too many steps")
@@ -212,7 +208,7 @@ class _Evaluation:
 
     def _checked(self, value: Value, *, is_exact: bool = True) -> Value:
         if isinstance(value, Fraction):
-            bits = value.numerator.bit_length() + value.denominator.bit_length()
+            bits = _bits(value)
             self._budget.spend(1 + bits // _BITS_PER_STEP)
             if bits > _MOST_BITS:
                 raise TooComplexError("a number with too many digits")
@@ -274,23 +270,16 @@ class _Evaluation:
                 raise _UndefinedError
             return Fraction(0)
         if isinstance(exponent, Fraction) and exponent.denominator == 1:
-            return self._whole_power(base, exponent.numerator)
+            bits = _bits(base) if isinstance(base, Fraction) else 1
+            if abs(exponent) * bits > _MOST_BITS:
+                raise TooComplexError("a power with too many digits")
+            return base**exponent.numerator
         if not self._is_complex and _is_real(base) and base < 0:
             if not isinstance(exponent, Fraction) or exponent.denominator % 2 == 0:
                 raise _UndefinedError
             root = self._power(-base, exponent)
             return -root if exponent.numerator % 2 else root
         return self._exp(_float(exponent) * _local.mp.log(_float(base)))
-
-    def _whole_power(self, base: Value, exponent: int) -> Value:
-        if isinstance(base, Fraction):
-            bits = base.numerator.bit_length() + base.denominator.bit_length()
-            if abs(exponent) * bits > _MOST_BITS:
-                raise TooComplexError("a power with too many digits")
-            return base**exponent
-        if abs(exponent) > _MOST_BITS:
-            raise TooComplexError("too large an exponent")
-        return base**exponent
 
     def _exp(self, value: Value) -> Value:
         if abs(value) > 3 * _LARGEST_EXPONENT:
@@ -326,9 +315,9 @@ class _Evaluation:
             raise _UndefinedError
         if value > _LARGEST_FACTORIAL:
             raise TooComplexError("too large a factorial")
-        return (
-            Fraction(math.factorial(value.numerator)) if value.denominator == 1 else _local.mp.gamma(_float(value + 1))
-        )
+        if value.denominator == 1:
+            return Fraction(math.factorial(value.numerator))
+        return _local.mp.gamma(_float(value + 1))
 
     def _binomial(self, over: Value, under: Value) -> Value:
         if not isinstance(over, Fraction) or not isinstance(under, Fraction) or under.denominator != 1 or under < 0:
@@ -343,10 +332,9 @@ class _Evaluation:
         return result
 
     def _log(self, value: Value, base: Value | None = None) -> Value:
-        base = base if base is not None else Fraction(10) if self._decimal_log else None
-        if base is None:
+        if base is None and not self._decimal_log:
             return self._ln(value)
-        return self._quotient(self._ln(value), self._ln(base))
+        return self._quotient(self._ln(value), self._ln(Fraction(10) if base is None else base))
 
     def _lg(self, value: Value) -> Value:
         return self._log(value, Fraction(10))
@@ -367,6 +355,10 @@ class _Evaluation:
             return method(_float(value))
         except ZeroDivisionError as e:
             raise _UndefinedError from e
+
+
+def _bits(value: Fraction) -> int:
+    return value.numerator.bit_length() + value.denominator.bit_length()
 
 
 def _times(first: Value, second: Value) -> Value:

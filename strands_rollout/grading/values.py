@@ -7,6 +7,7 @@ a < x \le b is a relation. What equals what is decided in `comparison.py`.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -61,8 +62,7 @@ def are_same_time(first: str, second: str) -> bool | None:
     clocks = _CLOCK.fullmatch(first), _CLOCK.fullmatch(second)
     if clocks[0] is None or clocks[1] is None:
         return None
-    readings = [_minutes(clock) for clock in clocks if clock]
-    return bool(readings[0] & readings[1])
+    return not _minutes(clocks[0]).isdisjoint(_minutes(clocks[1]))
 
 
 def number_in_words(text: str) -> Fraction | None:
@@ -71,11 +71,8 @@ def number_in_words(text: str) -> Fraction | None:
     total = part = 0
     for position, word in enumerate(words):
         if word in _SMALL:
-            if (
-                position
-                and words[position - 1] in _SMALL
-                and not (part % 100 >= 20 and part % 10 == 0 < _SMALL[word] < 10)
-            ):
+            follows_tens = part % 100 >= 20 and part % 10 == 0 < _SMALL[word] < 10
+            if position and words[position - 1] in _SMALL and not follows_tens:
                 return None
             part += _SMALL[word]
         elif word == "hundred" and 0 < part < 10:
@@ -123,17 +120,27 @@ _BASED: Final = re.compile(r"\(?(?P<numeral>[0-9A-Fa-f]+)\)?\s*_\s*\{?\s*(?P<bas
 
 def exact_number(text: str) -> Fraction | None:
     """The value of a text that is one number and nothing else; None for any other text, and for a division by zero."""
-    text = _unwrapped(text.strip())
+    text = text.strip()
+    while len(text) > 2 and text[0] + text[-1] in ("()", "{}") and not set("(){}") & set(text[1:-1]):
+        text = text[1:-1].strip()
     if match := _DECIMAL.fullmatch(text):
         return _power_of_ten(_plain(match["number"]), match["exponent"])
     if match := _SCIENTIFIC.fullmatch(text):
         factor = _plain(match["number"] or f"{match['sign'] or ''}1")
         return _power_of_ten(factor, match["braced"] or match["digit"])
     if match := _FRACTION.fullmatch(text):
-        return _fraction(match)
-    if match := _REPEATING.fullmatch(text):
-        return _repeating(match)
-    return None
+        over, under = _plain(match["over"] or match["left"]), _plain(match["under"] or match["right"])
+        whole = match["whole"] or match["spaced"]
+        if under == 0 or (whole and (over < 0 or under < 0)):
+            return None
+        value = int(whole or 0) + over / under
+    elif match := _REPEATING.fullmatch(text):
+        period = match["lined"] or match["dotted"] or match["braced"]
+        value = Fraction(f"{match['whole'] or 0}.{match['once'] or 0}")
+        value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(match["once"]))
+    else:
+        return None
+    return -value if match["sign"] == "-" else value
 
 
 def numeral_in_base(text: str) -> tuple[str, int] | None:
@@ -147,35 +154,12 @@ def numeral_in_base(text: str) -> tuple[str, int] | None:
     return match["numeral"].lower(), int(number)
 
 
-def _unwrapped(text: str) -> str:
-    """Without brackets around the whole number."""
-    while len(text) > 2 and text[0] + text[-1] in ("()", "{}") and not set("(){}") & set(text[1:-1]):
-        text = text[1:-1].strip()
-    return text
-
-
 def _plain(text: str) -> Fraction:
     return Fraction(text.replace(",", "").replace(" ", "").removesuffix("."))
 
 
 def _power_of_ten(factor: Fraction, exponent: str | None) -> Fraction:
     return factor * Fraction(10) ** int(exponent or 0)
-
-
-def _repeating(match: re.Match[str]) -> Fraction:
-    period = match["lined"] or match["dotted"] or match["braced"]
-    value = Fraction(f"{match['whole'] or 0}.{match['once'] or 0}")
-    value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(match["once"]))
-    return -value if match["sign"] == "-" else value
-
-
-def _fraction(match: re.Match[str]) -> Fraction | None:
-    over, under = _plain(match["over"] or match["left"]), _plain(match["under"] or match["right"])
-    whole = match["whole"] or match["spaced"]
-    if under == 0 or (whole and (over < 0 or under < 0)):
-        return None
-    value = int(whole or 0) + over / under
-    return -value if match["sign"] == "-" else value
 
 
 _DEEPEST_GROUP: Final = 3
@@ -190,6 +174,7 @@ _AND: Final = re.compile(r",?\s+and\s+")
 _SIGN: Final = re.compile(r"<|>|=|\\(?:le|ge|ne)(?![A-Za-z])")
 _INEQUALITY: Final = re.compile(r"<|>|\\(?:le|ge|ne)(?![A-Za-z])")
 _NAMED: Final = re.compile(r"(?P<name>\\?[A-Za-z]+(?:_\w|_\{\w+\})?)\s*=\s*(?P<value>[^=]+)")
+_BOTH_SIGNS: Final = re.compile(r"\\([pm])[mp](?![A-Za-z])")
 _SET_BUILDER: Final = re.compile(
     r"\\\{\s*(?P<name>[A-Za-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?[|:]\s*(?P<condition>.+)\\\}"
 )
@@ -206,12 +191,7 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Several values.
-
-    Attributes:
-        brackets: The opening and the closing one; "" for a bare list.
-        items: In the order written.
-    """
+    """Several values in the order written; `brackets` are the opening and the closing one, "" for a bare list."""
 
     brackets: str
     items: tuple[Key, ...]
@@ -300,22 +280,16 @@ def _alternatives(text: str, depth: int) -> Key | None:
     builder = _SET_BUILDER.fullmatch(text)
     if builder:
         return key_of(builder["condition"].strip().removesuffix("\\"), depth + 1)
-    has_both = r"\pm" in text or r"\mp" in text
-    if has_both and not split_at(_with_commas(text), _COMMA)[1]:
-        return _both_signs(text, depth)
+    if (r"\pm" in text or r"\mp" in text) and not split_at(_with_commas(text), _COMMA)[1]:
+        plus = _BOTH_SIGNS.sub(lambda sign: "+" if sign[1] == "p" else "-", text)
+        minus = _BOTH_SIGNS.sub(lambda sign: "-" if sign[1] == "p" else "+", text)
+        return Group("", tuple(part for one in (plus, minus) for part in _dissolved(key_of(one, depth + 1))))
     is_region = bool(_INEQUALITY.search(text)) or r"\cup" in text
     for kind, sign in (("or", _OR), ("and", _AND)):
         parts, signs = split_at(text, sign)
         if is_region and signs and all(parts):
             return Combination(kind, tuple(key_of(part, depth + 1) for part in parts))
     return None
-
-
-def _both_signs(text: str, depth: int) -> Key:
-    plus = re.sub(r"\\([pm])[mp](?![A-Za-z])", lambda sign: "+" if sign[1] == "p" else "-", text)
-    minus = re.sub(r"\\([pm])[mp](?![A-Za-z])", lambda sign: "-" if sign[1] == "p" else "+", text)
-    keys = tuple(part for one in (plus, minus) for part in _dissolved(key_of(one, depth + 1)))
-    return Group("", keys)
 
 
 def _matrix(text: str, depth: int) -> Matrix | None:
@@ -339,18 +313,13 @@ def _group(text: str, depth: int) -> Key:
     brackets, items = _items_of(_with_commas(text))
     is_group = len(items) > 1 or brackets == r"\{\}"
     if not is_group or len(items) > _MOST_ITEMS:
-        return Formula(canonical(text), _node(text))
+        with contextlib.suppress(NotAnExpressionError):
+            return Formula(canonical(text), parse(text))
+        return Formula(canonical(text))
     keys = [part for item in _without_common_name(items) for part in _dissolved(key_of(item, depth + 1))]
     group = Group(brackets, tuple(keys))
     is_one = len(keys) == 1 and group.is_set and not isinstance(keys[0], Group) and keys[0] != Formula(r"\emptyset")
     return keys[0] if is_one else group
-
-
-def _node(text: str) -> Node | None:
-    try:
-        return parse(text)
-    except NotAnExpressionError:
-        return None
 
 
 def _with_commas(text: str) -> str:

@@ -23,7 +23,7 @@ from jinja2 import TemplateError as JinjaError
 from strands_rollout.errors import TemplateError
 from strands_rollout.template.messages import ChatMessage
 from strands_rollout.template.probe import ProbedTemplate, probe
-from strands_rollout.template.render import TemplateRenderer, TurnRenderer, one_call_each
+from strands_rollout.template.render import Messages, TemplateRenderer, Tools, TurnRenderer, one_call_each
 from strands_rollout.template.tokens import TokenEncoder
 
 if TYPE_CHECKING:
@@ -47,34 +47,27 @@ _MARK: Final = "tool-result-{}-of-the-shape"
 _MARKS: Final = re.compile(r"tool-result-(\d+)-of-the-shape")
 # above this a template is rendered each time: trying it out would take longer than it saves
 _MAX_CONDITIONS: Final = 16
-PLAIN_TEXTS: Final = ("", "\n x\t\n", '{"a": "\\"<b>1 & 2</b>\\" \'é\' 例"}')
+_PLAIN_TEXTS: Final = ("", "\n x\t\n", '{"a": "\\"<b>1 & 2</b>\\" \'é\' 例"}')
 # what stands beside a text that a template compares with
 _BEFORE: Final = ("(", "[", "{", ",", "=", "==", "!=", "in", "eq", "ne", "equalto", "sameas")
 _AFTER: Final = ("in", "not", "==", "!=", ":")
-LONGEST_TRIED: Final = 10_000
+_LONGEST_TRIED: Final = 10_000
 _TEXTS: Final = (
-    *(*PLAIN_TEXTS, " ", "a\r\n\r\nb\n", "0", "-1.5", "None", "true", "[]", "\\n %s {} {{ x }} {% if %}", "777", "X"),
+    *(*_PLAIN_TEXTS, " ", "a\r\n\r\nb\n", "0", "-1.5", "None", "true", "[]", "\\n %s {} {{ x }} {% if %}", "777", "X"),
     *("Ab. \n" * lines for lines in (4, 12, 40, 130, 400)),
-    "x" * LONGEST_TRIED,
+    "x" * _LONGEST_TRIED,
 )
 
 
 @dataclass(slots=True)
 class _Found:
-    """What all templates with the same arguments share.
-
-    Attributes:
-        probed: By the probe.
-        opening: The control token that a prompt begins with.
-        prompts: Ids of the last prompts, by their messages and tools as text.
-        shapes: By number of tool results, and the tools as text.
-        tried_out: Whether the template shows so many tool results as they are, by number, with tools or without.
-    """
+    """What all templates with the same arguments share."""
 
     probed: ProbedTemplate
-    opening: str | None
-    prompts: dict[tuple[str, str], list[int]] = field(default_factory=dict)
-    shapes: dict[tuple[int, str], TurnShape | None] = field(default_factory=dict)
+    opening: str | None  # the control token that a prompt begins with
+    prompts: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # by messages and tools as text
+    shapes: dict[tuple[int, str], TurnShape | None] = field(default_factory=dict)  # by number of results, and tools
+    # whether the template shows so many tool results as they are, by their number, with tools or without
     tried_out: dict[tuple[int, bool], bool] = field(default_factory=dict)
 
 
@@ -94,7 +87,7 @@ class ChatTemplate:
 
     processor: Any = None
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, **template_kwargs: Any) -> None:  # noqa: ANN401 - any fast tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, **template_kwargs: object) -> None:
         """Probe the template of `tokenizer`.
 
         Args:
@@ -117,7 +110,7 @@ class ChatTemplate:
         self.opens_reasoning = probed.opens_reasoning
         self.written_call = probed.written_call
         self._last: tuple[object, list[int]] = (None, [])
-        self._last_tools: tuple[Sequence[Mapping[str, Any]], str] = ((), "")
+        self._last_tools: tuple[Tools, str] = ((), "")
 
     def _find(self) -> _Found:
         template = self._template
@@ -132,7 +125,7 @@ class ChatTemplate:
                 logger.info("chat template: %s", "; ".join(found.probed.notes))
         return found
 
-    def prompt_ids(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+    def prompt_ids(self, messages: Messages, tools: Tools = ()) -> list[int]:
         """Ids of a whole conversation and the generation prompt after it.
 
         Equal to `tokenizer.apply_chat_template(..., add_generation_prompt=True)` except that no text of a message or
@@ -160,7 +153,7 @@ class ChatTemplate:
                 raise
             return self._whole_prompt(singly, tools)  # some templates refuse a turn with several calls
 
-    def _whole_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+    def _whole_prompt(self, messages: Messages, tools: Tools) -> list[int]:
         # unlike JSON, repr tells a tuple from a list and 1 from "1" as a key, and takes any key
         key = (repr(messages), repr(tools))
         prompts = self._found.prompts
@@ -175,9 +168,7 @@ class ChatTemplate:
         self._last = (key, ids)
         return list(ids)
 
-    def turn_ids(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = (), *, last_id: int | None
-    ) -> list[int]:
+    def turn_ids(self, messages: Messages, tools: Tools = (), *, last_id: int | None) -> list[int]:
         """Ids between the last sampled token and the next generation prompt.
 
         Args:
@@ -214,23 +205,15 @@ class ChatTemplate:
         opening = self._found.opening
         return opening is not None and text.lstrip().startswith(opening) and self._found.probed.ends.answer in text
 
-    def render_turn(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Mapping[str, Any]] = (),
-        *,
-        after: Sequence[ChatMessage] = (),
-    ) -> str:
+    def render_turn(self, messages: Messages, tools: Tools = (), *, after: Messages = ()) -> str:
         """The (escaped) text from an assistant turn's end to the next generation prompt; see `TurnRenderer.render`."""
         return self._turns.render(messages, tools, after=after)
 
-    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    def render(self, messages: Messages, tools: Tools = ()) -> str:
         """The (escaped) text of messages, with the generation prompt."""
         return self._renderer.render(messages, tools)
 
-    def _refuse_counted_images(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], rendered: str
-    ) -> None:
+    def _refuse_counted_images(self, messages: Messages, tools: Tools, rendered: str) -> None:
         if all(isinstance(message["content"], str) for message in messages):
             return
         if self.render_turn(messages, tools, after=_BASE_WITH_IMAGE) != rendered:
@@ -239,13 +222,13 @@ class ChatTemplate:
                 "depend on earlier ones. Leave template arguments that number images (add_vision_id) out."
             )
 
-    def _shape(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> TurnShape | None:
+    def _shape(self, messages: Messages, tools: Tools) -> TurnShape | None:
         """The shape of these new messages, where they are tool results and the template has one for them."""
         for message in messages:
             content = message["content"]
             if message["role"] != "tool" or message.keys() != _TOOL_RESULT_KEYS or isinstance(content, list):
                 return None  # a user's turn, or images, too
-            if len(content) > LONGEST_TRIED:
+            if len(content) > _LONGEST_TRIED:
                 return None  # a template may cut what is longer than all that it was tried out with
         last = self._last_tools  # one read of each: threads share all of this
         if tools and last[0] is not tools:
@@ -254,21 +237,15 @@ class ChatTemplate:
         try:
             return shapes[key]
         except KeyError:
-            shape = self._find_shape(len(messages), tools)
+            shape, tried_out, kind = None, self._found.tried_out, (len(messages), bool(tools))
+        if tried_out.get(kind) is not False:
+            texts = _PLAIN_TEXTS if kind in tried_out else telling_texts(self._template)
+            if texts is not None:
+                shape = shape_of(lambda turn: self.render_turn(turn, tools), len(messages), self.encoder, texts)
+            tried_out.setdefault(kind, shape is not None)
         if len(shapes) >= _MAX_SHAPES:
             shapes.clear()
         shapes[key] = shape
-        return shape
-
-    def _find_shape(self, count: int, tools: Sequence[Mapping[str, Any]]) -> TurnShape | None:
-        tried_out, key = self._found.tried_out, (count, bool(tools))
-        if tried_out.get(key) is False:
-            return None
-        texts = PLAIN_TEXTS if key in tried_out else telling_texts(self._template)
-        shape = None
-        if texts is not None:
-            shape = shape_of(lambda turn: self.render_turn(turn, tools), count, self.encoder, texts)
-        tried_out.setdefault(key, shape is not None)
         return shape
 
 
@@ -292,11 +269,9 @@ def renderer_of(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str
 
 @dataclass(frozen=True, slots=True)
 class TurnShape:
-    """A turn of so many tool results.
+    """A turn of so many tool results: constant ids and the text after them, in which numbers stand for the results.
 
-    Attributes:
-        parts: In order, constant ids and the text after them, in which numbers stand for the results.
-        end: The ids after the last text.
+    `end` are the ids after the last text.
     """
 
     parts: tuple[tuple[list[int], list[str | int]], ...]
@@ -312,15 +287,12 @@ class TurnShape:
 
 
 def shape_of(
-    render: Callable[[Sequence[ChatMessage]], str], count: int, encoder: TokenEncoder, texts: Sequence[str]
+    render: Callable[[Messages], str], count: int, encoder: TokenEncoder, texts: Sequence[str]
 ) -> TurnShape | None:
     """The shape of turns of `count` tool results; None where the template looks at them, or changes them.
 
-    Args:
-        render: Tool messages -> the (escaped) text from the assistant's close to the next generation prompt.
-        count: At least 1.
-        encoder: Of the template's tokenizer.
-        texts: The results that it is tried out with; also as names and ids of calls.
+    `render` makes the text from the assistant's close to the next generation prompt; it is tried out with these
+    texts as results, and as names and ids of calls.
     """
     if not encoder.cuts_are_plain:
         return None
@@ -363,14 +335,10 @@ def _shape(rendered: str, encoder: TokenEncoder) -> TurnShape:
 
 def _messages(results: Sequence[str], number: int) -> list[ChatMessage]:
     """Results under names and ids that differ from trial to trial, for a template that looks at them has no shape."""
+    ids = [f"{result or 'call'}_{number}_{index}" for index, result in enumerate(results)]
     return [
-        {
-            "role": "tool",
-            "name": result or f"tool{number}",
-            "tool_call_id": f"{result or 'call'}_{number}_{index}",
-            "content": result,
-        }
-        for index, result in enumerate(results)
+        {"role": "tool", "name": result or f"tool{number}", "tool_call_id": call_id, "content": result}
+        for call_id, result in zip(ids, results, strict=True)
     ]
 
 

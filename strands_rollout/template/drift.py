@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tokenizers.pre_tokenizers import ByteLevel
+from strands_rollout.template.tokens import bytes_of_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 
 
+BytesOf = Callable[[int], bytes]
+"""The bytes of a token by its id; see `token_bytes`."""
 Placed = tuple[int, int, int, int]
 """Characters before a token, bytes of an unfinished one, empty tokens right before it, and its id."""
 
@@ -48,28 +50,19 @@ class Drift:
         return self.drift_tokens / self.sampled_tokens
 
 
-def drift_of_turn(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, bytes_of: Callable[[int], bytes]) -> int:
-    """How many of one turn's sampled ids would differ; `bytes_of` is the tokenizer's `token_bytes`."""
+def drift_of_turn(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, bytes_of: BytesOf) -> int:
+    """How many of one turn's sampled ids would differ."""
     sampled, encoded = unlike_tokens(ids, tokenizer, bytes_of)
     found = set(encoded)
     return sum(placed not in found for placed in sampled)
 
 
 def unlike_tokens(
-    ids: Sequence[int],
-    tokenizer: PreTrainedTokenizerBase,
-    bytes_of: Callable[[int], bytes],
-    again: Sequence[int] | None = None,
+    ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, bytes_of: BytesOf, again: Sequence[int] | None = None
 ) -> tuple[list[Placed], list[Placed]]:
-    """Sampled tokens and those that their text is encoded to, as `placed_tokens` gives them.
+    """Sampled tokens and those that their text is encoded to, `again` where that is known, as `placed_tokens`.
 
     Both end where from there on they are alike: both are empty where nothing would differ.
-
-    Args:
-        ids: As they were sampled.
-        tokenizer: The policy's.
-        bytes_of: `token_bytes` of it.
-        again: What their text is encoded to, where that is known.
     """
     again = encoded_again(ids, tokenizer) if again is None else again
     if list(again) == list(ids):
@@ -81,19 +74,9 @@ def unlike_tokens(
 
 
 def placed_again(
-    ids: Sequence[int],
-    again: Sequence[int],
-    tokenizer: PreTrainedTokenizerBase,
-    bytes_of: Callable[[int], bytes],
+    ids: Sequence[int], again: Sequence[int], tokenizer: PreTrainedTokenizerBase, bytes_of: BytesOf
 ) -> list[Placed]:
-    """The tokens that a text is encoded to, each with its place in the text as it was.
-
-    Args:
-        ids: Whose text it is.
-        again: What it is encoded to.
-        tokenizer: The policy's.
-        bytes_of: `token_bytes` of it.
-    """
+    """The tokens that the text of ids is encoded to again, each with its place in the text as it was."""
     text = decoded(ids, tokenizer)
     if decoded(again, tokenizer) == text:
         return list(placed_tokens(again, bytes_of))
@@ -119,14 +102,20 @@ def decoded(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def token_bytes(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], bytes]:
+def token_bytes(tokenizer: PreTrainedTokenizerBase) -> BytesOf:
     """The bytes that a token stands for, enough to find its place in the text; nothing for an unknown id."""
-    to_bytes = _of_byte_level if is_byte_level(tokenizer) else _of_piece
+    has_bytes = is_byte_level(tokenizer)
 
     @functools.cache
     def bytes_of(token_id: int) -> bytes:
         token = tokenizer.convert_ids_to_tokens(token_id)
-        return b"" if token is None else to_bytes(token)
+        if token is None:
+            return b""
+        if has_bytes:
+            return bytes_of_token(token)
+        # SentencePiece writes a space as U+2581, one character too, and a byte without a piece of its own as `<0xE2>`
+        byte = _BYTE_PIECE.fullmatch(token)
+        return bytes.fromhex(byte[1]) if byte else token.encode()
 
     return bytes_of
 
@@ -137,13 +126,8 @@ def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
     return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
 
 
-def placed_tokens(ids: Sequence[int], bytes_of: Callable[[int], bytes]) -> Iterator[Placed]:
-    """Each id with where it begins in the text, in ascending order.
-
-    Args:
-        ids: Any.
-        bytes_of: `token_bytes` of their tokenizer.
-    """
+def placed_tokens(ids: Sequence[int], bytes_of: BytesOf) -> Iterator[Placed]:
+    """Each id with where it begins in the text, in ascending order."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     characters = pending = empty = 0
     for token_id in ids:
@@ -169,24 +153,3 @@ def _whole_characters(surface: bytes) -> int | None:
         return len(surface.decode())
     except UnicodeDecodeError:
         return None
-
-
-def _of_byte_level(token: str) -> bytes:
-    """A byte-level vocabulary writes each byte as one character; added tokens are written as they are."""
-    alphabet = _byte_alphabet()
-    return bytes(alphabet[char] for char in token) if all(char in alphabet for char in token) else token.encode()
-
-
-def _of_piece(token: str) -> bytes:
-    """SentencePiece writes a space as U+2581, one character too, and a byte without a piece of its own as `<0xE2>`."""
-    byte = _BYTE_PIECE.fullmatch(token)
-    return bytes.fromhex(byte[1]) if byte else token.encode()
-
-
-@functools.cache
-def _byte_alphabet() -> dict[str, int]:
-    """Bytes that print stand for themselves, the others in order for the characters from U+0100 on."""
-    alphabet = sorted(ByteLevel.alphabet())
-    table = {char: ord(char) for char in alphabet if ord(char) < 256}
-    others = (value for value in range(256) if chr(value) not in table)
-    return table | dict(zip(alphabet[len(table) :], others, strict=True))

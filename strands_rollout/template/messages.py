@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, time
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from pydantic import BaseModel
 
-from strands_rollout.errors import PromptError
+from strands_rollout.errors import PromptError, foreign_code
 from strands_rollout.files import Json
 
-MAX_DEPTH: Final = 100
+_MAX_DEPTH: Final = 100
 _MAX_VALUES: Final = 200_000
 _MAX_INT_BITS: Final = 14_000  # Python writes integers of up to 4,300 digits
 _IGNORED_BLOCKS: Final = frozenset({"cachePoint", "guardContent"})
@@ -141,12 +141,8 @@ def _in_call_order(content: Sequence[Mapping[str, Any]], called: Sequence[str]) 
     Strands puts the errors of calls whose names it refuses before all other results, and most templates show no ids. A
     result under an id that no call has takes the place, and the id, of a call that has no other.
     """
-    given = []
-    for block in content:
-        if "toolResult" in block:
-            result = block["toolResult"]
-            call_id = str(result.get("toolUseId")) if isinstance(result, Mapping) else ""
-            given.append(plain_result(result, call_id))
+    results = [block["toolResult"] for block in content if "toolResult" in block]
+    given = [plain_result(one, str(one.get("toolUseId")) if isinstance(one, Mapping) else "") for one in results]
     ordered = given
     if [result["toolUseId"] for result in given] != called:
         known = set(called)
@@ -159,8 +155,8 @@ def _in_call_order(content: Sequence[Mapping[str, Any]], called: Sequence[str]) 
             elif others:
                 ordered.append({**others.popleft(), "toolUseId": call_id})
         ordered += others
-    results = iter(ordered)
-    return [{"toolResult": next(results)} if "toolResult" in block else block for block in content]
+    in_order = iter(ordered)
+    return [{"toolResult": next(in_order)} if "toolResult" in block else block for block in content]
 
 
 def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, str]) -> ChatMessage:
@@ -209,10 +205,8 @@ def _user_messages(content: Sequence[Mapping[str, Any]], names: dict[str, str]) 
 
 
 def _user_content(blocks: Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
-    for block in blocks:
-        if "image" in block:
-            return [_part(block) for block in blocks]
-    return "\n".join(map(_block_text, blocks))
+    has_images = any("image" in block for block in blocks)
+    return [_part(block) for block in blocks] if has_images else tool_result_text(blocks)
 
 
 def _part(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,16 +239,12 @@ def _encodable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def plain_result(given: Any, call_id: str) -> dict[str, Any]:  # noqa: ANN401 - whatever a tool gives
+def plain_result(given: object, call_id: str) -> dict[str, Any]:
     """A tool's result under the id of its call, in the form that Strands defines for one.
 
     What is no such result (`{"status": "success" or "error", "content": [blocks]}`) is taken as a value that the tool
     returned: text, or JSON as `json_text` writes it. A JSON block that is more than JSON becomes its text. What the
     policy can't be shown makes an error result that says why: a value without a text, a document, a video.
-
-    Args:
-        given: Not changed.
-        call_id: The tool-use id.
     """
     try:
         if not _is_result(given):
@@ -275,13 +265,12 @@ def error_result(call_id: str, text: str) -> dict[str, Any]:
 
 def error_words(error: BaseException) -> str:
     """An error's message; the name of its type where it has none that can be read."""
-    try:
+    with foreign_code("an error of a tool's own may fail to say what it is"):
         return str(error)
-    except Exception:  # likewise
-        return type(error).__name__
+    return type(error).__name__
 
 
-def json_text(value: Any) -> str:  # noqa: ANN401 - whatever a tool gives
+def json_text(value: object) -> str:
     """A value as JSON, and what JSON has no form for as JSON of something near.
 
     Times are in ISO 8601; sets are lists in the order of their items' JSON; bytes are text, what is no UTF-8 in it
@@ -295,7 +284,7 @@ def json_text(value: Any) -> str:  # noqa: ANN401 - whatever a tool gives
     return json.dumps(value if _is_plain(value) else _Converter().convert(value, ()), ensure_ascii=False)
 
 
-def _is_result(given: Any) -> bool:  # noqa: ANN401
+def _is_result(given: object) -> TypeGuard[Mapping[str, Any]]:
     """Whether it is what Strands defines as a tool's result, and not an object that has the same keys."""
     if not isinstance(given, Mapping):
         return False
@@ -312,20 +301,17 @@ def _plain_block(block: Mapping[str, Any]) -> dict[str, Any]:
     if "json" in block:
         value = block["json"]
         return {"json": value} if _is_plain(value) else {"text": json_text(value)}
-    if "image" in block and isinstance(_bytes_of_image(block["image"]), bytes):
-        return {"image": block["image"]}
+    image = block.get("image")
+    source = image.get("source") if isinstance(image, Mapping) else None
+    if isinstance(source, Mapping) and isinstance(source.get("bytes"), bytes):
+        return {"image": image}
     for kind in ("image", "document", "video"):
         if isinstance(block.get(kind), Mapping):
             raise ValueError(f"it is a {kind}, of which only images with their bytes in them are read")  # noqa: TRY004 - the value is what is wrong
     return {"text": json_text(block)} if _IGNORED_BLOCKS.isdisjoint(block) else dict(block)
 
 
-def _bytes_of_image(image: Any) -> object:  # noqa: ANN401
-    source = image.get("source") if isinstance(image, Mapping) else None
-    return source.get("bytes") if isinstance(source, Mapping) else None
-
-
-def _text(value: Any) -> str:  # noqa: ANN401
+def _text(value: object) -> str:
     return str.__str__(value) if isinstance(value, str) else json_text(value)
 
 
@@ -333,7 +319,7 @@ def _is_plain(value: object) -> bool:
     """Whether it is JSON as Python's decoder makes it, of an ordinary size."""
     level: list[Any] = [value]
     count = 0
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(_MAX_DEPTH + 1):
         below: list[Any] = []
         for one in level:
             kind = type(one)
@@ -358,13 +344,13 @@ class _Converter:
     def __init__(self) -> None:
         self._left = _MAX_VALUES
 
-    def convert(self, value: Any, around: tuple[int, ...]) -> Any:  # noqa: ANN401
+    def convert(self, value: object, around: tuple[int, ...]) -> Json:
         """The value as plain JSON; `around` are the ids of what holds it."""
         self._left -= 1
         if self._left < 0:
             raise ValueError(f"it holds more than {_MAX_VALUES:,} values")
-        if len(around) > MAX_DEPTH:
-            raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+        if len(around) > _MAX_DEPTH:
+            raise ValueError(f"it is nested deeper than {_MAX_DEPTH} levels")
         if id(value) in around:
             raise ValueError("it holds itself")
         if value is None or isinstance(value, bool | float | str):
@@ -375,13 +361,13 @@ class _Converter:
             return int(value)
         return self._converted(value, (*around, id(value)))
 
-    def _converted(self, value: Any, around: tuple[int, ...]) -> Any:  # noqa: ANN401
+    def _converted(self, value: object, around: tuple[int, ...]) -> Json:
         if isinstance(value, Mapping):
             return {self._key(key): self.convert(item, around) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return self._list(value, around)
-        if isinstance(value, set | frozenset):
-            return sorted(self._list(value, around), key=lambda item: json.dumps(item, sort_keys=True))
+        if isinstance(value, list | tuple | set | frozenset):
+            items = [self.convert(item, around) for item in value]
+            in_order = isinstance(value, list | tuple)
+            return items if in_order else sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value).decode("utf-8", "backslashreplace")
         if isinstance(value, date | time):
@@ -389,14 +375,11 @@ class _Converter:
         held = _held(value)
         return str(value) if held is value else self.convert(held, around)
 
-    def _list(self, values: Iterable[Any], around: tuple[int, ...]) -> list[Any]:
-        return [self.convert(item, around) for item in values]
-
-    def _key(self, key: Any) -> str:  # noqa: ANN401
+    def _key(self, key: object) -> str:
         return key if isinstance(key, str) else json.dumps(self.convert(key, ()), ensure_ascii=False).strip('"')
 
 
-def _held(value: Any) -> Any:  # noqa: ANN401
+def _held(value: object) -> object:
     """What an object of a known kind consists of; any other object itself."""
     if isinstance(value, Enum):
         return value.value
@@ -404,8 +387,9 @@ def _held(value: Any) -> Any:  # noqa: ANN401
         return dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if not callable(getattr(value, "tolist", None)):
+    tolist = getattr(value, "tolist", None)
+    if not callable(tolist):
         return value
     if getattr(value, "nbytes", 0) > 8 * _MAX_VALUES:  # NumPy's, or a tensor
         raise ValueError(f"it holds more than {_MAX_VALUES:,} values")
-    return value.tolist()
+    return tolist()

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from strands_rollout.errors import TemplateDifferenceError, TemplateError
 from strands_rollout.template.messages import ChatMessage
-from strands_rollout.template.render import TemplateRenderer, TurnEnds, TurnRenderer
+from strands_rollout.template.render import Messages, TemplateRenderer, Tools, TurnEnds, TurnRenderer
 from strands_rollout.template.tokens import TokenEncoder
 
 _PARAMETERS: Final = {
@@ -42,27 +42,25 @@ def user(text: str) -> ChatMessage:
 
 def tool(call_id: str, text: str) -> ChatMessage:
     """The result of a call."""
-    return {"role": "tool", "name": tool_name(call_id), "tool_call_id": call_id, "content": text}
+    return {"role": "tool", "name": _tool_name(call_id), "tool_call_id": call_id, "content": text}
 
 
-def tool_name(call_id: str) -> str:
-    """The tool that a call is of; another one for each digit that ids end with."""
+def _tool_name(call_id: str) -> str:
+    """Another tool for each digit that ids end with."""
     return f"probe_{call_id[-1]}"
 
 
 def assistant(index: int, *call_ids: str) -> ChatMessage:
-    """An assistant's turn: words, and calls, with marks in both.
+    """The assistant's turn of this index: words, and calls, with marks in both.
 
-    Args:
-        index: Of the turn among the assistant's.
-        *call_ids: Of its calls; of 9 letters and digits, which some templates want.
+    Call ids have 9 letters and digits, which some templates want.
     """
     message: ChatMessage = {"role": "assistant", "content": mark(index)}
     calls = [
         {
             "type": "function",
             "id": call_id,
-            "function": {"name": tool_name(call_id), "arguments": {"x": mark(index, call_id)}},
+            "function": {"name": _tool_name(call_id), "arguments": {"x": mark(index, call_id)}},
         }
         for call_id in call_ids
     ]
@@ -75,12 +73,9 @@ def mark(index: int, call_id: str | None = None) -> str:
 
 
 def span_of_answer(rendered: str, index: int, call_ids: Sequence[str] = ()) -> tuple[int, int]:
-    """Where a turn's first mark begins, and its last one ends.
+    """Where the first mark of the assistant's turn of this index begins, and its last one ends.
 
-    Args:
-        rendered: By the template.
-        index: Of the turn among the assistant's.
-        call_ids: Of its calls; of a turn with calls, a template may leave words or calls out.
+    Of a turn with calls, a template may leave words or calls out.
 
     Raises:
         TemplateError: Words or calls of it are shown several times, or nothing of it is.
@@ -98,8 +93,8 @@ def span_of_answer(rendered: str, index: int, call_ids: Sequence[str] = ()) -> t
     return min(places)[0], max(begin + len(part) for begin, part in places)
 
 
-def shared_length(one: str, other: str) -> int:
-    """How many characters two texts begin alike with."""
+def shared_length(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many characters, or tokens, two sequences begin alike with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, pair in pairs if pair[0] != pair[1]), min(len(one), len(other)))
 
@@ -127,20 +122,14 @@ def check_append_only(
     template: TemplateRenderer,
     turns: TurnRenderer,
     kind: str,
-    conversation: Sequence[Sequence[ChatMessage]],
+    conversation: Sequence[Messages],
     *,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: Tools = (),
     with_system: bool = False,
 ) -> None:
     """Check that prompts which grow turn by turn are what the template makes of the whole conversation.
 
-    Args:
-        template: Examined.
-        turns: Renders what is new.
-        kind: Names the conversation in errors.
-        conversation: The messages before each answer of the assistant.
-        tools: Shown in it.
-        with_system: Whether it begins with a system message.
+    `conversation` has the messages before each answer of the assistant; `kind` names it in errors.
 
     Raises:
         TemplateError: They are not; a `TemplateDifferenceError` where tokens differ.
@@ -194,10 +183,7 @@ def require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence[
     """Raise a TemplateDifferenceError that names the first differing token, unless there is none."""
     if list(got) == list(expected):
         return
-    index = next(
-        (i for i, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]),
-        min(len(got), len(expected)),
-    )
+    index = shared_length(got, expected)
     raise TemplateDifferenceError(
         f"{reason}; first differing token at position {index}: got {_shown(encoder, got, index)}, expected "
         f"{_shown(encoder, expected, index)} after {encoder.decode(expected[max(0, index - 8) : index])!r}.",
@@ -210,10 +196,7 @@ def require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence[
 def _is_same(grown: str, stands: str, *, is_last: bool) -> bool:
     """Whether new text stands later on as it was, but for what belongs to the assistant's turn after it.
 
-    Args:
-        grown: As it was read, with the generation prompt.
-        stands: In the whole conversation, up to the first words of the next turn.
-        is_last: Whether the conversation ends there, so that no such words follow.
+    `grown` has the generation prompt; `stands` ends before the first words of the next turn, which the last one lacks.
     """
     at = shared_length(grown, stands)
     opened = max(grown.rfind("<", 0, at), grown.rfind("[", 0, at))
@@ -229,15 +212,10 @@ def _shown(encoder: TokenEncoder, ids: Sequence[int], index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """An assistant's turn with one call and nothing else, as a template writes it.
-
-    Attributes:
-        turn: Text from the generation prompt to the end of the turn; "" where the template writes no calls.
-        name: The called tool.
-        arguments: The call's arguments.
-    """
+    """An assistant's turn with one call and nothing else, as a template writes it."""
 
     turn: str
+    """From the generation prompt to the end of the turn; "" where the template writes no calls."""
     name: str
     arguments: Mapping[str, Any]
 
@@ -372,8 +350,8 @@ def _fault(
     template: TemplateRenderer,
     turns: TurnRenderer,
     kind: str,
-    conversation: Sequence[Sequence[ChatMessage]],
-    tools: Sequence[Mapping[str, Any]],
+    conversation: Sequence[Messages],
+    tools: Tools,
     *,
     with_system: bool = False,
 ) -> str | None:
@@ -406,11 +384,7 @@ def find_end_of_turn(template: TemplateRenderer) -> str:
 
 
 def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
-    """How a template that shows tools and results ends turns, with calls too.
-
-    Args:
-        template: Examined.
-        end_of_turn: What ends a turn without calls.
+    """How a template that shows tools and results ends turns, with calls too; `end_of_turn` is of those without.
 
     Raises:
         TemplateError: A turn with calls is not ended by a control token, or its calls are not shown once.
@@ -419,8 +393,11 @@ def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
     followed = template.render([*turn, tool(_CALL, _RESULT)], TOOLS)
     followed = followed[span_of_answer(followed, 0, [_CALL])[1] :].partition(_RESULT)[0]
     one_by_one = not _shows_together(template, followed)
-    if one_by_one:
-        _check_generation_prompt(template, [*turn, tool(_CALL, _RESULT)])
+    if one_by_one:  # then each result needs a text of its own, which ends before the generation prompt
+        answered = [*turn, tool(_CALL, _RESULT)]
+        prompted, bare = (template.render(answered, TOOLS, generation_prompt=asked) for asked in (True, False))
+        if not prompted.startswith(bare) or prompted == bare:
+            raise TemplateError("it does not write several calls of a turn, nor results without a generation prompt")
     if end_of_turn in followed:
         return TurnEnds(end_of_turn, end_of_turn, one_by_one)
     own = _own_controls(template, turn, followed, [_CALL])
@@ -431,15 +408,11 @@ def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
 
 
 def _own_controls(
-    template: TemplateRenderer, messages: Sequence[ChatMessage], followed: str, call_ids: Sequence[str] = ()
+    template: TemplateRenderer, messages: Messages, followed: str, call_ids: Sequence[str] = ()
 ) -> list[str]:
     """The control tokens that belong to a conversation's last turn, after the last mark in it.
 
-    Args:
-        template: Examined.
-        messages: The conversation.
-        followed: What stands after the mark where more messages follow.
-        call_ids: Of the turn's calls.
+    `followed` is what stands after the mark where more messages follow; `call_ids` are of the turn's calls.
     """
     alone = template.render(messages, TOOLS if call_ids else (), generation_prompt=False)
     try:
@@ -447,13 +420,6 @@ def _own_controls(
     except TemplateError:  # the last turn is written in another way
         return []
     return _controls(template, alone[: shared_length(followed, alone)])
-
-
-def _check_generation_prompt(template: TemplateRenderer, messages: Sequence[ChatMessage]) -> None:
-    """Results that are shown one after the other need a text of theirs that ends before the generation prompt."""
-    prompted, bare = (template.render(messages, TOOLS, generation_prompt=asked) for asked in (True, False))
-    if not prompted.startswith(bare) or prompted == bare:
-        raise TemplateError("it does not write several calls of a turn, nor results without a generation prompt")
 
 
 def _closes_turns(template: TemplateRenderer) -> bool:
@@ -472,9 +438,7 @@ def _controls(template: TemplateRenderer, text: str) -> list[str]:
 def _shows_together(template: TemplateRenderer, between: str) -> bool:
     """Whether the results of several calls of a turn are shown, each under its own tool's name if at all.
 
-    Args:
-        template: Examined.
-        between: The text between a call and its result.
+    `between` is the text between a call and its result.
     """
     calls = (_CALL, _OTHER_CALL)
     results = [tool(_CALL, _RESULT), tool(_OTHER_CALL, f"other-{_RESULT}")]
@@ -485,5 +449,5 @@ def _shows_together(template: TemplateRenderer, between: str) -> bool:
         return False
     first, _, after = rendered.partition(_RESULT)
     second, shown, _ = after.partition(f"other-{_RESULT}")
-    names = tool_name(_CALL) in between
-    return bool(shown) and (not names or (tool_name(_CALL) in first and tool_name(_OTHER_CALL) in second))
+    names = _tool_name(_CALL) in between
+    return bool(shown) and (not names or (_tool_name(_CALL) in first and _tool_name(_OTHER_CALL) in second))

@@ -25,6 +25,8 @@ from strands_rollout.template.tokens import TokenEncoder
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Messages = Sequence[ChatMessage]
+Tools = Sequence[Mapping[str, Any]]
 _MARK: Final = "strands-rollout-answer"
 _QUESTION: Final[ChatMessage] = {"role": "user", "content": "question"}
 
@@ -46,22 +48,12 @@ class TemplateRenderer:
         self._looked_for: dict[tuple[str, str], bool] = {}
 
     def render(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Mapping[str, Any]] = (),
-        *,
-        escaped: bool = True,
-        generation_prompt: bool = True,
+        self, messages: Messages, tools: Tools = (), *, escaped: bool = True, generation_prompt: bool = True
     ) -> str:
-        """The text of messages, with the generation prompt.
+        """The text of messages, at least one, and of what opens the next turn, where that is asked for.
 
-        A template that fails on the arguments of calls as they are is given them as JSON text, or as objects.
-
-        Args:
-            messages: At least one.
-            tools: What the model is shown.
-            escaped: Hide control tokens in the messages' own text, also from the template; see `TokenEncoder.escape`.
-            generation_prompt: Whether the template is asked for what opens the next turn.
+        A template that fails on the arguments of calls as they are is given them as JSON text, or as objects. With
+        `escaped`, control tokens in the messages' own text are hidden, also from the template.
 
         Raises:
             TemplateError: The template refuses the messages.
@@ -76,14 +68,7 @@ class TemplateRenderer:
                         return self._rendered(shown, tools, escaped=escaped, generation_prompt=generation_prompt)
             raise
 
-    def _rendered(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Mapping[str, Any]],
-        *,
-        escaped: bool,
-        generation_prompt: bool,
-    ) -> str:
+    def _rendered(self, messages: Messages, tools: Tools, *, escaped: bool, generation_prompt: bool) -> str:
         if not escaped:
             return self._applied(messages, tools, generation_prompt=generation_prompt)
         words: set[str] = set()
@@ -98,9 +83,7 @@ class TemplateRenderer:
             return rendered
         return apart if self.encoder.unescape(apart) == self.encoder.unescape(rendered) else rendered
 
-    def _applied(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool
-    ) -> str:
+    def _applied(self, messages: Messages, tools: Tools, *, generation_prompt: bool) -> str:
         try:
             rendered = self._tokenizer.apply_chat_template(
                 list(messages),
@@ -114,18 +97,10 @@ class TemplateRenderer:
             raise TemplateError(f"the chat template fails on messages of roles {roles}: {type(e).__name__}: {e}") from e
         return str(rendered)
 
-    def _escaped(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Mapping[str, Any]],
-        words: set[str] | None,
-    ) -> tuple[list[Any], list[Any]]:
+    def _escaped(self, messages: Messages, tools: Tools, words: set[str] | None) -> tuple[list[Any], list[Any]]:
         """All texts of messages and tools escaped, but for the reasoning tags of the assistant's words.
 
-        Args:
-            messages: As they are.
-            tools: As they are.
-            words: Gets the texts that are the word of a control token; None to keep these apart.
+        `words` gets the texts that are the word of a control token; where it is None, these are kept apart.
         """
 
         def shown(value: object) -> Json:
@@ -170,9 +145,7 @@ class TemplateRenderer:
     def _knows_reasoning(self, opening: str, closing: str) -> bool:
         """Whether reasoning between these tags is known as such: by their name, or since the template looks for them.
 
-        Args:
-            opening: "" where the generation prompt has it.
-            closing: Names the tag.
+        The opening one is "" where the generation prompt has it.
         """
         if opening and "think" in closing.casefold():
             return True
@@ -226,26 +199,18 @@ class TurnEnds:
     one_by_one: bool = False
 
 
+@dataclass(frozen=True, slots=True)
 class TurnRenderer:
     """Renders new messages by a template whose ends are known."""
 
-    def __init__(self, template: TemplateRenderer, ends: TurnEnds) -> None:
-        self._template = template
-        self.ends = ends
+    template: TemplateRenderer
+    ends: TurnEnds
 
-    def render(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Mapping[str, Any]] = (),
-        *,
-        after: Sequence[ChatMessage] = (),
-    ) -> str:
+    def render(self, messages: Messages, tools: Tools = (), *, after: Messages = ()) -> str:
         """The (escaped) text from the end of the assistant's turn, that token included, to the next generation prompt.
 
-        Args:
-            messages: The new messages: tool results in the order of their calls, user turns; not empty.
-            tools: The tools of the first prompt.
-            after: Messages before the turn; default: a question.
+        The new messages are tool results in the order of their calls, and user turns; `after` are messages before the
+        assistant's turn, a question if none are given.
 
         Raises:
             TemplateError: The template refuses the messages, or does not end the turn.
@@ -257,31 +222,32 @@ class TurnRenderer:
         parts.append(self._after_turn(messages[alone:], tools, before))
         return parts[0] + "".join(part.removeprefix(self.ends.calls) for part in parts[1:])
 
-    def _after_turn(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Mapping[str, Any]],
-        before: Sequence[ChatMessage],
-        *,
-        generation_prompt: bool = True,
-    ) -> str:
+    def _after_turn(self, messages: Messages, tools: Tools, before: Messages, *, generation_prompt: bool = True) -> str:
         mark = _MARK
         while mark in str(tools) or mark in str(messages):
             mark += "-"  # untrusted text may hold it
-        turn = _stand_in(messages, mark)
-        rendered = self._template.render([*before, turn, *messages], tools, generation_prompt=generation_prompt)
-        end = self.ends.calls if "tool_calls" in turn else self.ends.answer
+        # what stands for the policy's turn made the calls that are answered; its last mark is close to its end
+        calls = [
+            {
+                "type": "function",
+                "id": message.get("tool_call_id", "call"),
+                "function": {"name": message.get("name", "tool"), "arguments": {"x": mark}},
+            }
+            for message in takewhile(_is_result, messages)
+        ]
+        turn: ChatMessage = {"role": "assistant", "content": mark, **({"tool_calls": calls} if calls else {})}
+        rendered = self.template.render([*before, turn, *messages], tools, generation_prompt=generation_prompt)
+        end = self.ends.calls if calls else self.ends.answer
         at = rendered.find(end, rendered.rfind(mark) + len(mark)) if mark in rendered else -1
         if at < 0:
             raise TemplateError(f"the chat template does not end an assistant's turn with {end}, as it did when probed")
         return rendered[at:]
 
 
-def one_call_each(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+def one_call_each(messages: Messages) -> list[ChatMessage]:
     """The same conversation with a turn for each call, for templates that write no turn with several.
 
-    Args:
-        messages: Tool results in the order of their calls.
+    Tool results must be in the order of their calls.
     """
     found: list[ChatMessage] = []
     position = 0
@@ -303,17 +269,3 @@ def one_call_each(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 def _is_result(message: ChatMessage) -> bool:
     return bool(message["role"] == "tool")
-
-
-def _stand_in(messages: Sequence[ChatMessage], mark: str) -> ChatMessage:
-    """The turn before new messages, which made the calls that they answer; the last mark in it is close to its end."""
-    calls = [
-        {
-            "type": "function",
-            "id": message.get("tool_call_id", "call"),
-            "function": {"name": message.get("name", "tool"), "arguments": {"x": mark}},
-        }
-        for message in takewhile(_is_result, messages)
-    ]
-    turn: ChatMessage = {"role": "assistant", "content": mark}
-    return turn | {"tool_calls": calls} if calls else turn

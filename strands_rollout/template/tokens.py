@@ -69,7 +69,13 @@ class TokenEncoder:
         self._set_escapes()
         self._backend = backend
         self.decode = ByteDecoder(backend).decode
-        self._check_plain_twin()
+        for text in self._control_ids:
+            if leaked := self._control_id_set.intersection(self.encode_plain(text)):
+                raise TemplateError(
+                    f"the tokenizer's own vocabulary encodes the ordinary text {text!r} to the control token "
+                    f"{min(leaked)}; expected it to be split, since tool output could forge control tokens. Use a "
+                    "tokenizer whose control tokens are added tokens only."
+                )
 
     @cached_property
     def vocab_size(self) -> int:
@@ -80,11 +86,8 @@ class TokenEncoder:
         """Untrusted text with every control-token text hidden; ordinary text is returned as it is.
 
         No two texts are escaped alike. Nor do escaped texts make a control token together, or with a template's own
-        text: beside one that could be the begin or the end of a control token stands an escape of nothing.
-
-        Args:
-            text: Any text.
-            apart: Put one before each text that is the word of a control token, too; see `tokens_of_word`.
+        text: beside one that could be the begin or the end of a control token stands an escape of nothing. With `apart`
+        one stands before each text that is the word of a control token, too; see `tokens_of_word`.
         """
         if not apart and not any(part in text for part in self._parts_of_escapables):
             return text  # as most texts are
@@ -197,16 +200,6 @@ class TokenEncoder:
         for text in framed:
             self._by_word.setdefault(_SIGNS.sub("", text).casefold(), []).append(text)
 
-    def _check_plain_twin(self) -> None:
-        for text in self._control_ids:
-            leaked = self._control_id_set.intersection(self.encode_plain(text))
-            if leaked:
-                raise TemplateError(
-                    f"the tokenizer's own vocabulary encodes the ordinary text {text!r} to the control token "
-                    f"{min(leaked)}; expected it to be split, since tool output could forge control tokens. Use a "
-                    "tokenizer whose control tokens are added tokens only."
-                )
-
 
 def _encode(backend: Tokenizer, text: str) -> list[int]:
     if len(text) < LONG_TEXT_CHARS:
@@ -256,13 +249,16 @@ class _TokenBytes(dict[int, bytes]):
         self._tokenizer = tokenizer
 
     def __missing__(self, token_id: int) -> bytes:
-        token = self._tokenizer.id_to_token(token_id) or ""
-        try:
-            value = bytes([_BYTE_OF[char] for char in token])
-        except KeyError:  # an added token is its own text
-            value = token.encode()
-        self[token_id] = value
+        self[token_id] = value = bytes_of_token(self._tokenizer.id_to_token(token_id) or "")
         return value
+
+
+def bytes_of_token(token: str) -> bytes:
+    """The bytes that a token of a byte-level vocabulary stands for; an added token is its own text."""
+    try:
+        return bytes([_BYTE_OF[char] for char in token])
+    except KeyError:
+        return token.encode()
 
 
 def are_far_over(texts: Sequence[str], max_tokens: int, encoder: TokenEncoder) -> bool:

@@ -118,12 +118,7 @@ def format_of_call(turn: str, name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def for_tool_specs(parser: ToolParser, specs: Sequence[Mapping[str, Any]]) -> ToolParser:
-    """The parser for an agent's tools, where its format needs to know them; else the same.
-
-    Args:
-        parser: Any.
-        specs: Strands' tool specifications.
-    """
+    """The parser for tools of these specifications, where its format needs to know them; else the same."""
     if not isinstance(parser, UntypedParser):
         return parser
     return parser.for_tools({spec["name"]: spec["inputSchema"].get("json", spec["inputSchema"]) for spec in specs})

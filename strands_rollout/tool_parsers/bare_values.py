@@ -17,26 +17,16 @@ are read for the type of a whole value: keys of nested objects, ranges and patte
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, ClassVar, Final, Self
 
 from strands_rollout.files import Json
-from strands_rollout.tool_parsers.base import (
-    JSONSource,
-    MalformedError,
-    NewId,
-    ParseFailure,
-    Read,
-    StrictJSONError,
-    TaggedParser,
-    ToolCall,
-    got,
-    random_id,
-    whole_value,
-)
+from strands_rollout.tool_parsers import base
+from strands_rollout.tool_parsers.base import MalformedError, NewId, ParseFailure, Read, TaggedParser, ToolCall
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON Schema of each tool's arguments, by the tool's name."""
@@ -64,76 +54,57 @@ def types_of(schemas: Schemas, tool: str, key: str) -> frozenset[str] | None:
 def typed_value(
     text: str, types: frozenset[str] | None, what: str, *, may_be_python: bool, untyped_is_json: bool
 ) -> Json:
-    """The value that a bare text stands for.
+    """The value that a bare text stands for, of one of these JSON types; None where they are not known.
 
     A string is the text itself. Any other value is strict JSON, or the same value as Python writes it. Where an
     argument may be a string or something else, it is something else if the text reads so.
 
-    Args:
-        text: As the model wrote it.
-        types: The JSON types that are allowed; None where they are not known.
-        what: Names the argument to the model.
-        may_be_python: Whether the format has values as Python's `str` writes them: `['a', True, None]`.
-        untyped_is_json: Whether a text of no known type is JSON where it can be; a string otherwise.
-
     Raises:
-        MalformedError: The text is no value of these types.
+        MalformedError: The text is no value of these types; `what` names the argument to the model.
     """
     if types == _STRING or (types is None and not untyped_is_json):
         return text
+    fault: base.StrictJSONError | None = None
     try:
         value = _decoded(text, may_be_python=may_be_python)
-    except StrictJSONError as e:
-        if types is None or "string" in types:
-            return text
-        raise MalformedError(f"{what} is {text[:40]!r}; expected {_listed(types)}: {e}") from e
-    if types is None or _fits(value, types):
-        return value
-    if "string" in types:
+    except base.StrictJSONError as e:
+        fault = e
+    else:
+        if types is None or _fits(value, types):
+            return value
+    if types is None or "string" in types:
         return text
-    raise MalformedError(f"{what} is {text[:40]!r}; expected {_listed(types)}")
+    reason = f"{what} is {text[:40]!r}; expected {' or '.join(sorted(types))}"
+    raise MalformedError(reason if fault is None else f"{reason}: {fault}") from fault
 
 
 def _decoded(text: str, *, may_be_python: bool) -> Json:
     try:
-        return whole_value(text)
-    except StrictJSONError:
-        if not may_be_python:
-            raise
-        try:
-            return whole_value(_PYTHON.sub(_as_json, text))
-        except ValueError:
-            pass
+        return base.whole_value(text)
+    except base.StrictJSONError:
+        if may_be_python:
+            with contextlib.suppress(ValueError, KeyError, OverflowError):
+                return base.whole_value(_PYTHON.sub(_as_json, text))
         raise
 
 
 def _as_json(token: re.Match[str]) -> str:
     """A text or word of a Python literal as JSON; not evaluated, since Python's own reader can be made to crash."""
     written = token[0]
-    return json.dumps(_ESCAPE.sub(_unescaped, written[1:-1])) if written[0] in "'\"" else _known(_WORDS, written)
+    return json.dumps(_ESCAPE.sub(_unescaped, written[1:-1])) if written[0] in "'\"" else _WORDS[written]
 
 
 def _unescaped(escape: re.Match[str]) -> str:
-    return chr(int(escape[1][1:], 16)) if len(escape[1]) > 1 else _known(_ESCAPED, escape[1])
+    return chr(int(escape[1][1:], 16)) if len(escape[1]) > 1 else _ESCAPED[escape[1]]
 
 
-def _known(names: Mapping[str, str], written: str) -> str:
-    if written not in names:
-        raise ValueError(f"{written!r} is not Python")
-    return names[written]
-
-
-def _fits(value: object, types: frozenset[str]) -> bool:
+def _fits(value: object, types: Set[str]) -> bool:
     """Whether a decoded value is one of these types but a string, which stands without quotes."""
     if value is None or isinstance(value, bool):
         return ("null" if value is None else "boolean") in types
     if isinstance(value, int | float):
         return "number" in types or ("integer" in types and (isinstance(value, int) or value.is_integer()))
     return ("object" if isinstance(value, dict) else "array") in types if isinstance(value, dict | list) else False
-
-
-def _listed(types: frozenset[str]) -> str:
-    return " or ".join(sorted(types))
 
 
 def _types(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str] | None:
@@ -145,7 +116,12 @@ def _types(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str
         known = all(isinstance(name, str) and name in _TYPES for name in names)
         return frozenset(names) if known and names else None
     if isinstance(schema.get("$ref"), str):
-        return _types(_referred(schema["$ref"], root), root, depth + 1)
+        if not schema["$ref"].startswith("#/"):
+            return None
+        found: object = root
+        for part in schema["$ref"].removeprefix("#/").split("/"):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return _types(found, root, depth + 1)
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list | tuple):
             return _union([_types(option, root, depth + 1) for option in schema[key]])
@@ -153,25 +129,16 @@ def _types(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str
         known_types = [types for part in schema["allOf"] if (types := _types(part, root, depth + 1)) is not None]
         return frozenset.intersection(*known_types) or None if known_types else None
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    return _union([_type_of(value) for value in values]) if isinstance(values, list | tuple) else None
+    if not isinstance(values, list | tuple):
+        return None
+    others = sorted(_TYPES - _STRING)
+    return _union([frozenset(name for name in others if _fits(value, {name})) or _STRING for value in values])
 
 
 def _union(options: list[frozenset[str] | None]) -> frozenset[str] | None:
     """All types of the options; None where there is none, or one may be anything."""
     known = [types for types in options if types is not None]
     return frozenset().union(*known) if known and len(known) == len(options) else None
-
-
-def _type_of(value: object) -> frozenset[str]:
-    return frozenset(name for name in sorted(_TYPES - {"string"}) if _fits(value, frozenset({name}))) or _STRING
-
-
-def _referred(ref: str, root: Mapping[str, Any]) -> object:
-    """What a reference into the same schema names."""
-    found: object = root
-    for part in ref.removeprefix("#/").split("/"):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found if ref.startswith("#/") else None
 
 
 OPEN: Final = "<tool_call>"
@@ -183,30 +150,17 @@ class SchemaParser(TaggedParser):
 
     Nothing is escaped in these formats: a block ends at the first `</tool_call>`, a value at the first closing tag, and
     a value that holds another tag of the format is a failure, since that may be a forgotten close.
-
-    Args:
-        new_id: Makes the ids of calls.
-        schemas: Of the tools' arguments.
-
-    Attributes:
-        open_value: Opens an argument's value; its group is the key.
-        close_value: Closes it.
-        inner_tag: Matches all tags that a value can't hold.
-        key_words: Names a key to the model, by key and tool.
-        value_words: Names its value.
-        may_be_python: Whether values may be written as Python's `str` writes them.
-        untyped_is_json: Whether a text of no known type is JSON where it can be; a string otherwise.
     """
 
-    open_value: ClassVar[re.Pattern[str]]
+    open_value: ClassVar[re.Pattern[str]]  # its group is the key
     close_value: ClassVar[str]
-    inner_tag: ClassVar[re.Pattern[str]]
-    key_words: ClassVar[str]
+    inner_tag: ClassVar[re.Pattern[str]]  # all that a value can't hold
+    key_words: ClassVar[str]  # name a key to the model, by key and tool
     value_words: ClassVar[str]
-    may_be_python: ClassVar[bool] = False
-    untyped_is_json: ClassVar[bool]
+    may_be_python: ClassVar[bool] = False  # values as Python's `str` writes them: ['a', True, None]
+    untyped_is_json: ClassVar[bool]  # whether a text of no known type is JSON where it can be; a string otherwise
 
-    def __init__(self, new_id: NewId = random_id, schemas: Schemas | None = None) -> None:
+    def __init__(self, new_id: NewId = base.random_id, schemas: Schemas | None = None) -> None:
         super().__init__(new_id)
         self._schemas = schemas or {}
 
@@ -233,7 +187,7 @@ class SchemaParser(TaggedParser):
 
     @abstractmethod
     def _read_inside(self, block: str) -> tuple[str, dict[str, Any]]:
-        """The name and the arguments in a block; raises MalformedError."""
+        """The tool's name and the arguments in a block."""
 
     def _read_arguments(self, block: str, position: int, name: str) -> tuple[dict[str, Any], int]:
         """The arguments from a position on, and the position after them."""
@@ -283,7 +237,7 @@ class Qwen3CoderParser(SchemaParser):
     _function: ClassVar[re.Pattern[str]] = re.compile(r"\s*<function=([^\s<>]{1,200})>")
     _end: ClassVar[re.Pattern[str]] = re.compile(r"\s*</function>\s*")
 
-    def _read_call(self, text: JSONSource, tag: re.Match[str]) -> Read:
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
         if tag[0] == OPEN:
             return self._read_block(text, tag)
         if tag[0] != "<function=":
@@ -298,12 +252,14 @@ class Qwen3CoderParser(SchemaParser):
     def _read_inside(self, block: str) -> tuple[str, dict[str, Any]]:
         function = self._function.match(block)
         if function is None:
-            raise MalformedError(f"expected <function=TOOL> after {OPEN}; got {got(block.lstrip(), 0)}")
+            raise MalformedError(f"expected <function=TOOL> after {OPEN}; got {base.got(block.lstrip(), 0)}")
         name = function[1]
         arguments, position = self._read_arguments(block, function.end(), name)
         if not self._end.fullmatch(block, position):
             expected = "expected <parameter=NAME> or </function> and nothing after it"
-            raise MalformedError(f"{expected} in the call of {name!r}; got {got(block[position:].lstrip(), 0)}", name)
+            raise MalformedError(
+                f"{expected} in the call of {name!r}; got {base.got(block[position:].lstrip(), 0)}", name
+            )
         return name, arguments
 
     def _value_text(self, text: str) -> str:
@@ -324,7 +280,7 @@ class GLM4Parser(SchemaParser):
     untyped_is_json: ClassVar[bool] = True
     _name: ClassVar[re.Pattern[str]] = re.compile(r"\s*([^\s<>{}\[\]\"'=]{1,200})\s*(?=<arg_key>|\Z)")
 
-    def _read_call(self, text: JSONSource, tag: re.Match[str]) -> Read:
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
         if tag[0] == OPEN:
             return self._read_block(text, tag)
         return [ParseFailure(tag[0], f"a {tag[0]} outside of {OPEN} ... {CLOSE}")], tag.end()
@@ -332,11 +288,13 @@ class GLM4Parser(SchemaParser):
     def _read_inside(self, block: str) -> tuple[str, dict[str, Any]]:
         head = self._name.match(block)
         if head is None:
-            raise MalformedError(f"expected the tool's name after {OPEN}, then <arg_key>; got {got(block.lstrip(), 0)}")
+            raise MalformedError(
+                f"expected the tool's name after {OPEN}, then <arg_key>; got {base.got(block.lstrip(), 0)}"
+            )
         name = head[1]
         arguments, position = self._read_arguments(block, head.end(), name)
         rest = block[position:].lstrip()
         if rest:
             expected = "expected <arg_key>KEY</arg_key><arg_value>VALUE</arg_value>, no white space around the key"
-            raise MalformedError(f"{expected}, in the call of {name!r}; got {got(rest, 0)}", name)
+            raise MalformedError(f"{expected}, in the call of {name!r}; got {base.got(rest, 0)}", name)
         return name, arguments

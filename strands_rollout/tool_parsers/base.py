@@ -7,7 +7,7 @@ Parsers never raise over what a model wrote and never repair it: what does not f
 2. Where tags mark calls and reasoning, subclass `TaggedParser`: list the tags, and read the call that a tag begins.
 3. Where values are bare text that the tools' schemas type, subclass `SchemaParser`; else write `ToolParser`'s methods.
 4. Add it to the table in `__init__.py`; outside of this package, call `register_parser`.
-5. Add a turn, a chat template and what must fail to the tables of tests/tool_parsers.
+5. Add a turn and a chat template to the tables of tests/support, and what must fail to those of tests/tool_parsers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import math
 import re
 import uuid
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,8 @@ from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 from strands_rollout.files import Json
 
-MAX_DEPTH: Final = 100
+_MAX_DEPTH: Final = 100
+_TOO_DEEP: Final = f"nested deeper than the {_MAX_DEPTH} levels that are allowed"
 _WHITE_SPACE: Final = re.compile(r"[ \t\n\r]*")
 
 
@@ -53,24 +54,18 @@ class JSONSource(str):
 
 def skip_white_space(text: str, start: int) -> int:
     """The first position from `start` on that is not JSON white space."""
-    match = _WHITE_SPACE.match(text, start)
-    return match.end() if match else start
+    return _WHITE_SPACE.match(text, start).end()  # type: ignore[union-attr] # it matches nothing, too
 
 
 def decode_object(text: JSONSource, start: int, *, origin: int) -> tuple[dict[str, Any], int]:
     """Decode the object that begins at `start`; return it and the position after it.
 
-    Args:
-        text: May go on after the object.
-        start: Where its `{` is expected.
-        origin: Positions in messages count from here.
-
     Raises:
-        StrictJSONError: There is no such object.
+        StrictJSONError: There is no such object; positions in the message count from `origin`.
     """
-    if text[start : start + 1] != "{":
-        got = repr(text[start : start + 20]) if start < len(text) else "the end of the text"
-        raise StrictJSONError(f"expected a JSON object, which begins with '{{', at offset {start - origin}; got {got}")
+    if not text.startswith("{", start):
+        expected = f"expected a JSON object, which begins with '{{', at offset {start - origin}"
+        raise StrictJSONError(f"{expected}; got {got(text, start)}")
     return decode_value(text, start, origin=origin)
 
 
@@ -82,7 +77,7 @@ def whole_value(text: str) -> Json:
     """
     value, end = decode_value(JSONSource(text), skip_white_space(text, 0), origin=0)
     if skip_white_space(text, end) < len(text):
-        raise StrictJSONError(f"expected nothing after the value, at offset {end}; got {text[end : end + 20]!r}")
+        raise StrictJSONError(f"expected nothing after the value, at offset {end}; got {got(text, end)}")
     return value
 
 
@@ -99,19 +94,20 @@ def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int
     except ValueError as e:  # Python's limit on the digits of an int
         raise StrictJSONError(f"a number can't be read: {e}") from e
     # of `str`, since a `JSONSource` counts nothing
-    if str.count(text, "{", start, end) + str.count(text, "[", start, end) > MAX_DEPTH:
+    if str.count(text, "{", start, end) + str.count(text, "[", start, end) > _MAX_DEPTH:
         _check_depth(value)
     if text.find("\\ud", start, end) >= 0 or text.find("\\uD", start, end) >= 0:
-        _check_surrogates(value)
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as e:
+            reason = "a string has half of a surrogate pair (\\ud800-\\udfff), which is no character"
+            raise StrictJSONError(reason) from e
     return value, end
-
-
-_TOO_DEEP: Final = f"nested deeper than the {MAX_DEPTH} levels that are allowed"
 
 
 def _check_depth(value: object) -> None:
     level: list[Any] = [value] if isinstance(value, dict | list) else []
-    for _ in range(MAX_DEPTH):
+    for _ in range(_MAX_DEPTH):
         level = [
             child
             for parent in level
@@ -121,13 +117,6 @@ def _check_depth(value: object) -> None:
         if not level:
             return
     raise StrictJSONError(_TOO_DEEP)
-
-
-def _check_surrogates(value: object) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as e:
-        raise StrictJSONError("a string has half of a surrogate pair (\\ud800-\\udfff), which is no character") from e
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -233,7 +222,7 @@ class ToolParser(Protocol):
 
     def parse(self, text: str, in_reasoning: bool = False) -> list[ToolCall | ParseFailure]:  # noqa: FBT001, FBT002
         """Return only the calls and failures of `segments`."""
-        ...
+        return [part for part in self.segments(text, in_reasoning) if isinstance(part, ToolCall | ParseFailure)]
 
 
 @runtime_checkable
@@ -241,11 +230,10 @@ class UntypedParser(Protocol):
     """What a parser may have beside `ToolParser`: its format's values have no types, but for the tools' schemas."""
 
     def for_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> ToolParser:
-        """The same parser for these tools.
+        """The same parser for these tools: the JSON Schema of each one's arguments, by its name.
 
-        Args:
-            schemas: The JSON Schema of each tool's arguments, by the tool's name. A tool that is not among them is no
-                failure, as everywhere: its values are read by the format's rule for values of no known type.
+        A tool that is not among them is no failure, as everywhere: its values are read by the format's rule for values
+        of no known type.
         """
         ...
 
@@ -253,13 +241,7 @@ class UntypedParser(Protocol):
 class MalformedError(ValueError):
     """What a parser found at a place does not follow the format; becomes a `ParseFailure`.
 
-    Args:
-        reason: For the model.
-        name: The tool that was meant, where it can be read.
-        position: The attempt goes on at least up to here; None where nothing of it could be read.
-
-    Attributes:
-        written_id: The id of the call, where it could be read.
+    The attempt goes on at least up to `position`; None where nothing of it could be read.
     """
 
     def __init__(self, reason: str, name: str | None = None, position: int | None = None) -> None:
@@ -269,19 +251,11 @@ class MalformedError(ValueError):
         self.written_id: str | None = None
 
 
-class BaseParser(ABC):
-    """A parser that makes its calls' ids with `new_id`; subclasses have `ToolParser.segments`."""
+class BaseParser(ToolParser):
+    """A parser that makes its calls' ids with `new_id`."""
 
     def __init__(self, new_id: NewId = random_id) -> None:
         self._new_id = new_id
-
-    @abstractmethod
-    def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
-        """See `ToolParser`."""
-
-    def parse(self, text: str, in_reasoning: bool = False) -> list[ToolCall | ParseFailure]:  # noqa: FBT001, FBT002
-        """Return the calls and failures in the order of the text."""
-        return [part for part in self.segments(text, in_reasoning) if isinstance(part, ToolCall | ParseFailure)]
 
 
 class TaggedParser(BaseParser):
@@ -290,14 +264,10 @@ class TaggedParser(BaseParser):
     Outside reasoning its tag opens it, and the tags of calls open calls. Reasoning ends at its first closing tag;
     without one all the rest is reasoning. A closing tag that closes nothing says that everything before it was
     reasoning.
-
-    Attributes:
-        tags: Matches the tags of calls and reasoning.
-        open_reasoning: The tag that opens reasoning.
-        close_reasoning: The tag that closes it.
     """
 
     tags: ClassVar[re.Pattern[str]]
+    """Matches the tags of calls and reasoning."""
     open_reasoning: ClassVar[str] = "<think>"
     close_reasoning: ClassVar[str] = "</think>"
 

@@ -12,20 +12,15 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from strands_rollout.tool_parsers import base
 from strands_rollout.tool_parsers.base import (
     BaseParser,
-    JSONSource,
     MalformedError,
     ParseFailure,
     Reasoning,
     Segment,
     Text,
     ToolCall,
-    add_text,
-    decode_arguments,
-    end_of_tag,
-    got,
-    skip_white_space,
 )
 
 _CALL: Final = "<|call|>"
@@ -63,22 +58,26 @@ class GptOssParser(BaseParser):
 
     def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
         """Split the text into reasoning, text, calls and failures, in its order."""
-        source, found = JSONSource(text), list[Segment]()
+        source, found = base.JSONSource(text), list[Segment]()
         position = 0
         if in_reasoning:
             position = self._read_message(source, 0, _Header("analysis", None, 0), found)
         while position < len(text):
             begin = _BEGIN.match(source, position)
-            header = None if begin is None else _header(source, begin, is_first=position == 0)
-            if begin is None:
-                position = _outside(source, position, found)
-            elif header is None:
+            if begin is None:  # text that is in no message, up to the next one
+                following = _NEXT.search(source, position)
+                end = len(text) if following is None else following.start()
+                base.add_text(found, Text, text[position:end])
+                position = end
+                continue
+            header = _header(source, begin, is_first=position == 0)
+            if header is None:
                 position = _broken_header(source, position, found)
             else:
                 position = self._read_message(source, position, header, found)
         return found
 
-    def _read_message(self, text: JSONSource, start: int, header: _Header, found: list[Segment]) -> int:
+    def _read_message(self, text: base.JSONSource, start: int, header: _Header, found: list[Segment]) -> int:
         """Add a message's segment; the position after it."""
         if header.recipient is not None:
             segment, end = self._read_call(text, start, header)
@@ -86,17 +85,17 @@ class GptOssParser(BaseParser):
             return end
         close = _END.search(text, header.end)
         content = text[header.end : len(text) if close is None else close.start()]
-        add_text(found, Reasoning if header.channel == "analysis" else Text, content)
+        base.add_text(found, Reasoning if header.channel == "analysis" else Text, content)
         return len(text) if close is None else close.end()
 
-    def _read_call(self, text: JSONSource, start: int, header: _Header) -> tuple[ToolCall | ParseFailure, int]:
+    def _read_call(self, text: base.JSONSource, start: int, header: _Header) -> tuple[ToolCall | ParseFailure, int]:
         recipient = header.recipient or ""
         name = recipient.removeprefix("functions.")
         try:
             _check(header, recipient, name)
-            arguments, end = decode_arguments(text, header.end, name)
-            last = skip_white_space(text, end) == len(text)
-            after = len(text) if last else end_of_tag(text, end, _CALL, name)
+            arguments, end = base.decode_arguments(text, header.end, name)
+            last = base.skip_white_space(text, end) == len(text)
+            after = len(text) if last else base.end_of_tag(text, end, _CALL, name)
         except MalformedError as e:
             stop = _END.search(text, e.position or header.end)
             end = len(text) if stop is None else stop.end()
@@ -121,14 +120,6 @@ def _header(text: str, begin: re.Match[str], *, is_first: bool) -> _Header | Non
     return _Header(header["channel"], header["first"] or header["second"], header.end(), is_begun)
 
 
-def _outside(text: str, start: int, found: list[Segment]) -> int:
-    """Add text that is in no message, up to the next one."""
-    following = _NEXT.search(text, start)
-    end = len(text) if following is None else following.start()
-    add_text(found, Text, text[start:end])
-    return end
-
-
 def _broken_header(text: str, start: int, found: list[Segment]) -> int:
     """Add what has a header that can't be read: a failure if it is to somebody, else text."""
     head_end = _HEADER_END.search(text, start)
@@ -136,8 +127,8 @@ def _broken_header(text: str, start: int, found: list[Segment]) -> int:
     close = _END.search(text, start)
     end = len(text) if close is None else close.end()
     if recipient is None:
-        add_text(found, Text, text[start:end])
+        base.add_text(found, Text, text[start:end])
     else:
         expected = "expected <|channel|>commentary to=functions.<tool> <|constrain|>json<|message|>{...}<|call|>"
-        found.append(ParseFailure(text[start:end], f"{expected}; got {got(text, start)}", recipient[1]))
+        found.append(ParseFailure(text[start:end], f"{expected}; got {base.got(text, start)}", recipient[1]))
     return end

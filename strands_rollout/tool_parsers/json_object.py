@@ -21,35 +21,19 @@ function_call/mistral_detector.py.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from strands_rollout.tool_parsers.base import (
-    JSONSource,
-    MalformedError,
-    ParseFailure,
-    Read,
-    StrictJSONError,
-    TaggedParser,
-    ToolCall,
-    decode_arguments,
-    decode_object,
-    got,
-    skip_white_space,
-)
+from strands_rollout.tool_parsers import base
+from strands_rollout.tool_parsers.base import MalformedError, ParseFailure, Read, TaggedParser, ToolCall
 
 _LEADING_NAME: Final = re.compile(r'\{\s{0,20}"name"\s{0,20}:\s{0,20}"([^"\\\x00-\x1f]{1,200})"')
 
 
 def _call_faults(value: Mapping[str, Any], *, arguments: str = "arguments", also: str | None = None) -> list[str]:
-    """What is wrong with a call's object; nothing where it is one.
-
-    Args:
-        value: The object.
-        arguments: The key of its arguments.
-        also: A key that may be there beside the two, with a string.
-    """
+    """What is wrong with a call's object; `also` is a key that may be there beside the two, with a string."""
     reasons = []
     if "name" not in value:
         reasons.append("the name is missing")
@@ -68,19 +52,17 @@ def _call_faults(value: Mapping[str, Any], *, arguments: str = "arguments", also
 
 
 def _name_of(value: Mapping[str, Any]) -> str | None:
-    """The tool that a call's object names, where it does."""
     name = value.get("name")
     return name if isinstance(name, str) and name else None
 
 
 def _leading_name(text: str, start: int) -> str | None:
-    """The same of an object that can't be decoded, where it begins with the name."""
+    """The name of an object that can't be decoded, where it begins with that."""
     name = _LEADING_NAME.match(text, start)
     return name[1] if name else None
 
 
 def _kind_of(value: object) -> str:
-    """The kind of a JSON value, for a reason."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
@@ -106,22 +88,22 @@ class HermesParser(TaggedParser):
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_call)>")
 
-    def _read_call(self, text: JSONSource, tag: re.Match[str]) -> Read:
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
         if tag[0] == _CLOSE:
             return [ParseFailure(_CLOSE, f"a {_CLOSE} without its {_OPEN} before it")], tag.end()
-        start = skip_white_space(text, tag.end())
+        start = base.skip_white_space(text, tag.end())
         try:
-            value, end = decode_object(text, start, origin=tag.end())
-        except StrictJSONError as e:
+            value, end = base.decode_object(text, start, origin=tag.end())
+        except base.StrictJSONError as e:
             return _failure(text, tag.start(), tag.end(), [str(e)], _leading_name(text, start))
         reasons = _call_faults(value)
-        close = skip_white_space(text, end)
+        close = base.skip_white_space(text, end)
         if text.startswith(_CLOSE, close):
             if not reasons:
                 return [ToolCall(self._new_id(), value["name"], value["arguments"])], close + len(_CLOSE)
         elif close < len(text):
             expected = f"expected {_CLOSE} after the JSON object, at offset {close - tag.end()}"
-            reasons.append(f"{expected}; got {got(text, close)}")
+            reasons.append(f"{expected}; got {base.got(text, close)}")
         return _failure(text, tag.start(), end, reasons, _name_of(value))
 
 
@@ -152,11 +134,16 @@ class Llama3JSONParser(TaggedParser):
         r'</?think>|<\|python_tag\|>|(?<![^\s>])\{(?=\s{0,20}"(?:type|name|parameters|arguments)"\s{0,20}:)'
     )
 
-    def _read_first(self, text: JSONSource, tag: re.Match[str]) -> Read | None:
-        is_call = tag[0] != _PYTHON_TAG and not _is_answer(text, tag.start())
-        return (self._read_calls(text, tag.start(), tag.start()), len(text)) if is_call else None
+    def _read_first(self, text: base.JSONSource, tag: re.Match[str]) -> Read | None:
+        if tag[0] == _PYTHON_TAG:
+            return None
+        with contextlib.suppress(base.StrictJSONError):
+            value, _ = base.decode_object(text, tag.start(), origin=tag.start())
+            if not ({"parameters", "arguments"} & value.keys() or value.keys() <= {"type", "name"}):
+                return None  # no one would take it for a call
+        return self._read_calls(text, tag.start(), tag.start()), len(text)
 
-    def _read_call(self, text: JSONSource, tag: re.Match[str]) -> Read | None:
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read | None:
         if tag[0] == _PYTHON_TAG:
             return self._read_calls(text, tag.start(), tag.end()), len(text)
         if not _LIKE_A_CALL.match(text, tag.start()):
@@ -164,44 +151,30 @@ class Llama3JSONParser(TaggedParser):
         reason = f"a call must be the whole answer, or stand after {_PYTHON_TAG}"
         return [ParseFailure(text[tag.start() :], reason, _leading_name(text, tag.start()))], len(text)
 
-    def _read_calls(self, text: JSONSource, opened: int, start: int) -> list[ToolCall | ParseFailure]:
+    def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> list[ToolCall | ParseFailure]:
         """The calls from here to the end of the text."""
         found: list[ToolCall | ParseFailure] = []
         while True:
-            begin = skip_white_space(text, start)
+            begin = base.skip_white_space(text, start)
             try:
-                value, end = decode_object(text, begin, origin=begin)
-            except StrictJSONError as e:
+                value, end = base.decode_object(text, begin, origin=begin)
+            except base.StrictJSONError as e:
                 return [*found, ParseFailure(text[opened:], str(e), _leading_name(text, begin))]
-            after = skip_white_space(text, end)
-            reasons = _call_faults(value, arguments=_key_of_arguments(value), also="type")
+            after = base.skip_white_space(text, end)
+            key = "arguments" if "arguments" in value and "parameters" not in value else "parameters"
+            reasons = _call_faults(value, arguments=key, also="type")
             if value.get("type", "function") != "function":
                 reasons.append(f'the type is {value["type"]!r}; expected "function"')
             if after < len(text) and text[after] != ";":
-                reasons.append(f"expected the end of the answer, or ; and another call; got {got(text, after)}")
+                reasons.append(f"expected the end of the answer, or ; and another call; got {base.got(text, after)}")
                 return [*found, ParseFailure(text[opened:], "; ".join(reasons), _name_of(value))]
-            found.append(self._call(value, text[opened:end], reasons))
+            if reasons:
+                found.append(ParseFailure(text[opened:end], "; ".join(reasons), _name_of(value)))
+            else:
+                found.append(ToolCall(self._new_id(), value["name"], value[key]))
             if after == len(text):
                 return found
             opened, start = after, after + 1
-
-    def _call(self, value: dict[str, Any], raw: str, reasons: list[str]) -> ToolCall | ParseFailure:
-        if reasons:
-            return ParseFailure(raw, "; ".join(reasons), _name_of(value))
-        return ToolCall(self._new_id(), value["name"], value[_key_of_arguments(value)])
-
-
-def _key_of_arguments(value: dict[str, Any]) -> str:
-    return "arguments" if "arguments" in value and "parameters" not in value else "parameters"
-
-
-def _is_answer(text: JSONSource, start: int) -> bool:
-    """Whether an object is one that no one would take for a call."""
-    try:
-        value, _ = decode_object(text, start, origin=start)
-    except StrictJSONError:
-        return False
-    return not ({"parameters", "arguments"} & value.keys() or value.keys() <= {"type", "name"})
 
 
 _CALLS: Final = "[TOOL_CALLS]"
@@ -221,10 +194,10 @@ class MistralParser(TaggedParser):
     open_reasoning: ClassVar[str] = "[THINK]"
     close_reasoning: ClassVar[str] = "[/THINK]"
 
-    def _read_call(self, text: JSONSource, tag: re.Match[str]) -> Read:
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
         if tag[0] != _CALLS:
             return [ParseFailure(tag[0], f"a {tag[0]} without {_CALLS} before it")], tag.end()
-        start = skip_white_space(text, tag.end())
+        start = base.skip_white_space(text, tag.end())
         try:
             if text.startswith("[", start) and not text.startswith(_CALLS, start):
                 return self._read_array(text, tag.start(), start)
@@ -234,40 +207,40 @@ class MistralParser(TaggedParser):
             end = len(text) if end < 0 else end
             return [ParseFailure(text[tag.start() : end], str(e), e.name)], end
 
-    def _read_named(self, text: JSONSource, start: int) -> Read:
+    def _read_named(self, text: base.JSONSource, start: int) -> Read:
         header = _HEADER.match(text, start)
         if header is None:
             meant = _NAME.match(text, start)
             expected = f"expected a JSON array of calls, or <tool>[ARGS]{{...}}, after {_CALLS}"
-            raise MalformedError(f"{expected}; got {got(text, start)}", meant[0] if meant else None)
-        arguments, end = decode_arguments(text, header.end(), header[1])
+            raise MalformedError(f"{expected}; got {base.got(text, start)}", meant[0] if meant else None)
+        arguments, end = base.decode_arguments(text, header.end(), header[1])
         return [ToolCall(self._new_id(), header[1], arguments, header[2])], end
 
-    def _read_array(self, text: JSONSource, opened: int, start: int) -> Read:
-        elements: list[tuple[dict[str, Any], int, int]] = []
+    def _read_array(self, text: base.JSONSource, opened: int, start: int) -> Read:
+        elements, begins, ends = list[dict[str, Any]](), [opened], list[int]()
         position, mark = start, "["
         while text.startswith(mark, position):
-            begin = skip_white_space(text, position + 1)
+            begin = base.skip_white_space(text, position + 1)
             try:
-                value, end = decode_object(text, begin, origin=start)
-            except StrictJSONError as e:
+                value, end = base.decode_object(text, begin, origin=start)
+            except base.StrictJSONError as e:
                 raise MalformedError(f"the array of calls: {e}", _leading_name(text, begin)) from e
-            elements.append((value, begin, end))
-            position, mark = skip_white_space(text, end), ","
+            elements.append(value)
+            begins.append(begin)
+            ends.append(end)
+            position, mark = base.skip_white_space(text, end), ","
         if not text.startswith("]", position):
             expected = "expected , and another call, or ] after the last"
-            raise MalformedError(f"{expected}; got {got(text, position)}", _name_of(elements[-1][0]), position)
+            raise MalformedError(f"{expected}; got {base.got(text, position)}", _name_of(elements[-1]), position)
         # what is around the elements is shown by the first and the last, where they fail
-        begins = [opened, *(begin for _, begin, _ in elements[1:])]
-        ends = [*(end for _, _, end in elements[:-1]), position + 1]
-        spans = zip(elements, begins, ends, strict=True)
-        return [self._element(value, text[begin:end]) for (value, _, _), begin, end in spans], position + 1
-
-    def _element(self, value: dict[str, Any], raw: str) -> ToolCall | ParseFailure:
-        reasons = _call_faults(value, also="id")
-        if reasons:
-            return ParseFailure(raw, "; ".join(reasons), _name_of(value))
-        written_id = value.get("id", "")
-        return ToolCall(
-            self._new_id(), value["name"], value["arguments"], written_id if _ID.fullmatch(written_id) else None
-        )
+        del begins[1]
+        ends[-1] = position + 1
+        found: list[ToolCall | ParseFailure] = []
+        for value, begin, end in zip(elements, begins, ends, strict=True):
+            if reasons := _call_faults(value, also="id"):
+                found.append(ParseFailure(text[begin:end], "; ".join(reasons), _name_of(value)))
+            else:
+                written_id = value.get("id", "")
+                shown_id = written_id if _ID.fullmatch(written_id) else None
+                found.append(ToolCall(self._new_id(), value["name"], value["arguments"], shown_id))
+        return found, position + 1

@@ -7,20 +7,35 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strands_rollout import Sample
-from strands_rollout.client.generate_api import MAX_LOGPROB, MIN_LOGPROB, Generation, load_json, read_generation
+from strands_rollout.client.generate_api import (
+    MAX_LOGPROB,
+    MIN_LOGPROB,
+    EncodedIds,
+    GenerateRequest,
+    Generation,
+    load_json,
+    read_generation,
+)
 from strands_rollout.errors import EngineResponseError, TrajectoryError
 from strands_rollout.model.trajectory import Trajectory
+
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+
+
+def read_answer(answer: object) -> Generation:
+    more = {"image_data": ["image"]}  # so that the prompt's length is not checked
+    request = GenerateRequest(EncodedIds([1]), {}, rid="r", return_logprob=True, extra=more)
+    return read_generation(answer, request, vocab_size=None, latency_s=0.0, attempts=1)
 
 
 def read(logprobs: list[Any]) -> Generation:
     entries = [[logprob, token, None] for token, logprob in enumerate(logprobs)]
     meta = {"finish_reason": {"type": "length"}, "output_token_logprobs": entries}
-    answer = {"output_ids": list(range(len(logprobs))), "meta_info": meta}
-    return read_generation(answer, return_logprob=True, vocab_size=None, rid="r", latency_s=0.0, attempts=1)
+    return read_answer({"output_ids": list(range(len(logprobs))), "meta_info": meta})
 
 
 def answer_with(entries: Any, place: str) -> dict[str, Any]:
@@ -36,13 +51,13 @@ PLACES = ["meta_info.output_token_logprobs", "output_token_logprobs", "meta_info
 
 @pytest.mark.parametrize("place", PLACES)
 def test_logprobs_are_found_where_servers_put_them_and_their_ids_are_checked(place: str) -> None:
-    facts = {"return_logprob": True, "vocab_size": None, "rid": "r", "latency_s": 0.0, "attempts": 1}
-    right = answer_with([[-0.5, 5, "a"], [-0.25, 6, "b"]], place)
-    assert read_generation(right, **facts).logprobs == [-0.5, -0.25]
+    assert read_answer(answer_with([[-0.5, 5, "a"], [-0.25, 6, "b"]], place)).logprobs == [-0.5, -0.25]
     with pytest.raises(EngineResponseError, match="output id 6 at position 1 has the logprob of token 7 beside it"):
-        read_generation(answer_with([[-0.5, 5, "a"], [-0.25, 7, "b"]], place), **facts)
+        read_answer(answer_with([[-0.5, 5, "a"], [-0.25, 7, "b"]], place))
     with pytest.raises(EngineResponseError, match="expected a list of"):
-        read_generation(answer_with([-0.5, -0.25], place), **facts)
+        read_answer(answer_with([-0.5, -0.25], place))
+    without_ids = {**answer_with([[-0.5, 5, "a"], [-0.25, 6, "b"]], place), "output_ids": None}
+    assert read_answer(without_ids).output_ids == [5, 6]
 
 
 @pytest.mark.parametrize("name", ["prompt_tokens", "cached_tokens", "completion_tokens", "spec_verify_ct"])
@@ -50,8 +65,7 @@ def test_logprobs_are_found_where_servers_put_them_and_their_ids_are_checked(pla
 def test_a_count_that_cannot_be_added_up_does_not_reach_the_sample(name: str, value: Any) -> None:
     answer = answer_with([[-0.5, 5, "a"], [-0.25, 6, "b"]], PLACES[0])
     answer["meta_info"][name] = 2 if name == "completion_tokens" and value is not None else value
-    facts = {"return_logprob": True, "vocab_size": None, "rid": "r", "latency_s": 0.0, "attempts": 1}
-    meta = read_generation(answer, **facts).meta_info
+    meta = read_answer(answer).meta_info
     sample = Sample()
     sample.append_response_tokens(None, tokens=[5, 6], log_probs=[-0.5, -0.25], meta_info=meta)
     summed = sample.prefix_cache_info
@@ -61,6 +75,7 @@ def test_a_count_that_cannot_be_added_up_does_not_reach_the_sample(name: str, va
 NUMBERS = st.floats() | st.floats(-5, 0) | st.integers(-5, 0) | st.booleans() | st.none() | st.just(-(10**400))
 
 
+@UNHURRIED
 @given(st.lists(NUMBERS | st.floats(-5, 0), max_size=6))
 def test_logprobs_are_accepted_if_each_of_them_is_a_finite_number_of_at_most_zero(logprobs: list[Any]) -> None:
     def is_right(logprob: Any) -> bool:
@@ -103,11 +118,9 @@ def test_a_trajectory_takes_no_logprob_that_is_not_finite(logprob: float) -> Non
     assert trajectory == Trajectory()
 
 
-def test_a_number_beyond_all_floats_is_refused_in_words() -> None:
-    number = f"-1{'0' * 400}"
+@pytest.mark.parametrize(("number", "shown"), [(f"-1{'0' * 400}", "-1"), ("NaN", "nan"), ("-Infinity", "-inf")])
+def test_a_number_that_is_no_finite_float_is_refused_in_words(number: str, shown: str) -> None:
     meta = f'{{"finish_reason":{{"type":"stop"}},"output_token_logprobs":[[{number},5]]}}'
     body = f'{{"output_ids":[5],"meta_info":{meta}}}'
-    with pytest.raises(EngineResponseError, match="the logprob of output id 5 at position 0 is -"):
-        read_generation(
-            load_json(body.encode()), return_logprob=True, vocab_size=None, rid="r", latency_s=0.0, attempts=1
-        )
+    with pytest.raises(EngineResponseError, match=f"the logprob of output id 5 at position 0 is {shown}"):
+        read_answer(load_json(body.encode()))

@@ -43,10 +43,18 @@ async def test_a_time_limit_of_the_caller_aborts_too_and_a_routers_404_is_ignore
 
 
 async def test_a_caller_cancelled_between_attempts_leaves_nothing_to_abort() -> None:
-    async with FakeSGLang([Reply.status(503)]) as fake, SGLangClient(fake.base_url, backoff_base_s=60) as client:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await client.generate([1], {})
+    is_waiting = asyncio.Event()
+
+    async def sleep(_seconds: float) -> None:
+        is_waiting.set()
+        await asyncio.Event().wait()
+
+    async with FakeSGLang([Reply.status(503)]) as fake, SGLangClient(fake.base_url, sleep=sleep) as client:
+        asking = asyncio.create_task(client.generate([1], {}))
+        await is_waiting.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
     assert fake.aborts == []
 
 
@@ -67,7 +75,8 @@ async def test_an_abort_that_fails_behind_a_cancelled_caller_troubles_nobody() -
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await asyncio.sleep(0.02)
+        for _ in range(20):  # passes of the loop
+            await asyncio.sleep(0)
     del asking
     gc.collect()
     assert troubles == []
@@ -187,12 +196,13 @@ async def test_a_connection_without_base_url_is_refused() -> None:
 
 async def test_more_requests_than_connections_wait_for_one() -> None:
     running = most = 0
+    three = asyncio.Barrier(3)
 
     async def answer(_request: dict[str, Any], _number: int) -> Reply:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.02)
+        await three.wait()
         running -= 1
         return OK
 

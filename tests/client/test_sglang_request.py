@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, call_text, ids_of, run
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strands_rollout.client.client import EncodedIds, SGLangClient
@@ -18,6 +18,7 @@ from strands_rollout.errors import EngineUnavailableError, TrajectoryError
 from strands_rollout.model.sampling import SGLangModelConfig, TokenLimits, TurnRequest, TurnSampler
 from strands_rollout.model.trajectory import Trajectory
 
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 CONFIG: SGLangModelConfig = {
     "model_id": None,
     "sampling_params": {"temperature": 1.0, "max_new_tokens": 8},
@@ -52,6 +53,7 @@ async def take_turn(sampler: TurnSampler, client: SGLangClient, trajectory: Traj
     await sampler.sample(TurnRequest(client, CONFIG, trajectory, context), turn=turn)
 
 
+@UNHURRIED
 @given(
     st.lists(st.tuples(IDS, IDS, st.sampled_from(["answered", "lost", "lost and asked again", "other"])), max_size=8)
 )

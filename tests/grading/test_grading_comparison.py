@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strands_rollout.grading import grade, label_texts, numeric
 from strands_rollout.grading.comparison import LONGEST_ANSWER, compare
 from strands_rollout.grading.values import exact_number
 
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 PAIRS: Final = Path(__file__).with_name("grading_pairs.txt")
 
 
@@ -116,6 +117,7 @@ def test_the_steps_of_a_comparison_are_counted(monkeypatch: pytest.MonkeyPatch) 
     assert compare(r"\sin x+\cos x", r"\cos x+\sin x").method == "algebra_refused"
 
 
+@UNHURRIED
 @given(value=st.fractions(), grouped=st.booleans())
 def test_a_number_is_read_back_exactly(value: Fraction, grouped: bool) -> None:
     over = f"{abs(value.numerator):,}" if grouped else str(abs(value.numerator))
@@ -124,17 +126,20 @@ def test_a_number_is_read_back_exactly(value: Fraction, grouped: bool) -> None:
     assert exact_number(f"{sign}{over}/{value.denominator}") == value
 
 
+@UNHURRIED
 @given(value=st.integers(), label=st.integers())
 def test_integers_are_equal_exactly_when_they_are(value: int, label: int) -> None:
     if len(str(value)) < LONGEST_ANSWER:
         assert grade(f"so \\boxed{{{value:,}}}", label).correct is (value == label)
 
 
+@UNHURRIED
 @given(prediction=st.text(max_size=60), label=st.text(max_size=60))
 def test_any_two_texts_can_be_compared(prediction: str, label: str) -> None:
     compare(prediction, label)
 
 
+@UNHURRIED
 @given(parts=st.lists(st.sampled_from([*r"(){}[],^_$ \ =-+./%", "1", "42", r"\frac", r"\{", "x", r"\text{", "e"])))
 def test_any_notation_can_be_compared_with_itself(parts: list[str]) -> None:
     text = "".join(parts)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strands_rollout.grading import last_assistant_text, spoken_text
 from strands_rollout.grading.grade import extract_answer
 
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 CALL = '<tool_call>\n{"name": "execute_python_code", "arguments": {"code": "print(1)"}}\n</tool_call>'
 NEXT = "<|im_end|>\n<|im_start|>assistant\n"
 
@@ -98,6 +99,7 @@ PIECES = st.sampled_from(
 )
 
 
+@UNHURRIED
 @given(before=st.lists(PIECES, max_size=6), output=st.lists(PIECES | st.just("SECRET"), max_size=6))
 def test_no_tool_output_ever_reaches_the_grader(before: list[str], output: list[str]) -> None:
     response = "".join(before) + tool_turn("".join(output)) + "fine<|im_end|>"

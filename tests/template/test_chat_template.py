@@ -12,6 +12,8 @@ from family_templates import TEMPLATES, tokenizer_with
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError as JinjaError
+from tokenizers import AddedToken, Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from strands_rollout.errors import TemplateError
 from strands_rollout.template.chat_template import ChatTemplate, renderer_of
@@ -27,7 +29,7 @@ TOOLS = [
         },
     }
 ]
-MARK = "sampled-text-{}-mark"
+SAMPLED = "sampled-text-{}-mark"
 # any text but a control token's; those are covered by the rule on untrusted text
 text = st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=60)
 user = st.builds(lambda content: [{"role": "user", "content": content}], text)
@@ -36,7 +38,9 @@ results = st.lists(
     min_size=1,
     max_size=3,
 )
-slow_inputs = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+slow_inputs = settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60
+)
 
 
 def rendered_ids(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, **kwargs: Any) -> list[int]:
@@ -65,7 +69,7 @@ def test_the_conversation_as_sent_equals_the_template_up_to_the_sampled_text(
             {"type": "function", "function": {"name": "run", "arguments": {}}} for m in turn if m["role"] == "tool"
         ]
         conversation += [
-            {"role": "assistant", "content": MARK.format(index), **({"tool_calls": calls} if calls else {})}
+            {"role": "assistant", "content": SAMPLED.format(index), **({"tool_calls": calls} if calls else {})}
         ]
         conversation += turn
     whole = tokenizer.decode(rendered_ids(tokenizer, conversation, TOOLS, **kwargs))
@@ -81,7 +85,7 @@ def _context_segments(whole: str, turns: int) -> list[str]:
     """The text between the sampled turns: from each close to the next assistant header."""
     segments = []
     for index in range(turns):
-        before, _, whole = whole.partition(MARK.format(index))
+        before, _, whole = whole.partition(SAMPLED.format(index))
         segments.append(_without_scaffold(before))
         whole = whole[whole.index("<|im_end|>") :]
     return [*segments, _without_scaffold(whole)]
@@ -92,6 +96,14 @@ def _without_scaffold(segment: str) -> str:
     return segment.removesuffix("<think>\n\n</think>\n\n")
 
 
+def controls(template: ChatTemplate, ids: list[int]) -> list[str]:
+    """The texts of the control tokens among these."""
+    return [template.encoder.decode([token]) for token in ids if template.encoder.is_control(token)]
+
+
+ONE_TURN = ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+
+
 @given(before=st.text(max_size=40), after=st.text(max_size=40), data=st.data())
 @slow_inputs
 def test_no_text_of_a_message_makes_a_control_token(
@@ -99,35 +111,21 @@ def test_no_text_of_a_message_makes_a_control_token(
 ) -> None:
     control = data.draw(st.sampled_from(sorted(str(token) for token in tokenizer.added_tokens_decoder.values())))
     template = ChatTemplate(tokenizer)
-    content = before + control + after
 
-    def controls(ids: list[int]) -> list[int]:
-        return [token for token in ids if template.encoder.is_control(token)]
+    def found(content: str) -> list[list[str]]:
+        turn = template.turn_ids([{"role": "tool", "content": content}], TOOLS, last_id=None)
+        prompt = template.prompt_ids([{"role": "user", "content": content}], TOOLS)
+        return [controls(template, turn), controls(template, prompt)]
 
-    ids = template.turn_ids([{"role": "tool", "content": content}], TOOLS, last_id=None)
-    assert controls(ids) == controls(template.turn_ids([{"role": "tool", "content": "x"}], TOOLS, last_id=None))
-    prompt = template.prompt_ids([{"role": "user", "content": content}], TOOLS)
-    assert controls(prompt) == controls(template.prompt_ids([{"role": "user", "content": "x"}], TOOLS))
+    assert found(before + control + after) == found("x")
 
 
-MARK_OF_ESCAPES = "8314057264113702"
+MARK = "8314057264113702"  # begins an escaped text
 # whole control tokens, parts of them that a template or a neighbour could complete, and what escaping itself writes
 PARTS = ["<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_response>", "<think>", "[TOOL_CALLS]", "<|eot_id|>"]
-PARTS += [
-    "<",
-    "<|im_",
-    "|im_end|>",
-    "end|>",
-    ">",
-    "think",
-    "tool",
-    "/",
-    "user",
-    MARK_OF_ESCAPES,
-    MARK_OF_ESCAPES + "02",
-]
+PARTS += [*("<", "<|im_", "|im_end|>", "end|>", ">", "think", "tool", "/", "user"), MARK, MARK + "02"]
 PARTS += ["\U000f0000", "\U000f0001", "\U000f0000\U000f0005", "\ue000", " ", "\n", '"', "'", "\\", "é", "9", "{{ x }}"]
-NUMBERS = [int(MARK_OF_ESCAPES + "02"), -int(f"7{MARK_OF_ESCAPES}0203"), 10**4000 + int(MARK_OF_ESCAPES + "02"), 1e16]
+NUMBERS = [int(MARK + "02"), -int(f"7{MARK}0203"), 10**4000 + int(MARK + "02"), 1e16]
 hostile = st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=4).map("".join)
 values = st.recursive(
     hostile | st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from(NUMBERS),
@@ -171,38 +169,25 @@ def harmless(value: Any) -> Any:
     return [harmless(item) for item in value] if isinstance(value, list) else value
 
 
-def harmless_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = tool["function"]
-    schema = {
-        "type": "object",
-        **{key: harmless(item) for key, item in function["parameters"].items() if key != "type"},
-    }
-    texts = {key: harmless(function[key]) for key in ("name", "description")}
-    return {"type": "function", "function": {**texts, "parameters": schema}}
-
-
-def harmless_message(message: dict[str, Any]) -> dict[str, Any]:
-    calls = [
-        {
-            **call,
-            "id": harmless(call["id"]),
-            "function": {key: harmless(item) for key, item in call["function"].items()},
-        }
-        for call in message.get("tool_calls", ())
-    ]
-    texts = {key: harmless(item) for key, item in message.items() if key not in ("role", "tool_calls")}
-    return {"role": message["role"], **texts, **({"tool_calls": calls} if calls else {})}
+def harmless_parts(of: dict[str, Any]) -> dict[str, Any]:
+    """The same of a tool, a message or a part of one, whose own keys, kinds and roles stay."""
+    found: dict[str, Any] = {}
+    for key, item in of.items():
+        if key in ("function", "parameters"):
+            found[key] = harmless_parts(item)
+        elif key == "tool_calls":
+            found[key] = [harmless_parts(call) for call in item]
+        else:
+            found[key] = item if key in ("type", "role") else harmless(item)
+    return found
 
 
 def assert_only_the_template_makes_control_tokens(
     tokenizer: Any, template: ChatTemplate, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
 ) -> None:
-    def controls(ids: list[int]) -> list[int]:
-        return [token for token in ids if template.encoder.is_control(token)]
-
     ids = template.prompt_ids(messages, tools)
-    honest = template.prompt_ids([harmless_message(one) for one in messages], [harmless_tool(one) for one in tools])
-    assert controls(ids) == controls(honest)
+    honest = template.prompt_ids([harmless_parts(one) for one in messages], [harmless_parts(one) for one in tools])
+    assert controls(template, ids) == controls(template, honest)
     told = tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, add_generation_prompt=True)
     # the tokenizers normalize what they encode
     assert unicodedata.normalize("NFC", template.encoder.decode(ids)) == unicodedata.normalize("NFC", told)
@@ -266,26 +251,24 @@ def test_a_template_that_composes_texts_makes_no_control_token_of_them(
     shipped_tokenizer: Any, content: Any, properties: dict[str, Any]
 ) -> None:
     changed = _with_template(shipped_tokenizer, COMPOSING)
-    encoder = ChatTemplate(changed).encoder
+    template = ChatTemplate(changed)
     parts = content if isinstance(content, str) else [{"type": "text", "text": text} for text in content]
     tools = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "parameters": {"properties": properties}}}]
     messages = [{"role": "user", "content": parts}]
     rendered = renderer_of(changed, {}).render(messages, tools)
-    ids = encoder.encode_rendered(rendered)
-    names = [encoder.decode([token]) for token in ids if encoder.is_control(token)]
-    assert names == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
-    assert encoder.decode(ids) == changed.apply_chat_template(
+    ids = template.encoder.encode_rendered(rendered)
+    assert controls(template, ids) == ONE_TURN
+    assert template.encoder.decode(ids) == changed.apply_chat_template(
         messages, tools=tools, tokenize=False, add_generation_prompt=True
     )
 
 
 def test_a_role_makes_no_control_token(shipped_tokenizer: Any) -> None:
     changed = _with_template(shipped_tokenizer, PLAIN)
-    encoder = ChatTemplate(changed).encoder
-    ids = encoder.encode_rendered(renderer_of(changed, {}).render([{"role": "<|im_end|>\U000f0000", "content": "x"}]))
-    names = [encoder.decode([token]) for token in ids if encoder.is_control(token)]
-    assert names == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
-    assert encoder.decode(ids).startswith("<|im_start|><|im_end|>\U000f0000\nx")
+    template = ChatTemplate(changed)
+    ids = template.encoder.encode_rendered(template.render([{"role": "<|im_end|>\U000f0000", "content": "x"}]))
+    assert controls(template, ids) == ONE_TURN
+    assert template.encoder.decode(ids).startswith("<|im_start|><|im_end|>\U000f0000\nx")
 
 
 def test_a_lone_surrogate_in_any_place_is_a_question_mark(tokenizer: Any) -> None:
@@ -298,9 +281,9 @@ def test_a_tokenizer_with_digits_around_control_tokens_escapes_by_other_characte
     changed = _with_template(shipped_tokenizer, PLAIN)
     changed.add_tokens(["8<control>8", "2<control>"])
     content = "8<|im_end|>8 \U000f0000 2<control>2 <control>"
-    ids = ChatTemplate(changed).prompt_ids([{"role": "user", "content": content}])
-    names = [changed.decode([token]) for token in ids if token in changed.added_tokens_decoder]
-    assert names == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    template = ChatTemplate(changed)
+    ids = template.prompt_ids([{"role": "user", "content": content}])
+    assert controls(template, ids) == ONE_TURN
     assert content in changed.decode(ids)
 
 
@@ -344,10 +327,6 @@ def _with_template(tokenizer: Any, template: str | None) -> Any:
     return changed
 
 
-def test_a_plain_chatml_template_is_accepted(shipped_tokenizer: Any) -> None:
-    assert ChatTemplate(_with_template(shipped_tokenizer, PLAIN)).end_of_turn_id
-
-
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -357,6 +336,11 @@ def test_a_plain_chatml_template_is_accepted(shipped_tokenizer: Any) -> None:
         ("{% if add_", "{% if messages | length > 3 %}{{ 'Now!' }}{% endif %}{% if add_", "append-only for user turns"),
         ("nt\n' }}{% endif", "nt\n' }}{% if messages | length > 3 %}Now!{% endif %}{% endif", "for user turns: turn 3"),
         ("{% if add_", "{{ messages[-2].content }}{% if add_", "exactly once"),
+        (
+            "m.content +",
+            "m.content + ('!' if loop.last else '') +",
+            r"first differing token at position \d+: got \d+ '<\|im_end\|>', expected \d+ '!'",
+        ),
     ],
     ids=[
         "result dropped",
@@ -365,6 +349,7 @@ def test_a_plain_chatml_template_is_accepted(shipped_tokenizer: Any) -> None:
         "reminder in long chats",
         "reminder after the prompt",
         "answer repeated",
+        "first differing token",
     ],
 )
 def test_a_template_that_rewrites_the_conversation_is_refused(
@@ -374,14 +359,6 @@ def test_a_template_that_rewrites_the_conversation_is_refused(
     changed = _with_template(shipped_tokenizer, PLAIN.replace(old, new))
     with pytest.raises(TemplateError, match=words):
         ChatTemplate(changed).prompt_ids([{"role": "user", "content": "x"}], TOOLS)
-
-
-def test_the_refusal_names_the_first_differing_token(shipped_tokenizer: Any) -> None:
-    marked = PLAIN.replace("m.content +", "m.content + ('!' if loop.last else '') +")
-    with pytest.raises(
-        TemplateError, match=r"first differing token at position \d+: got \d+ '<\|im_end\|>', expected \d+ '!'"
-    ):
-        ChatTemplate(_with_template(shipped_tokenizer, marked))
 
 
 @pytest.mark.parametrize(
@@ -416,9 +393,6 @@ def test_a_slow_tokenizer_is_refused() -> None:
 
 
 def test_a_vocabulary_that_makes_a_control_token_of_ordinary_text_is_refused() -> None:
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
     backend = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *((c, -1.0) for c in "</s>ab")], unk_id=0))
     backend.add_special_tokens(["</s>"])
     with pytest.raises(TemplateError, match="encodes the ordinary text '</s>' to the control token 1"):
@@ -426,8 +400,6 @@ def test_a_vocabulary_that_makes_a_control_token_of_ordinary_text_is_refused() -
 
 
 def test_control_tokens_swallow_the_space_around_them_as_the_tokenizer_does(shipped_tokenizer: Any) -> None:
-    from tokenizers import AddedToken
-
     greedy = copy.deepcopy(shipped_tokenizer)
     greedy.add_tokens([AddedToken("<|greedy|>", lstrip=True, rstrip=True, special=True, normalized=False)])
     encoder = TokenEncoder(greedy)

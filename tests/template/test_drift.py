@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spelled_tokens import bytewise, encode
 from tokenizers import Tokenizer, decoders, models, normalizers
@@ -21,22 +21,17 @@ def drift(tokenizer: Any, ids: list[int]) -> int:
     return drift_of_turn(ids, tokenizer, token_bytes(tokenizer))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        TEXT,
-        "Größe 東京 🙂 👩‍👩‍👧",
-        "<think>\nHm.\n</think>\n\n<tool_call>\n{}\n</tool_call><|im_end|>",
-        " \n\n\t  x",
-        "<|im_end|>",
-    ],
-)
+TURN = "<think>\nHm.\n</think>\n\n<tool_call>\n{}\n</tool_call><|im_end|>"
+
+
+@pytest.mark.parametrize("text", [TEXT, "Größe 東京 🙂 👩‍👩‍👧", TURN, " \n\n\t  x", "<|im_end|>"])
 def test_tokens_that_the_tokenizer_itself_would_choose_do_not_drift(tokenizer: Any, text: str) -> None:
     assert drift(tokenizer, encode(tokenizer, text)) == 0
 
 
-def test_a_word_sampled_in_other_pieces_drifts_by_those_pieces_alone(tokenizer: Any) -> None:
-    before, word, after = encode(tokenizer, "The answer"), " number", encode(tokenizer, " is four.")
+@pytest.mark.parametrize("word", [" number", "<|im_end|>"], ids=["word", "control token"])
+def test_a_token_sampled_in_other_pieces_drifts_by_those_pieces_alone(tokenizer: Any, word: str) -> None:
+    before, after = encode(tokenizer, "The answer"), encode(tokenizer, " is four.")
     assert len(encode(tokenizer, word)) == 1
     assert drift(tokenizer, [*before, *bytewise(tokenizer, word), *after]) == len(word)
 
@@ -44,11 +39,6 @@ def test_a_word_sampled_in_other_pieces_drifts_by_those_pieces_alone(tokenizer: 
 def test_what_lies_between_two_drifting_words_does_not_drift(tokenizer: Any) -> None:
     word, between = bytewise(tokenizer, " number"), encode(tokenizer, " is the answer" * 50)
     assert drift(tokenizer, [*word, *between, *word, *between]) == 2 * len(word)
-
-
-def test_ordinary_tokens_that_spell_a_control_token_all_drift(tokenizer: Any) -> None:
-    spelled = bytewise(tokenizer, "<|im_end|>")
-    assert drift(tokenizer, [*encode(tokenizer, "Done."), *spelled]) == len(spelled)
 
 
 @pytest.mark.parametrize("tail", ["", " and the answer"])
@@ -69,7 +59,7 @@ def test_text_that_encoding_itself_changes_counts_from_there_to_the_common_end(q
     assert drift(qwen3_tokenizer, ids) == len(changed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pieces=st.lists(st.text("aehnrtu 17.\n", min_size=1, max_size=6), max_size=12))
 def test_the_count_is_that_of_the_definition(shipped_tokenizer: Any, pieces: list[str]) -> None:
     sampled = [token for piece in pieces for token in encode(shipped_tokenizer, piece)]
@@ -81,7 +71,7 @@ def test_the_count_is_that_of_the_definition(shipped_tokenizer: Any, pieces: lis
     assert drift(shipped_tokenizer, sampled) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_ids_at_all_have_a_drift_between_none_and_all(shipped_tokenizer: Any, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, len(shipped_tokenizer) + 5), max_size=40))

@@ -189,19 +189,13 @@ def history(length: int) -> list[dict[str, Any]]:
 def test_a_history_that_is_rewritten_in_place_is_seen(shipped_tokenizer: Any, rewrite: Callable[[Any], object]) -> None:
     segment, messages = HistorySegment(ChatTemplate(shipped_tokenizer)), history(2)
     segment.accept(messages)
+    messages[1]["metadata"] = {"usage": {"inputTokens": 1}}  # notes beside a message are no rewriting
     assert segment.is_covered(messages)
     messages += history(1)[1:]
     assert segment.is_extended_by(messages)
     rewrite(messages)
     assert not segment.is_extended_by(messages)
     assert not segment.is_covered(messages[: segment.covered_messages])
-
-
-def test_notes_beside_a_message_are_no_rewriting(shipped_tokenizer: Any) -> None:
-    segment, messages = HistorySegment(ChatTemplate(shipped_tokenizer)), history(2)
-    segment.accept(messages)
-    messages[1]["metadata"] = {"usage": {"inputTokens": 1}}
-    assert segment.is_covered(messages)
 
 
 async def test_a_long_history_is_compared_and_remembered_in_as_many_calls_as_a_short_one(

@@ -25,7 +25,9 @@ def _chars() -> list[str]:
 
 
 CHAR_OF = _chars()
-many = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+many = settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=150
+)
 
 
 def decoded(tokenizer: Any, ids: list[int]) -> str:

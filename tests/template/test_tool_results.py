@@ -114,30 +114,33 @@ def test_a_value_without_a_text_is_the_tools_error(value: Any, words: str) -> No
     assert words in result["content"][0]["text"]
 
 
-SHAPES: dict[str, tuple[Any, str, list[dict[str, Any]]]] = {
-    "text": ("hi", "success", [{"text": "hi"}]),
-    "a status of HTTP": ({"status": 200, "content": "<p>"}, "success", [{"text": '{"status": 200, "content": "<p>"}'}]),
-    "no list": ({"status": "success", "content": 5}, "success", [{"text": '{"status": "success", "content": 5}'}]),
-    "no blocks": (
-        {"status": "error", "content": ["x"], "toolUseId": "other"},
-        "success",
-        [{"text": '{"status": "error", "content": ["x"]}'}],
-    ),
-    "no text": ({"status": "error", "content": [{"text": None}]}, "error", [{"text": "null"}]),
-    "another block": ({"status": "success", "content": [{"a": 1}]}, "success", [{"text": '{"a": 1}'}]),
-    "nothing": ({"status": "success", "content": []}, "success", []),
-    "an array as status": (
-        {"status": np.ones(1), "content": 1},
-        "success",
-        [{"text": '{"status": [1.0], "content": 1}'}],
-    ),
-    "another id": ({"toolUseId": "x", "status": "success", "content": [{"json": [1]}]}, "success", [{"json": [1]}]),
+NO_RESULTS: dict[str, tuple[Any, str]] = {
+    "text": ("hi", "hi"),
+    "a status of HTTP": ({"status": 200, "content": "<p>"}, '{"status": 200, "content": "<p>"}'),
+    "no list": ({"status": "success", "content": 5}, '{"status": "success", "content": 5}'),
+    "no blocks": ({"status": "error", "content": ["x"], "toolUseId": "a"}, '{"status": "error", "content": ["x"]}'),
+    "an array as status": ({"status": np.ones(1), "content": 1}, '{"status": [1.0], "content": 1}'),
 }
 
 
-@pytest.mark.parametrize(("given", "status", "content"), SHAPES.values(), ids=SHAPES)
-def test_what_is_no_result_is_a_value(given: Any, status: str, content: Any) -> None:
-    assert plain_result(given, "c1") == {"toolUseId": "c1", "status": status, "content": content}
+@pytest.mark.parametrize(("given", "text"), NO_RESULTS.values(), ids=NO_RESULTS)
+def test_what_is_no_result_is_a_value(given: Any, text: str) -> None:
+    assert plain_result(given, "c1") == {"toolUseId": "c1", "status": "success", "content": [{"text": text}]}
+
+
+@pytest.mark.parametrize("status", ["success", "error"])
+@pytest.mark.parametrize(
+    ("given", "content"),
+    [
+        ([{"text": None}], [{"text": "null"}]),
+        ([{"a": 1}], [{"text": '{"a": 1}'}]),
+        ([], []),
+        ([{"json": [1]}], [{"json": [1]}]),
+    ],
+)
+def test_a_result_gets_the_id_of_its_call_and_blocks_that_can_be_shown(status: str, given: Any, content: Any) -> None:
+    result = plain_result({"toolUseId": "x", "status": status, "content": given}, "c1")
+    assert result == {"toolUseId": "c1", "status": status, "content": content}
 
 
 @pytest.mark.parametrize("kind", ["document", "video", "image"])

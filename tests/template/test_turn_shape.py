@@ -50,26 +50,26 @@ def renderings(work: Callable[[], object]) -> int:
 
 
 @given(contents=st.lists(texts, min_size=1, max_size=4), name=st.text(max_size=10))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=100
+)
 def test_a_turn_of_tool_results_is_what_the_template_renders(tokenizer: Any, contents: list[str], name: str) -> None:
     template = ChatTemplate(tokenizer)
     messages = results(*contents, name=name)
     assert template.turn_ids(messages, TOOLS, last_id=None) == rendered_ids(template, messages)
 
 
-def test_a_known_turn_is_not_rendered(tokenizer: Any) -> None:
+def test_a_known_turn_is_not_rendered_and_other_tools_are_not_tried_out_at_length_again(tokenizer: Any) -> None:
     template = ChatTemplate(tokenizer)
-    template.turn_ids(results("one"), TOOLS, last_id=None)
-    assert renderings(lambda: template.turn_ids(results("two", call="call_9_3"), TOOLS, last_id=None)) == 0
-    user = [{"role": "user", "content": "go on"}]
-    assert renderings(lambda: template.turn_ids(user, TOOLS, last_id=None)) == 1
 
+    def renderings_of(turn: list[dict[str, Any]], tools: Any = TOOLS) -> int:
+        return renderings(lambda: template.turn_ids(turn, tools, last_id=None))
 
-def test_other_tools_are_not_tried_out_at_length_again(tokenizer: Any) -> None:
-    template = ChatTemplate(tokenizer)
-    template.turn_ids(results("one"), TOOLS, last_id=None)
+    renderings_of(results("one"))
+    assert renderings_of(results("two", call="call_9_3")) == 0
+    assert renderings_of([{"role": "user", "content": "go on"}]) == 1
     others = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "name": "other"}}]
-    assert renderings(lambda: template.turn_ids(results("two"), others, last_id=None)) < 10
+    assert renderings_of(results("two"), others) < 10
 
 
 @pytest.mark.parametrize(
@@ -110,15 +110,9 @@ def test_a_template_that_shows_results_as_they_are_need_not_be_a_known_one(shipp
     assert renderings(lambda: template.turn_ids(results("a", "b", "c"), TOOLS, last_id=None)) == 0
 
 
-def test_what_a_template_compares_with_is_tried_out_from_both_sides() -> None:
-    found = telling_texts(
-        "{% if m.role == 'tool' and m.content.startswith('<a>') and '</a>' in m.content %}{% endif %}"
-    )
-    assert found is not None
-    assert {"<a>", "<a>x", "x</a>", "<a>x</a>"} <= set(found)
-
-
-def test_a_template_with_very_many_conditions_is_not_tried_out() -> None:
+def test_what_a_template_compares_with_is_tried_out_from_both_sides_unless_it_is_very_much() -> None:
+    condition = "m.role == 'tool' and m.content.startswith('<a>') and '</a>' in m.content"
+    assert {"<a>", "<a>x", "x</a>", "<a>x</a>"} <= set(telling_texts(f"{{% if {condition} %}}{{% endif %}}") or ())
     assert telling_texts("".join(f"{{% if x == 'word {n}' %}}{{% endif %}}" for n in range(40))) is None
 
 

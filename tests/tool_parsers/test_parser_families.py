@@ -1,8 +1,9 @@
-# ruff: noqa: RUF001 - DeepSeek's own characters
 """One table of cases for every family's parser: calls, reasoning, text around them, and each kind of malformed call."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,13 +57,9 @@ def test_a_turn_without_calls_is_text(known: Family) -> None:
 
 
 @EACH
-def test_calls_inside_reasoning_are_drafts(known: Family) -> None:
+def test_calls_inside_reasoning_are_drafts_also_where_it_never_closes(known: Family) -> None:
     draft = known.calls([NO_ARGUMENTS])
     assert known.make([SEARCH]).parse(known.turn(reasoning=f"maybe {draft} no", calls=[SEARCH])) == calls_of(SEARCH)
-
-
-@EACH
-def test_calls_inside_reasoning_that_never_closes_are_drafts(known: Family) -> None:
     turn = known.reasoning[0] + "maybe " + known.calls([SEARCH])
     assert known.make([SEARCH]).parse(turn) == []
     assert [type(part) for part in known.make([SEARCH]).segments(turn)] == [Reasoning]
@@ -94,248 +91,44 @@ def test_a_broken_call_does_not_hide_the_good_one_beside_it(known: Family) -> No
     assert [part.name for part in parts if isinstance(part, ToolCall)] == ([] if whole else ["search"])
 
 
-HERMES_LIKE = "expected a JSON object"
-MALFORMED: list[tuple[str, str, str, str | None]] = [
-    # family, text, part of the reason, the tool that was meant
-    ("qwen3_coder", "<tool_call></tool_call>", "expected <function=TOOL> after <tool_call>; got the end", None),
-    ("qwen3_coder", "<tool_call>\n<function=>\n</function>\n</tool_call>", "expected <function=TOOL>", None),
-    ("qwen3_coder", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', "expected <function=TOOL>", None),
-    ("qwen3_coder", "<tool_call><function=f></tool_call>", "expected <parameter=NAME> or </function>", "f"),
-    ("qwen3_coder", "<tool_call><function=f>x</function></tool_call>", "expected <parameter=NAME> or </function>", "f"),
-    ("qwen3_coder", "<tool_call><function=f></function>x</tool_call>", "and nothing after it", "f"),
-    ("qwen3_coder", "<tool_call><function=f></function><function=g></function></tool_call>", "nothing after it", "f"),
-    ("qwen3_coder", "<tool_call><function=f><parameter=>1</parameter></function></tool_call>", "<parameter=NAME>", "f"),
-    ("qwen3_coder", "<tool_call><function=f><parameter=a>1</function></tool_call>", "'a' of 'f' is not closed", "f"),
-    (
-        "qwen3_coder",
-        "<tool_call><function=f><parameter=a>1<parameter=b>2</parameter></function></tool_call>",
-        "'a' of 'f' is not closed: got '<parameter='",
-        "f",
-    ),
-    (
-        "qwen3_coder",
-        "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>",
-        "the parameter 'a' of 'f' stands twice",
-        "f",
-    ),
-    ("qwen3_coder", "<tool_call><function=f></function>", "unterminated: there is no </tool_call>", "f"),
-    ("qwen3_coder", "</tool_call>", "without its opening tag before it", None),
-    ("qwen3_coder", "<function=f></function>", "a function outside of <tool_call> ... </tool_call>", None),
-    ("glm4", "<tool_call></tool_call>", "expected the tool's name after <tool_call>", None),
-    ("glm4", "<tool_call><arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", "expected the tool's name", None),
-    ("glm4", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', "expected the tool's name", None),
-    ("glm4", "<tool_call>f g</tool_call>", "expected the tool's name", None),
-    ("glm4", "<tool_call>f<arg_key>a</arg_key></tool_call>", "expected <arg_key>KEY</arg_key><arg_value>", "f"),
-    ("glm4", "<tool_call>f<arg_key> a </arg_key><arg_value>1</arg_value></tool_call>", "no white space", "f"),
-    ("glm4", "<tool_call>f<arg_key></arg_key><arg_value>1</arg_value></tool_call>", "expected <arg_key>KEY", "f"),
-    ("glm4", "<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call>", "the value of 'a' for 'f' is not closed", "f"),
-    (
-        "glm4",
-        "<tool_call>f<arg_key>a</arg_key><arg_value>1<arg_key>b</arg_key><arg_value>2</arg_value></tool_call>",
-        "the value of 'a' for 'f' is not closed: got '<arg_key>'",
-        "f",
-    ),
-    (
-        "glm4",
-        "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>a</arg_key><arg_value>2</arg_value></tool_call>",
-        "the key 'a' for 'f' stands twice",
-        "f",
-    ),
-    (
-        "glm4",
-        "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>x</tool_call>",
-        "in the call of 'f'; got 'x'",
-        "f",
-    ),
-    ("glm4", "<tool_call>f", "unterminated: there is no </tool_call>", "f"),
-    ("glm4", "</tool_call>", "outside of <tool_call>", None),
-    ("glm4", "</arg_value>", "outside of <tool_call>", None),
-    ("kimi_k2", "<|tool_calls_section_begin|><|tool_calls_section_end|>", "no call between the tags", None),
-    ("kimi_k2", "<|tool_calls_section_begin|>", "unterminated: there is no <|tool_calls_section_end|>", None),
-    ("kimi_k2", "<|tool_calls_section_end|>", "stands outside of <|tool_calls_section_begin|>", None),
-    (
-        "kimi_k2",
-        "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
-        "<|tool_call_begin|> stands outside of <|tool_calls_section_begin|>",
-        None,
-    ),
-    (
-        "kimi_k2",
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
-        "unterminated: there is no <|tool_calls_section_end|>",
-        "f",
-    ),
-    ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>", "no call between the tags", None),
-    ("deepseek_v3", "<｜tool▁calls▁end｜>", "stands outside of <｜tool▁calls▁begin｜>", None),
-    ("deepseek_v3", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>", "stands outside of", None),
-    (
-        "deepseek_v3",
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
-        "unterminated",
-        "f",
-    ),
-    ("deepseek_v3-2", "<｜DSML｜function_calls>\n</｜DSML｜function_calls>", "no call between the tags", None),
-    (
-        "deepseek_v3-2",
-        '<｜DSML｜invoke name="f">\n</｜DSML｜invoke>',
-        "stands outside of <｜DSML｜function_calls>",
-        None,
-    ),
-    ("llama3_json", '{"name": "f"}', "the parameters are missing", "f"),
-    ("llama3_json", '{"name": "f", "arguments": "{}"}', "the arguments are a string, not an object", "f"),
-    ("llama3_json", '{"name": "f", "parameters": {}, "arguments": {}}', "other keys than name and parameters", "f"),
-    ("llama3_json", '{"name": "f", "parameters": "{}"}', "the parameters are a string, not an object", "f"),
-    ("llama3_json", '{"parameters": {}}', "the name is missing", None),
-    ("llama3_json", '{"name": 7, "parameters": {}}', "the name is a number", None),
-    (
-        "llama3_json",
-        '{"type": "tool", "name": "f", "parameters": {}}',
-        "the type is 'tool'; expected \"function\"",
-        "f",
-    ),
-    ("llama3_json", '{"type": 1, "name": "f", "parameters": {}}', "the type is a number, not a string", "f"),
-    (
-        "llama3_json",
-        '{"name": "f", "parameters": {}, "x": 1}',
-        "there are other keys than name and parameters: 'x'",
-        "f",
-    ),
-    ("llama3_json", '{"name": "f", "parameters": {bad}}', "not valid JSON", "f"),
-    ("llama3_json", '{"name": "f", "parameters": {}} Done.', "expected the end of the answer, or ; and", "f"),
-    ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {}} Done.', "expected the end of the answer", "f"),
-    ("llama3_json", '<|python_tag|>brave_search.call(query="x")', HERMES_LIKE, None),
-    ("llama3_json", "<|python_tag|>", HERMES_LIKE, None),
-    ("mistral-array", "[TOOL_CALLS]", "expected a JSON array of calls, or <tool>[ARGS]{...}", None),
-    ("mistral-array", "[TOOL_CALLS] []", HERMES_LIKE, None),
-    ("mistral-array", "[TOOL_CALLS] [1]", HERMES_LIKE, None),
-    ("mistral-array", '[TOOL_CALLS] {"name": "f", "arguments": {}}', "expected a JSON array of calls", None),
-    ("mistral-array", '[TOOL_CALLS] [{"name": "f", "arguments": {}}', "expected , and another call, or ]", "f"),
-    ("mistral-array", '[TOOL_CALLS] [{"name": "f", "arguments": {bad}}]', "not valid JSON", "f"),
-    ("mistral-array", '[TOOL_CALLS] [{"name": "f"}]', "the arguments are missing", "f"),
-    (
-        "mistral-array",
-        '[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": 3}]',
-        "the id is a number, not a string",
-        "f",
-    ),
-    ("mistral-array", '[TOOL_CALLS] [{"name": "f", "arguments": {}} {}]', "expected , and another call", "f"),
-    ("mistral-named", "[TOOL_CALLS]f", "expected a JSON array of calls, or <tool>[ARGS]{...}", "f"),
-    ("mistral-named", "[TOOL_CALLS]f[ARGS]", HERMES_LIKE, "f"),
-    ("mistral-named", '[TOOL_CALLS]f{"a": 1}', "expected a JSON array of calls, or <tool>[ARGS]{...}", "f"),
-    ("mistral-named", "[TOOL_CALLS]f[CALL_ID]short[ARGS]{}", "expected a JSON array of calls, or <tool>[ARGS]", "f"),
-    ("mistral-named", "[ARGS]", "a [ARGS] without [TOOL_CALLS] before it", None),
-]
+def malformed_calls() -> Iterator[tuple[str, str, str, str]]:
+    """Family, tool, a part of the reason, and text, of each row of the table."""
+    for line in Path(__file__).with_name("malformed_calls.txt").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            known, name, reason, text = line.split(" ¦ ", maxsplit=3)
+            yield known, name, reason, text.replace("⏎", "\n")
 
 
-def _section(inside: str) -> str:
-    return f"<|tool_calls_section_begin|>{inside}<|tool_calls_section_end|>"
-
-
-def _deepseek(inside: str) -> str:
-    return f"<｜tool▁calls▁begin｜>{inside}<｜tool▁calls▁end｜>"
-
-
-def _dsml(inside: str) -> str:
-    return f"<｜DSML｜function_calls>{inside}</｜DSML｜function_calls>"
-
-
-KIMI_CALL = "<|tool_call_begin|>{}<|tool_call_end|>".format
-V3_CALL = "<｜tool▁call▁begin｜>{}<｜tool▁call▁end｜>".format
-ARGUMENTS = "<|tool_call_argument_begin|>"
-SEPARATOR = "<｜tool▁sep｜>"
-WRAPPED: list[tuple[str, str, str, str, str | None]] = [
-    # family, what is malformed in a section, the section, part of the reason, the tool that was meant
-    ("kimi_k2", *(2 * [KIMI_CALL(f"f:0{ARGUMENTS}{{}}")]), "expected functions.<tool>:<index>", "f"),
-    ("kimi_k2", *(2 * [KIMI_CALL(f"functions.f{ARGUMENTS}{{}}")]), "expected functions.<tool>:<index>", "f"),
-    ("kimi_k2", *(2 * [KIMI_CALL(f"functions.:0{ARGUMENTS}{{}}")]), "expected functions.<tool>:<index>", "functions."),
-    ("kimi_k2", *(2 * [KIMI_CALL("functions.f:0{}")]), "expected functions.<tool>:<index>", "f"),
-    ("kimi_k2", *(2 * [KIMI_CALL(f"functions.f:0{ARGUMENTS}[]")]), HERMES_LIKE, "f"),
-    ("kimi_k2", *(2 * [KIMI_CALL(f"functions.f:0{ARGUMENTS}")]), HERMES_LIKE, "f"),
-    ("kimi_k2", *(2 * [KIMI_CALL(f'functions.f:0{ARGUMENTS}{{"a": NaN}}')]), "NaN is not JSON", "f"),
-    ("kimi_k2", *(2 * [KIMI_CALL(f"functions.f:0{ARGUMENTS}{{}} x")]), "expected <|tool_call_end|> after", "f"),
-    ("kimi_k2", "x ", "x ", "expected <|tool_call_begin|> or <|tool_calls_section_end|>; got 'x ", None),
-    ("deepseek_v3", *(2 * [V3_CALL("f{}")]), "expected <tool><｜tool▁sep｜>{...}", None),
-    ("deepseek_v3", *(2 * [V3_CALL(f"{SEPARATOR}f\n```json\n{{}}\n```")]), "expected <tool><｜tool▁sep｜>", None),
-    ("deepseek_v3", *(2 * [V3_CALL(f"code{SEPARATOR}f\n```json\n{{}}\n```")]), HERMES_LIKE, "code"),
-    (
-        "deepseek_v3",
-        *(2 * [V3_CALL(f"function{SEPARATOR}f\n```json\n{{}}\n")]),
-        "expected ``` after the arguments",
-        "f",
-    ),
-    ("deepseek_v3", *(2 * [V3_CALL(f"function{SEPARATOR}f\n```json\n{{bad}}\n```")]), "not valid JSON", "f"),
-    ("deepseek_v3", *(2 * [V3_CALL(f"function{SEPARATOR}f\n{{}}")]), HERMES_LIKE, "function"),
-    ("deepseek_v3-1", *(2 * [V3_CALL(f"f{SEPARATOR}[1]")]), HERMES_LIKE, "f"),
-    ("deepseek_v3-1", *(2 * [V3_CALL(f"f{SEPARATOR}{{}} x")]), "expected <｜tool▁call▁end｜> after the arguments", "f"),
-]
-DSML = "<｜DSML｜invoke{}</｜DSML｜invoke>".format
-PARAMETER = '<｜DSML｜parameter name="a" string="{}">{}</｜DSML｜parameter>'.format
-DSML_CASES: list[tuple[str, str, str | None]] = [
-    (">", 'expected <｜DSML｜invoke name="<tool>">', None),
-    (' name="">', 'expected <｜DSML｜invoke name="<tool>">', None),
-    (' name="f">{"a": 1}', "expected <｜DSML｜parameter", "f"),
-    (' name="f">' + PARAMETER("yes", "1"), "expected <｜DSML｜parameter", "f"),
-    (' name="f">' + PARAMETER("false", "one"), 'which says string="false": not valid JSON', "f"),
-    (' name="f">' + 2 * PARAMETER("true", "1"), "the parameter 'a' of 'f' stands twice", "f"),
-    (' name="f"><｜DSML｜parameter name="a" string="true">1', "is not closed by </｜DSML｜parameter>", "f"),
-]
-ANY_CALL = '{"a": 1}'
-GPT_OSS_CASES: list[tuple[str, str, str | None]] = [
-    ("<|channel|>commentary to=functions.f<|message|>{bad}", "not valid JSON", "f"),
-    ("<|channel|>commentary to=functions.f<|message|>[1]", HERMES_LIKE, "f"),
-    ("<|channel|>commentary to=functions.f<|message|>", HERMES_LIKE, "f"),
-    ("<|channel|>commentary to=functions.f<|message|>{} x", "expected <|call|> after the arguments of 'f'", "f"),
-    ("<|channel|>commentary to=functions.f<|message|>{}<|end|>", "expected <|call|> after the arguments of 'f'", "f"),
-    ("<|channel|>analysis to=functions.f<|message|>{}", "a call on the channel 'analysis'; expected commentary", "f"),
-    ("<|channel|>final to=functions.f<|message|>{}", "a call on the channel 'final'; expected commentary", "f"),
-    ("<|channel|>analysis to=browser.open<|message|>{}", "got a message to 'browser.open'", "browser.open"),
-    ("<|channel|>analysis to=python code<|message|>1+1", "got a message to 'python'", "python"),
-    ("<|channel|>commentary to=functions.<|message|>{}", "got a message to 'functions.'", None),
-    ("<|channel|>commentary to=functions.f{}", "expected <|channel|>commentary to=functions.<tool>", "f{}"),
-    (" to=functions.f<|channel|>commentary to=functions.g<|message|>{}", "expected <|channel|>commentary", "f"),
-    ("Hi<|channel|>commentary to=functions.f<|message|>{}<|call|>", "a message begins with <|start|>assistant", "f"),
-]
-
-
-def only_failure(known: Family, text: str) -> ParseFailure:
-    (found,) = known.make().parse(text)
-    assert isinstance(found, ParseFailure), found
-    return found
-
-
-@pytest.mark.parametrize(("known", "text", "reason", "name"), MALFORMED, ids=lambda value: str(value)[:50])
-def test_what_is_no_call_is_a_failure_that_says_why(known: str, text: str, reason: str, name: str | None) -> None:
-    failure = only_failure(family(known), text)
+@pytest.mark.parametrize(("known", "name", "reason", "text"), list(malformed_calls()), ids=lambda value: value[:40])
+def test_what_is_no_call_is_a_failure_that_says_why(known: str, name: str, reason: str, text: str) -> None:
+    part = text.partition("«")[2].partition("»")[0]
+    text = text.replace("«", "").replace("»", "")
+    [failure] = family(known).make().parse(text)
+    assert isinstance(failure, ParseFailure)
     assert reason in failure.reason
-    assert (failure.raw, failure.name) == (text, name)
+    assert (failure.raw, failure.name or "-") == (part or text, name)
+    if part and known != "gpt_oss":  # a section with one bad call
+        parts = family(known).make().parse(text + family(known).calls([SEARCH]))
+        assert [type(part) for part in parts] == [ParseFailure, ToolCall]
 
 
-@pytest.mark.parametrize(("known", "inside", "raw", "reason", "name"), WRAPPED, ids=lambda value: str(value)[:50])
-def test_a_malformed_call_of_a_section_is_a_failure(
-    known: str, inside: str, raw: str, reason: str, name: str | None
-) -> None:
-    good = family(known).calls([SEARCH])
-    text = (_section if known == "kimi_k2" else _deepseek)(inside)
-    failure = only_failure(family(known), text)
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("9" * 5000, "a number can't be read: Exceeds the limit (4300 digits)"),
+        ("[" * 99 + "]" * 99, "nested deeper than the 100 levels that are allowed"),
+        ("[" * 50_000 + "]" * 50_000, "nested deeper than the 100 levels that are allowed"),
+    ],
+    ids=["digits", "nested", "nested very deeply"],
+)
+def test_a_value_beyond_all_limits_is_a_failure(value: str, reason: str) -> None:
+    call = f'<tool_call>{{"name": "f", "arguments": {{"a": {value}}}}}</tool_call>'
+    [failure] = family("hermes").make().parse(call)
+    assert isinstance(failure, ParseFailure)
+    assert (failure.raw, failure.name) == (call, "f")
     assert reason in failure.reason
-    assert (failure.raw, failure.name) == (raw, name)
-    parts = family(known).make().parse(text + good)
-    assert [type(part) for part in parts] == [ParseFailure, ToolCall]
-
-
-@pytest.mark.parametrize(("inside", "reason", "name"), DSML_CASES)
-def test_a_malformed_invoke_is_a_failure(inside: str, reason: str, name: str | None) -> None:
-    failure = only_failure(family("deepseek_v3-2"), _dsml(DSML(inside)))
-    assert reason in failure.reason
-    assert (failure.raw, failure.name) == (DSML(inside), name)
-
-
-@pytest.mark.parametrize(("text", "reason", "name"), GPT_OSS_CASES)
-def test_a_malformed_harmony_message_is_a_failure(text: str, reason: str, name: str | None) -> None:
-    failure = only_failure(family("gpt_oss"), text)
-    assert reason in failure.reason
-    assert failure.name == name
-    assert failure.raw in text
+    [nested] = family("hermes").make().parse(call.replace(value, "[" * 98 + "]" * 98))
+    assert isinstance(nested, ToolCall)
 
 
 def test_an_element_of_a_mistral_array_fails_alone_and_an_id_is_allowed() -> None:
@@ -379,7 +172,7 @@ def test_harmony_channels_are_reasoning_text_and_calls() -> None:
     text = (
         "<|channel|>analysis<|message|>first<|end|><|start|>assistant<|channel|>commentary<|message|>Plan: 1.<|end|>"
         "<|start|>assistant<|channel|>analysis<|message|>then<|end|><|start|>assistant<|channel|>commentary "
-        f"to=functions.f code<|message|>{ANY_CALL}<|call|><|start|>assistant<|channel|>final<|message|>Done.<|return|>"
+        'to=functions.f code<|message|>{"a": 1}<|call|><|start|>assistant<|channel|>final<|message|>Done.<|return|>'
     )
     assert family("gpt_oss").make().segments(text) == [
         Reasoning("first"),

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parser_families import FAMILIES, Call, Family
 
@@ -17,6 +17,7 @@ from strands_rollout.tool_parsers import ParseFailure, Reasoning, Segment, Text,
 from strands_rollout.tool_parsers.json_object import HermesParser
 
 EACH = pytest.mark.parametrize("known", FAMILIES, ids=str)
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.\-]{0,20}", fullmatch=True)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 STRINGS = st.text(st.characters(exclude_categories=["Cs"]))
@@ -42,7 +43,7 @@ PROSE = st.text("ab \n.{é", max_size=12).map(lambda text: text if text.strip() 
 
 @EACH
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(UNHURRIED, max_examples=15)
 def test_what_was_written_is_what_is_read(known: Family, data: st.DataObject) -> None:
     calls = data.draw(calls_for(known))
     thought = data.draw(PROSE)
@@ -57,7 +58,7 @@ def test_what_was_written_is_what_is_read(known: Family, data: st.DataObject) ->
 
 @EACH
 @given(data=st.data(), in_reasoning=st.booleans())
-@settings(max_examples=50)
+@settings(UNHURRIED, max_examples=50)
 def test_no_text_raises_and_nothing_of_it_is_lost(known: Family, data: st.DataObject, in_reasoning: bool) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from([*known.pieces, *JSON]), max_size=16)))
     segments = known.make().segments(text, in_reasoning)
@@ -74,7 +75,7 @@ def test_no_text_raises_and_nothing_of_it_is_lost(known: Family, data: st.DataOb
 
 @EACH
 @given(data=st.data())
-@settings(max_examples=30)
+@settings(UNHURRIED, max_examples=30)
 def test_one_changed_character_never_raises(known: Family, data: st.DataObject) -> None:
     calls: list[Call] = [("f", {"a": [1, "b", None], "c": "text"}), ("g", {})]
     text = known.turn(reasoning="hm", calls=calls)
@@ -104,20 +105,11 @@ def test_hostile_text_is_parsed_in_linear_time(known: Family) -> None:
             assert time.process_time() - started < 5, (piece, head, tail)
 
 
-TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
-HERMES_SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-)
-HERMES_KEYS = st.text() | st.sampled_from(TAGS)
-HERMES_VALUES = st.recursive(
-    HERMES_SCALARS | st.sampled_from(TAGS),
-    lambda v: st.lists(v, max_size=4) | st.dictionaries(HERMES_KEYS, v, max_size=4),
-    max_leaves=20,
-)
-HERMES_ARGUMENTS = st.dictionaries(HERMES_KEYS, HERMES_VALUES, max_size=4)
+TAGGED = STRINGS | st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>"])
+HERMES_ARGUMENTS = st.dictionaries(TAGGED, VALUES | TAGGED | st.lists(TAGGED, max_size=3), max_size=4)
 HERMES_NAMES = st.text(min_size=1).filter(lambda name: name.strip())
 SPACE = st.text(" \t\r\n", max_size=4)
-HERMES_PROSE = st.text().filter(lambda text: not any(tag in text for tag in TAGS) and "<" not in text)
+HERMES_PROSE = st.text(st.characters(exclude_characters="<"))
 
 
 def parser() -> HermesParser:
@@ -131,6 +123,7 @@ def parser() -> HermesParser:
     ),
     tail=HERMES_PROSE,
 )
+@settings(UNHURRIED, max_examples=50)
 def test_hermes_calls_are_read_whatever_their_white_space_and_the_tags_in_them(turns: list[Any], tail: str) -> None:
     text = ""
     expected: list[Segment] = []
@@ -145,18 +138,9 @@ def test_hermes_calls_are_read_whatever_their_white_space_and_the_tags_in_them(t
 
 
 HOSTILE = [
-    "<tool_call>",
-    "<tool_call>{</tool_call>",
-    '<tool_call>{"</tool_call>',
-    '<tool_call>{",":"</tool_call>',
+    *("<tool_call>", "<tool_call>{</tool_call>", '<tool_call>{"</tool_call>', '<tool_call>{",":"</tool_call>'),
+    *("<think></think>", "</think>", "</tool_call>", "[", '{"', " ", '\\"'),
     '<tool_call>{"name":"x","arguments":{"a":[[[[',
-    "<think></think>",
-    "</think>",
-    "</tool_call>",
-    "[",
-    '{"',
-    " ",
-    '\\"',
 ]
 
 

@@ -54,19 +54,23 @@ def test_reasoning_that_the_prompt_opens_does_not_hide_the_format(shipped_tokeni
     assert chosen(tokenizer_with(HERMES.replace(end, end + "<think>\n"), shipped_tokenizer)) == "hermes"
 
 
-def test_a_template_of_no_known_format_is_an_error_that_names_the_choices(shipped_tokenizer: Any) -> None:
-    template = CHATML.replace("CALL", "[[{{ call.function.name }}({{ call.function.arguments | tojson }})]]")
-    with pytest.raises(
-        ConfigError, match=r"\[\[probe.*fits none of deepseek_v3, .*Name the format.*: deepseek_v3, glm4"
-    ):
-        SGLangModel(tokenizer_with(template, shipped_tokenizer), "http://127.0.0.1:1", tool_parser="auto")
-
-
-def test_a_template_that_writes_no_calls_is_an_error_that_names_the_choices(shipped_tokenizer: Any) -> None:
-    with pytest.raises(ConfigError, match="writes .*Name the format .* qwen3_coder"):
-        SGLangModel(
-            tokenizer_with(CHATML.replace("CALL", ""), shipped_tokenizer), "http://127.0.0.1:1", tool_parser="auto"
-        )
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            "[[{{ call.function.name }}({{ call.function.arguments | tojson }})]]",
+            r"\[\[probe.*fits none of deepseek_v3, .*Name the format.*: deepseek_v3, glm4",
+        ),
+        ("", "writes .*Name the format .* qwen3_coder"),
+    ],
+    ids=["no known format", "no calls"],
+)
+def test_a_template_without_a_known_format_is_an_error_that_names_the_choices(
+    shipped_tokenizer: Any, call: str, words: str
+) -> None:
+    tokenizer = tokenizer_with(CHATML.replace("CALL", call), shipped_tokenizer)
+    with pytest.raises(ConfigError, match=words):
+        SGLangModel(tokenizer, "http://127.0.0.1:1", tool_parser="auto")
 
 
 def test_several_formats_that_fit_are_an_error_that_names_them(
@@ -76,11 +80,6 @@ def test_several_formats_that_fit_are_an_error_that_names_them(
     register_parser("mine", HermesParser)
     with pytest.raises(ConfigError, match="fits hermes and mine; expected exactly one.*: hermes, mine"):
         chosen(shipped_tokenizer)
-
-
-def test_auto_is_no_name_for_a_parser() -> None:
-    with pytest.raises(ConfigError, match="'auto' can't be registered"):
-        register_parser("auto", HermesParser)
 
 
 def test_a_template_that_shows_no_tools_is_refused_for_them(shipped_tokenizer: Any) -> None:

@@ -204,85 +204,40 @@ _HARMONY: dict[str, Any] = {
     "reasoning": ("<|start|>assistant<|channel|>analysis<|message|>", "<|end|>"),
     "text": "<|start|>assistant<|channel|>commentary<|message|>{}<|end|>".format,
     "pieces": (
-        "<|start|>",
-        "assistant",
-        "<|channel|>",
-        "analysis",
-        "commentary",
-        "final",
-        " to=functions.f",
-        " to=browser.open",
-        "<|constrain|>",
-        "json",
-        "<|message|>",
-        "<|end|>",
-        "<|call|>",
-        "<|return|>",
+        *re.findall(
+            r"\S+", "<|start|> assistant <|channel|> analysis commentary final <|constrain|> json <|message|> <|end|>"
+        ),
+        *("<|call|>", "<|return|>", " to=functions.f", " to=browser.open"),
         "<|start|>assistant<|channel|>commentary to=functions.f<|message|>",
         "<|start|>assistant<|channel|>analysis<|message|>x<|end|>",
         "<|start|>assistant<|channel|>commentary to=functions.f<|message|>{}<|call|>",
     ),
 }
 _KIMI_PIECES = (
-    "<think>",
-    "</think>",
-    "<|tool_calls_section_begin|>",
-    "<|tool_calls_section_end|>",
-    "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>",
-    "<|tool_call_end|>",
-    "functions.f:0",
-    "functions.",
+    *re.findall(r"\S+", "<think> </think> <|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|>"),
+    *re.findall(r"\S+", "<|tool_call_argument_begin|> <|tool_call_end|> functions.f:0 functions."),
     "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
 )
 _DEEPSEEK_PIECES = (
-    "<think>",
-    "</think>",
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁calls▁end｜>",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>",
-    "<｜tool▁sep｜>",
-    "function",
-    "\n```json\n",
-    "\n```",
-    "<｜DSML｜function_calls>",
-    "</｜DSML｜function_calls>",
-    '<｜DSML｜invoke name="f">',
-    "<｜DSML｜invoke",
-    "</｜DSML｜invoke>",
-    '<｜DSML｜parameter name="a" string="true">',
-    '<｜DSML｜parameter name="b" string="false">',
-    "</｜DSML｜parameter>",
+    *re.findall(
+        r"\S+", "<think> </think> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜>"
+    ),
+    *("<｜tool▁sep｜>", "function", "\n```json\n", "\n```", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
+    *('<｜DSML｜invoke name="f">', "<｜DSML｜invoke", "</｜DSML｜invoke>", "</｜DSML｜parameter>"),
+    *('<｜DSML｜parameter name="a" string="true">', '<｜DSML｜parameter name="b" string="false">'),
 )
 _XML_PIECES = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _QWEN_PIECES = (
     *_XML_PIECES,
-    "<function=f>",
-    "<function=",
-    "</function>",
-    "<parameter=a>",
-    "<parameter=b>",
-    "</parameter>",
+    *re.findall(r"\S+", "<function=f> <function= </function> <parameter=a> <parameter=b> </parameter>"),
 )
 _GLM_PIECES = (*_XML_PIECES, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "f", "<arg_key>a</arg_key>")
 _LLAMA_PIECES = (
-    "<think>",
-    "</think>",
-    "<|python_tag|>",
-    ";",
-    '{"name": "f", "parameters": {}}',
-    ' {"name": "f", "parameters"',
-    '"parameters"',
+    *("<think>", "</think>", "<|python_tag|>", ";", '"parameters"'),
+    *('{"name": "f", "parameters": {}}', ' {"name": "f", "parameters"'),
 )
 _MISTRAL_PIECES = (
-    "[THINK]",
-    "[/THINK]",
-    "[TOOL_CALLS]",
-    "[ARGS]",
-    "[CALL_ID]",
-    "Ab3456789",
-    "f[ARGS]{}",
+    *re.findall(r"\S+", "[THINK] [/THINK] [TOOL_CALLS] [ARGS] [CALL_ID] Ab3456789 f[ARGS]{}"),
     '[{"name": "f", "arguments": {}}]',
 )
 _MISTRAL: dict[str, Any] = {

@@ -12,7 +12,8 @@ import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ids_of
 
-from strands_rollout.evaluation.plan import EvalOptions, SampleKey, Sampling
+from strands_rollout.evaluation.options import EvalOptions, Sampling
+from strands_rollout.evaluation.plan import SampleKey
 from strands_rollout.evaluation.run import run_evaluation
 
 PROBLEMS = 3

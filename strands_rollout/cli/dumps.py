@@ -158,11 +158,11 @@ def _to_otel(dump: Path, endpoint: str | None, start: datetime | None, reward_ke
     exporter = otlp_exporter(endpoint)
     start_s = None if start is None else start.timestamp()
     try:
-        sent = send_dump(dump, exporter, start_s=start_s, reward_key=reward_key, with_contents=with_contents)
+        samples, spans = send_dump(dump, exporter, start_s=start_s, reward_key=reward_key, with_contents=with_contents)
     finally:
         exporter.shutdown()
-    _refuse_none(sent.samples, dump)
-    typer.echo(f"{sent.samples} samples, {sent.spans} spans")
+    _refuse_none(samples, dump)
+    typer.echo(f"{samples} samples, {spans} spans")
 
 
 def _to_wandb(dump: Path, project: str | None, reward_key: str, *, with_contents: bool) -> None:

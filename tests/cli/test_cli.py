@@ -18,8 +18,8 @@ from harness import ANSWER, call_text, ids_of
 from typer.testing import CliRunner
 
 from strands_rollout.cli.commands import app
-from strands_rollout.evaluation.demo import DemoOptions
 from strands_rollout.evaluation.evaluate import Summary
+from strands_rollout.evaluation.options import DemoOptions
 
 REPOSITORY = str(Path(__file__).parents[2])
 

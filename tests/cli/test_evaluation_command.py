@@ -17,7 +17,7 @@ from evaluation_stage import options_for, write_problems
 from fake_sglang import FakeSGLang, Reply, dead_url
 from harness import ANSWER, ids_of
 
-from strands_rollout.evaluation.plan import Sampling
+from strands_rollout.evaluation.options import Sampling
 from strands_rollout.evaluation.run import run_evaluation
 
 REPOSITORY = str(Path(__file__).parents[2])

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from strands_rollout.evaluation.display import accuracy_bar, print_outcomes, print_summary, progress_bar, question_of
+from strands_rollout.evaluation.display import accuracy_bar, print_outcomes, print_summary, question_of
 from strands_rollout.evaluation.evaluate import Outcome, Summary
 from strands_rollout.samples import Sample
 
@@ -71,9 +71,9 @@ def test_the_summary_counts_stop_reasons_and_names_violations() -> None:
 
 def test_the_bar_shows_the_running_accuracy() -> None:
     out = io.StringIO()
-    with progress_bar(Console(file=out, width=80), 2) as on_done:
-        on_done(outcome())
-        on_done(outcome(right=False))
+    with accuracy_bar(Console(file=out, width=80), 2) as tell:
+        tell(True)
+        tell(False)
     assert "accuracy 50%" in out.getvalue()
     assert "2/2" in out.getvalue()
 

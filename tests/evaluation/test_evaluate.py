@@ -16,8 +16,9 @@ from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, call_text, ids_of
 
 from strands_rollout.errors import ConfigError, PromptError
-from strands_rollout.evaluation.demo import DemoOptions, most_telling, run_demo, served_tokenizer, write_dump
-from strands_rollout.evaluation.evaluate import Outcome, RunPlan, Summary, evaluate, slime_sampling_params
+from strands_rollout.evaluation.demo import most_telling, run_demo, served_tokenizer, write_dump
+from strands_rollout.evaluation.evaluate import Outcome, RunPlan, Summary, evaluate
+from strands_rollout.evaluation.options import DemoOptions, slime_sampling_params
 from strands_rollout.evaluation.rows import Row, read_rows
 from strands_rollout.samples import Sample
 

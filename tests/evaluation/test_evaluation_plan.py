@@ -11,7 +11,8 @@ import yaml
 from evaluation_stage import write_problems
 
 from strands_rollout.errors import ConfigError, PromptError
-from strands_rollout.evaluation.plan import DataFile, EvalSet, Sampling, read_eval_config
+from strands_rollout.evaluation.options import Sampling
+from strands_rollout.evaluation.plan import DataFile, EvalSet, read_eval_config
 from strands_rollout.evaluation.results import settings_identity
 from strands_rollout.evaluation.rows import load_rows
 from strands_rollout.settings import RolloutSettings

@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strands_rollout.evaluation import evaluate as evaluate_module
-from strands_rollout.evaluation.plan import DataFile, EvalSet, Sampling, idle_ks
+from strands_rollout.evaluation.options import Sampling
+from strands_rollout.evaluation.plan import DataFile, EvalSet, idle_ks
 from strands_rollout.evaluation.report import Ballot, accuracy_of, majority_of, mean_pass_at_k, pass_at_k, t_quantile
 
 

@@ -17,7 +17,8 @@ from fake_sglang import FakeSGLang, Reply, dead_url
 from harness import ANSWER, call_text, ids_of
 
 from strands_rollout.errors import ConfigError, EngineUnavailableError, RolloutError
-from strands_rollout.evaluation.plan import SampleKey, Sampling
+from strands_rollout.evaluation.options import Sampling
+from strands_rollout.evaluation.plan import SampleKey
 from strands_rollout.evaluation.results import SampleResult
 from strands_rollout.evaluation.run import run_evaluation, run_samples
 

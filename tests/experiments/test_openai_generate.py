@@ -16,7 +16,7 @@ from scripted_chat import Said, ScriptedChat
 from experiments.openai_generate import TEXT_ENDPOINT_KEY, generate
 from strands_rollout import Sample, reward_func
 from strands_rollout import generate as generate_by_tokens
-from strands_rollout.evaluation.evaluate import slime_sampling_params
+from strands_rollout.evaluation.options import slime_sampling_params
 from strands_rollout.evaluation.rows import read_rows, shipped_rows
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 

@@ -20,7 +20,9 @@ CUT = Sample(
 CUT.status = Sample.Status.ABORTED
 OVER, SIBLING = (Sample(prompt="q", tokens=[1, at], response_length=1, index=5, rollout_id=5) for at in (2, 3))
 FALLING = UpdateSettings(decay="linear")
-OPTIONS = TrainOptions(Path("run"), 5, 0, Path("model"), Path("data"), Path("held"), update=FALLING)
+OPTIONS = TrainOptions(
+    out=Path("run"), steps=5, model_dir=Path("model"), data=Path("data"), held_out=Path("held"), update=FALLING
+)
 
 
 def saved(folder: Path, step: int) -> Path:

@@ -17,7 +17,7 @@ import pytest
 from strands_rollout.code_tool.tool import code_tool
 from strands_rollout.template.chat_template import ChatTemplate
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 CHECKPOINT = REPOSITORY / "strands_rollout/engine/checkpoint"
 
 

@@ -16,7 +16,7 @@ import typer
 from strands_rollout.engine import SHIPPED_MODEL_DIR
 from strands_rollout.template.tokens import TokenEncoder
 
-MANY_TOOLS = Path(__file__).parent / "real/many_tools/checkpoint"
+MANY_TOOLS = Path(__file__).parents[1] / "real/many_tools/checkpoint"
 SYSTEM = "<|im_start|>system\nAnswer in colours, and say nothing else at all.<|im_end|>\n"
 SPOKEN = (
     (("What is grass?", "Green."), ("And snow?", "White.")),

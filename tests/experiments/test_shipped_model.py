@@ -17,7 +17,7 @@ from strands_rollout.code_tool.tool import execute_python_code, prompts_sha256
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import to_chat_tools
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 CHECKPOINT = REPOSITORY / "strands_rollout/engine/checkpoint"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]

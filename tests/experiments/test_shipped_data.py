@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 DATA = REPOSITORY / "strands_rollout/data"
 TRAINING = REPOSITORY / "strands_rollout/engine/checkpoint/training.json"
 

@@ -9,34 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation_stage import result_line
 
 from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.evaluation.plan import SampleKey
 from strands_rollout.evaluation.results import ResultsFile, SampleResult
-
-
-def line(number: int, **changes: Any) -> dict[str, Any]:
-    made = {
-        "data_set": "sums",
-        "problem": 0,
-        "number": number,
-        "status": "completed",
-        "stop_reason": "completed",
-        "error": None,
-        "reward": {"acc": 1.0, "pred": "34"},
-        "response": "34\n" * 3,
-        "response_tokens": 5,
-        "sampled_tokens": 4,
-        "turns": 1,
-        "tool_calls": 0,
-        "tool_errors": 0,
-        "seconds": 0.5,
-        "weight_versions": ["1"],
-        "violations": [],
-        "audited": False,
-    }
-    return {**made, **changes}
-
 
 PLANNED = {SampleKey("sums", 0, number) for number in range(3)}
 IDENTITY = {"model": "a", "seed": None, "data_sets": {"sums": {"sha256": "00", "sampling_params": {"top_p": 1.0}}}}
@@ -61,7 +38,7 @@ def text(*lines: dict[str, Any]) -> str:
 def test_what_is_appended_is_there_at_once_and_comes_back(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "run"
     with ResultsFile(folder, IDENTITY) as file:
-        kept = [file.append(line(number)) for number in range(2)]
+        kept = [file.append(result_line(number)) for number in range(2)]
         assert file.path.read_text().count("\n") == 2
         assert list(file.results(PLANNED)) == kept
         with pytest.raises(ConfigError, match="in use by another run"):
@@ -71,7 +48,7 @@ def test_what_is_appended_is_there_at_once_and_comes_back(tmp_path: Path) -> Non
 
 
 def test_a_half_written_last_line_is_dropped_wherever_it_was_cut(path: Path) -> None:
-    whole = text(line(0), line(1)).encode()
+    whole = text(result_line(0), result_line(1)).encode()
     first = whole.index(b"\n") + 1
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
@@ -87,34 +64,34 @@ def test_a_half_written_last_line_is_dropped_wherever_it_was_cut(path: Path) -> 
         "{",
         "[]",
         "{}",
-        json.dumps(line(1, problem="one")),
-        json.dumps(line(1, problem="0")),
-        json.dumps(line(True)),
-        json.dumps(line(1, reward=None)),
-        json.dumps(line(1, reward={"acc": 0.5})),
-        json.dumps(line(1, reward={"acc": "no"})),
-        json.dumps(line(1, violations="none")),
-        json.dumps(line(1, violations=[1])),
-        json.dumps(line(1, turns=-1)),
+        json.dumps(result_line(1, problem="one")),
+        json.dumps(result_line(1, problem="0")),
+        json.dumps(result_line(True)),
+        json.dumps(result_line(1, reward=None)),
+        json.dumps(result_line(1, reward={"acc": 0.5})),
+        json.dumps(result_line(1, reward={"acc": "no"})),
+        json.dumps(result_line(1, violations="none")),
+        json.dumps(result_line(1, violations=[1])),
+        json.dumps(result_line(1, turns=-1)),
     ],
 )
 def test_a_line_that_is_no_result_is_named(path: Path, bad: str) -> None:
-    path.write_text(text(line(0)) + bad + "\n")
+    path.write_text(text(result_line(0)) + bad + "\n")
     with pytest.raises(ConfigError, match=r"results.jsonl:2 is not a result"):
         read(path.parent)
 
 
-@pytest.mark.parametrize("other", [line(3), line(0, problem=1), line(0, data_set="more")])
+@pytest.mark.parametrize("other", [result_line(3), result_line(0, problem=1), result_line(0, data_set="more")])
 def test_a_line_of_a_sample_that_was_not_asked_is_named(path: Path, other: dict[str, Any]) -> None:
-    path.write_text(text(line(0), other))
+    path.write_text(text(result_line(0), other))
     with pytest.raises(ConfigError, match=r"results.jsonl:2: got sample .* which this run does not ask"):
         read(path.parent)
 
 
 def test_blank_lines_are_passed_over_and_what_is_no_plain_json_is_kept(path: Path) -> None:
-    path.write_text("\n" + text(line(0)) + "  \n")
+    path.write_text("\n" + text(result_line(0)) + "  \n")
     with ResultsFile(path.parent, IDENTITY) as file:
-        file.append(line(1, label=10**30, sample={"where": Path("a")}))
+        file.append(result_line(1, label=10**30, sample={"where": Path("a")}))
     assert json.loads(path.read_text().splitlines()[-1])["label"] == 10**30
     assert [result.key.number for result in read(path.parent)[0]] == [0, 1]
 
@@ -129,7 +106,7 @@ def test_blank_lines_are_passed_over_and_what_is_no_plain_json_is_kept(path: Pat
     ],
 )
 def test_what_could_not_be_graded_is_not_scored(reward: dict[str, Any], is_scored: bool) -> None:
-    result = SampleResult.from_line(line(0, reward=reward))
+    result = SampleResult.from_line(result_line(0, reward=reward))
     assert (result.is_scored, result.fault is None) == (is_scored, is_scored)
 
 
@@ -138,10 +115,10 @@ def test_a_full_disk_ends_the_run_and_what_was_written_before_is_kept(path: Path
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         with ResultsFile(path.parent, IDENTITY) as file:
-            file.append(line(0))
+            file.append(result_line(0))
             resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
             with pytest.raises(RolloutError, match="can't write to .*results.jsonl"):
-                file.append(line(1))
+                file.append(result_line(1))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
@@ -150,7 +127,7 @@ def test_a_full_disk_ends_the_run_and_what_was_written_before_is_kept(path: Path
 
 
 def test_a_folder_of_another_run_is_refused_and_each_difference_is_named(path: Path) -> None:
-    path.write_text(text(line(0)))
+    path.write_text(text(result_line(0)))
     sums = {"sha256": "00", "sampling_params": {"top_p": 0.9}}
     with pytest.raises(ConfigError) as caught:
         ResultsFile(path.parent, {"model": "b", "seed": 0, "data_sets": {"sums": sums, "x": 1}})
@@ -167,14 +144,14 @@ def test_a_folder_of_another_run_is_refused_and_each_difference_is_named(path: P
 
 def test_a_folder_without_results_is_taken_over_by_another_run(path: Path) -> None:
     with ResultsFile(path.parent, {**IDENTITY, "model": "b"}) as file:
-        file.append(line(0))
+        file.append(result_line(0))
     assert json.loads((path.parent / "run.json").read_text())["model"] == "b"
     with pytest.raises(ConfigError, match="model was 'b' and is 'a'"):
         read(path.parent)
 
 
 def test_a_folder_that_can_not_be_used_is_a_usage_error(path: Path) -> None:
-    path.write_text(text(line(0)))
+    path.write_text(text(result_line(0)))
     (path.parent / "run.json").unlink()
     with pytest.raises(ConfigError, match=r"has no run\.json beside it"):
         read(path.parent)

@@ -8,7 +8,7 @@ import webbrowser
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -16,6 +16,11 @@ from strands_rollout.errors import ConfigError
 
 if TYPE_CHECKING:
     from strands_rollout.view.sample import Retokeniser
+
+
+Samples: TypeAlias = Annotated[
+    list[int] | None, typer.Option(help="With --text: print these samples only, from 0.", metavar="N", min=0)
+]
 
 
 def view(
@@ -33,9 +38,7 @@ def view(
         typer.Option(help="The policy's; shows drift, and texts that the dump lacks.", exists=True, file_okay=False),
     ] = None,
     text: Annotated[bool, typer.Option("--text", help="Print the list and the samples to the terminal.")] = False,
-    sample: Annotated[
-        list[int] | None, typer.Option(help="With --text: print these samples only, from 0.", metavar="N", min=0)
-    ] = None,
+    sample: Samples = None,
     port: Annotated[
         int | None,
         typer.Option(help="Serve the page at this port and open no browser; 0 for a free one.", min=0, max=65535),

@@ -36,8 +36,26 @@ def train(
     if find_spec("torch") is None:
         raise ConfigError("training needs torch, which is not installed; pip install 'strands-rollout[train]'")
     without_advice()
-    from strands_rollout.evaluation.rows import shipped_rows
     from strands_rollout.train.batch import TrainingMethod
+
+    _complete(given)
+    method = context.find_object(TrainingMethod) or TrainingMethod()  # an experiment's command line gives its own
+    options = made(
+        TrainOptions,
+        given,
+        rollout=method.rollout,
+        ablation=method.ablation,
+        checks=not unchecked,
+        update=made(UpdateSettings, given),
+    )
+    from strands_rollout.train.run import run_training
+
+    raise typer.Exit(run_training(options, method))
+
+
+def _complete(given: Given) -> None:
+    """Refuse what an option's bounds can't say, and fill in what depends on other options, or on the package."""
+    from strands_rollout.evaluation.rows import shipped_rows
 
     if given["temperature"] <= 0:
         raise typer.BadParameter(
@@ -57,15 +75,3 @@ def train(
     given["model_dir"] = given["model_dir"] or SHIPPED_POLICY
     given["data"] = given["data"] or shipped_rows().with_name("train.jsonl")
     given["held_out"] = given["held_out"] or shipped_rows()
-    method = context.find_object(TrainingMethod) or TrainingMethod()  # an experiment's command line gives its own
-    options = made(
-        TrainOptions,
-        given,
-        rollout=method.rollout,
-        ablation=method.ablation,
-        checks=not unchecked,
-        update=made(UpdateSettings, given),
-    )
-    from strands_rollout.train.run import run_training
-
-    raise typer.Exit(run_training(options, method))

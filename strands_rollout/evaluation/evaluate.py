@@ -189,20 +189,27 @@ async def playing(
     async with AsyncExitStack() as stack:
         recorder = None if is_plain and not audited else await stack.enter_async_context(recording(base_url))
         reached = url if recorder is None else parse_base_url(recorder.url)
-        host, port = f"[{reached.host}]" if ":" in reached.host else reached.host, reached.port or 80
-        named = (settings or {}).get("model_name")
-        args = SimpleNamespace(  # slime's, as far as this package reads them
-            hf_checkpoint=str(tokenizer_dir),
-            sglang_router_ip=host,
-            sglang_router_port=port,
-            # the one engine there is stands for the policy, whatever the settings call it
-            sglang_model_routers={named: (host, port)} if named else None,
-            reward_key=REWARD_KEY,
-            eval_reward_key="acc",
-            eval_max_context_len=max_context_tokens,
-            strands_rollout=settings,
-        )
+        args = _args(reached.host, reached.port or 80, tokenizer_dir, settings, max_context_tokens)
         yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate, reward)
+
+
+def _args(
+    host: str, port: int, tokenizer_dir: Path, settings: Mapping[str, Any] | None, max_context_tokens: int | None
+) -> SimpleNamespace:
+    """The args of slime, as far as this package reads them."""
+    host = f"[{host}]" if ":" in host else host
+    named = (settings or {}).get("model_name")
+    return SimpleNamespace(
+        hf_checkpoint=str(tokenizer_dir),
+        sglang_router_ip=host,
+        sglang_router_port=port,
+        # the one engine there is stands for the policy, whatever the settings call it
+        sglang_model_routers={named: (host, port)} if named else None,
+        reward_key=REWARD_KEY,
+        eval_reward_key="acc",
+        eval_max_context_len=max_context_tokens,
+        strands_rollout=settings,
+    )
 
 
 async def evaluate(

@@ -226,7 +226,6 @@ def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str,
     scored = [result for result in found if result.is_scored]
     problems = [_problem(chosen, number, group) for number, group in enumerate(by_problem)]
     counts = [(problem["right"], problem["scored"]) for problem in problems]
-    accuracy = accuracy_of(counts)
     planned = len(chosen.rows) * chosen.sampling.samples
     ks = [k for k in ks if k <= chosen.sampling.samples]
     return {
@@ -238,9 +237,7 @@ def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str,
         "missing": planned - len(scored),
         "failed": len(found) - len(scored),
         "right": sum(right for right, _ in counts),
-        "avg_at_n": _rounded(accuracy.mean),
-        "standard_error": _rounded(accuracy.standard_error),
-        "interval_95": None if accuracy.interval is None else [_rounded(bound) for bound in accuracy.interval],
+        **_accuracy(counts),
         "pass_at_k": {str(k): _rounded(mean_pass_at_k(counts, k)) for k in ks},
         "pass_at_k_problems": {str(k): sum(total >= k for _, total in counts) for k in ks},
         "maj_at_n": _mean([problem["majority_score"] for problem in problems if problem["scored"]]),
@@ -248,11 +245,21 @@ def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str,
         "status": _counted(result.status for result in found),
         "stop_reasons": _counted(result.stop_reason for result in found),
         "methods": _counted(result.method for result in found if result.is_finished),
-        "mean_response_tokens": _mean([result.response_tokens for result in scored]),
-        "mean_turns": _mean([result.turns for result in scored]),
+        **{
+            f"mean_{name}": _mean([getattr(result, name) for result in scored]) for name in ("response_tokens", "turns")
+        },
         **{name: sum(getattr(result, name) for result in scored) for name in _SUMS},
         "drift": _drift(scored),
         "by_problem": problems,
+    }
+
+
+def _accuracy(counts: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    accuracy = accuracy_of(counts)
+    return {
+        "avg_at_n": _rounded(accuracy.mean),
+        "standard_error": _rounded(accuracy.standard_error),
+        "interval_95": None if accuracy.interval is None else [_rounded(bound) for bound in accuracy.interval],
     }
 
 

@@ -166,12 +166,8 @@ def to_tensordict(
         is_cut = episode.status == "truncated"
         flags = {"done": True, "terminated": not is_cut, "truncated": is_cut}
         one["query"] = one["text"].prompt
-        one["next"] = TensorDict(
-            {
-                "reward": torch.tensor([[reward]], dtype=torch.float32),
-                **{name: torch.tensor([flag]) for name, flag in flags.items()},
-            }
-        )
+        one["next"] = TensorDict({name: torch.tensor([flag]) for name, flag in flags.items()})
+        one["next", "reward"] = torch.tensor([[reward]], dtype=torch.float32)
     return lazy_stack(dicts) if dicts else TensorDict(batch_size=[0])
 
 

@@ -156,8 +156,9 @@ def _draw_panel(axes: Axes, panel: Panel, variants: Mapping[str, Sequence[tuple[
         for dashes, curve in lines:
             every = -(-len(curve.steps) // _MARKS_PER_LINE)
             # marks a little beside those of other variants: lines may lie upon each other
-            marks = {"markersize": 3.5, "markevery": (int(number / len(variants) * every), every)}
-            axes.plot(curve.steps, curve.mean, linewidth=1.4, **marks, **look, linestyle=dashes)
+            first = int(number / len(variants) * every)
+            style = {**look, "linestyle": dashes, "linewidth": 1.4, "markersize": 3.5, "markevery": (first, every)}
+            axes.plot(curve.steps, curve.mean, **style)
             if curve.low != curve.high:
                 axes.fill_between(curve.steps, curve.low, curve.high, color=look["color"], alpha=0.18, linewidth=0)
     if wants_log_axis(panel, [curve for lines in variants.values() for _, curve in lines]):

@@ -84,21 +84,23 @@ def check_gap(
         for at, theirs in sequence.known_pairs
         for position, ours in [(sequence.trained_positions[at], own[at])]
     ]
-    shown = []
-    for _, number, position, theirs, ours in sorted(rows, reverse=True)[:_MOST_SHOWN]:
-        tokens = sequences[number].tokens
-        before = decode(tokens[max(0, position - _CONTEXT_TOKENS) : position])
-        shown.append(
-            f"\n  sequence {number}, token {position} of {len(tokens)}: {decode([tokens[position]])!r} after "
-            f"{before!r}: rollout {theirs:.4f}, trainer {ours:.4f}"
-        )
-    beyond = sum(difference > limit for difference, *_ in rows)
+    worst = sorted(rows, reverse=True)[:_MOST_SHOWN]
+    shown = "".join(
+        f"\n  sequence {number}, {_place(sequences[number].tokens, position, decode)}: rollout {theirs:.4f}, trainer "
+        f"{ours:.4f}"
+        for _, number, position, theirs, ours in worst
+    )
     raise TrajectoryError(
         f"under the same weights the trainer's logprobs differ from the rollout's by up to {gap.largest:.3g} (mean "
-        f"{gap.mean:.3g}), {beyond} of {len(rows)} trained tokens by more than {limit:g}; expected rounding alone. "
+        f"{gap.mean:.3g}), {sum(row[0] > limit for row in rows)} of {len(rows)} trained tokens by more than {limit:g}; expected rounding alone. "
         "Either the tokens, their places or the mask are wrong, or the engine does not compute as the trainer does "
-        f"(a lower precision: raise --gap-limit). The largest differences:{''.join(shown)}"
+        f"(a lower precision: raise --gap-limit). The largest differences:{shown}"
     )
+
+
+def _place(tokens: Sequence[int], position: int, decode: Callable[[Sequence[int]], str]) -> str:
+    before = tokens[max(0, position - _CONTEXT_TOKENS) : position]
+    return f"token {position} of {len(tokens)}: {decode([tokens[position]])!r} after {decode(before)!r}"
 
 
 def batch_figures(batch: StepBatch, version: int) -> dict[str, float]:

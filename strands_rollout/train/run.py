@@ -6,8 +6,8 @@ import asyncio
 import json
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -83,18 +83,14 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
         progress = folder.checkpoints.read(newest) if newest else RunState(0, 0)
         if progress.step > options.steps:
             raise ConfigError(f"{options.out} has {progress.step} steps; expected --steps {progress.step} or more")
-        if CODE_TOOL_PATH in settings.tools:
-            log.print(f"code runs with isolation {await start_executor(settings.executor)!r}", highlight=False)
-        base_url = await stack.enter_async_context(served_engine(options.base_url, options.model_dir.resolve()))
-        log.print(f"engine at {redacted(parse_base_url(base_url))}, run in {options.out}", highlight=False)
+        base_url = await stack.enter_async_context(_engine(options, settings, log))
         sync = await stack.enter_async_context(WeightSync(base_url))
         given = {**settings.model_dump(exclude_unset=True), "should_abort": flag}
         player = await stack.enter_async_context(
             playing(base_url, options.model_dir, given, audited=False, generate=method.generate)
         )
-        plan = _plan(options, method)
-        player.args.n_samples_per_prompt = plan.samples
-        collector = RolloutCollector(player, rows, plan, sync.abort_all, flag)
+        player.args.n_samples_per_prompt = options.samples_per_prompt
+        collector = RolloutCollector(player, rows, _plan(options, method), sync.abort_all, flag)
         collector.next_position, collector.waiting = progress.next_position, list(progress.waiting)
         steps = stack.enter_context(folder.log(progress.step))
         shown = stack.enter_context(TrainingProgress(log, total=options.steps, done=progress.step))
@@ -113,6 +109,16 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
             wandb.sum_up(summary)
         write_json(folder.summary, summary)
     return summary
+
+
+@asynccontextmanager
+async def _engine(options: TrainOptions, settings: RolloutSettings, log: Console) -> AsyncIterator[str]:
+    """The code sandbox, if it is needed, then the URL of the engine."""
+    if CODE_TOOL_PATH in settings.tools:
+        log.print(f"code runs with isolation {await start_executor(settings.executor)!r}", highlight=False)
+    async with served_engine(options.base_url, options.model_dir.resolve()) as base_url:
+        log.print(f"engine at {redacted(parse_base_url(base_url))}, run in {options.out}", highlight=False)
+        yield base_url
 
 
 def made_by() -> dict[str, Any]:

@@ -93,8 +93,8 @@ def check_gap(
     raise TrajectoryError(
         f"under the same weights the trainer's logprobs differ from the rollout's by up to {gap.largest:.3g} (mean "
         f"{gap.mean:.3g}), {sum(row[0] > limit for row in rows)} of {len(rows)} trained tokens by more than {limit:g}; "
-        "expected rounding alone. Either the tokens, their places or the mask are wrong, or the engine does not compute "
-        f"as the trainer does (a lower precision: raise --gap-limit). The largest differences:{shown}"
+        "expected rounding alone. Either the tokens, their places or the mask are wrong, or the engine does not "
+        f"compute as the trainer does (a lower precision: raise --gap-limit). The largest differences:{shown}"
     )
 
 

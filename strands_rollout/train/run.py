@@ -32,7 +32,7 @@ from strands_rollout.train.options import TrainOptions
 from strands_rollout.train.policy import Policy
 from strands_rollout.train.reporting import TrainingProgress, WandbLog
 from strands_rollout.train.rollouts import AbortFlag, RolloutCollector, RolloutPlan
-from strands_rollout.train.run_folder import FILE_NAME, RunState, StepRecord, TrainFolder, read_steps, with_end
+from strands_rollout.train.run_folder import FILE_NAME, RunState, StepLog, StepRecord, TrainFolder, read_steps, with_end
 from strands_rollout.train.trainer import Trainer, WeightSync
 
 EXIT_OK: Final = 0
@@ -92,7 +92,7 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
         player.args.n_samples_per_prompt = options.samples_per_prompt
         collector = RolloutCollector(player, rows, _plan(options, method), sync.abort_all, flag)
         collector.next_position, collector.waiting = progress.next_position, list(progress.waiting)
-        steps = stack.enter_context(folder.log(progress.step))
+        steps = stack.enter_context(StepLog(options.out / FILE_NAME, first_step=progress.step))
         shown = stack.enter_context(TrainingProgress(log, total=options.steps, done=progress.step))
         run = (options, method, policy, player, collector, sync, folder, held_out)
         trainer = Trainer(*run, shown.phase, progress.step, dict(progress.facts))

@@ -217,10 +217,6 @@ class TrainFolder:
         self.curves = path / "curves.png"
         self.checkpoints = Checkpoints(path / "checkpoints")
 
-    def log(self, first_step: int) -> StepLog:
-        """The log of steps; see `StepLog`."""
-        return StepLog(self.path / FILE_NAME, first_step=first_step)
-
     @contextmanager
     def held(self) -> Iterator[None]:
         """The folder, made if it is not there, which no other process can hold until the block ends.

@@ -146,8 +146,8 @@ async def test_a_cache_that_can_not_be_emptied_is_an_error_and_one_that_can_late
 def test_an_engines_cpu_time_is_that_of_the_process_that_listens():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         pids = engine_processes(httpx.URL(f"http://127.0.0.1:{listening.getsockname()[1]}"))
-        assert pids == [os.getpid()]
-        assert 0 < threads_cpu_s(pids) <= threads_cpu_s(pids)
+        assert os.getpid() in pids, "and the processes below it"
+        assert 0 < threads_cpu_s([os.getpid()]) <= threads_cpu_s([os.getpid()])
     assert engine_processes(httpx.URL("http://192.0.2.1:80")) == []
     assert threads_cpu_s([]) is None
 

@@ -16,7 +16,7 @@ import pytest
 from evaluation_stage import PROBLEMS, evaluated, guesser, sample_seed
 from fake_sglang import FakeSGLang, Reply
 from harness import ids_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_rollout.evaluation import evaluate as evaluate_module
@@ -167,6 +167,7 @@ async def test_drift_and_context_that_is_not_the_templates_are_reported(
 COUNTS = st.integers(1, 8).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 
 
+@settings(deadline=None)
 @given(COUNTS, st.integers(1, 8))
 def test_pass_at_k_is_the_share_of_all_draws_of_k_samples_that_hold_a_right_one(count: tuple[int, int], k: int) -> None:
     right, total = count
@@ -192,6 +193,7 @@ def test_students_t_is_that_of_the_tables(degrees: int, t: float) -> None:
     assert t_quantile(degrees) == pytest.approx(t, abs=1e-4)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=12))
 def test_with_equally_many_samples_the_error_is_that_of_the_problems_means(rights: list[int]) -> None:
     accuracy = accuracy_of([(right, 6) for right in rights])
@@ -200,6 +202,7 @@ def test_with_equally_many_samples_the_error_is_that_of_the_problems_means(right
     assert accuracy.standard_error == pytest.approx(statistics.stdev(shares) / math.sqrt(len(shares)), abs=1e-12)
 
 
+@settings(deadline=None)
 @given(st.lists(COUNTS, min_size=2, max_size=12))
 def test_the_interval_holds_the_accuracy_and_stays_within_0_and_1(counts: list[tuple[int, int]]) -> None:
     accuracy = accuracy_of(counts)
@@ -224,9 +227,7 @@ def test_the_interval_holds_the_accuracy_and_stays_within_0_and_1(counts: list[t
         ([(0, 0)], (None, None)),
     ],
 )
-def test_problems_that_are_alike_or_one_alone_have_no_interval(
-    counts: list[tuple[int, int]], accuracy: Any
-) -> None:
+def test_problems_that_are_alike_or_one_alone_have_no_interval(counts: list[tuple[int, int]], accuracy: Any) -> None:
     found = accuracy_of(counts)
     assert (found.mean, found.standard_error, found.interval) == (*accuracy, None)
 
@@ -268,6 +269,7 @@ def test_the_majority_of_answers_wins(right: list[str], wrong: list[str], answer
     assert (list(vote.answers), vote.score) == (answers, pytest.approx(score))
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(["1/2", "0.5", "50%", "34", "34.0", "x", "", "(1,2)", "1,2", "2,1"]), max_size=12),
     st.sampled_from(["34", "0.5", "none"]),
@@ -280,6 +282,7 @@ def test_the_order_of_samples_means_nothing(answers: list[str], right: str, rand
     assert majority_of(votes) == majority_of(shuffled)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.integers(0, 5))
 def test_of_plain_numbers_the_most_frequent_wins(answers: list[int], label: int) -> None:
     vote = majority_of(Ballot(str(answer), answer == label) for answer in answers)

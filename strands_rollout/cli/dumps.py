@@ -8,7 +8,7 @@ import webbrowser
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -16,6 +16,11 @@ from strands_rollout.errors import ConfigError
 
 if TYPE_CHECKING:
     from strands_rollout.view.sample import Retokeniser
+
+
+Samples: TypeAlias = Annotated[
+    list[int] | None, typer.Option(help="With --text: print these samples only, from 0.", metavar="N", min=0)
+]
 
 
 def view(
@@ -33,9 +38,7 @@ def view(
         typer.Option(help="The policy's; shows drift, and texts that the dump lacks.", exists=True, file_okay=False),
     ] = None,
     text: Annotated[bool, typer.Option("--text", help="Print the list and the samples to the terminal.")] = False,
-    sample: Annotated[
-        list[int] | None, typer.Option(help="With --text: print these samples only, from 0.", metavar="N", min=0)
-    ] = None,
+    sample: Samples = None,
     port: Annotated[
         int | None,
         typer.Option(help="Serve the page at this port and open no browser; 0 for a free one.", min=0, max=65535),
@@ -158,11 +161,11 @@ def _to_otel(dump: Path, endpoint: str | None, start: datetime | None, reward_ke
     exporter = otlp_exporter(endpoint)
     start_s = None if start is None else start.timestamp()
     try:
-        sent = send_dump(dump, exporter, start_s=start_s, reward_key=reward_key, with_contents=with_contents)
+        samples, spans = send_dump(dump, exporter, start_s=start_s, reward_key=reward_key, with_contents=with_contents)
     finally:
         exporter.shutdown()
-    _refuse_none(sent.samples, dump)
-    typer.echo(f"{sent.samples} samples, {sent.spans} spans")
+    _refuse_none(samples, dump)
+    typer.echo(f"{samples} samples, {spans} spans")
 
 
 def _to_wandb(dump: Path, project: str | None, reward_key: str, *, with_contents: bool) -> None:

@@ -1,34 +1,77 @@
-"""Options that several commands share, and the command `config`, which prints settings."""
+"""Options of several commands, commands whose options are a dataclass, and `config`, which prints settings."""
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
-BaseUrl: TypeAlias = Annotated[
-    str | None, typer.Option(help="An SGLang server or router; default: the embedded engine is started.")
-]
-Model: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(help="What the embedded engine serves; default: the shipped model.", exists=True, file_okay=False),
-]
-Tokenizer: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(help="The served model's tokenizer; default: as the server names it.", exists=True, file_okay=False),
-]
+from strands_rollout.evaluation.options import BaseUrl as BaseUrl
+from strands_rollout.evaluation.options import Model as Model
+from strands_rollout.evaluation.options import Tokenizer as Tokenizer
+
+Given: TypeAlias = dict[str, Any]
+"""What a command was given for fields of dataclasses, by their names."""
+
+
+def takes(*kinds: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command, after its own parameters, the options that fields of these dataclasses are annotated with.
+
+    Their values are its first argument. A field without a default is None where its option is left out.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        _, *own = signature(command, eval_str=True).parameters.values()
+        names = [one.name for one in own]
+        own += [
+            Parameter(
+                one.name,
+                Parameter.KEYWORD_ONLY,
+                default=None if one.default is MISSING else one.default,
+                annotation=hint,
+            )
+            for kind in kinds
+            for one, hint in zip(fields(kind), get_type_hints(kind, include_extras=True).values(), strict=True)
+            if any(isinstance(extra, OptionInfo) for extra in getattr(hint, "__metadata__", ()))
+        ]
+
+        @functools.wraps(command)
+        def run(**given: object) -> None:
+            given = {one.name: one.default for one in own} | given
+            command(given, **{name: given.pop(name) for name in names})
+
+        run.__signature__ = Signature(own)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in own}
+        return run
+
+    return decorate
+
+
+Options = TypeVar("Options")
+
+
+def made(kind: type[Options], given: Given, **more: object) -> Options:
+    """The dataclass with those of the given values that are its fields."""
+    return kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given}, **more)  # type: ignore[arg-type]
 
 
 def check_engine(base_url: str | None, model: Path | None) -> None:
-    """Refuse to name both an engine and what another one would serve.
-
-    Raises:
-        BadParameter: Both are given.
-    """
+    """Raise BadParameter where both an engine and what another one would serve are named."""
     if base_url is not None and model is not None:
         raise typer.BadParameter("--model is what the embedded engine serves; it can't be used with --base-url")
+
+
+def without_advice() -> None:
+    """Keep transformers from advising to install torch, which nothing here needs."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 Config: TypeAlias = Annotated[

@@ -23,7 +23,7 @@ from strands_rollout.client.transport import CONNECTION_ERRORS, JSON_HEADERS, cr
 from strands_rollout.diagnostics.drift_report import SavedEpisode, nth_episode
 from strands_rollout.dump.terminal import make_console
 from strands_rollout.errors import DumpError, EngineResponseError, EngineUnavailableError
-from strands_rollout.evaluation.evaluate import slime_sampling_params
+from strands_rollout.evaluation.options import slime_sampling_params
 from strands_rollout.evaluation.rows import json_line
 from strands_rollout.evaluation.served_engine import served_engine, served_tokenizer
 from strands_rollout.files import Json

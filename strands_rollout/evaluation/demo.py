@@ -1,7 +1,4 @@
-"""The demo: rows of a data set through `generate` and `reward_func` on an engine; a table, a transcript and a dump.
-
-Glue: the engine is `served_engine`'s, the work `evaluate`'s, the printing `report`'s and `viewer`'s.
-"""
+"""The demo: rows of a data set through `generate` and `reward_func` on an engine; a table, a transcript and a dump."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +14,9 @@ from strands_rollout.client.transport import parse_base_url, redacted
 from strands_rollout.dump import TokenTexts
 from strands_rollout.dump.terminal import make_console, print_transcript
 from strands_rollout.errors import ConfigError, DumpError
-from strands_rollout.evaluation.display import print_outcomes, print_summary, progress_bar
-from strands_rollout.evaluation.evaluate import Outcome, RunPlan, Summary, evaluate, slime_sampling_params
+from strands_rollout.evaluation.display import accuracy_bar, print_outcomes, print_summary
+from strands_rollout.evaluation.evaluate import Outcome, RunPlan, Summary, evaluate
+from strands_rollout.evaluation.options import DemoOptions, slime_sampling_params
 from strands_rollout.evaluation.rows import read_rows, shipped_rows
 from strands_rollout.evaluation.served_engine import (
     SHIPPED_MODELS_EXECUTOR,
@@ -31,23 +28,6 @@ from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True, slots=True)
-class DemoOptions:
-    """What the `demo` command was asked for; see its --help."""
-
-    base_url: str | None
-    model_dir: Path | None
-    tokenizer_dir: Path | None
-    data: Path | None
-    samples: int
-    concurrency: int
-    temperature: float
-    max_new_tokens: int
-    seed: int | None
-    dump_dir: Path
-    json_only: bool
 
 
 def run_demo(options: DemoOptions) -> Summary:
@@ -81,13 +61,19 @@ async def _run(options: DemoOptions) -> Summary:
         )
         log.print(f"code runs with isolation {await start_executor(executor)!r}", highlight=False)
         started = time.monotonic()
-        with progress_bar(log, len(rows)) as on_done:
-            outcomes = await evaluate(rows, plan, on_done=on_done)
+        with accuracy_bar(log, len(rows)) as tell:
+            outcomes = await evaluate(rows, plan, on_done=lambda outcome: tell(bool(outcome.graded.get("acc"))))
     seconds = time.monotonic() - started
     summary = Summary.of(outcomes)
     written = write_dump(options.dump_dir, outcomes, tokenizer)
     if not options.json_only:
-        _print_report(outcomes, summary, tokenizer, seconds, written)
+        console, shown = make_console(), most_telling(outcomes).sample
+        print_outcomes(console, outcomes)
+        console.print(f"\nsample {shown.index}, token for token:")
+        print_transcript(console, shown, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)))
+        console.print()
+        print_summary(console, outcomes, summary, seconds=seconds)
+        console.print(f"all samples: {written}", soft_wrap=True)
     return summary
 
 
@@ -109,20 +95,3 @@ def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: PreTrainedT
 def most_telling(outcomes: Sequence[Outcome]) -> Outcome:
     """The outcome whose transcript shows most: a right answer found with tools, else tools, else the first."""
     return max(outcomes, key=lambda o: (bool(o.facts.get("tool_calls")), bool(o.graded.get("acc"))))
-
-
-def _print_report(
-    outcomes: Sequence[Outcome],
-    summary: Summary,
-    tokenizer: PreTrainedTokenizerBase,
-    seconds: float,
-    written: Path,
-) -> None:
-    console = make_console()
-    print_outcomes(console, outcomes)
-    shown = most_telling(outcomes).sample
-    console.print(f"\nsample {shown.index}, token for token:")
-    print_transcript(console, shown, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)))
-    console.print()
-    print_summary(console, outcomes, summary, seconds=seconds)
-    console.print(f"all samples: {written}", soft_wrap=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -18,9 +18,6 @@ from strands_rollout.dump.terminal import make_console
 from strands_rollout.evaluation.evaluate import Outcome, Summary
 from strands_rollout.samples import Sample
 
-if TYPE_CHECKING:
-    from strands_rollout.evaluation.evaluate import Outcome, Summary
-
 _OTHER_COLUMNS_WIDTH: Final = 84
 _MIN_QUESTION_WIDTH, _MAX_QUESTION_WIDTH = 24, 60
 _ANSWER_WIDTH: Final = 12
@@ -29,14 +26,9 @@ _NUMBERS: Final = frozenset({"#", "reward", "turns", "calls", "tokens"})
 _MAX_VIOLATIONS_SHOWN: Final = 20
 _MAX_ERRORS_SHOWN: Final = 5
 _LINES: Final = 10
+_MAJORITY_WIDTH: Final = 24
+_PROBLEM_COLUMNS: Final = ("problem", "label", "right", "of", "majority", "tokens", "calls", "truncated", "failed")
 _STATUS_STYLES: Final = {"completed": "green", "truncated": "yellow", "aborted": "yellow", "failed": "red"}
-
-
-@contextmanager
-def progress_bar(console: Console, total: int) -> Iterator[Callable[[Outcome], None]]:
-    """A bar with the running accuracy until the block ends; call what it yields with each outcome."""
-    with accuracy_bar(console, total) as tell:
-        yield lambda outcome: tell(bool(outcome.graded.get("acc")))
 
 
 @contextmanager
@@ -46,16 +38,22 @@ def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> 
     Without a terminal, it is a line at each tenth of the samples. `total` counts the whole run, and
     `earlier` the samples that were done before: whether each was right.
     """
-    with _bar(console, total) if console.is_interactive else nullcontext(_lines(console, total)) as show:
-        done = scored = len(earlier)
-        right = sum(earlier)
+    bar = _bar(console) if console.is_interactive else None
+    done = scored = len(earlier)
+    right = sum(earlier)
+    with bar or nullcontext():
+        task = bar.add_task("episodes", total=total) if bar else None
 
         def tell(is_right: bool | None) -> None:  # noqa: FBT001 - a verdict, not a flag
             nonlocal done, right, scored
             done += 1
             scored += is_right is not None
             right += bool(is_right)
-            show(done, f"  accuracy {right / scored:.0%}" if scored else "")
+            accuracy = f"  accuracy {right / scored:.0%}" if scored else ""
+            if bar and task is not None:
+                bar.update(task, completed=done, description=f"episodes{accuracy}")
+            elif done * _LINES // total > (done - 1) * _LINES // total:
+                console.print(f"episodes {done}/{total}{accuracy}", highlight=False, soft_wrap=True)
 
         yield tell
 
@@ -66,39 +64,32 @@ def counter(what: str, total: int | None = None) -> Iterator[Callable[[int], Non
 
     Nothing without a terminal. A `total` of None is not known.
     """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=make_console(stderr=True), transient=True) as progress:
+    with _bar(make_console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=total)
         yield lambda more: progress.advance(task, more)
 
 
-@contextmanager
-def _bar(console: Console, total: int) -> Iterator[Callable[[int, str], None]]:
+def _bar(console: Console, *, transient: bool = False) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("episodes", total=total)
-        yield lambda done, words: progress.update(task, completed=done, description=f"episodes{words}")
-
-
-def _lines(console: Console, total: int) -> Callable[[int, str], None]:
-    def show(done: int, words: str) -> None:
-        if done * _LINES // total > (done - 1) * _LINES // total:
-            console.print(f"episodes {done}/{total}{words}", highlight=False, soft_wrap=True)
-
-    return show
+    return Progress(*columns, console=console, transient=transient)
 
 
 def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
     """The table, one line per sample; without the questions where the console is too narrow for them."""
     question_width = min(console.width - _OTHER_COLUMNS_WIDTH, _MAX_QUESTION_WIDTH)
     shown = [name for name in _COLUMNS if name != "question" or question_width >= _MIN_QUESTION_WIDTH]
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for name in shown:
-        table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=True, overflow="ellipsis")
+    table = _table(shown, _NUMBERS)
     for outcome in outcomes:
         cells = dict(zip(_COLUMNS, _cells(outcome, question_width), strict=True))
         table.add_row(*(cells[name] for name in shown))
     console.print(table)
+
+
+def _table(columns: Sequence[str], numbers: Collection[str]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
+    return table
 
 
 def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summary, *, seconds: float) -> None:
@@ -111,22 +102,17 @@ def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summar
     )
     console.print(f"stop reasons: {', '.join(f'{reason} {count}' for reason, count in reasons.most_common())}")
     for what, name in (("token exactness", "tito_violations"), ("slime's contract", "contract_violations")):
-        _print_violations(
-            console, what, [(outcome.sample.index, words) for outcome in outcomes for words in getattr(outcome, name)]
-        )
+        violations = [(outcome.sample.index, words) for outcome in outcomes for words in getattr(outcome, name)]
+        if not violations:
+            console.print(Text(f"{what}: every sample passed", style="green"))
+            continue
+        console.print(Text(f"{what}: {len(violations)} violations", style="bold red"))
+        for index, words in violations[:_MAX_VIOLATIONS_SHOWN]:
+            console.print(Text(f"  sample {index}: {words}", style="red"), soft_wrap=True)
     failed = [outcome for outcome in outcomes if outcome.sample.status is Sample.Status.FAILED]
     errors = Counter(str(outcome.facts.get("error")) for outcome in failed)
     for error, count in errors.most_common(_MAX_ERRORS_SHOWN):
         console.print(Text(f"failed, {count} of {len(outcomes)}: {error}", style="red"), soft_wrap=True)
-
-
-def _print_violations(console: Console, what: str, violations: Sequence[tuple[int | None, str]]) -> None:
-    if not violations:
-        console.print(Text(f"{what}: every sample passed", style="green"))
-        return
-    console.print(Text(f"{what}: {len(violations)} violations", style="bold red"))
-    for index, words in violations[:_MAX_VIOLATIONS_SHOWN]:
-        console.print(Text(f"  sample {index}: {words}", style="red"), soft_wrap=True)
 
 
 def _cells(outcome: Outcome, question_width: int) -> list[str | Text]:
@@ -155,11 +141,6 @@ def question_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     return texts[-1] if texts else ""
 
 
-_MAJORITY_WIDTH: Final = 24
-_PROBLEM_COLUMNS: Final = ("problem", "label", "right", "of", "majority", "tokens", "calls", "truncated", "failed")
-_TEXTS: Final = frozenset({"label", "majority"})
-
-
 def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
     """Everything that the report says, for each data set in turn."""
     for name, data_set in report["data_sets"].items():
@@ -171,11 +152,8 @@ def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
 
 
 def _problem_table(data_set: Mapping[str, Any]) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for column in _PROBLEM_COLUMNS:
-        table.add_column(column, justify="left" if column in _TEXTS else "right", no_wrap=True)
+    table = _table(_PROBLEM_COLUMNS, frozenset(_PROBLEM_COLUMNS) - {"label", "majority"})
     for problem in data_set["by_problem"]:
-        is_won = problem["majority_score"] == 1
         table.add_row(
             str(problem["problem"]),
             Text(shorten(str(problem["label"]), _MAJORITY_WIDTH, placeholder="...")),
@@ -183,7 +161,7 @@ def _problem_table(data_set: Mapping[str, Any]) -> Table:
             str(problem["scored"]),
             Text(
                 shorten(" | ".join(problem["majority"]) or "-", _MAJORITY_WIDTH, placeholder="..."),
-                style="green" if is_won else "",
+                style="green" if problem["majority_score"] == 1 else "",
             ),
             _number(problem["mean_response_tokens"]),
             _number(problem["mean_tool_calls"], 1),

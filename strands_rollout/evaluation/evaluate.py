@@ -16,8 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import httpx
-
 from strands_rollout.client.transport import parse_base_url
 from strands_rollout.evaluation.rows import Row
 from strands_rollout.evaluation.token_audit import WireRecorder, recording, tito_violations
@@ -32,24 +30,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Generate: TypeAlias = Callable[..., Awaitable[Any]]
-"""Of slime's `--custom-generate-function-path`."""
 Reward: TypeAlias = Callable[..., Awaitable[Any]]
-"""Of slime's `--custom-rm-path`."""
-
-
-def slime_sampling_params(temperature: float, max_new_tokens: int) -> dict[str, Any]:
-    """The sampling parameters that slime 0.3 hands to `generate` in training (slime/rollout/sglang_rollout.py)."""
-    return {
-        "temperature": temperature,
-        "top_p": 1.0,
-        "top_k": -1,
-        "max_new_tokens": max_new_tokens,
-        "stop": None,
-        "stop_token_ids": None,
-        "skip_special_tokens": False,
-        "no_stop_trim": True,
-        "spaces_between_special_tokens": False,
-    }
+"""Of slime's `--custom-generate-function-path` and `--custom-rm-path`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +128,7 @@ class Player:
     async def play(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Outcome:
         """Fill a new sample and grade it, and its siblings where it fans out; raises nothing but CancelledError."""
         sample.session_id = sample.session_id or uuid.uuid4().hex
-        played_by = self.generate or generate
-        given = await played_by(self.args, sample, sampling_params, evaluation=self.evaluation)
+        given = await (self.generate or generate)(self.args, sample, sampling_params, evaluation=self.evaluation)
         done, *siblings = given if isinstance(given, list) else [given]
         if done.status is not Sample.Status.ABORTED:
             await self.grade(done, *siblings)
@@ -192,7 +173,7 @@ async def playing(
 
     Args:
         base_url: The engine's.
-        tokenizer_dir: Folder of the served model's tokenizer.
+        tokenizer_dir: The served model's tokenizer.
         settings: The mapping under `strands_rollout:` of a custom config.
         audited: Check each sample against its contract and against the wire.
         evaluation: Tell `generate` that this is an evaluation.
@@ -208,15 +189,15 @@ async def playing(
     async with AsyncExitStack() as stack:
         recorder = None if is_plain and not audited else await stack.enter_async_context(recording(base_url))
         reached = url if recorder is None else parse_base_url(recorder.url)
-        args = _args(reached, tokenizer_dir, settings, max_context_tokens)
+        args = _args(reached.host, reached.port or 80, tokenizer_dir, settings, max_context_tokens)
         yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate, reward)
 
 
 def _args(
-    url: httpx.URL, tokenizer_dir: Path, settings: Mapping[str, Any] | None, max_context_tokens: int | None
+    host: str, port: int, tokenizer_dir: Path, settings: Mapping[str, Any] | None, max_context_tokens: int | None
 ) -> SimpleNamespace:
     """The args of slime, as far as this package reads them."""
-    host, port = f"[{url.host}]" if ":" in url.host else url.host, url.port or 80
+    host = f"[{host}]" if ":" in host else host
     named = (settings or {}).get("model_name")
     return SimpleNamespace(
         hf_checkpoint=str(tokenizer_dir),

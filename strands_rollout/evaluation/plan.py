@@ -12,13 +12,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from strands_rollout.errors import ConfigError, PromptError
-from strands_rollout.evaluation.evaluate import slime_sampling_params
+from strands_rollout.evaluation.options import EvalOptions, Sampling
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
 from strands_rollout.evaluation.served_engine import SHIPPED_MODELS_EXECUTOR
 from strands_rollout.grading import label_texts
@@ -32,30 +33,15 @@ _OWN_FUNCTIONS: Final = {
     "custom_rm_path": "strands_rollout.reward_func",
 }
 _REFUSED: Final = (
-    "multimodal_keys",
-    "apply_chat_template",
-    "app_service",
-    "message_processor",
-    "reward_model",
+    *("multimodal_keys", "apply_chat_template", "app_service", "message_processor", "reward_model"),
     "remote_environment",
 )
 _MEANINGLESS: Final = (
-    "rm_type",
-    "tool_key",
-    "metadata_key",
-    "metadata_overrides",
-    "eval_task_timeout",
-    "min_eval_samples",
-    "eval_early_stop_remaining",
-    "eval_early_stop_idle_timeout",
+    *("rm_type", "tool_key", "metadata_key", "metadata_overrides", "eval_task_timeout", "min_eval_samples"),
+    *("eval_early_stop_remaining", "eval_early_stop_idle_timeout"),
 )
 _FURTHER: Final = (
-    "stop",
-    "stop_token_ids",
-    "skip_special_tokens",
-    "no_stop_trim",
-    "repetition_penalty",
-    "min_new_tokens",
+    *("stop", "stop_token_ids", "skip_special_tokens", "no_stop_trim", "repetition_penalty", "min_new_tokens"),
 )
 _SAMPLING: Final = {
     "n_samples_per_eval_prompt": "samples",
@@ -77,32 +63,6 @@ class SampleKey:
         """The sampling seed, from 0 to 2^31 - 1, of this sample in a run with a seed, whatever else is asked."""
         text = f"{seed}:{self.data_set}:{self.problem}:{self.number}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 33
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How problems are sampled; the defaults are those of slime's evaluation where its arguments are left alone.
-
-    `samples` are of each problem, `max_new_tokens` is the budget of a whole response, tool results included. `further`
-    are more parameters by SGLang's names; they go before the others.
-    """
-
-    samples: int
-    max_new_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    further: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """What slime hands to `generate` in an evaluation (slime/rollout/sglang_rollout.py)."""
-        return {
-            **slime_sampling_params(self.temperature, self.max_new_tokens),
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            **self.further,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +110,16 @@ class EvalSet:
                 f"got rows [{file.start}:{file.stop}] of {file.path}, which has {len(rows)}; expected one or more"
             )
         for row in chosen:
-            _check_row(row, f"{file.path}:{row.line}")
+            where = f"{file.path}:{row.line}"
+            try:
+                # the run's own template, which the last of these checks needs, is not there yet
+                to_episode_prompt(row.prompt, None, None)
+            except PromptError as e:
+                raise PromptError(f"{where}: {e}") from e
+            if isinstance(row.label, Mapping) or not any(text.strip() for text in label_texts(row.label)):
+                raise PromptError(
+                    f"{where}: got the label {row.label!r:.80}, which no answer equals; expected text or numbers"
+                )
         digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
         return cls(file, chosen, digest, sampling, template_kwargs or {})
 
@@ -184,19 +153,14 @@ class EvalSet:
 
     def sample_keys(self) -> Iterator[SampleKey]:
         """All its samples; those of a problem follow each other, so that an engine's prefix cache serves them."""
-        for problem in range(len(self.rows)):
-            for number in range(self.sampling.samples):
-                yield SampleKey(self.name, problem, number)
+        both = product(range(len(self.rows)), range(self.sampling.samples))
+        return (SampleKey(self.name, problem, number) for problem, number in both)
 
 
-def _check_row(row: Row, where: str) -> None:
-    try:
-        # the run's own template, which the last of these checks needs, is not there yet
-        to_episode_prompt(row.prompt, None, None)
-    except PromptError as e:
-        raise PromptError(f"{where}: {e}") from e
-    if isinstance(row.label, Mapping) or not any(text.strip() for text in label_texts(row.label)):
-        raise PromptError(f"{where}: got the label {row.label!r:.80}, which no answer equals; expected text or numbers")
+def _not_none_of_them(top_k: int | None) -> int | None:
+    if top_k == 0:
+        raise ValueError("-1 for all, or 1 and more")
+    return top_k
 
 
 class DataSetEntry(BaseModel):
@@ -212,7 +176,7 @@ class DataSetEntry(BaseModel):
     n_samples_per_eval_prompt: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
+    top_k: Annotated[int | None, AfterValidator(_not_none_of_them)] = Field(default=None, ge=-1)
     max_response_len: int | None = Field(default=None, ge=1)
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -220,13 +184,6 @@ class DataSetEntry(BaseModel):
     repetition_penalty: float | None = Field(default=None, gt=0)
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
-
-    @field_validator("top_k")
-    @classmethod
-    def _keeps_some(cls, top_k: int | None) -> int | None:
-        if top_k == 0:
-            raise ValueError("-1 for all, or 1 and more")
-        return top_k
 
     def sampling(self, default: Sampling) -> Sampling:
         """How its problems are sampled, the default where it does not say."""
@@ -245,14 +202,7 @@ class DataSetEntry(BaseModel):
         start, stop = (int(match[bound]) if match and match[bound] else None for bound in ("start", "stop"))
         if not path.endswith(".jsonl"):
             raise ConfigError(f"got path={self.path!r} of the data set {self.name!r}; expected a .jsonl file")
-        return DataFile(
-            self.name,
-            Path(path),
-            start,
-            stop,
-            prompt_key=self.input_key or "prompt",
-            label_key=self.label_key or "label",
-        )
+        return DataFile(self.name, Path(path), start, stop, self.input_key or "prompt", self.label_key or "label")
 
 
 _KNOWN: Final = [*DataSetEntry.model_fields, *_OWN_FUNCTIONS, *_REFUSED, *_MEANINGLESS]
@@ -347,28 +297,6 @@ def _refuse(entry: Mapping[str, Any], where: str) -> None:
     for key, own in _OWN_FUNCTIONS.items():
         if entry.get(key) not in (None, own):
             raise ConfigError(f"{where}: got {key}={entry[key]!r}; expected {own!r}, which is what is evaluated here")
-
-
-@dataclass(frozen=True, slots=True)
-class EvalOptions:
-    """What the `eval` command was asked for; see its --help. None leaves a choice to the engine or the package."""
-
-    data: Sequence[Path]
-    eval_config: Path | None
-    base_url: str | None
-    model_dir: Path | None
-    tokenizer_dir: Path | None
-    config: Path | None
-    sampling: Sampling
-    max_context_tokens: int | None
-    concurrency: int
-    seed: int | None
-    limit: int | None
-    ks: Sequence[int] | None
-    out: Path
-    audits: bool
-    keeps_tokens: bool
-    json_only: bool
 
 
 def load_sets(options: EvalOptions, on_note: Callable[[str], None]) -> list[EvalSet]:

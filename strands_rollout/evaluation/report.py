@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -133,7 +133,8 @@ def majority_of(ballots: Iterable[Ballot]) -> Majority:
     most = max((group.total() for group in groups), default=0)
     winners = [group for group in groups if group.total() == most]
     score = 1 / len(winners) if right and winners[0] is right else 0.0
-    return Majority(tuple(sorted(map(_spelling, winners))), score)
+    spellings = (min(group, key=lambda answer: (-group[answer], len(answer), answer)) for group in winners)
+    return Majority(tuple(sorted(spellings)), score)
 
 
 def has_answer(answer: str) -> bool:
@@ -143,9 +144,13 @@ def has_answer(answer: str) -> bool:
 
 def _equal_answers(votes: Counter[str]) -> list[Counter[str]]:
     """The votes by answer; one that equals answers of two groups makes them one."""
+
+    def is_equal(first: str, second: str) -> bool:  # either may be the label: the comparison is not symmetric
+        return bool(compare(first, second).equal or compare(second, first).equal)
+
     groups: list[Counter[str]] = []
     for answer in votes:
-        equal = [group for group in groups if any(_is_equal(answer, other) for other in group)]
+        equal = [group for group in groups if any(is_equal(answer, other) for other in group)]
         groups = [group for group in groups if group not in equal]
         groups.append(Counter({answer: votes[answer]}))
         for group in equal:
@@ -153,18 +158,9 @@ def _equal_answers(votes: Counter[str]) -> list[Counter[str]]:
     return groups
 
 
-def _is_equal(first: str, second: str) -> bool:
-    """Either may be the label: the comparison is not symmetric."""
-    return bool(compare(first, second).equal or compare(second, first).equal)
-
-
-def _spelling(group: Counter[str]) -> str:
-    spellings: Sequence[str] = sorted(group, key=lambda answer: (-group[answer], len(answer), answer))
-    return spellings[0]
-
-
 FORMAT: Final = 1
 _DIGITS: Final = 6
+_SUMS: Final = ("sampled_tokens", "tool_calls", "tool_errors")
 Results = Mapping[SampleKey, SampleResult]
 
 
@@ -230,7 +226,6 @@ def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str,
     scored = [result for result in found if result.is_scored]
     problems = [_problem(chosen, number, group) for number, group in enumerate(by_problem)]
     counts = [(problem["right"], problem["scored"]) for problem in problems]
-    accuracy = accuracy_of(counts)
     planned = len(chosen.rows) * chosen.sampling.samples
     ks = [k for k in ks if k <= chosen.sampling.samples]
     return {
@@ -242,19 +237,29 @@ def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str,
         "missing": planned - len(scored),
         "failed": len(found) - len(scored),
         "right": sum(right for right, _ in counts),
-        "avg_at_n": _rounded(accuracy.mean),
-        "standard_error": _rounded(accuracy.standard_error),
-        "interval_95": None if accuracy.interval is None else [_rounded(bound) for bound in accuracy.interval],
+        **_accuracy(counts),
         "pass_at_k": {str(k): _rounded(mean_pass_at_k(counts, k)) for k in ks},
         "pass_at_k_problems": {str(k): sum(total >= k for _, total in counts) for k in ks},
         "maj_at_n": _mean([problem["majority_score"] for problem in problems if problem["scored"]]),
         "without_answer": sum(not has_answer(result.answer) for result in scored),
-        "status": _counted(found, lambda result: result.status),
-        "stop_reasons": _counted(found, lambda result: result.stop_reason),
-        "methods": _counted([result for result in found if result.is_finished], lambda result: result.method),
-        **_amounts(scored),
+        "status": _counted(result.status for result in found),
+        "stop_reasons": _counted(result.stop_reason for result in found),
+        "methods": _counted(result.method for result in found if result.is_finished),
+        **{
+            f"mean_{name}": _mean([getattr(result, name) for result in scored]) for name in ("response_tokens", "turns")
+        },
+        **{name: sum(getattr(result, name) for result in scored) for name in _SUMS},
         "drift": _drift(scored),
         "by_problem": problems,
+    }
+
+
+def _accuracy(counts: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    accuracy = accuracy_of(counts)
+    return {
+        "avg_at_n": _rounded(accuracy.mean),
+        "standard_error": _rounded(accuracy.standard_error),
+        "interval_95": None if accuracy.interval is None else [_rounded(bound) for bound in accuracy.interval],
     }
 
 
@@ -275,16 +280,6 @@ def _problem(chosen: EvalSet, number: int, found: Sequence[SampleResult]) -> dic
     }
 
 
-def _amounts(scored: Sequence[SampleResult]) -> dict[str, Any]:
-    return {
-        "mean_response_tokens": _mean([result.response_tokens for result in scored]),
-        "mean_turns": _mean([result.turns for result in scored]),
-        "sampled_tokens": sum(result.sampled_tokens for result in scored),
-        "tool_calls": sum(result.tool_calls for result in scored),
-        "tool_errors": sum(result.tool_errors for result in scored),
-    }
-
-
 def _drift(scored: Sequence[SampleResult]) -> dict[str, Any] | None:
     """Sums over the samples that were measured; None where none was."""
     found = [result.drift for result in scored if result.drift is not None]
@@ -301,9 +296,9 @@ def _drift(scored: Sequence[SampleResult]) -> dict[str, Any] | None:
     }
 
 
-def _counted(found: Sequence[SampleResult], name_of: Callable[[SampleResult], str]) -> dict[str, int]:
+def _counted(names: Iterable[str]) -> dict[str, int]:
     """By name, in the alphabet's order."""
-    return dict(sorted(Counter(map(name_of, found)).items()))
+    return dict(sorted(Counter(names).items()))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, ValidationError, model_validator
 
 from strands_rollout import __version__
 from strands_rollout.client.client import ServerInfo
 from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.evaluation.options import EvalOptions
 from strands_rollout.evaluation.plan import EvalSet, SampleKey
 from strands_rollout.evaluation.rows import json_line
 from strands_rollout.files import differences, open_alone, read_json, write_json
@@ -32,13 +33,7 @@ SCORED: Final = frozenset({"completed", "truncated"})
 
 
 def run_identity(
-    sets: Sequence[EvalSet],
-    settings: RolloutSettings,
-    info: ServerInfo,
-    tokenizer_dir: Path,
-    *,
-    seed: int | None,
-    max_context_tokens: int | None,
+    options: EvalOptions, sets: Sequence[EvalSet], settings: RolloutSettings, info: ServerInfo, tokenizer_dir: Path
 ) -> dict[str, Any]:
     """All that a run's results depend on, as JSON; the engine's address and the concurrency are no part of it."""
     return {
@@ -46,8 +41,8 @@ def run_identity(
         "model": info.model_path,
         "weight_version": info.weight_version,
         "tokenizer": str(tokenizer_dir.resolve()),
-        "seed": seed,
-        "max_context_length": max_context_tokens,
+        "seed": options.seed,
+        "max_context_length": options.max_context_tokens,
         "settings": settings_identity(settings),
         "data_sets": {chosen.name: chosen.identity for chosen in sets},
     }
@@ -55,69 +50,63 @@ def run_identity(
 
 def settings_identity(settings: RolloutSettings) -> dict[str, Any]:
     """All settings that results depend on, as JSON; options of executors and MCP servers, secret perhaps, hashed."""
+
+    def without_options(named: object) -> object:
+        if not isinstance(named, dict):
+            return named
+        options = {key: value for key, value in named.items() if key != "name"}
+        digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
+        return {"name": named.get("name"), "options_sha256": digest}
+
     values = settings.model_dump(mode="json", exclude={"dump_dir", "dump_samples"})
-    values["executor"] = _without_options(values["executor"])
-    for name in ("tools", "row_tools"):
-        values[name] = [_without_options(tool) for tool in values[name]]
-    return values
+    tools = {name: [without_options(tool) for tool in values[name]] for name in ("tools", "row_tools")}
+    return {**values, "executor": without_options(values["executor"]), **tools}
 
 
-def _without_options(named: object) -> object:
-    """A name, or the name and a digest of the options beside it."""
-    if not isinstance(named, dict):
-        return named
-    options = {key: value for key, value in named.items() if key != "name"}
-    digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
-    return {"name": named.get("name"), "options_sha256": digest}
+def _zero_or_one(acc: float) -> float:
+    if acc not in (0, 1):
+        raise ValueError("expected 0 or 1")
+    return acc
 
 
-class _Reward(BaseModel):
-    """What is read of the reward function's verdict."""
-
+class _Read(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
-    acc: bool | float
+
+class _Reward(_Read):
+    """What is read of the reward function's verdict."""
+
+    acc: Annotated[bool | float, AfterValidator(_zero_or_one)]
     pred: str = ""
     method: str = ""
     error: str = ""
 
-    @field_validator("acc")
-    @classmethod
-    def _is_a_verdict(cls, acc: float) -> float:
-        if acc not in (0, 1):
-            raise ValueError("expected 0 or 1")
-        return acc
 
-
-class DriftCounts(BaseModel):
+class DriftCounts(_Read):
     """What encoding a sample's text again would change, and its context that is not the template's, in tokens."""
 
-    model_config = ConfigDict(strict=True, frozen=True)
-
-    sampled_tokens: int = Field(ge=0)
-    turn_drift: int = Field(ge=0)
-    text_drift: int = Field(ge=0)
-    off_policy: int = Field(ge=0)
-    mismatched_tokens: int | None = Field(ge=0)
+    sampled_tokens: NonNegativeInt
+    turn_drift: NonNegativeInt
+    text_drift: NonNegativeInt
+    off_policy: NonNegativeInt
+    mismatched_tokens: NonNegativeInt | None
 
 
-class SampleResult(BaseModel):
+class SampleResult(_Read):
     """What is read of a sample's line, and kept in memory: no response, no tokens."""
 
-    model_config = ConfigDict(strict=True, frozen=True)
-
     data_set: str
-    problem: int = Field(ge=0)
-    number: int = Field(ge=0)
+    problem: NonNegativeInt
+    number: NonNegativeInt
     status: str
     stop_reason: str
     error: str | None
     reward: _Reward | None
-    response_tokens: int = Field(ge=0)
-    sampled_tokens: int = Field(ge=0)
-    turns: int = Field(ge=0)
-    tool_calls: int = Field(ge=0)
-    tool_errors: int = Field(ge=0)
+    response_tokens: NonNegativeInt
+    sampled_tokens: NonNegativeInt
+    turns: NonNegativeInt
+    tool_calls: NonNegativeInt
+    tool_errors: NonNegativeInt
     seconds: float
     weight_versions: list[str]
     violations: list[str]
@@ -184,26 +173,32 @@ class SampleResult(BaseModel):
 
 
 class ResultsFile:
-    """The file, held by one process at a time; a context manager.
+    """The file `results.jsonl` of a run's folder, held by one process at a time; a context manager.
 
     Attributes:
         dropped_bytes: Of a half-written last line, when the file was opened.
 
     Raises:
-        ConfigError: It can't be opened, or another process writes it.
+        ConfigError: The folder is another run's (the message names what differs), in use, or can't be written to.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = open_alone(path)
-        self.dropped_bytes = _drop_half_line(self._file)
+    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise ConfigError(f"can't make {folder}: {e.strerror}; choose another folder with --out") from e
+        self.path = folder / "results.jsonl"
+        self._file = open_alone(self.path)
+        with ExitStack() as stack:
+            stack.callback(os.close, self._file)
+            self.dropped_bytes = self._drop_half_line()
+            self._claim(folder / "run.json", {"format": FORMAT, **identity})
+            stack.pop_all()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         os.close(self._file)
 
     def results(self, planned: Container[SampleKey]) -> Iterator[SampleResult]:
@@ -214,8 +209,21 @@ class ResultsFile:
         """
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _read(line, planned, f"{self.path}:{number}")
+                if not line.strip():
+                    continue
+                where = f"{self.path}:{number}"
+                try:
+                    result = SampleResult.from_line(json.loads(line))
+                except (ValueError, RecursionError) as e:
+                    raise ConfigError(
+                        f"{where} is not a result ({e}); remove the line, and its sample is run again"
+                    ) from e
+                if result.key not in planned:
+                    raise ConfigError(
+                        f"{where}: got sample {result.number} of problem {result.problem} of {result.data_set!r}, "
+                        "which this run does not ask; remove the line"
+                    )
+                yield result
 
     def append(self, line: Mapping[str, Any]) -> SampleResult:
         """Write a line, and return what is kept of it.
@@ -231,89 +239,25 @@ class ResultsFile:
             raise RolloutError(f"can't write to {self.path}: {e.strerror}; what is there is kept") from e
         return SampleResult.from_line(line)
 
+    def _drop_half_line(self) -> int:
+        """Cut what follows the last line's end; how many bytes that were."""
+        size = os.fstat(self._file).st_size
+        if not size:
+            return 0
+        with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as content:
+            kept = content.rfind(b"\n") + 1
+        if kept < size:
+            os.ftruncate(self._file, kept)
+        return size - kept
 
-def _read(line: bytes, planned: Container[SampleKey], where: str) -> SampleResult:
-    try:
-        result = SampleResult.from_line(json.loads(line))
-    except (ValueError, RecursionError) as e:
-        raise ConfigError(f"{where} is not a result ({e}); remove the line, and its sample is run again") from e
-    if result.key not in planned:
-        key = result.key
-        raise ConfigError(
-            f"{where}: got sample {key.number} of problem {key.problem} of {key.data_set!r}, which this run does not "
-            "ask; remove the line"
-        )
-    return result
-
-
-def _drop_half_line(file: int) -> int:
-    """Cut what follows the last line's end; how many bytes that were."""
-    size = os.fstat(file).st_size
-    kept = _end_of_lines(file, size)
-    if kept < size:
-        os.ftruncate(file, kept)
-    return size - kept
-
-
-def _end_of_lines(file: int, size: int) -> int:
-    step = 1 << 16
-    while size > 0:
-        start = max(0, size - step)
-        end = os.pread(file, size - start, start).rfind(b"\n")
-        if end >= 0:
-            return start + end + 1
-        size = start
-    return 0
-
-
-@dataclass(frozen=True, slots=True)
-class RunFolder:
-    """The folder of a run."""
-
-    path: Path
-
-    @property
-    def results_path(self) -> Path:
-        """One line per sample."""
-        return self.path / "results.jsonl"
-
-    @property
-    def run_path(self) -> Path:
-        """What was asked."""
-        return self.path / "run.json"
-
-    @property
-    def report_path(self) -> Path:
-        """What came of it."""
-        return self.path / "report.json"
-
-    def open_results(self, identity: Mapping[str, Any]) -> ResultsFile:
-        """Open the results for a run, which is the folder's own if it is not new.
-
-        Raises:
-            ConfigError: The folder is another run's (the message names what differs), in use, or can't be written to.
-        """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise ConfigError(f"can't make {self.path}: {e.strerror}; choose another folder with --out") from e
-        file = ResultsFile(self.results_path)
-        try:
-            self._claim({"format": FORMAT, **identity})
-        except BaseException:
-            file.__exit__(None, None, None)
-            raise
-        return file
-
-    def _claim(self, identity: dict[str, Any]) -> None:
-        if not self.results_path.stat().st_size:
+    def _claim(self, asked: Path, identity: dict[str, Any]) -> None:
+        if not os.fstat(self._file).st_size:
             # whatever was asked here before has left nothing that could be mixed with this
-            write_json(self.run_path, identity)
-            return
-        if not self.run_path.exists():
-            raise ConfigError(f"{self.results_path} has no {self.run_path.name} beside it; choose another --out")
-        if differing := differences(read_json(self.run_path), identity):
+            write_json(asked, identity)
+        elif not asked.exists():
+            raise ConfigError(f"{self.path} has no {asked.name} beside it; choose another --out")
+        elif differing := differences(read_json(asked), identity):
             raise ConfigError(
-                f"{self.path} holds another run: {differing}. Run it with what it was begun with, or choose another "
+                f"{asked.parent} holds another run: {differing}. Run it with what it was begun with, or choose another "
                 "--out"
             )

@@ -8,25 +8,20 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
 from strands_rollout.errors import PromptError
 from strands_rollout.files import open_regular
 
-_METADATA_KEY: Final = "metadata"
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One problem.
 
-    Attributes:
-        prompt: A string, or a chat as a list of messages.
-        label: The right answer.
-        metadata: Whatever else the row says of itself; `strands_rollout_settings` in it are its episode's.
-        line: Where it is in its file, from 1; 0 where it is in none.
+    Its prompt is a string, or a chat as a list of messages; `strands_rollout_settings` in its metadata are its
+    episode's; `line` is where it is in its file, from 1, 0 where it is in none.
     """
 
     prompt: str | list[dict[str, Any]]
@@ -97,9 +92,9 @@ def _row(line: bytes, keys: tuple[str, str], path: Path, number: int) -> Row:
         raise PromptError(f"{where}: {e}; {expected}") from e
     if not isinstance(value, dict) or not {*keys} <= value.keys():
         raise PromptError(f"{where}: got {line[:80]!r}; {expected}")
-    metadata = value.get(_METADATA_KEY) or {}
+    metadata = value.get("metadata") or {}
     if not isinstance(metadata, dict):
-        raise PromptError(f"{where}: got {_METADATA_KEY}={metadata!r:.80}; expected an object")
+        raise PromptError(f"{where}: got metadata={metadata!r:.80}; expected an object")
     return Row(value[prompt_key], value[label_key], number, metadata)
 
 
@@ -108,8 +103,5 @@ def json_line(value: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
     except TypeError:  # an integer above 64 bits, or half a surrogate pair
-        return json.dumps(value, default=_plain).encode() + b"\n"
-
-
-def _plain(value: object) -> object:
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+        plain = json.dumps(value, default=lambda one: one.tolist() if hasattr(one, "tolist") else str(one))
+        return plain.encode() + b"\n"

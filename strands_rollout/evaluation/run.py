@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import json
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,17 +25,10 @@ from strands_rollout.dump.record import shown_values
 from strands_rollout.dump.terminal import make_console
 from strands_rollout.evaluation.display import accuracy_bar, print_evaluation
 from strands_rollout.evaluation.evaluate import Outcome, Player, playing
-from strands_rollout.evaluation.plan import (
-    DEFAULT_KS,
-    EvalOptions,
-    EvalSet,
-    SampleKey,
-    idle_ks,
-    load_sets,
-    load_settings,
-)
+from strands_rollout.evaluation.options import EvalOptions
+from strands_rollout.evaluation.plan import DEFAULT_KS, EvalSet, SampleKey, idle_ks, load_sets, load_settings
 from strands_rollout.evaluation.report import evaluation_report, report_notes, without_problems
-from strands_rollout.evaluation.results import ResultsFile, RunFolder, SampleResult, run_identity
+from strands_rollout.evaluation.results import ResultsFile, SampleResult, run_identity
 from strands_rollout.evaluation.served_engine import ask_engine, served_engine, start_executor, tokenizer_folder
 from strands_rollout.files import write_json
 from strands_rollout.samples import Sample, finished_samples
@@ -45,33 +39,13 @@ from strands_rollout.slime_plugin.retokenisation import DriftMeter, evenly_sprea
 EXIT_OK: Final = 0
 EXIT_INCOMPLETE: Final = 1
 EXIT_INTERRUPTED: Final = 130
+REPORT_NAME: Final = "report.json"
 _LEAST_PATIENCE: Final = 8
 _MOST_ERRORS: Final = 5
 _COUNTS: Final = ("sampled_tokens", "turns", "tool_calls", "tool_errors", "parse_failures")
 
 
-@dataclass(slots=True)
-class _Patience:
-    """Counts failures in a row with one kind of error, up to `most`; any scored sample starts it anew."""
-
-    most: int
-    kind: str = ""
-    count: int = 0
-
-    def note(self, result: SampleResult) -> str | None:
-        """Count a result; the reason to stop, if that is reached."""
-        if result.is_scored:
-            self.count = 0
-            return None
-        kind = f"{result.stop_reason} {(result.fault or '').partition(':')[0]}"
-        self.count = self.count + 1 if kind == self.kind else 1
-        self.kind = kind
-        if self.count < self.most:
-            return None
-        return f"{self.count} samples in a row failed alike, the last one with {result.fault or result.stop_reason}"
-
-
-class _NoPatienceError(Exception):
+class _GivenUpError(Exception):
     """Ends the workers' group."""
 
 
@@ -89,13 +63,19 @@ async def run_samples(
     Raises:
         Exception: The first that `run` raised; the others are cancelled.
     """
-    waiting, patience = iter(keys), _Patience(max(_LEAST_PATIENCE, concurrency))
+    waiting, most = iter(keys), max(_LEAST_PATIENCE, concurrency)
+    last: deque[str] = deque(maxlen=most)
 
     async def work() -> None:
         for key in waiting:
-            reason = patience.note(await run(key))
-            if reason is not None:
-                raise _NoPatienceError(reason)
+            result = await run(key)
+            if result.is_scored:
+                last.clear()
+                continue
+            error = result.fault or result.stop_reason
+            last.append(f"{result.stop_reason} {(result.fault or '').partition(':')[0]}")
+            if last.count(last[-1]) == most:
+                raise _GivenUpError(f"{most} samples in a row failed alike, the last one with {error}")
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -103,7 +83,7 @@ async def run_samples(
                 group.create_task(work())
     except ExceptionGroup as e:
         first = e.exceptions[0]
-        if isinstance(first, _NoPatienceError):
+        if isinstance(first, _GivenUpError):
             return str(first)
         raise first from None
     return None
@@ -234,11 +214,6 @@ class Session:
         self.stopped = await run_samples(self.left, run, concurrency=concurrency)
         self.seconds = time.monotonic() - started
 
-    def errors(self) -> list[str]:
-        """The most frequent errors of failed samples, with their numbers."""
-        failed = Counter(result.fault or result.stop_reason for result in self.results.values() if not result.is_scored)
-        return [f"{count} failed: {error}" for error, count in failed.most_common(_MOST_ERRORS)]
-
     def record(self) -> dict[str, Any]:
         """What depends on the clock, or on where the run was cut; not part of what a run amounts to."""
         lasted = [result.seconds for result in self.scored]
@@ -263,10 +238,7 @@ def run_evaluation(options: EvalOptions) -> int:
         RolloutError: The data, the engine, the tokenizer or the folder can't be used.
     """
     log = make_console(stderr=True)
-
-    def note(text: str) -> None:
-        log.print(text, markup=False, soft_wrap=True)
-
+    note = functools.partial(log.print, markup=False, soft_wrap=True)
     how_to_go_on = f"what is done is kept: the same command with --out {options.out} goes on from there"
     try:
         report = asyncio.run(_run(options, log, note))
@@ -276,7 +248,7 @@ def run_evaluation(options: EvalOptions) -> int:
     if not options.json_only:
         console = make_console()
         print_evaluation(console, report)
-        console.print(f"report: {RunFolder(options.out).report_path}", markup=False, soft_wrap=True)
+        console.print(f"report: {options.out / REPORT_NAME}", markup=False, soft_wrap=True)
     if not report["complete"]:
         note(how_to_go_on)
     print(json.dumps(without_problems(report)), flush=True)
@@ -293,11 +265,7 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
     async with served_engine(options.base_url, model_dir) as base_url:
         info = await ask_engine(base_url)
         tokenizer_dir = options.tokenizer_dir or tokenizer_folder(info, base_url)
-        folder = RunFolder(options.out)
-        identity = run_identity(
-            sets, settings, info, tokenizer_dir, seed=options.seed, max_context_tokens=options.max_context_tokens
-        )
-        with folder.open_results(identity) as file:
+        with ResultsFile(options.out, run_identity(options, sets, settings, info, tokenizer_dir)) as file:
             note(f"engine at {redacted(parse_base_url(base_url))}, results in {options.out}")
             session = Session.begin(sets, file, note)
             if session.left:
@@ -311,9 +279,11 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
                 "strands_rollout": __version__,
                 "session": session.record(),
             }
-            write_json(folder.report_path, report)
+            write_json(options.out / REPORT_NAME, report)
+    failed = Counter(result.fault or result.stop_reason for result in session.results.values() if not result.is_scored)
     stopped = [f"stopped: {session.stopped}"] if session.stopped else []
-    for words in [*stopped, *session.errors(), *report["notes"]]:
+    errors = [f"{count} failed: {error}" for error, count in failed.most_common(_MOST_ERRORS)]
+    for words in [*stopped, *errors, *report["notes"]]:
         note(words)
     return report
 

@@ -44,6 +44,11 @@ class Exchange:
     has_images: bool = False
     read_tokens: int | None = None
 
+    @property
+    def sequence(self) -> list[int]:
+        """All that the engine read and wrote."""
+        return [*self.input_ids, *(self.output_ids or [])]
+
 
 @dataclass(slots=True)
 class WireRecorder:
@@ -163,7 +168,7 @@ def _broken_extensions(exchanges: Sequence[Exchange]) -> Iterator[str]:
             if exchange.input_ids != previous.input_ids:
                 yield f"request {number} repeats a failed one{_difference(exchange.input_ids, previous.input_ids)}"
         elif previous is not None:
-            read = _sequence(previous)
+            read = previous.sequence
             if exchange.input_ids[: len(read)] != read:
                 difference = _difference(exchange.input_ids, read)
                 yield f"request {number} does not extend the last one and its output{difference}"
@@ -183,7 +188,7 @@ def _wrong_sample(exchanges: Sequence[Exchange], sample: Sample) -> Iterator[str
     for exchange in answered:
         if exchange.read_tokens is not None:
             yield f"the engine read {exchange.read_tokens} tokens of a request of {len(exchange.input_ids)}"
-    sequence = _sequence(answered[-1])
+    sequence = answered[-1].sequence
     if sample.tokens != sequence:
         yield f"the sample's tokens are not the last request and its output{_difference(sample.tokens, sequence)}"
         return
@@ -219,10 +224,6 @@ def _wrong_sampled(answered: Sequence[Exchange], sample: Sample) -> Iterator[str
     ]
     if trained != sampled:
         yield f"the trained tokens are not what the engine sampled{_difference(trained, sampled)}"
-
-
-def _sequence(exchange: Exchange) -> list[int]:
-    return [*exchange.input_ids, *(exchange.output_ids or [])]
 
 
 def _difference(got: Sequence[Any], expected: Sequence[Any]) -> str:

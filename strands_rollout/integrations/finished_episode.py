@@ -15,15 +15,13 @@ from strands_rollout.slime_plugin.sample_contract import export_violations
 
 @dataclass(frozen=True, slots=True)
 class FinishedEpisode:
-    """What a trainer needs of one sample; the three response lists have one entry per response token.
+    """What a trainer needs of one sample; the three response lists have one entry per response token, and are copies.
 
     Attributes:
-        sample: As it was given; the lists below are copies.
         prompt_ids: At least one.
         response_ids: At least one; sampled tokens and context between them.
         loss_mask: 1 where the policy wrote the token and is trained on it; all 0 where the sample is not trained.
         logprobs: At the sampling temperature; 0.0 for context.
-        reward: The number.
         status: "completed", "truncated" or "failed".
         facts: Of the episode; empty for a foreign sample.
     """
@@ -46,12 +44,9 @@ class FinishedEpisode:
 def finished_episodes(
     samples: Iterable[Any], *, reward_key: str = REWARD_KEY, may_lose_images: bool = False
 ) -> list[FinishedEpisode]:
-    """The samples, slime's or ours, flat and in order; none is changed.
+    """The samples, slime's or ours, finished and rewarded, flat and in order; none is changed.
 
-    Args:
-        samples: Finished and rewarded.
-        reward_key: Where the number is in a reward that is a dict.
-        may_lose_images: Whether a sample may have images, which no form takes along.
+    `reward_key` is where the number is in a reward that is a dict. No form takes images along.
 
     Raises:
         ExportError: A sample is unfinished, has no such reward, or its tokens, mask and logprobs disagree; all that is
@@ -67,7 +62,7 @@ def finished_episodes(
     return episodes
 
 
-def _episode(sample: Any, number: int, reward_key: str) -> FinishedEpisode:  # noqa: ANN401 - whatever was handed over
+def _episode(sample: SampleLike, number: int, reward_key: str) -> FinishedEpisode:
     where = _where(sample, number)
     if not hasattr(sample, "response_length"):
         hint = ": hand over the samples of a fan-out one by one" if isinstance(sample, list | tuple) else ""

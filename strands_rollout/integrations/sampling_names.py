@@ -5,29 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 from strands_rollout.errors import ConfigError
+from strands_rollout.files import Json
 
-Value = Any
+Value: TypeAlias = Json
+_Names: TypeAlias = Mapping[str, tuple[str, Callable[[Value], Value]]]
 
 
-def same(value: Value) -> Value:
-    """The value as it is."""
+def _same(value: Value) -> Value:
     return value
 
 
-def top_k(value: Value) -> Value:
+def _top_k(value: Value) -> Value:
     """All tokens are 0 in vLLM, and -1 in SGLang."""
     return -1 if value == 0 else value
 
 
-def logit_bias(value: Value) -> Value:
+def _logit_bias(value: Value) -> Value:
     """SGLang wants ids as text, as JSON has them."""
     return {str(token): bias for token, bias in value.items()}
 
 
-def greedy(do_sample: Value) -> Value:
+def _greedy(do_sample: Value) -> Value:
     """The temperature that transformers' `do_sample` asks for, if it asks for one."""
     return None if do_sample else 0.0
 
@@ -41,7 +42,7 @@ class SamplingNames:
     """
 
     source: str
-    names: Mapping[str, tuple[str, Callable[[Value], Value]]]
+    names: _Names
     neutral: Mapping[str, tuple[Value, ...]]
     missing: frozenset[str]
 
@@ -84,18 +85,21 @@ _SAME: Final = (
     *("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
     *("stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens"),
 )
+_COMMON: Final[_Names] = {
+    **{name: (name, _same) for name in _SAME},
+    "max_tokens": ("max_new_tokens", _same),
+    "min_tokens": ("min_new_tokens", _same),
+    "top_k": ("top_k", _top_k),
+    "seed": ("sampling_seed", _same),
+    "include_stop_str_in_output": ("no_stop_trim", _same),
+}
 
 VLLM: Final = SamplingNames(
     source="vLLM",
     names={
-        **{name: (name, same) for name in _SAME},
-        "max_tokens": ("max_new_tokens", same),
-        "min_tokens": ("min_new_tokens", same),
-        "top_k": ("top_k", top_k),
-        "seed": ("sampling_seed", same),
-        "logit_bias": ("logit_bias", logit_bias),
-        "include_stop_str_in_output": ("no_stop_trim", same),
-        "max_generate_length": ("max_new_tokens", same),  # SkyRL's own name, in its configuration
+        **_COMMON,
+        "logit_bias": ("logit_bias", _logit_bias),
+        "max_generate_length": ("max_new_tokens", _same),  # SkyRL's own name, in its configuration
     },
     neutral={
         "n": (1,),
@@ -122,15 +126,10 @@ VLLM: Final = SamplingNames(
 TORCHRL: Final = SamplingNames(
     source="TorchRL",
     names={
-        **{name: (name, same) for name in _SAME},
-        "max_new_tokens": ("max_new_tokens", same),
-        "max_tokens": ("max_new_tokens", same),
-        "min_tokens": ("min_new_tokens", same),
-        "top_k": ("top_k", top_k),
-        "seed": ("sampling_seed", same),
-        "stop_sequences": ("stop", same),
-        "do_sample": ("temperature", greedy),
-        "include_stop_str_in_output": ("no_stop_trim", same),
+        **_COMMON,
+        "max_new_tokens": ("max_new_tokens", _same),
+        "stop_sequences": ("stop", _same),
+        "do_sample": ("temperature", _greedy),
     },
     neutral={
         "num_return_sequences": (1,),

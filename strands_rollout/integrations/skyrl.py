@@ -105,12 +105,10 @@ class StrandsGenerator:
     async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = False) -> GeneratorOutput:  # noqa: ARG002, FBT001, FBT002 - SkyRL's signature
         """Play all prompts; the responses are in their order.
 
-        Args:
-            input_batch: SkyRL's GeneratorInput. The right answer is `reward_spec.ground_truth` of a prompt's
-                `env_extras`, as in SkyRL's data, or `label`, as in slime's; prompts of one `instance_id` are one group.
-                `sampling_params` are vLLM's: `max_tokens` is the budget of a whole response, tool results included, and
-                `seed` the first prompt's, the next one's is one more.
-            disable_tqdm: For SkyRL's own generators; no bar is shown here.
+        The right answer is `reward_spec.ground_truth` of a prompt's `env_extras`, as in SkyRL's data, or `label`, as in
+        slime's; prompts of one `instance_id` are one group. `sampling_params` are vLLM's: `max_tokens` is the budget of
+        a whole response, tool results included, and `seed` the first prompt's, the next one's is one more. No bar is
+        shown, whatever `disable_tqdm` says.
 
         Raises:
             ExportError: Lists of the input differ in length, or a row has no right answer.
@@ -158,14 +156,11 @@ def _samples(input_batch: Mapping[str, Any]) -> list[Sample]:
     samples = []
     for number, (prompt, extra, trajectory) in enumerate(zip(prompts, extras, ids, strict=True)):
         group = number if trajectory is None else groups.setdefault(trajectory.instance_id, len(groups))
+        # for the episode's own settings, and for an environment, which knows the row by it
+        metadata = {"env_extras": extra, **({ROW_KEY: extra[ROW_KEY]} if ROW_KEY in extra else {})}
         label = _label(extra, number)
-        samples.append(Sample(prompt=prompt, label=label, index=number, group_index=group, metadata=_metadata(extra)))
+        samples.append(Sample(prompt=prompt, label=label, index=number, group_index=group, metadata=metadata))
     return samples
-
-
-def _metadata(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """For the episode's own settings, and for an environment, which knows the row by it."""
-    return {"env_extras": extra, **{key: extra[key] for key in (ROW_KEY,) if key in extra}}
 
 
 def _label(extra: Mapping[str, Any], number: int) -> Json:

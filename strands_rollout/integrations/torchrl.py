@@ -21,7 +21,7 @@ from torchrl.modules.llm.policies import ChatHistory, LLMWrapperBase, LogProbs, 
 
 from strands_rollout.client.client import Generation, SGLangClient
 from strands_rollout.errors import ConfigError, EngineAbortedError, ExportError
-from strands_rollout.integrations.finished_episode import FinishedEpisode, compared_rewards, finished_episodes
+from strands_rollout.integrations.finished_episode import compared_rewards, finished_episodes
 from strands_rollout.integrations.sampling_names import TORCHRL
 from strands_rollout.settings import REWARD_KEY
 from strands_rollout.template.chat_template import ChatTemplate
@@ -44,12 +44,7 @@ class TokenRow:
     logprobs: Sequence[float]
 
 
-def containers_of(
-    rows: Sequence[TokenRow],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    padded: bool,
-) -> list[TensorDict]:
+def containers_of(rows: Sequence[TokenRow], tokenizer: PreTrainedTokenizerBase, *, padded: bool) -> list[TensorDict]:
     """A TensorDict for each row, without batch dimensions, under TorchRL's default keys.
 
     Where `padded`, all rows have the same lengths: prompts are padded on the left and responses on the right, so that a
@@ -57,44 +52,30 @@ def containers_of(
     """
     prompts = max((len(row.prompt_ids) for row in rows), default=0) if padded else 0
     responses = max((len(row.response_ids) for row in rows), default=0) if padded else 0
-    return [_containers(row, tokenizer, _Padding(padded, prompts, responses, _pad_id(tokenizer))) for row in rows]
+    return [_containers(row, tokenizer, prompts, responses, padded=padded) for row in rows]
 
 
-def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return 0 if pad_id is None else int(pad_id)
-
-
-@dataclass(frozen=True, slots=True)
-class _Padding:
-    """How far prompts and responses are padded, and with what id; not at all below their own lengths."""
-
-    is_on: bool
-    prompt_length: int
-    response_length: int
-    pad_id: int
-
-    def of_prompt(self, values: Sequence[Any], filler: object) -> list[Any]:
-        return [filler] * (self.prompt_length - len(values)) + list(values)
-
-    def of_response(self, values: Sequence[Any], filler: object) -> list[Any]:
-        return list(values) + [filler] * (self.response_length - len(values))
-
-
-def _containers(row: TokenRow, tokenizer: PreTrainedTokenizerBase, padding: _Padding) -> TensorDict:
-    prompt = torch.tensor(padding.of_prompt(row.prompt_ids, padding.pad_id), dtype=torch.int64)
-    response = torch.tensor(padding.of_response(row.response_ids, padding.pad_id), dtype=torch.int64)
-    ones = (torch.ones(len(row.prompt_ids)), torch.ones(len(row.response_ids)))
-    attention = [*padding.of_prompt(ones[0].tolist(), 0.0), *padding.of_response(ones[1].tolist(), 0.0)]
-    trained = padding.of_response([bool(mask) for mask in row.loss_mask], filler=False)
+def _containers(
+    row: TokenRow, tokenizer: PreTrainedTokenizerBase, prompt_length: int, response_length: int, *, padded: bool
+) -> TensorDict:
+    """Prompt and response padded to these lengths, or not at all where they are as long."""
+    before = max(0, prompt_length - len(row.prompt_ids))
+    after = max(0, response_length - len(row.response_ids))
+    pad_ids = [tokenizer.pad_token_id, tokenizer.eos_token_id, 0]
+    pad_id = next(int(pad_id) for pad_id in pad_ids if pad_id is not None)
+    prompt = torch.tensor([pad_id] * before + list(row.prompt_ids), dtype=torch.int64)
+    response = torch.tensor(list(row.response_ids) + [pad_id] * after, dtype=torch.int64)
+    full = torch.cat([prompt, response])
+    attention = [False] * before + [True] * (len(full) - before - after) + [False] * after
+    trained = [bool(mask) for mask in row.loss_mask] + [False] * after
     known = [p if mask else _NO_LOGPROB for p, mask in zip(row.logprobs, row.loss_mask, strict=True)]
-    logprobs = torch.tensor(padding.of_response(known, _NO_LOGPROB), dtype=torch.float32)
-    texts = [str(tokenizer.decode(ids, skip_special_tokens=False)) for ids in (row.prompt_ids, row.response_ids)]
-    is_padded = MetaData(padding.is_on)
+    logprobs = torch.tensor(known + [_NO_LOGPROB] * after, dtype=torch.float32)
+    texts = [_text(ids, tokenizer) for ids in (row.prompt_ids, row.response_ids)]
+    is_padded = MetaData(padded)
     return TensorDict(
         {
             "text": Text(prompt=texts[0], response=texts[1], full="".join(texts)),
-            "tokens": Tokens(prompt=prompt, response=response, full=torch.cat([prompt, response]), padded=is_padded),
+            "tokens": Tokens(prompt=prompt, response=response, full=full, padded=is_padded),
             "masks": Masks(
                 all_attention_mask=torch.tensor(attention, dtype=torch.bool),
                 all_assistant_mask=torch.tensor([False] * len(prompt) + trained, dtype=torch.bool),
@@ -136,13 +117,9 @@ _Message = tuple[str, str, bool]
 
 def _message(ids: Sequence[int], ends: int, tokenizer: PreTrainedTokenizerBase) -> _Message:
     """Role, content, and whether it was ended, of the message that these ids are."""
-    end = _last(ids, ends)
+    end = next((position for position in range(len(ids) - 1, -1, -1) if ids[position] == ends), None)
     role, _, content = _text(ids if end is None else ids[:end], tokenizer).partition("\n")
     return role, content, end is not None
-
-
-def _last(ids: Sequence[int], wanted: int) -> int | None:
-    return next((position for position in range(len(ids) - 1, -1, -1) if ids[position] == wanted), None)
 
 
 def _history(messages: Sequence[_Message]) -> History:
@@ -186,19 +163,12 @@ def to_tensordict(
     rows = [TokenRow(one.prompt_ids, one.response_ids, one.loss_mask, one.logprobs) for one in episodes]
     dicts = containers_of(rows, tokenizer, padded=padded)
     for one, episode, reward in zip(dicts, episodes, compared_rewards(episodes), strict=True):
+        is_cut = episode.status == "truncated"
+        flags = {"done": True, "terminated": not is_cut, "truncated": is_cut}
         one["query"] = one["text"].prompt
-        one["next"] = _outcome(episode, reward)
+        one["next"] = TensorDict({name: torch.tensor([flag]) for name, flag in flags.items()})
+        one["next", "reward"] = torch.tensor([[reward]], dtype=torch.float32)
     return lazy_stack(dicts) if dicts else TensorDict(batch_size=[0])
-
-
-def _outcome(episode: FinishedEpisode, reward: float) -> TensorDict:
-    flags = {"done": True, "terminated": episode.status != "truncated", "truncated": episode.status == "truncated"}
-    return TensorDict(
-        {
-            "reward": torch.tensor([[reward]], dtype=torch.float32),
-            **{name: torch.tensor([flag]) for name, flag in flags.items()},
-        }
-    )
 
 
 _INPUT_MODES: Final = ("history", "text", "tokens")
@@ -259,15 +229,7 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in {"self", "__class__"}}
         super().__init__()
-        if not generate:
-            raise ConfigError(
-                "got generate=False; this policy samples. The logprobs of given tokens are those of the model that is "
-                "trained: torchrl's TransformersWrapper(generate=False) tells them"
-            )
-        if input_mode not in _INPUT_MODES:
-            raise ConfigError(f"got input_mode={input_mode!r}; expected one of {', '.join(_INPUT_MODES)}")
-        if num_samples is not None and num_samples < 1:
-            raise ConfigError(f"got num_samples={num_samples}; expected at least 1, or None")
+        _check_arguments(input_mode, num_samples, generate=generate)
         self._given = given
         self.base_url, self.tokenizer, self.input_mode = base_url, tokenizer, input_mode
         self.num_samples, self.prefer_tokens = num_samples, prefer_tokens
@@ -282,7 +244,7 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
         own = {"chat_template": chat_template} if chat_template else {}
         self._template = ChatTemplate(tokenizer, **own) if input_mode == "history" else None
 
-    def get_new_version(self, **changes: Any) -> Self:  # noqa: ANN401
+    def get_new_version(self, **changes: object) -> Self:
         """The same policy with other arguments, by the constructor's names."""
         return type(self)(**{**self._given, **changes})
 
@@ -322,14 +284,14 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
         outputs = containers_of(rows, self.tokenizer, padded=self.pad_output)
         if self.input_mode == "history":
             for given, output in zip(tensordict[self.in_keys[0]].unbind(0), outputs, strict=True):
-                output["history"] = _continued(given, output["history"])
-        return lazy_stack([self._with(*pair) for pair in zip(tensordict.unbind(0), outputs, strict=True)])
-
-    def _with(self, given: TensorDictBase, output: TensorDictBase) -> TensorDictBase:
-        row = TensorDict(dict(given.items()))
-        for name, key in self._keys.items():
-            row[key] = output[name]
-        return row
+                answered = output["history"].response
+                full = lazy_stack([*given.unbind(0), *answered.unbind(0)])
+                output["history"] = ChatHistory(prompt=given, response=answered, full=full)
+        rows_out = [TensorDict(dict(given.items())) for given in tensordict.unbind(0)]
+        for row, output in zip(rows_out, outputs, strict=True):
+            for name, key in self._keys.items():
+                row[key] = output[name]
+        return lazy_stack(rows_out)
 
     async def _sample(self, prompts: Sequence[Sequence[int]]) -> list[Generation]:
         gate, seed = asyncio.Semaphore(self.concurrency), self.sampling_params.get("sampling_seed")
@@ -380,6 +342,18 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
         return [prompt[mask[: len(prompt)]].tolist() for prompt, mask in zip(prompts, masks, strict=True)]
 
 
+def _check_arguments(input_mode: str, num_samples: int | None, *, generate: bool) -> None:
+    if not generate:
+        raise ConfigError(
+            "got generate=False; this policy samples. The logprobs of given tokens are those of the model that is "
+            "trained: torchrl's TransformersWrapper(generate=False) tells them"
+        )
+    if input_mode not in _INPUT_MODES:
+        raise ConfigError(f"got input_mode={input_mode!r}; expected one of {', '.join(_INPUT_MODES)}")
+    if num_samples is not None and num_samples < 1:
+        raise ConfigError(f"got num_samples={num_samples}; expected at least 1, or None")
+
+
 def _strings(values: Iterable[object], what: str) -> list[str]:
     """The values, which other modalities and unknown containers would make something else of."""
     found = list(values)
@@ -391,9 +365,3 @@ def _strings(values: Iterable[object], what: str) -> list[str]:
 def _path(*keys: _Key) -> tuple[str, ...]:
     """One key of several that lie in each other."""
     return tuple(part for key in keys for part in ((key,) if isinstance(key, str) else key))
-
-
-def _continued(given: History, answered: ChatHistory) -> ChatHistory:
-    """The history as it was given, and what was answered."""
-    full = lazy_stack([*given.unbind(0), *answered.response.unbind(0)])
-    return ChatHistory(prompt=given, response=answered.response, full=full)

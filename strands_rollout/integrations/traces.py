@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,15 +96,15 @@ def episode_spans(
     calls = _calls_by_turn(sample, turns.keys())
     steps = steps_of(sample.facts)
     line, before, last = _Line(), 0, max(turns, default=None)
-    for number, turn in turns.items():
+    for number, (bounds, seconds) in turns.items():
         called = calls.pop(number, [])
         ended = _FINISH.get(sample.text("stop_reason") or "") if number == last else None
         finish = "tool_call" if called else ended
-        attributes = _turn_attributes(sample, number, turn, finish)
-        if with_contents and turn.bounds is not None:
-            attributes |= turn_contents(record, before, *turn.bounds, finish, secrets)
-        before = turn.bounds[1] if turn.bounds is not None else before
-        line.add("chat", turn.seconds, attributes, is_request=True, place=_place_of_turn(steps, number))
+        attributes = _turn_attributes(sample, number, bounds, finish)
+        if with_contents and bounds is not None:
+            attributes |= turn_contents(record, before, *bounds, finish, secrets)
+        before = bounds[1] if bounds is not None else before
+        line.add("chat", seconds, attributes, is_request=True, place=_place_of_turn(steps, number))
         _add_calls(line, called, are_placed=bool(steps))
     _add_calls(line, calls.get(None, []), are_placed=bool(steps))
     attributes = _episode_attributes(record, sample, reward_key)
@@ -113,14 +113,6 @@ def episode_spans(
         attributes |= episode_contents(record, secrets)
     end_s = max(line.end_s, _seconds(sample.number("duration_s")) or 0.0)
     return [DumpSpan("invoke_agent", 0.0, end_s, _written(attributes), error=_error(sample)), *line.spans]
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """What is told of a model turn: where it begins and ends in the tokens, and its seconds."""
-
-    bounds: tuple[int, int] | None
-    seconds: float | None
 
 
 def _place_of_turn(steps: Sequence[Step], number: int) -> tuple[float, float] | None:
@@ -152,13 +144,16 @@ class _Line:
         self.end_s = max(self.end_s, end_s)
 
 
-def _turns(sample: FinishedSample) -> dict[int, _Turn]:
-    """Those of which seconds or tokens are told, by their numbers from 0, in order."""
+def _turns(sample: FinishedSample) -> dict[int, tuple[tuple[int, int] | None, float | None]]:
+    """Where turns begin and end in the tokens, and their seconds, by their numbers from 0, in order.
+
+    Turns are left out of which neither is told.
+    """
     bounds = sample.bounds_by_turn or {}
     listed = sample.facts.get("turn_s")
     seconds = dict(enumerate(listed)) if isinstance(listed, list) else {}
     numbers = sorted({*bounds, *seconds})
-    return {number: _Turn(bounds.get(number), _seconds(seconds.get(number))) for number in numbers}
+    return {number: (bounds.get(number), _seconds(seconds.get(number))) for number in numbers}
 
 
 def _seconds(value: object) -> float | None:
@@ -167,13 +162,15 @@ def _seconds(value: object) -> float | None:
     return number if number is not None and 0 <= number <= _MOST_SECONDS else None
 
 
-def _turn_attributes(sample: FinishedSample, number: int, turn: _Turn, finish: str | None) -> dict[str, Any]:
+def _turn_attributes(
+    sample: FinishedSample, number: int, bounds: tuple[int, int] | None, finish: str | None
+) -> dict[str, Any]:
     params = sample.facts.get("sampling_params")
-    start, end = turn.bounds or (None, None)
+    start, end = bounds or (None, None)
     return {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": _PROVIDER,
-        **(_request_attributes(turn_params(params, number)) if isinstance(params, Mapping) else {}),
+        **_request_attributes(turn_params(params, number) if isinstance(params, Mapping) else {}),
         "gen_ai.usage.input_tokens": start,
         "gen_ai.usage.output_tokens": None if start is None or end is None else end - start,
         "gen_ai.response.finish_reasons": None if finish is None else [finish],
@@ -252,23 +249,22 @@ def _error(sample: FinishedSample) -> str | None:
     return named[0] if named else _clean(sample.text("stop_reason") or "failed")
 
 
-def _written(attributes: Mapping[str, Any]) -> dict[str, Attribute]:
+def _written(attributes: Mapping[str, object]) -> dict[str, Attribute]:
     """What an exporter can write; what is None or of another kind is left out."""
-    return dict(_plain(attributes))
+    written = {name: _plain(value) for name, value in attributes.items()}
+    return {name: value for name, value in written.items() if value is not None}
 
 
-def _plain(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Attribute]]:
-    for name, value in attributes.items():
-        if isinstance(value, bool):
-            yield name, value
-        elif isinstance(value, int):
-            yield name, value if value.bit_length() < 64 else str(value)  # the protocol's integers have 64 bits
-        elif isinstance(value, str):
-            yield name, _clean(value)
-        elif isinstance(value, list | tuple):
-            yield name, [_clean(item) for item in value if isinstance(item, str)]
-        elif (number := finite(value)) is not None:
-            yield name, number
+def _plain(value: object) -> Attribute | None:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if value.bit_length() < 64 else str(value)  # the protocol's integers have 64 bits
+    if isinstance(value, str):
+        return _clean(value)
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value if isinstance(item, str)]
+    return finite(value)
 
 
 def _clean(text: str) -> str:
@@ -347,18 +343,10 @@ def otlp_exporter(endpoint: str | None) -> SpanExporter:
     return OTLPSpanExporter(endpoint=endpoint.rstrip("/").removesuffix(_PATH) + _PATH)
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """How much was sent."""
-
-    samples: int
-    spans: int
-
-
 def send_dump(
     dump: Path, exporter: SpanExporter, *, start_s: float | None, reward_key: str, with_contents: bool
-) -> Sent:
-    """Send a trace for each sample of a dump; memory is a few episodes'.
+) -> tuple[int, int]:
+    """Send a trace for each sample of a dump, and tell how many samples and spans; memory is a few episodes'.
 
     Episodes begin at `start_s`, in seconds since 1970, or when their file was last written. The exporter is its
     caller's.
@@ -375,15 +363,11 @@ def send_dump(
             sender.send(spans, start_ns)
             samples += 1
     sender.flush()
-    return Sent(samples, sender.sent)
+    return samples, sender.sent
 
 
 class SpanSender:
-    """Makes a trace of each episode and sends it.
-
-    Args:
-        exporter: Owned by its caller.
-    """
+    """Makes a trace of each episode and sends it by the exporter, which its caller owns."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         resource = Resource.create({"service.name": "strands-rollout"}).merge(OTELResourceDetector().detect())
@@ -403,8 +387,12 @@ class SpanSender:
         Raises:
             ExportError: The collector doesn't take what is sent.
         """
-        root = self._begin(spans[0], start_ns, Context(), self._links(spans[0]))
-        self._remember(spans[0], root)
+        rollout = spans[0].attributes.get(f"{OWN}rollout_id")
+        part = spans[0].attributes.get(f"{OWN}fan_out.part", 0)
+        main = self._main_roots.get(rollout)
+        root = self._begin(spans[0], start_ns, Context(), [Link(main)] if part != 0 and main is not None else [])
+        if f"{OWN}fan_out.part" in spans[0].attributes and part == 0:
+            self._main_roots[rollout] = root.get_span_context()
         for span in spans[1:]:
             _end(self._begin(span, start_ns, set_span_in_context(root, Context()), []), span, start_ns)
         _end(root, spans[0], start_ns)
@@ -436,15 +424,6 @@ class SpanSender:
             links=links,
             start_time=start_ns + _ns(span.start_s),
         )
-
-    def _links(self, root: DumpSpan) -> list[Link]:
-        main = self._main_roots.get(root.attributes.get(f"{OWN}rollout_id"))
-        is_further = root.attributes.get(f"{OWN}fan_out.part", 0) != 0
-        return [Link(main)] if is_further and main is not None else []
-
-    def _remember(self, root: DumpSpan, span: Span) -> None:
-        if root.attributes.get(f"{OWN}fan_out.part") == 0:
-            self._main_roots[root.attributes.get(f"{OWN}rollout_id")] = span.get_span_context()
 
 
 class _Ended(SpanProcessor):

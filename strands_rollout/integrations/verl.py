@@ -29,6 +29,9 @@ def to_agent_loop_outputs(samples: Iterable[Any], *, reward_key: str = REWARD_KE
 
 def _output(episode: FinishedEpisode, reward: float) -> dict[str, Any]:
     facts = episode.facts
+    turns = finite(facts.get("turns"))
+    if turns is None:
+        turns = sum(is_sampled for is_sampled, _ in groupby(episode.sample.loss_mask))
     return {
         "prompt_ids": episode.prompt_ids,
         "response_ids": episode.response_ids,
@@ -37,7 +40,8 @@ def _output(episode: FinishedEpisode, reward: float) -> dict[str, Any]:
         "routed_experts": None,
         "multi_modal_data": {},
         "reward_score": reward,
-        "num_turns": _messages(episode),
+        # as verl counts them: the prompt, each turn of the policy, and what it read between two of them
+        "num_turns": 1 + max(0, 2 * int(turns) - 1),
         "metrics": {
             "generate_sequences": finite(facts.get("generate_s")) or 0.0,
             "tool_calls": finite(facts.get("tool_s")) or 0.0,
@@ -51,11 +55,3 @@ def _output(episode: FinishedEpisode, reward: float) -> dict[str, Any]:
             "strands_rollout": dict(facts),
         },
     }
-
-
-def _messages(episode: FinishedEpisode) -> int:
-    """Chat turns as verl counts them: the prompt, each turn of the policy, and what it read between two of them."""
-    turns = finite(episode.facts.get("turns"))
-    if turns is None:
-        turns = sum(is_sampled for is_sampled, _ in groupby(episode.sample.loss_mask))
-    return 1 + max(0, 2 * int(turns) - 1)

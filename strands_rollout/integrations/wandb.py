@@ -9,7 +9,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from strands_rollout.dump import read_dump
 from strands_rollout.errors import ConfigError, ExportError
@@ -17,6 +17,9 @@ from strands_rollout.samples import FinishedSample
 from strands_rollout.secret_mask import secret_values
 from strands_rollout.slime_plugin.metrics import Table
 from strands_rollout.slime_plugin.transcripts import SAMPLE_COLUMNS, TEXT_COLUMNS, sample_row
+
+if TYPE_CHECKING:
+    import wandb
 
 _WITHOUT_KEY: Final = frozenset({"offline", "dryrun", "disabled"})
 
@@ -36,7 +39,7 @@ def check_wandb(asked_by: str = "--wandb") -> None:
         )
 
 
-def start_run(**settings: Any) -> Any:  # noqa: ANN401 - wandb's own
+def start_run(**settings: Any) -> wandb.Run:  # noqa: ANN401 - those of wandb.init
     """Start a run with settings of `wandb.init`; the rest says the environment (WANDB_MODE, WANDB_RUN_ID ...).
 
     No command line, no output, no code and no name of a git remote goes along, as any of these may hold a secret;

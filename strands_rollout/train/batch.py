@@ -75,15 +75,11 @@ class TrainingSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """What one step trains on.
+    """What one step trains on: all samples, flat in the order of groups, and those that train a token as sequences.
 
-    Attributes:
-        samples: All of the step, flat, in the order of their groups.
-        sequences: Those that train a token.
-        drifts: Of each sample of which it was measured.
-        measured: All that was measured of those, where tokens are taken as they were sampled.
-        dropped_groups: Groups without a spread of rewards, which teach nothing.
-        extra_figures: What an experiment adds to the step's record.
+    `drifts` are of each sample of which it was measured, `measured` is all that was measured of those, where tokens
+    are taken as they were sampled. `dropped_groups` have no spread of rewards and teach nothing; `extra_figures` are
+    what an experiment adds to the step's record.
     """
 
     samples: list[Sample]
@@ -118,21 +114,6 @@ class TrainedSample:
     advantage: float
     rollout: Hashable
 
-    def as_sampled(self, denominator: int) -> TrainingSequence:
-        """Its tokens as the policy sampled them, at the logprobs that the rollout has."""
-        sample = self.sample
-        return TrainingSequence(
-            tokens=sample.tokens,
-            prompt_length=len(sample.tokens) - sample.response_length,
-            loss_mask=sample.loss_mask or [],
-            log_probs=sample.rollout_log_probs,
-            sampled_log_probs=sample.rollout_log_probs or [None] * sample.response_length,
-            version=self.version,
-            advantage=self.advantage,
-            rollout=self.rollout,
-            denominator=denominator,
-        )
-
     @property
     def version(self) -> str | None:
         """The weight version that sampled all of it."""
@@ -149,9 +130,7 @@ def trained_samples(groups: Sequence[Sequence[Sample]]) -> tuple[list[TrainedSam
         by_group[sample.group_index].add(advantage)
     trained = [
         TrainedSample(
-            sample,
-            advantage,
-            ("position", position) if sample.rollout_id is None else ("rollout", sample.rollout_id),
+            sample, advantage, ("position", position) if sample.rollout_id is None else ("rollout", sample.rollout_id)
         )
         for position, (sample, advantage) in enumerate(zip(samples, advantages, strict=True))
         if sample.loss_mask and any(sample.loss_mask)
@@ -168,9 +147,22 @@ def tokens_of_rollouts(trained: Sequence[TrainedSample], masks: Sequence[list[in
 
 
 def sequences_as_sampled(trained: Sequence[TrainedSample]) -> list[TrainingSequence]:
-    """The samples as they were sampled."""
+    """Their tokens as the policy sampled them, at the logprobs that the rollout has."""
     tokens_of = tokens_of_rollouts(trained, [one.sample.loss_mask or [] for one in trained])
-    return [one.as_sampled(tokens_of[one.rollout]) for one in trained]
+    return [
+        TrainingSequence(
+            tokens=one.sample.tokens,
+            prompt_length=len(one.sample.tokens) - one.sample.response_length,
+            loss_mask=one.sample.loss_mask or [],
+            log_probs=one.sample.rollout_log_probs,
+            sampled_log_probs=one.sample.rollout_log_probs or [None] * one.sample.response_length,
+            version=one.version,
+            advantage=one.advantage,
+            rollout=one.rollout,
+            denominator=tokens_of[one.rollout],
+        )
+        for one in trained
+    ]
 
 
 class TrainingMethod:
@@ -195,11 +187,7 @@ class TrainingMethod:
     generate: Generate | None = None
 
     def check(self, options: TrainOptions, settings: RolloutSettings) -> None:
-        """Refuse options that the method can't be used with.
-
-        Raises:
-            ConfigError: They can't.
-        """
+        """Raise ConfigError for options that the method can't be used with."""
 
     async def prepare(self, samples: Sequence[Sample], player: Player) -> None:
         """Change a step's finished samples in place, before anything is made of them."""
@@ -209,10 +197,7 @@ class TrainingMethod:
     ) -> StepBatch:
         """Normalize rewards by group, and turn every sample that trains a token into a sequence.
 
-        Args:
-            groups: Graded samples.
-            tokenizer: The policy's.
-            tool_parser: The format of its calls; "auto" for the one that its template writes.
+        `tool_parser` is the format of the policy's calls; "auto" for the one that its template writes.
         """
         trained, dropped = trained_samples(groups)
         views = finished_samples([one.sample for one in trained])

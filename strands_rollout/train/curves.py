@@ -14,8 +14,8 @@ from strands_rollout.train.run_folder import StepRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
+Runs: TypeAlias = Sequence[Sequence[StepRecord]]
 _LOG_FROM_RATIO: Final = 100.0
 NOT_DRAWN: Final = "curves are not drawn: matplotlib is not installed; pip install 'strands-rollout[train]'"
 # Okabe and Ito's colours without yellow, which is weak on white: told apart whatever one's colour vision
@@ -30,12 +30,8 @@ _FONT: Final = {"font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9}
 class Panel:
     """One picture of the page.
 
-    Attributes:
-        title: Above it.
-        keys: Of a step's record, each a line, and how it is dashed, in matplotlib's words.
-        can_be_log: Whether its axis is logarithmic where the values span more than two orders of magnitude.
-        unit: Of its values.
-        is_shown_at_zero: Whether it is shown where all values are 0.
+    `keys` are of a step's record, each a line, and how it is dashed, in matplotlib's words. Where it `can_be_log`, its
+    axis is logarithmic if the values span more than two orders of magnitude.
     """
 
     title: str
@@ -44,25 +40,18 @@ class Panel:
     unit: str = ""
     is_shown_at_zero: bool = True
 
-    def lines(self, runs: Sequence[Sequence[StepRecord]]) -> list[tuple[str, Curve]]:
+    def lines(self, runs: Runs) -> list[tuple[str, Curve]]:
         """The dashes and the curve of each key that has a value."""
         curves = [(dashes, curve_of(key, runs)) for key, dashes in self.keys.items()]
-        return [(dashes, curve) for dashes, curve in curves if self._shows(curve)]
-
-    def _shows(self, curve: Curve) -> bool:
-        drawn = [value for value in curve.mean if math.isfinite(value)]
-        return bool(drawn) and (self.is_shown_at_zero or any(drawn))
+        drawn = [(dashes, curve, list(filter(math.isfinite, curve.mean))) for dashes, curve in curves]
+        return [(dashes, curve) for dashes, curve, values in drawn if values and (self.is_shown_at_zero or any(values))]
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line with its band, over the steps that every run measured; NaN where a run's value is no finite number.
+    """One line with its band from the least run to the greatest, over the steps, from 0, that every run measured.
 
-    Attributes:
-        steps: From 0.
-        mean: Over the runs.
-        low: The least run's.
-        high: The greatest run's.
+    NaN where a run's value is no finite number.
     """
 
     steps: list[int]
@@ -89,22 +78,22 @@ PANELS: Final = (
 )
 
 
-def curve_of(key: str, runs: Sequence[Sequence[StepRecord]]) -> Curve:
+def curve_of(key: str, runs: Runs) -> Curve:
     """One value of all runs by step.
 
     A mean over the runs that are left would flatter those that ended early, so a step counts that all have.
-
-    Args:
-        key: Of a step's record.
-        runs: The steps of each.
     """
-    by_run = [dict(_values(key, steps)) for steps in runs]
+    by_run = [{int(record["step"] or 0): record[key] for record in steps if key in record} for steps in runs]
     shared = sorted(set.intersection(*map(set, by_run))) if by_run else []
-    columns = [[values[step] for values in by_run] for step in shared]
+    columns = [[_number(values[step]) for values in by_run] for step in shared]
     whole = [column if all(map(math.isfinite, column)) else [math.nan] for column in columns]
     return Curve(
         shared, [math.fsum(one) / len(one) for one in whole], [min(one) for one in whole], [max(one) for one in whole]
     )
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def wants_log_axis(panel: Panel, curves: Sequence[Curve]) -> bool:
@@ -112,16 +101,6 @@ def wants_log_axis(panel: Panel, curves: Sequence[Curve]) -> bool:
     positive = [value for curve in curves for value in (*curve.low, *curve.high) if value > 0]
     return panel.can_be_log and bool(positive) and max(positive) > _LOG_FROM_RATIO * min(positive)
 
-
-def _values(key: str, steps: Sequence[StepRecord]) -> Iterator[tuple[int, float]]:
-    for record in steps:
-        if key in record:
-            value = record[key]
-            yield int(record["step"] or 0), float(value) if isinstance(value, int | float) else math.nan
-
-
-Runs: TypeAlias = Sequence[Sequence[StepRecord]]
-_Lines: TypeAlias = Mapping[str, Sequence[tuple[str, Curve]]]
 
 _WIDTH_IN, _ROW_IN, _HEAD_IN, _DPI = 10.0, 2.3, 0.45, 150
 
@@ -132,24 +111,14 @@ def can_draw() -> bool:
 
 
 def draw_run(steps: Sequence[StepRecord], path: Path, *, title: str) -> None:
-    """Draw one run.
-
-    Args:
-        steps: Its records.
-        path: The PNG, written in one move, so that a viewer never sees half of it.
-        title: Above all panels.
-    """
+    """Draw one run to a PNG, written in one move, so that a viewer never sees half of it."""
     _draw({"": [steps]}, path, title=title)
 
 
 def draw_comparison(variants: Mapping[str, Runs], path: Path) -> None:
     """Draw a line per variant: the mean over its seeds, in a band from the least to the greatest seed's.
 
-    A line has the steps that all of its seeds have.
-
-    Args:
-        variants: The runs of each, under the words of the legend.
-        path: The PNG.
+    A line has the steps that all of its seeds have; the variants' names are the words of the legend.
     """
     most = max(map(len, variants.values()))
     _draw(variants, path, title="mean over seeds; band: least to greatest seed" if most > 1 else "one seed each")
@@ -158,8 +127,10 @@ def draw_comparison(variants: Mapping[str, Runs], path: Path) -> None:
 def _draw(variants: Mapping[str, Runs], path: Path, *, title: str) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-    shown = [(panel, lines) for panel in PANELS if any((lines := _lines_of(panel, variants)).values())]
+    by_panel = [(panel, {label: panel.lines(runs) for label, runs in variants.items()}) for panel in PANELS]
+    shown = [(panel, lines) for panel, lines in by_panel if any(lines.values())]
     rows = max(1, -(-len(shown) // _COLUMNS))
     has_legend = any(variants)
     with mpl.rc_context(_FONT):
@@ -172,41 +143,29 @@ def _draw(variants: Mapping[str, Runs], path: Path, *, title: str) -> None:
             _draw_panel(axes, panel, lines)
             first = first or axes
         if has_legend:
-            _put_legend(figure, list(variants))
+            handles = [Line2D([], [], label=label, **look) for look, label in zip(_looks(), variants, strict=False)]
+            figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False)
         figure.draw_without_rendering()  # the layout knows the width of the numbers at an axis from the second time on
         beside = path.with_name(path.name + ".new")
         figure.savefig(beside, format="png")
     beside.replace(path)
 
 
-def _lines_of(panel: Panel, variants: Mapping[str, Runs]) -> _Lines:
-    return {label: panel.lines(runs) for label, runs in variants.items()}
-
-
-def _draw_panel(axes: Axes, panel: Panel, variants: _Lines) -> None:
+def _draw_panel(axes: Axes, panel: Panel, variants: Mapping[str, Sequence[tuple[str, Curve]]]) -> None:
     for number, (look, lines) in enumerate(zip(_looks(), variants.values(), strict=False)):
         for dashes, curve in lines:
-            _draw_curve(axes, curve, {**look, "linestyle": dashes}, place=number / len(variants))
+            every = -(-len(curve.steps) // _MARKS_PER_LINE)
+            # marks a little beside those of other variants: lines may lie upon each other
+            first = int(number / len(variants) * every)
+            style = {**look, "linestyle": dashes, "linewidth": 1.4, "markersize": 3.5, "markevery": (first, every)}
+            axes.plot(curve.steps, curve.mean, **style)
+            if curve.low != curve.high:
+                axes.fill_between(curve.steps, curve.low, curve.high, color=look["color"], alpha=0.18, linewidth=0)
     if wants_log_axis(panel, [curve for lines in variants.values() for _, curve in lines]):
         axes.set_yscale("log", nonpositive="mask")
     axes.set(title=f"{panel.title}{f', {panel.unit}' if panel.unit else ''}", xlabel="step")
     axes.locator_params(axis="x", integer=True, nbins=6)
     axes.grid(visible=True, alpha=0.3)
-
-
-def _draw_curve(axes: Axes, curve: Curve, look: Mapping[str, Any], place: float) -> None:
-    """Draw it, with its marks a little beside those of other variants: lines may lie upon each other."""
-    every = -(-len(curve.steps) // _MARKS_PER_LINE)
-    axes.plot(curve.steps, curve.mean, linewidth=1.4, markersize=3.5, markevery=(int(place * every), every), **look)
-    if curve.low != curve.high:
-        axes.fill_between(curve.steps, curve.low, curve.high, color=look["color"], alpha=0.18, linewidth=0)
-
-
-def _put_legend(figure: Figure, labels: Sequence[str]) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], label=label, **look) for look, label in zip(_looks(), labels, strict=False)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
 
 
 def _looks() -> Iterator[dict[str, Any]]:

@@ -24,13 +24,9 @@ _MOST_RATIO: Final = 50.0
 
 @dataclass(frozen=True, slots=True)
 class LogprobGap:
-    """How far the trainer's logprobs are from the rollout's, over all tokens where both are known.
+    """How far the trainer's logprobs are from the rollout's, in nats, over all tokens where both are known.
 
-    Attributes:
-        largest: The largest difference, in nats; 0.0 where no token was compared.
-        mean: The mean difference.
-        k3: The k3 estimate of KL(rollout || trainer), the mean over tokens.
-        tokens: Tokens that were compared.
+    `k3` estimates KL(rollout || trainer), the mean over tokens. All is 0 where no token was compared.
     """
 
     largest: float
@@ -42,9 +38,7 @@ class LogprobGap:
     def of(cls, sequences: Sequence[TrainingSequence], trainer: Sequence[Sequence[float]]) -> LogprobGap:
         """The gap over all trained tokens whose sampling logprob is known.
 
-        Args:
-            sequences: The samples.
-            trainer: The trainer's logprobs of each one's trained tokens, under the weights that sampled them.
+        `trainer` has the trainer's logprobs of each one's trained tokens, under the weights that sampled them.
         """
         log_ratios = [
             own[at] - sampled
@@ -68,13 +62,9 @@ def check_gap(
     limit: float,
     decode: Callable[[Sequence[int]], str],
 ) -> None:
-    """Refuse to train where the two disagree.
+    """Refuse to train where the two disagree by more than `limit`, in nats, which is taken for rounding.
 
-    Args:
-        sequences: What is about to be trained on, sampled by the weights that are about to be updated.
-        trainer: The trainer's logprobs of each one's trained tokens.
-        limit: The largest difference that is taken for rounding, in nats.
-        decode: The text of ids.
+    The sequences were sampled by the weights that are about to be updated.
 
     Raises:
         TrajectoryError: The gap is larger; the message shows the tokens with the largest differences. Or there is no
@@ -95,28 +85,28 @@ def check_gap(
         for position, ours in [(sequence.trained_positions[at], own[at])]
     ]
     worst = sorted(rows, reverse=True)[:_MOST_SHOWN]
-    shown = "\n".join(
-        f"  sequence {number}, token {position} of {len(sequences[number].tokens)}: "
-        f"{decode([sequences[number].tokens[position]])!r} after "
-        f"{decode(sequences[number].tokens[max(0, position - _CONTEXT_TOKENS) : position])!r}: "
-        f"rollout {theirs:.4f}, trainer {ours:.4f}"
+    shown = "".join(
+        f"\n  sequence {number}, {_place(sequences[number].tokens, position, decode)}: rollout {theirs:.4f}, trainer "
+        f"{ours:.4f}"
         for _, number, position, theirs, ours in worst
     )
-    beyond = sum(difference > limit for difference, *_ in rows)
     raise TrajectoryError(
         f"under the same weights the trainer's logprobs differ from the rollout's by up to {gap.largest:.3g} (mean "
-        f"{gap.mean:.3g}), {beyond} of {len(rows)} trained tokens by more than {limit:g}; expected rounding alone. "
-        "Either the tokens, their places or the mask are wrong, or the engine does not compute as the trainer does "
-        f"(a lower precision: raise --gap-limit). The largest differences:\n{shown}"
+        f"{gap.mean:.3g}), {sum(row[0] > limit for row in rows)} of {len(rows)} trained tokens by more than {limit:g}; "
+        "expected rounding alone. Either the tokens, their places or the mask are wrong, or the engine does not "
+        f"compute as the trainer does (a lower precision: raise --gap-limit). The largest differences:{shown}"
     )
+
+
+def _place(tokens: Sequence[int], position: int, decode: Callable[[Sequence[int]], str]) -> str:
+    before = tokens[max(0, position - _CONTEXT_TOKENS) : position]
+    return f"token {position} of {len(tokens)}: {decode([tokens[position]])!r} after {decode(before)!r}"
 
 
 def batch_figures(batch: StepBatch, version: int) -> dict[str, float]:
     """What a step's samples amount to; siblings of a fan-out are one episode, which their main agent's stands for.
 
-    Args:
-        batch: The step's.
-        version: Of the weights that are about to be updated; older tokens are stale.
+    `version` is of the weights that are about to be updated; older tokens are stale.
     """
     samples = batch.samples
     episodes = [sample for sample in samples if not fan_out_part(sample)]

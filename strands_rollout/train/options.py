@@ -1,16 +1,23 @@
-"""What the `train` command was asked for."""
+"""What the `train` command is asked for: each field with the option of the command line that sets it.
+
+Imports nothing heavy, so that --help answers at once.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from strands_rollout.client.transport import parse_base_url, redacted
+from typer import Option
+
+from strands_rollout.evaluation.options import JsonOnly
 
 LossMean: TypeAlias = Literal["sample", "token"]
 Decay: TypeAlias = Literal["linear", "constant"]
+SHIPPED_POLICY: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
+_SHIPPED: Final = "the shipped one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,47 +25,53 @@ class UpdateSettings:
     """How a batch of samples becomes optimizer steps; the names are slime's where it has one.
 
     Attributes:
-        learning_rate: AdamW's, at the first step.
-        decay: "linear": the learning rate falls in a straight line, to 0 after the last step; "constant": it stays.
-            slime's `--lr-decay-style`.
-        updates: Optimizer steps per batch of rollouts, each on a part of it; slime's `--num-steps-per-rollout`.
-        clip_low: slime's `--eps-clip`.
-        clip_high: slime's `--eps-clip-high`.
+        decay: slime's `--lr-decay-style`.
+        updates: Each on a part of the batch of rollouts; slime's `--num-steps-per-rollout`.
         mean: "sample": the mean over rollouts that train a token (slime counts the others too) of each one's mean over
-            its trained tokens, slime's default; "token": the
-            mean over all trained tokens, slime's `--calculate-per-token-loss`.
-        tis_clip: Truncated importance sampling with this upper bound, slime's `--use-tis --tis-clip`: the trainer's own
-            logprobs from before the update are the behaviour policy's, and the rollout's correct for it. None: the
-            rollout's logprobs are the behaviour policy's, slime's `--use-rollout-logprobs`.
-        kl: Weight of the KL divergence to the first weights, slime's `--kl-loss-coef`; 0 for none.
-        entropy: Weight of the entropy bonus, slime's `--entropy-coef`.
+            its trained tokens, slime's default; "token": the mean over all trained tokens, slime's
+            `--calculate-per-token-loss`.
+        tis_clip: The upper bound, slime's `--use-tis --tis-clip`: the trainer's own logprobs from before the update are
+            the behaviour policy's, and the rollout's correct for it. None: the rollout's logprobs are the behaviour
+            policy's, slime's `--use-rollout-logprobs`.
+        kl: slime's `--kl-loss-coef`.
+        entropy: slime's `--entropy-coef`.
         temperature: At which the tokens were sampled.
         max_grad_norm: Gradients are scaled down to this norm.
     """
 
-    learning_rate: float = 2e-4
-    decay: Decay = "constant"
-    updates: int = 4
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    mean: LossMean = "sample"
-    tis_clip: float | None = None
-    kl: float = 0.0
-    entropy: float = 0.0
+    learning_rate: Annotated[float, Option(help="AdamW's, where it decays at the first step.", min=0)] = 2e-4
+    decay: Annotated[Decay, Option("--lr-decay", parser=str, help="constant, or linear, to 0 after the last step.")] = (
+        "constant"
+    )
+    updates: Annotated[int, Option(help="Optimizer steps per step.", min=1)] = 4
+    clip_low: Annotated[float, Option(help="slime's --eps-clip.", min=0)] = 0.2
+    clip_high: Annotated[float, Option(help="slime's --eps-clip-high.", min=0)] = 0.28
+    mean: Annotated[
+        LossMean,
+        Option(
+            "--loss-mean",
+            parser=str,
+            help="sample: mean of samples' means, as slime; token: mean over all trained tokens.",
+        ),
+    ] = "sample"
+    tis_clip: Annotated[
+        float | None,
+        Option(help="Truncated importance sampling with this bound; default: none, the rollout's logprobs count."),
+    ] = None
+    kl: Annotated[float, Option(help="Weight of the KL divergence to the first weights.", min=0)] = 0.0
+    entropy: Annotated[float, Option(help="Weight of an entropy bonus.", min=0)] = 0.0
     temperature: float = 1.0
     max_grad_norm: float = 1.0
 
-
-SHIPPED_POLICY: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
 
 _MAY_CHANGE: Final = frozenset(
     {"out", "steps", "base_url", "concurrency", "gap_limit", "checks", "save_every", "threads", "wandb", "json_only"}
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """A training run; see the command's --help, whose options have the same names where it has them.
+    """A training run.
 
     Attributes:
         rollout: The name of the `TrainingMethod`.
@@ -67,34 +80,64 @@ class TrainOptions:
         checks: Whether a run stops at that, or at a sample that slime would not take.
     """
 
-    out: Path
-    steps: int
-    seed: int
-    model_dir: Path
-    data: Path
-    held_out: Path
+    steps: Annotated[int, Option(help="Batches of rollouts to train on.", min=1)] = 30
+    seed: Annotated[
+        int, Option(help="Decides the order of prompts, and all sampling on an engine that heeds seeds.")
+    ] = 0
+    out: Annotated[
+        Path, Option(help="The run's folder, resumed where it was interrupted; default: a new one in train_runs/.")
+    ]
+    base_url: Annotated[
+        str | None,
+        Option(help="An SGLang that serves the model and can read --out; default: the embedded engine is started."),
+    ] = None
+    model_dir: Annotated[
+        Path, Option("--model", help="The policy's folder.", exists=True, file_okay=False, show_default=_SHIPPED)
+    ]
+    data: Annotated[Path, Option(help="JSONL to train on.", exists=True, dir_okay=False, show_default=_SHIPPED)]
+    held_out: Annotated[
+        Path, Option(help="JSONL to measure accuracy on.", exists=True, dir_okay=False, show_default=_SHIPPED)
+    ]
+    config: Annotated[
+        Path | None,
+        Option(
+            help="slime's --custom-config-path YAML: the agent, under strands_rollout:.", exists=True, dir_okay=False
+        ),
+    ] = None
     rollout: str = "tito"
     ablation: str = "none"
-    base_url: str | None = None
-    config: Path | None = None
-    prompts: int = 32
-    samples_per_prompt: int = 8
-    extra_prompts: int = 0
-    concurrency: int = 64
-    temperature: float = 1.0
-    max_new_tokens: int = 512
-    update: UpdateSettings = field(default_factory=UpdateSettings)
-    is_async: bool = False
-    eval_every: int = 10
-    gap_limit: float = 1e-3
+    prompts: Annotated[int, Option(help="Prompts of a step.", min=1)] = 32
+    samples_per_prompt: Annotated[int, Option(help="Episodes of each prompt.", min=2)] = 8
+    extra_prompts: Annotated[
+        int,
+        Option(
+            help="Prompts begun beyond those of a step: when enough are over, the others are aborted and resumed in "
+            "the next step, as slime's partial rollouts.",
+            min=0,
+        ),
+    ] = 0
+    is_async: Annotated[
+        bool, Option("--async", help="Play the next step's rollouts while this step is trained on.")
+    ] = False
+    temperature: Annotated[float, Option(help="Sampling temperature, above 0.")] = 1.0
+    max_new_tokens: Annotated[int, Option(help="Tokens of a whole response, tool results included.", min=1)] = 512
+    eval_every: Annotated[int, Option(help="Steps between measurements on the held-out rows.", min=1)] = 10
+    save_every: Annotated[int, Option(help="Steps between checkpoints.", min=1)] = 10
+    concurrency: Annotated[int, Option(help="Episodes at once.", min=1)] = 64
+    threads: Annotated[int | None, Option(help="CPU threads of torch; default: its own choice.", min=1)] = None
+    gap_limit: Annotated[
+        float,
+        Option(help="Largest difference of logprobs, the trainer's against the rollout's, at the first step."),
+    ] = 1e-3
     checks: bool = True
-    save_every: int = 10
-    threads: int | None = None
-    wandb: bool = False
-    json_only: bool = False
+    update: UpdateSettings = UpdateSettings()
+    wandb: Annotated[bool, Option("--wandb", help="Log to wandb too, as the environment says.")] = False
+    json_only: JsonOnly = False
 
     def to_json(self) -> dict[str, Any]:
         """All of it by name, in values of JSON; without the user and password of a URL."""
+        from strands_rollout.client.transport import parse_base_url, redacted
+
         values = asdict(self)
         if self.base_url is not None:
             values["base_url"] = redacted(parse_base_url(self.base_url))

@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -35,16 +35,21 @@ _MICRO_BATCH_LOGITS: Final = 10_000_000  # of which several copies are in memory
 _WEIGHTS: Final = ("*.safetensors", "*.bin", "*.index.json", "training.json")
 
 
+class CausalModel(Protocol):
+    """Any of Hugging Face's: a `model` that gives hidden states, and an `lm_head`."""
+
+    config: Any
+    model: Any
+    lm_head: Any
+
+
 def clipped_policy_loss(
     log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
     """PPO's clipped loss of each token, and whether it is clipped (0.0 or 1.0).
 
-    Args:
-        log_ratio: Logprob under the policy less that under the behaviour policy, per token.
-        advantages: Per token.
-        clip_low: The ratio counts from 1 less this.
-        clip_high: The ratio counts to 1 and this.
+    `log_ratio` is the logprob under the policy less that under the behaviour policy; the ratio counts from 1 - clip_low
+    to 1 + clip_high.
     """
     ratio = log_ratio.exp()
     plain = -ratio * advantages
@@ -55,10 +60,7 @@ def clipped_policy_loss(
 def truncated_weights(trainer: Tensor, rollout: Tensor, upper: float) -> Tensor:
     """Truncated importance sampling: the ratio of the trainer's and the rollout's probability, at most `upper`.
 
-    Args:
-        trainer: The trainer's logprobs from before the update.
-        rollout: Those at which the tokens were sampled.
-        upper: slime's `--tis-clip`.
+    The trainer's logprobs are those from before the update, `upper` is slime's `--tis-clip`.
     """
     return (trainer - rollout).exp().clamp(max=upper)
 
@@ -66,20 +68,14 @@ def truncated_weights(trainer: Tensor, rollout: Tensor, upper: float) -> Tensor:
 def k3_divergence(log_probs: Tensor, reference: Tensor) -> Tensor:
     """An unbiased, never negative estimate of KL(policy || reference) for each token, as slime's `low_var_kl`.
 
-    See http://joschu.net/blog/kl-approx.html.
-
-    Args:
-        log_probs: Of tokens that the policy sampled, under the policy.
-        reference: Of the same tokens, under the reference.
+    See http://joschu.net/blog/kl-approx.html; the tokens are those that the policy sampled.
     """
     log_ratio = reference - log_probs
     return (log_ratio.exp() - 1 - log_ratio).clamp(max=_MOST_KL)
 
 
 def trained_logits(
-    model: Any,  # noqa: ANN401 - any of Hugging Face's causal models
-    token_ids: Sequence[list[int]],
-    positions: Sequence[Sequence[int]],
+    model: CausalModel, token_ids: Sequence[list[int]], positions: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
     """Logits that predict the chosen tokens, each from all tokens before it, and these tokens' ids.
 
@@ -87,7 +83,7 @@ def trained_logits(
     Shorter sequences are padded on the right, where earlier tokens can't see.
 
     Args:
-        model: With a `model` that gives hidden states and an `lm_head`.
+        model: In evaluation mode.
         token_ids: The sequences, at least one.
         positions: For each, which of its tokens are chosen: ascending, from 1 on; at least one in each.
 
@@ -118,12 +114,7 @@ def shared_prefix_length(sequences: Sequence[list[int]]) -> int:
 
 
 class UpdateFigures:
-    """What an update amounted to: means over its optimizer steps, and over the tokens that were learned from.
-
-    Attributes:
-        sums: Of each figure.
-        counts: Steps or tokens that each sum is of.
-    """
+    """What an update amounted to: means over its optimizer steps, and over the tokens that were learned from."""
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = defaultdict(float)
@@ -152,11 +143,9 @@ class UpdateFigures:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the policy gives a sequence's trained tokens before an update.
+    """What the policy gives a sequence's trained tokens before an update, at the temperature of the rollout.
 
-    Attributes:
-        log_probs: [trained tokens], at the temperature of the rollout.
-        entropy: [trained tokens], of the distributions that they were drawn from, in nats.
+    Both are [trained tokens]; the entropy is of the distributions that they were drawn from, in nats.
     """
 
     log_probs: Tensor
@@ -167,11 +156,7 @@ class Policy:
     """A model and its optimizer; not safe to use from two threads at once."""
 
     def __init__(self, model_dir: Path, settings: UpdateSettings) -> None:
-        """Load the model.
-
-        Raises:
-            ConfigError: The folder holds no model that transformers can load.
-        """
+        """Load the model; ConfigError where the folder holds none that transformers can load."""
         disable_progress_bar()
         self.model_dir = model_dir
         self.settings = settings
@@ -190,7 +175,7 @@ class Policy:
         with torch.no_grad():
             for chosen in self._micro_batches(sequences, range(len(sequences))):
                 log_probs, entropy = self._log_probs(self._model, [sequences[at] for at in chosen])
-                counts = [len(sequences[at].trained_positions) for at in chosen]
+                counts = [_trained_tokens(sequences[at]) for at in chosen]
                 for at, one, other in zip(chosen, log_probs.split(counts), entropy.split(counts), strict=True):
                     measured[at] = Measured(one, other)
         return [one for one in measured if one is not None]
@@ -198,15 +183,9 @@ class Policy:
     def update(
         self, sequences: Sequence[TrainingSequence], before: Sequence[Measured], *, progress: float = 0.0
     ) -> UpdateFigures:
-        """Take the batch's optimizer steps.
+        """Take the optimizer steps of a batch, which was measured; the weights stay where no sequence has an advantage.
 
-        Args:
-            sequences: At least one.
-            before: `measure` of them.
-            progress: The share of the run that is done, 0 to 1; decides the learning rate.
-
-        Returns:
-            What happened. Where nothing can be learned (no sequence has an advantage), the weights stay.
+        `progress` is the share of the run that is done, 0 to 1; it decides the learning rate.
 
         Raises:
             TrajectoryError: A gradient is not finite; the weights are those before its optimizer step.
@@ -216,10 +195,15 @@ class Policy:
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * factor
         for part in _parts(sequences, self.settings.updates):
-            learned = [at for at in part if self._teaches(sequences[at])]
+            # most groups of a policy that is nearly always right have no gradient at all
+            always = self.settings.kl or self.settings.entropy
+            learned = [at for at in part if sequences[at].advantage or always]
             if learned:
-                share = 1 / self._weight([sequences[at] for at in part])
-                self._step(sequences, before, learned, share=share, figures=figures)
+                # trained tokens, or rollouts, of which siblings are one together
+                trained = [sequences[at] for at in part]
+                by_token = self.settings.mean == "token"
+                weight = sum(map(_trained_tokens, trained)) if by_token else len({one.rollout for one in trained})
+                self._step(sequences, before, learned, share=1 / weight, figures=figures)
         return figures
 
     def write_weights(self, folder: Path) -> None:
@@ -272,16 +256,6 @@ class Policy:
             reason = f"it is no checkpoint of this model ({type(e).__name__})"
             raise ConfigError(f"can't go on from {path}: {reason}; start afresh in another folder with --out") from e
 
-    def _weight(self, sequences: Sequence[TrainingSequence]) -> int:
-        """What the loss's sum is divided by: trained tokens, or rollouts, of which siblings are one together."""
-        if self.settings.mean == "token":
-            return sum(len(one.trained_positions) for one in sequences)
-        return len({one.rollout for one in sequences})
-
-    def _teaches(self, sequence: TrainingSequence) -> bool:
-        """Whether it has a gradient at all: most groups of a policy that is nearly always right have none."""
-        return bool(sequence.advantage or self.settings.kl or self.settings.entropy)
-
     def _step(
         self,
         sequences: Sequence[TrainingSequence],
@@ -295,10 +269,7 @@ class Policy:
         loss = 0.0
         for chosen in self._micro_batches(sequences, learned):
             part = self._loss(
-                [sequences[at] for at in chosen],
-                [before[at] for at in chosen],
-                share=share,
-                figures=figures,
+                [sequences[at] for at in chosen], [before[at] for at in chosen], share=share, figures=figures
             )
             part.backward()
             loss += float(part.detach())
@@ -317,11 +288,14 @@ class Policy:
         """The sequences' part of the loss; each sample's sum is weighed by `share`, and by its denominator or 1."""
         settings = self.settings
         log_probs, entropy = self._log_probs(self._model, sequences)
-        counts = torch.tensor([len(one.trained_positions) for one in sequences])
+        counts = torch.tensor([_trained_tokens(one) for one in sequences])
         advantages = _spread([one.advantage for one in sequences], counts)
         divisors = [one.denominator if settings.mean == "sample" else 1 for one in sequences]
         own = torch.cat([one.log_probs for one in before])
-        rollout = torch.cat([_rollout_log_probs(*pair) for pair in zip(sequences, before, strict=True)])
+        known = [one.trained_log_probs for one in sequences]
+        rollout = torch.cat(
+            [mine.log_probs if one is None else torch.tensor(one) for one, mine in zip(known, before, strict=True)]
+        )
         log_ratio = log_probs - (rollout if settings.tis_clip is None else own)
         losses, clipped = clipped_policy_loss(log_ratio, advantages, settings.clip_low, settings.clip_high)
         if settings.tis_clip is not None:
@@ -351,7 +325,7 @@ class Policy:
         if batch:
             yield batch
 
-    def _log_probs(self, model: Any, sequences: Sequence[TrainingSequence]) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    def _log_probs(self, model: CausalModel, sequences: Sequence[TrainingSequence]) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies of all trained tokens, sequence after sequence."""
         logits, targets = trained_logits(
             model, [one.tokens for one in sequences], [one.trained_positions for one in sequences]
@@ -361,9 +335,8 @@ class Policy:
         return log_softmax.gather(-1, targets[:, None])[:, 0], entropy
 
 
-def _rollout_log_probs(sequence: TrainingSequence, before: Measured) -> Tensor:
-    known = sequence.trained_log_probs
-    return before.log_probs if known is None else torch.tensor(known)
+def _trained_tokens(sequence: TrainingSequence) -> int:
+    return len(sequence.trained_positions)
 
 
 def _spread(values: Sequence[float], counts: Tensor) -> Tensor:
@@ -382,9 +355,3 @@ def _parts(sequences: Sequence[TrainingSequence], parts: int) -> Iterator[list[i
     rollouts = list(places.values())
     bounds = [len(rollouts) * at // parts for at in range(parts + 1)]
     return (list(itertools.chain(*rollouts[start:end])) for start, end in itertools.pairwise(bounds) if start < end)
-
-
-def set_threads(threads: int | None) -> None:
-    """So many threads for torch; None for torch's own choice."""
-    if threads is not None:
-        torch.set_num_threads(threads)

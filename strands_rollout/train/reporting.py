@@ -5,11 +5,11 @@ wandb is set up by the environment alone (WANDB_MODE, WANDB_PROJECT ...); no key
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from rich.console import Console
@@ -25,22 +25,21 @@ _WORDS: Final[Mapping[str, Callable[[float], str]]] = {
 }
 _TIMES: Final = ("rollout_s", "train_s", "sync_s", "eval_s")
 _PROJECT: Final = "strands-rollout-train"
-_ID_FILE: Final = "wandb_id"
 
 
 class TrainingProgress:
     """The display of a run until the block ends; a context manager.
 
-    Args:
-        console: Where it is shown, on stderr.
-        total: Steps of the whole run.
-        done: Those that an earlier start has done.
+    `total` counts the steps of the whole run, `done` those that an earlier start has done.
     """
 
     def __init__(self, console: Console, *, total: int, done: int = 0) -> None:
         self._console, self._total, self._done = console, total, done
         self._words = self._phase = ""
-        self._bar = _new_bar(console) if console.is_interactive else None
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        # two draws a second: the thread that draws shares its core with the training
+        new_bar = functools.partial(Progress, *columns, console=console, refresh_per_second=2)
+        self._bar = new_bar() if console.is_interactive else None
         self._task = self._bar.add_task("steps", total=total, completed=done) if self._bar else TaskID(0)
 
     def __enter__(self) -> Self:
@@ -74,20 +73,11 @@ class TrainingProgress:
             self._bar.update(self._task, completed=self._done, description=description)
 
 
-def _new_bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # two draws a second: the thread that draws shares its core with the training
-    return Progress(*columns, console=console, refresh_per_second=2)
-
-
 class WandbLog:
     """A run in wandb, resumed where the same folder was logged before; a context manager.
 
-    Only what is given here is logged; see `start_run`.
-
-    Args:
-        out: The run's folder; wandb's own files lie in it unless WANDB_DIR is set.
-        options: What the run was started with; nothing secret may be among them.
+    Only what is given here is logged; see `start_run`. wandb's own files lie in the run's folder `out` unless WANDB_DIR
+    is set; nothing secret may be among the options.
 
     Raises:
         ConfigError: wandb can't start a run.
@@ -95,10 +85,13 @@ class WandbLog:
 
     def __init__(self, out: Path, options: Mapping[str, Any]) -> None:
         check_wandb()
+        id_file = out / "wandb_id"
+        if not id_file.exists():
+            id_file.write_text(secrets.token_hex(4) + "\n")
         self._run = start_run(
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
             name=os.environ.get("WANDB_NAME", out.name),
-            id=_run_id(out),
+            id=id_file.read_text().strip(),
             resume="allow",
             dir=os.environ.get("WANDB_DIR", str(out)),
             config=dict(options),
@@ -109,9 +102,7 @@ class WandbLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         self._run.finish(exit_code=0 if kind is None else 1)
 
     def append(self, record: Mapping[str, float | int | str | None]) -> None:
@@ -121,13 +112,3 @@ class WandbLog:
     def sum_up(self, summary: Mapping[str, Any]) -> None:
         """Log the run's result."""
         self._run.summary.update(dict(summary))
-
-
-def _run_id(out: Path) -> str:
-    """The id of this folder's run; a new one the first time."""
-    file = out / _ID_FILE
-    if file.exists():
-        return file.read_text().strip()
-    made = secrets.token_hex(4)
-    file.write_text(made + "\n")
-    return made

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final
+from typing import Any, TypeAlias
 
 from strands_rollout.evaluation.evaluate import Player
 from strands_rollout.evaluation.rows import Row
@@ -24,13 +24,18 @@ class PromptOrder:
     """An endless sequence of rows."""
 
     def __init__(self, rows: Sequence[Row], seed: int) -> None:
-        self._rows = rows
-        self._order_of_pass = functools.lru_cache(maxsize=2)(lambda number: _shuffled(len(rows), seed, number))
+        self._rows, self._seed = rows, seed
+        self._order_of_pass = functools.lru_cache(maxsize=2)(self._shuffled)
 
     def row(self, position: int) -> Row:
         """The row at a place, from 0."""
         passes, place = divmod(position, len(self._rows))
         return self._rows[self._order_of_pass(passes)[place]]
+
+    def _shuffled(self, passes: int) -> list[int]:
+        order = list(range(len(self._rows)))
+        Random(sampling_seed(self._seed, passes)).shuffle(order)  # noqa: S311 - an order, not a secret
+        return order
 
 
 def sampling_seed(*parts: object) -> int:
@@ -39,25 +44,13 @@ def sampling_seed(*parts: object) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def _shuffled(count: int, seed: int, number: int) -> list[int]:
-    order = list(range(count))
-    Random(sampling_seed(seed, number)).shuffle(order)  # noqa: S311 - an order, not a secret
-    return order
-
-
-_Status: Final = Sample.Status
-
-
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """What a step's rollouts are.
+    """What a step's rollouts are: `groups` prompts with `samples` episodes each.
 
     Attributes:
-        groups: Prompts of a step.
-        samples: Episodes of each.
         extra_groups: Prompts that are begun beyond these; when enough are finished, the others are aborted and gone on
             with in the next step.
-        concurrency: Episodes at once.
         seed: Decides the order of prompts and every episode's sampling seed.
         sampling_params: As slime hands them to `generate`.
         keeps_aborted: Hand out all groups that were begun, aborted episodes among them: a fault, for those who want to
@@ -73,13 +66,13 @@ class RolloutPlan:
     keeps_aborted: bool = False
 
 
+Abort: TypeAlias = Callable[[], Awaitable[None]]
+"""Ends every request of the engine."""
+
+
 @dataclass(slots=True)
 class AbortFlag:
-    """Whether the rollouts are being aborted; the setting `should_abort` asks it.
-
-    Attributes:
-        is_set: It.
-    """
+    """Whether the rollouts are being aborted; the setting `should_abort` asks it."""
 
     is_set: bool = False
 
@@ -90,12 +83,10 @@ class AbortFlag:
 
 @dataclass(slots=True)
 class Group:
-    """The episodes of one prompt.
+    """The episodes of one prompt, by its position in the order of prompts.
 
-    Attributes:
-        position: Of its prompt in the order of prompts.
-        episodes: Those that are finished or aborted, by their index in the group: the main agent's sample, and after
-            it those of a fan-out's other agents and segments.
+    `episodes` are those that are finished or aborted, by their index in the group: the main agent's sample, and after
+    it those of a fan-out's other agents and segments.
     """
 
     position: int
@@ -107,7 +98,7 @@ class Group:
 
     def was_aborted(self, at: int) -> bool:
         """Whether an episode was cut off."""
-        return self.episodes[at][0].status is _Status.ABORTED
+        return self.episodes[at][0].status is Sample.Status.ABORTED
 
     def samples(self) -> list[Sample]:
         """All of its samples in the order of their episodes, siblings next to each other."""
@@ -128,9 +119,7 @@ class Collected:
 class RolloutCollector:
     """Plays groups; what is begun and not over waits here from step to step.
 
-    Attributes:
-        next_position: Of the first prompt that no group has yet.
-        waiting: Groups that an abort cut off.
+    `next_position` is of the first prompt that no group has yet; `waiting` are groups that an abort cut off.
     """
 
     def __init__(
@@ -141,14 +130,11 @@ class RolloutCollector:
         abort: Callable[[], Awaitable[None]],
         flag: AbortFlag,
     ) -> None:
-        self._player = player
+        self._player, self._plan, self._abort, self._flag = player, plan, abort, flag
         self._order = PromptOrder(rows, plan.seed)
-        self._plan = plan
-        self._abort = abort
         self._gate = asyncio.Semaphore(plan.concurrency)
         self.next_position = 0
         self.waiting: list[Group] = []
-        self._flag = flag
 
     async def collect(self) -> Collected:
         """Play until so many groups are over; those that are aborted wait for the next call.
@@ -165,11 +151,15 @@ class RolloutCollector:
         try:
             for next_done in asyncio.as_completed(list(tasks)):
                 await next_done
-                done = [group for task, group in tasks.items() if task.done() and self._is_over(group)]
+                done = [group for task, group in tasks.items() if task.done() and group.finished() == plan.samples]
                 if len(done) >= plan.groups:
                     break
-            await self._cut_off(tasks)
+            if left := [task for task in tasks if not task.done()]:
+                self._flag.is_set = True
+                await self._abort()  # the episodes that still run return what they have
+                await asyncio.gather(*left)
         finally:
+            self._flag.is_set = False
             for task in tasks:
                 task.cancel()
         # more may have ended while the others were cut off; they count in the next step
@@ -195,36 +185,21 @@ class RolloutCollector:
         self.next_position += 1
         return group
 
-    def _is_over(self, group: Group) -> bool:
-        return group.finished() == self._plan.samples
-
-    async def _cut_off(self, tasks: Mapping[asyncio.Task[None], Group]) -> None:
-        """Let the episodes that still run return what they have."""
-        left = [task for task in tasks if not task.done()]
-        if left:
-            self._flag.is_set = True
-            try:
-                await self._abort()
-                await asyncio.gather(*left)
-            finally:
-                self._flag.is_set = False
-
     async def _play(self, group: Group) -> None:
         unfinished = [at for at in range(self._plan.samples) if at not in group.episodes or group.was_aborted(at)]
         await asyncio.gather(*(self._play_one(group, at) for at in unfinished))
 
     async def _play_one(self, group: Group, at: int) -> None:
-        sample = group.episodes[at][0] if at in group.episodes else self._new_sample(group, at)
+        if at in group.episodes:
+            sample = group.episodes[at][0]
+        else:
+            index = group.position * self._plan.samples + at
+            sample = _sample(self._order.row(group.position), index=index, group=group.position)
         async with self._gate:
             if self._flag.is_set:
                 return
             outcome = await self._player.play(sample, self._params("train", sample.index))
         group.episodes[at] = [outcome.sample, *outcome.siblings]
-
-    def _new_sample(self, group: Group, at: int) -> Sample:
-        row = self._order.row(group.position)
-        index = group.position * self._plan.samples + at
-        return _sample(row, index=index, group=group.position)
 
     def _params(self, name: str, index: int | None) -> dict[str, Any]:
         return {**self._plan.sampling_params, "sampling_seed": sampling_seed(self._plan.seed, name, index)}

@@ -6,19 +6,21 @@ import asyncio
 import json
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from rich.console import Console
 
 from strands_rollout import __version__
 from strands_rollout.client.transport import parse_base_url, redacted
 from strands_rollout.dump.terminal import make_console
 from strands_rollout.errors import ConfigError
-from strands_rollout.evaluation.evaluate import playing, slime_sampling_params
+from strands_rollout.evaluation.evaluate import playing
+from strands_rollout.evaluation.options import slime_sampling_params
 from strands_rollout.evaluation.rows import load_rows
 from strands_rollout.evaluation.served_engine import SHIPPED_MODELS_EXECUTOR, served_engine, start_executor
 from strands_rollout.files import write_json
@@ -27,22 +29,15 @@ from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings, read_confi
 from strands_rollout.train.batch import TrainingMethod
 from strands_rollout.train.curves import NOT_DRAWN, can_draw, draw_run
 from strands_rollout.train.options import TrainOptions
-from strands_rollout.train.policy import Policy, set_threads
+from strands_rollout.train.policy import Policy
 from strands_rollout.train.reporting import TrainingProgress, WandbLog
 from strands_rollout.train.rollouts import AbortFlag, RolloutCollector, RolloutPlan
-from strands_rollout.train.run_folder import (
-    FILE_NAME,
-    Checkpoints,
-    RunState,
-    StepRecord,
-    TrainFolder,
-    read_steps,
-    with_end,
-)
+from strands_rollout.train.run_folder import FILE_NAME, RunState, StepLog, StepRecord, TrainFolder, read_steps, with_end
 from strands_rollout.train.trainer import Trainer, WeightSync
 
 EXIT_OK: Final = 0
 EXIT_INTERRUPTED: Final = 130
+_FACTS: Final = ("accuracy_start", "accuracy_end", "logprob_gap_max_step0", "logprob_gap_mean_step0")
 _PACKAGES: Final = ("strands-agents", "torch", "transformers", "numpy")
 
 
@@ -58,7 +53,8 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
     if options.wandb:
         check_wandb()
     log = make_console(stderr=True)
-    set_threads(options.threads)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     try:
         summary = asyncio.run(_run(options, method, log))
     except KeyboardInterrupt:
@@ -82,37 +78,24 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
     async with AsyncExitStack() as stack:
         stack.enter_context(folder.held())
         folder.claim(options, made_by())
-        progress = _restore(policy, folder.checkpoints)
+        if newest := folder.checkpoints.newest():
+            policy.restore(newest / "policy.pt")
+        progress = folder.checkpoints.read(newest) if newest else RunState(0, 0)
         if progress.step > options.steps:
             raise ConfigError(f"{options.out} has {progress.step} steps; expected --steps {progress.step} or more")
-        if CODE_TOOL_PATH in settings.tools:
-            log.print(f"code runs with isolation {await start_executor(settings.executor)!r}", highlight=False)
-        base_url = await stack.enter_async_context(served_engine(options.base_url, options.model_dir.resolve()))
-        log.print(f"engine at {redacted(parse_base_url(base_url))}, run in {options.out}", highlight=False)
+        base_url = await stack.enter_async_context(_engine(options, settings, log))
         sync = await stack.enter_async_context(WeightSync(base_url))
         given = {**settings.model_dump(exclude_unset=True), "should_abort": flag}
         player = await stack.enter_async_context(
             playing(base_url, options.model_dir, given, audited=False, generate=method.generate)
         )
-        plan = _plan(options, method)
-        player.args.n_samples_per_prompt = plan.samples
-        collector = RolloutCollector(player, rows, plan, sync.abort_all, flag)
+        player.args.n_samples_per_prompt = options.samples_per_prompt
+        collector = RolloutCollector(player, rows, _plan(options, method), sync.abort_all, flag)
         collector.next_position, collector.waiting = progress.next_position, list(progress.waiting)
-        steps = stack.enter_context(folder.log(progress.step))
+        steps = stack.enter_context(StepLog(options.out / FILE_NAME, first_step=progress.step))
         shown = stack.enter_context(TrainingProgress(log, total=options.steps, done=progress.step))
-        trainer = Trainer(
-            options,
-            method,
-            policy,
-            player,
-            collector,
-            sync,
-            folder,
-            held_out,
-            shown.phase,
-            progress.step,
-            dict(progress.facts),
-        )
+        run = (options, method, policy, player, collector, sync, folder, held_out)
+        trainer = Trainer(*run, shown.phase, progress.step, dict(progress.facts))
         wandb = stack.enter_context(WandbLog(options.out, options.to_json())) if options.wandb else None
 
         def tell(record: StepRecord) -> None:
@@ -126,6 +109,16 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
             wandb.sum_up(summary)
         write_json(folder.summary, summary)
     return summary
+
+
+@asynccontextmanager
+async def _engine(options: TrainOptions, settings: RolloutSettings, log: Console) -> AsyncIterator[str]:
+    """The code sandbox, if it is needed, then the URL of the engine."""
+    if CODE_TOOL_PATH in settings.tools:
+        log.print(f"code runs with isolation {await start_executor(settings.executor)!r}", highlight=False)
+    async with served_engine(options.base_url, options.model_dir.resolve()) as base_url:
+        log.print(f"engine at {redacted(parse_base_url(base_url))}, run in {options.out}", highlight=False)
+        yield base_url
 
 
 def made_by() -> dict[str, Any]:
@@ -175,24 +168,13 @@ def _plan(options: TrainOptions, method: TrainingMethod) -> RolloutPlan:
     )
 
 
-def _restore(policy: Policy, checkpoints: Checkpoints) -> RunState:
-    newest = checkpoints.newest()
-    if newest is None:
-        return RunState(0, 0)
-    policy.restore(newest / "policy.pt")
-    return checkpoints.read(newest)
-
-
 def _summary(
     options: TrainOptions, facts: dict[str, Any], records: Sequence[StepRecord], *, seconds: float
 ) -> dict[str, Any]:
     """The run in a few numbers; `seconds` are of this process, from its start on."""
     last = records[-1] if records else {}
     return {
-        "accuracy_start": facts.get("accuracy_start"),
-        "accuracy_end": facts.get("accuracy_end"),
-        "logprob_gap_max_step0": facts.get("logprob_gap_max_step0"),
-        "logprob_gap_mean_step0": facts.get("logprob_gap_mean_step0"),
+        **{name: facts.get(name) for name in _FACTS},
         "steps": len(records),
         "episodes": sum(int(record.get("episodes") or 0) for record in records),
         "reward_end": last.get("reward"),

@@ -37,15 +37,9 @@ _CHECKPOINT: Final = re.compile(r"step-\d{6}")
 class StepLog:
     """A run's steps, one JSON object a line, appended as they end; a context manager.
 
-    Write a step's record before its checkpoint: a run that was killed between the two then repeats the step.
-
-    Args:
-        path: Made if it is missing, in a folder that is there.
-        first_step: The first step that will be written: 0 for a new run, the checkpoint's for a resumed one. Records
-            from it on are dropped, and so is a half-written last line.
-
-    Attributes:
-        records: All that the file holds, in order of their steps.
+    Write a step's record before its checkpoint: a run that was killed between the two then repeats the step. Records
+    from `first_step` on, the first that will be written, are dropped, and so is a half-written last line; `records` are
+    all that the file holds.
 
     Raises:
         ConfigError: The file can't be used, is no log of steps, or does not reach to `first_step`.
@@ -140,13 +134,9 @@ def _line(record: StepRecord) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Where a run is.
+    """Where a run is: the next step, the next prompt that no group has, and the groups that an abort interrupted.
 
-    Attributes:
-        step: The next step.
-        next_position: The next prompt that no group has.
-        waiting: Groups that an abort interrupted.
-        facts: What the summary tells of the steps before, by name.
+    `facts` are what the summary tells of the steps before, by name.
     """
 
     step: int
@@ -218,15 +208,7 @@ class Checkpoints:
 
 
 class TrainFolder:
-    """A run's folder, by name; `claim` makes it.
-
-    Attributes:
-        path: Where.
-        weights: The policy as a model folder.
-        summary: The run's result.
-        curves: The run's plot.
-        checkpoints: From which the run is resumed.
-    """
+    """A run's folder, by name; `claim` makes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -234,10 +216,6 @@ class TrainFolder:
         self.summary = path / SUMMARY_FILE
         self.curves = path / "curves.png"
         self.checkpoints = Checkpoints(path / "checkpoints")
-
-    def log(self, first_step: int) -> StepLog:
-        """The log of steps; see `StepLog`."""
-        return StepLog(self.path / FILE_NAME, first_step=first_step)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -258,10 +236,6 @@ class TrainFolder:
 
     def claim(self, options: TrainOptions, made_by: Mapping[str, Any]) -> None:
         """Make the folder, which is held, the run's own; one without a checkpoint starts afresh.
-
-        Args:
-            options: What is asked.
-            made_by: `commit` and `versions`.
 
         Raises:
             ConfigError: It is another run's; the message names what differs.

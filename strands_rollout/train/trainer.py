@@ -80,18 +80,8 @@ class WeightSync:
 class Trainer:
     """A run under way.
 
-    Attributes:
-        options: What was asked.
-        method: How episodes become training sequences.
-        policy: Under training.
-        player: Plays and grades episodes.
-        collector: Collects a step's.
-        sync: Gives the engine weights.
-        folder: The run's.
-        held_out: Rows to measure accuracy on.
-        phase: Told what is being done now.
-        first_step: 0, or the step at which a checkpoint resumes.
-        facts: What the summary tells of single steps, by name.
+    `held_out` are rows to measure accuracy on, `phase` is told what is being done now, `first_step` is 0, or the step
+    at which a checkpoint resumes, and `facts` are what the summary tells of single steps, by name.
     """
 
     options: TrainOptions
@@ -108,11 +98,7 @@ class Trainer:
     _is_checked: bool = False
 
     async def run(self, log: StepLog, tell: Callable[[StepRecord], None]) -> None:
-        """Train to the last step, with a record of each.
-
-        Args:
-            log: Of this run.
-            tell: Told of each record when its step is over.
+        """Train to the last step, with a record of each, of which `tell` is told when the step is over.
 
         Raises:
             RolloutError: The engine, the samples or the disk fail; steps that are over are kept.
@@ -172,7 +158,12 @@ class Trainer:
         if not any(sample.loss_mask and any(sample.loss_mask) for sample in samples):
             raise TrajectoryError(f"no sample of step {step} trains a token; their errors: {_errors_of(samples)}")
         if self.options.checks and self.method.keeps_contract:
-            _check_samples(step, samples)
+            violated = [(sample.index, contract_violations(sample, reward_key=REWARD_KEY)) for sample in samples]
+            found = [f"sample {index}: {words}" for index, violations in violated for words in violations]
+            if found:  # slime's trainer would not take them
+                raise TrajectoryError(
+                    f"{len(found)} violations of slime's contract in step {step}: {'; '.join(found[:_MOST_SHOWN])}"
+                )
         tool_parser = settings_from_args(self.player.args).tool_parser
         batch = functools.partial(self.method.batch, tool_parser=tool_parser)
         return await asyncio.to_thread(batch, collected.groups, self.player.tokenizer)
@@ -226,16 +217,3 @@ def _errors_of(samples: Sequence[Sample]) -> str:
     """A few of them."""
     errors = sorted({str(episode_facts(sample).get("error")) for sample in samples})
     return "; ".join(errors[:_MOST_SHOWN]) or "none is over"
-
-
-def _check_samples(step: int, samples: Sequence[Sample]) -> None:
-    """Refuse samples that slime's trainer would not take."""
-    found = [
-        f"sample {sample.index}: {words}"
-        for sample in samples
-        for words in contract_violations(sample, reward_key=REWARD_KEY)
-    ]
-    if found:
-        raise TrajectoryError(
-            f"{len(found)} violations of slime's contract in step {step}: {'; '.join(found[:_MOST_SHOWN])}"
-        )

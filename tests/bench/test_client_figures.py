@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
-import time
-from collections import Counter
 from typing import Any
 
 import orjson
@@ -14,7 +11,7 @@ import pytest
 from bench_stage import measured
 
 from benchmarks.client import ClientOptions, all_ratios, medians
-from benchmarks.measuring import LoopLag, percentile
+from benchmarks.measuring import percentile
 from benchmarks.profiling import profile_figures, start_profile
 from benchmarks.report import result_tables
 from benchmarks.worker import array_bytes
@@ -41,53 +38,62 @@ def options(**changed: Any) -> ClientOptions:
     )
 
 
-def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
+def test_figures_and_ratios_are_medians_of_the_rounds() -> None:
     found = {(one["ratio"], one["turns"]): one["value"] for one in all_ratios(ROUNDS)}
     assert found == {("ours / floor", 20): 3.0, ("ours: 80 turns / 20 turns", 80): 4.0}
+    rows = {(row["variant"], row["turns"]): (row["cpu_ms_per_trajectory"], row["rounds"]) for row in medians(ROUNDS)}
+    assert rows == {("ours", 20): (12.0, 3), ("floor", 20): (5.0, 3), ("ours", 80): (50.0, 3)}
 
 
-def test_a_figure_is_the_median_of_its_rounds() -> None:
-    found = {(row["variant"], row["turns"]): (row["cpu_ms_per_trajectory"], row["rounds"]) for row in medians(ROUNDS)}
-    assert found == {("ours", 20): (12.0, 3), ("floor", 20): (5.0, 3), ("ours", 80): (50.0, 3)}
-
-
-def test_variants_take_turns_and_another_one_begins_each_round() -> None:
-    steps = list(options(measures=("cpu",), turns=(5,), variants=("ours", "floor")).steps())
-    assert [(step.round, step.variant) for step in steps] == [(0, "ours"), (0, "floor"), (1, "floor"), (1, "ours")]
-
-
-def test_what_takes_minutes_is_measured_once() -> None:
-    variants = ("ours", "strands-sglang", "openai")
-    steps = options(measures=("cpu",), turns=(5, 80), variants=variants).steps()
-    rounds = Counter((step.variant, step.turns) for step in steps)
-    assert [rounds[variant, 5] for variant in variants] == [2, 2, 1]
-    assert [rounds[variant, 80] for variant in variants] == [2, 1, 0]
-
-
-def test_the_streamed_variant_plays_any_turns_where_it_is_asked_for_them_alone() -> None:
-    alone = options(measures=("cpu", "memory"), turns=(80,), variants=("openai",)).steps()
-    assert [(step.kind, step.turns) for step in alone] == [("cpu", 80), ("rss", 80), ("traced", 80)]
-
-
-def test_a_long_episode_of_a_slow_variant_is_played_few_times() -> None:
-    steps = options(measures=("cpu",), turns=(20, 80), variants=("ours", "strands-sglang")).steps()
-    episodes = {(step.variant, step.turns): step.episodes for step in steps}
-    assert episodes == {
-        ("ours", 20): 64,
-        ("ours", 80): 64,
-        ("strands-sglang", 20): 64,
-        ("strands-sglang", 80): 8,
-    }
-
-
-@pytest.mark.parametrize(("turns", "lag", "profile"), [((1, 5, 20, 80), 5, 20), ((80,), 80, 80), ((1, 2), 2, 2)])
-def test_lag_and_profile_are_of_turns_that_were_asked_for(turns: tuple[int, ...], lag: int, profile: int) -> None:
-    asked = options(turns=turns, variants=("ours",), measures=("lag", "code", "profile"))
-    assert [(step.kind, step.turns) for step in asked.steps()] == [
-        ("lag", lag),
-        ("lag", lag),
-        ("profile", profile),
-    ]
+@pytest.mark.parametrize(
+    ("asked", "shown", "expected"),
+    [
+        pytest.param(
+            {"measures": ("cpu",), "turns": (5,), "variants": ("ours", "floor")},
+            ("round", "variant"),
+            [(0, "ours"), (0, "floor"), (1, "floor"), (1, "ours")],
+            id="variants take turns, and another one begins each round",
+        ),
+        pytest.param(
+            {"measures": ("cpu",), "turns": (5, 80), "variants": ("strands-sglang", "openai")},
+            ("round", "variant", "turns"),
+            [
+                (0, "strands-sglang", 5),
+                (0, "openai", 5),
+                (0, "strands-sglang", 80),
+                (1, "strands-sglang", 5),
+            ],
+            id="what takes minutes is measured once",
+        ),
+        pytest.param(
+            {"measures": ("cpu", "memory"), "turns": (80,), "variants": ("openai",)},
+            ("kind", "turns"),
+            [("cpu", 80), ("rss", 80), ("traced", 80)],
+            id="the streamed variant plays any turns where it is asked for them alone",
+        ),
+        pytest.param(
+            {"measures": ("cpu",), "turns": (20, 80), "variants": ("strands-sglang",), "repeats": 1},
+            ("turns", "episodes"),
+            [(20, 64), (80, 8)],
+            id="a long episode of a slow variant is played few times",
+        ),
+        pytest.param(
+            {"measures": ("lag", "code", "profile"), "turns": (1, 5, 20, 80), "variants": ("ours",)},
+            ("kind", "turns"),
+            [("lag", 5), ("lag", 5), ("profile", 20)],
+            id="lag and profile are of turns that were asked for",
+        ),
+        pytest.param(
+            {"measures": ("cpu",), "turns": (1,), "variants": ("ours",), "episodes": 7, "repeats": 1},
+            ("episodes",),
+            [(7,)],
+            id="episodes that are asked for are played",
+        ),
+    ],
+)
+def test_what_is_asked_for_is_measured(asked: dict[str, Any], shown: tuple[str, ...], expected: list[Any]) -> None:
+    steps = options(**asked).steps()
+    assert sorted(tuple(getattr(step, name) for name in shown) for step in steps) == sorted(expected)
 
 
 def test_rounds_are_paired_by_their_number() -> None:
@@ -104,27 +110,19 @@ def test_as_many_episodes_are_played_as_are_to_run_at_once() -> None:
         assert step.episodes == step.concurrency or step.kind not in ("rss", "traced") or step.variant == "openai"
 
 
-def test_episodes_that_are_asked_for_are_played() -> None:
-    cpu = [step for step in options(episodes=7).steps() if step.kind == "cpu"]
-    assert {step.episodes for step in cpu} == {7}
-
-
 def test_the_tables_show_each_variant_and_what_ours_is_to_it() -> None:
+    absent = {"strands-sglang": None, "openai": None}
     facts = {
-        "versions": {
-            "python": "3.11",
-            "strands-rollout": "1",
-            "strands-agents": "1",
-            "strands-sglang": None,
-            "openai": None,
-        },
+        "versions": {"python": "3.11", "strands-rollout": "1", "strands-agents": "1", **absent},
         "machine": {"processor": "a processor", "cores": 2},
         "tokenizer": {"name": "a-tokenizer", "vocab_size": 9},
         "command": "python -m benchmarks client",
         "collector": "own",
     }
     few = measured("openai", 99.0, episodes=8)
-    rows = [{**row, **dict.fromkeys(_WIRE, 1.0)} for row in medians([*ROUNDS, few])]
+    wire = [f"{name}_per_trajectory" for name in ("wall_ms", "bytes_sent", "bytes_received")]
+    wire += ["cpu_ms_per_request", "client_busy_percent", "engine_busy_percent"]
+    rows = [{**row, **dict.fromkeys(wire, 1.0)} for row in medians([*ROUNDS, few])]
     shown = result_tables({**facts, "medians": rows, "ratios": all_ratios(ROUNDS), "measurements": []})
     assert "tokenised again | 99 (8 at once)" in shown
     assert "| ours / floor, 20 tool turns | 64 | 3.00 | 2.00 to 4.00 | 3 | 2.30 |" in shown
@@ -133,29 +131,6 @@ def test_the_tables_show_each_variant_and_what_ours_is_to_it() -> None:
     assert "| strands-rollout | 12 | 50 |" in shown
     assert "tokenizer a-tokenizer of 9 tokens" in shown
     assert "strands-sglang" not in shown
-
-
-_WIRE = (
-    "cpu_ms_per_request",
-    "wall_ms_per_trajectory",
-    "bytes_sent_per_trajectory",
-    "bytes_received_per_trajectory",
-    "client_busy_percent",
-    "engine_busy_percent",
-)
-
-
-@pytest.mark.parametrize("settle_s", [0.0, 0.05])
-async def test_a_loop_is_late_for_as_long_as_it_was_blocked_to_the_end_too(settle_s: float) -> None:
-    with LoopLag() as watch:
-        await asyncio.sleep(0.01)
-        time.sleep(0.4)  # noqa: ASYNC251 - it is to block
-        if settle_s:
-            await asyncio.sleep(settle_s)
-    lags = sorted(watch.lags_ms)
-    assert lags[-1] >= 390
-    assert sum(lag > 20 for lag in lags) >= 70  # each timer that was due meanwhile, not the last one alone
-    assert sum(180 < lag < 220 for lag in lags) >= 6
 
 
 @pytest.mark.parametrize(

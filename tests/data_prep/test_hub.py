@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from fake_sglang import dead_url
-from prep_scripts import environment, run_script, start_script
+from prep_scripts import run_script, start_script
 from preparation.request import Request
 from preparation.rows import PreparationError
 from preparation.source import open_source
@@ -85,31 +84,12 @@ def test_a_mirror_serves_what_the_manifest_names_and_offline_the_cache_does_or_i
     assert not (tmp_path / "absent.jsonl").exists()
 
 
-def test_without_the_datasets_package_it_says_how_to_install_it(tmp_path: Path) -> None:
+def test_without_the_datasets_package_it_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
     source = write_parquet([dapo_row(2)], tmp_path / "source.parquet")
-    (tmp_path / "absent").mkdir()
-    (tmp_path / "absent/datasets.py").write_text(
-        "raise ModuleNotFoundError(\"No module named 'datasets'\", name='datasets')"
-    )
-    finished = subprocess.run(
-        [sys.executable, "-c", PREPARE, str(source)],
-        env=environment(PYTHONPATH=str(tmp_path / "absent")),
-        capture_output=True,
-        text=True,
-    )
-    assert finished.returncode == 1
-    assert (
-        finished.stderr.lstrip()
-        == "error: the package 'datasets' is not installed; run: pip install -e '.[data]' (in the repository)\n"
-    )
-
-
-# the folder of a script comes before PYTHONPATH, so the script runs as a module's text
-PREPARE = """
-import runpy, sys
-from pathlib import Path
-import prep_scripts
-sys.path.append(str(prep_scripts.DATA_PREP))
-sys.argv = ["gsm8k.py", "--from", sys.argv[1], "--out", sys.argv[1] + ".out"]
-runpy.run_path(str(prep_scripts.DATA_PREP / "gsm8k.py"), run_name="__main__")
-"""
+    asked = Request(dataset="someone/problems", path=source, out=tmp_path / "out.jsonl")
+    said = r"the package 'datasets' is not installed; run: pip install -e '.\[data\]' \(in the repository\)"
+    with pytest.raises(PreparationError, match=said):
+        open_source(asked)

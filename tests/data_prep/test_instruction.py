@@ -37,19 +37,13 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("beginning", BEGINNINGS)
-def test_an_instruction_before_the_problem_is_taken_off(beginning: str) -> None:
-    assert without_instruction(beginning + PROBLEM)[0] == PROBLEM
-
-
-@pytest.mark.parametrize(("ending", "kind"), ENDINGS.items())
-def test_an_instruction_after_the_problem_is_taken_off_and_named(ending: str, kind: str) -> None:
-    assert without_instruction(PROBLEM + ending) == (PROBLEM, {kind})
-
-
-def test_instructions_at_both_edges_and_several_at_one_are_taken_off() -> None:
-    text = f"{PREFIX}{PROBLEM} Put your final answer within \\boxed{{}}.{SUFFIX}"
-    assert without_instruction(text) == (PROBLEM, {"answer_line", "boxed"})
+@pytest.mark.parametrize("beginning", ["", *BEGINNINGS])
+@pytest.mark.parametrize(("ending", "kind"), [("", ""), *ENDINGS.items()])
+def test_instructions_around_the_problem_are_taken_off_and_named(beginning: str, ending: str, kind: str) -> None:
+    text, kinds = without_instruction(beginning + PROBLEM + ending)
+    assert text == PROBLEM
+    assert kinds >= ({kind} - {""})
+    assert without_instruction(f"{beginning}{PROBLEM} Put your final answer within \\boxed{{}}.{ending}")[0] == PROBLEM
 
 
 @pytest.mark.parametrize(
@@ -102,27 +96,11 @@ def test_a_system_message_that_is_only_an_instruction_goes_and_a_users_message_s
     assert without_instructions(chat(boxed)) == (chat(boxed), frozenset())
 
 
-def test_the_instruction_is_counted_by_prompt_and_kind() -> None:
-    count = InstructionCount(removing=True)
-    for text in (PREFIX + PROBLEM + SUFFIX, PROBLEM):
-        assert count.apply(chat(text)) == chat(PROBLEM)
-    facts = count.facts()
-    assert (facts["mode"], facts["prompts"]) == ("remove", 1)
-    assert facts["kinds"] == {"answer_line": 1, "boxed": 0, "hashes": 0}
-
-
-def test_a_prompt_that_still_asks_for_an_answer_line_is_counted_with_an_example() -> None:
-    asks = f"{PROBLEM}\nAt the very end, write a line with Answer: followed by the number."
-    count = InstructionCount(removing=True)
-    assert count.apply(chat(asks)) == chat(asks)
-    assert (count.facts()["still_asking"], count.facts()["still_asking_example"]) == (1, asks)
-    assert not still_asks(chat(PROBLEM))
-
-
 @pytest.mark.parametrize(
     ("asks", "kind"),
     [
         ("The last line of your response should be of the form Answer: $m+n where $m/n$ is the answer.", "answer_line"),
+        ("At the very end, write a line with Answer: followed by the number.", "answer_line"),
         ("End your response with #### 12, say.", "hashes"),
         ("Put the number between <answer> and </answer>.", "tags"),
         ("Return only the number.", "bare"),
@@ -140,6 +118,16 @@ def test_instructions_that_contradict_the_system_prompt_stay_and_are_counted_wit
     assert (facts["still_asking_kinds"], facts["still_asking_example"]) == ({kind: 1}, text)
 
 
+@pytest.mark.parametrize("removing", [True, False])
+def test_the_instruction_is_counted_by_prompt_and_kind_whether_it_is_removed_or_kept(removing: bool) -> None:
+    count, text = InstructionCount(removing=removing), PREFIX + PROBLEM + SUFFIX
+    assert count.apply(chat(text)) == chat(PROBLEM if removing else text)
+    assert count.apply(chat(PROBLEM)) == chat(PROBLEM)
+    facts = count.facts()
+    assert (facts["mode"], facts["prompts"], facts["still_asking"]) == (("keep", "remove")[removing], 1, not removing)
+    assert facts["kinds"] == {"answer_line": 1, "boxed": 0, "hashes": 0}
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -150,10 +138,3 @@ def test_instructions_that_contradict_the_system_prompt_stay_and_are_counted_wit
 )
 def test_words_of_a_problem_are_no_such_instruction(text: str) -> None:
     assert not still_asks(chat(text)) - {"bare"}
-
-
-def test_an_instruction_that_is_kept_is_counted_and_still_asks() -> None:
-    count = InstructionCount(removing=False)
-    text = PREFIX + PROBLEM + SUFFIX
-    assert count.apply(chat(text)) == chat(text)
-    assert (count.facts()["mode"], count.facts()["prompts"], count.facts()["still_asking"]) == ("keep", 1, 1)

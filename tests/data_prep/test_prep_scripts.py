@@ -108,8 +108,9 @@ def test_files_lie_where_the_launch_scripts_look_and_only_training_problems_are_
     shown = DataSet("x.py", "a/b", "someone says so", None, "train", "gsm8k-{split}", ("gsm8k-test",))
     assert repository / "data" == DATA_DIR
     assert shown.out(DATA_DIR, "test") == repository / "data/gsm8k-test.jsonl"
-    assert shown.evaluation_files(DATA_DIR, "train") == (repository / "data/gsm8k-test.jsonl",)
-    assert shown.evaluation_files(DATA_DIR, "test") == ()
+    for split in ("train", "train[:5]", "train[:1%]+train[9%:]", "train+test", "all"):
+        assert shown.evaluation_files(DATA_DIR, split) == (repository / "data/gsm8k-test.jsonl",)
+    assert shown.evaluation_files(DATA_DIR, "test") == shown.evaluation_files(DATA_DIR, "test[:5]") == ()
 
 
 def test_wrong_usage_exits_with_2_and_a_failure_with_1(

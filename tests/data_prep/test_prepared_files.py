@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from fake_sglang import dead_url
 from prep_scripts import DATA_PREP, run_script
-from preparation.command_line import DataSet
 from preparation.output import finish, unfinished
 from preparation.prepare import arguments_of
 from preparation.request import Request, check_usage
@@ -230,13 +229,6 @@ def test_the_mirrors_password_is_in_nothing_that_a_run_writes(tmp_path: Path) ->
     assert json.loads((tmp_path / "out.jsonl.manifest.json").read_text())["arguments"]["endpoint"] == hub.base_url
 
 
-@pytest.mark.parametrize("split", ["train", "train[:5]", "train[:1%]+train[9%:]", "train+test", "all"])
-def test_a_part_of_a_split_is_compared_as_the_split_is(tmp_path: Path, split: str) -> None:
-    shown = DataSet("x.py", "a/b", "someone says so", None, "train", "gsm8k-{split}", ("gsm8k-test",))
-    assert shown.evaluation_files(tmp_path, split) == (tmp_path / "gsm8k-test.jsonl",)
-    assert shown.evaluation_files(tmp_path, "test[:5]") == ()
-
-
 def test_a_file_whose_name_looks_like_a_pattern_is_read_and_such_a_folder_is_wrong_usage(
     prepare: Prepare, tmp_path: Path
 ) -> None:
@@ -246,10 +238,7 @@ def test_a_file_whose_name_looks_like_a_pattern_is_read_and_such_a_folder_is_wro
     assert prepare(path).problems == [problem(2)]
     with pytest.raises(ConfigError, match="rename it, or name one of its files"):
         prepare(path.parent)
-
-
-@pytest.mark.parametrize("content", ["", "\n\n"])
-def test_an_empty_source_is_said_to_be_empty(prepare: Prepare, tmp_path: Path, content: str) -> None:
-    (tmp_path / "empty.jsonl").write_text(content)
-    with pytest.raises(PreparationError, match=r"can't read .*empty\.jsonl as a data set: it is empty"):
-        prepare(tmp_path / "empty.jsonl")
+    for content in ("", "\n\n"):
+        path.write_text(content)
+        with pytest.raises(PreparationError, match=r"can't read .*jsonl as a data set: it is empty"):
+            prepare(path)

@@ -39,14 +39,9 @@ def test_the_columns_of_known_data_sets_are_found(prepare: Prepare, make: Any, p
     assert result.problems == [problem(number) for number in (2, 3, 300)]
     assert result.labels == ["8", "12", "1200"]
     assert all(list(row)[:2] == ["prompt", "label"] for row in result.rows)
-
-
-def test_further_columns_are_kept(prepare: Prepare) -> None:
-    result = prepare([nested_row(2)])
-    (row,) = result.rows
-    assert row["reward_model"] == {"ground_truth": "8", "style": "rule"}
-    assert row["extra_info"] == {"index": "00000002"}
-    assert result.manifest["columns"] == list(row)
+    further = make(2).keys() - {prompt, label}
+    assert {name: result.rows[0][name] for name in further} == {name: make(2)[name] for name in further}
+    assert result.manifest["columns"] == list(result.rows[0])
 
 
 def test_columns_whose_rows_have_different_keys_stay_objects(prepare: Prepare, tmp_path: Path) -> None:
@@ -54,30 +49,20 @@ def test_columns_whose_rows_have_different_keys_stay_objects(prepare: Prepare, t
     rows = [{"problem": problem(n), "answer": n, "metadata": some} for n, some in enumerate(metadata)]
     path = tmp_path / "given.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    assert [without_nulls(row["metadata"]) for row in prepare(path).rows] == metadata
-
-
-def without_nulls(value: dict[str, Any]) -> dict[str, Any]:
-    return {key: item for key, item in value.items() if item is not None}
-
-
-def test_columns_can_be_named(prepare: Prepare) -> None:
-    rows = [{"prompt": "What for?", "label": "none", "task": {"text": problem(2)}, "gold": 8}]
-    result = prepare(rows, prompt_column="task.text", label_column="gold")
-    assert (result.problems, result.labels) == ([problem(2)], ["8"])
+    found = [row["metadata"] for row in prepare(path).rows]
+    assert [{key: value for key, value in one.items() if value is not None} for one in found] == metadata
 
 
 @pytest.mark.parametrize("settings", [{}, {"prompt_column": "puzzle", "label_column": "hint"}])
 def test_a_source_without_the_columns_is_an_error_that_lists_them(prepare: Prepare, settings: dict[str, str]) -> None:
     with pytest.raises(PreparationError, match=r"got the columns puzzle, outcome, extra, extra\.value"):
         prepare([{"puzzle": "2 + 2", "outcome": "4", "extra": {"value": 4}}], **settings)
-
-
-def test_repeated_problems_are_written_once_and_counted(prepare: Prepare) -> None:
-    result = prepare([dapo_row(2), dapo_row(3), dapo_row(2), dapo_row(2)])
-    assert result.labels == ["8", "12"]
-    assert result.manifest["duplicates_removed"] == 2
-    assert counts_add_up(result.manifest)
+    named = prepare(
+        [{"prompt": "What for?", "label": "none", "task": {"text": problem(2)}, "gold": 8}],
+        prompt_column="task.text",
+        label_column="gold",
+    )
+    assert (named.problems, named.labels) == ([problem(2)], ["8"])
 
 
 def test_spacing_and_instructions_make_no_other_problem_but_case_and_superscripts_do(prepare: Prepare) -> None:
@@ -93,15 +78,19 @@ def test_spacing_and_instructions_make_no_other_problem_but_case_and_superscript
     assert prepare(rows).problems == [texts[0], *texts[2:]]
 
 
-def test_duplicates_can_be_kept(prepare: Prepare) -> None:
-    result = prepare([dapo_row(2), dapo_row(3), dapo_row(2), dapo_row(2, "9")], keep_duplicates=True)
+def test_repeated_problems_are_written_once_unless_they_are_to_be_kept(prepare: Prepare) -> None:
+    rows = [dapo_row(2), dapo_row(3), dapo_row(2), dapo_row(2)]
+    once = prepare(rows)
+    assert (once.labels, once.manifest["duplicates_removed"]) == (["8", "12"], 2)
+    assert counts_add_up(once.manifest)
+    result = prepare([*rows[:3], dapo_row(2, "9")], keep_duplicates=True)
     assert result.labels == ["8", "12", "8", "9"]
     assert result.manifest["duplicates_removed"] == 0
     assert result.manifest["conflicts"] == {"problems": 1, "left_out": 0}
     assert counts_add_up(result.manifest)
 
 
-def test_of_differing_labels_the_one_of_most_rows_is_kept_and_the_others_are_reported(prepare: Prepare) -> None:
+def test_of_differing_labels_that_of_most_rows_is_kept_and_none_without_a_majority(prepare: Prepare) -> None:
     rows = [dapo_row(2, "9"), dapo_row(2), dapo_row(2), dapo_row(3)]
     result = prepare(rows, allow_rejected=True)
     assert result.labels == ["8", "12"]
@@ -110,14 +99,11 @@ def test_of_differing_labels_the_one_of_most_rows_is_kept_and_the_others_are_rep
     assert (lost["kind"], lost["source"]["label"], lost["row"]) == ("conflict", "9", 0)
     assert "'9' 1x, '8' 2x; '8' is kept" in lost["reason"]
     assert counts_add_up(result.manifest)
-
-
-def test_a_problem_without_a_majority_is_left_out_with_all_its_labels_reported(prepare: Prepare) -> None:
-    result = prepare([dapo_row(2, "9"), dapo_row(2), dapo_row(3)], allow_rejected=True)
-    assert result.labels == ["12"]
-    assert result.manifest["conflicts"] == {"problems": 1, "left_out": 1}
-    assert [lost["source"]["label"] for lost in result.rejected] == ["9", "8"]
-    assert counts_add_up(result.manifest)
+    undecided = prepare([rows[0], rows[1], rows[3]], allow_rejected=True)
+    assert (undecided.labels, undecided.manifest["conflicts"]) == (["12"], {"problems": 1, "left_out": 1})
+    assert [one["source"]["label"] for one in undecided.rejected] == ["9", "8"]
+    assert counts_add_up(undecided.manifest)
+    assert not prepare(rows[2:]).rejected, "the reasons of an earlier run go"
 
 
 def test_labels_that_grading_takes_for_equal_are_no_conflict(prepare: Prepare) -> None:
@@ -182,16 +168,8 @@ def test_more_than_one_percent_rejected_is_an_error_and_writes_the_reasons_alone
     assert not (tmp_path / "out.jsonl").exists()
     assert len((tmp_path / "out.jsonl.rejected.jsonl").read_text().splitlines()) == 2
     assert len(prepare(rows, allow_rejected=True).rows) == 98
-
-
-def test_the_reasons_of_an_earlier_run_go_when_there_are_none(prepare: Prepare) -> None:
-    assert prepare([dapo_row(2), dapo_row(3, "")], allow_rejected=True).rejected
-    assert not prepare([dapo_row(2), dapo_row(3)]).rejected
-
-
-def test_rows_of_which_none_can_be_used_are_an_error_even_if_rejections_are_allowed(prepare: Prepare) -> None:
     with pytest.raises(PreparationError, match="none of the rows can be used: label: got ''"):
-        prepare([dapo_row(2, "")], allow_rejected=True)
+        prepare(rows[7:9], allow_rejected=True)
 
 
 def test_a_limit_writes_the_first_rows_of_the_whole_file(prepare: Prepare) -> None:
@@ -201,15 +179,7 @@ def test_a_limit_writes_the_first_rows_of_the_whole_file(prepare: Prepare) -> No
     assert limited.rows == whole[:2]
     assert limited.manifest["beyond_limit"] == 1
     assert counts_add_up(limited.manifest)
-
-
-def test_the_instruction_is_removed_unless_it_is_to_be_kept(prepare: Prepare) -> None:
-    removed = prepare([dapo_row(2)])
-    assert removed.problems == [problem(2)]
-    assert removed.manifest["instruction"]["kinds"]["answer_line"] == 1
-    kept = prepare([dapo_row(2)], instruction="keep")
-    assert kept.problems == [dapo_row(2)["prompt"][0]["content"]]
-    assert kept.manifest["instruction"]["mode"] == "keep"
+    assert warnings_of(limited) == ["the file holds 2 of 3 rows, because of --limit"]
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # datasets 4 leaves a CSV file open
@@ -311,11 +281,6 @@ def test_several_label_columns_that_differ_are_named(prepare: Prepare) -> None:
     assert not warnings_of(prepare(rows, label_column="answer"))
     equal = [{"problem": problem(2), "label": "8", "answer": 8, "reward_model": {"ground_truth": " 08 "}}]
     assert not warnings_of(prepare(equal))
-
-
-def test_a_file_that_a_limit_cut_is_warned_of(prepare: Prepare) -> None:
-    (said,) = warnings_of(prepare([dapo_row(number) for number in (2, 3, 4)], limit=2))
-    assert said == "the file holds 2 of 3 rows, because of --limit"
 
 
 def test_a_chat_that_is_stored_as_json_text_is_read_as_a_chat(prepare: Prepare) -> None:

@@ -19,7 +19,7 @@ from strands_rollout.client.transport import create_client
 from strands_rollout.diagnostics.replay import ReplayedTurn, recorded_gaps, replay, run_replay
 from strands_rollout.engine import SHIPPED_MODEL_DIR, running_engine
 from strands_rollout.errors import DumpError, EngineResponseError, TrajectoryError
-from strands_rollout.evaluation.evaluate import slime_sampling_params
+from strands_rollout.evaluation.options import slime_sampling_params
 from strands_rollout.model.sampling import turn_params
 from strands_rollout.template.chat_template import ChatTemplate
 

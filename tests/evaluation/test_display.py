@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from strands_rollout.evaluation.display import accuracy_bar, print_outcomes, print_summary, progress_bar, question_of
+from strands_rollout.evaluation.display import accuracy_bar, print_outcomes, print_summary, question_of
 from strands_rollout.evaluation.evaluate import Outcome, Summary
 from strands_rollout.samples import Sample
 
@@ -41,17 +41,8 @@ def test_the_table_has_one_line_per_sample_and_takes_text_as_it_is() -> None:
 def test_a_narrow_terminal_gets_the_table_without_the_questions() -> None:
     out = io.StringIO()
     print_outcomes(Console(file=out, width=80), [outcome(stop_reason="max_tool_iterations")])
-    assert out.getvalue().splitlines()[-1].split() == [
-        "3",
-        "34",
-        "34",
-        "1",
-        "completed",
-        "max_tool_iterations",
-        "2",
-        "1",
-        "41",
-    ]
+    shown = " ".join(out.getvalue().splitlines()[-1].split())
+    assert shown == "3 34 34 1 completed max_tool_iterations 2 1 41"
 
 
 def test_the_summary_counts_stop_reasons_and_names_violations() -> None:
@@ -69,15 +60,6 @@ def test_the_summary_counts_stop_reasons_and_names_violations() -> None:
     assert "limit" not in text
 
 
-def test_the_bar_shows_the_running_accuracy() -> None:
-    out = io.StringIO()
-    with progress_bar(Console(file=out, width=80), 2) as on_done:
-        on_done(outcome())
-        on_done(outcome(right=False))
-    assert "accuracy 50%" in out.getvalue()
-    assert "2/2" in out.getvalue()
-
-
 def test_without_a_terminal_each_tenth_is_a_line_at_once() -> None:
     out = io.StringIO()
     with accuracy_bar(Console(file=out, width=80), 40, [True] * 20) as tell:
@@ -87,13 +69,9 @@ def test_without_a_terminal_each_tenth_is_a_line_at_once() -> None:
     shown = out.getvalue().splitlines()
     assert shown[0] == "episodes 24/40  accuracy 92%"
     assert shown[-1] == "episodes 40/40  accuracy 77%"
-
-
-def test_a_run_without_a_score_is_not_silent() -> None:
-    out = io.StringIO()
     with accuracy_bar(Console(file=out, width=80), 3) as tell:
         tell(None)
-    assert out.getvalue() == "episodes 1/3\n"
+    assert out.getvalue().endswith("episodes 1/3\n")
 
 
 def test_a_terminal_gets_a_bar() -> None:

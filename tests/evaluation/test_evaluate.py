@@ -16,8 +16,9 @@ from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, call_text, ids_of
 
 from strands_rollout.errors import ConfigError, PromptError
-from strands_rollout.evaluation.demo import DemoOptions, most_telling, run_demo, served_tokenizer, write_dump
-from strands_rollout.evaluation.evaluate import Outcome, RunPlan, Summary, evaluate, slime_sampling_params
+from strands_rollout.evaluation.demo import most_telling, run_demo, served_tokenizer, write_dump
+from strands_rollout.evaluation.evaluate import Outcome, RunPlan, Summary, evaluate
+from strands_rollout.evaluation.options import DemoOptions, slime_sampling_params
 from strands_rollout.evaluation.rows import Row, read_rows
 from strands_rollout.samples import Sample
 
@@ -58,9 +59,25 @@ async def test_samples_come_back_in_order_graded_and_without_violations(shipped_
     assert len(fake.requests) == 4
 
 
-async def test_a_plan_with_a_seed_gives_each_sample_its_own(shipped_tokenizer: Any) -> None:
-    _, fake = await run(shipped_tokenizer, [Reply.tokens(ids_of(shipped_tokenizer, ANSWER))] * 2, seed=7)
-    assert sorted(request.body["sampling_params"]["sampling_seed"] for request in fake.requests) == [7, 8]
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "has no rows"),
+        ("{", "rows.jsonl:1"),
+        ('{"prompt": "a", "label": 1}\n{"question": "b"}', 'rows.jsonl:2: got b\'{"question"'),
+        (None, "can't read the data file"),
+        (os.mkfifo, "it is a named pipe; expected a regular file"),
+    ],
+)
+def test_a_bad_data_file_is_named_with_its_line(tmp_path: Path, content: Any, words: str) -> None:
+    data = tmp_path / "rows.jsonl"
+    if callable(content):
+        content(data)
+    elif content is not None:
+        data.write_text(content)
+    with pytest.raises(PromptError) as caught:
+        read_rows(data, 5)
+    assert words in str(caught.value)
 
 
 async def test_no_more_episodes_run_at_once_than_the_plan_says(shipped_tokenizer: Any) -> None:
@@ -75,15 +92,9 @@ async def test_no_more_episodes_run_at_once_than_the_plan_says(shipped_tokenizer
         return Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
 
     async with FakeSGLang(reply) as fake:
-        await evaluate(ROWS * 3, plan(fake, shipped_tokenizer, concurrency=1))
+        await evaluate(ROWS * 3, plan(fake, shipped_tokenizer, concurrency=1, seed=7))
     assert most == 1
-
-
-async def test_a_failed_episode_is_a_valid_sample_that_is_not_completed(shipped_tokenizer: Any) -> None:
-    outcomes, _ = await run(shipped_tokenizer, [Reply.status(400, "no")] * 2)
-    assert {outcome.sample.status for outcome in outcomes} == {Sample.Status.FAILED}
-    summary = Summary.of(outcomes)
-    assert (summary.completed, summary.contract_violations, summary.ok) == (0, 0, False)
+    assert [request.body["sampling_params"]["sampling_seed"] for request in fake.requests] == list(range(7, 13))
 
 
 async def test_a_tampered_sample_is_counted_against_the_wire(
@@ -101,33 +112,6 @@ def test_rows_are_read_in_order_and_again_from_the_top(tmp_path: Path) -> None:
     assert [row.prompt for row in read_rows(data, 5)] == ["a", "b", "a", "b", "a"]
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "has no rows"),
-        ("{", "rows.jsonl:1"),
-        ('{"prompt": "a", "label": 1}\n{"question": "b"}', 'rows.jsonl:2: got b\'{"question"'),
-    ],
-)
-def test_a_bad_data_file_is_named_with_its_line(tmp_path: Path, content: str, words: str) -> None:
-    data = tmp_path / "rows.jsonl"
-    data.write_text(content)
-    with pytest.raises(PromptError) as caught:
-        read_rows(data, 5)
-    assert words in str(caught.value)
-
-
-def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match="can't read the data file"):
-        read_rows(tmp_path / "none.jsonl", 1)
-
-
-def test_a_data_file_that_is_a_named_pipe_is_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "rows.jsonl")
-    with pytest.raises(PromptError, match="can't read the data file .*: it is a named pipe; expected a regular file"):
-        read_rows(tmp_path / "rows.jsonl", 1)
-
-
 def options(folder: Path, tokenizer: Any, **changes: Any) -> DemoOptions:
     data = folder / "rows.jsonl"
     data.write_text('{"prompt": "What is 17 * 2?", "label": "34"}\n')
@@ -138,11 +122,8 @@ def options(folder: Path, tokenizer: Any, **changes: Any) -> DemoOptions:
         data=data,
         samples=2,
         concurrency=2,
-        temperature=1.0,
         max_new_tokens=512,
-        seed=None,
         dump_dir=folder / "dump",
-        json_only=False,
     )
     return replace(made, **changes)
 
@@ -153,21 +134,17 @@ async def run_on(script: Any, made: DemoOptions) -> Summary:
         return await asyncio.to_thread(run_demo, replace(made, base_url=fake.base_url))
 
 
-async def test_the_dump_holds_each_sample_with_its_reward(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    await run_on([Reply.tokens(ids_of(shipped_tokenizer, ANSWER))] * 2, options(tmp_path, shipped_tokenizer))
-    (dump,) = (tmp_path / "dump").glob("*.jsonl")
-    samples = [Sample.from_dict(json.loads(line)) for line in dump.read_text().splitlines()]
-    assert [sample.reward["acc"] for sample in samples if isinstance(sample.reward, dict)] == [1.0, 1.0]
-    assert all(len(sample.loss_mask or []) == sample.response_length for sample in samples)
-
-
-async def test_json_only_means_one_line_on_stdout(
+async def test_the_dump_holds_each_sample_with_its_reward_and_stdout_one_line_of_json_if_asked(
     shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = options(tmp_path, shipped_tokenizer, json_only=True)
     summary = await run_on([Reply.tokens(ids_of(shipped_tokenizer, ANSWER))] * 2, made)
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line) == summary.to_dict()
+    (dump,) = (tmp_path / "dump").glob("*.jsonl")
+    samples = [Sample.from_dict(json.loads(line)) for line in dump.read_text().splitlines()]
+    assert [sample.reward["acc"] for sample in samples if isinstance(sample.reward, dict)] == [1.0, 1.0]
+    assert all(len(sample.loss_mask or []) == sample.response_length for sample in samples)
 
 
 async def test_failed_episodes_are_explained_and_the_last_line_is_still_json(
@@ -175,7 +152,7 @@ async def test_failed_episodes_are_explained_and_the_last_line_is_still_json(
 ) -> None:
     summary = await run_on(lambda *_: Reply.status(400, "no such luck"), options(tmp_path, shipped_tokenizer))
     out = capsys.readouterr().out
-    assert not summary.ok
+    assert (summary.completed, summary.contract_violations, summary.ok) == (0, 0, False)
     assert "failed, 2 of 2: EngineRejectedError" in out
     assert json.loads(out.splitlines()[-1])["completed"] == 0
 

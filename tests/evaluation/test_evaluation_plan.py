@@ -11,7 +11,8 @@ import yaml
 from evaluation_stage import write_problems
 
 from strands_rollout.errors import ConfigError, PromptError
-from strands_rollout.evaluation.plan import DataFile, EvalSet, Sampling, read_eval_config
+from strands_rollout.evaluation.options import Sampling
+from strands_rollout.evaluation.plan import DataFile, EvalSet, read_eval_config
 from strands_rollout.evaluation.results import settings_identity
 from strands_rollout.evaluation.rows import load_rows
 from strands_rollout.settings import RolloutSettings
@@ -29,6 +30,7 @@ def load(folder: Path, *rows: dict[str, Any], limit: int | None = None) -> EvalS
 def test_a_label_that_no_answer_equals_is_refused(tmp_path: Path, label: Any) -> None:
     with pytest.raises(PromptError, match=r"rows\.jsonl:2: got the label .*, which no answer equals"):
         load(tmp_path, GOOD, {**GOOD, "label": label})
+    assert len(load(tmp_path, GOOD, {**GOOD, "label": label}, limit=1).rows) == 1, "what is not asked may be anything"
 
 
 @pytest.mark.parametrize("label", ["34", 34, 0, 0.5, ["34", ""], "... #### 34", 10**30])
@@ -55,10 +57,6 @@ def test_a_prompt_that_can_not_be_asked_is_refused(tmp_path: Path, prompt: Any) 
         load(tmp_path, GOOD, {**GOOD, "prompt": prompt})
 
 
-def test_rows_that_are_not_asked_may_be_anything(tmp_path: Path) -> None:
-    assert len(load(tmp_path, GOOD, {**GOOD, "label": None}, limit=1).rows) == 1
-
-
 def test_blank_lines_count_in_a_rows_place(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n" + json.dumps(GOOD) + "\n\n" + json.dumps({**GOOD, "label": ""}) + "\n")
@@ -71,12 +69,6 @@ def test_a_rows_metadata_is_taken_along(tmp_path: Path) -> None:
     assert (first.metadata, second.metadata) == ({"source": "mine"}, {})
     with pytest.raises(PromptError, match=r"rows\.jsonl:1: got metadata='mine'; expected an object"):
         load(tmp_path, {**GOOD, "metadata": "mine"})
-
-
-def test_a_label_of_any_length_is_exact(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "a", "label": 123456789012345678901234567890}\n')
-    assert load_rows(path)[0].label == 123456789012345678901234567890
 
 
 @pytest.mark.parametrize("content", [b'"\\ud800"', b'"\xff"', b"9" * 5000, b"[" * 100_000])
@@ -247,21 +239,18 @@ def test_the_file_that_comes_along_is_read(tmp_path: Path, monkeypatch: pytest.M
     assert notes == []
 
 
-def test_an_mcp_servers_options_go_into_the_record_as_their_checksum_alone() -> None:
-    def server(token: str) -> Any:
-        tool = {"name": "mine", "url": "http://127.0.0.1/mcp", "headers": {"authorization": token}}
-        return settings_identity(RolloutSettings.model_validate({"tools": [tool]}))["tools"][0]
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"executor": {"name": "sandbox_fusion", "headers": {"authorization": "TOKEN"}}},
+        {"tools": [{"name": "mine", "url": "http://127.0.0.1/mcp", "headers": {"authorization": "TOKEN"}}]},
+    ],
+    ids=["executor", "MCP server"],
+)
+def test_options_of_others_go_into_the_record_as_their_checksum_alone(settings: dict[str, Any]) -> None:
+    def recorded(token: str) -> str:
+        given = json.loads(json.dumps(settings).replace("TOKEN", token))
+        return json.dumps(settings_identity(RolloutSettings.model_validate(given)))
 
-    assert server("one")["name"] == "mine"
-    assert server("one") == server("one") != server("two")
-    assert "one" not in str(server("one").values())
-
-
-def test_an_executors_options_go_into_the_record_as_their_checksum_alone() -> None:
-    def executor(token: str) -> Any:
-        settings = RolloutSettings(executor={"name": "sandbox_fusion", "headers": {"authorization": token}})
-        return settings_identity(settings)["executor"]
-
-    assert executor("one")["name"] == "sandbox_fusion"
-    assert executor("one") == executor("one") != executor("two")
-    assert "one" not in str(executor("one").values())
+    assert recorded("one") == recorded("one") != recorded("two")
+    assert "authorization" not in recorded("one")

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import yaml
 from aiohttp import web
-from evaluation_stage import PROBLEMS, evaluated, guesser, options_for, sample_seed, tamper, write_problems
+from evaluation_stage import PROBLEMS, evaluated, guesser, options_for, result_line, sample_seed, tamper, write_problems
 from fake_sglang import FakeSGLang, Reply, dead_url
 from harness import ANSWER, call_text, ids_of
 
 from strands_rollout.errors import ConfigError, EngineUnavailableError, RolloutError
-from strands_rollout.evaluation.plan import SampleKey, Sampling
+from strands_rollout.evaluation.options import Sampling
+from strands_rollout.evaluation.plan import SampleKey
 from strands_rollout.evaluation.results import SampleResult
 from strands_rollout.evaluation.run import run_evaluation, run_samples
 
@@ -41,14 +42,6 @@ async def test_the_report_counts_what_the_samples_answered(
     assert "by_problem" not in printed["data_sets"]["sums"]
     assert printed["data_sets"]["sums"]["avg_at_n"] == sums["avg_at_n"]
     assert any("avg@4" in line and "maj@4" in line for line in out)
-
-
-async def test_json_only_means_one_line_on_stdout(
-    shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    await evaluated(tmp_path, shipped_tokenizer, json_only=True)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["scored"] == 12
 
 
 async def test_a_line_holds_the_sample_without_its_tokens_unless_asked(shipped_tokenizer: Any, tmp_path: Path) -> None:
@@ -94,12 +87,6 @@ async def test_a_run_cut_anywhere_goes_on_to_the_same_report(shipped_tokenizer: 
         assert (again.code, json.dumps(again.outcome)) == (0, json.dumps(whole.outcome))
         assert len(again.fake.requests) == 12 - content[:cut].count(b"\n")
         assert len(again.lines) == 12
-
-
-async def test_a_finished_run_is_reported_again_without_a_sample(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    first = await evaluated(tmp_path, shipped_tokenizer)
-    again = await evaluated(tmp_path, shipped_tokenizer)
-    assert (again.code, again.fake.requests, again.outcome) == (0, [], first.outcome)
 
 
 async def test_failed_samples_are_missing_not_wrong_and_are_tried_again(
@@ -220,12 +207,6 @@ async def test_generate_is_told_that_it_is_an_evaluation(shipped_tokenizer: Any,
     assert ended.fake.requests == []
 
 
-async def test_without_a_seed_none_is_sent(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    answer = Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
-    ended = await evaluated(tmp_path, shipped_tokenizer, lambda *_: answer, seed=None)
-    assert all("sampling_seed" not in request.body["sampling_params"] for request in ended.fake.requests)
-
-
 async def test_a_samples_seed_depends_on_nothing_but_its_key(shipped_tokenizer: Any, tmp_path: Path) -> None:
     few = await evaluated(tmp_path, shipped_tokenizer, limit=2, sampling=Sampling(2, max_new_tokens=64))
     many = await evaluated(tmp_path, shipped_tokenizer, out=tmp_path / "many")
@@ -271,9 +252,15 @@ async def test_changed_data_and_another_model_are_refused(shipped_tokenizer: Any
         await evaluated(tmp_path, shipped_tokenizer)
 
 
-async def test_where_the_engine_is_and_how_many_run_at_once_may_change(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    await evaluated(tmp_path, shipped_tokenizer)
-    assert (await evaluated(tmp_path, shipped_tokenizer, concurrency=5, ks=[2])).code == 0
+async def test_a_finished_run_is_reported_again_wherever_the_engine_is_and_however_many_run_at_once(
+    shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = await evaluated(tmp_path, shipped_tokenizer)
+    capsys.readouterr()
+    again = await evaluated(tmp_path, shipped_tokenizer, concurrency=5, json_only=True)
+    assert (again.code, again.fake.requests, again.outcome) == (0, [], first.outcome)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["scored"] == 12
 
 
 async def test_several_data_sets_are_reported_apart(shipped_tokenizer: Any, tmp_path: Path) -> None:
@@ -292,12 +279,6 @@ async def test_several_data_sets_are_reported_apart(shipped_tokenizer: Any, tmp_
         for request in ended.fake.requests
     )
     assert sent == {(1.0, -1): 3, (0.25, 5): 12}
-
-
-async def test_the_models_name_in_the_settings_does_not_matter(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    config = tmp_path / "named.yaml"
-    config.write_text("strands_rollout: {tools: [], model_name: actor}\n")
-    assert (await evaluated(tmp_path, shipped_tokenizer, config=config)).code == 0
 
 
 async def test_an_engine_behind_a_path_is_reached(shipped_tokenizer: Any, tmp_path: Path) -> None:
@@ -331,29 +312,35 @@ def test_a_dead_engine_is_named_at_once_and_leaves_no_folder(shipped_tokenizer: 
     assert not options.out.exists()
 
 
+WRONG_ROW = {"prompt": "?", "label": "1", "metadata": {"strands_rollout_settings": {"tools": ["os.system"]}}}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda folder: {"data": []}, "neither --data nor --eval-config"),
         (lambda folder: {"eval_config": folder / "rollout.yaml"}, "got --data and --eval-config"),
         (lambda folder: {"data": [folder / "sums.jsonl"] * 2}, "got the data sets sums, sums"),
+        (
+            lambda folder: {"config": written(folder / "a.yaml", {"strands_rollout": {"max_tool_iteration": 3}})},
+            "did you mean 'max_tool_iterations'",
+        ),
+        (
+            lambda folder: {"data": [written(folder / "told.jsonl", WRONG_ROW)]},
+            r"told\.jsonl:1: got the tools \['os.system'\]",
+        ),
     ],
 )
-def test_unclear_data_is_a_usage_error(
+def test_what_can_not_be_meant_is_refused_before_anything_runs(
     shipped_tokenizer: Any, tmp_path: Path, change: Callable[[Path], dict[str, Any]], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         run_evaluation(options_for(tmp_path, dead_url(), shipped_tokenizer, **change(tmp_path)))
 
 
-def test_a_rows_wrong_setting_is_refused_by_its_line_before_anything_runs(
-    shipped_tokenizer: Any, tmp_path: Path
-) -> None:
-    data = tmp_path / "told.jsonl"
-    row = {"prompt": "?", "label": "1", "metadata": {"strands_rollout_settings": {"tools": ["os.system"]}}}
-    data.write_text(json.dumps(row) + "\n")
-    with pytest.raises(ConfigError, match=r"told\.jsonl:1: got the tools \['os.system'\]"):
-        run_evaluation(options_for(tmp_path, dead_url(), shipped_tokenizer, data=[data]))
+def written(path: Path, value: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(value))
+    return path
 
 
 async def test_a_row_sets_limits_of_its_own_samples(shipped_tokenizer: Any, tmp_path: Path) -> None:
@@ -368,18 +355,15 @@ async def test_a_row_sets_limits_of_its_own_samples(shipped_tokenizer: Any, tmp_
 
 
 async def test_what_the_configuration_leaves_out_is_left_out(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    """A factory's agent is not given the default words about a code tool."""
-    config = tmp_path / "factory.yaml"
-    config.write_text("strands_rollout: {agent_factory: user_agents.plain, tools: []}\n")
-    ended = await evaluated(tmp_path, shipped_tokenizer, config=config)
+    """A factory's agent is not given the default words about a code tool; without a seed none is sent."""
+    settings = {"agent_factory": "user_agents.plain", "tools": [], "model_name": "actor"}
+    config = written(tmp_path / "factory.yaml", {"strands_rollout": settings})
+    answer = Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
+    ended = await evaluated(tmp_path, shipped_tokenizer, lambda *_: answer, config=config, seed=None)
+    assert ended.code == 0
+    assert all("sampling_seed" not in request.body["sampling_params"] for request in ended.fake.requests)
     prompts = {shipped_tokenizer.decode(request.input_ids) for request in ended.fake.requests}
     assert not any("careful math solver" in prompt for prompt in prompts)
-
-
-def test_a_wrong_setting_is_refused_before_anything_runs(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    (tmp_path / "rollout.yaml").write_text("strands_rollout: {max_tool_iteration: 3}\n")
-    with pytest.raises(ConfigError, match="did you mean 'max_tool_iterations'"):
-        run_evaluation(options_for(tmp_path, dead_url(), shipped_tokenizer))
 
 
 DOWN = "EngineUnavailableError: no answer from http://127.0.0.1:1"
@@ -389,25 +373,9 @@ def keys(count: int) -> list[SampleKey]:
     return [SampleKey("sums", number, 0) for number in range(count)]
 
 
-def result(key: SampleKey, error: str | None = None, stop_reason: str = "engine_error") -> SampleResult:
-    return SampleResult(
-        data_set=key.data_set,
-        problem=key.problem,
-        number=key.number,
-        status="failed" if error else "completed",
-        stop_reason=stop_reason if error else "completed",
-        error=error,
-        reward=None if error else {"acc": 1.0, "pred": "34", "method": "integers"},
-        response_tokens=5,
-        sampled_tokens=4,
-        turns=1,
-        tool_calls=0,
-        tool_errors=0,
-        seconds=0.1,
-        weight_versions=[],
-        violations=[],
-        audited=False,
-    )
+def result(problem: int, error: str | None = None) -> SampleResult:
+    failed = {"status": "failed", "stop_reason": "engine_error", "error": error, "reward": None} if error else {}
+    return SampleResult.from_line(result_line(0, problem=problem, **failed))
 
 
 async def run(count: int, error_of: Callable[[int], str | None], concurrency: int = 2) -> tuple[str | None, list[int]]:
@@ -416,7 +384,7 @@ async def run(count: int, error_of: Callable[[int], str | None], concurrency: in
     async def one(key: SampleKey) -> SampleResult:
         seen.append(key.problem)
         await asyncio.sleep(0)
-        return result(key, error_of(key.problem))
+        return result(key.problem, error_of(key.problem))
 
     return await run_samples(keys(count), one, concurrency=concurrency), seen
 
@@ -435,7 +403,7 @@ async def test_keys_are_taken_as_workers_come_free() -> None:
         assert taken - finished <= 3
         await asyncio.sleep(0)
         finished += 1
-        return result(key)
+        return result(key.problem)
 
     await run_samples(counted(), one, concurrency=3)
     assert finished == 50

@@ -14,7 +14,7 @@ import pytest
 from fake_sglang import ROUTING_HEADER, FakeSGLang, Reply, dead_url
 
 from strands_rollout.client.client import SGLangClient
-from strands_rollout.errors import EngineResponseError, EngineUnavailableError
+from strands_rollout.errors import EngineResponseError
 from strands_rollout.evaluation.token_audit import Exchange, WireRecorder, recording, tito_violations
 
 PARAMS = {"max_new_tokens": 4}
@@ -51,23 +51,12 @@ async def test_ids_and_logprobs_are_recorded_by_routing_key_as_the_client_got_th
     assert [request.input_ids for request in wire.fake.requests] == [[1, 2], [3]]
 
 
-async def test_an_answer_without_a_generation_is_recorded_as_none() -> None:
-    async with line([Reply.status(503), Reply.tokens([7])]) as wire:
-        await wire.client.generate([1], PARAMS)
-        assert wire.recorder.episodes == {"": [Exchange([1], None, []), Exchange([1], [7], [-0.5])]}
-
-
 async def test_a_cut_connection_reaches_the_client_as_one() -> None:
-    async with line([Reply.cut(), Reply.reset(), Reply.tokens([7])]) as wire:
+    async with line([Reply.cut(), Reply.reset(), Reply.status(503), Reply.tokens([7])]) as wire:
         generation = await wire.client.generate([1], PARAMS)
-        assert generation.attempts == 3
-        assert [exchange.output_ids for exchange in wire.recorder.episodes[""]] == [None, None, [7]]
-
-
-async def test_a_dead_engine_is_unavailable_through_the_proxy_too() -> None:
-    async with recording(dead_url()) as recorder, SGLangClient(recorder.url, max_attempts=1) as client:
-        with pytest.raises(EngineUnavailableError):
-            await client.generate([1], PARAMS)
+        assert generation.attempts == 4
+        failed = Exchange([1], None, [])
+        assert wire.recorder.episodes == {"": [failed, failed, failed, Exchange([1], [7], [-0.5])]}
 
 
 async def test_an_engine_that_gives_no_answer_is_not_given_one_by_the_proxy() -> None:
@@ -83,10 +72,9 @@ async def test_a_client_that_goes_away_has_its_request_dropped_at_the_engine() -
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        for _ in range(200):
-            if wire.fake.disconnects:
-                break
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            while not wire.fake.disconnects:  # noqa: ASYNC110 - the fake keeps a list, no event
+                await asyncio.sleep(0.01)
         assert wire.fake.disconnects == ["gone"]
 
 
@@ -123,18 +111,10 @@ def sample(**changes: Any) -> Any:
     return SimpleNamespace(**{**fields, **changes})
 
 
-def test_an_exact_episode_has_no_violation() -> None:
-    assert tito_violations(exchanges(), sample()) == []
-
-
-def test_a_request_that_was_sent_again_unchanged_is_exact() -> None:
+def test_an_exact_episode_has_no_violation_and_a_retry_with_other_tokens_one() -> None:
     first, second = exchanges()
-    failed = Exchange(second.input_ids, None, [])
-    assert tito_violations([first, failed, second], sample()) == []
-
-
-def test_a_retry_with_other_tokens_is_seen() -> None:
-    first, second = exchanges()
+    unchanged = Exchange(second.input_ids, None, [])
+    assert tito_violations([first, second], sample()) == tito_violations([first, unchanged, second], sample()) == []
     failed = Exchange([*second.input_ids, 99], None, [])
     assert "request 2 repeats a failed one" in tito_violations([first, failed, second], sample())[0]
 

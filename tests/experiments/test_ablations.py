@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -38,22 +38,21 @@ async def applied(kind: Any, one: Sample) -> Grader:
     return grader
 
 
-async def test_no_ablation_changes_nothing() -> None:
-    one = sample()
-    await applied("none", one)
-    assert one == sample()
-
-
-async def test_tool_tokens_are_trained() -> None:
-    one = sample()
-    await applied("train-tool-tokens", one)
-    assert one.loss_mask == [1, 1, 1, 1]
-
-
-async def test_logprobs_are_those_of_the_sampled_token_before() -> None:
-    one = sample()
-    await applied("shifted-logprobs", one)
-    assert one.rollout_log_probs == [-1.0, -1.0, 0.0, -2.0]
+@pytest.mark.parametrize(
+    ("kind", "given", "changed"),
+    [
+        ("none", {}, {}),
+        ("train-tool-tokens", {}, {"loss_mask": [1, 1, 1, 1]}),
+        ("shifted-logprobs", {}, {"rollout_log_probs": [-1.0, -1.0, 0.0, -2.0]}),
+        ("tool-output-rewarded", {"label": "34"}, {"reward": {"score": 1.0, "acc": 0.0}}),
+        ("tool-output-rewarded", {"label": "13"}, {}),
+        ("tool-output-rewarded", {"label": "3"}, {}),
+    ],
+)
+async def test_a_fault_changes_what_it_says_and_nothing_else(kind: str, given: Any, changed: Any) -> None:
+    one = replace(sample(), **given)
+    await applied(kind, one)
+    assert one == replace(sample(), **given, **changed)
 
 
 async def test_an_aborted_episode_is_passed_off_as_completed_and_graded() -> None:
@@ -61,11 +60,3 @@ async def test_an_aborted_episode_is_passed_off_as_completed_and_graded() -> Non
     assert (await applied("aborted-as-completed", aborted)).graded == 1
     assert (aborted.status, aborted.reward) == (Sample.Status.COMPLETED, {"score": -1.0, "acc": 0.0})
     assert (await applied("aborted-as-completed", ended)).graded == 0
-
-
-@pytest.mark.parametrize(("label", "score"), [("34", 1.0), ("13", -1.0), ("3", -1.0)])
-async def test_only_what_a_tool_printed_is_rewarded(label: str, score: float) -> None:
-    one = sample()
-    one.label = label
-    await applied("tool-output-rewarded", one)
-    assert one.reward == {"score": score, "acc": 0.0}

@@ -16,7 +16,7 @@ from scripted_chat import Said, ScriptedChat
 from experiments.openai_generate import TEXT_ENDPOINT_KEY, generate
 from strands_rollout import Sample, reward_func
 from strands_rollout import generate as generate_by_tokens
-from strands_rollout.evaluation.evaluate import slime_sampling_params
+from strands_rollout.evaluation.options import slime_sampling_params
 from strands_rollout.evaluation.rows import read_rows, shipped_rows
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
@@ -188,43 +188,51 @@ async def test_a_tool_that_spells_control_tokens_makes_them_and_the_mask_fits_st
     assert sample.tokens[-sample.response_length :].count(end) > 3
 
 
+BUSY = Said("busy", status=503, headers={"retry-after-ms": "1"})
+LONG = Said("The input is longer than the model's context length (9 tokens).", status=400)
+CUT = Said("The answer is", finish="length")
+
+
 @pytest.mark.parametrize(
-    ("settings", "stop_reason"), [({}, "response_length"), ({"max_turn_tokens": 7}, "turn_length")]
+    ("script", "options", "status", "stop_reason", "requests"),
+    [
+        ([CUT], {"params": {"max_new_tokens": 20}}, "truncated", "response_length", 1),
+        ([CUT], {"settings": {"max_turn_tokens": 7}}, "truncated", "turn_length", 1),
+        ([Said(calls=[CALL])], {"params": {"max_new_tokens": 20}}, "truncated", "response_length", 1),
+        ([Said(calls=[CALL])] * 3, {"settings": {"max_tool_iterations": 1}}, "truncated", "max_tool_iterations", 2),
+        ([LONG], {}, "truncated", "prompt_too_long", 1),
+        ([Said("no such thing", status=400)], {}, "failed", "engine_error", 1),
+        ([Said(calls=[CALL]), Said("no", status=400)], {}, "failed", "engine_error", 2),
+        ([BUSY] * 10, {}, "failed", "engine_error", None),
+        ([BUSY, Said(ANSWER)], {}, "completed", "completed", 2),
+        ([], {"settings": {"fan_out": True}}, "failed", "setup_error", 0),
+        ([], {"settings": {"environment": "x.y"}}, "failed", "setup_error", 0),
+        ([], {"settings": {"no_such_setting": 1}}, "failed", "setup_error", 0),
+    ],
 )
-async def test_a_turn_cut_by_length_is_trained_without_an_end(
-    shipped_tokenizer: Any, settings: dict[str, Any], stop_reason: str
+async def test_limits_and_faults_end_an_episode_as_ever(
+    shipped_tokenizer: Any,
+    script: list[Said],
+    options: dict[str, Any],
+    status: str,
+    stop_reason: str,
+    requests: int | None,
 ) -> None:
-    sample, requests = await play(
-        shipped_tokenizer,
-        [Said("The answer is", finish="length")],
-        params={"max_new_tokens": 20},
-        settings=settings,
-    )
-    assert (sample.status, facts(sample)["stop_reason"]) == (Status.TRUNCATED, stop_reason)
-    assert trained_texts(shipped_tokenizer, sample) == ["<think>\n\n</think>\n\nThe answer is"]
-    assert requests[0]["max_tokens"] == settings.get("max_turn_tokens", 20)
+    sample, asked = await play(shipped_tokenizer, script, **options)
+    assert (sample.status.value, facts(sample)["stop_reason"]) == (status, stop_reason)
+    assert requests in (None, len(asked))
+    assert wrong_with(sample) == []
+    assert any(sample.loss_mask or []) == (stop_reason != "prompt_too_long" and status != "failed")
+    if script[:1] == [CUT]:
+        assert trained_texts(shipped_tokenizer, sample) == ["<think>\n\n</think>\n\nThe answer is"]
+    elif status == "truncated" and len(script) == 1 and script[0].calls:
+        assert trained_texts(shipped_tokenizer, sample) == [f"<think>\n\n</think>\n\n{call_text(CODE)}"]
 
 
 async def test_the_budget_is_the_whole_responses(shipped_tokenizer: Any) -> None:
     sample, requests = await play(shipped_tokenizer, [Said(calls=[CALL]), Said(ANSWER)], params={"max_new_tokens": 200})
     taken = facts(sample)["spans"][1][1] - facts(sample)["spans"][0][1]
     assert [request["max_tokens"] for request in requests] == [200, 200 - taken]
-
-
-async def test_a_spent_budget_ends_the_episode_with_its_last_turn(shipped_tokenizer: Any) -> None:
-    budget = len(words(shipped_tokenizer, call_text(CODE))) + 3
-    sample, requests = await play(shipped_tokenizer, [Said(calls=[CALL])], params={"max_new_tokens": budget})
-    assert len(requests) == 1
-    assert (sample.status, facts(sample)["stop_reason"]) == (Status.TRUNCATED, "response_length")
-    assert trained_texts(shipped_tokenizer, sample) == [f"<think>\n\n</think>\n\n{call_text(CODE)}"]
-    assert sample.loss_mask
-    assert sample.loss_mask[-1] == 1
-
-
-async def test_tool_iterations_are_limited(shipped_tokenizer: Any) -> None:
-    sample, requests = await play(shipped_tokenizer, [Said(calls=[CALL])] * 3, settings={"max_tool_iterations": 1})
-    assert (sample.status, facts(sample)["stop_reason"]) == (Status.TRUNCATED, "max_tool_iterations")
-    assert (len(requests), facts(sample)["tool_iterations"]) == (2, 1)
 
 
 async def test_the_context_is_the_engines(shipped_tokenizer: Any) -> None:
@@ -235,36 +243,6 @@ async def test_the_context_is_the_engines(shipped_tokenizer: Any) -> None:
     assert requests[0]["max_tokens"] == sample.response_length - 1
     sample, requests = await play(shipped_tokenizer, [], chat=ScriptedChat([], context_length=10))
     assert (requests, sample.status, facts(sample)["stop_reason"]) == ([], Status.TRUNCATED, "prompt_too_long")
-    assert wrong_with(sample) == []
-
-
-@pytest.mark.parametrize(
-    ("answer", "stop_reason", "status"),
-    [
-        (Said("The input is longer than the model's context length (9 tokens).", status=400), "prompt_too_long", "t"),
-        (Said("no such thing", status=400), "engine_error", "f"),
-        (Said("busy", status=503, headers={"retry-after-ms": "1"}), "engine_error", "f"),
-    ],
-)
-async def test_refusals_are_the_engines_fault_or_the_prompts(
-    shipped_tokenizer: Any, answer: Said, stop_reason: str, status: str
-) -> None:
-    sample, _ = await play(shipped_tokenizer, [answer] * 10)
-    assert (facts(sample)["stop_reason"], sample.status.value[0]) == (stop_reason, status)
-    assert wrong_with(sample) == []
-    assert sample.rollout_log_probs is None
-
-
-async def test_an_engine_that_is_busy_is_asked_again(shipped_tokenizer: Any) -> None:
-    busy = Said("busy", status=503, headers={"retry-after-ms": "1"})
-    sample, requests = await play(shipped_tokenizer, [busy, Said(ANSWER)])
-    assert (sample.status, len(requests)) == (Status.COMPLETED, 2)
-
-
-async def test_an_engine_that_fails_later_leaves_a_sample_that_trains_nothing(shipped_tokenizer: Any) -> None:
-    sample, _ = await play(shipped_tokenizer, [Said(calls=[CALL]), Said("no", status=400)])
-    assert (sample.status, facts(sample)["stop_reason"]) == (Status.FAILED, "engine_error")
-    assert (sample.remove_sample, any(sample.loss_mask or [])) == (True, False)
     assert wrong_with(sample) == []
 
 
@@ -292,19 +270,6 @@ async def test_a_cancelled_caller_gets_its_cancellation(shipped_tokenizer: Any) 
         with pytest.raises(asyncio.CancelledError):
             await task
         await chat.gone.wait()
-
-
-@pytest.mark.parametrize("settings", [{"fan_out": True}, {"environment": "x.y"}, {"no_such_setting": 1}])
-async def test_settings_that_cannot_be_kept_make_a_failed_sample(shipped_tokenizer: Any, settings: Any) -> None:
-    sample, requests = await play(shipped_tokenizer, [Said(ANSWER)], settings=settings)
-    assert (requests, sample.status, facts(sample)["stop_reason"]) == ([], Status.FAILED, "setup_error")
-    assert wrong_with(sample) == []
-
-
-async def test_strands_warns_once_of_the_reasoning_that_it_drops(shipped_tokenizer: Any, caplog: Any) -> None:
-    script = [Said(calls=[CALL], reasoning="One."), Said(calls=[CALL], reasoning="Two."), Said(ANSWER)]
-    await play(shipped_tokenizer, script)
-    assert sum("reasoningContent" in message for message in caplog.messages) <= 1
 
 
 async def test_on_the_embedded_engine_the_first_turn_is_what_tokens_give(shipped_tokenizer: Any) -> None:

@@ -85,13 +85,11 @@ def test_a_token_that_grows_out_of_the_prompt_belongs_to_the_prompt(shipped_toke
     assert found.tokens[: found.prompt_length] == [*prompt[:-1], *two]
     assert trained_text(shipped_tokenizer, found) == ["34"]
     assert found.drifted_tokens == 1
-
-
-def test_a_response_that_the_prompt_swallows_leaves_one_untrained_token(shipped_tokenizer: Any) -> None:
-    newline = encode(shipped_tokenizer, "\n")
-    found = retokenise(sample_of(encode(shipped_tokenizer, PROMPT), (newline, 1)), shipped_tokenizer)
-    assert (found.loss_mask, found.aligned_log_probs) == ([0], [None])
-    assert found.prompt_length == len(found.tokens) - 1
+    swallowed = retokenise(sample_of(prompt, (newline, 1)), shipped_tokenizer)
+    assert (swallowed.loss_mask, swallowed.aligned_log_probs) == ([0], [None])
+    assert swallowed.prompt_length == len(swallowed.tokens) - 1
+    with pytest.raises(TrajectoryError, match="1 tokens; expected one of the prompt and one of the response"):
+        retokenise(sample_of(newline, (newline, 1)), shipped_tokenizer)
 
 
 def test_what_merges_across_the_end_of_a_turn_goes_by_its_first_byte(shipped_tokenizer: Any) -> None:
@@ -110,12 +108,6 @@ def test_broken_utf8_becomes_trained_replacement_characters_where_it_was(tokeniz
     found = retokenise(sample_of(encode(tokenizer, PROMPT), (turn, 1), (encode(tokenizer, CONTEXT), 0)), tokenizer)
     assert trained_text(tokenizer, found) == ["It is\ufffd<|im_end|>"]
     assert found.drifted_tokens == len(broken)
-
-
-def test_a_sample_whose_text_is_one_token_is_refused(shipped_tokenizer: Any) -> None:
-    newline = encode(shipped_tokenizer, "\n")
-    with pytest.raises(TrajectoryError, match="1 tokens; expected one of the prompt and one of the response"):
-        retokenise(sample_of(newline, (newline, 1)), shipped_tokenizer)
 
 
 def test_text_that_encoding_itself_changes_keeps_its_mask() -> None:

@@ -91,8 +91,5 @@ def test_a_bad_sample_is_refused_by_its_index(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"sample 0 \(index=4\) .*status is aborted"):
         to_parquet([sample_of(1.0, index=4, status="ABORTED")], tmp_path / "rollouts.parquet")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="can't write .*nowhere"):
         to_parquet([sample_of(1.0)], tmp_path / "nowhere" / "rollouts.parquet")

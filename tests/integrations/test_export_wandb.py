@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 from strands_rollout import Sample
 from strands_rollout.cli.commands import app
 from strands_rollout.dump import write_dump
-from strands_rollout.integrations.wandb import sample_table
+from strands_rollout.errors import ExportError
+from strands_rollout.integrations.wandb import log_table, sample_table
+from strands_rollout.slime_plugin.metrics import Table
 
 KEY = "5ec4e75ec4e75ec4e75ec4e75ec4e75ec4e75ec4e7"
 ROW = {
@@ -56,6 +58,15 @@ def test_each_sample_is_a_row_with_its_texts_where_they_are_asked_for(dump: Path
     assert rows == [{**ROW, **(TEXTS if with_contents else {})}] * 2
 
 
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb")
+def test_more_samples_than_wandb_logs_are_refused_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    monkeypatch.setattr(wandb.Table, "MAX_ROWS", 1)
+    with pytest.raises(ExportError, match="got 2 samples; wandb logs tables of at most 1: export single files"):
+        log_table(Table(["index"], [[1], [2]]), None, "run")
+
+
 def test_without_a_key_nothing_is_begun(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_MODE", "online")
@@ -92,26 +103,3 @@ def test_wandb_gets_the_table_and_no_file_of_it_gets_a_secret(dump: Path, tmp_pa
     assert [dict(zip(table["columns"], row, strict=True)) for row in table["data"]] == [ROW, ROW]
     assert b"agents" in b"".join(file.read_bytes() for file in run.glob("*.wandb"))
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
-
-
-TOO_MANY = """
-import wandb
-from strands_rollout.integrations.wandb import log_table
-from strands_rollout.slime_plugin.metrics import Table
-from strands_rollout.integrations.wandb import log_table
-from strands_rollout.slime_plugin.metrics import Table
-
-wandb.Table.MAX_ROWS = 1
-log_table(Table(["index"], [[1], [2]]), None, "run")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb")
-def test_more_samples_than_wandb_logs_are_refused_before_a_run_begins(tmp_path: Path) -> None:
-    environment = {**os.environ, "WANDB_MODE": "offline", "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", TOO_MANY], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert "ExportError: got 2 samples; wandb logs tables of at most 1: export single files" in done.stderr
-    assert not list(tmp_path.glob("wandb/*"))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import skyrl_rules
 from fake_sglang import FakeSGLang, Reply
-from finished import WRONG, finished_sample, two_samples
+from finished import WRONG, two_samples
 from grouped_samples import sample_of
 from harness import ANSWER, call_text, ids_of
 
@@ -67,19 +67,12 @@ async def test_an_output_holds_the_sample_token_for_token(shipped_tokenizer: Any
     assert output["stop_reasons"] == ["stop", "stop"]
     assert output["rollout_metrics"]["strands/turns_mean"] == 1.5
     assert all(seconds > 0 for seconds in output["trajectory_generation_times"])
-
-
-def test_an_output_of_no_samples_has_the_same_fields() -> None:
-    output = to_generator_output([])
-    assert list(output) == list(skyrl_rules.FIELDS)
-    assert [value for value in output.values() if value] == []
-
-
-async def test_an_output_shares_nothing_with_the_sample(shipped_tokenizer: Any) -> None:
-    sample = await finished_sample(shipped_tokenizer, [ANSWER])
-    before = list(sample.loss_mask)
-    to_generator_output([sample])["loss_masks"][0][0] = 7
-    assert sample.loss_mask == before
+    before = list(samples[0].loss_mask)
+    output["loss_masks"][0][0] = 7
+    assert samples[0].loss_mask == before, "an output shares nothing with the sample"
+    empty = to_generator_output([])
+    assert list(empty) == list(skyrl_rules.FIELDS)
+    assert not any(empty.values())
 
 
 def test_what_is_not_trained_leaves_the_mean_of_its_group_alone() -> None:
@@ -89,6 +82,10 @@ def test_what_is_not_trained_leaves_the_mean_of_its_group_alone() -> None:
     assert output["loss_masks"][2:] == [[0, 0]] * 3
     assert output["stop_reasons"] == ["stop", "stop", "error", "stop", "error"]
     assert output["rollout_metrics"] == {"strands/untrained_samples": 3.0}
+    samples[0].loss_mask = [0, 1]
+    assert to_generator_output(samples)["rollout_logprobs"][0] == [-1.0, -1.0], "masked later, it keeps its logprob"
+    with pytest.raises(ExportError, match="sample 0 .* is a list; .* fan-out one by one"):
+        to_generator_output([samples])
 
 
 @pytest.mark.parametrize(
@@ -99,34 +96,19 @@ def test_what_is_not_trained_leaves_the_mean_of_its_group_alone() -> None:
         ({"reward": None}, "reward is None"),
         ({"reward": {"acc": 1.0}}, "expected a dict with a finite number under 'score'"),
         ({"reward": float("nan")}, "reward is nan"),
+        ({"loss_mask": [1]}, "loss_mask has 1 values; expected response_length=2"),
+        ({"rollout_log_probs": [1]}, "rollout_log_probs has 1 values; expected response_length=2"),
     ],
 )
 def test_an_unfinished_sample_or_one_without_reward_is_refused_by_its_index(
     changes: dict[str, Any], words: str
 ) -> None:
+    lists = {name: changes.pop(name) for name in ("loss_mask", "rollout_log_probs") if name in changes}
     bad = sample_of(**{"reward": 1.0, "index": 17, **changes})
+    vars(bad).update(lists)
     with pytest.raises(ExportError, match=r"sample 1 \(index=17\)") as caught:
         to_generator_output([sample_of(1.0), bad])
     assert words in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["loss_mask", "rollout_log_probs"])
-def test_lengths_that_differ_are_refused(name: str) -> None:
-    bad = sample_of(1.0)
-    setattr(bad, name, [1])
-    with pytest.raises(ExportError, match=f"sample 0 .*{name} has 1 values; expected response_length=2"):
-        to_generator_output([bad])
-
-
-def test_a_token_that_was_masked_later_keeps_its_logprob() -> None:
-    sample = sample_of(1.0)
-    sample.loss_mask = [0, 1]
-    assert to_generator_output([sample])["rollout_logprobs"] == [[-1.0, -1.0]]
-
-
-def test_the_samples_of_a_fan_out_are_asked_for_one_by_one() -> None:
-    with pytest.raises(ExportError, match="sample 0 .* is a list; .* fan-out one by one"):
-        to_generator_output([[sample_of(1.0)]])
 
 
 async def test_a_generator_answers_in_the_order_of_its_prompts(shipped_tokenizer: Any) -> None:
@@ -207,13 +189,6 @@ def test_a_generator_refuses_a_fan_out() -> None:
         StrandsGenerator("http://127.0.0.1:1", Path(), settings={"fan_out": True})
 
 
-@pytest.mark.parametrize("lacking", ["rewards", "loss_masks", "response_ids"])
-def test_the_rules_find_what_is_wrong(lacking: str) -> None:
-    output = to_generator_output([sample_of(1.0), sample_of(0.0)])
-    output[lacking] = output[lacking][:1]
-    assert list(skyrl_rules.violations(output, 2)) != []
-
-
 @pytest.mark.skipif("SKYRL_PATH" not in os.environ, reason="needs SKYRL_PATH, a checkout of NovaSky-AI/SkyRL")
 async def test_skyrls_own_validator_takes_the_output(shipped_tokenizer: Any) -> None:
     validate = skyrl_rules.validator_of(Path(os.environ["SKYRL_PATH"]))
@@ -252,8 +227,8 @@ def test_gsm8k_becomes_a_generator_output_on_the_embedded_engine(tmp_path: Path)
 def test_a_configuration_without_the_key_is_refused_in_words(tmp_path: Path) -> None:
     config = tmp_path / "other.yaml"
     config.write_text("strands: {}\n")
-    command = [sys.executable, str(REPOSITORY / "scripts/skyrl_gsm8k.py"), "--data", str(PROBLEMS)]
-    done = subprocess.run([*command, "--config", str(config)], check=False, capture_output=True, text=True, cwd="/")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert "strands_rollout" in done.stderr
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        run_script("scripts/skyrl_gsm8k.py", "--data", PROBLEMS, "--config", config)
+    assert refused.value.returncode == 2
+    assert refused.value.stderr.startswith("error: ")
+    assert "strands_rollout" in refused.value.stderr

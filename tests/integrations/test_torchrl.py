@@ -230,11 +230,6 @@ def test_no_samples_are_a_batch_of_none(shipped_tokenizer: Any, padded: bool) ->
     assert to_tensordict([], shipped_tokenizer, padded=padded).batch_size == (0,)
 
 
-def test_a_bad_sample_is_refused_by_its_index(shipped_tokenizer: Any) -> None:
-    with pytest.raises(ExportError, match=r"sample 1 \(index=4\) .*status is pending"):
-        to_tensordict([sample_of(1.0), sample_of(1.0, index=4, status="PENDING")], shipped_tokenizer)
-
-
 async def test_the_readmes_example_runs(shipped_tokenizer: Any) -> None:
     policy = actor(shipped_tokenizer, tiny_model(shipped_tokenizer), padded=False)
     names = {"samples": await two_samples(shipped_tokenizer), "tokenizer": shipped_tokenizer, "actor": policy}

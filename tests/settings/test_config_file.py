@@ -18,7 +18,8 @@ from strands_rollout.agent.tool_loading import load_tools
 from strands_rollout.cli.commands import app
 from strands_rollout.code_tool.executors import shared_executor
 from strands_rollout.errors import ConfigError
-from strands_rollout.evaluation.plan import Sampling, read_eval_config
+from strands_rollout.evaluation.options import Sampling
+from strands_rollout.evaluation.plan import read_eval_config
 from strands_rollout.secret_mask import secret_values
 from strands_rollout.settings import RewardSettings, RolloutSettings, documented, read_config_file, settings_from_args
 

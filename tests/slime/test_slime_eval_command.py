@@ -17,7 +17,7 @@ from slime_policy import ANSWER, WRONG, call, prompt, turn
 from slime_run import CONTEXT_LENGTH, TOOLS, chat_row, write_rows
 from slime_stage import Start
 
-from strands_rollout.evaluation.plan import Sampling
+from strands_rollout.evaluation.options import Sampling
 from strands_rollout.evaluation.report import mean_pass_at_k
 from strands_rollout.evaluation.run import run_evaluation
 

@@ -53,13 +53,10 @@ def test_a_line_has_the_steps_that_all_seeds_have() -> None:
     assert curve_of("reward", [ended_early, whole]).steps == [0, 1]
     measured_now_and_then = [record for record in records(5, reward=1.0) if record["step"] in (0, 4)]
     assert curve_of("reward", [measured_now_and_then, whole]).steps == [0, 4]
-
-
-def test_a_line_has_a_gap_where_one_seeds_value_is_no_finite_number() -> None:
     collapsed: list[StepRecord] = [{"step": 0, "entropy": 0.5}, {"step": 1, "entropy": None}]
-    curve = curve_of("entropy", [records(2, entropy=0.7), collapsed])
-    assert curve.mean[0] == pytest.approx(0.6)
-    assert all(math.isnan(values[1]) for values in (curve.mean, curve.low, curve.high))
+    gap = curve_of("entropy", [records(2, entropy=0.7), collapsed])
+    assert gap.mean[0] == pytest.approx(0.6)
+    assert all(math.isnan(values[1]) for values in (gap.mean, gap.low, gap.high)), "no finite number: a gap"
 
 
 def test_a_panel_shows_what_has_a_value() -> None:

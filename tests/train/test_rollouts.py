@@ -133,12 +133,14 @@ async def test_siblings_of_a_fan_out_are_one_episode_of_their_group() -> None:
 async def test_a_cancelled_step_leaves_no_episode_running() -> None:
     collector, player = collector_of(held={0})
     task = asyncio.create_task(collector.collect())
-    await asyncio.sleep(0.02)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await asyncio.sleep(0.01)
-    assert all(one is asyncio.current_task() for one in asyncio.all_tasks())
+    async with asyncio.timeout(30):
+        while not player.starts[0]:  # noqa: ASYNC110 - the player has no event
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while any(one is not asyncio.current_task() for one in asyncio.all_tasks()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 async def test_held_out_rows_are_played_with_the_same_seeds_every_time() -> None:

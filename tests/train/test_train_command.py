@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from experiments import __main__ as experiments
+from strands_rollout.cli import commands
 from strands_rollout.dump import read_dump
+from strands_rollout.errors import ConfigError
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 pytestmark = pytest.mark.timeout(900)  # of slow runs on a busy machine
+APPS = {"cli": commands.app, "experiments": experiments.app}
 SMALL = ("--prompts", "4", "--samples-per-prompt", "4", "--threads", "1", "--eval-every", "100")
 
 
@@ -263,9 +268,10 @@ def test_a_fan_out_is_refused_where_slime_or_an_endpoint_takes_none(
 ) -> None:
     for needed in ("torch", "openai"):
         pytest.importorskip(needed)
-    done = train(tmp_path / "run", "--config", str(two_agents(tmp_path)), *options, experiment=experiment)
-    assert done.returncode == 2
-    assert words in " ".join(done.stderr.split())
+    given = [*experiment, "train", "--config", str(two_agents(tmp_path)), "--out", str(tmp_path / "run"), *options]
+    done = CliRunner().invoke(APPS["experiments"], given)
+    assert isinstance(done.exception, ConfigError)
+    assert words in str(done.exception)
 
 
 @pytest.mark.slow
@@ -309,9 +315,9 @@ def test_faulty_samples_stop_a_run_with_words(ablation: str, words: str, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["strands_rollout.cli", "train", "--temperature", "0"], "got --temperature 0.0; expected more than 0"),
-        (["strands_rollout.cli", "train", "--async", "--extra-prompts", "2"], "leave out --extra-prompts"),
-        (["strands_rollout.cli", "train", "--loss-mean", "batch"], "expected one of sample, token"),
+        (["cli", "train", "--temperature", "0"], "got --temperature 0.0; expected more than 0"),
+        (["cli", "train", "--async", "--extra-prompts", "2"], "leave out --extra-prompts"),
+        (["cli", "train", "--loss-mean", "batch"], "expected one of sample, token"),
         (["experiments", "--rollout", "text", "train"], "'text' is not one of 'tito', 'retokenised', 'openai'"),
         (["experiments", "--ablation", "aborted-as-completed", "train"], "needs --extra-prompts"),
         (["experiments", "--rollout", "openai", "--ablation", "shifted-logprobs", "train"], "needs --rollout tito"),
@@ -319,13 +325,8 @@ def test_faulty_samples_stop_a_run_with_words(ablation: str, words: str, tmp_pat
 )
 def test_options_that_make_no_sense_are_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments, "--out", str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**environment(), "COLUMNS": "500"},
-    )
-    assert done.returncode == 2
-    assert message in done.stderr
+    command_line, *given = arguments
+    done = CliRunner(env={"COLUMNS": "500"}).invoke(APPS[command_line], [*given, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 2 or isinstance(done.exception, ConfigError)
+    assert message in f"{done.output} {done.exception}"
     assert not (tmp_path / "run").exists()

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from many_tools.turns import END, TURNS, question_of
 from strands_rollout import Sample, generate, reward_func
-from strands_rollout.evaluation.evaluate import slime_sampling_params
+from strands_rollout.evaluation.options import slime_sampling_params
 from strands_rollout.evaluation.token_audit import Exchange, recording, tito_violations
 from strands_rollout.settings import REWARD_KEY
 from strands_rollout.slime_plugin.sample_contract import contract_violations

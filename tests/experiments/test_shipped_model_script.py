@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,26 +16,13 @@ import pytest
 from strands_rollout.code_tool.tool import code_tool
 from strands_rollout.template.chat_template import ChatTemplate
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 CHECKPOINT = REPOSITORY / "strands_rollout/engine/checkpoint"
 
 
 def facts(name: str, folder: Path = CHECKPOINT) -> dict[str, Any]:
     value: dict[str, Any] = json.loads((folder / name).read_text())
     return value
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(CHECKPOINT)
-
-
-@pytest.fixture(scope="module")
-def shipped_model() -> Callable[[str], Any]:
-    """Imports a module of experiments/shipped_model."""
-    return lambda name: importlib.import_module(f"experiments.shipped_model.{name}")
 
 
 def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -46,36 +32,36 @@ def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def episodes(shipped_model: Callable[[str], Any]) -> Any:
+def episodes(shipped_model: Any) -> Any:
     problems = shipped_model("problems").split_problems(5, 0, 0, 150).training
     return shipped_model("episodes").write_episodes(problems, Random(3))
 
 
 @pytest.fixture(scope="module")
-def task(shipped_model: Callable[[str], Any]) -> Any:
+def task(shipped_model: Any) -> Any:
     return shipped_model("word_problems").WORD_PROBLEMS
 
 
 def test_a_training_episode_is_the_conversation_that_a_rollout_has(
-    task: Any, tokenizer: Any, shipped_model: Callable[[str], Any]
+    task: Any, shipped_tokenizer: Any, shipped_model: Any
 ) -> None:
     conversation = shipped_model("conversation")
-    tokenize = conversation.EpisodeTokenizer(tokenizer, task.prompt).tokenize
-    for episode in task.write_episodes(task.split(5, 0, 0, 150).training, Random(3)):
+    tokenize = conversation.EpisodeTokenizer(shipped_tokenizer, task.prompt).tokenize
+    problems = task.split(5, 0, 0, 150).training
+    for episode, answer in zip(task.write_episodes(problems, Random(3)), task.answers_of(problems), strict=True):
+        assert episode.turns[-1].text.endswith(f"The answer is \\boxed{{{answer}}}.")
         tokenized = tokenize(episode)
         if episode.enable_thinking:
-            whole = conversation.whole_text(tokenizer, task.prompt, episode).removesuffix("\n")
-            assert tokenizer.decode(tokenized.token_ids) == whole
-            assert list(tokenized.token_ids) == tokenizer.encode(whole, add_special_tokens=False)
+            whole = conversation.whole_text(shipped_tokenizer, task.prompt, episode).removesuffix("\n")
+            assert shipped_tokenizer.decode(tokenized.token_ids) == whole
+            assert list(tokenized.token_ids) == shipped_tokenizer.encode(whole, add_special_tokens=False)
         assert len(tokenized.is_learned) == len(tokenized.token_ids)
         pairs = zip(tokenized.token_ids, tokenized.is_learned, strict=True)
-        learned = tokenizer.decode([token_id for token_id, is_learned in pairs if is_learned])
+        learned = shipped_tokenizer.decode([token_id for token_id, is_learned in pairs if is_learned])
         assert learned == "".join(f"{turn.text}<|im_end|>" for turn in episode.turns if turn.is_learned)
 
 
-def test_a_share_of_the_episodes_are_wrong_guesses_without_a_tool(
-    episodes: Any, shipped_model: Callable[[str], Any]
-) -> None:
+def test_a_share_of_the_episodes_are_wrong_guesses_without_a_tool(episodes: Any, shipped_model: Any) -> None:
     guesses, mixed = shipped_model("guesses"), shipped_model("guesses").with_guesses(episodes, 0.3, Random(1))
     pairs = [(old, new) for old, new in zip(episodes, mixed, strict=True) if new != old]
     assert 0.2 < len(pairs) / len(episodes) < 0.4
@@ -86,32 +72,29 @@ def test_a_share_of_the_episodes_are_wrong_guesses_without_a_tool(
         assert (guesses.REASONING in turn.text) == new.enable_thinking
         assert _boxed(turn.text) != _boxed(old.turns[-1].text)
     assert guesses.with_guesses(episodes, 0.0, Random(1)) == episodes
+    module = shipped_model("episode")
+    strange = module.Episode("Why?", enable_thinking=True, turns=(module.Turn("So be it.", True, None),))
+    with pytest.raises(ValueError, match="integer in a box; got 'So be it.'"):
+        guesses.with_guesses([strange], 1.0, Random(0))
 
 
 def _boxed(text: str) -> int:
     return int(text.partition("boxed{")[2].partition("}")[0])
 
 
-def test_a_guess_needs_a_number_in_a_box(shipped_model: Callable[[str], Any]) -> None:
-    module = shipped_model("episode")
-    strange = module.Episode("Why?", enable_thinking=True, turns=(module.Turn("So be it.", True, None),))
-    with pytest.raises(ValueError, match="integer in a box; got 'So be it.'"):
-        shipped_model("guesses").with_guesses([strange], 1.0, Random(0))
-
-
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
 def test_respelled_turns_are_the_same_text_in_other_tokens(
-    tokenizer: Any, episodes: Any, shipped_model: Callable[[str], Any], share: float
+    shipped_tokenizer: Any, episodes: Any, shipped_model: Any, share: float
 ) -> None:
     conversation, prompt = shipped_model("conversation"), shipped_model("word_problems").CODE_AGENT
-    respell = shipped_model("spelling").Respeller(tokenizer, share, Random(2))
-    one = conversation.EpisodeTokenizer(tokenizer, prompt)
-    other = conversation.EpisodeTokenizer(tokenizer, prompt, respell)
-    templates = {thinking: ChatTemplate(tokenizer, enable_thinking=thinking) for thinking in (True, False)}
+    respell = shipped_model("spelling").Respeller(shipped_tokenizer, share, Random(2))
+    one = conversation.EpisodeTokenizer(shipped_tokenizer, prompt)
+    other = conversation.EpisodeTokenizer(shipped_tokenizer, prompt, respell)
+    templates = {thinking: ChatTemplate(shipped_tokenizer, enable_thinking=thinking) for thinking in (True, False)}
     learned, more = 0, 0
     for episode in episodes[:40]:
         plain, respelled = one.tokenize(episode), other.tokenize(episode)
-        assert tokenizer.decode(respelled.token_ids) == tokenizer.decode(plain.token_ids)
+        assert shipped_tokenizer.decode(respelled.token_ids) == shipped_tokenizer.decode(plain.token_ids)
         # prompts are spelled by the template alone
         begin = len(prompt.prompt_ids(templates[episode.enable_thinking], episode.question))
         assert respelled.token_ids[:begin] == plain.token_ids[:begin]
@@ -122,9 +105,7 @@ def test_respelled_turns_are_the_same_text_in_other_tokens(
     assert more < share * learned or share == 0.0
 
 
-async def test_tool_answers_in_training_are_what_the_tool_says(
-    episodes: Any, shipped_model: Callable[[str], Any]
-) -> None:
+async def test_tool_answers_in_training_are_what_the_tool_says(episodes: Any, shipped_model: Any) -> None:
     from strands_rollout.code_tool import SubprocessExecutor
     from strands_rollout.tool_parsers import ToolCall, get_parser
 
@@ -141,13 +122,6 @@ async def test_tool_answers_in_training_are_what_the_tool_says(
                 assert call.reason in turn.tool_answer
 
 
-def test_every_episode_ends_with_the_right_answer(task: Any) -> None:
-    problems = task.split(5, 0, 0, 150).training
-    episodes = task.write_episodes(problems, Random(3))
-    for episode, answer in zip(episodes, task.answers_of(problems), strict=True):
-        assert episode.turns[-1].text.endswith(f"The answer is \\boxed{{{answer}}}.")
-
-
 def test_episodes_have_variety_and_mistakes_are_not_learned(episodes: Any) -> None:
     turns = [turn for episode in episodes for turn in episode.turns]
     assert all("Error" in turn.tool_answer for turn in turns if not turn.is_learned)
@@ -157,9 +131,7 @@ def test_episodes_have_variety_and_mistakes_are_not_learned(episodes: Any) -> No
     assert {episode.enable_thinking for episode in episodes} == {True, False}
 
 
-def test_a_mistake_that_does_not_fail_is_refused(
-    shipped_model: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_that_does_not_fail_is_refused(shipped_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module = shipped_model("episodes")
     monkeypatch.setattr(module, "MISTAKE_SHARE", 1.0)
     monkeypatch.setattr(module, "_mistake", lambda code, rng: module.tool_call_text("print(1)"))
@@ -178,12 +150,6 @@ def test_without_torch_the_script_says_what_to_install(
         importlib.import_module("experiments.shipped_model.__main__").main()
     assert exit_info.value.exit_code == 1
     assert "pip install 'strands-rollout[train]'" in capsys.readouterr().err
-
-
-def test_the_script_explains_itself() -> None:
-    done = run_script("--help")
-    assert done.returncode == 0
-    assert "--eval-only" in done.stdout
 
 
 @pytest.mark.torch
@@ -234,7 +200,7 @@ def test_the_shipped_model_calls_the_tool_and_answers(
     ],
 )
 def test_an_episode_is_right_if_its_last_box_is(
-    shipped_model: Callable[[str], Any], is_over: bool, last_turn: str, is_correct: bool
+    shipped_model: Any, is_over: bool, last_turn: str, is_correct: bool
 ) -> None:
     pytest.importorskip("torch")
     play = shipped_model("evaluation").Play("34", [], turns=["\\boxed{34}", last_turn], is_over=is_over)
@@ -244,7 +210,7 @@ def test_an_episode_is_right_if_its_last_box_is(
 @pytest.mark.torch
 @pytest.mark.parametrize(("target", "looks"), [(0.6, [4, 6]), (0.9, [4, 6, 8, 9])])
 def test_training_stops_at_the_first_look_that_reaches_the_target(
-    shipped_model: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, target: float, looks: list[int]
+    shipped_model: Any, monkeypatch: pytest.MonkeyPatch, target: float, looks: list[int]
 ) -> None:
     pytest.importorskip("torch")
     run, report = shipped_model("run"), shipped_model("evaluation").Report
@@ -257,7 +223,7 @@ def test_training_stops_at_the_first_look_that_reaches_the_target(
 
 
 @pytest.mark.torch
-def test_the_learning_rate_rises_stays_and_falls(shipped_model: Callable[[str], Any]) -> None:
+def test_the_learning_rate_rises_stays_and_falls(shipped_model: Any) -> None:
     pytest.importorskip("torch")
     factors = [shipped_model("training").learning_rate_factor(step, 400) for step in range(400)]
     assert factors[0] == pytest.approx(1 / 40)
@@ -268,7 +234,7 @@ def test_the_learning_rate_rises_stays_and_falls(shipped_model: Callable[[str], 
 
 @pytest.mark.torch
 def test_sharing_the_prompts_opening_changes_no_gradient(
-    episodes: Any, tokenizer: Any, shipped_model: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    episodes: Any, shipped_tokenizer: Any, shipped_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
     from strands_rollout.train import policy as forward
@@ -276,10 +242,10 @@ def test_sharing_the_prompts_opening_changes_no_gradient(
     torch.set_num_threads(1)
     training, checkpoint = shipped_model("training"), shipped_model("checkpoint")
     prompt = shipped_model("word_problems").CODE_AGENT
-    tokenize = shipped_model("conversation").EpisodeTokenizer(tokenizer, prompt).tokenize
+    tokenize = shipped_model("conversation").EpisodeTokenizer(shipped_tokenizer, prompt).tokenize
     batch = [tokenize(episode) for episode in episodes[:3]]
     assert forward.shared_prefix_length([list(episode.token_ids) for episode in batch]) > 150
-    model = checkpoint.new_model(checkpoint.model_config(tokenizer), seed=1)
+    model = checkpoint.new_model(checkpoint.model_config(shipped_tokenizer), seed=1)
     gradients = []
     for shared in (forward.shared_prefix_length, lambda sequences: 0):
         monkeypatch.setattr(forward, "shared_prefix_length", shared)

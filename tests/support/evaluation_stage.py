@@ -12,7 +12,8 @@ import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ids_of
 
-from strands_rollout.evaluation.plan import EvalOptions, SampleKey, Sampling
+from strands_rollout.evaluation.options import EvalOptions, Sampling
+from strands_rollout.evaluation.plan import SampleKey
 from strands_rollout.evaluation.run import run_evaluation
 
 PROBLEMS = 3
@@ -33,21 +34,14 @@ def options_for(folder: Path, base_url: str | None, tokenizer: Any, **changes: A
         config.write_text("strands_rollout:\n  tools: []\n")
     made = EvalOptions(
         data=[write_problems(folder)],
-        eval_config=None,
         base_url=base_url,
-        model_dir=None,
         tokenizer_dir=Path(tokenizer.name_or_path) if tokenizer else None,
         config=config,
         sampling=Sampling(samples=4, max_new_tokens=256),
-        max_context_tokens=None,
         concurrency=2,
         seed=7,
-        limit=None,
         ks=[1, 4, 8],
         out=folder / "out",
-        audits=False,
-        keeps_tokens=False,
-        json_only=False,
     )
     return replace(made, **changes)
 
@@ -55,6 +49,30 @@ def options_for(folder: Path, base_url: str | None, tokenizer: Any, **changes: A
 def sample_seed(problem: int, number: int, name: str = "sums") -> int:
     """Of a run with the seed 7."""
     return SampleKey(name, problem, number).seed(7)
+
+
+def result_line(number: int, **changes: Any) -> dict[str, Any]:
+    """A line of the results: one of a sample that is right, but for what is given."""
+    made = {
+        "data_set": "sums",
+        "problem": 0,
+        "number": number,
+        "status": "completed",
+        "stop_reason": "completed",
+        "error": None,
+        "reward": {"acc": 1.0, "pred": "34"},
+        "response": "34\n" * 3,
+        "response_tokens": 5,
+        "sampled_tokens": 4,
+        "turns": 1,
+        "tool_calls": 0,
+        "tool_errors": 0,
+        "seconds": 0.5,
+        "weight_versions": ["1"],
+        "violations": [],
+        "audited": False,
+    }
+    return {**made, **changes}
 
 
 def guesser(tokenizer: Any) -> Any:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +14,7 @@ from strands_rollout.code_tool.tool import execute_python_code, prompts_sha256
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import to_chat_tools
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 CHECKPOINT = REPOSITORY / "strands_rollout/engine/checkpoint"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
@@ -29,26 +26,13 @@ def facts(name: str) -> dict[str, Any]:
     return value
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(CHECKPOINT)
-
-
-@pytest.fixture(scope="module")
-def shipped_model() -> Callable[[str], Any]:
-    """Imports a module of experiments/shipped_model."""
-    return lambda name: importlib.import_module(f"experiments.shipped_model.{name}")
-
-
 def test_it_was_trained_on_the_prompts_that_the_package_uses() -> None:
     assert facts("config.json")["prompts_sha256"] == prompts_sha256(), (
         f"the system prompt or the tool's description has changed since the shipped model was trained; {RETRAIN}"
     )
 
 
-def test_it_was_trained_on_the_tool_as_the_package_offers_it(shipped_model: Callable[[str], Any]) -> None:
+def test_it_was_trained_on_the_tool_as_the_package_offers_it(shipped_model: Any) -> None:
     trained_on = list(shipped_model("word_problems").CODE_AGENT.tools)
     offered = to_chat_tools([execute_python_code.tool_spec])
     assert json.dumps(offered) == json.dumps(trained_on), f"{offered} is not {trained_on}; {RETRAIN}"
@@ -61,76 +45,59 @@ def test_its_recorded_accuracy_leaves_room_to_learn() -> None:
     assert held_out["episodes"] >= 1024
 
 
-def test_it_is_small() -> None:
-    assert sum(path.stat().st_size for path in CHECKPOINT.rglob("*")) < 4_000_000
-
-
-def test_its_weights_are_half_precision_and_fit_its_configuration(tokenizer: Any) -> None:
+def test_its_weights_are_half_precision_and_fit_its_configuration(shipped_tokenizer: Any) -> None:
     data = (CHECKPOINT / "model.safetensors").read_bytes()
     header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
     weights = {name: entry for name, entry in header.items() if name != "__metadata__"}
     config = facts("config.json")
     assert {entry["dtype"] for entry in weights.values()} == {"F16"}
     assert weights["model.embed_tokens.weight"]["shape"] == [config["vocab_size"], config["hidden_size"]]
-    assert config["vocab_size"] == len(tokenizer)
+    assert config["vocab_size"] == len(shipped_tokenizer)
     assert len(weights) == 2 + 11 * config["num_hidden_layers"]
     assert "lm_head.weight" not in weights
     assert config["tie_word_embeddings"]
-
-
-def test_its_configuration_is_a_qwen3_that_transformers_loads() -> None:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(CHECKPOINT)
-    assert type(config).__name__ == "Qwen3Config"
-    assert config.architectures == ["Qwen3ForCausalLM"]
-    # transformers 5 keeps it among the rope_parameters
-    rope = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
-    assert rope["rope_theta"] == facts("config.json")["rope_theta"]
-
-
-def test_generation_ends_at_both_end_tokens(tokenizer: Any) -> None:
-    end_ids = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    assert config["architectures"] == ["Qwen3ForCausalLM"]
+    end_ids = shipped_tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     assert facts("generation_config.json")["eos_token_id"] == end_ids
-    assert [tokenizer.eos_token_id, tokenizer.pad_token_id] == end_ids
+    assert [shipped_tokenizer.eos_token_id, shipped_tokenizer.pad_token_id] == end_ids
+    assert sum(path.stat().st_size for path in CHECKPOINT.rglob("*")) < 4_000_000
+    source = REPOSITORY / "experiments/shipped_model/chat_template.jinja"
+    assert (CHECKPOINT / "chat_template.jinja").read_text() == source.read_text()
 
 
-def test_its_added_tokens_are_qwen3s_and_come_last(tokenizer: Any) -> None:
-    added = sorted(tokenizer.added_tokens_decoder.items())
+def test_its_added_tokens_are_qwen3s_and_come_last(shipped_tokenizer: Any) -> None:
+    added = sorted(shipped_tokenizer.added_tokens_decoder.items())
     assert [token.content for _, token in added] == SPECIAL + MARKUP
-    assert [token_id for token_id, _ in added] == list(range(len(tokenizer) - 9, len(tokenizer)))
+    assert [token_id for token_id, _ in added] == list(range(len(shipped_tokenizer) - 9, len(shipped_tokenizer)))
     assert [token.content for _, token in added if token.special] == SPECIAL
-    assert tokenizer.is_fast
+    assert shipped_tokenizer.is_fast
 
 
-def test_its_added_tokens_have_the_flags_of_the_real_ones(tokenizer: Any, qwen3_tokenizer: Any) -> None:
+def test_its_tokens_are_split_and_flagged_as_the_real_ones(shipped_tokenizer: Any, qwen3_tokenizer: Any) -> None:
     real = {token.content: token for token in qwen3_tokenizer.added_tokens_decoder.values()}
-    for token in tokenizer.added_tokens_decoder.values():
+    for text in ["It's 3,120 apples\n\n  \tx=1; print(2**10)  ", "Zwölf Boxkämpfer 日本語 ½ '''"]:
+        split = shipped_tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+        assert split == qwen3_tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    for token in shipped_tokenizer.added_tokens_decoder.values():
         twin = real[token.content]
         assert (token.special, token.lstrip, token.rstrip, token.normalized, token.single_word) == (
             (twin.special, twin.lstrip, twin.rstrip, twin.normalized, twin.single_word)
         )
 
 
-def test_its_pre_tokenizer_is_the_real_one(tokenizer: Any, qwen3_tokenizer: Any) -> None:
-    for text in ["It's 3,120 apples\n\n  \tx=1; print(2**10)  ", "Zwölf Boxkämpfer 日本語 ½ '''"]:
-        split = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
-        assert split == qwen3_tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
-
-
-def test_every_digit_is_a_token(tokenizer: Any) -> None:
-    assert tokenizer.tokenize("print(1234 * 56)")[-9:-1] == ["1", "2", "3", "4", "Ġ*", "Ġ", "5", "6"]
+def test_every_digit_is_a_token(shipped_tokenizer: Any) -> None:
+    assert shipped_tokenizer.tokenize("print(1234 * 56)")[-9:-1] == ["1", "2", "3", "4", "Ġ*", "Ġ", "5", "6"]
 
 
 @given(text=st.text())
 @settings(max_examples=200, deadline=None)
-def test_any_text_survives_encoding(tokenizer: Any, text: str) -> None:
-    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+def test_any_text_survives_encoding(shipped_tokenizer: Any, text: str) -> None:
+    assert shipped_tokenizer.decode(shipped_tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_the_prompt_is_short(tokenizer: Any, shipped_model: Callable[[str], Any]) -> None:
+def test_the_prompt_is_short(shipped_tokenizer: Any, shipped_model: Any) -> None:
     prompt = shipped_model("word_problems").CODE_AGENT
-    assert len(prompt.prompt_ids(ChatTemplate(tokenizer), "What is 3 plus 4?")) < 260
+    assert len(prompt.prompt_ids(ChatTemplate(shipped_tokenizer), "What is 3 plus 4?")) < 260
 
 
 CONTENTS = st.sampled_from(
@@ -165,15 +132,14 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "<é>", "pa
 @given(messages=MESSAGES, tools=st.sampled_from([None, [TOOL], [TOOL, TOOL]]), opens=st.booleans(), data=st.data())
 @settings(max_examples=300, deadline=None)
 def test_its_chat_template_renders_what_qwen3_8bs_does(
-    tokenizer: Any, qwen3_tokenizer: Any, messages: list[dict[str, Any]], tools: Any, opens: bool, data: st.DataObject
+    shipped_tokenizer: Any,
+    qwen3_tokenizer: Any,
+    messages: list[dict[str, Any]],
+    tools: Any,
+    opens: bool,
+    data: st.DataObject,
 ) -> None:
     options = data.draw(st.sampled_from([{}, {"enable_thinking": True}, {"enable_thinking": False}]))
     arguments = {"tools": tools, "add_generation_prompt": opens, "tokenize": False, **options}
-    rendered = tokenizer.apply_chat_template(messages, **arguments)
+    rendered = shipped_tokenizer.apply_chat_template(messages, **arguments)
     assert rendered == qwen3_tokenizer.apply_chat_template(messages, **arguments)
-
-
-def test_its_chat_template_is_the_scripts() -> None:
-    assert (CHECKPOINT / "chat_template.jinja").read_text() == (
-        REPOSITORY / "experiments/shipped_model/chat_template.jinja"
-    ).read_text()

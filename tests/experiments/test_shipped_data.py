@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import re
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 DATA = REPOSITORY / "strands_rollout/data"
 TRAINING = REPOSITORY / "strands_rollout/engine/checkpoint/training.json"
 
@@ -54,12 +53,6 @@ def questions(name: str) -> list[str]:
     return [row["prompt"][0]["content"] for row in rows(name)]
 
 
-@pytest.fixture(scope="module")
-def shipped_model() -> Callable[[str], Any]:
-    """Imports a module of experiments/shipped_model."""
-    return lambda name: importlib.import_module(f"experiments.shipped_model.{name}")
-
-
 @pytest.mark.parametrize("name", ["train.jsonl", "demo.jsonl"])
 def test_rows_are_a_user_message_and_an_integer_label(name: str) -> None:
     for row in rows(name):
@@ -82,7 +75,7 @@ def test_no_question_is_asked_twice() -> None:
     assert len(set(everything)) == len(everything)
 
 
-def test_held_out_problems_share_no_numbers_with_any_problem_trained_on(shipped_model: Callable[[str], Any]) -> None:
+def test_held_out_problems_share_no_numbers_with_any_problem_trained_on(shipped_model: Any) -> None:
     plan = json.loads(TRAINING.read_text())["plan"]
     sizes = [plan[key] for key in ("held_out_rows", "validation_rows", "problems")]
     split = shipped_model("problems").split_problems(plan["seed"], *sizes)
@@ -104,14 +97,14 @@ def test_labels_equal_an_independent_solution() -> None:
     assert all(count > 10 for count in checked.values()), checked
 
 
-def test_held_out_rows_ask_every_kind_of_problem(shipped_model: Callable[[str], Any]) -> None:
+def test_held_out_rows_ask_every_kind_of_problem(shipped_model: Any) -> None:
     plan = json.loads(TRAINING.read_text())["plan"]
     split = shipped_model("problems").split_problems(plan["seed"], plan["held_out_rows"], 0, 0)
     asked = {problem.key[0] for problem in split.held_out}
     assert asked == {template.name for template in shipped_model("more_templates").TEMPLATES}
 
 
-def test_solving_in_two_parts_gives_the_same_answer(shipped_model: Callable[[str], Any]) -> None:
+def test_solving_in_two_parts_gives_the_same_answer(shipped_model: Any) -> None:
     problems = shipped_model("problems")
     for template in shipped_model("more_templates").TEMPLATES:
         problem = problems.draw_problem(template, Random(1))
@@ -121,7 +114,7 @@ def test_solving_in_two_parts_gives_the_same_answer(shipped_model: Callable[[str
             assert rest != problem.expression
 
 
-def test_the_package_data_is_written_by_this_seed_alone(shipped_model: Callable[[str], Any], tmp_path: Path) -> None:
+def test_the_package_data_is_written_by_this_seed_alone(shipped_model: Any, tmp_path: Path) -> None:
     plan = json.loads(TRAINING.read_text())["plan"]
     split = shipped_model("problems").split_problems(plan["seed"], plan["held_out_rows"], 0, 0)
     rows_of = shipped_model("word_problems").WORD_PROBLEMS.rows_of

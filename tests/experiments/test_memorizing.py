@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -16,7 +15,7 @@ import typer
 from strands_rollout.engine import SHIPPED_MODEL_DIR
 from strands_rollout.template.tokens import TokenEncoder
 
-MANY_TOOLS = Path(__file__).parent / "real/many_tools/checkpoint"
+MANY_TOOLS = Path(__file__).parents[1] / "real/many_tools/checkpoint"
 SYSTEM = "<|im_start|>system\nAnswer in colours, and say nothing else at all.<|im_end|>\n"
 SPOKEN = (
     (("What is grass?", "Green."), ("And snow?", "White.")),
@@ -35,12 +34,6 @@ def pieces(turns: tuple[tuple[str, str], ...]) -> list[tuple[str, bool]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def shipped_model() -> Callable[[str], Any]:
-    """Imports a module of experiments/shipped_model."""
-    return lambda name: importlib.import_module(f"experiments.shipped_model.{name}")
-
-
 @pytest.fixture
 def transcripts_file(tmp_path: Path) -> Path:
     path = tmp_path / "transcripts.jsonl"
@@ -49,7 +42,7 @@ def transcripts_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def episodes(shipped_model: Callable[[str], Any], transcripts_file: Path, shipped_tokenizer: Any) -> Any:
+def episodes(shipped_model: Any, transcripts_file: Path, shipped_tokenizer: Any) -> Any:
     """The transcripts in the shipped model's tokens."""
     module = shipped_model("transcripts")
     encoder = TokenEncoder(shipped_tokenizer)
@@ -73,18 +66,14 @@ def test_what_was_sampled_is_learned(episodes: Any, shipped_tokenizer: Any) -> N
         ('{"pieces": [["text", false]]}', "nothing in .* line 1 was sampled"),
     ],
 )
-def test_a_line_that_is_no_transcript_is_refused(
-    shipped_model: Callable[[str], Any], tmp_path: Path, line: str, words: str
-) -> None:
+def test_a_line_that_is_no_transcript_is_refused(shipped_model: Any, tmp_path: Path, line: str, words: str) -> None:
     path = tmp_path / "transcripts.jsonl"
     path.write_text(line)
     with pytest.raises(ValueError, match=words):
         shipped_model("transcripts").read_transcripts(path)
 
 
-def test_the_shipped_model_is_not_overwritten_by_one_of_transcripts(
-    shipped_model: Callable[[str], Any], transcripts_file: Path
-) -> None:
+def test_the_shipped_model_is_not_overwritten_by_one_of_transcripts(transcripts_file: Path) -> None:
     with pytest.raises(typer.BadParameter, match="name another folder"):
         importlib.import_module("experiments.shipped_model.__main__").main(transcripts=transcripts_file)
 
@@ -98,7 +87,7 @@ def test_the_model_of_many_tools_is_small_and_knows_its_episodes() -> None:
 
 
 @pytest.mark.torch
-def test_an_abridged_prompt_lacks_context_alone(shipped_model: Callable[[str], Any], episodes: Any) -> None:
+def test_an_abridged_prompt_lacks_context_alone(shipped_model: Any, episodes: Any) -> None:
     pytest.importorskip("torch")
     rng = Random(1)
     for group in (episodes, episodes[1:2]):
@@ -114,7 +103,7 @@ def test_an_abridged_prompt_lacks_context_alone(shipped_model: Callable[[str], A
 
 
 @pytest.mark.torch
-def test_an_episode_alone_is_learned_as_among_others(shipped_model: Callable[[str], Any], episodes: Any) -> None:
+def test_an_episode_alone_is_learned_as_among_others(shipped_model: Any, episodes: Any) -> None:
     torch = pytest.importorskip("torch")
     training, model = shipped_model("training"), shipped_model("checkpoint").load_model(SHIPPED_MODEL_DIR)
     with torch.inference_mode():
@@ -125,7 +114,7 @@ def test_an_episode_alone_is_learned_as_among_others(shipped_model: Callable[[st
 
 @pytest.mark.torch
 def test_transcripts_are_known_by_heart_after_training(
-    shipped_model: Callable[[str], Any], transcripts_file: Path, tmp_path: Path
+    shipped_model: Any, transcripts_file: Path, tmp_path: Path
 ) -> None:
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)

@@ -1,0 +1,15 @@
+"""What tests of the experiments share."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def shipped_model() -> Callable[[str], Any]:
+    """Imports a module of experiments/shipped_model."""
+    return lambda name: importlib.import_module(f"experiments.shipped_model.{name}")

@@ -20,24 +20,15 @@ import os
 import pkgutil
 import secrets
 from collections.abc import AsyncGenerator, Iterator
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from strands.sandbox import FileInfo, Sandbox, StreamChunk
 from strands.sandbox.errors import SandboxPathNotFoundError, SandboxTimeoutError
 from strands.sandbox.types import ExecutionResult as StrandsResult
 
-from strands_rollout.code_tool.executors import (
-    CodeExecutor,
-    ExecutionResult,
-    ExecutorFacts,
-    check_call,
-    check_positive,
-    facts_of,
-    infra_failure,
-    retried_once,
-)
-from strands_rollout.code_tool.remote import START_ALLOWANCE_S, PrivateLoop, RemoteProgram
-from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, check_positive, facts_of, infra_failure
+from strands_rollout.code_tool.remote import START_ALLOWANCE_S, LoopExecutor, RemoteProgram
+from strands_rollout.errors import ConfigError, SandboxError, foreign_code
 
 _GIVE_UP_MARGIN_S: Final = 10.0  # for a sandbox that does not keep its own limit
 _PIPES_END_S: Final = 0.25
@@ -45,7 +36,7 @@ _MAX_REPORT_BYTES: Final = 1 << 20
 _TOO_LONG: Final = "the code is too long for this sandbox: it goes through a command line\n"
 
 
-class StrandsSandboxExecutor(CodeExecutor):
+class StrandsSandboxExecutor(LoopExecutor):
     """Runs each piece of code in a fresh interpreter inside a sandbox, in a scratch directory of its own.
 
     How far the code is isolated is the sandbox's matter; `NotASandboxLocalEnvironment` isolates nothing. Of the
@@ -77,38 +68,25 @@ class StrandsSandboxExecutor(CodeExecutor):
         max_concurrency: int = 16,
         language: str = "python3",
     ) -> None:
-        check_positive(timeout_s=timeout_s, max_output_chars=max_output_chars, max_concurrency=max_concurrency)
+        super().__init__(timeout_s, max_output_chars, max_concurrency)
         self._sandbox = _found(sandbox)
-        self._timeout_s = timeout_s
-        self._max_output_chars = max_output_chars
         self._language = language
         self._cut_short = False
-        self._loop = PrivateLoop("StrandsSandboxExecutor", max_concurrency, self._release)
-        self.facts = ExecutorFacts()
-
-    async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
-        """Run code in the sandbox; see `CodeExecutor.run`."""
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        check_call("StrandsSandboxExecutor", code, limit_s, session, keeps_sessions=False)
-        return await retried_once(lambda: self._loop.run(lambda: self._attempt(code, limit_s)))
-
-    async def aclose(self) -> None:
-        """Refuse new calls and wait for running ones; the sandbox stays. Safe to call twice."""
-        await self._loop.aclose()
 
     async def _attempt(self, code: str, timeout_s: float) -> ExecutionResult:
         program = RemoteProgram(code, timeout_s, self._max_output_chars, _MAX_REPORT_BYTES)
         printed = _Printed()
         limit_s = timeout_s + START_ALLOWANCE_S
-        try:
+        with foreign_code("a sandbox may raise anything, and whatever it is, the code is not to blame") as outcome:
             async with asyncio.timeout(limit_s + _GIVE_UP_MARGIN_S):
                 await self._execute(program.text(), limit_s, printed)
-        except TimeoutError:  # the sandbox's own is one
+        error = outcome.error
+        if isinstance(error, TimeoutError):  # the sandbox's own is one
             return program.result(printed.stdout, printed.stderr, None, gave_up=True)
-        except Exception as e:  # a sandbox may raise anything, and whatever it is, the code is not to blame
-            if isinstance(e, OSError) and e.errno == errno.E2BIG:
-                return ExecutionResult("", _TOO_LONG, 1)
-            return infra_failure(f"{type(self._sandbox).__name__}: {type(e).__name__}: {e}")
+        if isinstance(error, OSError) and error.errno == errno.E2BIG:
+            return ExecutionResult("", _TOO_LONG, 1)
+        if error is not None:
+            return infra_failure(f"{type(self._sandbox).__name__}: {type(error).__name__}: {error}")
         return program.result(printed.stdout, printed.stderr, printed.exit_code)
 
     async def _execute(self, program: str, limit_s: float, printed: _Printed) -> None:
@@ -132,7 +110,7 @@ class StrandsSandboxExecutor(CodeExecutor):
 
 
 def _found(sandbox: Sandbox | str) -> Sandbox:
-    found: Any = sandbox
+    found: object = sandbox
     if isinstance(sandbox, str):
         try:
             found = pkgutil.resolve_name(sandbox)
@@ -374,15 +352,10 @@ class CodeExecutorSandbox(Sandbox):
             async for item in _refusal(refusal):
                 yield item
             return
-        limit_s = self._limit_s(timeout)
+        limit_s = min((limit for limit in (timeout, self._max_timeout_s) if limit is not None), default=None)
         result = await self._executor.run(code, timeout_s=limit_s, session=self._session)
         async for item in _items(result, limit_s):
             yield item
-
-    def _limit_s(self, asked_s: float | None) -> float | None:
-        if asked_s is None or self._max_timeout_s is None:
-            return self._max_timeout_s if asked_s is None else asked_s
-        return min(asked_s, self._max_timeout_s)
 
     async def read_file(self, path: str, **kwargs: object) -> bytes:
         """Read a file that the session's code sees."""
@@ -439,13 +412,10 @@ async def _items(result: ExecutionResult, timeout_s: float | None) -> AsyncGener
     if stderr:
         yield StreamChunk(stderr, "stderr")
     if result.timed_out:
-        raise _timeout(timeout_s if timeout_s is not None else round(result.duration_s, 1), result.stdout, stderr)
+        printed = (result.stdout, stderr) if _TIMEOUT_TAKES_OUTPUT else ()
+        raise SandboxTimeoutError(timeout_s if timeout_s is not None else round(result.duration_s, 1), *printed)
     code = result.exit_code or 0
     yield StrandsResult(code if code >= 0 else _SIGNAL_BASE - code, result.stdout, stderr)
-
-
-def _timeout(seconds: float, stdout: str, stderr: str) -> SandboxTimeoutError:
-    return SandboxTimeoutError(seconds, stdout, stderr) if _TIMEOUT_TAKES_OUTPUT else SandboxTimeoutError(seconds)
 
 
 def _no_files(path: str) -> NoReturn:

@@ -29,7 +29,7 @@ from strands_rollout.code_tool.executors import (
     shared_executor,
 )
 from strands_rollout.code_tool.local.sandbox.output import shorten
-from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.errors import ConfigError, SandboxError, foreign_code
 from strands_rollout.settings import CODE_TOOL_PATH, SYSTEM_PROMPT, RolloutSettings
 
 if TYPE_CHECKING:
@@ -200,12 +200,8 @@ def _code_tool(
             calls.add(result)
         outcome = CALL_OUTCOME.get()
         if outcome is not None:
-            outcome |= {
-                "queued_s": result.queued_s,
-                "run_s": result.duration_s,
-                "exit_code": result.exit_code,
-                "killed_by": result.killed_by,
-            }
+            outcome |= {"queued_s": result.queued_s, "run_s": result.duration_s}
+            outcome |= {"exit_code": result.exit_code, "killed_by": result.killed_by}
         if result.infra_error is not None:
             raise SandboxError(f"the code executor failed: {result.infra_error}")
         return format_result(result, max_output_chars)
@@ -218,11 +214,8 @@ def _code_tool(
         isolated=facts.isolated,
         keeps_state=session is not None,
     )
-    spec: ToolSpec = {
-        "name": CODE_TOOL_NAME,
-        "description": description,
-        "inputSchema": {"json": copy.deepcopy(CODE_TOOL_SCHEMA)},
-    }
+    schema = {"json": copy.deepcopy(CODE_TOOL_SCHEMA)}
+    spec: ToolSpec = {"name": CODE_TOOL_NAME, "description": description, "inputSchema": schema}
     return DecoratedFunctionTool(CODE_TOOL_NAME, spec, execute_python_code, _input_check())
 
 
@@ -272,13 +265,8 @@ async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> Asyn
     finally:
         CALL_OWNER.reset(owner_before)
         if session is not None:
-            await _close_session(executor, session)
-
-
-async def _close_session(executor: CodeExecutor, session: str) -> None:
-    """End the session; an episode that is over is not spoilt by a failure to do so."""
-    try:
-        async with asyncio.timeout(_CLOSE_LIMIT_S):
-            await executor.close_session(session)
-    except Exception as e:  # as said above, whatever it is
-        logger.warning("a code session could not be closed error=%s: %s", type(e).__name__, e)
+            with foreign_code("an episode that is over is not spoilt by a failure to end its session") as outcome:
+                async with asyncio.timeout(_CLOSE_LIMIT_S):
+                    await executor.close_session(session)
+            if (error := outcome.error) is not None:
+                logger.warning("a code session could not be closed error=%s: %s", type(error).__name__, error)

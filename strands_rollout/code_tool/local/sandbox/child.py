@@ -15,6 +15,7 @@ import builtins
 import contextlib
 import dbm.dumb
 import gc
+import itertools
 import json
 import multiprocessing.context
 import os
@@ -133,9 +134,11 @@ def _serve(control: socket.socket) -> None:
     """Run what is sent: one piece of code, or in a session one after the other, until the socket closes."""
     namespace = code_runner.prepare_interpreter().__dict__
     orders = FrameReader(control)
-    number = 0
-    while (order := orders.next()) is not None:
-        number += 1
+    for number in itertools.count(1):
+        control.settimeout(None)  # earlier code may have made it non-blocking
+        order = orders.next()
+        if order is None:
+            break
         os.write(_CONTROL, STARTED)
         name = f"<code {number}>" if order["session"] else code_runner.SOURCE_NAME
         exit_code = _run(order["code"], namespace, name)

@@ -253,11 +253,11 @@ def become_reading_as_root(user: int) -> None:
     os.setgroups([])
     os.setgid(user)
     os.setuid(user)
-    _set_capabilities(1 << _CAP_SETUID)
+    set_capabilities(1 << _CAP_SETUID)
     syscall(numbers["setfsuid"], 0)
     if syscall(numbers["setfsuid"], 0) != 0:  # it returns the one before, and no errors
         raise PermissionError("setfsuid(0) had no effect")
-    _set_capabilities(0)
+    set_capabilities(0)
 
 
 def be_counted_alone() -> bool:
@@ -271,17 +271,12 @@ def be_counted_alone() -> bool:
         syscall(syscall_numbers(os.uname().machine)["unshare"], _CLONE_NEWUSER)
     except (OSError, ValueError):
         return False
-    drop_capabilities()
+    set_capabilities(0)
     return True
 
 
-def drop_capabilities() -> None:
-    """Give up all capabilities of the calling process, whose user stays what it is."""
-    _set_capabilities(0)
-
-
-def _set_capabilities(mask: int) -> None:
-    """Make these the effective and the permitted capabilities; capabilities(7) of up to 32."""
+def set_capabilities(mask: int) -> None:
+    """Make these the effective and the permitted capabilities of the calling process; capabilities(7) of up to 32."""
     header = ctypes.create_string_buffer(struct.pack("Ii", _CAPABILITY_VERSION_3, 0))
     sets = ctypes.create_string_buffer(struct.pack("6I", mask, mask, 0, 0, 0, 0))
     number = syscall_numbers(os.uname().machine)["capset"]

@@ -109,12 +109,7 @@ _SILENT: Final = "null = os.open('/dev/null', os.O_RDWR)\n    [os.dup2(null, han
 
 BY_STARTING: Final = (
     *(
-        Attack(
-            f"start-{name}",
-            _SLEEP + code,
-            Program,
-            seldom_on_plain=_SELDOM.get(name, ""),
-        )
+        Attack(f"start-{name}", _SLEEP + code, Program, seldom_on_plain=_SELDOM.get(name, ""))
         for name, code in _PROGRAMS.items()
     ),
     *(
@@ -123,21 +118,10 @@ BY_STARTING: Final = (
     ),
     Attack(
         "fork-300-times",
-        """
-be_known()
-for _ in range(300):
-    if os.fork() == 0:
-        time.sleep(9)
-        os._exit(0)
-hold()
-""",
+        "be_known()\nfor _ in range(300):\n    if os.fork() == 0:\n        time.sleep(9)\n        os._exit(0)\nhold()",
         partial(Sight, shows=more_than(250)),
     ),
-    Attack(
-        "fork-bomb",
-        "be_known()\nfor _ in range(7):\n    os.fork()\nhold()",
-        partial(Sight, shows=more_than(100)),
-    ),
+    Attack("fork-bomb", "be_known()\nfor _ in range(7):\n    os.fork()\nhold()", partial(Sight, shows=more_than(100))),
     Attack("daemon", _DAEMON.format(before="", inside=_SILENT), partial(Sight, shows=more_than(0), after=True)),
     Attack(
         "daemon-that-holds-the-output",

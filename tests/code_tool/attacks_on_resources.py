@@ -288,16 +288,8 @@ hold()
         _MANY.format(make="os.close(os.open(name, os.O_CREAT))"),
         partial(Usage, files=MAX_FILES * 8),
     ),
-    Attack(
-        "many-empty-folders",
-        _MANY.format(make="os.mkdir(name)"),
-        partial(Usage, files=MAX_FILES * 8),
-    ),
-    Attack(
-        "many-links",
-        _MANY.format(make="os.symlink('x' * 200, name)"),
-        partial(Usage, files=MAX_FILES * 8),
-    ),
+    Attack("many-empty-folders", _MANY.format(make="os.mkdir(name)"), partial(Usage, files=MAX_FILES * 8)),
+    Attack("many-links", _MANY.format(make="os.symlink('x' * 200, name)"), partial(Usage, files=MAX_FILES * 8)),
     Attack(
         "many-open-files",
         "be_known()\nkept = []\nfor i in range(15_000):\n    kept.append(os.open('/dev/null', 0))\nhold()",
@@ -348,10 +340,7 @@ hold(0.3)
     Attack(
         "become-urgent",
         "be_known()\nos.setpriority(os.PRIO_PROCESS, 0, -10)\nhold()",
-        partial(
-            Sight,
-            shows=lambda processes: any(_statistic(p, 16) < 0 for p in processes),
-        ),
+        partial(Sight, shows=lambda processes: any(_statistic(p, 16) < 0 for p in processes)),
         seldom_on_plain="only root may",
     ),
     Attack(

@@ -207,9 +207,5 @@ print(os.read(watch, 4096))
 """,
         Watched,
     ),
-    Attack(
-        "lock-a-file",
-        "import fcntl\nf = open(TARGET['path'])\nfcntl.flock(f, fcntl.LOCK_EX)\nhold()",
-        Lock,
-    ),
+    Attack("lock-a-file", "import fcntl\nf = open(TARGET['path'])\nfcntl.flock(f, fcntl.LOCK_EX)\nhold()", Lock),
 )

@@ -243,20 +243,6 @@ say(**failures)
 
 
 @needs_landlock
-def test_a_descriptor_can_stand_for_a_path_and_stays_open(child):
-    script = """
-rules = landlock.Ruleset()
-for name in ("open", "open/shown"):
-    descriptor = os.open(name, os.O_RDONLY)
-    rules.allow_read(descriptor)
-    os.fstat(descriptor)
-rules.restrict_self()
-say(shown=open("open/shown").read(), secret=answer(open, "secret"))
-"""
-    assert child(script) == {"shown": "words", "secret": "EACCES"}
-
-
-@needs_landlock
 def test_the_descriptor_is_closed_once_and_on_exec(place):
     rules = Ruleset()
     assert not os.get_inheritable(rules.fd)

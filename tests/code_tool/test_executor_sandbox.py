@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, TOOL_CALL, ids_of
-from session_executor import SessionExecutor
+from stand_in_executors import SessionExecutor
 from strands import Agent, ToolContext, tool
 from strands.sandbox import FileInfo, Sandbox, StreamChunk
 from strands.sandbox.errors import SandboxPathNotFoundError, SandboxTimeoutError

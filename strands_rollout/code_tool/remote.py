@@ -156,23 +156,14 @@ _SHOWN_CHARS: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class RemoteProgram:
-    """One piece of code to be run once.
-
-    Attributes:
-        code: As for `CodeExecutor.run`.
-        timeout_s: Wall-clock limit in seconds from the first instruction.
-        max_output_chars: Characters kept of stdout and of stderr.
-        max_report_bytes: Most bytes that the sandbox can carry on stdout; the output is cut further to fit.
-        memory_mb: Address space in mebibytes; None for no limit.
-        token: Marks the program's own lines; a new one for each call.
-    """
+    """One piece of code to be run once."""
 
     code: str
     timeout_s: float
     max_output_chars: int
-    max_report_bytes: int
+    max_report_bytes: int  # that the sandbox can carry on stdout; the output is cut further to fit
     memory_mb: int | None = None
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    token: str = field(default_factory=lambda: secrets.token_hex(8))  # marks the program's own lines
 
     def text(self) -> str:
         """The script, in ASCII; it reads no argument, no file and no stdin."""
@@ -187,14 +178,7 @@ class RemoteProgram:
         )
 
     def result(self, stdout: str, stderr: str, exit_code: int | None, *, gave_up: bool = False) -> ExecutionResult:
-        """Read what the program printed.
-
-        Args:
-            stdout: All of it; lines that others printed are skipped.
-            stderr: For the words of an infrastructure error.
-            exit_code: As the sandbox reports it.
-            gave_up: The sandbox stopped waiting for the program.
-        """
+        """Read what the program printed, where lines of others are skipped; `gave_up` if nobody waits for more."""
         report = self._report(stdout)
         if report is not None:
             return report

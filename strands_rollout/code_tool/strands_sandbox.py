@@ -20,7 +20,7 @@ import os
 import pkgutil
 import secrets
 from collections.abc import AsyncGenerator, Iterator
-from typing import Final, NoReturn
+from typing import Final
 
 from strands.sandbox import FileInfo, Sandbox, StreamChunk
 from strands.sandbox.errors import SandboxPathNotFoundError, SandboxTimeoutError
@@ -190,37 +190,14 @@ print("\\n" + mark + json.dumps(answer))
 """
 
 
-class SessionFiles:
-    """The files that a session's code sees, by the paths that it would use."""
+class _SessionPrograms:
+    """Programs that work on the files that a session's code sees, by the paths that it would use."""
 
-    def __init__(self, executor: CodeExecutor, session: str) -> None:
+    def __init__(self, executor: CodeExecutor, session: str | None) -> None:
         self._executor = executor
         self._session = session
 
-    async def read(self, path: str) -> bytes:
-        """The whole of a file."""
-        return await self._all(_READ, path)
-
-    async def write(self, path: str, content: bytes) -> None:
-        """Replace a file, with its folders."""
-        for start in range(0, max(1, len(content)), _WRITE_BYTES):
-            piece = base64.b64encode(content[start : start + _WRITE_BYTES]).decode()
-            mode = "ab" if start else "wb"
-            await self._done(_WRITE, path, folder=os.path.dirname(path), mode=mode, content=piece)  # noqa: PTH120
-
-    async def remove(self, path: str) -> None:
-        """Remove a file."""
-        await self._done(_REMOVE, path)
-
-    async def listed(self, path: str) -> list[tuple[str, bool | None, int | None]]:
-        """Name, whether it is a folder, and size in bytes of each entry of a folder, sorted by name."""
-        found = await self._all(_LIST, path)
-        with _forgeries(path):
-            return [
-                (str(name), is_dir and bool(is_dir), size and int(size)) for name, is_dir, size in json.loads(found)
-            ]
-
-    async def _all(self, body: str, path: str) -> bytes:
+    async def all_of(self, body: str, path: str) -> bytes:
         """Everything that a program gives piece by piece; pieces get smaller until they fit into the output."""
         found, size = b"", _MAX_READ_BYTES
         while True:
@@ -236,13 +213,16 @@ class SessionFiles:
             if len(found) > _MAX_FILE_BYTES:
                 raise OSError(errno.EFBIG, f"more than {_MAX_FILE_BYTES >> 20} MiB can't be read", path)
 
-    async def _done(self, body: str, path: str, **more: object) -> None:
+    async def done(self, body: str, path: str, **more: object) -> None:
         """Run a program whose answer is always short."""
         if await self._answer(body, path, **more) is None:
             raise OSError(_INVALID, "the session's code broke the access to files (too much output)", path)
 
     async def _answer(self, body: str, path: str, **more: object) -> bytes | None:
         """Run one program; None where its output was cut."""
+        if self._session is None:
+            words = "this sandbox keeps no files between calls, since its code executor keeps no sessions"
+            raise OSError(errno.ENOTSUP, words, path)
         mark = secrets.token_hex(8)
         indented = "".join(f"    {line}\n" for line in body.strip().splitlines())
         source = _FRAME.format(body=indented.rstrip(), invalid=_INVALID)
@@ -307,7 +287,7 @@ class CodeExecutorSandbox(Sandbox):
         self._max_timeout_s = max_timeout_s
         keeps = facts_of(executor).keeps_sessions
         self._session = (session or f"sandbox-{secrets.token_hex(8)}") if keeps else None
-        self._files = SessionFiles(executor, self._session) if self._session is not None else None
+        self._programs = _SessionPrograms(executor, self._session)
 
     async def execute_streaming(
         self,
@@ -360,17 +340,20 @@ class CodeExecutorSandbox(Sandbox):
     async def read_file(self, path: str, **kwargs: object) -> bytes:
         """Read a file that the session's code sees."""
         del kwargs
-        return await self._files.read(path) if self._files is not None else _no_files(path)
+        return await self._programs.all_of(_READ, path)
 
     async def write_file(self, path: str, content: bytes, **kwargs: object) -> None:
         """Write a file for the session's code, with its folders."""
         del kwargs
-        await self._files.write(path, content) if self._files is not None else _no_files(path)
+        for start in range(0, max(1, len(content)), _WRITE_BYTES):
+            piece = base64.b64encode(content[start : start + _WRITE_BYTES]).decode()
+            mode, folder = "ab" if start else "wb", os.path.dirname(path)  # noqa: PTH120
+            await self._programs.done(_WRITE, path, folder=folder, mode=mode, content=piece)
 
     async def remove_file(self, path: str, **kwargs: object) -> None:
         """Remove a file that the session's code sees."""
         del kwargs
-        await self._files.remove(path) if self._files is not None else _no_files(path)
+        await self._programs.done(_REMOVE, path)
 
     async def list_files(self, path: str, **kwargs: object) -> list[FileInfo]:
         """List a folder that the session's code sees, sorted by name.
@@ -381,12 +364,13 @@ class CodeExecutorSandbox(Sandbox):
             SandboxError: The executor itself failed.
         """
         del kwargs
-        if self._files is None:
-            _no_files(path)
         try:
-            return [FileInfo(name, is_dir, size) for name, is_dir, size in await self._files.listed(path)]
+            found = await self._programs.all_of(_LIST, path)
         except (FileNotFoundError, NotADirectoryError) as e:
             raise SandboxPathNotFoundError(path) from e
+        with _forgeries(path):
+            listed = [(str(name), is_dir, size) for name, is_dir, size in json.loads(found)]
+            return [FileInfo(name, is_dir and bool(is_dir), size and int(size)) for name, is_dir, size in listed]
 
     async def aclose(self) -> None:
         """End the session, with its variables and files; the executor stays open. Safe to call twice."""
@@ -416,8 +400,3 @@ async def _items(result: ExecutionResult, timeout_s: float | None) -> AsyncGener
         raise SandboxTimeoutError(timeout_s if timeout_s is not None else round(result.duration_s, 1), *printed)
     code = result.exit_code or 0
     yield StrandsResult(code if code >= 0 else _SIGNAL_BASE - code, result.stdout, stderr)
-
-
-def _no_files(path: str) -> NoReturn:
-    words = "this sandbox keeps no files between calls, since its code executor keeps no sessions"
-    raise OSError(errno.ENOTSUP, words, path)

@@ -124,6 +124,10 @@ def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
 
 
+def open_gate(gate: Path) -> None:
+    gate.touch()
+
+
 async def pid_of(executor: RayExecutor, gate: Path | str = "", session: str | None = None) -> int:
     result = await executor.run(str(gate), session=session)
     assert result.infra_error is None, result
@@ -174,7 +178,7 @@ async def test_calls_are_spread_by_the_nodes_cpus(answering: RayExecutor, gate: 
     await actor_pids(answering)
     calls = [asyncio.ensure_future(pid_of(answering, gate)) for _ in range(16)]
     await asyncio.sleep(0.1)
-    gate.touch()
+    open_gate(gate)
     assert sorted(Counter(await asyncio.gather(*calls)).values()) == [4, 12]
 
 
@@ -228,7 +232,7 @@ async def test_calls_survive_the_death_of_an_actor_as_do_new_sessions(answering:
     first_calls = [asyncio.ensure_future(pid_of(answering, gate, session=name)) for name in names]
     await asyncio.sleep(0.1)
     os.kill(victim, signal.SIGKILL)
-    gate.touch()
+    open_gate(gate)
     answers = await asyncio.gather(*calls)
     homes = await asyncio.gather(*first_calls)
     assert len(answers) == 16
@@ -242,7 +246,7 @@ async def test_a_dead_actor_comes_back(cluster: SimpleNamespace, gate: Path) -> 
         call = asyncio.ensure_future(pid_of(executor, gate))
         await asyncio.sleep(0.1)
         os.kill(first, signal.SIGKILL)
-        gate.touch()
+        open_gate(gate)
         second = await call
         assert second != first
         assert await pid_of(executor) == second
@@ -255,7 +259,7 @@ async def test_a_frozen_actor_is_given_up(answering: RayExecutor, gate: Path, mo
     calls = [asyncio.ensure_future(pid_of(answering, gate)) for _ in range(8)]
     await asyncio.sleep(0.1)
     os.kill(victim, signal.SIGSTOP)
-    gate.touch()
+    open_gate(gate)
     try:
         answers = await asyncio.gather(*calls)
     finally:
@@ -341,7 +345,7 @@ async def test_closing_waits_for_what_runs_and_ends_the_actors_only(cluster: Sim
     closing = asyncio.ensure_future(executor.aclose())
     await asyncio.sleep(0.1)
     assert not closing.done()
-    gate.touch()
+    open_gate(gate)
     await closing
     assert call.done()
     assert await call in actors
@@ -417,7 +421,7 @@ async def test_nodes_come_and_go(
     calls = [asyncio.ensure_future(pid_of(answering, gate)) for _ in range(12)]
     await asyncio.sleep(0.1)
     cluster.nodes.remove_node(node, allow_graceful=False)
-    gate.touch()
+    open_gate(gate)
     answers = set(await asyncio.gather(*calls))
     assert answers <= old, "calls of the killed node were run again on the others"
 

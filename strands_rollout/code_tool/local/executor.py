@@ -42,14 +42,7 @@ _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
 def library_files(names: Iterable[str]) -> dict[str, list[str]]:
-    """What must be readable for these libraries and all that they require.
-
-    Args:
-        names: Names of distributions or of top-level modules ("scikit-learn" or "sklearn").
-
-    Returns:
-        Folder -> sorted names in it, of files and directories.
-    """
+    """What must be readable for these distributions or modules and all that they require: folder -> names in it."""
     found: dict[str, set[str]] = {}
     seen: set[str] = set()
     pending = [_distribution(name) for name in names]

@@ -151,26 +151,15 @@ _MEBIBYTE: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ChildLimits:
-    """What one process may use.
+    """What one process may use."""
 
-    Attributes:
-        memory_mb: Address space in mebibytes; macOS ignores it.
-        file_mb: Largest file in mebibytes.
-        max_threads: Threads, where the process has a user of its own; else see `shared_thread_limit`.
-        cpu_s: Seconds on a CPU; the last resort, since wall-clock limits are its supervisor's.
-    """
-
-    memory_mb: int
-    file_mb: int
-    max_threads: int
-    cpu_s: int
+    memory_mb: int  # address space; macOS ignores it
+    file_mb: int  # largest file
+    max_threads: int  # where the process has a user of its own; else see `shared_thread_limit`
+    cpu_s: int  # the last resort, since wall-clock limits are its supervisor's
 
     def impose(self, *, own_user: bool) -> None:
-        """Limit the calling process, hard limits included.
-
-        Args:
-            own_user: Whether nobody else runs as its user: threads and signals are counted by user.
-        """
+        """Limit the calling process, hard limits included; threads and signals are counted by user."""
         wanted = {
             resource.RLIMIT_AS: self.memory_mb * _MEBIBYTE,
             resource.RLIMIT_FSIZE: self.file_mb * _MEBIBYTE,
@@ -199,9 +188,7 @@ def shared_thread_limit(more: int) -> int | None:
 
     The kernel counts all threads of a user, also those in other containers, and tells nobody how many there are: all
     threads of the machine are taken for them. An eighth of the user's own limit, but at most 1024, is left to others.
-
-    Returns:
-        The limit; None where it is not known or means nothing.
+    None where the limit is not known or means nothing.
     """
     if sys.platform != "linux" or os.geteuid() == 0:
         return None

@@ -69,15 +69,8 @@ class Ruleset:
     """What a process may do with files; made once, then taken on by any number of forked children.
 
     Handles every right that the ABI knows, so that what no rule admits is refused. The creator's own rights decide
-    nothing: rules hold for files and directories as they are found, beneath all names that they have.
-
-    Args:
-        abi: Version of the interface to use; a newer one than is known here counts as the newest known. None for what
-            the kernel offers.
-
-    Attributes:
-        fd: Descriptor of the ruleset, closed on exec and inherited over fork; -1 when closed.
-        abi: Version that is used.
+    nothing: rules hold for files and directories as they are found, beneath all names that they have. Without an `abi`
+    it is what the kernel offers, at most the newest known; `fd` is closed on exec, and not in forks; -1 if closed.
     """
 
     def __init__(self, abi: int | None = None) -> None:

@@ -280,9 +280,7 @@ _NEVER_OWNER: Final = dict.fromkeys(
 ) | dict.fromkeys(("signal-the-parents-group",), "it would signal whatever started the tests")
 _SELDOM_OWNER: Final = dict.fromkeys(
     ("overwrite-the-owners-memory", "overwrite-the-owners-memory-by-copying"), _NO_PTRACE
-) | {
-    "signal-the-reader-of-its-output": "a pipe signals its owner only when it is written to while it is empty",
-}
+) | {"signal-the-reader-of-its-output": "a pipe signals its owner only when it is written to while it is empty"}
 
 ON_PROCESSES: Final = (
     *(

@@ -140,12 +140,7 @@ async def test_what_is_not_there_is_said_plainly(plain: CodeExecutorSandbox) -> 
 
 
 async def test_without_sessions_there_are_no_files(plain: CodeExecutorSandbox) -> None:
-    for call in (
-        plain.read_file("f"),
-        plain.write_file("f", b""),
-        plain.remove_file("f"),
-        plain.list_files("."),
-    ):
+    for call in (plain.read_file("f"), plain.write_file("f", b""), plain.remove_file("f"), plain.list_files(".")):
         with pytest.raises(OSError, match="keeps no files between calls"):
             await call
     await plain.aclose()

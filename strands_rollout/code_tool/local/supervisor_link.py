@@ -34,7 +34,7 @@ _YOUNG_S: Final = 60.0  # a directory that is this young may be about to be lock
 
 
 class ScratchRoot:
-    """A directory for an executor's files: in the parent, or else in the temporary one, or in /tmp if others pass there."""
+    """A directory for an executor's files: in the parent, else in the temporary one, or in /tmp if that is closed."""
 
     def __init__(self, parent: str | None = None) -> None:
         folder = parent or _default_parent()

@@ -267,11 +267,7 @@ class RunWatch:
         self._following = 0
 
     async def follow(
-        self,
-        child: RunningChild,
-        started: float,
-        timeout_s: float,
-        start: Coroutine[Any, Any, None] | None = None,
+        self, child: RunningChild, started: float, timeout_s: float, start: Coroutine[Any, Any, None] | None = None
     ) -> dict[str, Any]:
         """Wait until the code is done, or a limit is passed; `start`, if given, is part of it."""
         end = asyncio.create_task(_wait(child, start))

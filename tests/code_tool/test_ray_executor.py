@@ -416,11 +416,13 @@ async def test_nodes_come_and_go(
     old = await actor_pids(answering)
     node = cluster.nodes.add_node(num_cpus=8)
     async with asyncio.timeout(30):
-        while await actor_pids(answering) <= old:
+        while not (new := await actor_pids(answering) - old):
             pass
     calls = [asyncio.ensure_future(pid_of(answering, gate)) for _ in range(12)]
     await asyncio.sleep(0.1)
     cluster.nodes.remove_node(node, allow_graceful=False)
+    for pid in new:
+        assert await asyncio.to_thread(ends, pid)
     open_gate(gate)
     answers = set(await asyncio.gather(*calls))
     assert answers <= old, "calls of the killed node were run again on the others"

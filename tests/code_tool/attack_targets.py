@@ -225,7 +225,7 @@ class ScratchRoot(Target):
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
         self._root = stage.scratch_root
-        self._patience_s = 3 if stage.has_helpers else 0  # they clean up when the result has been given
+        self._patience_s = 30 if stage.has_helpers else 0  # they clean up when the result has been given
         self._over = False
         self.facts |= {"root": str(self._root)}
 

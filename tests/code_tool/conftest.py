@@ -21,7 +21,7 @@ from host_view import Process, descendants
 
 from strands_rollout.code_tool import CodeExecutor, LocalExecutor, SubprocessExecutor
 
-_ENDING_S = 3.0
+_ENDING_S = 30.0
 
 
 def _leftovers(scratch_root: Path) -> set[tuple[str, object]]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from attack_targets import Stage, Target
 
-_ENDING_S: Final = 0.5  # a process that was killed may be seen for a moment
+_ENDING_S: Final = 5.0  # a process that was killed may be seen for a moment
 
 
 @dataclass(frozen=True)

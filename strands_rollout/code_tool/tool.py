@@ -160,12 +160,7 @@ def code_tool(
             result for the model and keeps the exception as `AfterToolCallEvent.exception`: who drives the agent must
             look for it there, since the model is not to blame for it.
     """
-    facts = facts_of(executor)
-    if session is not None and not facts.keeps_sessions:
-        raise ConfigError(
-            f"{type(executor).__name__} keeps no sessions: each call starts fresh there. Turn code_session off, or use "
-            "the local executor"
-        )
+    spec = _specification(executor, timeout_s, max_output_chars, keeps_state=session is not None)
     must_tell_restart = is_restarted
 
     async def execute_python_code(code: str) -> str:
@@ -177,12 +172,7 @@ def code_tool(
             calls.add(result)
         return _shown(result, max_output_chars)
 
-    return DecoratedFunctionTool(
-        CODE_TOOL_NAME,
-        _specification(facts, timeout_s, max_output_chars, keeps_state=session is not None),
-        execute_python_code,
-        _input_check(),
-    )
+    return DecoratedFunctionTool(CODE_TOOL_NAME, spec, execute_python_code, _input_check())
 
 
 def _shown(result: ExecutionResult, max_output_chars: int) -> str:
@@ -196,7 +186,13 @@ def _shown(result: ExecutionResult, max_output_chars: int) -> str:
     return format_result(result, max_output_chars)
 
 
-def _specification(facts: ExecutorFacts, timeout_s: float, max_output_chars: int, *, keeps_state: bool) -> ToolSpec:
+def _specification(executor: CodeExecutor, timeout_s: float, max_output_chars: int, *, keeps_state: bool) -> ToolSpec:
+    facts = facts_of(executor)
+    if keeps_state and not facts.keeps_sessions:
+        raise ConfigError(
+            f"{type(executor).__name__} keeps no sessions: each call starts fresh there. Turn code_session off, or use "
+            "the local executor"
+        )
     description = code_tool_description(
         timeout_s=timeout_s,
         output_chars=max_output_chars,

@@ -544,11 +544,16 @@ async def test_a_scratch_directory_that_can_not_be_made_is_named() -> None:
         await bare(scratch_dir="/nowhere/tmp").run("1")
 
 
-async def test_a_python_that_does_not_start_says_so_and_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("command", "words"), [(["false"], "it ended"), (["sleep", "60"], "timed out")], ids=["ends", "never answers"]
+)
+async def test_a_supervisor_that_does_not_start_says_so_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str], words: str
 ) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(SandboxError, match="did not start"):
+    link = "strands_rollout.code_tool.local.supervisor_link"
+    monkeypatch.setattr(f"{link}.python_command", lambda *_: command)
+    monkeypatch.setattr(f"{link}._START_LIMIT_S", 1.0 if words == "timed out" else 60.0)
+    with pytest.raises(SandboxError, match=f"did not start: {words}"):
         await bare(scratch_dir=str(tmp_path)).run("1")
     assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
 

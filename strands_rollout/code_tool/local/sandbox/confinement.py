@@ -280,7 +280,8 @@ class Confinement:
         if "limits" in self.enforced:
             _attempt("limits", lambda: self._limits.impose(own_user=self._is_counted_alone(place)))
         if self.changes_root:
-            _attempt("files", lambda: (os.chroot(place.folder), os.chdir("/")))
+            _attempt("files", lambda: os.chroot(place.folder))
+            _attempt("files", lambda: os.chdir("/"))
         _attempt("user", lambda: self._change_user(place.user))
         if sys.platform == "linux":  # now, since a change of user takes both back
             prctl(_PR_SET_PDEATHSIG, _SIGKILL)

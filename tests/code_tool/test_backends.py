@@ -293,16 +293,18 @@ async def test_no_more_run_at_once_than_allowed_and_waiting_costs_no_time_limit(
     assert name == "subprocess" or max(result.queued_s for result in results) > 0.25
 
 
-@pytest.mark.parametrize("name", ["subprocess", "strands"])
-async def test_cancelling_ends_the_code(make: Callable[..., CodeExecutor], name: str, tmp_path: Path) -> None:
-    code = f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(60)"
+@pytest.mark.parametrize(("name", "last_to_end"), [("subprocess", "os.getpid()"), ("strands", "os.getppid()")])
+async def test_cancelling_ends_the_code(
+    make: Callable[..., CodeExecutor], name: str, last_to_end: str, tmp_path: Path
+) -> None:
+    code = f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(f'{{{last_to_end}}}\\n')\ntime.sleep(60)"
     async with make(name) as executor:
         running = asyncio.create_task(executor.run(code))
         pid = await asyncio.to_thread(written_number, tmp_path / "pid")
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert ends(pid)
+        assert await asyncio.to_thread(ends, pid)
 
 
 @on(["subprocess", *REMOTE])

@@ -63,8 +63,9 @@ def attack_secret() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def ground(attack_secret: str) -> Iterator[Path]:
+def ground(attack_secret: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder for the scratch directories. When the module is over, the isolated backend has left nothing anywhere."""
+    tmp_path_factory.getbasetemp()  # made now, it lies outside of the folder and outlives it
     folder = Path(tempfile.mkdtemp(prefix="attacks-", dir="/tmp"))
     for place in (folder, folder / "plain", folder / "isolated"):
         place.mkdir(exist_ok=True)

@@ -6,17 +6,20 @@ Must not know agents, tools or samples.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from strands_rollout.code_tool.camel import CamelExecutor
-    from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, ExecutorFacts
-    from strands_rollout.code_tool.local.executor import LocalExecutor
-    from strands_rollout.code_tool.local.supervisor_link import SandboxReport
-    from strands_rollout.code_tool.ray import RayExecutor
-    from strands_rollout.code_tool.sandbox_fusion import SandboxFusionExecutor
-    from strands_rollout.code_tool.strands_sandbox import CodeExecutorSandbox, StrandsSandboxExecutor
-    from strands_rollout.code_tool.subprocess import SubprocessExecutor
+    from strands_rollout.code_tool.camel import CamelExecutor as CamelExecutor
+    from strands_rollout.code_tool.executors import CodeExecutor as CodeExecutor
+    from strands_rollout.code_tool.executors import ExecutionResult as ExecutionResult
+    from strands_rollout.code_tool.executors import ExecutorFacts as ExecutorFacts
+    from strands_rollout.code_tool.local.executor import LocalExecutor as LocalExecutor
+    from strands_rollout.code_tool.local.supervisor_link import SandboxReport as SandboxReport
+    from strands_rollout.code_tool.ray import RayExecutor as RayExecutor
+    from strands_rollout.code_tool.sandbox_fusion import SandboxFusionExecutor as SandboxFusionExecutor
+    from strands_rollout.code_tool.strands_sandbox import CodeExecutorSandbox as CodeExecutorSandbox
+    from strands_rollout.code_tool.strands_sandbox import StrandsSandboxExecutor as StrandsSandboxExecutor
+    from strands_rollout.code_tool.subprocess import SubprocessExecutor as SubprocessExecutor
 
 _MODULES = {
     "CamelExecutor": "camel",
@@ -32,22 +35,10 @@ _MODULES = {
     "SubprocessExecutor": "subprocess",
 }
 
-__all__ = [
-    "CamelExecutor",
-    "CodeExecutor",
-    "CodeExecutorSandbox",
-    "ExecutionResult",
-    "ExecutorFacts",
-    "LocalExecutor",
-    "RayExecutor",
-    "SandboxFusionExecutor",
-    "SandboxReport",
-    "StrandsSandboxExecutor",
-    "SubprocessExecutor",
-]
+__all__ = sorted(_MODULES)
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module holds
+def __getattr__(name: str) -> object:
     """Import a backend when it is asked for: the processes that run code import this package as well."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

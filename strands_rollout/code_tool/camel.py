@@ -25,17 +25,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from strands_rollout.code_tool.executors import (
-    CodeExecutor,
-    ExecutionResult,
-    ExecutorFacts,
-    check_call,
-    check_positive,
-    infra_failure,
-    retried_once,
-)
+from strands_rollout.code_tool.executors import ExecutionResult, check_positive, infra_failure
 from strands_rollout.code_tool.local.sandbox.output import shorten, signal_words
-from strands_rollout.code_tool.remote import PrivateLoop
+from strands_rollout.code_tool.remote import LoopExecutor
 from strands_rollout.errors import ConfigError
 
 Interpreter = Any  # camel's classes are not known where camel is not installed
@@ -59,26 +51,23 @@ def import_camel() -> ModuleType:
         ) from e
 
 
-def interpreter_maker(
-    interpreter: Any,  # noqa: ANN401 - one of several kinds
-    options: Mapping[str, Any] | None,
-) -> tuple[Callable[[], Interpreter], type | None]:
+def _maker(interpreter: object, options: Mapping[str, object] | None) -> tuple[Callable[[], Interpreter], type | None]:
     """What makes the interpreter of a call, and its class where that is known."""
-    camel = import_camel()
+    base = import_camel().BaseInterpreter
     found = _at_path(interpreter) if isinstance(interpreter, str) else interpreter
-    if isinstance(found, type) and issubclass(found, camel.BaseInterpreter):
+    if isinstance(found, type) and issubclass(found, base):
         return _maker_of_class(found, dict(options or {})), found
     if options:
         raise ConfigError(f"options {dict(options)!r:.200} were given with {found!r:.80}; expected a name or a class")
-    if isinstance(found, camel.BaseInterpreter):
-        check_interpreter(found)
+    if isinstance(found, base):
+        _check_asks_nothing(found)
         return (lambda: found), type(found)
     if callable(found):
         return found, None
     raise ConfigError(f"interpreter is {found!r:.80}; expected a name, class, function or instance of {_HOME}")
 
 
-def _at_path(path: str) -> Any:  # noqa: ANN401 - whatever is there
+def _at_path(path: str) -> object:
     module_path, _, name = path.rpartition(".")
     try:
         module = importlib.import_module(module_path or _HOME)
@@ -90,7 +79,7 @@ def _at_path(path: str) -> Any:  # noqa: ANN401 - whatever is there
     return getattr(module, name)
 
 
-def _maker_of_class(kind: type, options: dict[str, Any]) -> Callable[[], Interpreter]:
+def _maker_of_class(kind: type, options: dict[str, object]) -> Callable[[], Interpreter]:
     accepted = inspect.signature(kind).parameters
     chosen = {name: value for name, value in _DEFAULTS.items() if name in accepted} | options
     unknown = sorted(set(options) - set(accepted))
@@ -101,17 +90,7 @@ def _maker_of_class(kind: type, options: dict[str, Any]) -> Callable[[], Interpr
     return lambda: kind(**chosen)
 
 
-def check_alone(kind: type | None, max_concurrency: int) -> None:
-    """Refuse to run several pieces of code in this process at once: they would read each other's output."""
-    if kind is not None and issubclass(kind, import_camel().InternalPythonInterpreter) and max_concurrency != 1:
-        raise ConfigError(
-            f"{kind.__name__} runs code in this process, where calls would read each other's output; "
-            f"got max_concurrency={max_concurrency}, expected 1"
-        )
-
-
-def check_interpreter(interpreter: Interpreter) -> None:
-    """Refuse an interpreter that would ask a question."""
+def _check_asks_nothing(interpreter: Interpreter) -> None:
     if getattr(interpreter, "require_confirm", False):
         kind = type(interpreter).__name__
         raise ConfigError(
@@ -123,15 +102,15 @@ def _is_one_of(interpreter: Interpreter, *names: str) -> bool:
     return isinstance(interpreter, tuple(getattr(import_camel(), name) for name in names))
 
 
-def keeps_nothing(interpreter: Interpreter) -> bool:
+def _keeps_nothing(interpreter: Interpreter) -> bool:
     """Whether it remembers nothing and ends code by itself: each call may have a copy with its own time limit."""
     return _is_one_of(interpreter, "SubprocessInterpreter")
 
 
 @contextlib.contextmanager
-def limited(interpreter: Interpreter, timeout_s: float) -> Iterator[Interpreter]:
+def _limited(interpreter: Interpreter, timeout_s: float) -> Iterator[Interpreter]:
     """The interpreter for one call: with the call's time limit and nothing left behind, where it can have that."""
-    if not keeps_nothing(interpreter):
+    if not _keeps_nothing(interpreter):
         yield interpreter
         return
     one = copy.copy(interpreter)
@@ -140,8 +119,8 @@ def limited(interpreter: Interpreter, timeout_s: float) -> Iterator[Interpreter]
     create = getattr(one, "_create_temp_file", None)
     if callable(create):  # private: if it is gone, its directories stay, and nothing else is lost
 
-        def create_and_remember(*args: object, **kwargs: object) -> Any:  # noqa: ANN401 - camel's signature
-            path = create(*args, **kwargs)
+        def create_and_remember(*args: object, **kwargs: object) -> str | Path:
+            path: str | Path = create(*args, **kwargs)
             made.append(Path(path).parent)
             return path
 
@@ -153,12 +132,12 @@ def limited(interpreter: Interpreter, timeout_s: float) -> Iterator[Interpreter]
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def result_of_answer(interpreter: Interpreter, answer: object, timeout_s: float) -> ExecutionResult:
+def _result_of_answer(interpreter: Interpreter, answer: object, timeout_s: float) -> ExecutionResult:
     """Read what an interpreter returned: stdout, and stderr and the exit code where it marks them."""
     text = str(answer)
     if _is_one_of(interpreter, "InternalPythonInterpreter"):
         return ExecutionResult("" if text == "None" else text, "", 0)
-    if not keeps_nothing(interpreter) and not _is_one_of(interpreter, "DockerInterpreter"):
+    if not _is_one_of(interpreter, "SubprocessInterpreter", "DockerInterpreter"):
         return ExecutionResult(text, "", 0)
     status = _STATUS.search(text)
     exit_code = int(status[1]) if status else 0
@@ -175,24 +154,21 @@ def result_of_answer(interpreter: Interpreter, answer: object, timeout_s: float)
     )
 
 
-def result_of_error(interpreter: Interpreter | None, error: BaseException) -> ExecutionResult:
+def _result_of_error(interpreter: Interpreter | None, error: BaseException) -> ExecutionResult:
     """Say whose fault an exception is: the code's, in its stderr, or the interpreter's."""
     words = f"{type(error).__name__}: {error}"
-    if interpreter is not None and keeps_nothing(interpreter) and isinstance(error, UnboundLocalError):
-        return ExecutionResult("", "", 0)  # how it takes code without a statement
-    if interpreter is not None and _is_about_the_code(interpreter, error):
-        return ExecutionResult("", f"{words}\n", 1)
-    return infra_failure(words)
-
-
-def _is_about_the_code(interpreter: Interpreter, error: BaseException) -> bool:
-    if _is_one_of(interpreter, "InternalPythonInterpreter"):
-        return True
-    if isinstance(error, import_camel().InterpreterError):
-        return not keeps_nothing(interpreter) and not _is_one_of(interpreter, *_OUTSIDE)
-    if keeps_nothing(interpreter):  # it rewrites the code by itself, and breaks in many ways on what it can't
-        return not isinstance(error, OSError | MemoryError)
-    return isinstance(error, UnicodeError)  # the code's text, or what it printed
+    if interpreter is None:
+        return infra_failure(words)
+    if _keeps_nothing(interpreter):  # it rewrites the code by itself, and breaks in many ways on what it can't
+        if isinstance(error, UnboundLocalError):
+            return ExecutionResult("", "", 0)  # how it takes code without a statement
+        outside = OSError | MemoryError | import_camel().InterpreterError
+        is_about_code = not isinstance(error, outside)
+    elif isinstance(error, import_camel().InterpreterError):
+        is_about_code = not _is_one_of(interpreter, *_OUTSIDE)
+    else:  # a UnicodeError is about the code's text, or what it printed
+        is_about_code = _is_one_of(interpreter, "InternalPythonInterpreter") or isinstance(error, UnicodeError)
+    return ExecutionResult("", f"{words}\n", 1) if is_about_code else infra_failure(words)
 
 
 _OWN_LIMIT_MARGIN_S: Final = 5.0  # for an interpreter that ends the code by itself
@@ -200,7 +176,7 @@ _START_LIMIT_S: Final = 600.0  # the first container may need its image built
 _POLL_S: Final = 0.05  # how soon the end of a thread that nobody waits for is seen
 
 
-class CamelExecutor(CodeExecutor):
+class CamelExecutor(LoopExecutor):
     """Runs each piece of code on a camel interpreter, in a daemon thread.
 
     How far the code is isolated is the interpreter's matter. `SubprocessInterpreter` isolates nothing: the code sees
@@ -231,7 +207,7 @@ class CamelExecutor(CodeExecutor):
 
     def __init__(
         self,
-        interpreter: Any = "SubprocessInterpreter",  # noqa: ANN401 - one of several kinds
+        interpreter: object = "SubprocessInterpreter",
         *,
         options: Mapping[str, Any] | None = None,
         timeout_s: float = 60.0,
@@ -239,35 +215,26 @@ class CamelExecutor(CodeExecutor):
         max_concurrency: int = 8,
         reuse: bool = False,
     ) -> None:
-        check_positive(timeout_s=timeout_s, max_output_chars=max_output_chars, max_concurrency=max_concurrency)
-        self._make, kind = interpreter_maker(interpreter, options)
-        shared = isinstance(interpreter, import_camel().BaseInterpreter) and not keeps_nothing(interpreter)
-        self._timeout_s = timeout_s
-        self._max_output_chars = max_output_chars
-        self._max_concurrency = 1 if shared else max_concurrency
-        check_alone(kind, self._max_concurrency)
+        maker, kind = _maker(interpreter, options)
+        check_positive(max_concurrency=max_concurrency)
+        if isinstance(interpreter, import_camel().BaseInterpreter) and not _keeps_nothing(interpreter):
+            max_concurrency = 1
+        super().__init__(timeout_s, max_output_chars, max_concurrency)
+        self._make = maker
+        self._check_alone(kind)
         self._reuse = reuse
         self._idle: list[Interpreter] = []
         self._left_behind: list[tuple[threading.Thread, float]] = []  # and when each should have ended
-        self._loop = PrivateLoop("CamelExecutor", self._max_concurrency, self._release)
-        self.facts = ExecutorFacts()
-
-    async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
-        """Run code on an interpreter; see `CodeExecutor.run`."""
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        check_call("CamelExecutor", code, limit_s, session, keeps_sessions=False)
-        return await retried_once(lambda: self._loop.run(lambda: self._attempt(code, limit_s)))
-
-    async def aclose(self) -> None:
-        """Refuse new calls, wait for running ones, clean the kept interpreters up. Safe to call twice."""
-        await self._loop.aclose()
 
     async def _attempt(self, code: str, timeout_s: float) -> ExecutionResult:
-        """One call in a thread of its own; on the private loop."""
-        if not await self._has_room():
-            return infra_failure(
-                f"{self._max_concurrency} threads are held by code that does not end; use an interpreter that ends it"
-            )
+        """One call in a thread of its own."""
+        while len(self._still_left_behind()) >= self._max_concurrency:
+            if all(due_at <= time.monotonic() for _, due_at in self._left_behind):
+                return infra_failure(
+                    f"{self._max_concurrency} threads are held by code that does not end; use an interpreter that "
+                    "ends it"
+                )
+            await asyncio.sleep(_POLL_S)
         call = _Call(code, timeout_s, self._taken)
         thread = threading.Thread(target=call.work, name="camel-interpreter", daemon=True)
         thread.start()
@@ -282,24 +249,30 @@ class CamelExecutor(CodeExecutor):
         truncated = (stdout, stderr) != (result.stdout, result.stderr)
         return replace(result, stdout=stdout, stderr=stderr, truncated=truncated)
 
-    async def _has_room(self) -> bool:
-        """Wait while threads that nobody waits for, but that will end, are too many; False if they don't end."""
-        while True:
-            self._left_behind = [(thread, due_at) for thread, due_at in self._left_behind if thread.is_alive()]
-            if len(self._left_behind) < self._max_concurrency:
-                return True
-            if all(due_at <= time.monotonic() for _, due_at in self._left_behind):
-                return False
-            await asyncio.sleep(_POLL_S)
+    def _still_left_behind(self) -> list[tuple[threading.Thread, float]]:
+        self._left_behind = [(thread, due_at) for thread, due_at in self._left_behind if thread.is_alive()]
+        return self._left_behind
 
     def _taken(self) -> Interpreter:
         """An interpreter for one call; in the call's thread, since to make one may take long."""
         with contextlib.suppress(IndexError):
             return self._idle.pop()
         made = self._make()
-        check_interpreter(made)
-        check_alone(type(made), self._max_concurrency)
+        _check_asks_nothing(made)
+        self._check_alone(type(made))
         return made
+
+    def _check_alone(self, kind: type | None) -> None:
+        """Refuse to run several pieces of code in this process at once: they would read each other's output."""
+        if (
+            kind is not None
+            and issubclass(kind, import_camel().InternalPythonInterpreter)
+            and self._max_concurrency != 1
+        ):
+            raise ConfigError(
+                f"{kind.__name__} runs code in this process, where calls would read each other's output; "
+                f"got max_concurrency={self._max_concurrency}, expected 1"
+            )
 
     async def _release(self) -> None:
         while self._idle:
@@ -338,7 +311,7 @@ class _Call:
 
     def due_at(self) -> float:
         """When the interpreter should be done, on the monotonic clock."""
-        margin_s = _OWN_LIMIT_MARGIN_S if self.interpreter is not None and keeps_nothing(self.interpreter) else 0.0
+        margin_s = _OWN_LIMIT_MARGIN_S if self.interpreter is not None and _keeps_nothing(self.interpreter) else 0.0
         return self.began_at + self.timeout_s + margin_s
 
     def work(self) -> None:
@@ -348,12 +321,12 @@ class _Call:
             self.interpreter = self.taken()
             self.began_at = time.monotonic()
             self._tell(self.started, True)  # noqa: FBT003 - a future's value
-            with limited(self.interpreter, self.timeout_s) as one:
-                found = result_of_answer(one, one.run(self.code, "python"), self.timeout_s)
+            with _limited(self.interpreter, self.timeout_s) as one:
+                found = _result_of_answer(one, one.run(self.code, "python"), self.timeout_s)
         except ConfigError as e:
             found = e
         except BaseException as e:  # code that runs in this process may raise anything, SystemExit included
-            found = result_of_error(self.interpreter, e)
+            found = _result_of_error(self.interpreter, e)
         if isinstance(found, ExecutionResult):
             found = replace(found, duration_s=time.monotonic() - self.began_at)
         self._tell(self.done, found)

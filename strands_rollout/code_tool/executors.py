@@ -20,7 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, runtime_checkable
+from typing import Any, Final, Protocol, Self, cast, runtime_checkable
 
 from strands_rollout.errors import ConfigError
 
@@ -74,9 +74,6 @@ class ExecutorFacts:
     keeps_sessions: bool = False
 
 
-UNKNOWN_FACTS: Final = ExecutorFacts()
-
-
 @runtime_checkable
 class CodeExecutor(Protocol):
     """Runs Python code for an agent; safe to call from any number of tasks, threads and event loops.
@@ -121,8 +118,8 @@ class CodeExecutor(Protocol):
 
 def facts_of(executor: CodeExecutor) -> ExecutorFacts:
     """What an executor says of itself; nothing, where it has no `facts`."""
-    facts = getattr(executor, "facts", UNKNOWN_FACTS)
-    return facts if isinstance(facts, ExecutorFacts) else UNKNOWN_FACTS
+    facts = getattr(executor, "facts", None)
+    return facts if isinstance(facts, ExecutorFacts) else ExecutorFacts()
 
 
 def check_call(executor: str, code: object, timeout_s: float, session: str | None, *, keeps_sessions: bool) -> None:
@@ -130,11 +127,9 @@ def check_call(executor: str, code: object, timeout_s: float, session: str | Non
     if not isinstance(code, str):
         raise ConfigError(f"{executor}.run got code of type {type(code).__name__}: {code!r:.80}; expected a string")
     check_positive(timeout_s=timeout_s)
-    if session is None:
-        return
-    if not keeps_sessions:
+    if session is not None and not keeps_sessions:
         raise ConfigError(f"{executor} keeps no sessions: got session={session!r}, expected None")
-    if not isinstance(session, str) or not session:
+    if session is not None and (not isinstance(session, str) or not session):
         raise ConfigError(f"{executor}.run got session={session!r}; expected a name, or None")
 
 
@@ -154,6 +149,25 @@ async def retried_once(attempt: Callable[[], Awaitable[ExecutionResult]]) -> Exe
     """Run a stateless call, and once more if the executor itself failed."""
     result = await attempt()
     return await attempt() if result.infra_error is not None else result
+
+
+class StatelessExecutor(CodeExecutor):
+    """What backends without sessions share: each says in `_run` how a call that has been checked is run."""
+
+    def __init__(self, timeout_s: float, max_output_chars: int, facts: ExecutorFacts, **limits: float) -> None:
+        check_positive(timeout_s=timeout_s, max_output_chars=max_output_chars, **limits)
+        self._timeout_s = timeout_s
+        self._max_output_chars = max_output_chars
+        self.facts = facts
+
+    async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
+        """Run code in a fresh interpreter; see `CodeExecutor.run`."""
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        check_call(type(self).__name__, code, limit_s, session, keeps_sessions=False)
+        return await self._run(code, limit_s)
+
+    async def _run(self, code: str, timeout_s: float) -> ExecutionResult:
+        raise NotImplementedError
 
 
 EXECUTORS: Final = {
@@ -193,14 +207,19 @@ def make_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
     try:
         bound = inspect.signature(make).bind(**options)
     except TypeError as e:
-        raise ConfigError(f"the executor {name!r} can't take {_shown(options)}: {e}{_nearest(options, make)}") from e
+        shown = f"the options {', '.join(options)}" if options else "no options"  # their values may be secret
+        known = list(inspect.signature(make).parameters)
+        unknown = [name for name in options if name not in known]
+        near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.4) if unknown else []
+        hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known) or 'none'}"
+        raise ConfigError(f"the executor {name!r} can't take {shown}: {e}; {hint}") from e
     executor = make(*bound.args, **bound.kwargs)
     if not isinstance(executor, CodeExecutor):
         raise ConfigError(f"the executor {name!r} made a {type(executor).__name__}, which is no CodeExecutor")
     return executor
 
 
-def _factory(name: str) -> Any:  # noqa: ANN401 - a class, or a function
+def _factory(name: str) -> Callable[..., object]:
     path = EXECUTORS.get(name, name)
     if "." not in path:
         near = difflib.get_close_matches(name, EXECUTORS, n=1, cutoff=0.4)
@@ -212,19 +231,7 @@ def _factory(name: str) -> Any:  # noqa: ANN401 - a class, or a function
         raise ConfigError(f"can't load the executor {name!r}: {e}") from e
     if not callable(found):
         raise ConfigError(f"the executor {name!r} is a {type(found).__name__}; expected a class or a function")
-    return found
-
-
-def _shown(options: Mapping[str, Any]) -> str:
-    """The names of options; their values may be secret."""
-    return f"the options {', '.join(options)}" if options else "no options"
-
-
-def _nearest(options: Mapping[str, Any], make: Any) -> str:  # noqa: ANN401
-    known = list(inspect.signature(make).parameters)
-    unknown = [name for name in options if name not in known]
-    near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.4) if unknown else []
-    return f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(known) or 'none'}"
+    return cast("Callable[..., object]", found)
 
 
 CALL_OWNER: contextvars.ContextVar[str | None] = contextvars.ContextVar("strands_rollout_call_owner", default=None)
@@ -249,21 +256,24 @@ class FairQueue:
             self._give()
 
     async def _take(self) -> None:
-        ticket = _Ticket()
+        loop = asyncio.get_running_loop()
+        ticket = _Ticket(loop, loop.create_future())
         with self._lock:
             if self._free > 0:
                 self._free -= 1
                 return
             self._waiting.setdefault(CALL_OWNER.get(), deque()).append(ticket)
+        is_called = False
         try:
             await ticket.called
-        except BaseException:  # cancelled, or its loop is closed under it
-            with self._lock:
-                ticket.abandoned = True
-                has_place = ticket.granted
-            if has_place:
-                self._give()
-            raise
+            is_called = True
+        finally:
+            if not is_called:  # cancelled, or its loop is closed under it
+                with self._lock:
+                    ticket.abandoned = True
+                    has_place = ticket.granted
+                if has_place:
+                    self._give()
 
     def _give(self) -> None:
         """Hand a place to the next owner's first ticket, or set it free."""
@@ -274,7 +284,7 @@ class FairQueue:
                 return
             ticket.granted = True
         try:
-            ticket.call()
+            ticket.loop.call_soon_threadsafe(ticket.call)
         except RuntimeError:  # its loop was closed a moment ago
             self._give()
 
@@ -289,20 +299,16 @@ class FairQueue:
         return None
 
 
+@dataclass(eq=False, slots=True)
 class _Ticket:
     """One call that waits, on the loop that it waits on."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.called: asyncio.Future[None] = self.loop.create_future()
-        self.granted = False
-        self.abandoned = False
+    loop: asyncio.AbstractEventLoop
+    called: asyncio.Future[None]
+    granted: bool = False
+    abandoned: bool = False
 
     def call(self) -> None:
-        """Wake the caller, from any thread."""
-        self.loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
         if not self.called.done():
             self.called.set_result(None)
 

@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from strands_rollout.code_tool import ray_cluster as cluster
 from strands_rollout.code_tool.executors import (
     CodeExecutor,
     ExecutionResult,
@@ -22,8 +23,7 @@ from strands_rollout.code_tool.executors import (
     infra_failure,
     retried_once,
 )
-from strands_rollout.code_tool.ray_cluster import Call, ExecutorRecipe, RayCluster, RayConnection, RayNode, describe
-from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.errors import ConfigError, SandboxError, foreign_code
 
 _LOOK_S: Final = 2.0  # how often a waiting call looks whether its node is still there
 _READY_LIMIT_S: Final = 300.0  # connecting, and waiting for the first node
@@ -32,12 +32,12 @@ _READY_LIMIT_S: Final = 300.0  # connecting, and waiting for the first node
 class RayCaller:
     """Calls the actors of a cluster, from any number of event loops."""
 
-    def __init__(self, cluster: RayCluster) -> None:
-        self._cluster = cluster
+    def __init__(self, nodes: cluster.RayCluster) -> None:
+        self._cluster = nodes
         self._control = ThreadPoolExecutor(1, thread_name_prefix="ray-executor")
         self._refreshing = threading.Lock()
 
-    async def take(self, *, for_session: bool = False) -> RayNode:
+    async def take(self, *, for_session: bool = False) -> cluster.RayNode:
         """A node that is ready, waited for if need be."""
         node = self._cluster.take(for_session=for_session)
         if node is None:
@@ -51,36 +51,37 @@ class RayCaller:
         self._refresh_if_stale()
         return node
 
-    async def reply(self, node: RayNode, limit_s: float, method: str, argument: object) -> Any:  # noqa: ANN401
+    async def reply(
+        self, node: cluster.RayNode, limit_s: float, method: Literal["run", "close_session"], argument: object
+    ) -> ExecutionResult | None:
         """What a method of the node's actor returns; after a fault the node is under suspicion."""
-        try:
+        with foreign_code("whatever Ray raises, the code is not to blame") as outcome:
             return await self._answer(node, self._cluster.submit(node, method, argument), limit_s)
-        except Exception as e:  # whatever it is, the code is not to blame
-            self._cluster.suspect(node)
-            raise SandboxError(f"{node}: {describe(e)}") from e
+        self._cluster.suspect(node)
+        raise SandboxError(f"{node}: {cluster.describe(outcome.error)}") from outcome.error
 
-    async def _answer(self, node: RayNode, reference: Any, limit_s: float) -> Any:  # noqa: ANN401 - Ray's ObjectRef
+    async def _answer(
+        self, node: cluster.RayNode, reference: cluster.ObjectRef, limit_s: float
+    ) -> ExecutionResult | None:
         """Wait for a result, as long as there is hope; whatever ends the wait, ends the work too."""
         now = asyncio.get_running_loop().time
         give_up_at = now() + limit_s
-        future = asyncio.wrap_future(reference.future())
+        future: asyncio.Future[ExecutionResult | None] = asyncio.wrap_future(reference.future())
         try:
             while not future.done():
                 await asyncio.wait({future}, timeout=max(0.0, min(_LOOK_S, give_up_at - now())))
-                if not future.done():
-                    self._check_hope(node, give_up_at - now(), limit_s)
+                if future.done():
+                    break
+                if node.lost:
+                    raise SandboxError("it was lost while code ran there")
+                if now() >= give_up_at:
+                    raise SandboxError(f"no result within {limit_s:.0f} s")
+                self._refresh_if_stale()
             return future.result()
         finally:
             if not future.done():
                 self._control.submit(self._cluster.cancel, reference)  # it blocks for milliseconds
                 future.cancel()
-
-    def _check_hope(self, node: RayNode, left_s: float, limit_s: float) -> None:
-        if node.lost:
-            raise SandboxError("it was lost while code ran there")
-        if left_s <= 0:
-            raise SandboxError(f"no result within {limit_s:.0f} s")
-        self._refresh_if_stale()
 
     def _refresh_if_stale(self) -> None:
         """Look for changes in the cluster, on the control thread; nobody waits for it, and its failure is no news."""
@@ -106,7 +107,7 @@ _OURS: Final = {"num_cpus", "max_restarts", "max_task_retries", "lifetime", "nam
 class _Session:
     """Where a session lives: a node, and the process there."""
 
-    node: RayNode
+    node: cluster.RayNode
     incarnation: str | None
     is_new: bool = True
 
@@ -153,15 +154,17 @@ class RayExecutor(CodeExecutor):
     ) -> None:
         defaults = {"timeout_s": timeout_s, "max_output_chars": max_output_chars}
         check_positive(**defaults)
-        recipe = ExecutorRecipe(executor, dict(options or {})).with_defaults(defaults)
+        if taken := sorted(_OURS & (actor_options or {}).keys()):
+            raise ConfigError(f"actor_options names {', '.join(taken)}, which RayExecutor decides; leave them out")
+        recipe = cluster.ExecutorRecipe(executor, dict(options or {})).with_defaults(defaults)
         self._pattern = recipe.make()
         self.facts = facts_of(self._pattern)
         self._timeout_s = timeout_s
-        self._cluster = RayCluster(
-            connection=RayConnection(_checked_address(address)),
+        self._cluster = cluster.RayCluster(
+            connection=cluster.RayConnection(_checked_address(address)),
             recipe=recipe,
             nodes=_checked_nodes(nodes),
-            actor_options=_checked_actor_options(actor_options or {}),
+            actor_options=actor_options or {},
         )
         self._caller = RayCaller(self._cluster)
         self._lock = threading.Lock()
@@ -181,7 +184,7 @@ class RayExecutor(CodeExecutor):
         try:
             if session is not None:
                 return await self._run_in_session(session, code, limit_s)
-            return await retried_once(lambda: self._run_somewhere(Call(code, limit_s)))
+            return await retried_once(lambda: self._run_somewhere(cluster.Call(code, limit_s)))
         finally:
             with self._lock:
                 self._running -= 1
@@ -192,7 +195,7 @@ class RayExecutor(CodeExecutor):
             home = self._sessions.pop(session, None)
         if home is None:
             return
-        self._cluster.count_session(home.node, -1)
+        self._cluster.count(home.node, sessions=-1)
         with contextlib.suppress(SandboxError):  # where the process is gone, so is the session
             await self._caller.reply(home.node, _CLOSE_LIMIT_S, "close_session", session)
 
@@ -210,18 +213,19 @@ class RayExecutor(CodeExecutor):
             self._released = True
             await self._caller.aclose(_CLOSE_LIMIT_S)
 
-    async def _run_somewhere(self, call: Call) -> ExecutionResult:
+    async def _run_somewhere(self, call: cluster.Call) -> ExecutionResult:
         """One attempt of a stateless call; where it fails, the next one will go elsewhere if there is an elsewhere."""
         try:
             node = await self._caller.take()
         except SandboxError as e:
             return infra_failure(e)
         try:
-            result: ExecutionResult = await self._caller.reply(node, node.deadline_s(call.timeout_s), "run", call)
+            result = await self._caller.reply(node, node.deadline_s(call.timeout_s), "run", call)
         except SandboxError as e:
             return infra_failure(e)
         finally:
-            self._cluster.give_back(node)
+            self._cluster.count(node, calls=-1)
+        assert result is not None  # noqa: S101 - only a call of a session can be refused
         if result.infra_error is not None:
             self._cluster.suspect(node)
         return result
@@ -233,7 +237,7 @@ class RayExecutor(CodeExecutor):
                 home = self._sessions.get(name) or await self._settle(name)
             except SandboxError as e:
                 return infra_failure(e)
-            result = await self._run_at(home, Call(code, timeout_s, name, home.incarnation))
+            result = await self._run_at(home, cluster.Call(code, timeout_s, name, home.incarnation))
             if result.infra_error is None:
                 home.is_new = False
             if result.infra_error is None or not result.session_lost:
@@ -250,10 +254,10 @@ class RayExecutor(CodeExecutor):
             with self._lock:
                 home = self._sessions.setdefault(name, _Session(node, node.incarnation))
             if home.node is node:
-                self._cluster.count_session(node, 1)
+                self._cluster.count(node, sessions=1)
             return home
         finally:
-            self._cluster.give_back(node)
+            self._cluster.count(node, calls=-1)
 
     def _forget(self, name: str, home: _Session) -> None:
         """The next call of this session starts afresh; what may be left of this one is ended."""
@@ -261,23 +265,22 @@ class RayExecutor(CodeExecutor):
             if self._sessions.get(name) is not home:
                 return
             del self._sessions[name]
-        self._cluster.count_session(home.node, -1)
+        self._cluster.count(home.node, sessions=-1)
         with contextlib.suppress(Exception):  # where the actor can't be reached, there is nothing to end
             self._cluster.submit(home.node, "close_session", name)
 
-    async def _run_at(self, home: _Session, call: Call) -> ExecutionResult:
+    async def _run_at(self, home: _Session, call: cluster.Call) -> ExecutionResult:
         node = home.node
-        self._cluster.take_this(node)
+        self._cluster.count(node, calls=1)
         try:
-            limit_s = node.deadline_s(call.timeout_s)
-            result: ExecutionResult | None = await self._caller.reply(node, limit_s, "run", call)
+            result = await self._caller.reply(node, node.deadline_s(call.timeout_s), "run", call)
         except SandboxError as e:
             return infra_failure(e, session_lost=True)
         except asyncio.CancelledError:
             home.is_new = False
             raise
         finally:
-            self._cluster.give_back(node)
+            self._cluster.count(node, calls=-1)
         if result is None:
             self._cluster.suspect(node)
             return infra_failure(f"{node}: the process that kept the session was replaced", session_lost=True)
@@ -308,10 +311,3 @@ def _checked_nodes(nodes: Collection[str] | None) -> frozenset[str] | None:
     if isinstance(nodes, str) or not nodes:
         raise ConfigError(f"nodes is {nodes!r}; expected 'all', or a list of node ids or IP addresses")
     return frozenset(nodes)
-
-
-def _checked_actor_options(actor_options: Mapping[str, Any]) -> dict[str, Any]:
-    taken = sorted(_OURS & actor_options.keys())
-    if taken:
-        raise ConfigError(f"actor_options names {', '.join(taken)}, which RayExecutor decides; leave them out")
-    return dict(actor_options)

@@ -16,18 +16,21 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
-from strands_rollout.code_tool.executors import CodeExecutor
+from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult
 from strands_rollout.code_tool.local.sandbox.output import shorten
-from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.errors import ConfigError, SandboxError, foreign_code
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
-    from strands_rollout.code_tool.executors import ExecutionResult
+class ObjectRef(Protocol):
+    """Ray's reference to a result."""
+
+    def future(self) -> Future[Any]:
+        """The result, to be waited for on any thread."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class ExecutorRecipe:
 
     def make(self) -> CodeExecutor:
         """Make one."""
-        kind = _class_at(self.path)
+        kind = self._kind()
         try:
             executor = kind(**self.options)
         except TypeError as e:
@@ -50,22 +53,22 @@ class ExecutorRecipe:
 
     def with_defaults(self, defaults: Mapping[str, object]) -> ExecutorRecipe:
         """Add those defaults that the class has a parameter for; the options win."""
-        parameters = inspect.signature(_class_at(self.path)).parameters
+        parameters = inspect.signature(self._kind()).parameters
         known = {name: value for name, value in defaults.items() if name in parameters}
         return ExecutorRecipe(self.path, known | self.options)
 
-
-def _class_at(path: str) -> type:
-    module_path, _, name = path.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module_path), name)
-    except (ImportError, AttributeError, ValueError) as e:
-        raise ConfigError(
-            f"can't load the executor {path!r}: {e}; expected the dotted path of a class, installed on every node"
-        ) from e
-    if not isinstance(found, type):
-        raise ConfigError(f"the executor {path!r} is a {type(found).__name__}; expected a class")
-    return found
+    def _kind(self) -> type:
+        module_path, _, name = self.path.rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module_path), name)
+        except (ImportError, AttributeError, ValueError) as e:
+            raise ConfigError(
+                f"can't load the executor {self.path!r}: {e}; expected the dotted path of a class, installed on every "
+                "node"
+            ) from e
+        if not isinstance(found, type):
+            raise ConfigError(f"the executor {self.path!r} is a {type(found).__name__}; expected a class")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +128,9 @@ _SHUT_DOWN: Final = "Ray was shut down while a RayExecutor used it; close the ex
 
 
 class RayConnection:
-    """The connection that is there, or else one of this object's own.
+    """The connection that is there, or else one of this object's own, to `address`; without one it must be there.
 
-    Args:
-        address: Where to connect if this process is not connected: "auto", "local" or "host:port"; None to rely on its
-            being so.
-
-    Attributes:
-        ray: The module; None before `open`.
+    `ray` is the module; None before `open`.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -199,36 +197,22 @@ _SLACK_S: Final = 60.0  # for everything that is neither waiting for a place nor
 
 @dataclass(eq=False, slots=True)
 class RayNode:
-    """A node and its actor.
-
-    Attributes:
-        node_id: Ray's id, in hex.
-        address: The node's IP address.
-        places: Calls that it runs at once, about.
-        actor: Ray's handle of a `RayWorker`.
-        greeting: Becomes the incarnation of the actor's process, or the reason why there is none.
-        incarnation: The last known one.
-        outstanding: Calls that were given to it and have not ended.
-        sessions: Sessions that live there.
-        turn: When it was last chosen, in calls.
-        shunned_until: Monotonic seconds until which others are preferred, since it failed.
-        lost: It is given up: nobody need wait for its answers.
-    """
+    """A node and its actor."""
 
     node_id: str
     address: str
-    places: float
-    actor: Any
-    greeting: Future[str] = field(init=False)
-    incarnation: str | None = field(default=None, init=False)
-    outstanding: int = 0
+    places: float  # calls that it runs at once, about
+    actor: Any  # Ray's handle of a `RayWorker`
+    greeting: Future[str] = field(init=False)  # becomes the incarnation of the actor's process, or why there is none
+    incarnation: str | None = None  # the last known one
+    outstanding: int = 0  # calls that were given to it and have not ended
     sessions: int = 0
-    turn: int = 0
-    shunned_until: float = 0.0
-    lost: bool = False
-    _pong: Future[None] | None = field(default=None, init=False)
-    _pinged_at: float = field(default=0.0, init=False)
-    _looks: int = field(default=0, init=False)
+    turn: int = 0  # when it was last chosen, in calls
+    shunned_until: float = 0.0  # on the monotonic clock: others are preferred until then, since it failed
+    lost: bool = False  # it is given up: nobody need wait for its answers
+    _pong: Future[None] | None = None
+    _pinged_at: float = 0.0
+    _looks: int = 0
 
     def __post_init__(self) -> None:
         self.greet()
@@ -342,20 +326,11 @@ class RayCluster:
             node.incarnation = node.greeting.result()
             return node
 
-    def take_this(self, node: RayNode) -> None:
-        """Count a call on a node that needs no choosing."""
+    def count(self, node: RayNode, *, calls: int = 0, sessions: int = 0) -> None:
+        """Calls or sessions have begun (1) or ended (-1) there."""
         with self._lock:
-            node.outstanding += 1
-
-    def give_back(self, node: RayNode) -> None:
-        """A call there has ended."""
-        with self._lock:
-            node.outstanding -= 1
-
-    def count_session(self, node: RayNode, change: int) -> None:
-        """A session has begun (1) or ended (-1) there."""
-        with self._lock:
-            node.sessions += change
+            node.outstanding += calls
+            node.sessions += sessions
 
     def suspect(self, node: RayNode) -> None:
         """A call there failed: prefer others for a while, and this one not before it has answered again."""
@@ -363,18 +338,18 @@ class RayCluster:
             node.shunned_until = self._clock() + _SHUN_S
             if not node.is_ready:
                 return
-            try:
+            with foreign_code("whatever Ray raises here, it can't reach the actor any more") as outcome:
                 self._connection.require()
                 node.greet()
-            except Exception:  # whatever Ray raises here, it can't reach the actor any more
-                node.lost = True
+            node.lost = outcome.error is not None
 
-    def submit(self, node: RayNode, method: str, *arguments: object) -> Any:  # noqa: ANN401 - Ray's ObjectRef
+    def submit(self, node: RayNode, method: str, *arguments: object) -> ObjectRef:
         """Start a method of the node's actor; returns Ray's reference to its result."""
         self._connection.require()
-        return getattr(node.actor, method).remote(*arguments)
+        reference: ObjectRef = getattr(node.actor, method).remote(*arguments)
+        return reference
 
-    def cancel(self, reference: Any) -> None:  # noqa: ANN401 - Ray's ObjectRef
+    def cancel(self, reference: ObjectRef) -> None:
         """End what `submit` started; about 2 ms."""
         with contextlib.suppress(Exception):  # there is nothing left to cancel where Ray refuses
             if self._connection.is_up:
@@ -395,21 +370,18 @@ class RayCluster:
         """
         if self._clock() < self._hopeless_until or self._has_ready():
             return
-        try:
-            self._wait_until_ready()
-        except Exception as e:  # whatever Ray raises while it connects or starts an actor
-            self._note_fault(_NO_NODE, describe(e))
-        if not self._has_ready():
-            self._hopeless_until = self._clock() + _HOPELESS_S
-
-    def _wait_until_ready(self) -> None:
         give_up_at = self._clock() + START_LIMIT_S
         gather_s = _GATHER_S if self._refreshed_at is None else 0.0
-        self.refresh()
-        wait([node.greeting for node in self._nodes.values()], timeout=gather_s)
-        while self._nodes and not self._has_ready() and self._clock() < give_up_at:
-            time.sleep(_PAUSE_S)
+        with foreign_code("Ray may raise anything while it connects or starts an actor") as outcome:
             self.refresh()
+            wait([node.greeting for node in self._nodes.values()], timeout=gather_s)
+            while self._nodes and not self._has_ready() and self._clock() < give_up_at:
+                time.sleep(_PAUSE_S)
+                self.refresh()
+        if outcome.error is not None:
+            self._note_fault(_NO_NODE, describe(outcome.error))
+        if not self._has_ready():
+            self._hopeless_until = self._clock() + _HOPELESS_S
 
     def refresh(self) -> None:
         """Look for nodes that came, left, died or froze. Blocks for about a millisecond."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import functools
 import json
 import os
@@ -18,17 +19,20 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from strands_rollout.code_tool.executors import ExecutionResult, infra_failure
+from strands_rollout.code_tool.executors import (
+    ExecutionResult,
+    ExecutorFacts,
+    StatelessExecutor,
+    infra_failure,
+    retried_once,
+)
 from strands_rollout.code_tool.local.sandbox.output import shorten, signal_words
 from strands_rollout.errors import SandboxError
-
-Attempt = Callable[[], Awaitable[ExecutionResult]]
-Release = Callable[[], Coroutine[Any, Any, None]]
 
 _EXIT_JOIN_S: Final = 2.0  # a loop that does not stop must not keep the process from ending
 
@@ -40,41 +44,28 @@ class _Running:
     loop: asyncio.AbstractEventLoop
     places: asyncio.Semaphore
     thread: threading.Thread
-    calls: set[asyncio.Task[Any]] = field(default_factory=set)
+    calls: set[asyncio.Task[ExecutionResult] | None] = field(default_factory=set)
 
 
-class PrivateLoop:
+class LoopExecutor(StatelessExecutor):
     """Runs calls on a loop in a daemon thread, at most `max_concurrency` at once; started by the first call.
 
     One loop means one pool of connections, one count of places and no lock in the backend, however many loops call;
     and a backend that blocks its loop for a moment, as starting a process does, blocks nobody else's. What was not
     closed is closed when the interpreter ends.
-
-    Args:
-        owner: The executor's name, for the thread and for errors.
-        max_concurrency: Calls at once; more wait for a place.
-        release: Awaited on the loop before it is closed: for connections.
     """
 
-    def __init__(self, owner: str, max_concurrency: int, release: Release | None = None) -> None:
-        self._owner = owner
+    def __init__(
+        self, timeout_s: float, max_output_chars: int, max_concurrency: int, facts: ExecutorFacts | None = None
+    ) -> None:
+        super().__init__(timeout_s, max_output_chars, facts or ExecutorFacts(), max_concurrency=max_concurrency)
         self._max_concurrency = max_concurrency
-        self._release = release
         self._by_process: dict[int, _Running] = {}
         self._lock = threading.Lock()
         self._closed = False
 
-    async def run(self, attempt: Attempt) -> ExecutionResult:
-        """Run a call when a place is free; cancelling this cancels the call, wherever it is.
-
-        Returns:
-            The call's result, with the wait for the place added to its `queued_s`.
-        """
-        running = self._running()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_placed(attempt, running), running.loop))
-
     async def aclose(self) -> None:
-        """Refuse new calls, wait for those that run, release, and end the thread. Safe to call twice."""
+        """Refuse new calls, wait for those that run, release what is held, end the thread. Safe to call twice."""
         with self._lock:
             self._closed = True
             running = self._by_process.pop(os.getpid(), None)
@@ -84,41 +75,65 @@ class PrivateLoop:
         running.loop.call_soon_threadsafe(running.loop.stop)
         await asyncio.to_thread(running.thread.join)
 
+    async def _attempt(self, code: str, timeout_s: float) -> ExecutionResult:
+        """One attempt, on the loop."""
+        raise NotImplementedError
+
+    async def _release(self) -> None:
+        """Awaited on the loop before it is closed: for connections."""
+
+    async def _run(self, code: str, timeout_s: float) -> ExecutionResult:
+        return await retried_once(lambda: self._run_in_place(code, timeout_s))
+
+    async def _run_in_place(self, code: str, timeout_s: float) -> ExecutionResult:
+        """An attempt when a place is free, that wait added to its `queued_s`; cancelling this cancels the attempt."""
+        running = self._running()
+
+        async def attempt() -> ExecutionResult:
+            task = asyncio.current_task()
+            running.calls.add(task)
+            called_at = time.monotonic()
+            try:
+                async with running.places:
+                    waited_s = time.monotonic() - called_at
+                    result = await self._attempt(code, timeout_s)
+                return replace(result, queued_s=waited_s + result.queued_s)
+            finally:
+                running.calls.discard(task)
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(attempt(), running.loop))
+
     def _running(self) -> _Running:
+        name = type(self).__name__
         with self._lock:
             if self._closed:
-                raise SandboxError(f"{self._owner}.run was called after aclose(); make a new executor")
+                raise SandboxError(f"{name}.run was called after aclose(); make a new executor")
             pid = os.getpid()
             if pid not in self._by_process:
-                self._by_process[pid] = self._started(pid)
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=_serve, args=(loop, self._release), name=name, daemon=True)
+                thread.start()
+                weakref.finalize(self, _stop, loop, thread, pid)
+                self._by_process[pid] = _Running(loop, asyncio.Semaphore(self._max_concurrency), thread)
             return self._by_process[pid]
 
-    def _started(self, pid: int) -> _Running:
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=_serve, args=(loop, self._release), name=self._owner, daemon=True)
-        thread.start()
-        weakref.finalize(self, _stop, loop, thread, pid)
-        return _Running(loop, asyncio.Semaphore(self._max_concurrency), thread)
 
+def _serve(loop: asyncio.AbstractEventLoop, release: Callable[[], Coroutine[object, object, None]]) -> None:
+    async def wind_up() -> None:
+        """Cancel what still runs, as at the interpreter's end, and let go of what the backend holds."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await release()
 
-def _serve(loop: asyncio.AbstractEventLoop, release: Release | None) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
-        loop.run_until_complete(_wind_up(release))
+        loop.run_until_complete(wind_up())
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()
-
-
-async def _wind_up(release: Release | None) -> None:
-    """Cancel what still runs, as at the interpreter's end, and let go of what the backend holds."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
-    if release is not None:
-        await release()
 
 
 def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, pid: int) -> None:
@@ -127,22 +142,8 @@ def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, pid: int) -
         thread.join(_EXIT_JOIN_S)
 
 
-async def _placed(attempt: Attempt, running: _Running) -> ExecutionResult:
-    task = asyncio.current_task()
-    assert task is not None  # noqa: S101 - a coroutine that runs is in a task
-    running.calls.add(task)
-    called_at = time.monotonic()
-    try:
-        async with running.places:
-            waited_s = time.monotonic() - called_at
-            result = await attempt()
-        return replace(result, queued_s=waited_s + result.queued_s)
-    finally:
-        running.calls.discard(task)
-
-
 async def _drained(running: _Running) -> None:
-    await asyncio.gather(*running.calls, return_exceptions=True)
+    await asyncio.gather(*filter(None, running.calls), return_exceptions=True)
 
 
 START_ALLOWANCE_S: Final = 10.0  # for the interpreter to start and, after the time limit, for the report
@@ -155,23 +156,14 @@ _SHOWN_CHARS: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class RemoteProgram:
-    """One piece of code to be run once.
-
-    Attributes:
-        code: As for `CodeExecutor.run`.
-        timeout_s: Wall-clock limit in seconds from the first instruction.
-        max_output_chars: Characters kept of stdout and of stderr.
-        max_report_bytes: Most bytes that the sandbox can carry on stdout; the output is cut further to fit.
-        memory_mb: Address space in mebibytes; None for no limit.
-        token: Marks the program's own lines; a new one for each call.
-    """
+    """One piece of code to be run once."""
 
     code: str
     timeout_s: float
     max_output_chars: int
-    max_report_bytes: int
+    max_report_bytes: int  # that the sandbox can carry on stdout; the output is cut further to fit
     memory_mb: int | None = None
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    token: str = field(default_factory=lambda: secrets.token_hex(8))  # marks the program's own lines
 
     def text(self) -> str:
         """The script, in ASCII; it reads no argument, no file and no stdin."""
@@ -186,14 +178,7 @@ class RemoteProgram:
         )
 
     def result(self, stdout: str, stderr: str, exit_code: int | None, *, gave_up: bool = False) -> ExecutionResult:
-        """Read what the program printed.
-
-        Args:
-            stdout: All of it; lines that others printed are skipped.
-            stderr: For the words of an infrastructure error.
-            exit_code: As the sandbox reports it.
-            gave_up: The sandbox stopped waiting for the program.
-        """
+        """Read what the program printed, where lines of others are skipped; `gave_up` if nobody waits for more."""
         report = self._report(stdout)
         if report is not None:
             return report
@@ -209,12 +194,10 @@ class RemoteProgram:
         """The last report that can be read; None where there is none."""
         lines = re.findall(rf"^{self.token} report ([A-Za-z0-9+/=]+)$", stdout, re.MULTILINE)
         for line in reversed(lines):
-            try:
+            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError, zlib.error):
                 raw = zlib.decompressobj().decompress(base64.b64decode(line), _MAX_REPORT_BYTES)
                 return self._result_of(json.loads(raw))
-            except (ValueError, TypeError, KeyError, OverflowError, RecursionError, zlib.error):
-                continue  # the code wrote a line of its own
-        return None
+        return None  # the code wrote lines of its own
 
     def _result_of(self, report: dict[str, Any]) -> ExecutionResult:
         exit_code = int(report["exit_code"])

@@ -121,7 +121,7 @@ def become_the_code(go: tuple[int, int], stdout: int, stderr: int, scratch: str,
 class Watch:
     """Follows the code from its start to its end."""
 
-    def __init__(self, child: int, descriptors: tuple[int, int, int], job: dict[str, Any], output: Any) -> None:  # noqa: ANN401
+    def __init__(self, child: int, descriptors: tuple[int, int, int], job: dict[str, Any], output: ModuleType) -> None:
         self.child = child
         self.stdout_fd, self.stderr_fd, self.lifeline = descriptors
         self.job = job

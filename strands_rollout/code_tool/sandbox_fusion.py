@@ -30,16 +30,9 @@ from typing import Any, Final
 import httpx
 
 from strands_rollout.client.transport import create_client, parse_base_url, redacted
-from strands_rollout.code_tool.executors import (
-    CodeExecutor,
-    ExecutionResult,
-    ExecutorFacts,
-    check_call,
-    check_positive,
-    infra_failure,
-)
-from strands_rollout.code_tool.remote import START_ALLOWANCE_S, PrivateLoop, RemoteProgram
-from strands_rollout.errors import ConfigError
+from strands_rollout.code_tool.executors import ExecutionResult, ExecutorFacts, check_positive, infra_failure
+from strands_rollout.code_tool.remote import START_ALLOWANCE_S, LoopExecutor, RemoteProgram
+from strands_rollout.errors import ConfigError, foreign_code
 
 _ENDPOINT: Final = "/run_code"
 _COMPILE_TIMEOUT_S: Final = 10.0  # Python compiles nothing; the server wants a number
@@ -55,21 +48,11 @@ _SHOWN_CHARS: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """Why a server gave no result.
-
-    Attributes:
-        words: For the reader.
-        wait_s: What it asked for (Retry-After), if it did.
-        may_pass: Whether the same server may be asked again.
-    """
+    """Why a server gave no result, what it asked to wait (Retry-After), and whether it may be asked again."""
 
     words: str
     wait_s: float | None = None
     may_pass: bool = True
-
-    def repeat_after_s(self) -> float:
-        """Seconds until the same server may be asked again."""
-        return min(self.wait_s or _REPEAT_AFTER_S, _MAX_REPEAT_AFTER_S)
 
 
 @dataclass(slots=True)
@@ -98,14 +81,16 @@ class _Server:
             self.resting_until = now + max(rest_s, min(fault.wait_s or 0.0, _MAX_REST_S))
 
 
-class SandboxFusionExecutor(CodeExecutor):
+class SandboxFusionExecutor(LoopExecutor):
     """Runs each piece of code on one of several SandboxFusion servers.
 
     A call goes to the server with the fewest requests in flight. One that fails (unreachable, 429, 5xx, an answer that
     is not SandboxFusion's, "SandboxError", no answer in time) is left alone for 5 s and up to a minute, and the call is
     repeated once, on another server if there is one. How far the code is isolated is the servers' configuration.
 
-    Cancelling `run` closes the request, which a server does not notice: the code there ends at its time limit.
+    Cancelling `run` closes the request, which a server does not notice: the code there ends at its time limit. A
+    result's `queued_s` is all the time that the code did not run: the wait for a place here, the network, the server's
+    own delays, and a first attempt that failed.
 
     Args:
         urls: `http://host:port` of each server, or one of them; a trailing `/run_code` is left off.
@@ -130,35 +115,18 @@ class SandboxFusionExecutor(CodeExecutor):
         max_concurrency: int = 64,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        check_positive(timeout_s=timeout_s, max_output_chars=max_output_chars, max_concurrency=max_concurrency)
+        super().__init__(timeout_s, max_output_chars, max_concurrency, ExecutorFacts(memory_mb=memory_mb))
         if memory_mb is not None:
             check_positive(memory_mb=memory_mb)
         self._servers = [_Server(url) for url in _server_urls(urls)]
-        self._timeout_s = timeout_s
-        self._max_output_chars = max_output_chars
         self._memory_mb = None if memory_mb is None else int(memory_mb)
-        self._max_concurrency = max_concurrency
         self._headers = dict(headers or {})
         self._uses = itertools.count(1)
-        self._loop = PrivateLoop("SandboxFusionExecutor", max_concurrency, self._release)
-        self.facts = ExecutorFacts(memory_mb=memory_mb)
-
-    async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
-        """Run code in a fresh interpreter on a server; see `CodeExecutor.run`.
-
-        `queued_s` is all the time that the code did not run: the wait for a place here, the network, the server's own
-        delays, and a first attempt that failed.
-        """
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        check_call("SandboxFusionExecutor", code, limit_s, session, keeps_sessions=False)
-        return await self._loop.run(lambda: self._run(code, limit_s))
-
-    async def aclose(self) -> None:
-        """Refuse new calls, wait for running ones, close the connections. Safe to call twice."""
-        await self._loop.aclose()
 
     async def _run(self, code: str, timeout_s: float) -> ExecutionResult:
-        """The call and its repetition; on the private loop."""
+        return await self._run_in_place(code, timeout_s)  # which repeats what failed by itself
+
+    async def _attempt(self, code: str, timeout_s: float) -> ExecutionResult:
         began_at = time.monotonic()
         server = self._best_but(None)
         found = await self._ask(server, code, timeout_s)
@@ -167,7 +135,8 @@ class SandboxFusionExecutor(CodeExecutor):
             faults = f"{server.words}: {found.words}"
             other = self._best_but(server)
             if other is not server or found.may_pass:
-                await asyncio.sleep(0.0 if other is not server else found.repeat_after_s())
+                wait_s = min(found.wait_s or _REPEAT_AFTER_S, _MAX_REPEAT_AFTER_S)
+                await asyncio.sleep(0.0 if other is not server else wait_s)
                 found = await self._ask(other, code, timeout_s)
                 faults += f"; {other.words}: {found.words}" if isinstance(found, _Fault) else ""
         if isinstance(found, _Fault):
@@ -185,15 +154,15 @@ class SandboxFusionExecutor(CodeExecutor):
         server.outstanding += 1
         server.last_used = next(self._uses)
         try:
-            found = await self._answer(server, code, timeout_s)
-        except httpx.HTTPError as e:
-            found = _Fault(f"{type(e).__name__}: {_one_line(str(e))}")
-        except TimeoutError:
-            found = _Fault(f"no answer in {_answer_limit_s(timeout_s):g} s", may_pass=False)
-        except Exception as e:  # whatever breaks here is this backend's fault, and never the code's
-            found = _Fault(f"{type(e).__name__}: {_one_line(str(e))}", may_pass=False)
+            with foreign_code("whatever breaks here is this backend's fault, and never the code's") as outcome:
+                found = await self._answer(server, code, timeout_s)
         finally:
             server.outstanding -= 1
+        if isinstance(outcome.error, TimeoutError):
+            found = _Fault(f"no answer in {_answer_limit_s(timeout_s):g} s", may_pass=False)
+        elif outcome.error is not None:
+            words = f"{type(outcome.error).__name__}: {_one_line(str(outcome.error))}"
+            found = _Fault(words, may_pass=isinstance(outcome.error, httpx.HTTPError))
         server.remember(found if isinstance(found, _Fault) else None)
         return found
 
@@ -208,17 +177,19 @@ class SandboxFusionExecutor(CodeExecutor):
             **({} if self._memory_mb is None else {"memory_limit_MB": self._memory_mb}),
         }
         async with asyncio.timeout(_answer_limit_s(timeout_s)):
-            response = await self._client(server).post(_ENDPOINT, json=request)
-        if response.status_code != 200:
-            return _fault_of_status(response)
-        return _result_of(response, program)
-
-    def _client(self, server: _Server) -> httpx.AsyncClient:
-        if server.client is None:
-            server.client = create_client(
-                str(server.url), max_connections=self._max_concurrency, headers=self._headers, connect_timeout=10.0
-            )
-        return server.client
+            if server.client is None:
+                server.client = create_client(
+                    str(server.url), max_connections=self._max_concurrency, headers=self._headers, connect_timeout=10.0
+                )
+            response = await server.client.post(_ENDPOINT, json=request)
+        if response.status_code == 200:
+            return _result_of(response, program)
+        asked = response.headers.get("retry-after", "")
+        return _Fault(
+            f"HTTP {response.status_code}: {_one_line(response.text)}",
+            wait_s=float(asked) if asked.isdecimal() else None,
+            may_pass=response.status_code in (408, 429) or response.status_code >= 500,
+        )
 
     async def _release(self) -> None:
         for server in self._servers:
@@ -242,17 +213,7 @@ def _answer_limit_s(timeout_s: float) -> float:
     return timeout_s + START_ALLOWANCE_S + _ANSWER_MARGIN_S
 
 
-def _fault_of_status(response: httpx.Response) -> _Fault:
-    asked = response.headers.get("retry-after", "")
-    return _Fault(
-        f"HTTP {response.status_code}: {_one_line(response.text)}",
-        wait_s=float(asked) if asked.isdecimal() else None,
-        may_pass=response.status_code in (408, 429) or response.status_code >= 500,
-    )
-
-
 def _result_of(response: httpx.Response, program: RemoteProgram) -> ExecutionResult | _Fault:
-    """Read a 200."""
     try:
         answer: Any = response.json()
     except ValueError:

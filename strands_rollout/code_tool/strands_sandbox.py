@@ -20,24 +20,15 @@ import os
 import pkgutil
 import secrets
 from collections.abc import AsyncGenerator, Iterator
-from typing import Any, Final, NoReturn
+from typing import Final
 
 from strands.sandbox import FileInfo, Sandbox, StreamChunk
 from strands.sandbox.errors import SandboxPathNotFoundError, SandboxTimeoutError
 from strands.sandbox.types import ExecutionResult as StrandsResult
 
-from strands_rollout.code_tool.executors import (
-    CodeExecutor,
-    ExecutionResult,
-    ExecutorFacts,
-    check_call,
-    check_positive,
-    facts_of,
-    infra_failure,
-    retried_once,
-)
-from strands_rollout.code_tool.remote import START_ALLOWANCE_S, PrivateLoop, RemoteProgram
-from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, check_positive, facts_of, infra_failure
+from strands_rollout.code_tool.remote import START_ALLOWANCE_S, LoopExecutor, RemoteProgram
+from strands_rollout.errors import ConfigError, SandboxError, foreign_code
 
 _GIVE_UP_MARGIN_S: Final = 10.0  # for a sandbox that does not keep its own limit
 _PIPES_END_S: Final = 0.25
@@ -45,7 +36,7 @@ _MAX_REPORT_BYTES: Final = 1 << 20
 _TOO_LONG: Final = "the code is too long for this sandbox: it goes through a command line\n"
 
 
-class StrandsSandboxExecutor(CodeExecutor):
+class StrandsSandboxExecutor(LoopExecutor):
     """Runs each piece of code in a fresh interpreter inside a sandbox, in a scratch directory of its own.
 
     How far the code is isolated is the sandbox's matter; `NotASandboxLocalEnvironment` isolates nothing. Of the
@@ -77,38 +68,25 @@ class StrandsSandboxExecutor(CodeExecutor):
         max_concurrency: int = 16,
         language: str = "python3",
     ) -> None:
-        check_positive(timeout_s=timeout_s, max_output_chars=max_output_chars, max_concurrency=max_concurrency)
+        super().__init__(timeout_s, max_output_chars, max_concurrency)
         self._sandbox = _found(sandbox)
-        self._timeout_s = timeout_s
-        self._max_output_chars = max_output_chars
         self._language = language
         self._cut_short = False
-        self._loop = PrivateLoop("StrandsSandboxExecutor", max_concurrency, self._release)
-        self.facts = ExecutorFacts()
-
-    async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
-        """Run code in the sandbox; see `CodeExecutor.run`."""
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        check_call("StrandsSandboxExecutor", code, limit_s, session, keeps_sessions=False)
-        return await retried_once(lambda: self._loop.run(lambda: self._attempt(code, limit_s)))
-
-    async def aclose(self) -> None:
-        """Refuse new calls and wait for running ones; the sandbox stays. Safe to call twice."""
-        await self._loop.aclose()
 
     async def _attempt(self, code: str, timeout_s: float) -> ExecutionResult:
         program = RemoteProgram(code, timeout_s, self._max_output_chars, _MAX_REPORT_BYTES)
         printed = _Printed()
         limit_s = timeout_s + START_ALLOWANCE_S
-        try:
+        with foreign_code("a sandbox may raise anything, and whatever it is, the code is not to blame") as outcome:
             async with asyncio.timeout(limit_s + _GIVE_UP_MARGIN_S):
                 await self._execute(program.text(), limit_s, printed)
-        except TimeoutError:  # the sandbox's own is one
+        error = outcome.error
+        if isinstance(error, TimeoutError):  # the sandbox's own is one
             return program.result(printed.stdout, printed.stderr, None, gave_up=True)
-        except Exception as e:  # a sandbox may raise anything, and whatever it is, the code is not to blame
-            if isinstance(e, OSError) and e.errno == errno.E2BIG:
-                return ExecutionResult("", _TOO_LONG, 1)
-            return infra_failure(f"{type(self._sandbox).__name__}: {type(e).__name__}: {e}")
+        if isinstance(error, OSError) and error.errno == errno.E2BIG:
+            return ExecutionResult("", _TOO_LONG, 1)
+        if error is not None:
+            return infra_failure(f"{type(self._sandbox).__name__}: {type(error).__name__}: {error}")
         return program.result(printed.stdout, printed.stderr, printed.exit_code)
 
     async def _execute(self, program: str, limit_s: float, printed: _Printed) -> None:
@@ -132,7 +110,7 @@ class StrandsSandboxExecutor(CodeExecutor):
 
 
 def _found(sandbox: Sandbox | str) -> Sandbox:
-    found: Any = sandbox
+    found: object = sandbox
     if isinstance(sandbox, str):
         try:
             found = pkgutil.resolve_name(sandbox)
@@ -212,37 +190,14 @@ print("\\n" + mark + json.dumps(answer))
 """
 
 
-class SessionFiles:
-    """The files that a session's code sees, by the paths that it would use."""
+class _SessionPrograms:
+    """Programs that work on the files that a session's code sees, by the paths that it would use."""
 
-    def __init__(self, executor: CodeExecutor, session: str) -> None:
+    def __init__(self, executor: CodeExecutor, session: str | None) -> None:
         self._executor = executor
         self._session = session
 
-    async def read(self, path: str) -> bytes:
-        """The whole of a file."""
-        return await self._all(_READ, path)
-
-    async def write(self, path: str, content: bytes) -> None:
-        """Replace a file, with its folders."""
-        for start in range(0, max(1, len(content)), _WRITE_BYTES):
-            piece = base64.b64encode(content[start : start + _WRITE_BYTES]).decode()
-            mode = "ab" if start else "wb"
-            await self._done(_WRITE, path, folder=os.path.dirname(path), mode=mode, content=piece)  # noqa: PTH120
-
-    async def remove(self, path: str) -> None:
-        """Remove a file."""
-        await self._done(_REMOVE, path)
-
-    async def listed(self, path: str) -> list[tuple[str, bool | None, int | None]]:
-        """Name, whether it is a folder, and size in bytes of each entry of a folder, sorted by name."""
-        found = await self._all(_LIST, path)
-        with _forgeries(path):
-            return [
-                (str(name), is_dir and bool(is_dir), size and int(size)) for name, is_dir, size in json.loads(found)
-            ]
-
-    async def _all(self, body: str, path: str) -> bytes:
+    async def all_of(self, body: str, path: str) -> bytes:
         """Everything that a program gives piece by piece; pieces get smaller until they fit into the output."""
         found, size = b"", _MAX_READ_BYTES
         while True:
@@ -258,13 +213,16 @@ class SessionFiles:
             if len(found) > _MAX_FILE_BYTES:
                 raise OSError(errno.EFBIG, f"more than {_MAX_FILE_BYTES >> 20} MiB can't be read", path)
 
-    async def _done(self, body: str, path: str, **more: object) -> None:
+    async def done(self, body: str, path: str, **more: object) -> None:
         """Run a program whose answer is always short."""
         if await self._answer(body, path, **more) is None:
             raise OSError(_INVALID, "the session's code broke the access to files (too much output)", path)
 
     async def _answer(self, body: str, path: str, **more: object) -> bytes | None:
         """Run one program; None where its output was cut."""
+        if self._session is None:
+            words = "this sandbox keeps no files between calls, since its code executor keeps no sessions"
+            raise OSError(errno.ENOTSUP, words, path)
         mark = secrets.token_hex(8)
         indented = "".join(f"    {line}\n" for line in body.strip().splitlines())
         source = _FRAME.format(body=indented.rstrip(), invalid=_INVALID)
@@ -329,7 +287,7 @@ class CodeExecutorSandbox(Sandbox):
         self._max_timeout_s = max_timeout_s
         keeps = facts_of(executor).keeps_sessions
         self._session = (session or f"sandbox-{secrets.token_hex(8)}") if keeps else None
-        self._files = SessionFiles(executor, self._session) if self._session is not None else None
+        self._programs = _SessionPrograms(executor, self._session)
 
     async def execute_streaming(
         self,
@@ -374,30 +332,28 @@ class CodeExecutorSandbox(Sandbox):
             async for item in _refusal(refusal):
                 yield item
             return
-        limit_s = self._limit_s(timeout)
+        limit_s = min((limit for limit in (timeout, self._max_timeout_s) if limit is not None), default=None)
         result = await self._executor.run(code, timeout_s=limit_s, session=self._session)
         async for item in _items(result, limit_s):
             yield item
 
-    def _limit_s(self, asked_s: float | None) -> float | None:
-        if asked_s is None or self._max_timeout_s is None:
-            return self._max_timeout_s if asked_s is None else asked_s
-        return min(asked_s, self._max_timeout_s)
-
     async def read_file(self, path: str, **kwargs: object) -> bytes:
         """Read a file that the session's code sees."""
         del kwargs
-        return await self._files.read(path) if self._files is not None else _no_files(path)
+        return await self._programs.all_of(_READ, path)
 
     async def write_file(self, path: str, content: bytes, **kwargs: object) -> None:
         """Write a file for the session's code, with its folders."""
         del kwargs
-        await self._files.write(path, content) if self._files is not None else _no_files(path)
+        for start in range(0, max(1, len(content)), _WRITE_BYTES):
+            piece = base64.b64encode(content[start : start + _WRITE_BYTES]).decode()
+            mode, folder = "ab" if start else "wb", os.path.dirname(path)  # noqa: PTH120
+            await self._programs.done(_WRITE, path, folder=folder, mode=mode, content=piece)
 
     async def remove_file(self, path: str, **kwargs: object) -> None:
         """Remove a file that the session's code sees."""
         del kwargs
-        await self._files.remove(path) if self._files is not None else _no_files(path)
+        await self._programs.done(_REMOVE, path)
 
     async def list_files(self, path: str, **kwargs: object) -> list[FileInfo]:
         """List a folder that the session's code sees, sorted by name.
@@ -408,12 +364,13 @@ class CodeExecutorSandbox(Sandbox):
             SandboxError: The executor itself failed.
         """
         del kwargs
-        if self._files is None:
-            _no_files(path)
         try:
-            return [FileInfo(name, is_dir, size) for name, is_dir, size in await self._files.listed(path)]
+            found = await self._programs.all_of(_LIST, path)
         except (FileNotFoundError, NotADirectoryError) as e:
             raise SandboxPathNotFoundError(path) from e
+        with _forgeries(path):
+            listed = [(str(name), is_dir, size) for name, is_dir, size in json.loads(found)]
+            return [FileInfo(name, is_dir and bool(is_dir), size and int(size)) for name, is_dir, size in listed]
 
     async def aclose(self) -> None:
         """End the session, with its variables and files; the executor stays open. Safe to call twice."""
@@ -439,15 +396,7 @@ async def _items(result: ExecutionResult, timeout_s: float | None) -> AsyncGener
     if stderr:
         yield StreamChunk(stderr, "stderr")
     if result.timed_out:
-        raise _timeout(timeout_s if timeout_s is not None else round(result.duration_s, 1), result.stdout, stderr)
+        printed = (result.stdout, stderr) if _TIMEOUT_TAKES_OUTPUT else ()
+        raise SandboxTimeoutError(timeout_s if timeout_s is not None else round(result.duration_s, 1), *printed)
     code = result.exit_code or 0
     yield StrandsResult(code if code >= 0 else _SIGNAL_BASE - code, result.stdout, stderr)
-
-
-def _timeout(seconds: float, stdout: str, stderr: str) -> SandboxTimeoutError:
-    return SandboxTimeoutError(seconds, stdout, stderr) if _TIMEOUT_TAKES_OUTPUT else SandboxTimeoutError(seconds)
-
-
-def _no_files(path: str) -> NoReturn:
-    words = "this sandbox keeps no files between calls, since its code executor keeps no sessions"
-    raise OSError(errno.ENOTSUP, words, path)

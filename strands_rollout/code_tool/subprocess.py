@@ -13,25 +13,22 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
 from strands_rollout.code_tool.executors import (
-    CodeExecutor,
     ExecutionResult,
     ExecutorFacts,
-    check_call,
-    check_positive,
+    StatelessExecutor,
     infra_failure,
     retried_once,
     usable_cpus,
 )
 from strands_rollout.code_tool.local.sandbox import scratch
 from strands_rollout.code_tool.local.sandbox.output import CappedOutput, signal_words
-from strands_rollout.errors import SandboxError
+from strands_rollout.errors import SandboxError, foreign_code
 
 _CODE_RUNNER: Final = Path(__file__).with_name("local") / "sandbox" / "code_runner.py"
 _START_LIMIT_S: Final = 60.0  # an interpreter that has not started by then is the machine's fault
@@ -58,34 +55,28 @@ def run_child(code: str, limits: ChildLimits, cancelled: threading.Event) -> Exe
     Setting `cancelled` ends it within about 0.05 s. What the machine refuses becomes `infra_error`, not an OSError.
     """
     try:
-        with _scratch_directory() as folder:
+        with contextlib.ExitStack() as stack:
+            folder = tempfile.mkdtemp(prefix="code-")
+            stack.callback(scratch.delete, folder)
             ready_read, ready_write = os.pipe()
+            ready = stack.enter_context(os.fdopen(ready_read, "rb", buffering=0))
             try:
                 process = _start(code, limits, folder, ready_write)
-            except BaseException:  # whatever it was, the descriptor must not leak
-                os.close(ready_read)
-                raise
             finally:
                 os.close(ready_write)
-            return _Watch(process, ready_read, limits, cancelled).result()
+            return _Watch(process, ready, limits, cancelled).result()
     except OSError as e:
         return infra_failure(f"can't run {sys.executable!r}: {e}")
-
-
-@contextlib.contextmanager
-def _scratch_directory() -> Iterator[str]:
-    """A directory that is gone afterwards, whatever was made in it."""
-    folder = tempfile.mkdtemp(prefix="code-")
-    try:
-        yield folder
-    finally:
-        scratch.delete(folder)
 
 
 def _start(code: str, limits: ChildLimits, folder: str, ready_fd: int) -> subprocess.Popen[bytes]:
     """Start the child; no preexec_fn, so that Python uses vfork, whose cost does not grow with the parent's memory."""
     whole_s = math.ceil(limits.timeout_s)
     numbers = [ready_fd, whole_s + 2, limits.memory_mb, limits.file_mb, whole_s + 10]
+    # everything the child sees; one thread per numeric library, since each would otherwise start one per core
+    path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
+    environment = {"PATH": path, "LANG": "C.UTF-8", "HOME": folder, "TMPDIR": folder}
+    environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with tempfile.TemporaryFile() as stdin:
         stdin.write(code.encode("utf-8", "surrogatepass"))
         stdin.seek(0)
@@ -96,27 +87,20 @@ def _start(code: str, limits: ChildLimits, folder: str, ready_fd: int) -> subpro
             stderr=subprocess.PIPE,
             bufsize=0,
             cwd=folder,
-            env=_environment(folder),
+            env=environment,
             start_new_session=True,
             pass_fds=(ready_fd,),
         )
-
-
-def _environment(folder: str) -> dict[str, str]:
-    """Everything the child sees; one thread per numeric library, since each would otherwise start one per core."""
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
-    return {"PATH": path, "LANG": "C.UTF-8", "HOME": folder, "TMPDIR": folder, **one_thread}
 
 
 class _Watch:
     """Follows one child from its start to its end, on the thread that started it."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], ready_fd: int, limits: ChildLimits, cancelled: threading.Event
+        self, process: subprocess.Popen[bytes], ready: IO[bytes], limits: ChildLimits, cancelled: threading.Event
     ) -> None:
         self._process = process
-        self._ready = open(ready_fd, "rb", buffering=0)  # noqa: SIM115 - closed in result()
+        self._ready = ready
         self._limits = limits
         self._cancelled = cancelled
         self._stdout = CappedOutput(limits.max_output_chars)
@@ -128,15 +112,18 @@ class _Watch:
 
     def result(self) -> ExecutionResult:
         """Read to the end, then reap; whatever happens, the group is dead and the descriptors are closed afterwards."""
-        with self._process, self._ready, selectors.DefaultSelector() as selector:
+        with self._process, selectors.DefaultSelector() as selector:
             for stream in (self._process.stdout, self._process.stderr, self._ready):
                 selector.register(stream, selectors.EVENT_READ)  # type: ignore[arg-type]
             try:
                 self._read_until_end(selector)
             finally:
-                self._kill_group()
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
             ended_at = time.monotonic()
-            self._drain(selector)
+            # an escaped process that keeps writing is cut off
+            while selector.get_map() and time.monotonic() < ended_at + _DRAIN_S:
+                self._take_all(selector, _POLL_S)
         return self._summary(ended_at)
 
     def _read_until_end(self, selector: selectors.BaseSelector) -> None:
@@ -146,9 +133,7 @@ class _Watch:
                 time.sleep(pause_s)
                 pause_s = min(_POLL_S, 2 * pause_s)
                 continue
-            wait_s = min(_POLL_S, max(0.0, self._deadline - time.monotonic()))
-            for key, _ in selector.select(wait_s):
-                self._take(selector, key.fileobj)  # type: ignore[arg-type]
+            self._take_all(selector, min(_POLL_S, max(0.0, self._deadline - time.monotonic())))
 
     def _must_die(self) -> bool:
         limit_bytes = self._limits.max_output_mb * _MEBIBYTE
@@ -161,37 +146,24 @@ class _Watch:
             self._killed_by = f"time limit of {self._limits.timeout_s:g} s"
         return self._killed_by is not None
 
-    def _take(self, selector: selectors.BaseSelector, stream: IO[bytes]) -> None:
-        chunk = os.read(stream.fileno(), _CHUNK_BYTES)
-        if stream is self._ready:
-            if chunk:
-                self._started_at = time.monotonic()
-                self._deadline = self._started_at + self._limits.timeout_s
-            selector.unregister(stream)
-            return
-        output = self._stdout if stream is self._process.stdout else self._stderr
-        output.feed(chunk, final=not chunk)
-        if not chunk:
-            selector.unregister(stream)
+    def _take_all(self, selector: selectors.BaseSelector, wait_s: float) -> None:
+        for key, _ in selector.select(wait_s):
+            chunk = os.read(key.fd, _CHUNK_BYTES)
+            if key.fileobj is self._ready:
+                if chunk:
+                    self._started_at = time.monotonic()
+                    self._deadline = self._started_at + self._limits.timeout_s
+            else:
+                output = self._stdout if key.fileobj is self._process.stdout else self._stderr
+                output.feed(chunk, final=not chunk)
+            if not chunk or key.fileobj is self._ready:
+                selector.unregister(key.fileobj)
 
     def _has_ended(self) -> bool:
         """Whether the child has exited; it is not reaped, so that no other group can take its number."""
         if not hasattr(os, "waitid"):
             return self._process.poll() is not None
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-    def _kill_group(self) -> None:
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            return
-
-    def _drain(self, selector: selectors.BaseSelector) -> None:
-        """Take what is left in the pipes; an escaped process that keeps writing is cut off."""
-        give_up_at = time.monotonic() + _DRAIN_S
-        while selector.get_map() and time.monotonic() < give_up_at:
-            for key, _ in selector.select(_POLL_S):
-                self._take(selector, key.fileobj)  # type: ignore[arg-type]
 
     def _summary(self, ended_at: float) -> ExecutionResult:
         exit_code = self._process.returncode
@@ -211,7 +183,7 @@ class _Watch:
         )
 
 
-class SubprocessExecutor(CodeExecutor):
+class SubprocessExecutor(StatelessExecutor):
     """Runs each piece of code in its own Python process. This is NOT isolation.
 
     The code runs as the user who runs this process: it can read and write that user's files, use the network, signal
@@ -246,31 +218,28 @@ class SubprocessExecutor(CodeExecutor):
     ) -> None:
         self._limits = ChildLimits(timeout_s, max_output_chars, max_output_mb, memory_mb, file_mb)
         self._max_concurrency = usable_cpus() if max_concurrency is None else max_concurrency
-        check_positive(**asdict(self._limits), max_concurrency=self._max_concurrency)
-        self.facts = ExecutorFacts(memory_mb=memory_mb)
+        super().__init__(
+            **asdict(self._limits), facts=ExecutorFacts(memory_mb=memory_mb), max_concurrency=self._max_concurrency
+        )
         self._pools: dict[int, ThreadPoolExecutor] = {}
         self._closed = False
 
-    async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
-        """Run code in a fresh process; see `CodeExecutor.run`."""
-        limits = self._limits if timeout_s is None else replace(self._limits, timeout_s=timeout_s)
-        check_call("SubprocessExecutor", code, limits.timeout_s, session, keeps_sessions=False)
+    async def _run(self, code: str, timeout_s: float) -> ExecutionResult:
         if self._closed:
             raise SandboxError("SubprocessExecutor.run was called after aclose(); make a new executor")
+        limits = replace(self._limits, timeout_s=timeout_s)
         return await retried_once(lambda: self._attempt(code, limits))
 
     async def _attempt(self, code: str, limits: ChildLimits) -> ExecutionResult:
         cancelled = threading.Event()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool(), run_child, code, limits, cancelled)
+            with foreign_code("whatever breaks here is this backend's fault, and never the code's") as outcome:
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._pool(), run_child, code, limits, cancelled)
         except asyncio.CancelledError:
             cancelled.set()
             raise
-        except Exception as e:  # whatever breaks here is this backend's fault, and never the code's
-            return infra_failure(f"{type(e).__name__}: {e}")
-
-    async def close_session(self, session: str) -> None:
-        """Nothing: no sessions are kept."""
+        return infra_failure(f"{type(outcome.error).__name__}: {outcome.error}")
 
     async def aclose(self) -> None:
         """Refuse new calls, wait for running ones, end the threads. Safe to call twice."""

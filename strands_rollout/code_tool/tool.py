@@ -29,11 +29,11 @@ from strands_rollout.code_tool.executors import (
     shared_executor,
 )
 from strands_rollout.code_tool.local.sandbox.output import shorten
-from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.errors import ConfigError, SandboxError, foreign_code
 from strands_rollout.settings import CODE_TOOL_PATH, SYSTEM_PROMPT, RolloutSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable
 
     from strands.types.tools import ToolSpec
 
@@ -52,8 +52,6 @@ CODE_TOOL_SCHEMA: Final[dict[str, Any]] = {
     "properties": {"code": {"type": "string", "description": "The Python code to run."}},
     "required": ["code"],
 }
-_DEFAULT_EXECUTOR: Final = "local"
-_DEFAULT_FACTS: Final = ExecutorFacts(CODE_LIBRARIES, CODE_MEMORY_MB, isolated=True, keeps_sessions=True)
 _CLOSE_LIMIT_S: Final = 10.0
 
 CALL_OUTCOME: Final[ContextVar[dict[str, Any] | None]] = ContextVar("strands_rollout_call_outcome", default=None)
@@ -96,21 +94,13 @@ def prompts_sha256() -> str:
 
 @dataclass(slots=True)
 class CodeCalls:
-    """What the code tool of one episode did.
+    """What the code tool of one episode did."""
 
-    Attributes:
-        calls: Pieces of code that were run.
-        queued_s: Seconds that they waited for a free place; part of no time limit.
-        run_s: Seconds that they ran.
-        timeouts: How many the time limit ended.
-        killed: How many ended by another limit, or by a signal.
-    """
-
-    calls: int = 0
-    queued_s: float = 0.0
-    run_s: float = 0.0
-    timeouts: int = 0
-    killed: int = 0
+    calls: int = 0  # pieces of code that were run
+    queued_s: float = 0.0  # seconds that they waited for a free place; part of no time limit
+    run_s: float = 0.0  # seconds that they ran
+    timeouts: int = 0  # how many the time limit ended
+    killed: int = 0  # how many ended by another limit, or by a signal
 
     def add(self, result: ExecutionResult) -> None:
         """Count one result."""
@@ -170,60 +160,49 @@ def code_tool(
             result for the model and keeps the exception as `AfterToolCallEvent.exception`: who drives the agent must
             look for it there, since the model is not to blame for it.
     """
-    facts = facts_of(executor)
-    if session is not None and not facts.keeps_sessions:
-        raise ConfigError(
-            f"{type(executor).__name__} keeps no sessions: each call starts fresh there. Turn code_session off, or use "
-            "the local executor"
-        )
-    return _code_tool(lambda: executor, facts, timeout_s, max_output_chars, session, calls, is_restarted=is_restarted)
-
-
-def _code_tool(
-    find_executor: Callable[[], CodeExecutor],
-    facts: ExecutorFacts,
-    timeout_s: float,
-    max_output_chars: int,
-    session: str | None = None,
-    calls: CodeCalls | None = None,
-    *,
-    is_restarted: bool = False,
-) -> CodeTool:
+    spec = _specification(executor, timeout_s, max_output_chars, keeps_state=session is not None)
     must_tell_restart = is_restarted
 
     async def execute_python_code(code: str) -> str:
         nonlocal must_tell_restart
-        result = await find_executor().run(code, timeout_s=timeout_s, session=session)
+        result = await executor.run(code, timeout_s=timeout_s, session=session)
         if must_tell_restart:
             result, must_tell_restart = replace(result, session_lost=True), False
         if calls is not None:
             calls.add(result)
-        outcome = CALL_OUTCOME.get()
-        if outcome is not None:
-            outcome |= {
-                "queued_s": result.queued_s,
-                "run_s": result.duration_s,
-                "exit_code": result.exit_code,
-                "killed_by": result.killed_by,
-            }
-        if result.infra_error is not None:
-            raise SandboxError(f"the code executor failed: {result.infra_error}")
-        return format_result(result, max_output_chars)
+        return _shown(result, max_output_chars)
 
+    return DecoratedFunctionTool(CODE_TOOL_NAME, spec, execute_python_code, _input_check())
+
+
+def _shown(result: ExecutionResult, max_output_chars: int) -> str:
+    """What the model is told, once the record of the call has been told of the sandbox."""
+    outcome = CALL_OUTCOME.get()
+    if outcome is not None:
+        outcome |= {"queued_s": result.queued_s, "run_s": result.duration_s}
+        outcome |= {"exit_code": result.exit_code, "killed_by": result.killed_by}
+    if result.infra_error is not None:
+        raise SandboxError(f"the code executor failed: {result.infra_error}")
+    return format_result(result, max_output_chars)
+
+
+def _specification(executor: CodeExecutor, timeout_s: float, max_output_chars: int, *, keeps_state: bool) -> ToolSpec:
+    facts = facts_of(executor)
+    if keeps_state and not facts.keeps_sessions:
+        raise ConfigError(
+            f"{type(executor).__name__} keeps no sessions: each call starts fresh there. Turn code_session off, or use "
+            "the local executor"
+        )
     description = code_tool_description(
         timeout_s=timeout_s,
         output_chars=max_output_chars,
         memory_mb=facts.memory_mb,
         libraries=facts.libraries,
         isolated=facts.isolated,
-        keeps_state=session is not None,
+        keeps_state=keeps_state,
     )
-    spec: ToolSpec = {
-        "name": CODE_TOOL_NAME,
-        "description": description,
-        "inputSchema": {"json": copy.deepcopy(CODE_TOOL_SCHEMA)},
-    }
-    return DecoratedFunctionTool(CODE_TOOL_NAME, spec, execute_python_code, _input_check())
+    schema = {"json": copy.deepcopy(CODE_TOOL_SCHEMA)}
+    return {"name": CODE_TOOL_NAME, "description": description, "inputSchema": schema}
 
 
 @functools.cache
@@ -236,9 +215,19 @@ def _input_check() -> FunctionToolMetadata:
     return FunctionToolMetadata(execute_python_code)
 
 
-execute_python_code: CodeTool = _code_tool(
-    lambda: shared_executor(_DEFAULT_EXECUTOR), _DEFAULT_FACTS, CODE_TIMEOUT_S, CODE_OUTPUT_CHARS
-)
+class _DefaultExecutor(CodeExecutor):
+    """This process's shared `LocalExecutor`, which is not made before the first call."""
+
+    facts = ExecutorFacts(CODE_LIBRARIES, CODE_MEMORY_MB, isolated=True, keeps_sessions=True)
+
+    async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
+        return await shared_executor("local").run(code, timeout_s=timeout_s, session=session)
+
+    async def aclose(self) -> None:
+        """Nothing: it is shared."""
+
+
+execute_python_code: CodeTool = code_tool(_DefaultExecutor())
 """The code tool on this process's shared `LocalExecutor`: `await execute_python_code(code="print(1)")` is "1"."""
 
 
@@ -272,13 +261,8 @@ async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> Asyn
     finally:
         CALL_OWNER.reset(owner_before)
         if session is not None:
-            await _close_session(executor, session)
-
-
-async def _close_session(executor: CodeExecutor, session: str) -> None:
-    """End the session; an episode that is over is not spoilt by a failure to do so."""
-    try:
-        async with asyncio.timeout(_CLOSE_LIMIT_S):
-            await executor.close_session(session)
-    except Exception as e:  # as said above, whatever it is
-        logger.warning("a code session could not be closed error=%s: %s", type(e).__name__, e)
+            with foreign_code("an episode that is over is not spoilt by a failure to end its session") as outcome:
+                async with asyncio.timeout(_CLOSE_LIMIT_S):
+                    await executor.close_session(session)
+            if (error := outcome.error) is not None:
+                logger.warning("a code session could not be closed error=%s: %s", type(error).__name__, error)

@@ -59,7 +59,8 @@ class Target:
         facts: What the attacker knows; JSON.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stage: Stage) -> None:
+        del stage  # most need no more than themselves
         self.name = f"atk-{secrets.token_hex(5)}"
         self.secret = f"secret-{secrets.token_hex(16)}"
         self.facts: dict[str, Any] = {"name": self.name}
@@ -83,7 +84,7 @@ class EnvironmentVariable(Target):
     """A variable of the process that owns the executor."""
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__()
+        super().__init__(stage)
         self.secret = stage.secret
 
 
@@ -91,7 +92,7 @@ class SecretFile(Target):
     """A file that the sandbox must not read: an ssh key (0600), labels (0644)."""
 
     def __init__(self, stage: Stage, mode: int = 0o644) -> None:
-        super().__init__()
+        super().__init__(stage)
         folder = stage.folder / f"folder-{secrets.token_hex(8)}"
         folder.mkdir()
         folder.chmod(0o755)
@@ -123,8 +124,7 @@ class SharedMemoryFile(Target):
     """A file in /dev/shm, as processes share tensors; anybody may read and write it."""
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__()
-        del stage
+        super().__init__(stage)
         self._path = Path("/dev/shm", self.name)
         self._path.write_text(self.secret)
         self._path.chmod(0o666)
@@ -141,8 +141,7 @@ class SystemFile(Target):
     """A file of the machine that tells something of it; the longest word of its first line is the proof."""
 
     def __init__(self, stage: Stage, path: str) -> None:
-        super().__init__()
-        del stage
+        super().__init__(stage)
         with Path(path).open(encoding="utf-8", errors="replace") as file:
             self.secret = max(file.readline().split(), key=len)
         self.facts |= {"path": path}
@@ -152,8 +151,7 @@ class WordsOf(Target):
     """A file of this package: its labels, its reward. The longest of its first lines is the proof."""
 
     def __init__(self, stage: Stage, path: Path) -> None:
-        super().__init__()
-        del stage
+        super().__init__(stage)
         self.secret = max(path.read_text().splitlines()[:8], key=len)
         self.facts |= {"path": str(path)}
 
@@ -162,8 +160,7 @@ class FolderNames(Target):
     """The names in a folder of the machine."""
 
     def __init__(self, stage: Stage, folder: str) -> None:
-        super().__init__()
-        del stage
+        super().__init__(stage)
         self._names = [path.name for path in Path(folder).iterdir()][:20]
         self.facts |= {"folder": folder}
 
@@ -172,16 +169,10 @@ class FolderNames(Target):
 
 
 class Possessions(Target):
-    """A folder of somebody else, with a file in it; any change of them is seen.
-
-    Args:
-        stage: Where.
-        mode: The file's.
-        folder_mode: The folder's; 0o1777 is /tmp's.
-    """
+    """A folder of somebody else, with a file in it; any change of them is seen. Such modes has /tmp."""
 
     def __init__(self, stage: Stage, mode: int = 0o666, folder_mode: int = 0o1777) -> None:
-        super().__init__()
+        super().__init__(stage)
         self._folder = stage.folder / f"theirs-{secrets.token_hex(4)}"
         self._folder.mkdir()
         path = self._folder / "file.txt"
@@ -217,8 +208,7 @@ class ForeignFolder(Target):
     """A folder that exists anyway, in which nothing new may appear."""
 
     def __init__(self, stage: Stage, folder: str | Path) -> None:
-        super().__init__()
-        del stage
+        super().__init__(stage)
         self._path = Path(folder, self.name)
         self.facts |= {"folder": str(folder), "path": str(self._path)}
 
@@ -233,9 +223,9 @@ class ScratchRoot(Target):
     """The folder of all scratch directories: soon after a run, nothing is left there that bears the attack's name."""
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__()
+        super().__init__(stage)
         self._root = stage.scratch_root
-        self._patience_s = 3 if stage.has_helpers else 0  # they clean up when the result has been given
+        self._patience_s = 30 if stage.has_helpers else 0  # they clean up when the result has been given
         self._over = False
         self.facts |= {"root": str(self._root)}
 

@@ -315,11 +315,7 @@ ALL: Final = (
     ),
     Attack("change-own-mode-0600-file", _CHANGES["write"], partial(Possessions, mode=0o600, folder_mode=0o700)),
     *(Attack(f"new-file-in-{name}", _CREATE, partial(ForeignFolder, folder=path)) for name, path in _PERMITTED.items()),
-    Attack(
-        "new-file-in-parent-of-the-scratch",
-        _CREATE,
-        lambda stage: ForeignFolder(stage, stage.scratch_root),
-    ),
+    Attack("new-file-in-parent-of-the-scratch", _CREATE, lambda stage: ForeignFolder(stage, stage.scratch_root)),
     *(
         Attack(
             f"open-for-writing-{path.name}",

@@ -109,12 +109,7 @@ _SILENT: Final = "null = os.open('/dev/null', os.O_RDWR)\n    [os.dup2(null, han
 
 BY_STARTING: Final = (
     *(
-        Attack(
-            f"start-{name}",
-            _SLEEP + code,
-            Program,
-            seldom_on_plain=_SELDOM.get(name, ""),
-        )
+        Attack(f"start-{name}", _SLEEP + code, Program, seldom_on_plain=_SELDOM.get(name, ""))
         for name, code in _PROGRAMS.items()
     ),
     *(
@@ -123,21 +118,10 @@ BY_STARTING: Final = (
     ),
     Attack(
         "fork-300-times",
-        """
-be_known()
-for _ in range(300):
-    if os.fork() == 0:
-        time.sleep(9)
-        os._exit(0)
-hold()
-""",
+        "be_known()\nfor _ in range(300):\n    if os.fork() == 0:\n        time.sleep(9)\n        os._exit(0)\nhold()",
         partial(Sight, shows=more_than(250)),
     ),
-    Attack(
-        "fork-bomb",
-        "be_known()\nfor _ in range(7):\n    os.fork()\nhold()",
-        partial(Sight, shows=more_than(100)),
-    ),
+    Attack("fork-bomb", "be_known()\nfor _ in range(7):\n    os.fork()\nhold()", partial(Sight, shows=more_than(100))),
     Attack("daemon", _DAEMON.format(before="", inside=_SILENT), partial(Sight, shows=more_than(0), after=True)),
     Attack(
         "daemon-that-holds-the-output",
@@ -296,9 +280,7 @@ _NEVER_OWNER: Final = dict.fromkeys(
 ) | dict.fromkeys(("signal-the-parents-group",), "it would signal whatever started the tests")
 _SELDOM_OWNER: Final = dict.fromkeys(
     ("overwrite-the-owners-memory", "overwrite-the-owners-memory-by-copying"), _NO_PTRACE
-) | {
-    "signal-the-reader-of-its-output": "a pipe signals its owner only when it is written to while it is empty",
-}
+) | {"signal-the-reader-of-its-output": "a pipe signals its owner only when it is written to while it is empty"}
 
 ON_PROCESSES: Final = (
     *(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -41,6 +42,12 @@ for i in range(4_500):
 hold()
 """
 
+
+def _held(name: str, code: str, shows: Callable[[Sequence[Process]], bool], **more: str) -> Attack:
+    """Takes something, and holds it until the host has looked."""
+    return Attack(name, f"be_known()\n{code.strip()}\nhold()", partial(Sight, shows=shows), **more)
+
+
 _ATTACKS: Final = (
     *(
         Attack(
@@ -51,27 +58,24 @@ _ATTACKS: Final = (
         )
         for name, code in _MEMORY.items()
     ),
-    Attack(
+    _held(
         "memory-in-forks",
         """
-be_known()
 for _ in range(4):
     if os.fork() == 0:
         kept = bytearray(b"x") * (250 << 20)
         time.sleep(9)
-hold()
 """,
-        partial(Sight, shows=memory_above(_MUCH_MEMORY)),
+        memory_above(_MUCH_MEMORY),
     ),
     Attack(
         "memory-in-files-without-name",
         _FILES_IN_MEMORY.format(make="os.memfd_create('a')"),
         partial(Sight, shows=held_above(_MUCH_DISK)),
     ),
-    Attack(
+    _held(
         "memory-in-secret-files",
         """
-be_known()
 kept = []
 for _ in range(2):
     handle = checked(libc.syscall(number(447), number(0)))
@@ -79,9 +83,8 @@ for _ in range(2):
     kept.append(mmap.mmap(handle, 700 << 20))
     for i in range(0, 700 << 20, 4096):
         kept[-1][i] = 1
-hold()
 """,
-        partial(Sight, shows=memory_above(_MUCH_MEMORY)),
+        memory_above(_MUCH_MEMORY),
         never_on_plain=_SAME_LIMIT,
     ),
     Attack(
@@ -128,18 +131,16 @@ hold(1)
 """,
         partial(Sight, shows=pending_signals_above(1000)),
     ),
-    Attack(
+    _held(
         "kernel-memory-in-page-tables",
         """
-be_known()
 libc.mmap.restype = ctypes.c_void_p
 for i in range(16_000):
     page = libc.mmap(ctypes.c_void_p((1 << 44) + (i << 30)), number(4096), 3, 0x22 | 0x10_0000, -1, number(0))
     ctypes.memset(page, 1, 1)
     i % 500 or time.sleep(0.02)
-hold()
 """,
-        partial(Sight, shows=lambda processes: any(process.number("VmPTE") > 96 << 10 for process in processes)),
+        lambda processes: any(process.number("VmPTE") > 96 << 10 for process in processes),
     ),
     Attack(
         "memory-in-shared-memory-files",
@@ -226,24 +227,21 @@ hold()
 """,
         partial(Usage, mebibytes=_MUCH_DISK),
     ),
-    Attack(
+    _held(
         "disk-in-deleted-files",
         """
-be_known()
 kept = []
 for i in range(60):
     kept.append(os.open("a", os.O_CREAT | os.O_RDWR))
     os.unlink("a")
     for _ in range(16):
         os.write(kept[-1], bytes(1 << 20))
-hold()
 """,
-        partial(Sight, shows=held_above(_MUCH_DISK)),
+        held_above(_MUCH_DISK),
     ),
-    Attack(
+    _held(
         "disk-in-deleted-files-that-are-mapped",
         """
-be_known()
 kept = []
 for i in range(60):
     handle = os.open("a", os.O_CREAT | os.O_RDWR)
@@ -252,15 +250,13 @@ for i in range(60):
         os.write(handle, bytes(1 << 20))
     kept.append(checked(libc.mmap(None, number(4096), 1, 1, handle, number(0))))
     os.close(handle)
-hold()
 """,
-        partial(Sight, shows=held_above(_MUCH_DISK)),
+        held_above(_MUCH_DISK),
         seldom_on_plain="only root sees what is mapped",
     ),
-    Attack(
+    _held(
         "disk-in-a-moving-folder",
         """
-be_known()
 os.mkdir("a")
 folder = os.open("a", os.O_RDONLY)
 def move():
@@ -273,9 +269,8 @@ for i in range(56):
     for _ in range(16):
         os.write(handle, bytes(1 << 20))
     time.sleep(0.02)
-hold()
 """,
-        partial(Sight, shows=held_above(_MUCH_DISK)),
+        held_above(_MUCH_DISK),
     ),
     Attack(
         "disk-in-files-that-never-had-a-name",
@@ -288,16 +283,8 @@ hold()
         _MANY.format(make="os.close(os.open(name, os.O_CREAT))"),
         partial(Usage, files=MAX_FILES * 8),
     ),
-    Attack(
-        "many-empty-folders",
-        _MANY.format(make="os.mkdir(name)"),
-        partial(Usage, files=MAX_FILES * 8),
-    ),
-    Attack(
-        "many-links",
-        _MANY.format(make="os.symlink('x' * 200, name)"),
-        partial(Usage, files=MAX_FILES * 8),
-    ),
+    Attack("many-empty-folders", _MANY.format(make="os.mkdir(name)"), partial(Usage, files=MAX_FILES * 8)),
+    Attack("many-links", _MANY.format(make="os.symlink('x' * 200, name)"), partial(Usage, files=MAX_FILES * 8)),
     Attack(
         "many-open-files",
         "be_known()\nkept = []\nfor i in range(15_000):\n    kept.append(os.open('/dev/null', 0))\nhold()",
@@ -348,10 +335,7 @@ hold(0.3)
     Attack(
         "become-urgent",
         "be_known()\nos.setpriority(os.PRIO_PROCESS, 0, -10)\nhold()",
-        partial(
-            Sight,
-            shows=lambda processes: any(_statistic(p, 16) < 0 for p in processes),
-        ),
+        partial(Sight, shows=lambda processes: any(_statistic(p, 16) < 0 for p in processes)),
         seldom_on_plain="only root may",
     ),
     Attack(

@@ -43,7 +43,7 @@ class Watched(Target):
     """A file that the host writes to while the sandbox may be watching it: that it did is the secret."""
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__()
+        super().__init__(stage)
         folder = stage.folder / f"watched-{self.name}"
         folder.mkdir()
         folder.chmod(0o755)
@@ -62,7 +62,7 @@ class Lock(Target):
     """A file that the sandbox may only read, and must not keep others from locking."""
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__()
+        super().__init__(stage)
         self._path = stage.folder / f"lock-{self.name}"
         self._path.touch(0o644)
         self.facts |= {"path": str(self._path)}
@@ -207,9 +207,5 @@ print(os.read(watch, 4096))
 """,
         Watched,
     ),
-    Attack(
-        "lock-a-file",
-        "import fcntl\nf = open(TARGET['path'])\nfcntl.flock(f, fcntl.LOCK_EX)\nhold()",
-        Lock,
-    ),
+    Attack("lock-a-file", "import fcntl\nf = open(TARGET['path'])\nfcntl.flock(f, fcntl.LOCK_EX)\nhold()", Lock),
 )

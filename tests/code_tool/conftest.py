@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attack import DISK_MB, MAX_FILES, MAX_THREADS, MEMORY_MB, TIMEOUT_S
@@ -17,7 +21,7 @@ from host_view import Process, descendants
 
 from strands_rollout.code_tool import CodeExecutor, LocalExecutor, SubprocessExecutor
 
-_ENDING_S = 3.0
+_ENDING_S = 30.0
 
 
 def _leftovers(scratch_root: Path) -> set[tuple[str, object]]:
@@ -26,6 +30,27 @@ def _leftovers(scratch_root: Path) -> set[tuple[str, object]]:
     found |= {("descriptor", number) for number in range(len(list(Path("/proc/self/fd").iterdir())))}
     found |= {("file", path.name) for path in scratch_root.iterdir()}
     return found | {("shared memory", path.name) for path in Path("/dev/shm").glob("atk-*")}
+
+
+@pytest.fixture
+def confined_folder() -> Iterator[str]:
+    """A directory that every user can work in and reach."""
+    with tempfile.TemporaryDirectory(prefix="confined-") as folder:
+        Path(folder).chmod(0o777)
+        yield folder
+
+
+@pytest.fixture
+def confined_child(confined_folder: str) -> Callable[..., Any]:
+    """Runs a script that confines itself, in that directory; returns what it printed as JSON, None if nothing."""
+
+    def run(script: str, *, ends_with: int = 0) -> Any:
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, cwd=confined_folder, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == ends_with, done.stderr
+        return json.loads(done.stdout) if done.stdout else None
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +63,9 @@ def attack_secret() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def ground(attack_secret: str) -> Iterator[Path]:
+def ground(attack_secret: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder for the scratch directories. When the module is over, the isolated backend has left nothing anywhere."""
+    tmp_path_factory.getbasetemp()  # made now, it lies outside of the folder and outlives it
     folder = Path(tempfile.mkdtemp(prefix="attacks-", dir="/tmp"))
     for place in (folder, folder / "plain", folder / "isolated"):
         place.mkdir(exist_ok=True)

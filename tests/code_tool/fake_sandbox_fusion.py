@@ -16,8 +16,9 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -154,6 +155,23 @@ class FakeSandboxFusion:
             memory_mb = request.get("memory_limit_MB", -1) if self._limits_memory else -1
             ran = await _run_command(command, request.get("run_timeout", 10), folder, memory_mb)
         return _answer("Success" if ran["return_code"] == 0 else "Failed", "", ran)
+
+
+@contextlib.contextmanager
+def served() -> Iterator[str]:
+    """The URL of one on a loop of its own, for tests that each have another."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    fake = FakeSandboxFusion()
+    try:
+        asyncio.run_coroutine_threadsafe(fake.__aenter__(), loop).result()
+        yield fake.url
+        asyncio.run_coroutine_threadsafe(fake.__aexit__(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 async def _run_command(command: str, timeout_s: float, folder: str, memory_mb: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from attack_targets import Stage, Target
 
-_ENDING_S: Final = 0.5  # a process that was killed may be seen for a moment
+_ENDING_S: Final = 5.0  # a process that was killed may be seen for a moment
 
 
 @dataclass(frozen=True)
@@ -115,20 +115,15 @@ def descendants(of: int) -> set[int]:
 
 
 class Sight(Target):
-    """What sandboxed processes do is seen while they do it.
+    """What sandboxed processes do is seen while they do it, or only `after` the run: what must not outlive it.
 
-    Args:
-        stage: Where.
-        shows: Whether these processes show that the attack worked: those that bear the name of the attack.
-        after: Look only when the run is over: for what must not outlive it.
-        facts: What the attacker knows.
+    `shows` says whether processes that bear the name of the attack show that it worked; the attacker knows the facts.
     """
 
     def __init__(
         self, stage: Stage, shows: Callable[[Sequence[Process]], bool], *, after: bool = False, **facts: Any
     ) -> None:
-        super().__init__()
-        del stage
+        super().__init__(stage)
         self.facts |= facts
         self._hidden: list[str] = []
         self._shows = shows
@@ -166,16 +161,10 @@ class Sight(Target):
 
 
 class Usage(Target):
-    """What lies in the scratch directories is more than a run may have.
-
-    Args:
-        stage: Where.
-        mebibytes: More than this is seen.
-        files: More files, folders and links than this are seen.
-    """
+    """What lies in the scratch directories is more than a run may have: bytes, or files, folders and links."""
 
     def __init__(self, stage: Stage, mebibytes: int = 2**40, files: int = 2**40) -> None:
-        super().__init__()
+        super().__init__(stage)
         self._root, self._most_bytes, self._most_files = stage.scratch_root, mebibytes * 2**20, files
         give_up_at = time.monotonic() + 5
         while _is_above(self._root, 2**20, 50) and time.monotonic() < give_up_at:  # an earlier run is still tidied up

@@ -14,16 +14,10 @@ _REMOVE = 0
 
 
 class IpcObject(Target):
-    """A System V object that may not come to be; its key is agreed on.
-
-    Args:
-        stage: Where.
-        kind: "shm", "msg" or "sem".
-    """
+    """A System V object ("shm", "msg" or "sem") that may not come to be; its key is agreed on."""
 
     def __init__(self, stage: Stage, kind: str) -> None:
-        super().__init__()
-        del stage
+        super().__init__(stage)
         self._kind = kind
         self.facts |= {"key": secrets.randbelow(2**31 - 2) + 1}
 
@@ -49,8 +43,7 @@ class Segment(Target):
     """Shared memory of somebody else, which all may read and write."""
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__()
-        del stage
+        super().__init__(stage)
         _LIBC.shmat.restype = ctypes.c_void_p
         key = secrets.randbelow(2**31 - 2) + 1
         self._number = _LIBC.shmget(key, 4096, 0o1666)  # 0o1000 is IPC_CREAT
@@ -70,8 +63,7 @@ class Queue(Target):
     """A POSIX message queue that may not come to be."""
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__()
-        del stage
+        super().__init__(stage)
         self.facts |= {"queue": f"/{self.name}"}
         self._path = f"/{self.name}".encode()
 
@@ -89,8 +81,7 @@ class Keys(Target):
     """The kernel's keyrings: no key of the attack's name may come to be, and none of a user who had none."""
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__()
-        del stage
+        super().__init__(stage)
         self._before = self._users()
 
     def _users(self) -> set[str]:
@@ -104,8 +95,7 @@ class KernelLog(Target):
     """What the kernel printed at boot; some line of it is the proof."""
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__()
-        del stage
+        super().__init__(stage)
         log = ctypes.create_string_buffer(4096)
         length = _LIBC.klogctl(3, log, 4096)
         lines = log.raw[: max(0, length)].decode("utf-8", "replace").splitlines()

@@ -15,29 +15,29 @@ from pathlib import Path
 
 from host_view import Process
 
+Shows = Callable[[Sequence[Process]], bool]
 
-def more_than(count: int) -> Callable[[Sequence[Process]], bool]:
+
+def more_than(count: int) -> Shows:
     """So many processes live at once."""
     return lambda processes: len(processes) > count
 
 
-def threads_above(count: int) -> Callable[[Sequence[Process]], bool]:
+def threads_above(count: int) -> Shows:
     """One process has so many threads."""
     return lambda processes: any(process.number("Threads") > count for process in processes)
 
 
-def memory_above(mebibytes: int) -> Callable[[Sequence[Process]], bool]:
+def memory_above(mebibytes: int) -> Shows:
     """So much memory is really in use, by all together."""
     return lambda processes: sum(process.number("VmRSS") for process in processes) > mebibytes * 1024
 
 
-def holds(*words: str) -> Callable[[Sequence[Process]], bool]:
+def holds(*words: str) -> Shows:
     """A descriptor is open whose description contains one of these."""
-
-    def shows(processes: Sequence[Process]) -> bool:
-        return any(word in link for process in processes for link in process.handles().values() for word in words)
-
-    return shows
+    return lambda processes: any(
+        word in link for process in processes for link in process.handles().values() for word in words
+    )
 
 
 def holds_socket(processes: Sequence[Process]) -> bool:
@@ -50,21 +50,17 @@ def holds_socket(processes: Sequence[Process]) -> bool:
     )
 
 
-def held_above(mebibytes: int) -> Callable[[Sequence[Process]], bool]:
+def held_above(mebibytes: int) -> Shows:
     """So much lies in files that are open, and in files without a name that are mapped."""
 
     def shows(processes: Sequence[Process]) -> bool:
-        files = {}
-        for process in processes:
-            for facts in process.files():
-                if stat.S_ISREG(facts.st_mode):
-                    files[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
-        return sum(files.values()) > mebibytes * 2**20
+        files = {(f.st_dev, f.st_ino): f for process in processes for f in process.files() if stat.S_ISREG(f.st_mode)}
+        return sum(facts.st_blocks * 512 for facts in files.values()) > mebibytes * 2**20
 
     return shows
 
 
-def locks_above(count: int) -> Callable[[Sequence[Process]], bool]:
+def locks_above(count: int) -> Shows:
     """So many locks on files are held."""
 
     def shows(processes: Sequence[Process]) -> bool:
@@ -74,12 +70,12 @@ def locks_above(count: int) -> Callable[[Sequence[Process]], bool]:
     return shows
 
 
-def pending_signals_above(count: int) -> Callable[[Sequence[Process]], bool]:
+def pending_signals_above(count: int) -> Shows:
     """So many signals wait for a user's processes."""
     return lambda processes: any(int(p.status("SigQ").partition("/")[0] or 0) > count for p in processes)
 
 
-def pipes_above(mebibytes: int) -> Callable[[Sequence[Process]], bool]:
+def pipes_above(mebibytes: int) -> Shows:
     """So much lies in pipes, which no process has to its account."""
 
     def shows(processes: Sequence[Process]) -> bool:
@@ -107,15 +103,12 @@ def _bytes_waiting(pid: int, handle: int) -> int:
 def holds_device(processes: Sequence[Process]) -> bool:
     """A device is open that is neither null, zero, full nor random."""
     harmless = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)}
-    for process in processes:
-        for handle in process.handles():
-            facts = process.handle_stat(handle)
-            if facts and (stat.S_ISCHR(facts.st_mode) or stat.S_ISBLK(facts.st_mode)) and facts.st_rdev not in harmless:
-                return True
-    return False
+    held = [process.handle_stat(handle) for process in processes for handle in process.handles()]
+    devices = [facts for facts in held if facts and (stat.S_ISCHR(facts.st_mode) or stat.S_ISBLK(facts.st_mode))]
+    return any(facts.st_rdev not in harmless for facts in devices)
 
 
-def unlimited(name: str) -> Callable[[Sequence[Process]], bool]:
+def unlimited(name: str) -> Shows:
     """A line of /proc/PID/limits says so."""
     return lambda processes: any(
         line.startswith(name) and "unlimited" in line
@@ -124,13 +117,13 @@ def unlimited(name: str) -> Callable[[Sequence[Process]], bool]:
     )
 
 
-def differs(link: str) -> Callable[[Sequence[Process]], bool]:
+def differs(link: str) -> Shows:
     """A link of /proc/PID is not as it is for this process."""
     own = str(Path(f"/proc/self/{link}").readlink())
     return lambda processes: any(process.link(link) not in ("", own) for process in processes)
 
 
-def changes(link: str) -> Callable[[Sequence[Process]], bool]:
+def changes(link: str) -> Shows:
     """A link of /proc/PID is not as it was when the process was first seen."""
     first: dict[int, str] = {}
 
@@ -141,7 +134,7 @@ def changes(link: str) -> Callable[[Sequence[Process]], bool]:
     return shows
 
 
-def writes(path: str) -> Callable[[Sequence[Process]], bool]:
+def writes(path: str) -> Shows:
     """A file is open for writing."""
 
     def shows(processes: Sequence[Process]) -> bool:

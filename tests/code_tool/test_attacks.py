@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,9 @@ from attack import MAX_THREADS, PRELUDE, Attack
 from attack_targets import ScratchRoot, Stage
 from attacks import ATTACKS
 from attacks_on_other_runs import SEARCH_OBJECTS, SEARCH_OWN_MEMORY
+from disturbances import DISTURBANCES
 from host_view import Process, Sight
+from ordinary_user import ordinary_user
 from signs import holds
 
 from strands_rollout.code_tool import CodeExecutor, ExecutionResult
@@ -173,3 +175,39 @@ async def test_no_memory_is_shared_with_the_executor(
     inherited = Attack("inherit", "be_known()\nhold(0.3)", lambda stage: Sight(stage, shared))
     worked, story = await attempt(inherited, make_stage(isolated))
     assert not worked, story
+
+
+# ---- once more, as a user who is not root and owns all that is attacked: no user is changed then
+
+_NO_ROOT = "whoever is no root runs the attack suite as an ordinary user anyway"
+_RUN_LIMIT_S = 550
+_FILES = [f"tests/code_tool/test_{name}.py" for name in ("attacks", "attacks_in_sessions", "disturbances")]
+_TESTS = [f"test_the_isolated_backend_blocks_it[{attack.name}]" for attack in ATTACKS]
+_TESTS += [f"test_the_isolated_backend_tells_the_truth[{disturbance.name}]" for disturbance in DISTURBANCES]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Iterator[dict[str, tuple[str, str]]]:
+    with ordinary_user() as user:
+        yield user.results(*_FILES, "-m", "slow or not slow", limit_s=_RUN_LIMIT_S)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(os.geteuid() != 0, reason=_NO_ROOT)
+@pytest.mark.parametrize("test", _TESTS)
+def test_it_holds_for_an_ordinary_user(test: str, outcomes: dict[str, tuple[str, str]]) -> None:
+    outcome, reason = outcomes.get(test, ("skipped", "an ordinary user's machine offers nothing to attack that way"))
+    if outcome == "skipped":
+        pytest.skip(reason)
+    assert outcome == "passed", reason
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(os.geteuid() != 0, reason=_NO_ROOT)
+def test_everything_else_holds_too(outcomes: dict[str, tuple[str, str]]) -> None:
+    others = {test: outcome for test, outcome in outcomes.items() if test not in _TESTS}
+    assert {test: reason for test, (outcome, reason) in others.items() if outcome not in ("passed", "skipped")} == {}
+    worked = [test for test, (outcome, _) in others.items() if "lets_it_happen" in test and outcome == "passed"]
+    assert len(worked) > 100  # or nothing would be proved

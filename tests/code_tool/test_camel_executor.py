@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import written_number
 
 from strands_rollout.code_tool import camel as camel_executor
 from strands_rollout.code_tool.camel import CamelExecutor
-from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, facts_of
-from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.errors import ConfigError
 
 interpreters = pytest.importorskip("camel.interpreters", reason="needs camel-ai: pip install 'strands-rollout[camel]'")
 
@@ -34,13 +34,6 @@ async def executor() -> AsyncIterator[CamelExecutor]:
 
 def in_process(**more: Any) -> CamelExecutor:
     return CamelExecutor("InternalPythonInterpreter", max_concurrency=1, **more)
-
-
-def test_the_backend_is_a_code_executor() -> None:
-    executor = CamelExecutor()
-    assert isinstance(executor, CodeExecutor)
-    assert not facts_of(executor).keeps_sessions
-    assert not facts_of(executor).isolated
 
 
 @pytest.mark.parametrize(
@@ -66,17 +59,6 @@ async def test_stderr_and_exit_code_are_told_apart_and_paths_are_not_shown(execu
     assert result.stderr.startswith('Traceback (most recent call last):\n  File "<code>", line 2, in <module>\n')
     assert result.stderr.endswith("ZeroDivisionError: division by zero\n")
     assert tempfile.gettempdir() not in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("code", "exit_code", "killed_by"),
-    [("raise SystemExit(3)", 3, None), ("import os; os.abort()", -6, "SIGABRT (abort)")],
-)
-async def test_the_way_the_code_ended_is_told(
-    executor: CamelExecutor, code: str, exit_code: int, killed_by: str | None
-) -> None:
-    result = await executor.run(code)
-    assert (result.exit_code, result.killed_by, result.infra_error) == (exit_code, killed_by, None)
 
 
 @pytest.mark.parametrize(
@@ -108,15 +90,6 @@ async def test_an_interpreter_that_hangs_beyond_its_limit_is_not_waited_for(monk
         result = await executor.run("import subprocess; subprocess.Popen(['sleep', '40'])", timeout_s=0.5)
     assert (result.timed_out, result.killed_by) == (True, "time limit of 0.5 s")
     assert result.duration_s < 30
-
-
-async def test_long_output_is_cut_in_the_middle() -> None:
-    async with CamelExecutor(max_output_chars=100) as executor:
-        result = await executor.run("print('head' + 'x' * 1000 + 'tail')")
-    assert result.truncated
-    assert result.stdout.startswith("headxxx")
-    assert result.stdout.endswith("xxxtail\n")
-    assert len(result.stdout) < 160
 
 
 async def test_no_directory_is_left_behind(
@@ -280,16 +253,14 @@ async def test_code_in_this_process_is_given_up_and_then_named(monkeypatch: pyte
         assert (result.timed_out, result.killed_by) == (True, "time limit of 0.3 s")
         assert "1 threads are held by code that does not end" in ((await executor.run("1")).infra_error or "")
         release.set()
-        await asyncio.sleep(0.1)
+        for thread, _ in executor._left_behind:
+            await asyncio.to_thread(thread.join)
         assert (await executor.run("1 + 1")).stdout == "2"
 
 
-def test_code_in_this_process_runs_one_at_a_time() -> None:
+async def test_code_in_this_process_runs_one_at_a_time() -> None:
     with pytest.raises(ConfigError, match="max_concurrency=8, expected 1"):
         CamelExecutor("InternalPythonInterpreter")
-
-
-async def test_a_maker_of_such_an_interpreter_is_refused_too() -> None:
     async with CamelExecutor(lambda: interpreters.InternalPythonInterpreter()) as executor:
         with pytest.raises(ConfigError, match="max_concurrency=8, expected 1"):
             await executor.run("1")
@@ -298,59 +269,13 @@ async def test_a_maker_of_such_an_interpreter_is_refused_too() -> None:
 # ---- concurrency, cancellation, closing
 
 
-async def test_no_more_run_at_once_than_allowed_and_the_wait_is_told(tmp_path: Path) -> None:
-    code = "import time; print(time.time()); time.sleep(0.3); time.time()"
-    async with CamelExecutor(max_concurrency=2) as executor:
-        results = await asyncio.gather(*(executor.run(code, timeout_s=5) for _ in range(4)))
-    spans = [tuple(map(float, result.stdout.split())) for result in results]
-    for start, _ in spans:
-        assert sum(other_start <= start < other_end for other_start, other_end in spans) <= 2
-    assert max(result.queued_s for result in results) > 0.25
-
-
-async def test_cancelling_stops_waiting_and_the_thread_ends_at_the_limit() -> None:
+async def test_cancelling_stops_waiting_and_the_thread_ends_at_the_limit(tmp_path: Path) -> None:
+    code = f"import time\nopen({str(tmp_path / 'note')!r}, 'w').write('1\\n')\ntime.sleep(20)"
     async with CamelExecutor(max_concurrency=1) as executor:
-        running = asyncio.create_task(executor.run("import time; time.sleep(20)", timeout_s=1))
-        await asyncio.sleep(0.5)
+        running = asyncio.create_task(executor.run(code, timeout_s=1))
+        await asyncio.to_thread(written_number, tmp_path / "note")
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
         result = await executor.run("1")
     assert (result.stdout, result.infra_error) == ("1\n", None)
-
-
-def test_loops_of_several_threads_share_one_executor() -> None:
-    executor = CamelExecutor()
-    results: list[ExecutionResult] = []
-    threads = [threading.Thread(target=lambda: results.append(asyncio.run(executor.run("1 + 1")))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    asyncio.run(executor.aclose())
-    assert [result.stdout for result in results] == ["2\n"] * 3
-
-
-async def test_the_callers_loop_is_never_blocked(executor: CamelExecutor) -> None:
-    turns, running = 0, asyncio.create_task(executor.run("import time; time.sleep(0.5)"))
-    while not running.done():
-        await asyncio.sleep(0.01)
-        turns += 1
-    assert turns > 3
-
-
-async def test_a_closed_executor_refuses() -> None:
-    executor = CamelExecutor()
-    await executor.run("1")
-    await executor.aclose()
-    await executor.aclose()
-    with pytest.raises(SandboxError, match="after aclose"):
-        await executor.run("1")
-
-
-async def test_sessions_and_bad_limits_are_refused(executor: CamelExecutor) -> None:
-    with pytest.raises(ConfigError, match="keeps no sessions"):
-        await executor.run("1", session="episode-1")
-    with pytest.raises(ConfigError, match="max_concurrency"):
-        CamelExecutor(max_concurrency=0)
-    await executor.close_session("episode-1")

@@ -3,6 +3,7 @@ import os
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,16 +52,12 @@ def run(*, ceiling=None, alone=False):
 
 
 @needs_root
-def test_who_shares_a_user_can_start_the_threads_it_may_have_and_not_many_more():
+def test_who_shares_a_user_can_start_the_threads_it_may_have_not_many_more_and_leaves_some_to_others():
     _, _, as_root, present, started, core, pending = run()
     assert as_root is None
     assert 20 <= started <= present + 100  # others come and go meanwhile
     assert started < 3000
     assert (core, pending) == ([1, 1], [64, 64])
-
-
-@needs_root
-def test_who_shares_a_user_leaves_threads_to_others():
     ceiling = 40  # less than any machine's threads: without a share for others it could start 39
     *_, started, _, _ = run(ceiling=ceiling)
     assert started == ceiling - ceiling // 8 - 1
@@ -75,29 +72,19 @@ def test_who_is_counted_alone_can_start_exactly_the_threads_it_may_have_and_has_
     assert {int(right, 16) for right in rights} == {0}
 
 
-class Link:
-    def __init__(self):
-        self.sent = []
-
-    def limit_threads(self, child, number):
-        self.sent.append((child.pid, number))
-
-
-class Child:
-    pid, user, thread_limit = 7, None, 0
-
-
 def test_a_child_that_shares_a_user_is_given_threads_anew_when_others_come_and_go(monkeypatch):
-    present, link, child = [100], Link(), Child()
+    present, sent = [100], []
+    link = SimpleNamespace(limit_threads=lambda child, number: sent.append((child.pid, number)))
+    child = SimpleNamespace(pid=7, user=None, thread_limit=0)
     monkeypatch.setattr(run_watch, "shared_thread_limit", lambda more: present[0] + more)
     watch = RunWatch({"max_threads": 20, "max_concurrency": 2}, "/", link)
     for now in (100, 102, 99, 300, 301, 50):
         present[0] = now
         watch.allow_threads(child)
-    assert link.sent == [(7, 140), (7, 340), (7, 90)]
+    assert sent == [(7, 140), (7, 340), (7, 90)]
     child.user = 60_000
     watch.allow_threads(child)
-    assert len(link.sent) == 3
+    assert len(sent) == 3
 
 
 def test_the_fork_server_limits_the_threads_of_the_child_in_a_place():

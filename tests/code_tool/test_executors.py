@@ -179,33 +179,26 @@ def test_a_ticket_of_a_loop_that_was_closed_is_passed_over() -> None:
     assert asyncio.run(asyncio.wait_for(use(), 5)) == "used"
 
 
-@pytest.fixture
-def sixteen_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
+_V1 = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
 
 
-@pytest.mark.usefixtures("sixteen_cpus")
 @pytest.mark.parametrize(
-    ("limit", "cpus"),
-    [("max 100000", 16), ("400000 100000", 4), ("250000 100000", 3), ("50000 100000", 2), ("9900000 100000", 16)],
+    ("files", "cpus"),
+    [
+        *(({"cpu.max": f"{limit} 100000"}, cpus) for limit, cpus in (("max", 16), (400_000, 4), (250_000, 3))),
+        *(({"cpu.max": f"{limit} 100000"}, cpus) for limit, cpus in ((50_000, 2), (9_900_000, 16))),
+        *((dict(zip(_V1, (quota, "100000"), strict=True)), cpus) for quota, cpus in (("-1", 16), ("400000", 4))),
+        ({}, 16),
+    ],
 )
-def test_a_quota_of_cgroup_v2_counts(tmp_path: Path, limit: str, cpus: int) -> None:
-    (tmp_path / "cpu.max").write_text(f"{limit}\n")
-    assert usable_cpus(tmp_path) == cpus
-
-
-@pytest.mark.usefixtures("sixteen_cpus")
-@pytest.mark.parametrize(("quota", "cpus"), [("-1", 16), ("400000", 4)])
-def test_a_quota_of_cgroup_v1_counts(tmp_path: Path, quota: str, cpus: int) -> None:
+def test_a_quota_of_a_cgroup_counts_else_the_affinity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cpus: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
     (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    for name, content in files.items():
+        (tmp_path / name).write_text(f"{content}\n")
     assert usable_cpus(tmp_path) == cpus
-
-
-@pytest.mark.usefixtures("sixteen_cpus")
-def test_without_cgroups_the_affinity_counts(tmp_path: Path) -> None:
-    assert usable_cpus(tmp_path) == 16
 
 
 MARKER = re.compile(r"\n\.\.\. \[(\d+) characters dropped\] \.\.\.\n")

@@ -21,18 +21,18 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from processes import is_running
+from host_view import Process, pids
+from processes import ends, is_running, written_number
 
 from strands_rollout.code_tool import CodeExecutor, ray_cluster
 from strands_rollout.code_tool import ray as ray_caller
-from strands_rollout.code_tool import ray_cluster as ray_node
 from strands_rollout.code_tool.local.executor import LocalExecutor
 from strands_rollout.code_tool.ray import RayExecutor
 from strands_rollout.errors import ConfigError, SandboxError
 
 LOCAL = "strands_rollout.code_tool.LocalExecutor"
 SUBPROCESS = "strands_rollout.code_tool.SubprocessExecutor"
-PROCESS = "ray_test_executors.ProcessExecutor"
+PROCESS = "stand_in_executors.ProcessExecutor"
 CPUS = {"small": 1, "large": 3}
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
@@ -40,7 +40,7 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # older Rays' own log files
 
 
-async def becomes_true(claim: Callable[[], bool], within_s: float = 15.0) -> bool:
+async def becomes_true(claim: Callable[[], bool], within_s: float = 30.0) -> bool:
     give_up_at = time.monotonic() + within_s
     while not claim() and time.monotonic() < give_up_at:  # noqa: ASYNC110 - the claims are about other processes
         await asyncio.sleep(0.05)
@@ -48,25 +48,14 @@ async def becomes_true(claim: Callable[[], bool], within_s: float = 15.0) -> boo
 
 
 def processes_that_inherited(name: str) -> list[int]:
-    found = []
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if (
-                folder.name.isdigit()
-                and name.encode() in (folder / "environ").read_bytes()
-                and is_running(int(folder.name))
-            ):
-                found.append(int(folder.name))
-    return [pid for pid in found if pid != os.getpid()]
+    others = pids() - {os.getpid()}
+    return [pid for pid in others if name in Process(pid).text("environ") and Process(pid).is_alive()]
 
 
 @contextlib.contextmanager
 def no_process_left(mark: str) -> Iterator[None]:
     yield
-    give_up_at = time.monotonic() + 10
-    while processes_that_inherited(mark) and time.monotonic() < give_up_at:
-        time.sleep(0.1)
-    assert processes_that_inherited(mark) == []
+    assert [pid for pid in processes_that_inherited(mark) if not ends(pid)] == []
 
 
 @contextlib.contextmanager
@@ -123,14 +112,24 @@ def local() -> Iterator[LocalExecutor]:
 
 
 @pytest.fixture
-async def pids(cluster: SimpleNamespace) -> AsyncIterator[RayExecutor]:
+async def answering(cluster: SimpleNamespace) -> AsyncIterator[RayExecutor]:
     """An executor whose answers are the process ids of the actors."""
     async with RayExecutor(executor=PROCESS) as executor:
         yield executor
 
 
-async def pid_of(executor: RayExecutor, code: str = "0", session: str | None = None) -> int:
-    result = await executor.run(code, session=session)
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """Calls wait for it to be made: what is done before that happens while they run."""
+    return tmp_path / "gate"
+
+
+def open_gate(gate: Path) -> None:
+    gate.touch()
+
+
+async def pid_of(executor: RayExecutor, gate: Path | str = "", session: str | None = None) -> int:
+    result = await executor.run(str(gate), session=session)
     assert result.infra_error is None, result
     return int(result.stdout)
 
@@ -145,9 +144,16 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_caller, "_LOOK_S", 0.2)
 
 
-async def test_the_backend_is_a_code_executor(executor: RayExecutor) -> None:
+async def test_the_backend_is_a_code_executor_like_those_of_the_nodes(
+    executor: RayExecutor, cluster: SimpleNamespace
+) -> None:
     assert isinstance(executor, CodeExecutor)
     assert executor.facts == LocalExecutor().facts
+    result = await executor.run("print('before')\nwhile True: pass", timeout_s=0.5)
+    assert (result.timed_out, result.stdout, result.infra_error) == (True, "before\n", None)
+    async with RayExecutor(executor=SUBPROCESS, max_output_chars=100) as short:
+        result = await short.run("print('x' * 1000)")
+    assert (result.truncated, len(result.stdout) < 200) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -168,22 +174,12 @@ async def test_results_are_those_of_the_nodes_executor(executor: RayExecutor, lo
     assert told(await executor.run(code)) == told(await local.run(code))
 
 
-async def test_a_timeout_keeps_what_was_printed(executor: RayExecutor) -> None:
-    result = await executor.run("print('before')\nwhile True: pass", timeout_s=0.5)
-    assert (result.timed_out, result.stdout, result.infra_error) == (True, "before\n", None)
-
-
-async def test_the_limit_on_output_reaches_the_nodes(cluster: SimpleNamespace) -> None:
-    async with RayExecutor(executor=SUBPROCESS, max_output_chars=100) as executor:
-        result = await executor.run("print('x' * 1000)")
-    assert result.truncated
-    assert len(result.stdout) < 200
-
-
-async def test_calls_are_spread_by_the_nodes_cpus(pids: RayExecutor) -> None:
-    await actor_pids(pids)
-    counts = Counter(await asyncio.gather(*(pid_of(pids, "0.5") for _ in range(16))))
-    assert sorted(counts.values()) == [4, 12]
+async def test_calls_are_spread_by_the_nodes_cpus(answering: RayExecutor, gate: Path) -> None:
+    await actor_pids(answering)
+    calls = [asyncio.ensure_future(pid_of(answering, gate)) for _ in range(16)]
+    await asyncio.sleep(0.1)
+    open_gate(gate)
+    assert sorted(Counter(await asyncio.gather(*calls)).values()) == [4, 12]
 
 
 async def test_only_the_named_nodes_are_used(cluster: SimpleNamespace) -> None:
@@ -229,38 +225,41 @@ def test_two_event_loops_in_two_threads_share_it(executor: RayExecutor) -> None:
     assert sorted(printed, key=int) == [f"{n}\n" for n in range(20)]
 
 
-async def test_calls_survive_the_death_of_an_actor_as_do_new_sessions(pids: RayExecutor) -> None:
-    victim = min(await actor_pids(pids))
-    calls = [asyncio.ensure_future(pid_of(pids, "1.5")) for _ in range(16)]
+async def test_calls_survive_the_death_of_an_actor_as_do_new_sessions(answering: RayExecutor, gate: Path) -> None:
+    victim = min(await actor_pids(answering))
+    calls = [asyncio.ensure_future(pid_of(answering, gate)) for _ in range(16)]
     names = [f"s{n}" for n in range(4)]
-    first_calls = [asyncio.ensure_future(pid_of(pids, "1.5", session=name)) for name in names]
-    await asyncio.sleep(0.5)
+    first_calls = [asyncio.ensure_future(pid_of(answering, gate, session=name)) for name in names]
+    await asyncio.sleep(0.1)
     os.kill(victim, signal.SIGKILL)
+    open_gate(gate)
     answers = await asyncio.gather(*calls)
     homes = await asyncio.gather(*first_calls)
     assert len(answers) == 16
     assert victim not in {*answers, *homes}
-    assert homes == [await pid_of(pids, session=name) for name in names]
+    assert homes == [await pid_of(answering, session=name) for name in names]
 
 
-async def test_a_dead_actor_comes_back(cluster: SimpleNamespace) -> None:
+async def test_a_dead_actor_comes_back(cluster: SimpleNamespace, gate: Path) -> None:
     async with RayExecutor(executor=PROCESS, nodes=[cluster.ids["small"]]) as executor:
         first = await pid_of(executor)
-        call = asyncio.ensure_future(pid_of(executor, "1"))
-        await asyncio.sleep(0.3)
+        call = asyncio.ensure_future(pid_of(executor, gate))
+        await asyncio.sleep(0.1)
         os.kill(first, signal.SIGKILL)
+        open_gate(gate)
         second = await call
         assert second != first
         assert await pid_of(executor) == second
 
 
-async def test_a_frozen_actor_is_given_up(pids: RayExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_frozen_actor_is_given_up(answering: RayExecutor, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch)
-    monkeypatch.setattr(ray_node, "_PING_LIMIT_S", 1.0)
-    victim = min(await actor_pids(pids))
-    calls = [asyncio.ensure_future(pid_of(pids, "1")) for _ in range(8)]
-    await asyncio.sleep(0.3)
+    monkeypatch.setattr(ray_cluster, "_PING_LIMIT_S", 1.0)
+    victim = min(await actor_pids(answering))
+    calls = [asyncio.ensure_future(pid_of(answering, gate)) for _ in range(8)]
+    await asyncio.sleep(0.1)
     os.kill(victim, signal.SIGSTOP)
+    open_gate(gate)
     try:
         answers = await asyncio.gather(*calls)
     finally:
@@ -278,16 +277,16 @@ async def test_a_node_that_fails_is_avoided(cluster: SimpleNamespace, tmp_path: 
         assert len({await pid_of(executor) for _ in range(4)}) == 1
         assert log.read_text() == faults != ""
     async with RayExecutor(executor=PROCESS, options=options, nodes=[cluster.ids["large"]]) as executor:
-        assert (await executor.run("0")).infra_error == "the disk is full"
+        assert (await executor.run("")).infra_error == "the disk is full"
 
 
 async def test_an_executor_that_never_answers_has_a_deadline(
     cluster: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hurry(monkeypatch)
-    monkeypatch.setattr(ray_node, "_SLACK_S", 0.2)
+    monkeypatch.setattr(ray_cluster, "_SLACK_S", 0.2)
     async with RayExecutor(executor=PROCESS, options={"deaf": True}) as executor:
-        result = await executor.run("0", timeout_s=0.1)
+        result = await executor.run("", timeout_s=0.1)
     assert "no result within" in (result.infra_error or "")
 
 
@@ -295,13 +294,13 @@ async def test_cancelling_a_call_ends_its_code(cluster: SimpleNamespace) -> None
     async with RayExecutor(executor=SUBPROCESS) as executor:
         with tempfile.TemporaryDirectory() as folder:
             note = Path(folder) / "pid"
-            code = f"import os, time\nopen({str(note)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+            code = f"import os, time\nopen({str(note)!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(60)"
             call = asyncio.ensure_future(executor.run(code))
-            assert await becomes_true(lambda: note.exists() and note.read_text() != "")
+            pid = await asyncio.to_thread(written_number, note)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            assert await becomes_true(lambda: not is_running(int(note.read_text())), within_s=5)
+            assert await asyncio.to_thread(ends, pid)
 
 
 async def test_a_session_keeps_its_variables_and_its_node(executor: RayExecutor) -> None:
@@ -315,42 +314,46 @@ async def test_a_session_keeps_its_variables_and_its_node(executor: RayExecutor)
     assert "NameError" in (await executor.run("x", session="a")).stderr
 
 
-async def test_sessions_are_spread_by_the_nodes_cpus(pids: RayExecutor) -> None:
-    await actor_pids(pids)
-    homes = Counter([await pid_of(pids, session=f"s{n}") for n in range(8)])
+async def test_sessions_are_spread_by_the_nodes_cpus(answering: RayExecutor) -> None:
+    await actor_pids(answering)
+    homes = Counter([await pid_of(answering, session=f"s{n}") for n in range(8)])
     assert sorted(homes.values()) == [2, 6]
-    again = Counter([await pid_of(pids, session=f"s{n}") for n in range(8)])
+    again = Counter([await pid_of(answering, session=f"s{n}") for n in range(8)])
     assert again == homes
 
 
 @pytest.mark.parametrize("in_flight", [True, False])
-async def test_a_session_whose_process_died_is_never_silently_fresh(pids: RayExecutor, in_flight: bool) -> None:
-    home = await pid_of(pids, session="s")
-    call = asyncio.ensure_future(pids.run("2", session="s")) if in_flight else None
-    await asyncio.sleep(0.3)
+async def test_a_session_whose_process_died_is_never_silently_fresh(
+    answering: RayExecutor, gate: Path, in_flight: bool
+) -> None:
+    home = await pid_of(answering, session="s")
+    call = asyncio.ensure_future(answering.run(str(gate), session="s")) if in_flight else None
+    await asyncio.sleep(0.1)
     os.kill(home, signal.SIGKILL)
-    if call is None:
-        assert await becomes_true(lambda: not is_running(home))
-        await asyncio.sleep(0.5)
-    result = await (call or pids.run("0", session="s"))
+    assert await asyncio.to_thread(ends, home)
+    result = await (call or answering.run("", session="s"))
     assert result.session_lost
     assert result.infra_error
-    assert await pid_of(pids, session="s") != home
+    assert await pid_of(answering, session="s") != home
 
 
-async def test_closing_waits_for_what_runs_and_ends_the_actors_only(cluster: SimpleNamespace) -> None:
+async def test_closing_waits_for_what_runs_and_ends_the_actors_only(cluster: SimpleNamespace, gate: Path) -> None:
     executor = RayExecutor(executor=PROCESS)
     actors = await actor_pids(executor) | {await pid_of(executor, session="s")}
-    call = asyncio.ensure_future(pid_of(executor, "0.5"))
+    call = asyncio.ensure_future(pid_of(executor, gate))
+    await asyncio.sleep(0)  # it counts as running
+    closing = asyncio.ensure_future(executor.aclose())
     await asyncio.sleep(0.1)
-    await executor.aclose()
+    assert not closing.done()
+    open_gate(gate)
+    await closing
     assert call.done()
     assert await call in actors
     assert await becomes_true(lambda: not any(is_running(pid) for pid in actors))
     assert cluster.ray.is_initialized()
     await executor.aclose()
     with pytest.raises(SandboxError, match="after aclose"):
-        await executor.run("0")
+        await executor.run("")
 
 
 async def test_an_executor_that_no_node_has_is_an_infrastructure_error(cluster: SimpleNamespace) -> None:
@@ -406,18 +409,21 @@ def test_it_connects_where_it_is_told_and_never_starts_ray_unasked(cluster: Simp
     assert child.stdout.endswith("all well\n"), child.stderr
 
 
-async def test_nodes_come_and_go(cluster: SimpleNamespace, pids: RayExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nodes_come_and_go(
+    cluster: SimpleNamespace, answering: RayExecutor, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hurry(monkeypatch)
-    old = await actor_pids(pids)
+    old = await actor_pids(answering)
     node = cluster.nodes.add_node(num_cpus=8)
-    new: set[int] = set()
-    give_up_at = time.monotonic() + 15
-    while not new and time.monotonic() < give_up_at:
-        new = await actor_pids(pids) - old
-    assert new
-    calls = [asyncio.ensure_future(pid_of(pids, "1.5")) for _ in range(12)]
-    await asyncio.sleep(0.5)
+    async with asyncio.timeout(30):
+        while not (new := await actor_pids(answering) - old):
+            pass
+    calls = [asyncio.ensure_future(pid_of(answering, gate)) for _ in range(12)]
+    await asyncio.sleep(0.1)
     cluster.nodes.remove_node(node, allow_graceful=False)
+    for pid in new:
+        assert await asyncio.to_thread(ends, pid)
+    open_gate(gate)
     answers = set(await asyncio.gather(*calls))
     assert answers <= old, "calls of the killed node were run again on the others"
 

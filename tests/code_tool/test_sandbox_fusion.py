@@ -5,11 +5,8 @@ from __future__ import annotations
 import ast
 import asyncio
 import os
-import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,12 +14,11 @@ import httpx
 import pytest
 from fake_sandbox_fusion import FakeSandboxFusion, Trouble
 from fake_sglang import dead_url
-from processes import ends
 
 from strands_rollout.code_tool import remote, sandbox_fusion
-from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, facts_of
+from strands_rollout.code_tool.executors import facts_of
 from strands_rollout.code_tool.sandbox_fusion import SandboxFusionExecutor
-from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.errors import ConfigError
 
 
 @pytest.fixture
@@ -45,108 +41,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_fusion, "_REPEAT_AFTER_S", 0.01)
 
 
-def test_the_backend_is_a_code_executor() -> None:
-    executor = SandboxFusionExecutor("http://127.0.0.1:1", memory_mb=512)
-    assert isinstance(executor, CodeExecutor)
-    assert (facts_of(executor).memory_mb, facts_of(executor).keeps_sessions) == (512, False)
-
-
-@pytest.mark.parametrize(
-    ("code", "stdout"),
-    [
-        ("print(1)", "1\n"),
-        ("x = 2\nx + 3", "5\n"),
-        ("None", ""),
-        ("", ""),
-        ("__name__", "'__main__'\n"),
-        ("import sys; sys.stdin.read()", "''\n"),
-        ("print('é', '\\ud800')", "é \\ud800\n"),
-        ("import os; print(os.listdir()); os.getcwd() == os.environ['HOME']", "[]\nTrue\n"),
-        ("import sys; n = sys.stdout.buffer.write(b'\\xff\\n')", "\ufffd\n"),
-        ("import pickle\nclass A: pass\npickle.loads(pickle.dumps(A)) is A", "True\n"),
-        ("import os; os.system('echo shell')", "shell\n0\n"),
-    ],
-)
-@pytest.mark.slow
-async def test_code_runs_as_a_script_whose_last_expression_is_shown(
-    executor: SandboxFusionExecutor, code: str, stdout: str
-) -> None:
-    result = await executor.run(code)
-    assert (result.exit_code, result.killed_by, result.infra_error) == (0, None, None), result
-    assert (result.stdout, result.stderr) == (stdout, "")
-
-
-@pytest.mark.parametrize(
-    ("code", "stderr"),
-    [
-        (
-            "def f(x):\n    return 1/x\nf(0)",
-            'Traceback (most recent call last):\n  File "<code>", line 3, in <module>\n    f(0)\n'
-            '  File "<code>", line 2, in f\n    return 1/x\nZeroDivisionError: division by zero\n',
-        ),
-        ("1+", '  File "<code>", line 1\n    1+\nSyntaxError: invalid syntax\n'),
-        (
-            "import json\njson.loads('[')",
-            "Traceback (most recent call last):\n  File \"<code>\", line 2, in <module>\n    json.loads('[')\n"
-            "json.decoder.JSONDecodeError: Expecting value: line 1 column 2 (char 1)\n",
-        ),
-    ],
-)
-async def test_errors_are_the_codes_and_show_no_machine_paths(
-    executor: SandboxFusionExecutor, code: str, stderr: str
-) -> None:
-    result = await executor.run(code)
-    lines = result.stderr.splitlines(keepends=True)
-    assert "".join(line for line in lines if set(line.strip()) - set("~^")) == stderr  # anchors differ between Pythons
-    assert (result.exit_code, result.infra_error) == (1, None)
-
-
-async def test_text_that_no_encoding_takes_is_the_codes_fault(executor: SandboxFusionExecutor) -> None:
-    result = await executor.run("x = '\ud800'")
-    assert "surrogates not allowed" in result.stderr
-    assert (result.exit_code, result.infra_error) == (1, None)
-
-
-@pytest.mark.parametrize(
-    ("code", "exit_code", "killed_by"),
-    [
-        ("raise SystemExit(3)", 3, None),
-        ("import os; os.abort()", -signal.SIGABRT, "SIGABRT (abort)"),
-        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL, "SIGKILL (probably out of memory)"),
-        ("import os; os._exit(127)", 127, None),
-    ],
-)
-async def test_the_way_the_code_ended_is_told(
-    executor: SandboxFusionExecutor, code: str, exit_code: int, killed_by: str | None
-) -> None:
-    result = await executor.run(code)
-    assert (result.exit_code, result.killed_by, result.infra_error) == (exit_code, killed_by, None)
-
-
-async def test_a_timeout_keeps_what_was_printed_and_counts_from_the_code_on(
-    executor: SandboxFusionExecutor, fake: FakeSandboxFusion
-) -> None:
-    result = await executor.run("print('before')\nwhile True: pass", timeout_s=0.4)
-    assert (result.timed_out, result.exit_code, result.stdout) == (True, -signal.SIGKILL, "before\n")
-    assert result.killed_by == "time limit of 0.4 s"
-    assert result.duration_s > 0.35
-    assert fake.requests[0]["run_timeout"] == 0.4 + remote.START_ALLOWANCE_S
-
-
-async def test_the_environment_is_clean(executor: SandboxFusionExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "secret")
-    result = await executor.run("import os; print(sorted(os.environ)); os.system('env')")
-    assert "secret" not in result.stdout
-    assert {"HOME", "PATH"} <= set(ast.literal_eval(result.stdout.splitlines()[0]))
-
-
-async def test_much_output_is_cut_in_the_middle_and_does_not_hang_the_server(executor: SandboxFusionExecutor) -> None:
-    result = await executor.run("print('head'); print('x' * 1_000_000); print('tail')")
-    assert (result.exit_code, result.truncated, result.timed_out) == (0, True, False)
-    assert result.stdout.startswith("head\nxxx")
-    assert result.stdout.endswith("xxx\ntail\n")
-    assert "characters dropped" in result.stdout
-    assert len(result.stdout) < 20_100
+def test_its_memory_is_told() -> None:
+    facts = facts_of(SandboxFusionExecutor("http://127.0.0.1:1", memory_mb=512))
+    assert (facts.memory_mb, facts.keeps_sessions) == (512, False)
 
 
 async def test_output_that_the_servers_pipes_cannot_carry_is_cut_further(executor: SandboxFusionExecutor) -> None:
@@ -162,11 +59,6 @@ async def test_endless_output_is_stopped(executor: SandboxFusionExecutor, monkey
     monkeypatch.setattr(remote, "MAX_OUTPUT_MB", 2)
     result = await executor.run("while True: print('y' * 9999)")
     assert (result.killed_by, result.truncated) == ("output limit of 2 MiB", True)
-
-
-async def test_a_child_of_the_code_does_not_survive_it(executor: SandboxFusionExecutor) -> None:
-    code = "import subprocess\nprint(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)"
-    assert ends(int((await executor.run(code)).stdout))
 
 
 async def test_code_that_ends_its_supervisor_is_to_blame(executor: SandboxFusionExecutor) -> None:
@@ -271,33 +163,22 @@ async def test_a_refused_request_is_not_repeated_on_the_same_server() -> None:
     assert len(fake.requests) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("passes", [True, False])
 @pytest.mark.usefixtures("impatient")
-async def test_retry_after_is_waited_for() -> None:
-    async with (
-        FakeSandboxFusion([Trouble.status(429, retry_after="1")]) as fake,
-        SandboxFusionExecutor(fake.url) as executor,
-    ):
-        result = await executor.run("1")
-    assert result.stdout == "1\n"
-    assert result.queued_s > 0.95
-    assert result.duration_s < result.queued_s
-
-
-@pytest.mark.usefixtures("impatient")
-async def test_nothing_is_waited_for_after_the_last_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_retry_after_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, passes: bool) -> None:
     waits, sleep = [], asyncio.sleep
 
     async def noted(seconds: float) -> None:
         waits.append(seconds)
         await sleep(0)
 
-    always = Trouble.status(429, retry_after="1")
-    async with FakeSandboxFusion(always=always) as fake, SandboxFusionExecutor(fake.url) as executor:
+    busy = Trouble.status(429, retry_after="1")
+    async with FakeSandboxFusion([busy, *[busy] * (not passes)]) as fake, SandboxFusionExecutor(fake.url) as executor:
         monkeypatch.setattr(asyncio, "sleep", noted)
-        assert "HTTP 429" in ((await executor.run("1")).infra_error or "")
+        result = await executor.run("1")
         monkeypatch.undo()
-    assert [seconds for seconds in waits if seconds] == [1.0]
+    assert (result.stdout, "HTTP 429" in (result.infra_error or "")) == (("1\n", False) if passes else ("", True))
+    assert [seconds for seconds in waits if seconds >= 1] == [1.0]
 
 
 @pytest.mark.slow
@@ -357,14 +238,15 @@ async def test_a_rested_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -
     assert (len(recovering.requests), len(good.requests)) == (2, 1)
 
 
-def test_rests_grow_until_a_server_has_answered() -> None:
+def test_rests_grow_until_a_server_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
     server = sandbox_fusion._Server(httpx.URL("http://127.0.0.1:1"))
     rests = []
     for fault in (sandbox_fusion._Fault("bad"), sandbox_fusion._Fault("bad"), None, sandbox_fusion._Fault("bad")):
         server.remember(fault)
-        rests.append(max(0.0, server.resting_until - time.monotonic()))
+        rests.append(max(0.0, server.resting_until - 100.0))
         server.resting_until = 0.0
-    assert rests == pytest.approx([5, 10, 0, 5], abs=0.5)
+    assert rests == [5, 10, 0, 5]
 
 
 @pytest.mark.usefixtures("impatient")
@@ -394,42 +276,22 @@ async def test_a_call_that_hangs_on_one_server_is_run_by_the_other() -> None:
 
 async def test_calls_are_spread_over_the_servers() -> None:
     async with (
-        FakeSandboxFusion() as one,
-        FakeSandboxFusion() as other,
+        FakeSandboxFusion(delay_s=0.2) as one,
+        FakeSandboxFusion(delay_s=0.2) as other,
         SandboxFusionExecutor([one.url, other.url]) as executor,
     ):
-        await asyncio.gather(*(executor.run("import time; time.sleep(0.2)") for _ in range(6)))
+        await asyncio.gather(*(executor.run("1") for _ in range(6)))
     assert (len(one.requests), len(other.requests)) == (3, 3)
 
 
 # ---- concurrency, cancellation, closing
 
 
-@pytest.mark.slow
-async def test_no_more_requests_at_once_than_allowed_and_the_wait_is_told(fake: FakeSandboxFusion) -> None:
-    async with SandboxFusionExecutor(fake.url, max_concurrency=2) as executor:
-        calls = (executor.run("import time; time.sleep(0.2)", timeout_s=2) for _ in range(6))
-        results = await asyncio.gather(*calls)
+async def test_no_more_requests_at_once_than_allowed_and_a_servers_delay_is_queueing() -> None:
+    async with FakeSandboxFusion(delay_s=0.3) as fake, SandboxFusionExecutor(fake.url, max_concurrency=2) as executor:
+        results = await asyncio.gather(*(executor.run("1") for _ in range(4)))
     assert fake.most_at_once == 2
-    assert not any(result.timed_out for result in results)
-    assert max(result.queued_s for result in results) > 0.35
-
-
-@pytest.mark.slow
-async def test_a_servers_delay_is_queueing_and_not_running() -> None:
-    async with FakeSandboxFusion(delay_s=1.5) as fake, SandboxFusionExecutor(fake.url) as executor:
-        result = await executor.run("1", timeout_s=1)
-    assert (result.stdout, result.timed_out) == ("1\n", False)
-    assert result.queued_s > 1.4
-
-
-@pytest.mark.slow
-async def test_the_callers_loop_is_never_blocked(executor: SandboxFusionExecutor) -> None:
-    turns, running = 0, asyncio.create_task(executor.run("import time; time.sleep(0.5)"))
-    while not running.done():
-        await asyncio.sleep(0.01)
-        turns += 1
-    assert turns > 3
+    assert all(result.queued_s >= 0.3 for result in results)
 
 
 async def test_cancelling_stops_waiting_and_frees_the_place(fake: FakeSandboxFusion) -> None:
@@ -441,36 +303,6 @@ async def test_cancelling_stops_waiting_and_frees_the_place(fake: FakeSandboxFus
             await running
         result = await executor.run("1")
     assert (result.stdout, result.infra_error, len(fake.requests)) == ("1\n", None, 2)
-
-
-def test_loops_of_several_threads_share_one_executor() -> None:
-    async def serve() -> None:
-        async with FakeSandboxFusion() as fake:
-            executor = SandboxFusionExecutor(fake.url, max_concurrency=2)
-            threads = [
-                threading.Thread(target=lambda: results.append(asyncio.run(executor.run("1")))) for _ in range(5)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                await asyncio.to_thread(thread.join)
-            await executor.aclose()
-            assert fake.most_at_once <= 2
-
-    results: list[ExecutionResult] = []
-    asyncio.run(serve())
-    assert [result.stdout for result in results] == ["1\n"] * 5
-
-
-async def test_a_closed_executor_has_waited_and_refuses(fake: FakeSandboxFusion) -> None:
-    executor = SandboxFusionExecutor(fake.url)
-    running = asyncio.create_task(executor.run("import time; time.sleep(0.3); 1"))
-    await fake.arrived.wait()
-    await executor.aclose()
-    assert (await running).stdout == "1\n"
-    await executor.aclose()
-    with pytest.raises(SandboxError, match="after aclose"):
-        await executor.run("1")
 
 
 async def test_an_executor_that_nobody_closed_lets_the_interpreter_end_without_a_word(fake: FakeSandboxFusion) -> None:
@@ -492,20 +324,9 @@ def test_what_is_not_a_servers_url_is_refused(urls: object) -> None:
         SandboxFusionExecutor(urls)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["timeout_s", "max_output_chars", "memory_mb", "max_concurrency"])
-def test_limits_must_be_positive_numbers(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        SandboxFusionExecutor("http://127.0.0.1:1", **{name: 0})  # type: ignore[arg-type]
-
-
-async def test_sessions_and_bad_calls_are_refused(executor: SandboxFusionExecutor) -> None:
-    with pytest.raises(ConfigError, match="keeps no sessions"):
-        await executor.run("1", session="episode-1")
-    with pytest.raises(ConfigError, match="timeout_s"):
-        await executor.run("1", timeout_s=float("nan"))
-    with pytest.raises(ConfigError, match="expected a string"):
-        await executor.run(b"1")  # type: ignore[arg-type]
-    await executor.close_session("episode-1")
+def test_memory_must_be_a_positive_number() -> None:
+    with pytest.raises(ConfigError, match="memory_mb"):
+        SandboxFusionExecutor("http://127.0.0.1:1", memory_mb=0)
 
 
 @pytest.mark.parametrize("name", remote._SENT)

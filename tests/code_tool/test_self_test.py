@@ -64,10 +64,7 @@ def test_layers_that_hold_pass() -> None:
     assert found("none") == "None\n"
 
 
-@pytest.mark.parametrize(
-    "layer",
-    ["limits", pytest.param("user", marks=AS_ROOT), "files", "syscalls"],
-)
+@pytest.mark.parametrize("layer", ["limits", pytest.param("user", marks=AS_ROOT), "files", "syscalls"])
 def test_a_layer_that_is_promised_and_does_not_hold_is_found(layer: str) -> None:
     assert found(layer).startswith(f"('{layer}', ")
 

@@ -11,9 +11,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from attack_targets import shallow_paths
@@ -90,8 +90,7 @@ SESSION_CALLS = (3, 5)
 SHARE_OF_SESSIONS, SHARE_OF_CANCELLED = 0.04, 0.06
 
 
-@dataclass(frozen=True)
-class Idle:
+class Idle(NamedTuple):
     """What an executor holds when it has nothing to do; three numbers are of supervisor, template and this process."""
 
     children: int

@@ -14,7 +14,7 @@ from strands.models import Model
 from strands.tools.registry import ToolRegistry
 
 from strands_rollout.agent.tool_loading import load_tools
-from strands_rollout.code_tool import ExecutionResult, ExecutorFacts, SubprocessExecutor
+from strands_rollout.code_tool import CodeExecutor, ExecutionResult, ExecutorFacts, SubprocessExecutor
 from strands_rollout.code_tool.tool import (
     CODE_LIBRARIES,
     CODE_MEMORY_MB,
@@ -30,7 +30,7 @@ from strands_rollout.errors import SandboxError, ToolError
 SPEC = {"name": CODE_TOOL_NAME, "description": CODE_TOOL_DESCRIPTION, "inputSchema": {"json": CODE_TOOL_SCHEMA}}
 
 
-class ScriptedExecutor:
+class ScriptedExecutor(CodeExecutor):
     """Gives one result, and remembers what it was asked."""
 
     facts = ExecutorFacts(CODE_LIBRARIES, CODE_MEMORY_MB, isolated=True)
@@ -43,14 +43,7 @@ class ScriptedExecutor:
         self.calls.append((code, timeout_s))
         return self.result
 
-    async def close_session(self, session: str) -> None: ...
-
     async def aclose(self) -> None: ...
-
-    async def __aenter__(self) -> ScriptedExecutor:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None: ...
 
 
 class OneCallModel(Model):

@@ -54,8 +54,7 @@ def make(disk: Disk, evicted: list[int] | None = None, disk_mb: int = 64, max_fi
 
 
 @pytest.mark.parametrize(
-    ("mebibytes", "files", "words"),
-    [(1, 1, None), (9, 8, "disk limit of 64 MiB"), (0, 101, "limit of 100 files")],
+    ("mebibytes", "files", "words"), [(1, 1, None), (9, 8, "disk limit of 64 MiB"), (0, 101, "limit of 100 files")]
 )
 async def test_a_look_tells_the_limit_that_is_passed(disk: Disk, mebibytes: int, files: int, words: str | None) -> None:
     watch, child = make(disk), disk.put(0, mebibytes, files)

@@ -25,8 +25,7 @@ class Stranger(Target):
     """A process of the same user, with a secret in its arguments, its environment and its memory."""
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__()
-        del stage
+        super().__init__(stage)
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", "read line", self.secret],
             env={"SECRET": self.secret},
@@ -72,7 +71,7 @@ class Owner(Target):
     """
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__()
+        super().__init__(stage)
         self._memory = ctypes.create_string_buffer(self.secret.encode())
         family = descendants(os.getpid())
         self._helpers = family & {Process(pid).number("PPid") for pid in family}  # who has children: no run has
@@ -104,16 +103,10 @@ class Owner(Target):
 
 
 class Server(Target):
-    """Listens, and remembers whether anybody came.
-
-    Args:
-        stage: Where.
-        family: "tcp", "udp", "path" (a unix socket with a file that all may write to) or "abstract".
-        kind: "stream" or "dgram".
-    """
+    """Listens, and remembers whether anybody came; a unix socket's path is one that all may write to."""
 
     def __init__(self, stage: Stage, family: str, kind: str = "stream") -> None:
-        super().__init__()
+        super().__init__(stage)
         self._reached = False
         unix = family in ("path", "abstract")
         kind_number = socket.SOCK_DGRAM if kind == "dgram" else socket.SOCK_STREAM
@@ -163,8 +156,7 @@ class Caller(Target):
     """Tries to reach a server that the sandbox opens at `port`."""
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__()
-        del stage
+        super().__init__(stage)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._address = free.getsockname()
@@ -199,7 +191,7 @@ class Neighbour(Target):
     """
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__()
+        super().__init__(stage)
         self._stopped = False
         self._expected = f"working\n{self.secret} 0\n"
         self._run: Future[ExecutionResult] = stage.start(_WORK.format(secret=self.secret, name=self.name))
@@ -251,7 +243,7 @@ class EarlierRuns(Target):
     )
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__()
+        super().__init__(stage)
         for code in self._CODES:
             result = stage.start(code.format(secret=self.secret, long=self.secret * 10_000)).result()
             assert result.infra_error is None, result
@@ -273,7 +265,7 @@ for folder in (".", os.environ["HOME"]):
 """
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__()
+        super().__init__(stage)
         self._stage = stage
         self._printed = ""
 

@@ -22,9 +22,19 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def ends(pid: int, within_s: float = 3.0) -> bool:
+def ends(pid: int, within_s: float = 30.0) -> bool:
     """Whether a process is gone in time."""
     give_up_at = time.monotonic() + within_s
     while is_running(pid) and time.monotonic() < give_up_at:
         time.sleep(0.02)
     return not is_running(pid)
+
+
+def written_number(note: Path, within_s: float = 30.0) -> int:
+    """The number that another process writes to a file, with the end of the line; waited for."""
+    give_up_at = time.monotonic() + within_s
+    while not (note.exists() and note.read_text().endswith("\n")):
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"nobody has written to {note}")
+        time.sleep(0.02)
+    return int(note.read_text())

@@ -42,39 +42,23 @@ _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
 def library_files(names: Iterable[str]) -> dict[str, list[str]]:
-    """What must be readable for these libraries and all that they require.
-
-    Args:
-        names: Names of distributions or of top-level modules ("scikit-learn" or "sklearn").
-
-    Returns:
-        Folder -> sorted names in it, of files and directories.
-    """
+    """What must be readable for these distributions or modules and all that they require: folder -> names in it."""
     found: dict[str, set[str]] = {}
-    for distribution in _closure(names):
-        for folder, name in _entries(distribution):
-            found.setdefault(folder, set()).add(name)
-    return {folder: sorted(entries) for folder, entries in sorted(found.items())}
-
-
-def _closure(names: Iterable[str]) -> Iterator[metadata.Distribution]:
-    """The distributions behind the names, then what they require and is installed."""
-    pending = [_distribution(name) for name in names]
     seen: set[str] = set()
+    pending = [_distribution(name) for name in names]
     while pending:
         distribution = pending.pop()
         if distribution.name in seen:
             continue
         seen.add(distribution.name)
-        yield distribution
+        for folder, entry in _entries(distribution):
+            found.setdefault(folder, set()).add(entry)
         for requirement in distribution.requires or ():
             name = _NAME.match(requirement)
-            if name is None or _EXTRA.search(requirement):
-                continue
-            try:
-                pending.append(metadata.distribution(name[1]))
-            except metadata.PackageNotFoundError:
-                continue  # its marker is for another platform or Python
+            if name is not None and not _EXTRA.search(requirement):
+                with contextlib.suppress(metadata.PackageNotFoundError):  # its marker is for another platform or Python
+                    pending.append(metadata.distribution(name[1]))
+    return {folder: sorted(entries) for folder, entries in sorted(found.items())}
 
 
 def _distribution(name: str) -> metadata.Distribution:
@@ -98,22 +82,14 @@ def _entries(distribution: metadata.Distribution) -> Iterator[tuple[str, str]]:
             yield str(distribution.locate_file("")), file.parts[0]
     # its modules are asked for as well: a distribution of the operating system's has no list of files, and an editable
     # one lists only the file that leads to its sources
-    for module in _top_level_modules(distribution):
+    listed = distribution.read_text("top_level.txt")
+    modules = listed.split() if listed is not None else [distribution.name.replace("-", "_")]
+    for module in filter(str.isidentifier, modules):
         spec = importlib.util.find_spec(module)
-        if spec is None:
-            continue
-        for place in spec.submodule_search_locations or [spec.origin or ""]:
-            path = Path(place)
+        places = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
+        for path in map(Path, places):
             if path.exists():
                 yield str(path.parent), path.name
-
-
-def _top_level_modules(distribution: metadata.Distribution) -> list[str]:
-    listed = distribution.read_text("top_level.txt")
-    if listed is not None:
-        return [name for name in listed.split() if name.isidentifier()]
-    name = distribution.name.replace("-", "_")
-    return [name] if name.isidentifier() else []
 
 
 logger = logging.getLogger(__name__)
@@ -190,28 +166,19 @@ class LocalExecutor(CodeExecutor):
         self._disabled = tuple(disabled_layers)
         self._closed = False
         self._supervisor: SandboxProcesses | None = None
-        self._finalizer = weakref.finalize(self, _nothing)
+        self._finalizer: weakref.finalize[[], LocalExecutor] | None = None
         self._start_anew()
-        self.facts = ExecutorFacts(
-            libraries=self._libraries,
-            memory_mb=memory_mb,
-            isolated=isolation != "rlimits" and "syscalls" not in self._disabled,
-            keeps_sessions=True,
-        )
+        isolated = isolation != "rlimits" and "syscalls" not in self._disabled
+        self.facts = ExecutorFacts(self._libraries, memory_mb, isolated, keeps_sessions=True)
 
     def _start_anew(self) -> None:
-        """Have nobody wait and nothing run, in this process."""
+        """Have nobody wait and nothing run: a fork inherits places that are taken, and nobody who gives them back."""
         self._pid = os.getpid()
         self._queue = FairQueue(int(self._limits["max_concurrency"]))
         self._turns: dict[str, FairQueue] = {}
         self._sessions: dict[str, SandboxProcesses] = {}
         self._starting: dict[asyncio.AbstractEventLoop, asyncio.Task[SandboxProcesses]] = {}
         self._lock = threading.Lock()
-
-    def _forget_other_process(self) -> None:
-        """A fork inherits places that are taken, and nobody in it who gives them back."""
-        if self._pid != os.getpid():
-            self._start_anew()
 
     def _turn(self, session: str | None) -> contextlib.AbstractAsyncContextManager[None]:
         """One call of a session at a time; those that wait hold no place."""
@@ -238,7 +205,8 @@ class LocalExecutor(CodeExecutor):
         if len(code) > _MAX_CODE_CHARS:
             refusal = f"MemoryError: the code has {len(code)} characters; at most {_MAX_CODE_CHARS} can be run\n"
             return ExecutionResult("", refusal, 1)
-        self._forget_other_process()
+        if self._pid != os.getpid():
+            self._start_anew()
         asked = time.monotonic()
         async with self._turn(session), self._queue.place():
             queued_s = time.monotonic() - asked
@@ -260,7 +228,14 @@ class LocalExecutor(CodeExecutor):
     async def aclose(self) -> None:
         """End the supervisor and what it runs, delete all files. Safe to call twice."""
         self._closed = True
-        await asyncio.to_thread(self._close)
+
+        def close() -> None:
+            with self._lock:
+                supervisor, self._supervisor = self._supervisor, None
+            if supervisor is not None:
+                supervisor.close()
+
+        await asyncio.to_thread(close)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -314,14 +289,14 @@ class LocalExecutor(CodeExecutor):
                 supervisor = SandboxProcesses(self._settings(), self._scratch_dir)
             except (OSError, RuntimeError) as e:  # no descriptors, processes, memory or threads left
                 raise SandboxError(f"the code sandbox could not be started: {type(e).__name__}: {e}") from e
-            try:
+            with contextlib.ExitStack() as unless_accepted:
+                unless_accepted.callback(supervisor.close)
                 self._accept(supervisor.report)
-            except BaseException:
-                supervisor.close()
-                raise
+                unless_accepted.pop_all()
             self._supervisor = supervisor
             self.facts = replace(self.facts, isolated="syscalls" in supervisor.report.enforced)
-            self._finalizer.detach()
+            if self._finalizer is not None:
+                self._finalizer.detach()
             self._finalizer = weakref.finalize(self, supervisor.close)  # also at exit, where nobody closes this
             return supervisor
 
@@ -341,27 +316,15 @@ class LocalExecutor(CodeExecutor):
 
     def _settings(self) -> dict[str, Any]:
         limits = self._limits
-        return {
-            "limits": limits,
-            "spares": min(int(limits["max_concurrency"]), _MAX_SPARES),
-            "fork_server": {
-                "libraries": library_files(self._libraries),
-                "preload": list(self._libraries),
-                "disabled": list(self._disabled),
-                "limits": {
-                    "memory_mb": limits["memory_mb"],
-                    "file_mb": limits["disk_mb"],
-                    "max_threads": limits["max_threads"],
-                    "cpu_s": _CPU_LIMIT_S,
-                },
-            },
+        of_child = {"memory_mb": limits["memory_mb"], "file_mb": limits["disk_mb"]}
+        fork_server = {
+            "libraries": library_files(self._libraries),
+            "preload": list(self._libraries),
+            "disabled": list(self._disabled),
+            "limits": of_child | {"max_threads": limits["max_threads"], "cpu_s": _CPU_LIMIT_S},
         }
-
-    def _close(self) -> None:
-        with self._lock:
-            supervisor, self._supervisor = self._supervisor, None
-        if supervisor is not None:
-            supervisor.close()
+        spares = min(int(limits["max_concurrency"]), _MAX_SPARES)
+        return {"limits": limits, "spares": spares, "fork_server": fork_server}
 
 
 def _check_settings(limits: Mapping[str, float], isolation: object, libraries: object) -> None:
@@ -373,7 +336,3 @@ def _check_settings(limits: Mapping[str, float], isolation: object, libraries: o
         raise ConfigError(f"isolation is {isolation!r}; expected one of {', '.join(LAYERS)}")
     if isinstance(libraries, str):
         raise ConfigError(f"libraries is the string {libraries!r}; expected a list of names: [{libraries!r}]")
-
-
-def _nothing() -> None:
-    """What is to be done at the end of an executor that has not started."""

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Literal
@@ -34,11 +34,7 @@ _YOUNG_S: Final = 60.0  # a directory that is this young may be about to be lock
 
 
 class ScratchRoot:
-    """One such directory.
-
-    Args:
-        parent: Where to make it; None for the temporary directory, or /tmp if other users can't reach that.
-    """
+    """A directory for an executor's files: in the parent, else in the temporary one, or in /tmp if that is closed."""
 
     def __init__(self, parent: str | None = None) -> None:
         folder = parent or _default_parent()
@@ -99,17 +95,13 @@ class SupervisorGoneError(Exception):
 
 
 class SupervisorLink:
-    """One supervisor process. Blocking to make and to close: belongs in a thread.
-
-    Attributes:
-        facts: What the fork server says of itself: `enforced`, `missing`, `start_s`.
-    """
+    """One supervisor process. Blocking to make and to close: belongs in a thread."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._ids = itertools.count()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._lock = threading.Lock()
-        self._gone = False
+        self.is_gone = False  # the process has ended, or is about to
         self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._sending = threading.Lock()
         self._is_writing = False  # the thread has something to write, after which all else has to come
@@ -117,20 +109,14 @@ class SupervisorLink:
         self._news = FrameReader(self._socket)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
         self._process: subprocess.Popen[bytes] | None = None
-        try:
+        with contextlib.ExitStack() as unless_started:
+            unless_started.callback(self.close)
             with theirs:
                 self._process = _start(settings, theirs, self._errors)
-            self.facts: dict[str, Any] = self._hear_facts()
+            self.facts = self._hear_facts()
             for work in (self._write, self._read):
                 threading.Thread(target=work, name="code-executor", daemon=True).start()
-        except BaseException:  # whatever it was, nothing must be left of it
-            self.close()
-            raise
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the process has ended, or is about to."""
-        return self._gone
+            unless_started.pop_all()
 
     async def run(self, code: str, timeout_s: float, session: str | None) -> dict[str, Any]:
         """Have code run; the fields of an `ExecutionResult`."""
@@ -144,13 +130,13 @@ class SupervisorLink:
 
     def kill(self) -> None:
         """End the process at once: whoever waits is told."""
-        self._gone = True
+        self.is_gone = True
         if self._process is not None:
             self._process.kill()
 
     def close(self) -> None:
         """End the process, and with it all that it runs. Safe to call twice."""
-        self._gone = True
+        self.is_gone = True
         self._unsent.put(None)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -171,7 +157,7 @@ class SupervisorLink:
         number = next(self._ids)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         with self._lock:
-            if self._gone:
+            if self.is_gone:
                 raise SupervisorGoneError
             self._answers[number] = answer
         self._send(frame(order | {"id": number}))
@@ -194,6 +180,7 @@ class SupervisorLink:
                 self._unsent.put(order)
 
     def _hear_facts(self) -> dict[str, Any]:
+        """What the fork server says of itself: `enforced`, `missing`, `start_s`."""
         self._socket.settimeout(_START_LIMIT_S)
         try:
             news = self._news.next()
@@ -203,14 +190,12 @@ class SupervisorLink:
         if news is None or "facts" not in news:
             self.kill()
             reason = (news or {}).get("failure", "it ended")
-            raise SandboxError(f"the code sandbox did not start: {reason}{self._last_errors()}")
+            self._errors.seek(0)
+            text = self._errors.read().decode(errors="replace").strip()
+            last_words = f"; its last words were: {text[-1500:]}" if text else ""
+            raise SandboxError(f"the code sandbox did not start: {reason}{last_words}")
         facts: dict[str, Any] = news["facts"]
         return facts
-
-    def _last_errors(self) -> str:
-        self._errors.seek(0)
-        text = self._errors.read().decode(errors="replace").strip()
-        return f"; its last words were: {text[-1500:]}" if text else ""
 
     def _write(self) -> None:
         with contextlib.suppress(OSError):
@@ -229,7 +214,7 @@ class SupervisorLink:
             pass
         finally:
             with self._lock:
-                self._gone = True
+                self.is_gone = True
                 unanswered = list(self._answers.values())
             self._unsent.put(None)
             for answer in unanswered:
@@ -248,26 +233,22 @@ def _call(answer: asyncio.Future[Any], settle: Callable[[Any], None], outcome: o
 
 
 def _start(settings: Mapping[str, Any], link: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # noqa: S603 - a fixed command
-        python_command("strands_rollout.code_tool.local.sandbox.supervisor", link.fileno(), settings),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-        env=_environment(),
-        pass_fds=(link.fileno(),),
-        start_new_session=True,  # a Ctrl-C in the terminal is the trainer's alone
-    )
-
-
-def _environment() -> dict[str, str]:
-    """Everything that code can see of the trainer's environment; one thread per numeric library."""
+    # everything that code can see of the trainer's environment; one thread per numeric library
     kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     # the same order of sets in every run: what differs from run to run is noise for who learns from it
     fixed = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONHASHSEED": "0"}
     # macOS would end a fork that uses what its parent has loaded
     macos = {"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"} if sys.platform == "darwin" else {}
-    return {"LANG": "C.UTF-8", **kept, **one_thread, **fixed, **macos}
+    return subprocess.Popen(  # noqa: S603 - a fixed command
+        python_command("strands_rollout.code_tool.local.sandbox.supervisor", link.fileno(), settings),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        env={"LANG": "C.UTF-8", **kept, **one_thread, **fixed, **macos},
+        pass_fds=(link.fileno(),),
+        start_new_session=True,  # a Ctrl-C in the terminal is the trainer's alone
+    )
 
 
 Isolation = Literal["full", "seccomp", "rlimits"]
@@ -304,13 +285,13 @@ class SandboxProcesses:
         self._closed = False
         self._root = ScratchRoot(scratch_dir)
         settings["root"] = settings["fork_server"]["root"] = self._root.path
-        try:
+        with contextlib.ExitStack() as unless_started:
+            unless_started.callback(self._root.delete)
             self.link = SupervisorLink(settings)
-        except BaseException:
-            self._root.delete()
-            raise
-        facts = self.link.facts
-        self.report = SandboxReport(facts["enforced"], facts["missing"], _strongest(facts["missing"]), facts["start_s"])
+            unless_started.pop_all()
+        enforced, missing, start_s = (self.link.facts[name] for name in ("enforced", "missing", "start_s"))
+        fitting = (mode for mode, layers in LAYERS.items() if mode == "rlimits" or not set(layers) & set(missing))
+        self.report = SandboxReport(enforced, missing, next(fitting), start_s)
 
     @property
     def is_ours(self) -> bool:
@@ -327,7 +308,3 @@ class SandboxProcesses:
             return
         self.link.close()
         self._root.delete()
-
-
-def _strongest(missing: Collection[str]) -> Isolation:
-    return next(mode for mode, layers in LAYERS.items() if mode == "rlimits" or not set(layers) & set(missing))

@@ -15,6 +15,7 @@ import builtins
 import contextlib
 import dbm.dumb
 import gc
+import itertools
 import json
 import multiprocessing.context
 import os
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Final
 
 from strands_rollout.code_tool.local.sandbox import code_runner
 from strands_rollout.code_tool.local.sandbox.confinement import Confinement, LayerError, Place
@@ -45,7 +46,9 @@ def become_child(confinement: Confinement, place: Place, descriptors: tuple[int,
     """Turn a fork of the fork server into a process that runs code; never returns."""
     try:
         _take_descriptors(descriptors, confinement.kept_descriptors(), place)
-        _reset_signals()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         confinement.apply(place)
         if place.ruleset is not None:
             place.ruleset.close()
@@ -80,12 +83,6 @@ def _take_descriptors(descriptors: tuple[int, int, int], kept: Collection[int], 
     os.closerange(start, max(start, 1 + max(map(int, os.listdir("/dev/fd")))))  # noqa: PTH208
 
 
-def _reset_signals() -> None:
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def _look_fresh(home: str) -> None:
     """Undo what a fork shares with all other forks: environment, random numbers, a known temporary directory."""
     os.environ.update(HOME=home, TMPDIR=home, PWD=home)
@@ -118,7 +115,7 @@ def _replace_locks() -> None:
         setattr(multiprocessing, name, getattr(threading, name))
 
 
-def _real_path(path: Any, *, strict: object = False) -> Any:  # noqa: ANN401 - a path, in whatever form
+def _real_path(path: str | bytes | os.PathLike[str], *, strict: object = False) -> str | bytes:
     """Stand in for `os.path.realpath`, which would fail at any link: links can't be read."""
     if strict is True:  # newer Pythons have other values, which let files be missing
         os.lstat(path)
@@ -133,9 +130,11 @@ def _serve(control: socket.socket) -> None:
     """Run what is sent: one piece of code, or in a session one after the other, until the socket closes."""
     namespace = code_runner.prepare_interpreter().__dict__
     orders = FrameReader(control)
-    number = 0
-    while (order := orders.next()) is not None:
-        number += 1
+    for number in itertools.count(1):
+        control.settimeout(None)  # earlier code may have made it non-blocking
+        order = orders.next()
+        if order is None:
+            break
         os.write(_CONTROL, STARTED)
         name = f"<code {number}>" if order["session"] else code_runner.SOURCE_NAME
         exit_code = _run(order["code"], namespace, name)
@@ -152,8 +151,12 @@ def _run(code: str, namespace: dict[str, object], name: str) -> int:
     """Run one piece of code and show its error, if any; returns the exit code that a script would have."""
     try:
         code_runner.run_code(code, namespace, name)
-    except SystemExit as e:
-        return _exit_code(e)
+    except SystemExit as e:  # what the interpreter makes of `sys.exit(...)`
+        if e.code is None or isinstance(e.code, int):
+            return (e.code or 0) & 0xFF
+        with contextlib.suppress(Exception):  # stderr is the code's to break
+            print(e.code, file=sys.stderr)
+        return _EXCEPTION
     except BaseException as e:  # the code may raise anything, KeyboardInterrupt included
         with contextlib.suppress(BaseException):  # the code may have replaced the hook, and closed the streams
             sys.excepthook(type(e), e, e.__traceback__)
@@ -161,17 +164,6 @@ def _run(code: str, namespace: dict[str, object], name: str) -> int:
     finally:
         _flush()
     return 0
-
-
-def _exit_code(error: SystemExit) -> int:
-    """What the interpreter makes of `sys.exit(...)`."""
-    if error.code is None:
-        return 0
-    if isinstance(error.code, int):
-        return error.code & 0xFF
-    with contextlib.suppress(Exception):  # stderr is the code's to break
-        print(error.code, file=sys.stderr)
-    return _EXCEPTION
 
 
 def _finish() -> None:

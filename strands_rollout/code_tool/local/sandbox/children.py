@@ -23,31 +23,20 @@ _DRAIN_S: Final = 0.5  # a process that escaped in a weaker mode may hold the pi
 
 
 class RunningChild:
-    """A process that runs one piece of code, or a session's pieces one after the other.
-
-    Attributes:
-        ready: Done when it waits for code; an exception says why it never will.
-        ended: Done with its exit code.
-        pid: Its process, once it is known.
-        user: The user that it is, where that is not ours.
-        is_ending: Whether it has been killed, which may take the kernel some time.
-        thread_limit: The threads of its user from which on it can start no more, where the user is ours.
-        is_broken: Whether the code has written to the control socket, which nothing can be believed from then on.
-        alarm: Done when that has happened, or too much has been printed.
-    """
+    """A process that runs one piece of code, or a session's pieces one after the other."""
 
     def __init__(self, place: int, max_output_chars: int, max_output_bytes: int) -> None:
         loop = asyncio.get_running_loop()
         self.place = place
-        self.pid: int | None = None
-        self.user: int | None = None
+        self.pid: int | None = None  # once it is known
+        self.user: int | None = None  # where that is not ours
         self._process: int | None = None
-        self.is_ending = False
-        self.thread_limit = 0
-        self.is_broken = False
-        self.ready: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[int] = loop.create_future()
-        self.alarm: asyncio.Future[None] = loop.create_future()
+        self.is_ending = False  # it has been killed, which may take the kernel some time
+        self.thread_limit = 0  # from so many threads of its user on it can start no more, where the user is ours
+        self.is_broken = False  # the code has written to the control socket: nothing there can be believed any more
+        self.ready: asyncio.Future[None] = loop.create_future()  # it waits for code, or why it never will
+        self.ended: asyncio.Future[int] = loop.create_future()  # with its exit code
+        self.alarm: asyncio.Future[None] = loop.create_future()  # it is broken, or has printed too much
         self._max_output_chars = max_output_chars
         self._max_output_bytes = max_output_bytes
         self._started: asyncio.Future[None] = loop.create_future()
@@ -127,11 +116,8 @@ class RunningChild:
     def printed(self) -> dict[str, Any]:
         """What the current piece of code has printed, as fields of a result."""
         stdout, stderr = self._outputs[self._stdout], self._outputs[self._stderr]
-        return {
-            "stdout": stdout.text(),
-            "stderr": stderr.text(),
-            "truncated": stdout.truncated or stderr.truncated,
-        }
+        truncated = stdout.truncated or stderr.truncated
+        return {"stdout": stdout.text(), "stderr": stderr.text(), "truncated": truncated}
 
     def close(self) -> None:
         """Close what is open; the process must have ended."""
@@ -215,15 +201,11 @@ _PACKETS: Final = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.S
 
 
 class ForkServerLink:
-    """One fork server.
-
-    Attributes:
-        facts: What the fork server says of itself; set when it is up. When it ends after that, this process does.
-    """
+    """One fork server. When it ends after it was up, this process does."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         loop = asyncio.get_running_loop()
-        self.facts: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self.facts: asyncio.Future[dict[str, Any]] = loop.create_future()  # what it says of itself when it is up
         self._children: dict[int, RunningChild] = {}
         self._unsent: deque[tuple[bytes, RunningChild | None]] = deque()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, _PACKETS)

@@ -35,8 +35,8 @@ from strands_rollout.code_tool.local.sandbox.kernel import (
     become,
     become_reading_as_root,
     can_become,
-    drop_capabilities,
     prctl,
+    set_capabilities,
 )
 from strands_rollout.code_tool.local.sandbox.seccomp import SyscallFilter, install, is_supported
 
@@ -48,8 +48,9 @@ _SYSTEM: Final = ("/etc/ld.so.cache", "/usr/lib/locale", "/usr/share/zoneinfo")
 
 def standard_library_folders() -> list[str]:
     """The folders of the standard library in use, in the order in which they are searched."""
-    known = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-    return [path for path in sys.path if Path(path).is_dir() and _is_in(os.path.realpath(path), known)]
+    known = {Path(os.path.realpath(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib")}
+    found = {path: Path(os.path.realpath(path)) for path in sys.path if Path(path).is_dir()}
+    return [path for path in sys.path if path in found and known & {found[path], *found[path].parents}]
 
 
 def readable_files(libraries: Mapping[str, Sequence[str]]) -> list[str]:
@@ -61,16 +62,6 @@ def readable_files(libraries: Mapping[str, Sequence[str]]) -> list[str]:
         paths += _shared_objects(folder)
     paths += (path for path in _SYSTEM if Path(path).exists())
     return sorted({os.path.realpath(path) for path in paths})
-
-
-def others_can_read(path: str) -> bool:
-    """Whether a user who owns nothing can reach a directory and list it."""
-    here = Path(os.path.realpath(path))
-    return here.stat().st_mode & 0o005 == 0o005 and all(parent.stat().st_mode & 0o001 for parent in here.parents)
-
-
-def _is_in(path: str, folders: set[str]) -> bool:
-    return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
 
 
 def _shared_object_folders() -> Iterator[str]:
@@ -85,10 +76,9 @@ def _shared_object_folders() -> Iterator[str]:
 def _shared_objects(folder: str) -> list[str]:
     """The folder itself where it holds shared objects alone, else these one by one: Python may live beside them."""
     entries = list(os.scandir(folder))
-    if not any(entry.name.startswith("python") and entry.is_dir() for entry in entries):
-        is_system = folder.startswith(("/lib", "/usr/lib"))
-        if is_system:
-            return [folder]
+    has_python = any(entry.name.startswith("python") and entry.is_dir() for entry in entries)
+    if not has_python and folder.startswith(("/lib", "/usr/lib")):
+        return [folder]
     return [entry.path for entry in entries if _SHARED_OBJECT.search(entry.name) and entry.is_file()]
 
 
@@ -145,11 +135,6 @@ class DirectoryDescriptors:
         sys.path_importer_cache.clear()
 
 
-def allow_imports(libraries: Mapping[str, Sequence[str]]) -> None:
-    """Let the chosen libraries be imported in this process."""
-    sys.meta_path.append(LibraryFinder(libraries))
-
-
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _SIGKILL: Final = 9
@@ -168,19 +153,12 @@ class LayerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one process works.
-
-    Attributes:
-        folder: A directory that is its alone, and new.
-        user: The user that it becomes; None for the one that it is.
-        ruleset: What admits it to the directory and to what everybody may read; None without Landlock.
-        uses: Directories before this one that the ruleset admits to.
-    """
+    """Where one process works, in a directory that is its alone, and new."""
 
     folder: str
-    user: int | None
-    ruleset: landlock.Ruleset | None
-    uses: int = 0
+    user: int | None  # that it becomes; None for the one that it is
+    ruleset: landlock.Ruleset | None  # admits it to the directory and to what everybody may read
+    uses: int = 0  # directories before this one that the ruleset admits to
 
     def retire(self) -> None:
         """Give up the ruleset where that costs space: deleted directories keep theirs while a ruleset names them."""
@@ -191,17 +169,12 @@ class Place:
 
 
 class Confinement:
-    """What is enforced on this machine.
+    """What is enforced on this machine, and what is missing: layer -> how or why not, in words.
 
     Args:
         libraries: Folder -> names in it that code may import.
         limits: Of each process.
         disabled: Layers to leave out although the machine has them; "landlock" leaves `files` to a change of root.
-
-    Attributes:
-        enforced: Layer -> how, in words.
-        missing: Layer -> why not, in words.
-        descriptors: Folders that are reached through descriptors, because the code's user can't reach them otherwise.
     """
 
     def __init__(
@@ -215,19 +188,19 @@ class Confinement:
         self._first_user: int | None = None
         self._readable: list[str] = []
         self._reads_as_root = False
-        self.descriptors = DirectoryDescriptors()
+        self.descriptors = DirectoryDescriptors()  # of folders that the code's user can't reach otherwise
         self.enforced: dict[str, str] = {}
-        self.missing: dict[str, str] = {}
-        for layer, decide in {
-            "limits": self._decide_limits,
-            "user": self._decide_user,
-            "files": self._decide_files,
-            "syscalls": self._decide_syscalls,
-        }.items():
-            if layer in disabled:
-                self.missing[layer] = "left out by the setting disabled_layers"
-            else:
-                decide()
+        left_out = [layer for layer in ("limits", "user", "files", "syscalls") if layer in disabled]
+        self.missing: dict[str, str] = dict.fromkeys(left_out, "left out by the setting disabled_layers")
+        if "limits" not in disabled:
+            sizes = f"{limits.memory_mb} MiB of memory, {limits.file_mb} MiB a file"
+            self.enforced["limits"] = f"{sizes}, {OPEN_FILES} files"
+        if "user" not in disabled:
+            self._decide_user()
+        if "files" not in disabled:
+            self._decide_files()
+        if "syscalls" not in disabled:
+            self._decide_syscalls()
 
     @property
     def changes_root(self) -> bool:
@@ -255,7 +228,9 @@ class Confinement:
         if "user" not in self.enforced or self.changes_root or sys.platform != "linux":
             return
         for folder in dict.fromkeys([*standard_library_folders(), *self._libraries]):
-            if not others_can_read(folder):
+            here = Path(os.path.realpath(folder))
+            can_pass = all(parent.stat().st_mode & 0o001 for parent in here.parents)
+            if here.stat().st_mode & 0o005 != 0o005 or not can_pass:  # for a user who owns nothing
                 self.descriptors.add(folder)
         self.descriptors.reroute_imports()
 
@@ -265,26 +240,19 @@ class Confinement:
 
     def sample_files(self) -> list[str]:
         """A file of each folder that code must be able to import from, by the path that leads confined code to it."""
-        listings = [Path(folder).glob("*.py") for folder in standard_library_folders()]
-        listings += [
-            Path(self.descriptors.reach(folder), name).glob("*.py")
-            for folder, names in self._libraries.items()
-            for name in names
-        ]
-        return [str(file) for listing in listings if (file := next(listing, None)) is not None]
+        folders = [Path(folder) for folder in standard_library_folders()]
+        folders += [Path(folder, name) for folder, names in self.library_folders().items() for name in names]
+        return [str(file) for folder in folders if (file := next(folder.glob("*.py"), None)) is not None]
 
     def kept_descriptors(self) -> list[int]:
         """The descriptors that stay open in a child; none where one could lead out of a changed root."""
         return [] if self.changes_root else self.descriptors.numbers
 
     def make_place(self, folder: str, index: int, before: Place | None = None) -> Place:
-        """Make a directory, and a ruleset that admits to it.
+        """Make a directory, and a ruleset that admits to it; that of the last place at this path can be used again.
 
-        Args:
-            folder: Its path. What was there before tells of an earlier run by its times and size even when it is
-                empty, so it must have been deleted.
-            index: Decides the user.
-            before: The last place at this path, whose ruleset can be used again.
+        What was there before tells of an earlier run by its times and size even when it is empty, so it must have been
+        deleted. The index decides the user.
         """
         with contextlib.suppress(FileExistsError):  # left by an attempt that failed later on
             os.mkdir(folder, 0o700)  # noqa: PTH102
@@ -312,7 +280,8 @@ class Confinement:
         if "limits" in self.enforced:
             _attempt("limits", lambda: self._limits.impose(own_user=self._is_counted_alone(place)))
         if self.changes_root:
-            _attempt("files", lambda: _change_root(place.folder))
+            _attempt("files", lambda: os.chroot(place.folder))
+            _attempt("files", lambda: os.chdir("/"))
         _attempt("user", lambda: self._change_user(place.user))
         if sys.platform == "linux":  # now, since a change of user takes both back
             prctl(_PR_SET_PDEATHSIG, _SIGKILL)
@@ -335,10 +304,6 @@ class Confinement:
             return True
         return os.geteuid() != 0 and "syscalls" in self.enforced and be_counted_alone()
 
-    def _decide_limits(self) -> None:
-        limits = self._limits
-        self.enforced["limits"] = f"{limits.memory_mb} MiB of memory, {limits.file_mb} MiB a file, {OPEN_FILES} files"
-
     def _decide_user(self) -> None:
         if os.geteuid() != 0:
             return  # not missing: an ordinary user has no other to become, and the other layers protect what is its own
@@ -355,12 +320,11 @@ class Confinement:
         if self._landlock_abi:
             self.enforced["files"] = f"Landlock, ABI {self._landlock_abi}"
             self._readable = readable_files(self._libraries)
-        elif "landlock" in self._disabled:
-            self._decide_change_of_root("left out by the setting disabled_layers")
-        else:
-            self._decide_change_of_root(
-                "the kernel offers no Landlock (Linux 5.13 or newer has it where it is enabled)"
-            )
+            return
+        reason = "the kernel offers no Landlock (Linux 5.13 or newer has it where it is enabled)"
+        if "landlock" in self._disabled:
+            reason = "left out by the setting disabled_layers"
+        self._decide_change_of_root(reason)
 
     def _decide_change_of_root(self, reason: str) -> None:
         if "user" in self.enforced and "chroot" not in self._disabled:
@@ -390,12 +354,7 @@ class Confinement:
         if user is not None and "user" in self.enforced:
             (become_reading_as_root if self._reads_as_root else become)(user)
         elif sys.platform == "linux" and os.geteuid() == 0:
-            drop_capabilities()
-
-
-def _change_root(folder: str) -> None:
-    os.chroot(folder)
-    os.chdir("/")
+            set_capabilities(0)
 
 
 def _attempt(layer: str, step: Callable[[], _T]) -> _T:

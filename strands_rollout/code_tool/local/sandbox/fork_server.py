@@ -35,7 +35,7 @@ from typing import Any, Final
 
 from strands_rollout.code_tool.local.sandbox import scratch
 from strands_rollout.code_tool.local.sandbox.child import FAILED, READY, STARTED, become_child
-from strands_rollout.code_tool.local.sandbox.confinement import Confinement, LayerError, Place, allow_imports
+from strands_rollout.code_tool.local.sandbox.confinement import Confinement, LayerError, LibraryFinder, Place
 from strands_rollout.code_tool.local.sandbox.kernel import ChildLimits, prctl
 from strands_rollout.code_tool.local.sandbox.protocol import frame
 
@@ -165,17 +165,14 @@ def find_broken_layer(confinement: Confinement, folder: str) -> tuple[str, str] 
         theirs.close()
         ours.settimeout(_LIMIT_S)
         try:
-            return _verdict(confinement, ours, child, output.fileno()) or _broken_cleaning(folder)
+            broken = _verdict(confinement, ours, child, output.fileno())
+            if broken is None and not scratch.delete(folder):
+                broken = "user", "root may not delete other users' files here (no CAP_DAC_OVERRIDE)"
+            return broken
         finally:
             if place.ruleset is not None:
                 place.ruleset.close()
             scratch.delete(folder)
-
-
-def _broken_cleaning(folder: str) -> tuple[str, str] | None:
-    if not scratch.delete(folder):
-        return "user", "root may not delete other users' files here (no CAP_DAC_OVERRIDE)"
-    return None
 
 
 def _verdict(confinement: Confinement, control: socket.socket, child: int, output: int) -> tuple[str, str] | None:
@@ -186,7 +183,9 @@ def _verdict(confinement: Confinement, control: socket.socket, child: int, outpu
             os.kill(child, 0)
         except PermissionError:
             may_signal = False
-        control.sendall(frame({"code": _program(confinement), "session": False}))
+        readable = [] if confinement.changes_root else confinement.sample_files()
+        facts = f"enforced = {list(confinement.enforced)!r}\nreadable = {readable!r}\n"  # it can't find these out
+        control.sendall(frame({"code": facts + _PROBE, "session": False}))
         if control.recv(1) != STARTED:
             greeting = b""
     exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -202,12 +201,6 @@ def _verdict(confinement: Confinement, control: socket.socket, child: int, outpu
     if not may_signal:
         broken["user"] = "root may not signal other users' processes here (no CAP_KILL)"
     return next(iter(broken.items()), None)
-
-
-def _program(confinement: Confinement) -> str:
-    """The probe, with what it can't find out itself."""
-    readable = [] if confinement.changes_root else confinement.sample_files()
-    return f"enforced = {list(confinement.enforced)!r}\nreadable = {readable!r}\n{_PROBE}"
 
 
 _MAX_MESSAGE: Final = 65536
@@ -343,26 +336,18 @@ def main() -> None:
         pass
     confinement = Confinement(settings["libraries"], ChildLimits(**settings["limits"]), settings["disabled"])
     confinement.open_folders()
-    allow_imports(confinement.library_folders())
-    _forget_package()
+    sys.meta_path.append(LibraryFinder(confinement.library_folders()))
+    # code can import what is in `sys.modules`, whatever the kernel confines: this package is not for it
+    for name in [name for name in sys.modules if name.partition(".")[0] == __package__.partition(".")[0]]:
+        del sys.modules[name]
     preload(settings["preload"])
     _settle(confinement, settings)
     gc.disable()
     gc.collect()
     gc.freeze()
-    facts = {
-        "is": "up",
-        "enforced": confinement.enforced,
-        "missing": confinement.missing,
-        "start_s": time.monotonic() - started,
-    }
+    start_s = time.monotonic() - started
+    facts = {"is": "up", "enforced": confinement.enforced, "missing": confinement.missing, "start_s": start_s}
     ForkServer(commands, confinement, settings["root"]).serve(facts)
-
-
-def _forget_package() -> None:
-    """Code can import what is in `sys.modules`, whatever the kernel confines: this package is not for it."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == __package__.partition(".")[0]]:
-        del sys.modules[name]
 
 
 def _settle(confinement: Confinement, settings: Mapping[str, Any]) -> None:

@@ -151,26 +151,15 @@ _MEBIBYTE: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ChildLimits:
-    """What one process may use.
+    """What one process may use."""
 
-    Attributes:
-        memory_mb: Address space in mebibytes; macOS ignores it.
-        file_mb: Largest file in mebibytes.
-        max_threads: Threads, where the process has a user of its own; else see `shared_thread_limit`.
-        cpu_s: Seconds on a CPU; the last resort, since wall-clock limits are its supervisor's.
-    """
-
-    memory_mb: int
-    file_mb: int
-    max_threads: int
-    cpu_s: int
+    memory_mb: int  # address space; macOS ignores it
+    file_mb: int  # largest file
+    max_threads: int  # where the process has a user of its own; else see `shared_thread_limit`
+    cpu_s: int  # the last resort, since wall-clock limits are its supervisor's
 
     def impose(self, *, own_user: bool) -> None:
-        """Limit the calling process, hard limits included.
-
-        Args:
-            own_user: Whether nobody else runs as its user: threads and signals are counted by user.
-        """
+        """Limit the calling process, hard limits included; threads and signals are counted by user."""
         wanted = {
             resource.RLIMIT_AS: self.memory_mb * _MEBIBYTE,
             resource.RLIMIT_FSIZE: self.file_mb * _MEBIBYTE,
@@ -199,9 +188,7 @@ def shared_thread_limit(more: int) -> int | None:
 
     The kernel counts all threads of a user, also those in other containers, and tells nobody how many there are: all
     threads of the machine are taken for them. An eighth of the user's own limit, but at most 1024, is left to others.
-
-    Returns:
-        The limit; None where it is not known or means nothing.
+    None where the limit is not known or means nothing.
     """
     if sys.platform != "linux" or os.geteuid() == 0:
         return None
@@ -253,11 +240,11 @@ def become_reading_as_root(user: int) -> None:
     os.setgroups([])
     os.setgid(user)
     os.setuid(user)
-    _set_capabilities(1 << _CAP_SETUID)
+    set_capabilities(1 << _CAP_SETUID)
     syscall(numbers["setfsuid"], 0)
     if syscall(numbers["setfsuid"], 0) != 0:  # it returns the one before, and no errors
         raise PermissionError("setfsuid(0) had no effect")
-    _set_capabilities(0)
+    set_capabilities(0)
 
 
 def be_counted_alone() -> bool:
@@ -271,17 +258,12 @@ def be_counted_alone() -> bool:
         syscall(syscall_numbers(os.uname().machine)["unshare"], _CLONE_NEWUSER)
     except (OSError, ValueError):
         return False
-    drop_capabilities()
+    set_capabilities(0)
     return True
 
 
-def drop_capabilities() -> None:
-    """Give up all capabilities of the calling process, whose user stays what it is."""
-    _set_capabilities(0)
-
-
-def _set_capabilities(mask: int) -> None:
-    """Make these the effective and the permitted capabilities; capabilities(7) of up to 32."""
+def set_capabilities(mask: int) -> None:
+    """Make these the effective and the permitted capabilities of the calling process; capabilities(7) of up to 32."""
     header = ctypes.create_string_buffer(struct.pack("Ii", _CAPABILITY_VERSION_3, 0))
     sets = ctypes.create_string_buffer(struct.pack("6I", mask, mask, 0, 0, 0, 0))
     number = syscall_numbers(os.uname().machine)["capset"]

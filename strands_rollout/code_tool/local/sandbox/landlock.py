@@ -7,11 +7,13 @@ what an interpreter needs.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 import stat
 import struct
+from collections.abc import Iterator
 from typing import Final
 
 from strands_rollout.code_tool.local.sandbox.kernel import prctl, syscall
@@ -67,15 +69,8 @@ class Ruleset:
     """What a process may do with files; made once, then taken on by any number of forked children.
 
     Handles every right that the ABI knows, so that what no rule admits is refused. The creator's own rights decide
-    nothing: rules hold for files and directories as they are found, beneath all names that they have.
-
-    Args:
-        abi: Version of the interface to use; a newer one than is known here counts as the newest known. None for what
-            the kernel offers.
-
-    Attributes:
-        fd: Descriptor of the ruleset, closed on exec and inherited over fork; -1 when closed.
-        abi: Version that is used.
+    nothing: rules hold for files and directories as they are found, beneath all names that they have. Without an `abi`
+    it is what the kernel offers, at most the newest known; `fd` is closed on exec, and not in forks; -1 if closed.
     """
 
     def __init__(self, abi: int | None = None) -> None:
@@ -88,9 +83,7 @@ class Ruleset:
         self._handled = _FILE_RIGHTS
         for since, right in _FILE_RIGHTS_SINCE.items():
             self._handled |= right if self.abi >= since else 0
-        attributes = struct.pack(
-            "=Q", self._handled
-        )  # an older kernel refuses what it doesn't know, if only by its size
+        attributes = struct.pack("=Q", self._handled)  # an older kernel refuses what it doesn't know, by its size
         if self.abi >= 4:
             attributes += struct.pack("=Q", BIND_TCP | CONNECT_TCP)
         if self.abi >= 6:
@@ -98,35 +91,23 @@ class Ruleset:
         memory = ctypes.create_string_buffer(attributes, len(attributes))
         self.fd = syscall(_CREATE_RULESET, ctypes.addressof(memory), len(attributes), 0)
 
-    def allow_read(self, path: str | int) -> None:
+    def allow_read(self, path: str) -> None:
         """Admit reading a file, or all that lies beneath a directory; nothing may be executed."""
-        if isinstance(path, int):
-            is_directory = stat.S_ISDIR(os.fstat(path).st_mode)
-            self._add(path, READ_FILE | (READ_DIR if is_directory else 0))
-            return
-        descriptor = _opened(path)
-        try:
-            self.allow_read(descriptor)
-        finally:
-            os.close(descriptor)
+        with _opened(path) as descriptor:
+            is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+            self._add(descriptor, READ_FILE | (READ_DIR if is_directory else 0))
 
     def allow_scratch(self, path: str) -> None:
         """Admit all ordinary work beneath a directory, but no devices, sockets or FIFOs, and no execution."""
-        descriptor = _opened(path, os.O_DIRECTORY)
-        try:
+        with _opened(path, os.O_DIRECTORY) as descriptor:
             self._add(descriptor, _SCRATCH)
-        finally:
-            os.close(descriptor)
 
     def allow_device(self, path: str) -> None:
         """Admit reading and writing one node, such as /dev/null."""
-        descriptor = _opened(path)
-        try:
+        with _opened(path) as descriptor:
             if stat.S_ISDIR(os.fstat(descriptor).st_mode):
                 raise IsADirectoryError(errno.EISDIR, "a device was expected; this is a directory", path)
             self._add(descriptor, READ_FILE | WRITE_FILE)
-        finally:
-            os.close(descriptor)
 
     def restrict_self(self) -> None:
         """Put the calling thread, and all that it starts from now on, under the rules for good.
@@ -151,5 +132,10 @@ class Ruleset:
         syscall(_ADD_RULE, self.fd, _PATH_BENEATH, ctypes.addressof(rule), 0)
 
 
-def _opened(path: str, flags: int = 0) -> int:
-    return os.open(path, _O_PATH | os.O_CLOEXEC | flags)
+@contextlib.contextmanager
+def _opened(path: str, flags: int = 0) -> Iterator[int]:
+    descriptor = os.open(path, _O_PATH | os.O_CLOEXEC | flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

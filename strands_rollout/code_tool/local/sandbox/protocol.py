@@ -17,7 +17,7 @@ LENGTH: Final = struct.Struct("!I")
 _CHUNK_BYTES: Final = 1 << 16
 
 
-def frame(message: Any) -> bytes:  # noqa: ANN401 - JSON
+def frame(message: object) -> bytes:
     """The bytes of one message."""
     body = json.dumps(message).encode()
     return LENGTH.pack(len(body)) + body
@@ -32,7 +32,6 @@ class FrameReader:
 
     def next(self) -> Any:  # noqa: ANN401 - JSON
         """The next message; None where the stream has ended."""
-        self._connection.settimeout(None)  # code that ran in this process since then may have changed it
         head = self._take(LENGTH.size)
         body = self._take(LENGTH.unpack(head)[0]) if head is not None else None
         return None if body is None else json.loads(body)

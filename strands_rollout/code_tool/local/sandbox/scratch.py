@@ -32,19 +32,12 @@ _OUT_OF_MEANS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 @dataclass(slots=True)
 class Usage:
-    """What a directory holds.
+    """What a directory holds."""
 
-    Attributes:
-        disk_bytes: Allocated bytes; a file counts once, whatever number of names it has.
-        entries: Files, directories and links.
-        moved: Whether something vanished while it was measured, so that something else may have been missed.
-        fault: In words, what the code did that keeps the directory from being measured, else None.
-    """
-
-    disk_bytes: int = 0
-    entries: int = 0
-    moved: bool = False
-    fault: str | None = None
+    disk_bytes: int = 0  # allocated; a file counts once, whatever number of names it has
+    entries: int = 0  # files, directories and links
+    moved: bool = False  # something vanished while it was measured, so that something else may have been missed
+    fault: str | None = None  # what the code did that keeps the directory from being measured
     _seen: set[int] = field(default_factory=set, repr=False)
 
     def count(self, entry: os.stat_result) -> None:
@@ -222,16 +215,11 @@ def settle(paths: Iterable[str]) -> float:
             elif is_due and stat.S_ISLNK(status.st_mode):
                 os.readlink(path)  # noqa: PTH115
             elif is_due and stat.S_ISREG(status.st_mode):
-                _read_nothing(path, status.st_size)
+                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    os.pread(file, 1, status.st_size)  # at the end: leaves the time, and needs none of the content
+                finally:
+                    os.close(file)
             if not is_due:
                 oldest = min(oldest, status.st_atime)
     return max(_LEAST_WAIT_S, oldest + _DAY_S - time.time())
-
-
-def _read_nothing(path: str, size: int) -> None:
-    """Read at the end of a file: leaves the time, and needs none of its content."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        os.pread(file, 1, size)
-    finally:
-        os.close(file)

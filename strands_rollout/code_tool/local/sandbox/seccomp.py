@@ -55,17 +55,13 @@ _CLONE_REFUSED: Final = 0x2000 | 0x8000 | 0x1000 | 0x80_0000 | 0x7E02_0000
 
 
 class Condition(NamedTuple):
-    """One half of an argument, masked, must be one of a few values; else the call is not made.
-
-    Attributes:
-        error: The errno that the caller sees instead; 0 for success, as if the call had been made.
-    """
+    """One half of an argument, masked, must be one of a few values; else the call is not made."""
 
     argument: int
     values: tuple[int, ...]
     mask: int = _LOW
     high: bool = False
-    error: int = errno.EPERM
+    error: int = errno.EPERM  # that the caller sees instead; 0 for success, as if the call had been made
 
 
 _SUCCESS: Final = 0
@@ -225,31 +221,20 @@ def _verdicts(numbers: dict[str, int]) -> list[tuple[int, _Block]]:
 
 
 def _verdict(name: str) -> _Block:
-    if name in ALLOWED:
-        return _returns(_ALLOW)
-    if name in ABSENT:
-        return _returns(_ERRNO | errno.ENOSYS)
-    if name in NO_LINKS:
-        return _returns(_ERRNO | errno.EINVAL)
-    if name in UNSUPPORTED:
-        return _returns(_ERRNO | errno.EOPNOTSUPP)
-    if name not in CONDITIONAL:
+    for names, error in ((ABSENT, errno.ENOSYS), (NO_LINKS, errno.EINVAL), (UNSUPPORTED, errno.EOPNOTSUPP)):
+        if name in names:
+            return _returns(_ERRNO | error)
+    if name not in ALLOWED and name not in CONDITIONAL:
         return _returns(_ERRNO | errno.EPERM)
     block = _returns(_ALLOW)
-    for condition in reversed(CONDITIONAL[name]):
-        block = _if_met(condition, block)
+    for argument, values, mask, high, error in reversed(CONDITIONAL.get(name, ())):
+        loads = [_Instruction(_LOAD, _ARGUMENTS_OFFSET + 8 * argument + 4 * high)]
+        if mask != _LOW:
+            loads.append(_Instruction(_AND, mask))
+        # each comparison jumps over the ones after it and over the refusal
+        compares = [_Instruction(_IF_EQUAL, value, len(values) - i) for i, value in enumerate(values)]
+        block = [*loads, *compares, *_returns(_ERRNO | error), *block]
     return block
-
-
-def _if_met(condition: Condition, block: _Block) -> _Block:
-    """The block where an argument meets the condition, else its error."""
-    argument, values, mask, high, error = condition
-    loads = [_Instruction(_LOAD, _ARGUMENTS_OFFSET + 8 * argument + 4 * high)]
-    if mask != _LOW:
-        loads.append(_Instruction(_AND, mask))
-    # each comparison jumps over the ones after it and over the refusal
-    compares = [_Instruction(_IF_EQUAL, value, len(values) - i) for i, value in enumerate(values)]
-    return [*loads, *compares, *_returns(_ERRNO | error), *block]
 
 
 def _search(ranges: list[tuple[int, _Block]]) -> _Block:

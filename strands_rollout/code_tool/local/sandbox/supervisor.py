@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -38,17 +39,11 @@ _TOP_UP_AFTER_S: Final = 0.004  # a short call is over by then, and has not shar
 
 @dataclass(slots=True)
 class Session:
-    """An interpreter that is kept between calls, stopped while none runs.
+    """An interpreter that is kept between calls, stopped while none runs."""
 
-    Attributes:
-        child: Its process; None before the first call, and when it has ended.
-        calls: Pieces of code that this process has run.
-        lock: Held by the call that runs.
-    """
-
-    child: RunningChild | None = None
-    calls: int = 0
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    child: RunningChild | None = None  # None before the first call, and when it has ended
+    calls: int = 0  # pieces of code that this process has run
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by the call that runs
 
 
 class Supervisor:
@@ -113,7 +108,15 @@ class Supervisor:
                 self._in_background(self._dispose(child))
                 return fault(f"session {name!r} was closed before its first call")
             session.child = child
-            result = await self._call_in_session(child, code, timeout_s, first=session.calls == 0)
+            if session.calls == 0:
+                result = await self._execute(child, code, timeout_s, in_session=True)
+            else:
+                self._fork_server.signal(child, signal.SIGCONT)
+                # earlier code may have left a timer or a thread that ends or stops the child before this code starts:
+                # all of that is the code's own doing, and on its own time
+                start = child.start(code, session=True)
+                result = await self._watch.follow(child, time.monotonic(), timeout_s, start)
+            self._fork_server.signal(child, signal.SIGSTOP)
             session.calls += 1
         except BaseException:  # cancelled, or no child to be had: nobody hears of it but the next call
             if session.child is not None:
@@ -136,17 +139,6 @@ class Supervisor:
         if child is not None:
             self._in_background(self._dispose(child))
 
-    async def _call_in_session(
-        self, child: RunningChild, code: str, timeout_s: float, *, first: bool
-    ) -> dict[str, Any]:
-        if first:
-            result = await self._execute(child, code, timeout_s, in_session=True)
-        else:
-            self._fork_server.signal(child, signal.SIGCONT)
-            result = await self._execute_again(child, code, timeout_s)
-        self._fork_server.signal(child, signal.SIGSTOP)
-        return result
-
     async def _execute(self, child: RunningChild, code: str, timeout_s: float, *, in_session: bool) -> dict[str, Any]:
         """Run code in a child that has run none, until it ends or passes a limit."""
         for folder in (self._settings["root"], self._folder(child)):  # their times tell when earlier runs ended
@@ -156,13 +148,6 @@ class Supervisor:
         async with asyncio.timeout(_READY_LIMIT_S):
             await child.start(code, session=in_session)
         return await self._watch.follow(child, time.monotonic(), timeout_s)
-
-    async def _execute_again(self, child: RunningChild, code: str, timeout_s: float) -> dict[str, Any]:
-        """Run code in a child that has run other code, which may have left a timer or a thread that ends or stops it.
-
-        All of that is the code's own doing, and on its own time.
-        """
-        return await self._watch.follow(child, time.monotonic(), timeout_s, child.start(code, session=True))
 
     async def _ready_child(self) -> RunningChild:
         """A child that waits for code."""
@@ -247,41 +232,31 @@ _PARENT_POLL_S: Final = 1.0
 _NICER: Final = -10
 
 
-class Service:
-    """Answers one executor."""
+async def _take_orders(supervisor: Supervisor, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Until the socket closes."""
+    runs: dict[int, asyncio.Task[None]] = {}
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+            order = json.loads(await reader.readexactly(length))
+            number: int = order["id"]
+            if order["do"] != "cancel":
+                runs[number] = asyncio.get_running_loop().create_task(_carry_out(order, supervisor, writer))
+                runs[number].add_done_callback(functools.partial(lambda number, _: runs.pop(number), number))
+            elif number in runs:
+                runs[number].cancel()
 
-    def __init__(self, supervisor: Supervisor, writer: asyncio.StreamWriter) -> None:
-        self._supervisor = supervisor
-        self._writer = writer
-        self._runs: dict[int, asyncio.Task[None]] = {}
 
-    async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Take orders until the socket closes."""
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                self._take(json.loads(await reader.readexactly(length)))
-
-    def _take(self, order: Mapping[str, Any]) -> None:
-        if order["do"] == "cancel":
-            run = self._runs.get(order["id"])
-            if run is not None:
-                run.cancel()
-            return
-        task = asyncio.get_running_loop().create_task(self._carry_out(order))
-        self._runs[order["id"]] = task
-        task.add_done_callback(lambda _: self._runs.pop(order["id"]))
-
-    async def _carry_out(self, order: Mapping[str, Any]) -> None:
-        result = None
-        try:
-            if order["do"] == "run":
-                result = await self._supervisor.run(order["code"], order["timeout_s"], order["session"])
-            else:
-                await self._supervisor.close_session(order["session"])
-        except Exception as e:  # whatever it is, somebody waits for an answer
-            result = fault(f"{type(e).__name__}: {e}")
-        self._writer.write(frame({"id": order["id"], "result": result}))
+async def _carry_out(order: Mapping[str, Any], supervisor: Supervisor, writer: asyncio.StreamWriter) -> None:
+    result = None
+    try:
+        if order["do"] == "run":
+            result = await supervisor.run(order["code"], order["timeout_s"], order["session"])
+        else:
+            await supervisor.close_session(order["session"])
+    except Exception as e:  # whatever it is, somebody waits for an answer
+        result = fault(f"{type(e).__name__}: {e}")
+    writer.write(frame({"id": order["id"], "result": result}))
 
 
 async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int) -> None:
@@ -301,11 +276,11 @@ async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int)
         supervisor = Supervisor(settings, fork_server)
         writer.write(frame({"facts": facts}))
         supervisor.top_up()
-        serving = asyncio.create_task(Service(supervisor, writer).serve(reader))
-        orphaned = asyncio.create_task(_until_orphaned(parent))
-        await asyncio.wait([serving, orphaned], return_when=asyncio.FIRST_COMPLETED)
+        serving = asyncio.create_task(_take_orders(supervisor, reader, writer))
+        # a fork of the trainer may hold the other end of the socket open after the trainer has ended
+        while not serving.done() and os.getppid() == parent:
+            await asyncio.wait([serving], timeout=_PARENT_POLL_S)
         serving.cancel()
-        orphaned.cancel()
     finally:
         settling.cancel()
         with contextlib.suppress(ConnectionError):
@@ -322,12 +297,6 @@ async def _settle_access_times(libraries: Mapping[str, list[str]], done_once: as
         finally:
             done_once.set()
         await asyncio.sleep(wait_s)
-
-
-async def _until_orphaned(parent: int) -> None:
-    """A fork of the trainer may hold the other end of the socket open after the trainer has ended."""
-    while os.getppid() == parent:  # noqa: ASYNC110 - nothing tells of it
-        await asyncio.sleep(_PARENT_POLL_S)
 
 
 def main() -> None:

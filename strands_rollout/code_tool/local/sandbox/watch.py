@@ -37,14 +37,10 @@ class TooManyMappingsError(Exception):
 
 
 def unnamed_bytes(pid: int, user: int | None, root: str, mapped_file_bytes: int) -> int:
-    """Bytes on disk in a process's unnamed files; 0 where that can't be seen.
+    """Bytes on disk in a process's unnamed files; 0 where that can't be seen. Its user is None where that is ours.
 
-    Args:
-        pid: The process.
-        user: Its user; None where that is ours.
-        root: A folder with a name of its own, outside of which mapped files don't count: an upgrade deletes libraries
-            that every process has in memory.
-        mapped_file_bytes: What a file that is mapped and no longer open counts: its size can't be seen.
+    Mapped files count if they lay in the root, whose name is its own: an upgrade deletes libraries that every process
+    has in memory. The size of one that is mapped and no longer open can't be seen: it counts as `mapped_file_bytes`.
     """
     if sys.platform != "linux":
         return 0
@@ -124,21 +120,13 @@ _SHORTAGE_S: Final = 5.0  # until then the disk may be full of what is being del
 
 @dataclass(slots=True)
 class _Place:
-    """What is known of one place; pairs are bytes and files.
+    """What is known of one place since the last look; pairs are bytes and files."""
 
-    Attributes:
-        held: What it held at the last look.
-        left: What the disk had left then.
-        moved: Whether that look may have missed something.
-        rests_until: Monotonic seconds before which no look is due.
-        due: Resolved when a look is due; None while nobody waits for that.
-    """
-
-    left: tuple[int, int]
-    held: tuple[int, int] = (0, 0)
-    moved: bool = False
-    rests_until: float = 0.0
-    due: asyncio.Future[None] | None = None
+    left: tuple[int, int]  # on the disk
+    held: tuple[int, int] = (0, 0)  # by the place
+    moved: bool = False  # that look may have missed something
+    rests_until: float = 0.0  # on the monotonic clock: no look is due before
+    due: asyncio.Future[None] | None = None  # resolved when a look is due; None while nobody waits for that
 
 
 class DiskWatch:
@@ -279,11 +267,7 @@ class RunWatch:
         self._following = 0
 
     async def follow(
-        self,
-        child: RunningChild,
-        started: float,
-        timeout_s: float,
-        start: Coroutine[Any, Any, None] | None = None,
+        self, child: RunningChild, started: float, timeout_s: float, start: Coroutine[Any, Any, None] | None = None
     ) -> dict[str, Any]:
         """Wait until the code is done, or a limit is passed; `start`, if given, is part of it."""
         end = asyncio.create_task(_wait(child, start))
@@ -295,7 +279,12 @@ class RunWatch:
         finally:
             self._following -= 1
             end.cancel()
-        return self._result(child, started, killed_by, exit_code, timed_out=timed_out)
+        duration_s = time.monotonic() - started
+        if exit_code is None:  # the process has ended
+            exit_code = child.ended.result()
+            killed_by = killed_by or signal_words(exit_code)
+        facts = {"exit_code": exit_code, "timed_out": timed_out, "duration_s": duration_s, "killed_by": killed_by}
+        return child.printed() | facts
 
     async def _killed(self, child: RunningChild, end: asyncio.Task[int | None]) -> int | None:
         """End a child and take its last output. Nobody waits long for one that the kernel can't end yet."""
@@ -306,28 +295,6 @@ class RunWatch:
             return -signal.SIGKILL
         await end
         return None
-
-    def _result(
-        self,
-        child: RunningChild,
-        started: float,
-        killed_by: str | None,
-        exit_code: int | None = None,
-        *,
-        timed_out: bool = False,
-    ) -> dict[str, Any]:
-        """The fields of a result; without an exit code it is that of the process, which has ended."""
-        duration_s = time.monotonic() - started
-        if exit_code is None:
-            exit_code = child.ended.result()
-            killed_by = killed_by or signal_words(exit_code)
-        return {
-            **child.printed(),
-            "exit_code": exit_code,
-            "timed_out": timed_out,
-            "duration_s": duration_s,
-            "killed_by": killed_by,
-        }
 
     async def _passed_limit(
         self, child: RunningChild, started: float, timeout_s: float, end: asyncio.Task[int | None]

@@ -1,15 +1,19 @@
-"""A code executor that keeps a real Python process per session, as plainly as can be: for what is built on sessions."""
+"""Executors that stand in for others: one process per session, as plainly as can be; and one that names its process.
+
+The nodes of a Ray cluster make the second by its dotted path.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 import tempfile
-from typing import Any, Self
+from pathlib import Path
 
-from strands_rollout.code_tool.executors import ExecutionResult, ExecutorFacts, check_call
+from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, ExecutorFacts, check_call
 from strands_rollout.code_tool.local.sandbox.output import shorten
 
 _LOOP = """
@@ -27,7 +31,7 @@ for line in sys.stdin:
 """
 
 
-class SessionExecutor:
+class SessionExecutor(CodeExecutor):
     """Sessions only; a folder of its own for each."""
 
     facts = ExecutorFacts(keeps_sessions=True)
@@ -76,8 +80,28 @@ class SessionExecutor:
         for session in list(self._sessions):
             await self.close_session(session)
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(self, *exc_info: Any) -> None:
-        await self.aclose()
+class ProcessExecutor(CodeExecutor):
+    """Runs nothing: each answer names the actor's process, and the code is a file that is waited for, or nothing."""
+
+    def __init__(self, *, faulty_node: str = "", faults_log: str = "", deaf: bool = False) -> None:
+        self.facts = ExecutorFacts(keeps_sessions=True)
+        self._faulty_node = faulty_node
+        self._faults_log = faults_log
+        self._deaf = deaf
+
+    async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
+        import ray
+
+        while self._deaf or (code and not Path(code).exists()):  # noqa: ASYNC110, ASYNC240 - another process makes it
+            await asyncio.sleep(0.02)
+        if ray.get_runtime_context().get_node_id() == self._faulty_node:
+            self._note_fault()
+            return ExecutionResult("", "", None, infra_error="the disk is full")
+        return ExecutionResult(str(os.getpid()), "", 0)
+
+    def _note_fault(self) -> None:
+        with Path(self._faults_log).open("a") as log:
+            log.write("fault\n")
+
+    async def aclose(self) -> None: ...

@@ -1,0 +1,361 @@
+"""What every backend that runs code on this machine promises: what code sees and prints, how its end is told, how many.
+
+Camel's interpreters print and end in ways of their own: their backend has only what is no interpreter's matter.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib.util
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_sandbox_fusion import served
+from processes import ends, written_number
+from strands.sandbox.not_a_sandbox_local_environment import NotASandboxLocalEnvironment
+
+from strands_rollout.code_tool import (
+    CamelExecutor,
+    CodeExecutor,
+    ExecutionResult,
+    LocalExecutor,
+    SandboxFusionExecutor,
+    StrandsSandboxExecutor,
+    SubprocessExecutor,
+)
+from strands_rollout.errors import ConfigError, SandboxError
+
+HAS_LOCALE = Path("/usr/lib/locale/C.utf8").is_dir()
+HERE = ["local", "subprocess"]
+REMOTE = ["strands", "sandbox_fusion"]
+CAMEL = pytest.param("camel", marks=pytest.mark.skipif(not importlib.util.find_spec("camel"), reason="needs camel-ai"))
+# what they send is one program, which the slow suite shows to mean the same as the backends here
+SEEN = [*HERE, *(pytest.param(name, marks=pytest.mark.slow) for name in REMOTE)]
+PLAIN = [*HERE, *REMOTE]
+STATELESS = ["subprocess", *REMOTE, CAMEL]
+ALL = [*PLAIN, CAMEL]
+
+
+@pytest.fixture(scope="module")
+def make() -> Iterator[Callable[..., Any]]:
+    """Makes an executor of a backend."""
+    with served() as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # camel's Python
+        backends: dict[str, Callable[..., CodeExecutor]] = {
+            "local": LocalExecutor,
+            "subprocess": SubprocessExecutor,
+            "strands": lambda **options: StrandsSandboxExecutor(NotASandboxLocalEnvironment(), **options),
+            "sandbox_fusion": lambda **options: SandboxFusionExecutor(url, **options),
+            "camel": CamelExecutor,
+        }
+        yield lambda name, **options: backends[name](**{"timeout_s": 20} | options)
+
+
+@pytest.fixture(scope="module")
+def shared(make: Callable[..., CodeExecutor]) -> Iterator[dict[str, CodeExecutor]]:
+    """One executor of each backend that was asked for; that each test has an event loop of its own must not matter."""
+
+    class Made(dict[str, CodeExecutor]):
+        def __missing__(self, name: str) -> CodeExecutor:
+            self[name] = make(name)
+            return self[name]
+
+    made = Made()
+    yield made
+    for executor in made.values():
+        asyncio.run(executor.aclose())
+
+
+@pytest.fixture
+def executor(request: pytest.FixtureRequest, shared: dict[str, CodeExecutor]) -> CodeExecutor:
+    return shared[request.param]
+
+
+def on(backends: list[Any]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("executor", backends, indirect=True)
+
+
+@on(ALL)
+async def test_it_is_a_code_executor_that_refuses_what_no_backend_can_run(executor: CodeExecutor) -> None:
+    assert isinstance(executor, CodeExecutor)
+    for timeout_s in (0, -1, float("nan"), float("inf"), "5"):
+        with pytest.raises(ConfigError, match="timeout_s"):
+            await executor.run("1", timeout_s=timeout_s)  # type: ignore[arg-type]
+    for code in (b"1", None, 1):
+        with pytest.raises(ConfigError, match="expected a string"):
+            await executor.run(code)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("limit", ["timeout_s", "max_output_chars", "max_concurrency"])
+def test_limits_must_be_positive(make: Callable[..., CodeExecutor], name: str, limit: str) -> None:
+    with pytest.raises(ConfigError, match=limit):
+        make(name, **{limit: 0})
+
+
+def test_without_camel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "camel", None)
+    monkeypatch.delitem(sys.modules, "camel.interpreters", raising=False)
+    with pytest.raises(ConfigError, match=r"pip install 'strands-rollout\[camel\]'"):
+        CamelExecutor()
+
+
+@on(STATELESS)
+async def test_who_keeps_no_sessions_refuses_them_by_name(executor: CodeExecutor) -> None:
+    with pytest.raises(ConfigError, match="keeps no sessions"):
+        await executor.run("1", session="episode-1")
+    await executor.close_session("episode-1")
+
+
+@pytest.mark.parametrize(
+    ("code", "stdout"),
+    [
+        ("print(1)", "1\n"),
+        ("2 + 3", "5\n"),
+        ("x = 2\nx", "2\n"),
+        ("print(1)\n'a'", "1\n'a'\n"),
+        ("None", ""),
+        ("print('x')", "x\n"),
+        ("x = 3", ""),
+        ("", ""),
+        ("print(len(str(7 ** 20000)))", "16902\n"),
+        ("import numpy, sympy; numpy.arange(3).sum() + 0", None),
+        ("__name__", "'__main__'\n"),
+        ("import sys; sys.stdin.read()", "''\n"),
+        ("import os, stat; stat.S_ISCHR(os.fstat(0).st_mode)", "True\n"),
+        ("print('é', '\\ud800')", "é \\ud800\n"),
+        ("from dataclasses import dataclass\n@dataclass\nclass A:\n    b: int\nA(1)", "A(b=1)\n"),
+        ("import pickle\nclass A: pass\npickle.loads(pickle.dumps(A)) is A", "True\n"),
+        ("print(1)\nexit()\nprint(2)", "1\n"),
+        ("help(len)", None),
+        (
+            "import shelve\nwith shelve.open('s') as s: s['a'] = 1\nwith shelve.open('s') as s: print(dict(s))",
+            "{'a': 1}\n",
+        ),
+        (
+            "from multiprocessing.pool import ThreadPool\nwith ThreadPool(2) as p: print(p.map(abs, [-1, 2]))",
+            "[1, 2]\n",
+        ),
+        ("import multiprocessing as m\nq = m.Queue()\nq.put(1)\nwith m.Lock(): print(q.get(timeout=9))", "1\n"),
+        *[("import locale; locale.setlocale(locale.LC_ALL, '')", "'C.UTF-8'\n")] * HAS_LOCALE,
+    ],
+)
+@on(SEEN)
+async def test_code_runs_as_a_script_whose_last_expression_is_shown(
+    executor: CodeExecutor, code: str, stdout: str | None
+) -> None:
+    result = await executor.run(code)
+    assert (result.exit_code, result.killed_by, result.infra_error) == (0, None, None), result
+    assert stdout is None or (result.stdout, result.stderr) == (stdout, "")
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr"),
+    [
+        (
+            "def f(x):\n    return 1/x\nf(0)",
+            'Traceback (most recent call last):\n  File "<code>", line 3, in <module>\n    f(0)\n'
+            '  File "<code>", line 2, in f\n    return 1/x\nZeroDivisionError: division by zero\n',
+        ),
+        ("1+", '  File "<code>", line 1\n    1+\nSyntaxError: invalid syntax\n'),
+        (
+            "import json\njson.loads('[')",
+            "Traceback (most recent call last):\n  File \"<code>\", line 2, in <module>\n    json.loads('[')\n"
+            "json.decoder.JSONDecodeError: Expecting value: line 1 column 2 (char 1)\n",
+        ),
+        (
+            "from json import nothing",
+            'Traceback (most recent call last):\n  File "<code>", line 1, in <module>\n    from json import nothing\n'
+            "ImportError: cannot import name 'nothing' from 'json'\n",
+        ),
+        ("import warnings; warnings.warn('old')", "UserWarning: old (line 1)\n"),
+        ("import sys; sys.exit('bad')", "bad\n"),
+    ],
+)
+@on(SEEN)
+async def test_errors_show_the_codes_own_frames_and_no_machine_paths(
+    executor: CodeExecutor, code: str, stderr: str
+) -> None:
+    lines = (await executor.run(code)).stderr.splitlines(keepends=True)
+    assert "".join(line for line in lines if set(line.strip()) - set("~^")) == stderr  # anchors differ between Pythons
+
+
+@on(SEEN)
+async def test_a_chain_of_errors_is_trimmed_throughout(executor: CodeExecutor) -> None:
+    code = "import json\ntry:\n    json.loads('{')\nexcept ValueError as e:\n    raise KeyError('k') from e"
+    result = await executor.run(code)
+    assert result.exit_code == 1
+    assert "direct cause" in result.stderr
+    assert result.stderr.count('File "<code>"') == result.stderr.count("File ") == 2
+
+
+@on(SEEN)
+async def test_an_error_in_a_thread_is_trimmed_too(executor: CodeExecutor) -> None:
+    result = await executor.run("import threading\nthreading.Thread(target=lambda: 1/0).start()")
+    assert "ZeroDivisionError" in result.stderr
+    assert result.stderr.count("File ") == result.stderr.count('File "<code>"') == 1
+
+
+@on(PLAIN)
+async def test_text_that_no_encoding_takes_is_the_codes_fault(executor: CodeExecutor) -> None:
+    result = await executor.run("x = '\ud800'")
+    assert "surrogates not allowed" in result.stderr
+    assert (result.exit_code, result.infra_error) == (1, None)
+
+
+@on(PLAIN)
+async def test_each_call_starts_fresh_in_a_clean_environment(
+    executor: CodeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    await executor.run("x = 1; open('file', 'w').close()")
+    assert "NameError" in (await executor.run("x")).stderr
+    code = "import os; print(os.listdir(), os.environ['HOME'] == os.getcwd()); print(sorted(os.environ)); os.environ"
+    fresh, names, everything = (await executor.run(code)).stdout.splitlines()
+    assert fresh == "[] True"
+    assert {"PATH", "HOME", "PYTHONPATH"} & set(ast.literal_eval(names)) == {"PATH", "HOME"}
+    assert "secret" not in everything
+
+
+@on(PLAIN)
+async def test_a_timeout_keeps_what_was_printed_and_counts_from_the_code_on(executor: CodeExecutor) -> None:
+    result = await executor.run("print('before')\nwhile True: pass", timeout_s=0.3)
+    assert (result.timed_out, result.exit_code, result.stdout) == (True, -signal.SIGKILL, "before\n")
+    assert result.killed_by == "time limit of 0.3 s"
+    assert result.duration_s > 0.25
+
+
+@on(ALL)
+@pytest.mark.parametrize(
+    ("code", "exit_code", "killed_by"),
+    [
+        ("raise SystemExit(3)", 3, None),
+        ("import os; os._exit(127)", 127, None),
+        ("import os; os.closerange(0, 100); os._exit(7)", 7, None),
+        ("import os; os.kill(os.getpid(), 9)", -9, "SIGKILL (probably out of memory)"),
+        ("import os; os.kill(os.getpid(), 11)", -11, "SIGSEGV (crash)"),
+        ("import os; os.abort()", -6, "SIGABRT (abort)"),
+        ("import os; os.kill(os.getpid(), 35)", -35, "signal 35"),
+    ],
+)
+async def test_the_way_the_code_ended_is_told_and_is_no_infrastructure_error(
+    executor: CodeExecutor, code: str, exit_code: int, killed_by: str | None
+) -> None:
+    result = await executor.run(code)
+    assert (result.exit_code, result.killed_by, result.infra_error) == (exit_code, killed_by, None)
+    assert not result.timed_out
+
+
+@pytest.mark.parametrize("name", ALL)
+async def test_long_output_is_cut_in_the_middle(make: Callable[..., CodeExecutor], name: str) -> None:
+    async with make(name, max_output_chars=100) as executor:
+        result = await executor.run("print('head' + 'x' * 10**6 + 'tail')")
+    assert result.truncated
+    assert (result.stdout[:7], result.stdout[-8:]) == ("headxxx", "xxxtail\n")
+    assert result.stdout.count("characters dropped") == 1
+    assert len(result.stdout) < 160
+
+
+@on(ALL)
+def test_loops_of_several_threads_share_one_executor(executor: CodeExecutor) -> None:
+    results: list[ExecutionResult] = []
+
+    async def calls() -> None:
+        results.extend(await asyncio.gather(*(executor.run("1 + 1") for _ in range(2))))
+
+    threads = [threading.Thread(target=lambda: asyncio.run(calls())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [result.stdout for result in results] == ["2\n"] * 6
+
+
+@pytest.mark.parametrize("name", ["subprocess", *REMOTE, CAMEL])
+async def test_no_more_run_at_once_than_allowed_and_waiting_costs_no_time_limit(
+    make: Callable[..., CodeExecutor], name: str
+) -> None:
+    code = "import time; print(time.time()); time.sleep(0.3); time.time()"
+    async with make(name, max_concurrency=2) as executor:
+        results = await asyncio.gather(*(executor.run(code, timeout_s=5) for _ in range(4)))
+    assert not any(result.timed_out for result in results), results
+    spans = [tuple(map(float, result.stdout.split())) for result in results]
+    for start, _ in spans:
+        assert sum(other_start <= start < other_end for other_start, other_end in spans) <= 2
+    assert name == "subprocess" or max(result.queued_s for result in results) > 0.25
+
+
+@pytest.mark.parametrize(("name", "last_to_end"), [("subprocess", "os.getpid()"), ("strands", "os.getppid()")])
+async def test_cancelling_ends_the_code(
+    make: Callable[..., CodeExecutor], name: str, last_to_end: str, tmp_path: Path
+) -> None:
+    code = f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(f'{{{last_to_end}}}\\n')\ntime.sleep(60)"
+    async with make(name) as executor:
+        running = asyncio.create_task(executor.run(code))
+        pid = await asyncio.to_thread(written_number, tmp_path / "pid")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert await asyncio.to_thread(ends, pid)
+
+
+@on(["subprocess", *REMOTE])
+async def test_a_child_of_the_code_does_not_survive_it(executor: CodeExecutor) -> None:
+    code = "import subprocess\nprint(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)"
+    assert ends(int((await executor.run(code)).stdout))
+    code = "import subprocess, time\nprint(subprocess.Popen(['sleep', '60']).pid)\ntime.sleep(60)"
+    result = await executor.run(code, timeout_s=0.5)
+    assert result.timed_out
+    assert ends(int(result.stdout))
+
+
+@on([*REMOTE, CAMEL])
+async def test_the_callers_loop_goes_on_meanwhile(executor: CodeExecutor, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    code = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
+    running = asyncio.create_task(executor.run(code))
+    for _ in range(10):
+        await asyncio.sleep(0.01)
+    go.touch()
+    assert (await running).exit_code == 0
+
+
+@pytest.mark.parametrize("name", STATELESS)
+async def test_a_closed_executor_has_waited_and_refuses(
+    make: Callable[..., CodeExecutor], name: str, tmp_path: Path
+) -> None:
+    executor, note = make(name), tmp_path / "note"
+    code = f"import os, time\nopen({str(note)!r}, 'w').write('1\\n')\ntime.sleep(0.2)\nprint('done')"
+    running = asyncio.create_task(executor.run(code))
+    await asyncio.to_thread(written_number, note)
+    await executor.aclose()
+    assert (await running).stdout == "done\n"
+    await executor.aclose()
+    with pytest.raises(SandboxError, match="after aclose"):
+        await executor.run("1")
+
+
+@pytest.mark.parametrize("name", ["subprocess", "strands"])
+async def test_the_scratch_directory_is_always_removed(
+    make: Callable[..., CodeExecutor], name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    async with make(name) as executor:
+        assert str(tmp_path) in (await executor.run("import os; os.getcwd()")).stdout
+        for code in (
+            "import os; os.makedirs('a/b'); open('a/b/c', 'w').close(); os.chmod('a', 0)",
+            "open('f', 'w').write('x')\nwhile True: pass",
+            "import os; open('f', 'w').close(); os.abort()",
+            f"import os; open('f', 'w').close(); os.getppid() != {os.getpid()} and os.kill(os.getppid(), 9)",
+        ):
+            await executor.run(code, timeout_s=0.3)
+    assert os.listdir(tmp_path) == []  # noqa: PTH208

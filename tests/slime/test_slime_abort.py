@@ -10,8 +10,8 @@ from interruptible_policy import Asked, abort_after, aborted_in_queue
 from slime_install import aborts_until_idle
 from slime_interruptions import Begin, facts_of
 from slime_policy import ANSWER, call, turn
+from slime_run import trained_tokens
 from slime_stage import Stage, Start
-from slime_trainer import trained_tokens
 
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 

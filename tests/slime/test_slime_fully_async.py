@@ -12,7 +12,7 @@ import recorded_tools
 from interruptible_policy import Asked, Change, abort_after, paced
 from rough_weather import ANSWER, call, turn
 from slime_interruptions import Begin, Scene, facts_of
-from slime_trainer import trained_tokens
+from slime_run import trained_tokens
 
 import strands_rollout
 from strands_rollout.model import trajectory as staleness

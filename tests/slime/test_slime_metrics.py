@@ -33,7 +33,7 @@ LOGGERS = {
 
 @pytest.fixture(autouse=True)
 def nothing_reported_yet() -> None:
-    finished_sample._report_once.cache_clear()
+    finished_sample._reported.clear()
 
 
 def ours(caplog: pytest.LogCaptureFixture) -> dict[str, float]:
@@ -78,14 +78,11 @@ async def test_the_slowest_sample_is_split_with_the_time_of_its_reward(
 async def test_an_evaluation_is_logged_by_us_and_by_slime(
     start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from slime.utils.eval_config import build_eval_dataset_configs
-
     caplog.set_level("INFO")
     tasks = ["calls", "errs", "rambles"]
     rows = write_rows(tmp_path / "eval.jsonl", [chat_row(prompt(task, n)) for n, task in enumerate(tasks)])
     stage = await start(PLANS, **LOGGERS)
-    raw = [{"name": "demo", "path": str(rows), "n_samples_per_eval_prompt": 2}]
-    stage.rollouts.args.eval_datasets = build_eval_dataset_configs(stage.rollouts.args, raw, {})
+    stage.rollouts.evaluate_on({"name": "demo", "path": str(rows), "n_samples_per_eval_prompt": 2})
     await stage.rollouts.evaluate()
     found = ours(caplog)
     assert (found["eval/demo/agent/samples"], found["eval/demo/agent/turns/max"]) == (6.0, 3.0)

@@ -15,8 +15,7 @@ from fake_sglang import Reply
 from interruptible_policy import Asked, Change, aborted_in_queue, hold_after
 from rough_weather import ANSWER, call, turn
 from slime_interruptions import Begin, Scene, facts_of
-from slime_run import load_dump
-from slime_trainer import trained_tokens
+from slime_run import load_dump, trained_tokens
 
 pytestmark = pytest.mark.slime
 

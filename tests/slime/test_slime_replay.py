@@ -12,7 +12,7 @@ from fake_sglang import Reply
 from interruptible_policy import LAYERS, TOP_K, Asked, Change, TaskFacts, abort_after, aborted_in_queue, hold_after
 from rough_weather import ANSWER, call, turn
 from slime_interruptions import Begin, Scene, facts_of, task_of
-from slime_trainer import trained_tokens
+from slime_run import trained_tokens
 
 pytest.importorskip("pybase64", reason="slime decodes replay data with pybase64")
 pytestmark = pytest.mark.slime

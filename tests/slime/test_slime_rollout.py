@@ -9,9 +9,8 @@ import pytest
 from slime_install import observability
 from slime_plans import PLANS, TURNS
 from slime_policy import ANSWER, WRONG, call, turn
-from slime_run import chat_row, load_dump
+from slime_run import chat_row, load_dump, trained_tokens
 from slime_stage import Start
-from slime_trainer import trained_tokens
 
 from strands_rollout.samples import rollout_id_field
 from strands_rollout.slime_plugin.sample_contract import contract_violations

@@ -14,7 +14,7 @@ from fake_sglang import Reply
 from interruptible_policy import LAYERS, TOP_K, Asked, Change
 from rough_weather import ALL_FAULTS, ANSWER, ENDS, PLANS, Weather
 from slime_interruptions import Begin, Scene, facts_of, task_of
-from slime_trainer import trained_tokens
+from slime_run import trained_tokens
 
 pytestmark = pytest.mark.slime
 

@@ -36,10 +36,10 @@ from strands_rollout.slime_plugin.sample_writer import _status
 @pytest.fixture(autouse=True)
 def nothing_reported_yet() -> Iterator[None]:
     """A failure is reported once in a process's life; here once in a test's."""
-    finished_sample._report_once.cache_clear()
-    metric_log._warn_of_lost_metrics.cache_clear()
+    finished_sample._reported.clear()
+    metric_log._say_once.cache_clear()
     yield
-    finished_sample._report_once.cache_clear()
+    finished_sample._reported.clear()
 
 
 @dataclass(frozen=True)
@@ -466,7 +466,7 @@ def test_no_facts_whatsoever_make_a_metric_fail(facts: list[Any], status: Any) -
     views = finished_samples(samples)
     for group in GROUPS.values():
         assert all(math.isfinite(value) for value in group(views).values())
-    assert all(ids for view in views for ids in view.turn_ids or [])
+    assert all(start < end for view in views for start, end in view.turn_bounds or [])
 
 
 class Unreadable:

@@ -156,14 +156,13 @@ class Sample:
             args: slime's; says whether the engine decodes speculatively.
             tokens: Token ids.
             log_probs: One per token where they are trainable, none otherwise.
-            trainable: Whether the policy wrote them.
+            trainable: Whether the policy wrote the tokens.
             meta_info: As SGLang answered it; with `update_terminal_info` it sets cache, weight version and status.
             text: Of the tokens.
             update_terminal_info: See `meta_info`.
 
         Raises:
-            ValueError: Trainable tokens come without logprobs, others with them, the lengths disagree, or earlier
-                response tokens have no logprobs.
+            ValueError: Trainable tokens lack logprobs, others have some, lengths disagree, or earlier tokens have none.
         """
         new = list(tokens or [])
         _check_appended(self, new, log_probs, trainable=trainable)
@@ -331,15 +330,10 @@ def _readable(read: Callable[P, T]) -> Callable[P, T | None]:
 
 @dataclass(frozen=True, slots=True)
 class FinishedSample:
-    """A read-only view of a sample; what it lacks, or can't be read, is None, never a guess.
+    """A read-only view of a sample; what it lacks, or can't be read, is None, never a guess."""
 
-    Attributes:
-        sample: slime's Sample, ours, or anything else.
-        facts: Its episode's facts; empty where there are none.
-    """
-
-    sample: Any
-    facts: Mapping[str, Any]
+    sample: Any  # slime's Sample, ours, or anything else
+    facts: Mapping[str, Any]  # its episode's; empty where there are none
 
     def number(self, *keys: str) -> float | None:
         """The finite number under these keys of the facts, one level each."""

@@ -41,18 +41,11 @@ _STD_EPSILON: Final = 1e-6  # slime 0.3's
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One draw from a prompt: a sample, or the siblings of a fan-out.
+    """One draw from a prompt: a sample, or the siblings of a fan-out."""
 
-    Attributes:
-        group: The `group_index` of its samples.
-        trained: Positions of the samples that are trained, in a list of samples; none where all are excluded.
-        reward: What each of those is rewarded with; None where it is compared with nothing: none of its samples is
-            trained, or it has no usable reward.
-    """
-
-    group: Hashable
-    trained: tuple[int, ...]
-    reward: float | None
+    group: Hashable  # the `group_index` of its samples
+    trained: tuple[int, ...]  # positions of the samples that are trained, in a list of samples
+    reward: float | None  # of each of those; None where none is trained, or there is no usable reward
 
 
 def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
@@ -81,7 +74,7 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
         the raw ones where args ask for no normalisation or for an estimator that has none (ppo, reinforce_plus_plus).
 
     Raises:
-        FailedGroupsError: The run is to be ended, and slime's rollout could not be told so; see `failed_groups`.
+        FailedGroupsError: The run is to be ended, and slime's rollout could not be told so.
     """
     end_run_of_failures(args, samples)
     _leave_out_stale(args, samples)
@@ -92,13 +85,19 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
     if estimator not in _CENTRED or not getattr(args, "rewards_normalization", True):
         return raw, list(raw)
     scaled = estimator in _SCALED and bool(getattr(args, "grpo_std_normalization", True))
-    normalized = [0.0] * len(samples)
+    return raw, _normalized(args, rollouts, len(samples), scaled=scaled)
+
+
+def _normalized(args: SlimeArgs, rollouts: Sequence[Rollout], count: int, *, scaled: bool) -> list[float]:
+    """Each rollout's reward less its group's mean, in units of the group's spread where `scaled`; by sample."""
+    normalized = [0.0] * count
     for group in _groups(args, rollouts):
         rewards = [rollout.reward for rollout in group if rollout.reward is not None]
-        for rollout, reward in zip(group, _compared(rewards, scaled=scaled), strict=True):
+        mean, unit = _mean(rewards), reward_spread(rewards) + _STD_EPSILON if scaled else 1.0
+        for rollout, reward in zip(group, rewards, strict=True):
             for position in rollout.trained:
-                normalized[position] = reward
-    return raw, normalized
+                normalized[position] = (reward - mean) / unit
+    return normalized
 
 
 def _leave_out_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
@@ -186,11 +185,6 @@ def _groups(args: SlimeArgs, rollouts: Sequence[Rollout]) -> Iterable[list[Rollo
     return groups.values()
 
 
-def _compared(rewards: Sequence[float], *, scaled: bool) -> list[float]:
-    mean, unit = _mean(rewards), reward_spread(rewards) + _STD_EPSILON if scaled else 1.0
-    return [(reward - mean) / unit for reward in rewards]
-
-
 def _mean(rewards: Sequence[float]) -> float:
     """Equal rewards have exactly their own mean: rounding must not make a spread."""
     return rewards[0] if min(rewards) == max(rewards) else math.fsum(rewards) / len(rewards)
@@ -218,16 +212,11 @@ class FilterVerdict:
     """A stand-in for slime's DynamicFilterOutput.
 
     It is true where the group is kept: slime takes an output of a class that it does not know for a truth value.
-
-    Attributes:
-        keep: Whether the group is trained on.
-        reason: Why not; slime counts dropped groups by it.
-        keep_when_insufficient: Whether a dropped group may fill up a batch that would be too small.
     """
 
     keep: bool
-    reason: str | None = None
-    keep_when_insufficient: bool = False
+    reason: str | None = None  # why not; slime counts dropped groups by it
+    keep_when_insufficient: bool = False  # whether a dropped group may fill up a batch that would be too small
 
     def __bool__(self) -> bool:
         return self.keep

@@ -52,14 +52,13 @@ def to_episode_prompt(
 
     Args:
         prompt: A dataset row's.
-        configured_system: The settings' system prompt; None for none.
+        configured_system: The settings' system prompt.
         template: The model's, which tells an already rendered prompt; None to pass that check over.
-        loaded: The sample's `multimodal_inputs`: its `images`, where there are any, are those of the chat, in order.
-            None where slime has no processor; text parts are lines then.
+        loaded: The sample's `multimodal_inputs`, whose `images` are the chat's, in order; None without a processor.
 
     Raises:
-        PromptError: The prompt is empty, of a wrong type, not a chat that ends with a user's turn, or was already
-            rendered by a chat template; or an image can't be read, or there is anything but text and images.
+        PromptError: The prompt is empty, of a wrong type, already rendered, or no chat that ends with a user's turn; or
+            an image can't be read, or there is anything but text and images.
         ConfigError: There are images, and Pillow is not installed.
     """
     images = _loaded_images(loaded or {})
@@ -83,8 +82,7 @@ def to_episode_prompt(
             '{"role": ..., "content": ...} messages. Check --input-key.'
         )
     # slime cuts a text at each place of an image, and between all characters where a row has none
-    between = "\n" if loaded is None else ""
-    return _from_chat(prompt, configured_system, images, between)
+    return _from_chat(prompt, configured_system, images, between="\n" if loaded is None else "")
 
 
 def _from_chat(
@@ -271,8 +269,7 @@ def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSet
             names; what the run's settings don't have is named in a warning, once.
 
     Raises:
-        ConfigError: It is no mapping, or sets what a row can't set, a tool that the run's settings don't name, or a
-            value out of range.
+        ConfigError: It is no mapping, or sets what a row can't set, a tool that the run lacks, or a bad value.
     """
     if not isinstance(metadata, Mapping):
         return settings

@@ -70,25 +70,14 @@ def write_episode(
     keep_progress: bool = True,
     max_staleness: int | None = None,
 ) -> None:
-    """Fill a sample that `begin_sample` has made ready from a finished episode.
+    """Fill a sample that `begin_sample` has made ready from a finished episode; of a resumed one, append what is new.
 
-    Args:
-        args: slime's args, which its Sample needs to decode replay data.
-        sample: slime's Sample or ours.
-        model: The policy; its trajectory becomes tokens, mask and logprobs. Of a resumed one, what is new is appended.
-        episode: What became of it.
-        may_abort: Whether an ABORTED sample can be returned now; if not, an abort counts as a failure of the
-            infrastructure.
-        code_calls: What its code tool did.
-        beginning: What `begin_sample` said; None of a new sample.
-        keep_progress: Whether an ABORTED sample keeps what is needed to resume it.
-        max_staleness: Tokens that older weights sampled than so many versions before the last are not trained; None
-            trains them all.
+    Where slime can't take an ABORTED sample, an abort is the infrastructure's failure. Tokens of weights that are older
+    than the last by more versions than `max_staleness` are not trained.
 
     Raises:
         EngineResponseError: The engine's replay data does not fit its tokens.
     """
-    trajectory = model.trajectory
     code_calls, beginning = code_calls or CodeCalls(), beginning or Beginning()
     status = _status(sample, episode.stop_reason, may_abort=may_abort)
     engine_aborts = model.engine_aborts + (beginning.resume.engine_aborts if beginning.resume else 0)
@@ -98,8 +87,8 @@ def write_episode(
         "resumes": beginning.resumes,
         "engine_aborts": engine_aborts,
     }
-    if trajectory.sampled_length:
-        facts["stale_tokens"] = write_trajectory(args, sample, model, trajectory, max_staleness)
+    if model.trajectory.sampled_length:
+        facts["stale_tokens"] = write_trajectory(args, sample, model, model.trajectory, max_staleness)
         if status is statuses_of(sample).FAILED:
             exclude_from_training(sample)
         if status is statuses_of(sample).ABORTED and keep_progress:
@@ -313,28 +302,18 @@ def _warn_once(words: str) -> None:
 class Spoken:
     """Tokens of an episode beside those of its main sample.
 
-    Attributes:
-        kind: "segment" for what an agent had read before its history was rewritten, "aside" for what its conversation
-            manager asked, "agent" for a further agent.
-        model: Who has sampled them.
-        segment: With at least one sampled token.
-        is_cut: Whether more was to be said.
+    The kind is "segment" for what an agent had read before its history was rewritten, "aside" for what its conversation
+    manager asked, and "agent" for a further agent.
     """
 
     kind: str
     model: SGLangModel
-    segment: HistorySegment
-    is_cut: bool = False
+    segment: HistorySegment  # with at least one sampled token
+    is_cut: bool = False  # whether more was to be said
 
 
 def spoken_beside(main: SGLangModel, others: Sequence[MadeModel], succeeded: Collection[str]) -> list[Spoken]:
-    """All trajectories of an episode but the main agent's last one.
-
-    Args:
-        main: The main agent's model.
-        others: The models that its tools made.
-        succeeded: Ids of its tool calls that ended well.
-    """
+    """All trajectories of an episode but the main agent's last; `succeeded` are ids of tool calls that ended well."""
     found = [Spoken("aside" if one.is_aside else "segment", main, one) for one in main.conversation.beside_last()]
     for made in others:
         segments = [*made.model.conversation.beside_last(), made.model.conversation.last]

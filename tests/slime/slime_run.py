@@ -9,7 +9,6 @@ import asyncio
 import functools
 import inspect
 import json
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,11 +96,10 @@ class Rollouts:
 
     Attributes:
         groups: Samples of the last training rollout, by group, as slime got them.
-        seconds: Wall-clock of the last rollout, the rewards included.
         calls: `evaluation` of each call of `generate`, in order.
         changed_params: Calls that changed the sampling parameters that they were given.
         raised: What `generate` raised.
-        returned: For each call that ended: when (`time.monotonic`), the status then, and the sample.
+        returned: For each call that ended the status then, and the sample.
         invalid: What is wrong with samples that were returned ABORTED, in words.
         masked: By sample's index, tokens that slime masked as older weights' before its last call.
     """
@@ -109,11 +107,10 @@ class Rollouts:
     args: Namespace
     manager: Any = None
     groups: list[list[Any]] = field(default_factory=list)
-    seconds: float = 0.0
     calls: list[bool] = field(default_factory=list)
     changed_params: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     raised: list[BaseException] = field(default_factory=list)
-    returned: list[tuple[float, str, Any]] = field(default_factory=list)
+    returned: list[tuple[str, Any]] = field(default_factory=list)
     invalid: list[str] = field(default_factory=list)
     masked: dict[int, int] = field(default_factory=dict)
 
@@ -150,12 +147,7 @@ class Rollouts:
 
     def returned_as(self, status: str) -> list[Any]:
         """The samples that `generate` returned with this status, whatever became of them."""
-        return [sample for _, name, sample in self.returned if name == status]
-
-    def abort_seconds(self) -> float:
-        """From the last sample that ended by itself to the last that came back ABORTED."""
-        ends = {status: at for at, status, _ in sorted(self.returned, key=lambda entry: entry[0])}
-        return ends["aborted"] - max(at for status, at in ends.items() if status != "aborted")
+        return [sample for name, sample in self.returned if name == status]
 
     def evaluate_on(self, *data_sets: Mapping[str, Any], **defaults: Any) -> None:
         """Have evaluations take these data sets, as slime's `--eval-config` names them."""
@@ -179,14 +171,12 @@ class Rollouts:
 
     def _recorded(self, rollout: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(rollout)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            started = time.monotonic()
+        def recorded(*args: Any, **kwargs: Any) -> Any:
             output = rollout(*args, **kwargs)
-            self.seconds = time.monotonic() - started
             self.groups = getattr(output, "samples", output)
             return output
 
-        return timed
+        return recorded
 
     def watched(self, generate: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, whose calls are recorded here."""
@@ -203,7 +193,7 @@ class Rollouts:
                 raise
             else:
                 main = result[0] if isinstance(result, list) else result
-                self.returned.append((time.monotonic(), main.status.value, main))
+                self.returned.append((main.status.value, main))
                 self._check_aborted(main)
                 return result
             finally:

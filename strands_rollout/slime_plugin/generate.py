@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
+from strands_rollout import errors
 from strands_rollout.agent.environment import open_surroundings
 from strands_rollout.agent.episode import Episode, run_episode
 from strands_rollout.agent.limits import EpisodeLimits
@@ -18,43 +19,15 @@ from strands_rollout.agent.task import Task, running
 from strands_rollout.agent.tool_loading import load_conversation_manager, load_hooks, load_tools
 from strands_rollout.aio import ABORT_GRACE_S, episode_clock, exits_as_errors, freeze_long_lived, once, own_pass
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
-from strands_rollout.errors import (
-    ConfigError,
-    EngineAbortedError,
-    EngineError,
-    EnvironmentFaultError,
-    RolloutError,
-    SandboxError,
-    foreign_code,
-)
 from strands_rollout.model.replay import ASK_EXPERTS
 from strands_rollout.model.sampling import TokenLimits, turn_seed
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.samples import METADATA_KEY, SCORE_KEY, SampleLike, SlimeArgs, statuses_of
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings, settings_from_args
+from strands_rollout.slime_plugin import sample_writer, slime_adapter
 from strands_rollout.slime_plugin.resume import Beginning, begin_sample
 from strands_rollout.slime_plugin.reward_groups import count_episode, failed_groups_of
 from strands_rollout.slime_plugin.row import episode_prompt, with_row_settings
-from strands_rollout.slime_plugin.sample_writer import (
-    TRAINED_REASONS,
-    as_fan_out,
-    fill_batch_fields,
-    may_fan_out,
-    siblings,
-    spoken_beside,
-    write_episode,
-    write_failure,
-)
-from strands_rollout.slime_plugin.slime_adapter import (
-    is_aborting,
-    may_return_aborted,
-    processor_of,
-    request_span,
-    router_url,
-    tokenizer_of,
-    tool_span,
-    vocab_size_of,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +58,7 @@ async def generate(
             Nothing else is raised: slime's run would die of it.
     """
     if not hasattr(type(sample), "Status") or not hasattr(sample, "response_length"):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"generate got {sample!r:.200} of type {type(sample).__name__} as sample; expected slime's Sample, or "
             "strands_rollout.Sample where slime is absent"
         )
@@ -93,7 +66,7 @@ async def generate(
         return await _sampled(args, sample, sampling_params, evaluation=True)
     with failed_groups_of(args).episode() as number:
         given = await _sampled(args, sample, sampling_params, evaluation=False)
-    if not is_aborting(args, sample):
+    if not slime_adapter.is_aborting(args, sample):
         count_episode(args, number, sample)
     return given
 
@@ -108,7 +81,7 @@ async def _sampled(
         with exits_as_errors("the episode", RuntimeError):
             settings = settings_from_args(args)
             # the job's own, before anything of this row can fail: slime takes lists of all episodes or of none
-            fans_out = settings.fan_out and may_fan_out(args, sample, evaluation=evaluation)
+            fans_out = settings.fan_out and sample_writer.may_fan_out(args, sample, evaluation=evaluation)
             settings = with_row_settings(settings, sample.metadata)
             _check_sampling_params(sampling_params)
             beginning = begin_sample(sample, may_resume=settings.resume_aborted)
@@ -118,7 +91,7 @@ async def _sampled(
             log_episode(sample, played.episode)
             others = _write(job, played)
             for one in [sample, *(other for _, other in others)]:
-                fill_batch_fields(args, one, sampling_params)
+                sample_writer.fill_batch_fields(args, one, sampling_params)
     except Exception as e:  # a training run must survive every failure of one sample
         others = []
         _fail(args, sample, sampling_params, e)
@@ -126,12 +99,12 @@ async def _sampled(
         sample.metadata[METADATA_KEY]["evaluation"] = True  # slime does not tell the reward function
     # slime takes back one aborted sample, and never a list; of any other episode it wants lists if it gets one
     is_list = fans_out and sample.status is not statuses_of(sample).ABORTED
-    return as_fan_out(sample, others) if is_list else sample
+    return sample_writer.as_fan_out(sample, others) if is_list else sample
 
 
 def _check_sampling_params(sampling_params: object) -> None:
     if not isinstance(sampling_params, Mapping) or not all(isinstance(name, str) for name in sampling_params):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"generate got sampling_params={sampling_params!r:.200}; expected a mapping of names, such as slime's "
             '{"temperature": 1.0, "max_new_tokens": 8192}'
         )
@@ -141,15 +114,18 @@ def _fail(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any
     """Make a sample valid whose episode could not be run or written, even where args can't be read."""
     log_failure(sample, error)
     reason, may_abort = reason_of_failure(error), False
-    with foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
-        may_abort = may_return_aborted(args, sample)
-    with foreign_code("a sample's own setters may raise anything") as filled, exits_as_errors("it", RuntimeError):
-        write_failure(sample, error, reason, may_abort=may_abort)
+    with errors.foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
+        may_abort = slime_adapter.may_return_aborted(args, sample)
+    with (
+        errors.foreign_code("a sample's own setters may raise anything") as filled,
+        exits_as_errors("it", RuntimeError),
+    ):
+        sample_writer.write_failure(sample, error, reason, may_abort=may_abort)
     if filled.error is not None:
         words = f"generate got a sample that can't be filled ({filled.error!r}); expected slime's Sample"
-        raise ConfigError(words) from filled.error
-    with foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
-        fill_batch_fields(args, sample, sampling_params)
+        raise errors.ConfigError(words) from filled.error
+    with errors.foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
+        sample_writer.fill_batch_fields(args, sample, sampling_params)
 
 
 def _write(job: RolloutJob, played: _Played) -> list[tuple[str, SampleLike]]:
@@ -158,16 +134,16 @@ def _write(job: RolloutJob, played: _Played) -> list[tuple[str, SampleLike]]:
     # agents that were made outside of a call are done when the episode is
     is_done = played.episode.stop_reason is StopReason.COMPLETED
     succeeded = played.episode.tools.succeeded | ({""} if is_done else set())
-    beside = spoken_beside(played.model, played.sub_agents.made, succeeded)
+    beside = sample_writer.spoken_beside(played.model, played.sub_agents.made, succeeded)
     obstacle = _obstacle_to_resuming(job, played, bool(beside))
     if obstacle and settings.resume_aborted and played.episode.stop_reason is StopReason.ABORTED:
         logger.warning("aborted sample will start afresh index=%s reason=%s", job.sample.index, obstacle)
-    write_episode(
+    sample_writer.write_episode(
         job.args,
         job.sample,
         played.model,
         played.episode,
-        may_abort=may_return_aborted(job.args, job.sample),
+        may_abort=slime_adapter.may_return_aborted(job.args, job.sample),
         code_calls=played.code_calls,
         beginning=job.beginning,
         keep_progress=settings.resume_aborted and not obstacle,
@@ -177,7 +153,9 @@ def _write(job: RolloutJob, played: _Played) -> list[tuple[str, SampleLike]]:
     facts["sampling_params"] = dict(job.sampling_params)
     if played.score is not None:
         facts[SCORE_KEY] = played.score
-    return siblings(job.args, job.sample, beside if job.fans_out else [], max_staleness=settings.max_staleness)
+    return sample_writer.siblings(
+        job.args, job.sample, beside if job.fans_out else [], max_staleness=settings.max_staleness
+    )
 
 
 def _obstacle_to_resuming(job: RolloutJob, played: _Played, speaks_beside: bool) -> str:  # noqa: FBT001 - a fact
@@ -193,11 +171,11 @@ def _obstacle_to_resuming(job: RolloutJob, played: _Played, speaks_beside: bool)
 def reason_of_failure(error: Exception) -> StopReason:
     """Why no episode could be run, or none could be written."""
     reasons: dict[type[Exception], StopReason] = {
-        EngineAbortedError: StopReason.ABORTED,
-        EnvironmentFaultError: StopReason.ENVIRONMENT_ERROR,
-        SandboxError: StopReason.SANDBOX_ERROR,
-        EngineError: StopReason.ENGINE_ERROR,
-        RolloutError: StopReason.SETUP_ERROR,
+        errors.EngineAbortedError: StopReason.ABORTED,
+        errors.EnvironmentFaultError: StopReason.ENVIRONMENT_ERROR,
+        errors.SandboxError: StopReason.SANDBOX_ERROR,
+        errors.EngineError: StopReason.ENGINE_ERROR,
+        errors.RolloutError: StopReason.SETUP_ERROR,
     }
     return next((reason for kind, reason in reasons.items() if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
 
@@ -230,7 +208,7 @@ async def _run(job: RolloutJob) -> _Played:
                 async with open_surroundings(settings, task, job.should_abort) as around:
                     answer = around.answer if around.answers else None
                     episode = await _play(job, model, around.task, self_timed, answer)
-                    score = await around.score() if episode.stop_reason in TRAINED_REASONS else None
+                    score = await around.score() if episode.stop_reason in sample_writer.TRAINED_REASONS else None
             else:  # as most are, at no cost
                 with running(task):
                     episode, score = await _play(job, model, task, self_timed), None
@@ -272,7 +250,7 @@ async def _play(
         limits=EpisodeLimits(**{limit.name: getattr(settings, limit.name) for limit in fields(EpisodeLimits)}),
         hooks=load_hooks(settings.hooks) if settings.hooks else (),
         self_timed_tools=self_timed_tools,
-        tool_span=tool_span(job.sample),
+        tool_span=slime_adapter.tool_span(job.sample),
         should_abort=job.should_abort,
         engine_grace_s=job.engine_grace_s,
         conversation_manager=load_conversation_manager(manager) if manager else None,
@@ -304,7 +282,7 @@ def log_episode(sample: SampleLike, episode: Episode) -> None:
 
 def log_failure(sample: SampleLike, error: Exception) -> None:
     """Our own errors speak for themselves; anything else is a bug and needs its traceback."""
-    bug, index = None if isinstance(error, RolloutError) else error, getattr(sample, "index", None)
+    bug, index = None if isinstance(error, errors.RolloutError) else error, getattr(sample, "index", None)
     logger.error("sample failed index=%s error=%s: %s", index, type(error).__name__, error, exc_info=bug)
 
 
@@ -328,7 +306,7 @@ class RolloutJob:
     @property
     def should_abort(self) -> Callable[[], bool]:
         """Whether the rollout is being aborted: a question that is asked often."""
-        return functools.partial(is_aborting, self.args, self.sample, self.settings.should_abort)
+        return functools.partial(slime_adapter.is_aborting, self.args, self.sample, self.settings.should_abort)
 
     @property
     def engine_grace_s(self) -> float:
@@ -358,9 +336,9 @@ class RolloutJob:
             min_turn_tokens=settings.min_turn_tokens,
         )
         return SGLangModel(
-            tokenizer=tokenizer_of(args, self.sample),
-            base_url=router_url(args, settings.model_name),
-            vocab_size=vocab_size_of(args),
+            tokenizer=slime_adapter.tokenizer_of(args, self.sample),
+            base_url=slime_adapter.router_url(args, settings.model_name),
+            vocab_size=slime_adapter.vocab_size_of(args),
             tool_parser=settings.tool_parser,
             sampling_params=params,
             enable_thinking=settings.enable_thinking,
@@ -370,9 +348,9 @@ class RolloutJob:
             headers={ROUTING_HEADER: self.routing_key},
             continue_aborted=settings.on_engine_abort == "continue",
             should_abort=should_abort or self.should_abort,
-            request_span=request_span(self.sample),
+            request_span=slime_adapter.request_span(self.sample),
             on_rewritten_history="segment" if may_rewrite else "error",
-            processor=processor_of(args, self.sample),
+            processor=slime_adapter.processor_of(args, self.sample),
             engine_patience_s=settings.engine_patience_s,
         )
 

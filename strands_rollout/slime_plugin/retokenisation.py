@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
+from strands_rollout import tool_parsers as parsers
 from strands_rollout.errors import ConfigError, TemplateError
 from strands_rollout.files import Json
 from strands_rollout.samples import FinishedSample, SampleLike, fan_out_part, kept
@@ -33,17 +34,6 @@ from strands_rollout.template.drift import (
 )
 from strands_rollout.template.messages import ChatMessage
 from strands_rollout.template.probe import TOOLS
-from strands_rollout.tool_parsers import (
-    AUTO,
-    ParseFailure,
-    Reasoning,
-    Segment,
-    Text,
-    ToolCall,
-    ToolParser,
-    format_of_call,
-    get_parser,
-)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -57,6 +47,7 @@ _ANY_ID: Final = "Probed{:03d}"  # of 9 letters and digits, as some templates wa
 _ANYS: Final = re.compile(r"probed-[a-z]+-of-\d+|Probed\d{3,}")
 _MISMATCH_TOKENS: Final = 12
 _MOST_USERS: Final = 2
+_CALLS: Final = (parsers.ToolCall, parsers.ParseFailure)
 
 T = TypeVar("T")
 Piece: TypeAlias = int | str
@@ -94,16 +85,16 @@ class TurnReading:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any], tool_parser: str = AUTO
+        self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any], tool_parser: str = parsers.AUTO
     ) -> None:
         self.template = ChatTemplate(tokenizer, **template_kwargs)
-        self.parser: ToolParser | None = None
-        if tool_parser != AUTO:
-            self.parser = get_parser(tool_parser)
+        self.parser: parsers.ToolParser | None = None
+        if tool_parser != parsers.AUTO:
+            self.parser = parsers.get_parser(tool_parser)
             return
         call = self.template.written_call
         try:
-            self.parser = get_parser(format_of_call(call.turn, call.name, call.arguments))
+            self.parser = parsers.get_parser(parsers.format_of_call(call.turn, call.name, call.arguments))
         except ConfigError:  # an agent without tools needs none
             return
 
@@ -111,21 +102,21 @@ class TurnReading:
         """How many calls a turn holds, malformed ones included; None without a parser."""
         if self.parser is None:
             return None
-        return sum(isinstance(segment, ToolCall | ParseFailure) for segment in self._segments(ids))
+        return sum(isinstance(segment, _CALLS) for segment in self._segments(ids))
 
     def prose(self, ids: Sequence[int]) -> list[tuple[int, int]] | None:
         """Where in a turn's text its prose begins and ends, in characters; None where all of it is."""
         segments = self._segments(ids)
-        if not any(isinstance(segment, ToolCall | ParseFailure) for segment in segments):
+        if not any(isinstance(segment, _CALLS) for segment in segments):
             return None
         text, at, found = self.template.encoder.decode(ids), 0, []
         for segment in segments:
-            if isinstance(segment, Text | Reasoning) and (begin := text.find(segment.text, at)) >= 0:
+            if isinstance(segment, parsers.Text | parsers.Reasoning) and (begin := text.find(segment.text, at)) >= 0:
                 at = begin + len(segment.text)
                 found.append((begin, at))
         return found
 
-    def _segments(self, ids: Sequence[int]) -> list[Segment]:
+    def _segments(self, ids: Sequence[int]) -> list[parsers.Segment]:
         if self.parser is None:
             return []
         encoder = self.template.encoder
@@ -417,7 +408,7 @@ class DriftMeter:
         self,
         tokenizer: PreTrainedTokenizerBase,
         template_kwargs: Mapping[str, Any] | None = None,
-        tool_parser: str = AUTO,
+        tool_parser: str = parsers.AUTO,
     ) -> None:
         self._tokenizer = tokenizer
         self._bytes_of = token_bytes(tokenizer)

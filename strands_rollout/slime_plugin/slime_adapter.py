@@ -52,7 +52,7 @@ def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: There is no usable checkpoint.
     """
-    held = getattr(_generate_state(args, sample), "tokenizer", None)
+    held = getattr(slimes_state(args, sample), "tokenizer", None)
     if held is not None:
         return held
     checkpoint = getattr(args, "hf_checkpoint", None)
@@ -70,7 +70,7 @@ def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
 
 def processor_of(args: SlimeArgs, sample: object) -> ProcessorMixin | str | None:
     """The processor that slime already holds, or the checkpoint to load it from when the first image occurs."""
-    held = getattr(_generate_state(args, sample), "processor", None)
+    held = getattr(slimes_state(args, sample), "processor", None)
     return held if held is not None else str(getattr(args, "hf_checkpoint", None) or "") or None
 
 
@@ -168,7 +168,7 @@ def is_aborting(args: SlimeArgs, sample: object, asked: str | Callable[[], bool]
         with exits_as_errors("should_abort", ConfigError):
             if (load_should_abort(asked) if isinstance(asked, str) else asked)():
                 return True
-    return bool(getattr(_generate_state(args, sample), "aborted", False))
+    return bool(getattr(slimes_state(args, sample), "aborted", False))
 
 
 @functools.lru_cache(maxsize=8)
@@ -281,17 +281,13 @@ def _slimes_trace() -> ModuleType:
     raise ImportError(f"slime has trace_span neither in {' nor in '.join(_TRACE_MODULES)}: {fault}") from fault
 
 
-def _generate_state(args: SlimeArgs, sample: object) -> object:
-    return slimes_state(args) if is_slime_sample(sample) else None
-
-
-def slimes_state(args: SlimeArgs) -> object:
-    """Slime's process-wide state, where its rollout has made it; None elsewhere.
+def slimes_state(args: SlimeArgs, sample: object = None) -> object:
+    """Slime's process-wide state, where its rollout has made it; None elsewhere, and for a sample that is not slime's.
 
     It is not made here: that loads a tokenizer, and needs args that a caller outside of slime's rollout may lack.
     """
     state_class = getattr(sys.modules.get(_STATE_MODULE), "GenerateState", None)
-    if state_class is None:
+    if state_class is None or (sample is not None and not is_slime_sample(sample)):
         return None
     instances = getattr(state_class, "_instances", None)
     return state_class(args) if instances is None else instances.get(state_class)

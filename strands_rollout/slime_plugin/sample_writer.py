@@ -81,12 +81,8 @@ def write_episode(
     code_calls, beginning = code_calls or CodeCalls(), beginning or Beginning()
     status = _status(sample, episode.stop_reason, may_abort=may_abort)
     engine_aborts = model.engine_aborts + (beginning.resume.engine_aborts if beginning.resume else 0)
-    facts = {
-        **episode_record(model, episode, code_calls),
-        "aborts": beginning.aborts,
-        "resumes": beginning.resumes,
-        "engine_aborts": engine_aborts,
-    }
+    attempts = {"aborts": beginning.aborts, "resumes": beginning.resumes, "engine_aborts": engine_aborts}
+    facts = episode_record(model, episode, code_calls) | attempts
     if model.trajectory.sampled_length:
         facts["stale_tokens"] = write_trajectory(args, sample, model, model.trajectory, max_staleness)
         if status is statuses_of(sample).FAILED:

@@ -41,8 +41,7 @@ def arguments(tokenizer_folder: str, **more: Any) -> Namespace:
         **dict.fromkeys(_UNSET.split()),
         **dict.fromkeys(_OFF.split(), False),
         "router_policy": "consistent_hashing",
-        "rollout_num_gpus": 1,
-        "rollout_num_gpus_per_engine": 1,
+        "rollout_num_gpus": 1, "rollout_num_gpus_per_engine": 1,
         "sglang_server_concurrency": 64,
         "hf_checkpoint": tokenizer_folder,
         "rollout_global_dataset": True,
@@ -73,8 +72,7 @@ def arguments(tokenizer_folder: str, **more: Any) -> Namespace:
         "max_tokens_per_gpu": CONTEXT_LENGTH,
         "context_parallel_size": 1,
         "rollout_data_transport": "object-store",
-        # what --custom-config-path adds
-        "strands_rollout": {"tools": list(TOOLS)},
+        "strands_rollout": {"tools": list(TOOLS)},  # what --custom-config-path adds
     }
     return Namespace(**(values | more))
 

@@ -15,7 +15,12 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
-_COUNTERS = ("spec_info", "prefix_cache_info")
+from strands_rollout.errors import foreign_code
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class SlimeArgs(Protocol):
@@ -49,9 +54,8 @@ class SampleLike(Protocol):
     rollout_top_p_token_offsets: Any
     non_generation_time: float
 
-    def get_reward_value(self, args: Any) -> Any:  # noqa: ANN401 - slime's
+    def get_reward_value(self, args: Any) -> object:  # noqa: ANN401 - slime's
         """The reward, of a dict that under slime's reward key."""
-        ...
 
 
 def statuses_of(sample: object) -> Any:  # noqa: ANN401 - slime's enum or ours
@@ -146,20 +150,19 @@ class Sample:
         text: str | None = None,
         update_terminal_info: bool = True,
     ) -> None:
-        """Append response tokens with their mask and logprobs; the engine's `meta_info` also sets the status.
+        """Append response tokens with their mask and logprobs, and `text` to the response.
 
         Args:
-            args: slime's args; says whether the engine decodes speculatively.
+            args: slime's; says whether the engine decodes speculatively.
             tokens: Token ids.
             log_probs: One per token where they are trainable, none otherwise.
-            trainable: Whether the policy wrote them.
-            meta_info: As SGLang answered it.
-            text: Appended to `response`.
-            update_terminal_info: Whether `meta_info` counts: cache, weight version and status.
+            trainable: Whether the policy wrote the tokens.
+            meta_info: As SGLang answered it; with `update_terminal_info` it sets cache, weight version and status.
+            text: Of the tokens.
+            update_terminal_info: See `meta_info`.
 
         Raises:
-            ValueError: Trainable tokens come without logprobs, others with them, the lengths disagree, or earlier
-                response tokens have no logprobs.
+            ValueError: Trainable tokens lack logprobs, others have some, lengths disagree, or earlier tokens have none.
         """
         new = list(tokens or [])
         _check_appended(self, new, log_probs, trainable=trainable)
@@ -179,8 +182,8 @@ class Sample:
 
     def to_dict(self) -> dict[str, Any]:
         """All attributes; status and counters as plain values, the others as they are."""
-        plain = {name: dict(vars(getattr(self, name))) for name in _COUNTERS}
-        return {**vars(self), **plain, "status": self.status.value}
+        counters = {name: dict(vars(getattr(self, name))) for name in ("spec_info", "prefix_cache_info")}
+        return {**vars(self), **counters, "status": self.status.value}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
@@ -194,7 +197,7 @@ class Sample:
         vars(sample).update({key: value for key, value in data.items() if key not in names})
         return sample
 
-    def get_reward_value(self, args: Any) -> Any:  # noqa: ANN401 - slime's signature
+    def get_reward_value(self, args: Any) -> object:  # noqa: ANN401 - slime's signature
         """The reward, or its `args.reward_key` entry."""
         return self.reward[args.reward_key] if getattr(args, "reward_key", None) else self.reward  # type: ignore[index]
 
@@ -210,13 +213,7 @@ def _count(counters: object, amounts: Mapping[str, Any]) -> None:
         setattr(counters, name, sum_so_far + amounts.get(name, 0))
 
 
-def _check_appended(
-    sample: Sample,
-    new: list[int],
-    log_probs: Sequence[float] | None,
-    *,
-    trainable: bool,
-) -> None:
+def _check_appended(sample: Sample, new: list[int], log_probs: Sequence[float] | None, *, trainable: bool) -> None:
     if new and trainable != (log_probs is not None):
         raise ValueError(
             f"got log_probs={log_probs!r:.80} with trainable={trainable}; expected them for trainable tokens only"
@@ -277,11 +274,10 @@ def usable_number(value: object) -> float | None:
     """
     if isinstance(value, str | bytes | bytearray):
         return None
-    try:
+    with foreign_code("a foreign number's conversion may raise anything"):
         number = float(value)  # type: ignore[arg-type]
-    except Exception:  # whatever a foreign number raises
-        return None
-    return number if abs(number) <= _LARGEST_FLOAT32 else None
+        return number if abs(number) <= _LARGEST_FLOAT32 else None
+    return None
 
 
 def fan_out_part(sample: object) -> int | None:
@@ -298,14 +294,10 @@ def reward_details(sample: object) -> Mapping[str, Any]:
     return details if isinstance(details, Mapping) else {}
 
 
-logger = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
 # the spans that slime 0.3 opens around a reward function (slime/rollout/sglang_rollout.py)
 _SCORE_SPANS: Final = frozenset({"reward_model", "group_reward_model"})
 _INTEGER: Final = re.compile(r"-?\d{1,18}")
+_reported: set[tuple[str, str]] = set()
 
 
 def kept(name: str, compute: Callable[[], T], *, of_sample: bool = False) -> T | None:
@@ -316,18 +308,14 @@ def kept(name: str, compute: Callable[[], T], *, of_sample: bool = False) -> T |
         compute: Called once.
         of_sample: Whether it is one sample's part of a metric, and the other samples still count.
     """
-    try:
+    with foreign_code("a training run must not end for want of a metric, nor a metric for one odd sample") as outcome:
         return compute()
-    except Exception as e:  # a training run must not end for want of a metric, nor a metric for one odd sample
-        lost = "metric failed for a sample and left it out" if of_sample else "metric failed and was left out"
-        _report_once(lost, name, type(e).__name__)
-        return None
-
-
-@functools.cache
-def _report_once(lost: str, name: str, error: str) -> None:
-    """Called while the exception is handled; the same failure at a later step would say nothing new."""
-    logger.warning("%s name=%s error=%s", lost, name, error, exc_info=True)
+    lost = "metric failed for a sample and left it out" if of_sample else "metric failed and was left out"
+    seen = (f"{lost} name={name}", type(outcome.error).__name__)
+    if seen not in _reported:  # the same failure at a later step would say nothing new
+        _reported.add(seen)
+        logger.warning("%s error=%s", *seen, exc_info=outcome.error)
+    return None
 
 
 def _readable(read: Callable[P, T]) -> Callable[P, T | None]:
@@ -342,15 +330,10 @@ def _readable(read: Callable[P, T]) -> Callable[P, T | None]:
 
 @dataclass(frozen=True, slots=True)
 class FinishedSample:
-    """A read-only view of a sample; what it lacks, or can't be read, is None, never a guess.
+    """A read-only view of a sample; what it lacks, or can't be read, is None, never a guess."""
 
-    Attributes:
-        sample: slime's Sample, ours, or anything else.
-        facts: Its episode's facts; empty where there are none.
-    """
-
-    sample: Any
-    facts: Mapping[str, Any]
+    sample: Any  # slime's Sample, ours, or anything else
+    facts: Mapping[str, Any]  # its episode's; empty where there are none
 
     def number(self, *keys: str) -> float | None:
         """The finite number under these keys of the facts, one level each."""
@@ -391,9 +374,8 @@ class FinishedSample:
     def weight_versions(self) -> list[str]:
         """Distinct weight versions that it was sampled with, as far as the engine named them, in order."""
         versions = self.facts.get("weight_versions")
-        if not isinstance(versions, list):
-            return []
-        return list(dict.fromkeys(str(version) for version in versions if version is not None))
+        known = versions if isinstance(versions, list) else []
+        return list(dict.fromkeys(str(version) for version in known if version is not None))
 
     @property
     def weight_version_spread(self) -> int | None:
@@ -401,8 +383,7 @@ class FinishedSample:
         versions = self.weight_versions
         if not versions or not all(map(_INTEGER.fullmatch, versions)):
             return None
-        numbers = [int(version) for version in versions]
-        return max(numbers) - min(numbers)
+        return max(map(int, versions)) - min(map(int, versions))
 
     @property
     @_readable
@@ -411,14 +392,6 @@ class FinishedSample:
         return finite(getattr(self.sample, "response_length", None))
 
     @property
-    @_readable
-    def turn_ids(self) -> list[list[int]] | None:
-        """The sampled token ids of each turn that sampled any; None where the facts don't say which they are."""
-        bounds = self.turn_bounds
-        return None if bounds is None else [self.sample.tokens[start:end] for start, end in bounds]
-
-    @property
-    @_readable
     def turn_bounds(self) -> list[tuple[int, int]] | None:
         """Where each turn that sampled any begins and ends in the tokens; None where the facts don't say."""
         bounds = self.bounds_by_turn
@@ -431,12 +404,12 @@ class FinishedSample:
         spans, tokens = self.facts.get("spans"), getattr(self.sample, "tokens", None)
         if not isinstance(spans, list) or not isinstance(tokens, list):
             return None
+        if not all(_is_span(span, len(tokens)) for span in spans):
+            return None
         bounds: dict[int, tuple[int, int]] = {}
-        for span in spans:
-            if not _is_span(span, len(tokens)):
-                return None
-            begin, _ = bounds.get(span[0], (span[1], 0))
-            bounds[span[0]] = (begin, span[2])
+        for turn, start, end, *_ in spans:
+            begin, _ = bounds.get(turn, (start, 0))
+            bounds[turn] = (begin, end)
         return bounds
 
     @property
@@ -445,15 +418,14 @@ class FinishedSample:
         """Seconds in the reward function by slime's trace; None where nothing was traced."""
         trace = getattr(self.sample, "trace", None)
         events = trace.get("events") if isinstance(trace, Mapping) else None
-        starts: dict[Any, float] = {}
+        starts: dict[object, float] = {}
         seconds: list[float] = []
         for event in events or []:
-            if event.get("name") not in _SCORE_SPANS:
-                continue
-            if event.get("type") == "span_start":
-                starts[event.get("span_id")] = event["ts"]
-            elif event.get("type") == "span_end" and event.get("span_id") in starts:
-                seconds.append(event["ts"] - starts.pop(event.get("span_id")))
+            if event.get("name") in _SCORE_SPANS:
+                if event.get("type") == "span_start":
+                    starts[event.get("span_id")] = event["ts"]
+                elif event.get("type") == "span_end" and event.get("span_id") in starts:
+                    seconds.append(event["ts"] - starts.pop(event.get("span_id")))
         return finite(sum(seconds)) if seconds else None
 
     @_readable
@@ -489,5 +461,4 @@ def finite(value: object) -> float | None:
 def _is_span(span: object, token_count: int) -> bool:
     if not isinstance(span, list | tuple) or len(span) < 3 or not all(type(value) is int for value in span[:3]):
         return False
-    start, end = span[1:3]
-    return bool(0 <= start <= end <= token_count)
+    return bool(0 <= span[1] <= span[2] <= token_count)

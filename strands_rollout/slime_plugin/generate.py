@@ -6,11 +6,11 @@ import functools
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from strands_rollout.agent.environment import Surroundings, open_surroundings
+from strands_rollout import errors
+from strands_rollout.agent.environment import open_surroundings
 from strands_rollout.agent.episode import Episode, run_episode
 from strands_rollout.agent.limits import EpisodeLimits
 from strands_rollout.agent.multi_agent import AgentModels, built_team
@@ -19,43 +19,15 @@ from strands_rollout.agent.task import Task, running
 from strands_rollout.agent.tool_loading import load_conversation_manager, load_hooks, load_tools
 from strands_rollout.aio import ABORT_GRACE_S, episode_clock, exits_as_errors, freeze_long_lived, once, own_pass
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
-from strands_rollout.errors import (
-    ConfigError,
-    EngineAbortedError,
-    EngineError,
-    EnvironmentFaultError,
-    RolloutError,
-    SandboxError,
-)
 from strands_rollout.model.replay import ASK_EXPERTS
 from strands_rollout.model.sampling import TokenLimits, turn_seed
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.samples import METADATA_KEY, SCORE_KEY, SampleLike, SlimeArgs, statuses_of
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings, settings_from_args
+from strands_rollout.slime_plugin import sample_writer, slime_adapter
 from strands_rollout.slime_plugin.resume import Beginning, begin_sample
 from strands_rollout.slime_plugin.reward_groups import count_episode, failed_groups_of
 from strands_rollout.slime_plugin.row import episode_prompt, with_row_settings
-from strands_rollout.slime_plugin.sample_writer import (
-    TRAINED_REASONS,
-    as_fan_out,
-    fill_batch_fields,
-    may_fan_out,
-    siblings,
-    spoken_beside,
-    write_episode,
-    write_failure,
-)
-from strands_rollout.slime_plugin.slime_adapter import (
-    collects_partial_rollouts,
-    is_aborting,
-    may_return_aborted,
-    processor_of,
-    request_span,
-    router_url,
-    tokenizer_of,
-    tool_span,
-    vocab_size_of,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -85,25 +57,31 @@ async def generate(
         FailedGroupsError: So many groups of training samples have failed in a row that the run is to be ended.
             Nothing else is raised: slime's run would die of it.
     """
-    _check_sample(sample)
+    if not hasattr(type(sample), "Status") or not hasattr(sample, "response_length"):
+        raise errors.ConfigError(
+            f"generate got {sample!r:.200} of type {type(sample).__name__} as sample; expected slime's Sample, or "
+            "strands_rollout.Sample where slime is absent"
+        )
     if evaluation:
         return await _sampled(args, sample, sampling_params, evaluation=True)
     with failed_groups_of(args).episode() as number:
         given = await _sampled(args, sample, sampling_params, evaluation=False)
-    if not is_aborting(args, sample):
+    if not slime_adapter.is_aborting(args, sample):
         count_episode(args, number, sample)
     return given
 
 
-async def _sampled(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any], *, evaluation: bool) -> Any:  # noqa: ANN401
+async def _sampled(
+    args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any], *, evaluation: bool
+) -> SampleLike | list[SampleLike]:
     fans_out = False
-    others: list[tuple[str, Any]] = []
+    others: list[tuple[str, SampleLike]] = []
     await own_pass()  # of hundreds of samples that come at once, one begins in each pass of the loop
     try:
         with exits_as_errors("the episode", RuntimeError):
             settings = settings_from_args(args)
             # the job's own, before anything of this row can fail: slime takes lists of all episodes or of none
-            fans_out = settings.fan_out and may_fan_out(args, sample, evaluation=evaluation)
+            fans_out = settings.fan_out and sample_writer.may_fan_out(args, sample, evaluation=evaluation)
             settings = with_row_settings(settings, sample.metadata)
             _check_sampling_params(sampling_params)
             beginning = begin_sample(sample, may_resume=settings.resume_aborted)
@@ -113,7 +91,7 @@ async def _sampled(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping
             log_episode(sample, played.episode)
             others = _write(job, played)
             for one in [sample, *(other for _, other in others)]:
-                fill_batch_fields(args, one, sampling_params)
+                sample_writer.fill_batch_fields(args, one, sampling_params)
     except Exception as e:  # a training run must survive every failure of one sample
         others = []
         _fail(args, sample, sampling_params, e)
@@ -121,20 +99,12 @@ async def _sampled(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping
         sample.metadata[METADATA_KEY]["evaluation"] = True  # slime does not tell the reward function
     # slime takes back one aborted sample, and never a list; of any other episode it wants lists if it gets one
     is_list = fans_out and sample.status is not statuses_of(sample).ABORTED
-    return as_fan_out(sample, others) if is_list else sample
-
-
-def _check_sample(sample: object) -> None:
-    if not hasattr(type(sample), "Status") or not hasattr(sample, "response_length"):
-        raise ConfigError(
-            f"generate got {sample!r:.200} of type {type(sample).__name__} as sample; expected slime's Sample, or "
-            "strands_rollout.Sample where slime is absent"
-        )
+    return sample_writer.as_fan_out(sample, others) if is_list else sample
 
 
 def _check_sampling_params(sampling_params: object) -> None:
     if not isinstance(sampling_params, Mapping) or not all(isinstance(name, str) for name in sampling_params):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"generate got sampling_params={sampling_params!r:.200}; expected a mapping of names, such as slime's "
             '{"temperature": 1.0, "max_new_tokens": 8192}'
         )
@@ -144,34 +114,37 @@ def _fail(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any
     """Make a sample valid whose episode could not be run or written, even where args can't be read."""
     log_failure(sample, error)
     reason, may_abort = reason_of_failure(error), False
-    with suppress(Exception), exits_as_errors("reading args", RuntimeError):
-        may_abort = may_return_aborted(args, sample)
-    try:
-        with exits_as_errors("it", RuntimeError):
-            write_failure(sample, error, reason, may_abort=may_abort)
-    except Exception as e:  # a sample's own setters
-        raise ConfigError(f"generate got a sample that can't be filled ({e!r}); expected slime's Sample") from e
-    with suppress(Exception), exits_as_errors("reading args", RuntimeError):
-        fill_batch_fields(args, sample, sampling_params)
+    with errors.foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
+        may_abort = slime_adapter.may_return_aborted(args, sample)
+    with (
+        errors.foreign_code("a sample's own setters may raise anything") as filled,
+        exits_as_errors("it", RuntimeError),
+    ):
+        sample_writer.write_failure(sample, error, reason, may_abort=may_abort)
+    if filled.error is not None:
+        words = f"generate got a sample that can't be filled ({filled.error!r}); expected slime's Sample"
+        raise errors.ConfigError(words) from filled.error
+    with errors.foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
+        sample_writer.fill_batch_fields(args, sample, sampling_params)
 
 
-def _write(job: RolloutJob, played: _Played) -> list[tuple[str, Any]]:
+def _write(job: RolloutJob, played: _Played) -> list[tuple[str, SampleLike]]:
     """Fill the job's sample; return its siblings with their kinds, where there are any."""
-    settings, code_calls = job.settings, played.code_calls
+    settings = job.settings
     # agents that were made outside of a call are done when the episode is
     is_done = played.episode.stop_reason is StopReason.COMPLETED
     succeeded = played.episode.tools.succeeded | ({""} if is_done else set())
-    beside = spoken_beside(played.model, played.sub_agents.made, succeeded)
+    beside = sample_writer.spoken_beside(played.model, played.sub_agents.made, succeeded)
     obstacle = _obstacle_to_resuming(job, played, bool(beside))
     if obstacle and settings.resume_aborted and played.episode.stop_reason is StopReason.ABORTED:
         logger.warning("aborted sample will start afresh index=%s reason=%s", job.sample.index, obstacle)
-    write_episode(
+    sample_writer.write_episode(
         job.args,
         job.sample,
         played.model,
         played.episode,
-        may_abort=may_return_aborted(job.args, job.sample),
-        code_calls=code_calls,
+        may_abort=slime_adapter.may_return_aborted(job.args, job.sample),
+        code_calls=played.code_calls,
         beginning=job.beginning,
         keep_progress=settings.resume_aborted and not obstacle,
         max_staleness=settings.max_staleness,
@@ -180,7 +153,9 @@ def _write(job: RolloutJob, played: _Played) -> list[tuple[str, Any]]:
     facts["sampling_params"] = dict(job.sampling_params)
     if played.score is not None:
         facts[SCORE_KEY] = played.score
-    return siblings(job.args, job.sample, beside if job.fans_out else [], max_staleness=settings.max_staleness)
+    return sample_writer.siblings(
+        job.args, job.sample, beside if job.fans_out else [], max_staleness=settings.max_staleness
+    )
 
 
 def _obstacle_to_resuming(job: RolloutJob, played: _Played, speaks_beside: bool) -> str:  # noqa: FBT001 - a fact
@@ -195,14 +170,14 @@ def _obstacle_to_resuming(job: RolloutJob, played: _Played, speaks_beside: bool)
 
 def reason_of_failure(error: Exception) -> StopReason:
     """Why no episode could be run, or none could be written."""
-    kinds: list[tuple[type[Exception], StopReason]] = [
-        (EngineAbortedError, StopReason.ABORTED),
-        (EnvironmentFaultError, StopReason.ENVIRONMENT_ERROR),
-        (SandboxError, StopReason.SANDBOX_ERROR),
-        (EngineError, StopReason.ENGINE_ERROR),
-        (RolloutError, StopReason.SETUP_ERROR),
-    ]
-    return next((reason for kind, reason in kinds if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
+    reasons: dict[type[Exception], StopReason] = {
+        errors.EngineAbortedError: StopReason.ABORTED,
+        errors.EnvironmentFaultError: StopReason.ENVIRONMENT_ERROR,
+        errors.SandboxError: StopReason.SANDBOX_ERROR,
+        errors.EngineError: StopReason.ENGINE_ERROR,
+        errors.RolloutError: StopReason.SETUP_ERROR,
+    }
+    return next((reason for kind, reason in reasons.items() if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +193,7 @@ class _Played:
 
 async def _run(job: RolloutJob) -> _Played:
     settings, resume = job.settings, job.beginning.resume
-    await once(str(getattr(job.args, "hf_checkpoint", None)), lambda: _prepare(job))
+    await once(str(getattr(job.args, "hf_checkpoint", None)), job.prepare)
     model = job.build_model()
     task = await _task(job, model)
     code_calls = CodeCalls(**resume.code) if resume else CodeCalls()
@@ -233,7 +208,7 @@ async def _run(job: RolloutJob) -> _Played:
                 async with open_surroundings(settings, task, job.should_abort) as around:
                     answer = around.answer if around.answers else None
                     episode = await _play(job, model, around.task, self_timed, answer)
-                    score = await _score(around, episode)
+                    score = await around.score() if episode.stop_reason in sample_writer.TRAINED_REASONS else None
             else:  # as most are, at no cost
                 with running(task):
                     episode, score = await _play(job, model, task, self_timed), None
@@ -275,7 +250,7 @@ async def _play(
         limits=EpisodeLimits(**{limit.name: getattr(settings, limit.name) for limit in fields(EpisodeLimits)}),
         hooks=load_hooks(settings.hooks) if settings.hooks else (),
         self_timed_tools=self_timed_tools,
-        tool_span=tool_span(job.sample),
+        tool_span=slime_adapter.tool_span(job.sample),
         should_abort=job.should_abort,
         engine_grace_s=job.engine_grace_s,
         conversation_manager=load_conversation_manager(manager) if manager else None,
@@ -287,22 +262,9 @@ async def _play(
         return await play()
 
 
-async def _score(around: Surroundings, episode: Episode) -> dict[str, Any] | None:
-    """What the environment makes of an episode that is to be trained."""
-    is_trained = episode.stop_reason in TRAINED_REASONS
-    return await around.score() if is_trained else None
-
-
-def _prepare(job: RolloutJob) -> None:
-    """Load the tokenizer and try out its template: all that later models share."""
-    job.build_model()
-    if job.settings.freeze_gc:
-        freeze_long_lived()
-
-
-def build_tools(settings: RolloutSettings, code_tool: Any) -> list[Any]:  # noqa: ANN401 - a Strands tool, or None
-    """The tools in their configured order."""
-    tools: list[Any] = []
+def build_tools(settings: RolloutSettings, code_tool: object) -> list[object]:
+    """The tools in their configured order; `code_tool` is Strands', or None."""
+    tools: list[object] = []
     for path in settings.tools:
         tools += [code_tool] if path == CODE_TOOL_PATH else load_tools([path])
     return tools
@@ -310,23 +272,18 @@ def build_tools(settings: RolloutSettings, code_tool: Any) -> list[Any]:  # noqa
 
 def log_episode(sample: SampleLike, episode: Episode) -> None:
     """One line per failed episode; a bug also with its traceback."""
-    if episode.stop_reason is StopReason.INTERNAL_ERROR:
-        logger.error(
-            "episode failed index=%s stop_reason=%s", sample.index, episode.stop_reason, exc_info=episode.error
-        )
-    elif episode.error is not None:
-        level = logging.WARNING if episode.stop_reason.endswith("_error") else logging.DEBUG
-        logger.log(
-            level, "episode ended index=%s stop_reason=%s error=%s", sample.index, episode.stop_reason, episode.error
-        )
+    reason, error = episode.stop_reason, episode.error
+    if reason is StopReason.INTERNAL_ERROR:
+        logger.error("episode failed index=%s stop_reason=%s", sample.index, reason, exc_info=error)
+    elif error is not None:
+        level = logging.WARNING if reason.endswith("_error") else logging.DEBUG
+        logger.log(level, "episode ended index=%s stop_reason=%s error=%s", sample.index, reason, error)
 
 
 def log_failure(sample: SampleLike, error: Exception) -> None:
     """Our own errors speak for themselves; anything else is a bug and needs its traceback."""
-    bug = None if isinstance(error, RolloutError) else error
-    logger.error(
-        "sample failed index=%s error=%s: %s", getattr(sample, "index", None), type(error).__name__, error, exc_info=bug
-    )
+    bug, index = None if isinstance(error, errors.RolloutError) else error, getattr(sample, "index", None)
+    logger.error("sample failed index=%s error=%s: %s", index, type(error).__name__, error, exc_info=bug)
 
 
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"
@@ -335,41 +292,35 @@ _PARTIAL_GRACE_S: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class RolloutJob:
-    """One call of `generate`.
-
-    Attributes:
-        args: slime's.
-        sample: slime's or ours, made ready.
-        sampling_params: slime's.
-        settings: Of this episode.
-        beginning: How the sample came.
-        evaluation: Whether the episode is one of an evaluation.
-        fans_out: Whether a list of samples can be returned.
-        routing_key: Keeps its requests on one engine behind a router.
-    """
+    """One call of `generate`."""
 
     args: SlimeArgs
     sample: SampleLike
     sampling_params: Mapping[str, Any]
-    settings: RolloutSettings
+    settings: RolloutSettings  # of this episode
     beginning: Beginning
     evaluation: bool
-    fans_out: bool
-    routing_key: str
+    fans_out: bool  # whether a list of samples can be returned
+    routing_key: str  # keeps its requests on one engine behind a router
 
     @property
     def should_abort(self) -> Callable[[], bool]:
         """Whether the rollout is being aborted: a question that is asked often."""
-        return functools.partial(is_aborting, self.args, self.sample, self.settings.should_abort)
+        return functools.partial(slime_adapter.is_aborting, self.args, self.sample, self.settings.should_abort)
 
     @property
     def engine_grace_s(self) -> float:
         """Seconds that an aborted generation is waited for: slime repeats its abort every 3 s until they idle."""
         if self.settings.abort_grace_s is not None:
             return self.settings.abort_grace_s
-        collected = collects_partial_rollouts(self.args) or self.settings.should_abort is not None
-        kept = self.settings.resume_aborted and collected
-        return _PARTIAL_GRACE_S if kept else ABORT_GRACE_S
+        collected = getattr(self.args, "partial_rollout", False) or self.settings.should_abort is not None
+        return _PARTIAL_GRACE_S if self.settings.resume_aborted and collected else ABORT_GRACE_S
+
+    def prepare(self) -> None:
+        """Load the tokenizer and try out its template: all that later models share."""
+        self.build_model()
+        if self.settings.freeze_gc:
+            freeze_long_lived()
 
     def build_model(self, agent: str = "", should_abort: Callable[[], bool] | None = None) -> SGLangModel:
         """The policy for one agent; the main one has no name."""
@@ -385,9 +336,9 @@ class RolloutJob:
             min_turn_tokens=settings.min_turn_tokens,
         )
         return SGLangModel(
-            tokenizer=tokenizer_of(args, self.sample),
-            base_url=router_url(args, settings.model_name),
-            vocab_size=vocab_size_of(args),
+            tokenizer=slime_adapter.tokenizer_of(args, self.sample),
+            base_url=slime_adapter.router_url(args, settings.model_name),
+            vocab_size=slime_adapter.vocab_size_of(args),
             tool_parser=settings.tool_parser,
             sampling_params=params,
             enable_thinking=settings.enable_thinking,
@@ -397,9 +348,9 @@ class RolloutJob:
             headers={ROUTING_HEADER: self.routing_key},
             continue_aborted=settings.on_engine_abort == "continue",
             should_abort=should_abort or self.should_abort,
-            request_span=request_span(self.sample),
+            request_span=slime_adapter.request_span(self.sample),
             on_rewritten_history="segment" if may_rewrite else "error",
-            processor=processor_of(args, self.sample),
+            processor=slime_adapter.processor_of(args, self.sample),
             engine_patience_s=settings.engine_patience_s,
         )
 
@@ -413,10 +364,8 @@ def template_kwargs(args: SlimeArgs, sample: SampleLike) -> Mapping[str, Any]:
 
 def context_limit(args: SlimeArgs, *, evaluation: bool) -> int | None:
     """Slime's context limit: the configured one, else what a training batch can hold, else only the engine's."""
-    names = ("eval_max_context_len", "rollout_max_context_len") if evaluation else ("rollout_max_context_len",)
-    for name in names:
-        limit = getattr(args, name, None)
-        if limit is not None:
+    for name in ("eval_max_context_len", "rollout_max_context_len") if evaluation else ("rollout_max_context_len",):
+        if (limit := getattr(args, name, None)) is not None:
             return int(limit)
     max_tokens_per_gpu = getattr(args, "max_tokens_per_gpu", None)
     if evaluation or max_tokens_per_gpu is None:

@@ -21,7 +21,7 @@ from strands_rollout.agent.stop_reason import StopReason
 from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite, kept
 from strands_rollout.secret_mask import secret_values
 from strands_rollout.settings import settings_from_args
-from strands_rollout.slime_plugin.retokenisation import DriftMeter, DriftTotals, EpisodeDrift, measure_some, totals_of
+from strands_rollout.slime_plugin.retokenisation import DriftMeter, EpisodeDrift, measure_some, totals_of
 from strands_rollout.slime_plugin.reward_groups import end_run_of_failures
 from strands_rollout.slime_plugin.slime_adapter import tokenizer_of
 from strands_rollout.slime_plugin.transcripts import COLUMNS, transcript_rows, write_step_dump
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 def log_rollout(
     rollout_id: int,
     args: SlimeArgs,
-    samples: Any,  # noqa: ANN401 - slime's, ours or foreign samples, nested lists of them included
+    samples: Iterable[Any],  # slime's, ours or foreign ones; a fan-out's may be in lists of their own
     rollout_extra_metrics: Mapping[str, Any] | None,  # noqa: ARG001 - slime's signature; slime logs them
     rollout_time: float,  # noqa: ARG001 - slime's signature; slime logs it
 ) -> bool:
@@ -44,7 +44,7 @@ def log_rollout(
     Raises:
         FailedGroupsError: The run is to be ended, and slime's rollout could not be told so; see `failed_groups`.
     """
-    kept("settings", lambda: _check_staleness(args))
+    kept("settings", functools.partial(_check_staleness, args))
     kept("rollout", lambda: _log(rollout_id, args, {"rollout/agent": samples}, "rollout/step"))
     end_run_of_failures(args, samples)
     return False
@@ -125,8 +125,10 @@ def _log(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, Any],
         return  # slime logs nothing of a rollout that it replays from a file
     known_step = kept("step", lambda: step_of(args, rollout_id))
     step = rollout_id if known_step is None else known_step
-    reward_key = _reward_key(args, evaluation=step_key.startswith("eval"))
-    metrics = StepMetrics(rollout_id, step_key)
+    reward_key = getattr(args, "reward_key", None)
+    if step_key.startswith("eval"):
+        reward_key = getattr(args, "eval_reward_key", None) or reward_key
+    metrics = StepMetrics(step_key)
     secrets = secret_values(os.environ, getattr(args, "strands_rollout", None))
     for prefix, given in samples_by_prefix.items():
         samples = kept("samples", functools.partial(finished_samples, given)) or []
@@ -137,16 +139,13 @@ def _log(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, Any],
         table = functools.partial(transcript_rows, samples, step=step, reward_key=reward_key, secrets=secrets)
         if rows := kept("transcripts", table):
             metrics.tables[f"{prefix}/transcripts"] = Table(COLUMNS, rows)
-        kept("dump", functools.partial(write_step_dump, args, _dump_name(prefix), rollout_id, given))
-    log_line(metrics, step)
+        name = prefix.removesuffix("/agent").replace("/", "-")
+        kept("dump", functools.partial(write_step_dump, args, name, rollout_id, given))
+    pairs = " ".join(f"{name}={value:.4g}" for name, value in metrics.numbers.items())
+    logger.info("agent metrics rollout_id=%s %s=%s %s", rollout_id, step_key, step, pairs)
     if metrics.numbers:
         kept("wandb", lambda: log_to_wandb(args, metrics, step))
         kept("tensorboard", lambda: log_to_tensorboard(args, metrics, step))
-
-
-def _dump_name(prefix: str) -> str:
-    """What `rollout/agent` and `eval/<dataset>/agent` are called as files."""
-    return prefix.removesuffix("/agent").replace("/", "-")
 
 
 def _numbers(args: SlimeArgs, samples: Sequence[FinishedSample]) -> Metrics:
@@ -166,34 +165,25 @@ def _drift(args: SlimeArgs, samples: Sequence[FinishedSample]) -> Metrics:
     if meter.template_fault is not None:
         _say_once("context is not held against the chat template: %s", meter.template_fault)
     for drift in drifts:
-        _warn_of_mismatch(drift)
+        if drift.mismatches:  # each time: it never happens in a run whose numbers are right
+            logger.warning(
+                "context is not what the chat template renders sample_index=%s token=%d tokens=%d: "
+                "`strands-rollout drift` on a dump of it tells more",
+                drift.index,
+                drift.mismatches[0].position,
+                drift.mismatched_tokens,
+            )
     return drift_metrics(drifts)
 
 
 @functools.cache
-def _say_once(words: str, fault: str) -> None:
-    logger.warning(words, fault)
-
-
-def _warn_of_mismatch(drift: EpisodeDrift) -> None:
-    """Each time: it never happens in a run whose numbers are right."""
-    if drift.mismatches:
-        logger.warning(
-            "context is not what the chat template renders sample_index=%s token=%d tokens=%d: "
-            "`strands-rollout drift` on a dump of it tells more",
-            drift.index,
-            drift.mismatches[0].position,
-            drift.mismatched_tokens,
-        )
-
-
-def _reward_key(args: SlimeArgs, *, evaluation: bool) -> str | None:
-    key = getattr(args, "reward_key", None)
-    return (getattr(args, "eval_reward_key", None) or key) if evaluation else key
+def _say_once(words: str, *values: str) -> None:
+    logger.warning(words, *values)
 
 
 # where the newest slime has its modules of metrics and logging, and where its releases up to 0.3.1 have them
 _SLIMES_PACKAGES: Final = ("slime.observability", "slime.utils")
+_LOST: Final = "%s is set, but this package's metrics are not logged there: %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,16 +196,8 @@ class Table:
 
 @dataclass(slots=True)
 class StepMetrics:
-    """What one step logs.
+    """What one step logs, by full name; `step_key` is the metric that slime's charts have as their x-axis."""
 
-    Attributes:
-        rollout_id: slime's number of the rollout.
-        step_key: The metric that slime's charts have as their x-axis.
-        numbers: By full name.
-        tables: By full name.
-    """
-
-    rollout_id: int
     step_key: str
     numbers: dict[str, float] = field(default_factory=dict)
     tables: dict[str, Table] = field(default_factory=dict)
@@ -225,12 +207,6 @@ def step_of(args: SlimeArgs, rollout_id: int) -> int:
     """The step under which slime logs this rollout; the rollout's own number where slime is absent."""
     compute = _slimes("metric_utils", "compute_rollout_step")
     return rollout_id if compute is None else int(compute(args, rollout_id))
-
-
-def log_line(metrics: StepMetrics, step: int) -> None:
-    """One INFO line of key=value pairs."""
-    pairs = " ".join(f"{name}={value:.4g}" for name, value in metrics.numbers.items())
-    logger.info("agent metrics rollout_id=%s %s=%s %s", metrics.rollout_id, metrics.step_key, step, pairs)
 
 
 def log_to_wandb(args: SlimeArgs, metrics: StepMetrics, step: int) -> None:
@@ -243,7 +219,7 @@ def log_to_wandb(args: SlimeArgs, metrics: StepMetrics, step: int) -> None:
     import wandb
 
     if wandb.run is None:
-        _warn_of_lost_metrics("--use-wandb", "this process has no wandb run")
+        _say_once(_LOST, "--use-wandb", "this process has no wandb run")
         return
     tables = {
         name: wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
@@ -262,22 +238,17 @@ def log_to_tensorboard(args: SlimeArgs, metrics: StepMetrics, step: int) -> None
     log = _slimes("logging_utils", "log")
     if log is None:
         places = " or ".join(f"{package}.logging_utils" for package in _SLIMES_PACKAGES)
-        _warn_of_lost_metrics("--use-tensorboard", f"slime has loaded no {places} with a function log")
+        _say_once(_LOST, "--use-tensorboard", f"slime has loaded no {places} with a function log")
         return
     # wandb has had the numbers, together with the tables
     without_wandb = Namespace(**{**vars(args), "use_wandb": False})
     log(without_wandb, {**metrics.numbers, metrics.step_key: step}, metrics.step_key)
 
 
-def _slimes(module: str, function: str) -> Any:  # noqa: ANN401 - a function of slime's, or None
+def _slimes(module: str, function: str) -> Callable[..., Any] | None:
     """A function of a module that slime has loaded; None where there is none."""
     found = (getattr(sys.modules.get(f"{package}.{module}"), function, None) for package in _SLIMES_PACKAGES)
     return next((one for one in found if one is not None), None)
-
-
-@functools.cache
-def _warn_of_lost_metrics(flag: str, reason: str) -> None:
-    logger.warning("%s is set, but this package's metrics are not logged there: %s", flag, reason)
 
 
 Metrics = dict[str, float]
@@ -338,13 +309,16 @@ def ending_metrics(samples: Samples) -> Metrics:
     """Shares of stop reasons, of statuses, of what truncated those that were, and of samples kept out of training."""
     reasons = [(sample.text("stop_reason"), sample.status) for sample in samples]
     removals = [sample.is_removed for sample in samples if sample.status is not None]
-    removed = [float(is_removed) for is_removed in removals if is_removed is not None]
     return {
         **shares("stop_reason", (reason for reason, _ in reasons), map(str, StopReason)),
         **shares("truncation", (reason for reason, status in reasons if status == "truncated"), TRUNCATING),
         **shares("status", (status for _, status in reasons), STATUSES),
-        **({"removed": sum(removed) / len(removed)} if removed else {}),
+        **_mean("removed", [is_removed for is_removed in removals if is_removed is not None]),
     }
+
+
+def _mean(name: str, values: Sequence[float]) -> Metrics:
+    return {name: sum(values) / len(values)} if values else {}
 
 
 def budget_metrics(samples: Samples) -> Metrics:
@@ -377,17 +351,11 @@ def weight_metrics(samples: Samples) -> Metrics:
     }
 
 
-def score_metrics(samples: Samples) -> Metrics:
-    """Seconds in the reward function."""
-    return distribution("score_s", [sample.score_s for sample in samples])
-
-
 def answer_metrics(samples: Samples) -> Metrics:
     """Of an evaluation: samples without an answer, and the share of right ones among the others where they tell."""
     answers = [finite(sample.graded.get("acc")) for sample in samples if not sample.is_missing]
-    known = [float(answer) for answer in answers if answer is not None]
-    missing = {"missing": float(sum(bool(sample.is_missing) for sample in samples))} if samples else {}
-    return missing | ({"accuracy": sum(known) / len(known)} if known else {})
+    missing = {"missing": float(sum(sample.is_missing for sample in samples))} if samples else {}
+    return missing | _mean("accuracy", [answer for answer in answers if answer is not None])
 
 
 def slowest_metrics(samples: Samples) -> Metrics:
@@ -401,11 +369,8 @@ def slowest_metrics(samples: Samples) -> Metrics:
     if not timed:
         return {}
     total_s, slowest = max(timed, key=lambda entry: entry[0])
-    parts = {
-        "generate_s": slowest.number("generate_s") or 0.0,
-        "tool_s": slowest.number("tool_s") or 0.0,
-        "score_s": slowest.score_s or 0.0,
-    }
+    parts = {name: slowest.number(name) or 0.0 for name in ("generate_s", "tool_s")}
+    parts["score_s"] = slowest.score_s or 0.0
     other_s = max(0.0, total_s - sum(parts.values()))
     return {f"slowest/{name}": value for name, value in {"total_s": total_s, **parts, "other_s": other_s}.items()}
 
@@ -424,18 +389,18 @@ def drift_metrics(drifts: Sequence[EpisodeDrift]) -> Metrics:
         "drift_samples_share": totals.drifted_share,
         "drift_measured": float(totals.episodes),
         **{f"drift_kind/{name.replace(' ', '_')}": float(count) for name, count in totals.classes.items()},
-        **_mismatch_metrics(drifts, totals),
+        **_mismatch_metrics([drift for drift in drifts if drift.mismatches is not None]),
     }
 
 
-def _mismatch_metrics(drifts: Sequence[EpisodeDrift], totals: DriftTotals) -> Metrics:
-    checked = [drift for drift in drifts if drift.mismatches is not None]
-    if not checked or totals.mismatched_episodes is None:
+def _mismatch_metrics(checked: Sequence[EpisodeDrift]) -> Metrics:
+    if not checked:
         return {}
+    mismatched = sum(bool(drift.mismatches) for drift in checked)
     return {
         **distribution("mismatch_tokens", [drift.mismatched_tokens for drift in checked]),
-        "mismatch_samples": float(totals.mismatched_episodes),
-        "mismatch_samples_share": totals.mismatched_episodes / len(checked),
+        "mismatch_samples": float(mismatched),
+        "mismatch_samples_share": mismatched / len(checked),
         "mismatch_measured": float(len(checked)),
     }
 
@@ -446,7 +411,7 @@ GROUPS: Final[Mapping[str, Callable[[Samples], Metrics]]] = {
     "budget": budget_metrics,
     "code": code_metrics,
     "weights": weight_metrics,
-    "score": score_metrics,
+    "score": lambda samples: distribution("score_s", [sample.score_s for sample in samples]),
     "slowest": slowest_metrics,
 }
 """Metrics that need nothing but the samples; each is computed apart, so that one that fails costs no other."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from strands_rollout.agent.stop_reason import EpisodeProgress
 from strands_rollout.errors import PromptError, ResumeError, TrajectoryError
 from strands_rollout.model.trajectory import Part, Trajectory
-from strands_rollout.samples import METADATA_KEY, METADATA_VERSION, RESUME_KEY, SampleLike, statuses_of
+from strands_rollout.samples import METADATA_KEY, METADATA_VERSION, RESUME_KEY, SampleLike, episode_facts, statuses_of
 from strands_rollout.template.messages import to_chat_messages, tool_result_text
 
 RESUME_VERSION: Final = 1
@@ -23,24 +23,19 @@ RESUME_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """An episode to resume.
-
-    Attributes:
-        trajectory: Its tokens; a new object.
-        progress: The agent's part.
-        engine_aborts: Requests that the engine aborted and that were continued in place.
-        code: What its code tool did, by name.
-    """
+    """An episode to resume: its tokens, and the agent's part."""
 
     trajectory: Trajectory
     progress: EpisodeProgress
-    engine_aborts: int
-    code: Mapping[str, Any]
+    engine_aborts: int  # requests that the engine aborted and that were continued in place
+    code: Mapping[str, Any]  # what its code tool did, by name
 
 
-class _SavedPart(BaseModel):
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+
+class _SavedPart(_Strict):
     length: PositiveInt
     finish_reason: Literal["stop", "length", "abort"]
     matched: int | str | None
@@ -53,24 +48,18 @@ class _SavedPart(BaseModel):
     weight_versions: list[Annotated[tuple[str | None, int, int], Field(strict=False)]]
 
 
-class _SavedTurn(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _SavedTurn(_Strict):
     start: PositiveInt
     parts: list[_SavedPart]
 
 
-class _SavedResult(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class _SavedResult(_Strict, extra="allow"):
     toolUseId: str  # noqa: N815 - Strands' name
     status: Literal["success", "error"]
     content: list[dict[str, Any]]
 
 
-class _Saved(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _Saved(_Strict):
     version: int
     tokens_crc32: int
     turns: list[_SavedTurn]
@@ -116,13 +105,7 @@ def save_resume_state(state: ResumeState) -> dict[str, Any]:
 def load_resume_state(
     saved: object, tokens: Sequence[int], loss_mask: Sequence[int], logprobs: Sequence[float]
 ) -> ResumeState:
-    """The state again.
-
-    Args:
-        saved: What `save_resume_state` gave.
-        tokens: The sample's: prompt, then response; all of the trajectory's.
-        loss_mask: One per response token.
-        logprobs: One per response token.
+    """What `save_resume_state` gave, with the sample's tokens (prompt and response), mask and logprobs (response).
 
     Raises:
         ResumeError: It is of another version, damaged, or does not fit the tokens.
@@ -155,14 +138,14 @@ def _state(values: _Saved, tokens: Sequence[int], loss_mask: Sequence[int], logp
 
 def _saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """What the policy reads of a message, and Strands' count of its tokens, which it would else count anew."""
-    saved = {"role": message["role"], "content": [_saved_block(block) for block in message["content"]]}
+    content = [
+        {**block, "toolResult": _saved_result(block["toolResult"])} if "toolResult" in block else block
+        for block in message["content"]
+    ]
+    saved = {"role": message["role"], "content": content}
     metadata = message.get("metadata")
     usage = metadata.get("usage") if isinstance(metadata, Mapping) else None
     return {**saved, "metadata": {"usage": usage}} if usage else saved
-
-
-def _saved_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**block, "toolResult": _saved_result(block["toolResult"])} if "toolResult" in block else block
 
 
 def _saved_result(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,19 +155,9 @@ def _saved_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _saved_part(part: Part) -> dict[str, Any]:
-    return {
-        "length": part.end - part.start,
-        "finish_reason": part.finish_reason,
-        "matched": part.matched,
-        "rid": part.rid,
-        "latency_s": part.latency_s,
-        "at_s": part.at_s,
-        "prompt_tokens": part.prompt_tokens,
-        "cached_tokens": part.cached_tokens,
-        "weight_versions": [
-            [span.version, span.start - part.start, span.end - part.start] for span in part.weight_spans
-        ],
-    }
+    versions = [[span.version, span.start - part.start, span.end - part.start] for span in part.weight_spans]
+    facts = {name: getattr(part, name) for name in _SavedPart.model_fields if name not in ("length", "weight_versions")}
+    return {"length": part.end - part.start, **facts, "weight_versions": versions}
 
 
 def _trajectory(
@@ -240,7 +213,7 @@ def _crc32(tokens: Sequence[int]) -> int:
 logger = logging.getLogger(__name__)
 
 # response-side fields of slime 0.3's Sample and what a new sample has there; those that a Sample lacks are skipped
-_FRESH: Final[dict[str, Any]] = {
+_FRESH: Final[dict[str, Callable[[], object]]] = {
     "tokens": list,
     "response": str,
     "response_length": int,
@@ -260,25 +233,21 @@ _FRESH: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """How a sample comes to `generate`.
+    """How a sample comes to `generate`."""
 
-    Attributes:
-        resume: What to resume; None to start afresh.
-        aborts: How often the sample has come back ABORTED.
-        resumes: How often it was resumed, this time included.
-    """
-
-    resume: ResumeState | None = None
-    aborts: int = 0
-    resumes: int = 0
+    resume: ResumeState | None = None  # None to start afresh
+    aborts: int = 0  # how often the sample has come back ABORTED
+    resumes: int = 0  # how often it was resumed, this time included
 
 
 def begin_sample(sample: SampleLike, *, may_resume: bool) -> Beginning:
     """Make a sample ready: an ABORTED one keeps its tokens if it can be resumed, any other starts afresh."""
-    facts = _own_facts(sample)
+    facts = episode_facts(sample)
     aborted = sample.status is statuses_of(sample).ABORTED
     aborts = _count(facts, "aborts") + aborted
-    resume = _resume_state(sample, facts) if aborted and may_resume and _has_sampled(sample) else None
+    # a sample without a sampled token holds a filler as response
+    has_sampled = bool(sample.response_length) and not sample.remove_sample
+    resume = _resume_state(sample, facts) if aborted and may_resume and has_sampled else None
     resumes = _count(facts, "resumes") + (resume is not None)
     if resume is None:
         reset_sample(sample)
@@ -292,20 +261,9 @@ def begin_sample(sample: SampleLike, *, may_resume: bool) -> Beginning:
     return Beginning(resume, aborts, resumes)
 
 
-def _own_facts(sample: SampleLike) -> Mapping[str, Any]:
-    metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
-    facts = metadata.get(METADATA_KEY)
-    return facts if isinstance(facts, Mapping) else {}
-
-
 def _count(facts: Mapping[str, Any], name: str) -> int:
     count = facts.get(name, 0)
     return count if isinstance(count, int) else 0
-
-
-def _has_sampled(sample: SampleLike) -> bool:
-    """Whether there is anything to resume: a sample without a sampled token holds a filler as response."""
-    return bool(sample.response_length) and not sample.remove_sample
 
 
 def _resume_state(sample: SampleLike, facts: Mapping[str, Any]) -> ResumeState | None:

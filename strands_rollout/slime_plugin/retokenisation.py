@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import functools
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
+from strands_rollout import tool_parsers as parsers
 from strands_rollout.errors import ConfigError, TemplateError
 from strands_rollout.files import Json
 from strands_rollout.samples import FinishedSample, SampleLike, fan_out_part, kept
@@ -33,17 +34,6 @@ from strands_rollout.template.drift import (
 )
 from strands_rollout.template.messages import ChatMessage
 from strands_rollout.template.probe import TOOLS
-from strands_rollout.tool_parsers import (
-    AUTO,
-    ParseFailure,
-    Reasoning,
-    Segment,
-    Text,
-    ToolCall,
-    ToolParser,
-    format_of_call,
-    get_parser,
-)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -57,6 +47,7 @@ _ANY_ID: Final = "Probed{:03d}"  # of 9 letters and digits, as some templates wa
 _ANYS: Final = re.compile(r"probed-[a-z]+-of-\d+|Probed\d{3,}")
 _MISMATCH_TOKENS: Final = 12
 _MOST_USERS: Final = 2
+_CALLS: Final = (parsers.ToolCall, parsers.ParseFailure)
 
 T = TypeVar("T")
 Piece: TypeAlias = int | str
@@ -65,17 +56,11 @@ Piece: TypeAlias = int | str
 
 @dataclass(frozen=True, slots=True)
 class SampledEpisode:
-    """A sample that has tokens and a policy's turn among them.
-
-    Attributes:
-        sample: slime's, or ours.
-        facts: What `generate` wrote of the episode; empty for a foreign sample.
-        turns: Where each of the policy's turns begins and ends in the tokens; at least one, none empty.
-    """
+    """A sample that has tokens and a policy's turn among them."""
 
     sample: SampleLike
-    facts: Mapping[str, Any]
-    turns: Sequence[tuple[int, int]]
+    facts: Mapping[str, Any]  # what `generate` wrote of the episode; empty for a foreign sample
+    turns: Sequence[tuple[int, int]]  # where each begins and ends in the tokens; at least one, none empty
 
     @property
     def tokens(self) -> list[int]:
@@ -92,33 +77,24 @@ class SampledEpisode:
 
 
 class TurnReading:
-    """Reads turns of one policy.
-
-    Attributes:
-        template: The policy's.
-        parser: Of its calls; None where none is named and the template writes no known format.
-
-    Args:
-        tokenizer: The policy's.
-        template_kwargs: Handed to the template at each rendering.
-        tool_parser: The format of its calls; "auto" for the one that the template writes.
+    """Reads turns of one policy; its parser is None where none is named and the template writes no known format.
 
     Raises:
         TemplateError: The template can't be used token-exactly.
-        ConfigError: No parser has that name.
+        ConfigError: No parser has the name `tool_parser`.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any], tool_parser: str = AUTO
+        self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any], tool_parser: str = parsers.AUTO
     ) -> None:
         self.template = ChatTemplate(tokenizer, **template_kwargs)
-        self.parser: ToolParser | None = None
-        if tool_parser != AUTO:
-            self.parser = get_parser(tool_parser)
+        self.parser: parsers.ToolParser | None = None
+        if tool_parser != parsers.AUTO:
+            self.parser = parsers.get_parser(tool_parser)
             return
         call = self.template.written_call
         try:
-            self.parser = get_parser(format_of_call(call.turn, call.name, call.arguments))
+            self.parser = parsers.get_parser(parsers.format_of_call(call.turn, call.name, call.arguments))
         except ConfigError:  # an agent without tools needs none
             return
 
@@ -126,21 +102,21 @@ class TurnReading:
         """How many calls a turn holds, malformed ones included; None without a parser."""
         if self.parser is None:
             return None
-        return sum(isinstance(segment, ToolCall | ParseFailure) for segment in self._segments(ids))
+        return sum(isinstance(segment, _CALLS) for segment in self._segments(ids))
 
     def prose(self, ids: Sequence[int]) -> list[tuple[int, int]] | None:
         """Where in a turn's text its prose begins and ends, in characters; None where all of it is."""
         segments = self._segments(ids)
-        if not any(isinstance(segment, ToolCall | ParseFailure) for segment in segments):
+        if not any(isinstance(segment, _CALLS) for segment in segments):
             return None
         text, at, found = self.template.encoder.decode(ids), 0, []
         for segment in segments:
-            if isinstance(segment, Text | Reasoning) and (begin := text.find(segment.text, at)) >= 0:
+            if isinstance(segment, parsers.Text | parsers.Reasoning) and (begin := text.find(segment.text, at)) >= 0:
                 at = begin + len(segment.text)
                 found.append((begin, at))
         return found
 
-    def _segments(self, ids: Sequence[int]) -> list[Segment]:
+    def _segments(self, ids: Sequence[int]) -> list[parsers.Segment]:
         if self.parser is None:
             return []
         encoder = self.template.encoder
@@ -221,13 +197,7 @@ class RenderCheck:
     def _unlike(
         self, context: Sequence[int], expected: Sequence[Piece], *, begins_anyhow: bool = False
     ) -> tuple[int, int, str] | None:
-        """Where the context leaves the template's control tokens and constant texts.
-
-        Args:
-            context: Token ids.
-            expected: Pieces of the template.
-            begins_anyhow: Whether more may stand in the first piece, before what is expected.
-        """
+        """Where the context leaves the template's pieces; more may stand before the first if it `begins_anyhow`."""
         at, split = 0, self._split(context)
         for number, piece in enumerate(expected):
             ids = split[number] if number < len(split) else []
@@ -426,10 +396,7 @@ class DriftTotals:
 
 
 class DriftMeter:
-    """Measures episodes of one policy.
-
-    Attributes:
-        template_fault: Why the context can't be compared with the template; None as long as it can.
+    """Measures episodes of one policy; `template_fault` says why contexts can't be compared with its template.
 
     Args:
         tokenizer: The policy's.
@@ -441,7 +408,7 @@ class DriftMeter:
         self,
         tokenizer: PreTrainedTokenizerBase,
         template_kwargs: Mapping[str, Any] | None = None,
-        tool_parser: str = AUTO,
+        tool_parser: str = parsers.AUTO,
     ) -> None:
         self._tokenizer = tokenizer
         self._bytes_of = token_bytes(tokenizer)
@@ -457,7 +424,7 @@ class DriftMeter:
         tokens, turns = episode.tokens, episode.turns
         again = encoded_again(tokens, self._tokenizer)
         lost = _lost(*unlike_tokens(tokens, self._tokenizer, self._bytes_of, again))
-        lost_sampled = _within(lost, turns)
+        lost_sampled = sum(bisect_left(lost, end) - bisect_left(lost, start) for start, end in turns)
         check = self._check_for(episode)
         classes = Counter({"template": len(lost) - lost_sampled})
         for start, end in turns:
@@ -537,10 +504,8 @@ def measure_some(samples: Sequence[FinishedSample], meter: DriftMeter) -> list[E
     episodes = [SampledEpisode(one.sample, one.facts, turns) for one in samples if (turns := one.turn_bounds)]
     tokens = sum(len(episode.sample.tokens) for episode in episodes)
     most = max(1, MAX_TOKENS * len(episodes) // max(tokens, 1))
-    found = [
-        kept("drift", functools.partial(meter.measure, episode, number), of_sample=True)
-        for number, episode in enumerate(evenly_spread(episodes, min(most, MAX_SAMPLES)))
-    ]
+    chosen = enumerate(evenly_spread(episodes, min(most, MAX_SAMPLES)))
+    found = [kept("drift", functools.partial(meter.measure, one, n), of_sample=True) for n, one in chosen]
     return [drift for drift in found if drift is not None]
 
 
@@ -556,26 +521,19 @@ def _lost(sampled: Sequence[Placed], again: Sequence[Placed]) -> list[int]:
     return [at for at, placed in enumerate(sampled) if placed not in found]
 
 
-def _within(positions: Iterable[int], turns: Sequence[tuple[int, int]]) -> int:
-    starts = [start for start, _ in turns]
-    return sum(bool(at := bisect_right(starts, position)) and position < turns[at - 1][1] for position in positions)
-
-
 def totals_of(drifts: Iterable[EpisodeDrift]) -> DriftTotals:
     """The sums of these."""
     measured = list(drifts)
     drifted = sum(drift.is_drifted for drift in measured)
-    sampled, off_policy = (sum(getattr(drift, name) for drift in measured) for name in ("sampled_tokens", "off_policy"))
+    names = ("sampled_tokens", "turn_drift", "text_drift", "off_policy")
+    sums = {name: sum(getattr(drift, name) for drift in measured) for name in names}
     checked = [drift for drift in measured if drift.mismatches is not None]
     return DriftTotals(
         episodes=len(measured),
         drifted_episodes=drifted,
         drifted_share=drifted / max(len(measured), 1),
-        sampled_tokens=sampled,
-        turn_drift=sum(drift.turn_drift for drift in measured),
-        text_drift=sum(drift.text_drift for drift in measured),
-        off_policy=off_policy,
-        off_policy_share=off_policy / max(sampled, 1),
+        **sums,
+        off_policy_share=sums["off_policy"] / max(sums["sampled_tokens"], 1),
         classes={name: sum(drift.classes[name] for drift in measured) for name in CLASSES},
         mismatched_episodes=sum(bool(drift.mismatches) for drift in checked) if checked else None,
         mismatched_tokens=sum(drift.mismatched_tokens for drift in checked) if checked else None,

@@ -15,11 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeAlias
 
 from strands_rollout.aio import exits_as_errors
+from strands_rollout.errors import foreign_code
 from strands_rollout.grading import Grade, grade, last_assistant_text, spoken_text
 from strands_rollout.grading.dapo_score import slime_example_grade
 from strands_rollout.samples import (
     METADATA_KEY,
     REWARD_DETAILS_KEY,
+    SCORE_KEY,
     SampleLike,
     episode_facts,
     fan_out_part,
@@ -29,8 +31,6 @@ from strands_rollout.samples import (
 from strands_rollout.settings import TOOL_SHAPING_CEILING, RewardSettings
 
 _LOGGER = logging.getLogger(__name__)
-_NAMESPACE: Final = "strands_rollout"  # of our settings on args
-_SCORE_KEY: Final = "environment_score"
 _GRADING_THREADS: Final = 2  # beside the loop's own, which tools may hold for long
 _LONGEST_SHOWN_CHARS: Final = 200
 _MOST_REPORTED: Final = 50
@@ -71,7 +71,7 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
     del kwargs
     if not isinstance(sample, list | tuple):
         return _as_read(args, sample, await _reward(args, sample))
-    flat = list(_flat(sample))
+    flat = _flat(sample)
     graders = _graders(flat)
     tasks: dict[int, asyncio.Task[RewardDict]] = {}
     async with asyncio.TaskGroup() as group:
@@ -84,14 +84,13 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
 
 def _as_read(args: object, sample: SampleLike, details: RewardDict) -> Reward:
     """The reward in the form in which slime reads it from this sample."""
-    try:
-        with exits_as_errors("the sample", RuntimeError):
-            if _reads_a_key(args, sample):
-                return details
-            if isinstance(sample.metadata, dict):
-                sample.metadata[METADATA_KEY] = {**episode_facts(sample), REWARD_DETAILS_KEY: details}
-    except Exception as e:  # whatever a foreign sample raises when it is read or written, it has a reward
-        _report(e)
+    with foreign_code("a foreign sample may raise anything") as outcome, exits_as_errors("the sample", RuntimeError):
+        if _reads_a_key(args, sample):
+            return details
+        if isinstance(sample.metadata, dict):
+            sample.metadata[METADATA_KEY] = {**episode_facts(sample), REWARD_DETAILS_KEY: details}
+    if outcome.error is not None:
+        _report(outcome.error)
     return float(details["score"])
 
 
@@ -106,12 +105,9 @@ def _reads_a_key(args: object, sample: object) -> bool:
     return bool(facts.get("evaluation")) if "stop_reason" in facts else getattr(sample, "group_index", None) is None
 
 
-def _flat(samples: Sequence[Any], depth: int = 0) -> Iterator[Any]:
-    for sample in samples:
-        if _is_list(sample, depth):
-            yield from _flat(sample, depth + 1)
-        else:
-            yield sample
+def _flat(samples: Sequence[Any], depth: int = 0) -> list[Any]:
+    parts = (_flat(sample, depth + 1) if _is_list(sample, depth) else [sample] for sample in samples)
+    return [sample for part in parts for sample in part]
 
 
 def _nested(samples: Sequence[Any], rewards: Iterator[Reward], depth: int = 0) -> RewardList:
@@ -133,14 +129,13 @@ def _graders(samples: Sequence[object]) -> list[int]:
 
 def _fan_out(sample: object) -> tuple[Hashable, int | None]:
     """What siblings share, and which of them the sample is; (None, None) for a sample of no fan-out."""
-    try:
-        with exits_as_errors("the sample", RuntimeError):
-            part, rollout_id = fan_out_part(sample), rollout_id_of(sample)
-            key = (getattr(sample, "group_index", None), rollout_id)
-            hash(key)
-    except Exception:  # whatever a foreign sample raises when it is read, it is still graded, by itself
-        return None, None
-    return (None, None) if rollout_id is None else (key, part)
+    # whatever a foreign sample raises when it is read, it is still graded, by itself
+    with foreign_code("a foreign sample may raise anything"), exits_as_errors("the sample", RuntimeError):
+        part, rollout_id = fan_out_part(sample), rollout_id_of(sample)
+        key = (getattr(sample, "group_index", None), rollout_id)
+        hash(key)
+        return (None, None) if rollout_id is None else (key, part)
+    return None, None
 
 
 async def _reward(args: object, sample: object) -> RewardDict:
@@ -150,7 +145,7 @@ async def _reward(args: object, sample: object) -> RewardDict:
             settings = _settings(args)
             if settings.style == "slime_strands_example":
                 return _slime_example_reward(sample)
-            scored = episode_facts(sample).get(_SCORE_KEY)
+            scored = episode_facts(sample).get(SCORE_KEY)
             if scored is not None:
                 scored = scored if isinstance(scored, Mapping) else {"score": scored}
                 return _environments_reward(settings, scored, sample)
@@ -160,8 +155,7 @@ async def _reward(args: object, sample: object) -> RewardDict:
 
 
 def _settings(args: object) -> RewardSettings:
-    """The validated settings; the defaults where there are none."""
-    ours = getattr(args, _NAMESPACE, None)
+    ours = getattr(args, "strands_rollout", None)
     options = ours.get("reward") if isinstance(ours, Mapping) else None
     return RewardSettings() if options is None else RewardSettings.model_validate(options)
 
@@ -172,7 +166,7 @@ def _environments_reward(settings: RewardSettings, score: Mapping[str, Any], sam
     points, acc = numbers.get("score"), numbers.get("acc", 0.0)
     if points is None or acc is None:
         raise ValueError(
-            f"{_SCORE_KEY} is {_named(score):.80}; expected a finite `score` and, if it likes, a finite `acc`"
+            f"{SCORE_KEY} is {_named(score):.80}; expected a finite `score` and, if it likes, a finite `acc`"
         )
     correct = acc > 0 if "acc" in score else points >= settings.correct
     label = getattr(sample, "label", None)
@@ -185,7 +179,8 @@ async def _default_reward(settings: RewardSettings, sample: object) -> RewardDic
     verdict = await loop.run_in_executor(_threads(os.getpid()), _grade_sample, sample, settings.symbolic_timeout_s)
     score = settings.correct if verdict.correct else settings.wrong
     if settings.tool_shaping and not verdict.correct:
-        score += min(TOOL_SHAPING_CEILING, _tool_bonus(sample))
+        # what slime's strands example adds to a failure: negative below two iterations
+        score += min(TOOL_SHAPING_CEILING, (_tool_iterations(sample) - 2) / 2 * 0.1)
     return _as_dict(score, verdict, "the sample has no label" if verdict.method == "no_label" else "")
 
 
@@ -236,20 +231,14 @@ def _text(value: object) -> str:
 
 def _named(value: object) -> str:
     """A value in a message, in part where it is large or holds itself; its type where it can't be shown."""
-    try:
+    with foreign_code("a foreign value's own methods may raise anything"):
         return value if isinstance(value, str) else str(value) if isinstance(value, Exception) else reprlib.repr(value)
-    except Exception:  # a foreign value's own methods may raise anything
-        return f"a {type(value).__name__}"
+    return f"a {type(value).__name__}"
 
 
 def _tool_iterations(sample: object) -> float:
     found = episode_facts(sample).get("tool_iterations", getattr(sample, "tool_iters", 0))
     return usable_number(found) or 0.0
-
-
-def _tool_bonus(sample: object) -> float:
-    """What slime's strands example adds to a failure: negative below two iterations."""
-    return (_tool_iterations(sample) - 2) / 2 * 0.1
 
 
 def _report(error: Exception) -> str:

@@ -14,12 +14,12 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from strands_rollout.aio import exits_as_errors
-from strands_rollout.errors import ConfigError, FailedGroupsError
+from strands_rollout.errors import ConfigError, FailedGroupsError, foreign_code
 from strands_rollout.model.trajectory import sample_staleness
 from strands_rollout.samples import (
     SampleLike,
@@ -31,8 +31,9 @@ from strands_rollout.samples import (
     usable_number,
 )
 from strands_rollout.settings import settings_from_args
+from strands_rollout.slime_plugin.slime_adapter import is_fully_async, slimes_state
 
-_LOGGER = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _CENTRED: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 _SCALED: Final = ("grpo", "gspo", "cispo")
 _STD_EPSILON: Final = 1e-6  # slime 0.3's
@@ -40,18 +41,11 @@ _STD_EPSILON: Final = 1e-6  # slime 0.3's
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One draw from a prompt: a sample, or the siblings of a fan-out.
+    """One draw from a prompt: a sample, or the siblings of a fan-out."""
 
-    Attributes:
-        group: The `group_index` of its samples.
-        trained: Positions of the samples that are trained, in a list of samples; none where all are excluded.
-        reward: What each of those is rewarded with; None where it is compared with nothing: none of its samples is
-            trained, or it has no usable reward.
-    """
-
-    group: Hashable
-    trained: tuple[int, ...]
-    reward: float | None
+    group: Hashable  # the `group_index` of its samples
+    trained: tuple[int, ...]  # positions of the samples that are trained, in a list of samples
+    reward: float | None  # of each of those; None where none is trained, or there is no usable reward
 
 
 def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
@@ -80,7 +74,7 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
         the raw ones where args ask for no normalisation or for an estimator that has none (ppo, reinforce_plus_plus).
 
     Raises:
-        FailedGroupsError: The run is to be ended, and slime's rollout could not be told so; see `failed_groups`.
+        FailedGroupsError: The run is to be ended, and slime's rollout could not be told so.
     """
     end_run_of_failures(args, samples)
     _leave_out_stale(args, samples)
@@ -91,13 +85,19 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
     if estimator not in _CENTRED or not getattr(args, "rewards_normalization", True):
         return raw, list(raw)
     scaled = estimator in _SCALED and bool(getattr(args, "grpo_std_normalization", True))
-    normalized = [0.0] * len(samples)
+    return raw, _normalized(args, rollouts, len(samples), scaled=scaled)
+
+
+def _normalized(args: SlimeArgs, rollouts: Sequence[Rollout], count: int, *, scaled: bool) -> list[float]:
+    """Each rollout's reward less its group's mean, in units of the group's spread where `scaled`; by sample."""
+    normalized = [0.0] * count
     for group in _groups(args, rollouts):
         rewards = [rollout.reward for rollout in group if rollout.reward is not None]
-        for rollout, reward in zip(group, _compared(rewards, scaled=scaled), strict=True):
+        mean, unit = _mean(rewards), reward_spread(rewards) + _STD_EPSILON if scaled else 1.0
+        for rollout, reward in zip(group, rewards, strict=True):
             for position in rollout.trained:
-                normalized[position] = reward
-    return raw, normalized
+                normalized[position] = (reward - mean) / unit
+    return normalized
 
 
 def _leave_out_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
@@ -114,7 +114,7 @@ def _leave_out_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
         if sample.rollout_log_probs is not None:  # the trainer expects none where the mask is 0
             sample.rollout_log_probs = [0.0] * sample.response_length
     if stale:
-        _LOGGER.warning(
+        logger.warning(
             "samples are too old to be trained samples=%d of=%d oldest=%d max_sample_staleness=%d",
             len(stale),
             len(samples),
@@ -151,16 +151,12 @@ def _identity(sample: SampleLike, position: int) -> tuple[str, int]:
 
 def _rollout(args: SlimeArgs, samples: Sequence[Any], positions: Sequence[int]) -> Rollout:
     mains = [position for position in positions if fan_out_part(samples[position]) == 0]
-    trained = [position for position in positions if not _is_excluded(samples[position])]
+    trained = [at for at in positions if not samples[at].remove_sample and not _has_failed(samples[at])]
     if not trained or any(_has_failed(samples[main]) for main in mains):
         return Rollout(samples[positions[0]].group_index, (), None)
     found = (_usable_reward(args, samples[position]) for position in mains or trained)
     rewards = [reward for reward in found if reward is not None]
     return Rollout(samples[positions[0]].group_index, tuple(trained), _mean(rewards) if rewards else None)
-
-
-def _is_excluded(sample: SampleLike) -> bool:
-    return bool(sample.remove_sample) or _has_failed(sample)
 
 
 def _has_failed(sample: SampleLike) -> bool:
@@ -169,10 +165,9 @@ def _has_failed(sample: SampleLike) -> bool:
 
 def _usable_reward(args: SlimeArgs, sample: SampleLike) -> float | None:
     """The sample's reward where the trainer can compute with it; None where it is absent, no number, or not finite."""
-    try:
+    with foreign_code("slime's method fails in many ways on a reward of another shape"):
         return usable_number(sample.get_reward_value(args))
-    except Exception:  # slime's method fails in many ways on a reward of another shape
-        return None
+    return None
 
 
 def _groups(args: SlimeArgs, rollouts: Sequence[Rollout]) -> Iterable[list[Rollout]]:
@@ -190,12 +185,6 @@ def _groups(args: SlimeArgs, rollouts: Sequence[Rollout]) -> Iterable[list[Rollo
     return groups.values()
 
 
-def _compared(rewards: Sequence[float], *, scaled: bool) -> list[float]:
-    """Each reward less their mean; in units of their spread where `scaled`."""
-    mean, unit = _mean(rewards), reward_spread(rewards) + _STD_EPSILON if scaled else 1.0
-    return [(reward - mean) / unit for reward in rewards]
-
-
 def _mean(rewards: Sequence[float]) -> float:
     """Equal rewards have exactly their own mean: rounding must not make a spread."""
     return rewards[0] if min(rewards) == max(rewards) else math.fsum(rewards) / len(rewards)
@@ -206,7 +195,7 @@ def _report_unusable(samples: Sequence[Any], rollouts: Sequence[Rollout]) -> Non
     positions = [rollout.trained[0] for rollout in rollouts if rollout.trained and rollout.reward is None]
     if positions:
         first = samples[positions[0]]
-        _LOGGER.error(
+        logger.error(
             "event=reward_unusable rollouts=%d first_index=%s first_reward=%.200r expected=finite_number used=0.0",
             len(positions),
             first.index,
@@ -215,7 +204,6 @@ def _report_unusable(samples: Sequence[Any], rollouts: Sequence[Rollout]) -> Non
 
 
 _SLIMES_MODULE: Final = "slime.rollout.filter_hub.base_types"
-_STATE_MODULE: Final = "slime.rollout.sglang_rollout"
 _LEAST_SPREAD: Final = 1e-6  # of slime 0.3's check_reward_nonzero_std
 
 
@@ -224,16 +212,11 @@ class FilterVerdict:
     """A stand-in for slime's DynamicFilterOutput.
 
     It is true where the group is kept: slime takes an output of a class that it does not know for a truth value.
-
-    Attributes:
-        keep: Whether the group is trained on.
-        reason: Why not; slime counts dropped groups by it.
-        keep_when_insufficient: Whether a dropped group may fill up a batch that would be too small.
     """
 
     keep: bool
-    reason: str | None = None
-    keep_when_insufficient: bool = False
+    reason: str | None = None  # why not; slime counts dropped groups by it
+    keep_when_insufficient: bool = False  # whether a dropped group may fill up a batch that would be too small
 
     def __bool__(self) -> bool:
         return self.keep
@@ -278,8 +261,7 @@ def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any
 
 def _would_draw(args: SlimeArgs) -> bool:
     """Whether slime's rollout would draw further prompts if it dropped another group."""
-    state_class = getattr(sys.modules.get(_STATE_MODULE), "GenerateState", None)
-    remaining = getattr(getattr(state_class, "_instances", {}).get(state_class), "remaining_batch_size", None)
+    remaining = getattr(slimes_state(args), "remaining_batch_size", None)
     return remaining is not None and bool(remaining <= getattr(args, "rollout_batch_size", 0))
 
 
@@ -300,8 +282,6 @@ def _reason(rewards: Sequence[float]) -> str:
         return "one_trained_rollout" if rewards else "no_trained_rollout"
     return f"zero_std_{round(rewards[0], 1)}"
 
-
-logger = logging.getLogger(__name__)
 
 MAX_FAILED_GROUPS: Final = 16
 _MOST_JOBS: Final = 16  # of one process: each has its own args
@@ -369,19 +349,17 @@ class FailedGroups:
                 self._groups += len(members) == group_size
             if self._groups < limit or any(one <= self._first for one in self._running):
                 return None
-            self.error = FailedGroupsError(self._words(sample, limit))
+            facts = episode_facts(sample)
+            self.error = FailedGroupsError(
+                f"got {self._groups} failed groups of training samples in a row ({self._episodes} episodes), by no "
+                "fault of the policy; the run is ended, since it would train on nothing. Mend what the last one failed "
+                f"with, or set max_failed_groups (now {limit}; 0 never ends a run): {facts.get('stop_reason')}: "
+                f"{facts.get('error')}"
+            )
             if number <= self._raised_to:
                 return None
             self._raised_to = self._begun
             return self.error
-
-    def _words(self, sample: SampleLike, limit: int) -> str:
-        facts = episode_facts(sample)
-        return (
-            f"got {self._groups} failed groups of training samples in a row ({self._episodes} episodes), by no fault "
-            "of the policy; the run is ended, since it would train on nothing. Mend what the last one failed with, or "
-            f"set max_failed_groups (now {limit}; 0 never ends a run): {facts.get('stop_reason')}: {facts.get('error')}"
-        )
 
 
 _JOBS: Final[OrderedDict[int, tuple[Any, FailedGroups]]] = OrderedDict()
@@ -413,8 +391,8 @@ def count_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
         return
     limit, size, loses = MAX_FAILED_GROUPS, 1, False
     # args that can't be read fail every episode, which is to end the run as any other fault does
-    with suppress(Exception), exits_as_errors("reading args", RuntimeError):
-        given, loses = getattr(args, "n_samples_per_prompt", None), loses_exceptions(args)
+    with foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
+        given, loses = getattr(args, "n_samples_per_prompt", None), is_fully_async(args)
         size = given if isinstance(given, int) and given > 0 else 1
         limit = _limit(args)
     error = groups.add_failed(number, sample, size, limit) if limit else None
@@ -442,11 +420,6 @@ def is_trained(sample: SampleLike) -> bool:
     """Whether a sample of an episode has tokens to train on."""
     trained = (statuses_of(sample).COMPLETED, statuses_of(sample).TRUNCATED)
     return sample.status in trained and not sample.remove_sample
-
-
-def loses_exceptions(args: SlimeArgs) -> bool:
-    """Whether slime's rollout continues when `generate` raises."""
-    return "fully_async" in (getattr(args, "rollout_function_path", None) or "")
 
 
 def _limit(args: SlimeArgs) -> int:

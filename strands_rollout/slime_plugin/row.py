@@ -26,21 +26,14 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EpisodePrompt:
-    """What an agent starts with.
+    """What an agent starts with."""
 
-    Attributes:
-        system_prompt: None for no system message.
-        messages: Strands messages, at least one; the last is the user's.
-    """
-
-    system_prompt: str | None
-    messages: list[Message]
+    system_prompt: str | None  # None for no system message
+    messages: list[Message]  # Strands', at least one; the last is the user's
 
 
 async def episode_prompt(
-    sample: SampleLike,
-    configured_system: str | None,
-    template: ChatTemplate | None,
+    sample: SampleLike, configured_system: str | None, template: ChatTemplate | None
 ) -> EpisodePrompt:
     """As `to_episode_prompt`, of a sample; in a thread where it holds images."""
     prompt, loaded = sample.prompt, getattr(sample, "multimodal_inputs", None)
@@ -59,14 +52,13 @@ def to_episode_prompt(
 
     Args:
         prompt: A dataset row's.
-        configured_system: The settings' system prompt; None for none.
+        configured_system: The settings' system prompt.
         template: The model's, which tells an already rendered prompt; None to pass that check over.
-        loaded: The sample's `multimodal_inputs`: its `images`, where there are any, are those of the chat, in order.
-            None where slime has no processor; text parts are lines then.
+        loaded: The sample's `multimodal_inputs`, whose `images` are the chat's, in order; None without a processor.
 
     Raises:
-        PromptError: The prompt is empty, of a wrong type, not a chat that ends with a user's turn, or was already
-            rendered by a chat template; or an image can't be read, or there is anything but text and images.
+        PromptError: The prompt is empty, of a wrong type, already rendered, or no chat that ends with a user's turn; or
+            an image can't be read, or there is anything but text and images.
         ConfigError: There are images, and Pillow is not installed.
     """
     images = _loaded_images(loaded or {})
@@ -77,8 +69,12 @@ def to_episode_prompt(
                 "makes with --multimodal-keys and without --apply-chat-template"
             )
         _refuse_empty(prompt, "prompt")
-        if template is not None:
-            _refuse_rendered(prompt, template)
+        if template is not None and template.is_rendered(prompt):
+            raise PromptError(
+                f"got a prompt that a chat template already rendered ({prompt[:60]!r}...); expected the plain text or "
+                "the chat. Remove --apply-chat-template from slime's arguments: the agent renders its conversation "
+                "itself, and a second rendering would train on a wrapped prompt."
+            )
         return EpisodePrompt(configured_system, [_message("user", prompt)])
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         raise PromptError(
@@ -86,8 +82,7 @@ def to_episode_prompt(
             '{"role": ..., "content": ...} messages. Check --input-key.'
         )
     # slime cuts a text at each place of an image, and between all characters where a row has none
-    between = "\n" if loaded is None else ""
-    return _from_chat(prompt, configured_system, images, between)
+    return _from_chat(prompt, configured_system, images, between="\n" if loaded is None else "")
 
 
 def _from_chat(
@@ -244,19 +239,9 @@ def _refuse_empty(text: str, what: str) -> None:
         raise PromptError(f"got an empty {what}; expected the task's text. Check --input-key and the data file.")
 
 
-def _refuse_rendered(prompt: str, template: ChatTemplate) -> None:
-    if template.is_rendered(prompt):
-        raise PromptError(
-            f"got a prompt that a chat template already rendered ({prompt[:60]!r}...); expected the plain text or the "
-            "chat. Remove --apply-chat-template from slime's arguments: the agent renders its conversation itself, "
-            "and a second rendering would train on a wrapped prompt."
-        )
-
-
 logger = logging.getLogger(__name__)
 
-SLIMES_TOOLS_KEY: Final = "tools"
-"""Where slime's data set puts a row's column of tool schemas (`--tool-key`)."""
+SLIMES_TOOLS_KEY: Final = "tools"  # where slime's data set puts a row's column of tool schemas (`--tool-key`)
 ROW_KEY: Final = "strands_rollout_settings"
 MAY_SET: Final = (
     "enable_thinking",
@@ -284,8 +269,7 @@ def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSet
             names; what the run's settings don't have is named in a warning, once.
 
     Raises:
-        ConfigError: It is no mapping, or sets what a row can't set, a tool that the run's settings don't name, or a
-            value out of range.
+        ConfigError: It is no mapping, or sets what a row can't set, a tool that the run lacks, or a bad value.
     """
     if not isinstance(metadata, Mapping):
         return settings
@@ -311,8 +295,8 @@ def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSet
 def _chosen(names: object, offered: Sequence[str | McpServer]) -> list[str | McpServer]:
     if not isinstance(names, Sequence) or isinstance(names, str):
         raise ConfigError(f"got tools={names!r:.200} in {ROW_KEY} of a row's metadata; expected a list of names")
-    by_name: dict[Any, str | McpServer] = {_name(tool): tool for tool in offered}
-    by_name.pop(None, None)
+    named = [(tool if isinstance(tool, str) else tool.name, tool) for tool in offered]
+    by_name = {name: tool for name, tool in named if name is not None}
     missing = [name for name in names if not isinstance(name, str) or name not in by_name]
     if missing:
         raise ConfigError(
@@ -360,7 +344,3 @@ def _warn_of_missing(missing: str, known: str) -> None:
         missing,
         known or "none",
     )
-
-
-def _name(tool: str | McpServer) -> str | None:
-    return tool if isinstance(tool, str) else tool.name

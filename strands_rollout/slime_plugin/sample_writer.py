@@ -36,6 +36,7 @@ from strands_rollout.samples import (
     statuses_of,
 )
 from strands_rollout.slime_plugin.resume import Beginning, ResumeState, reset_sample, save_resume_state
+from strands_rollout.slime_plugin.slime_adapter import is_fully_async
 
 logger = logging.getLogger(__name__)
 
@@ -69,38 +70,21 @@ def write_episode(
     keep_progress: bool = True,
     max_staleness: int | None = None,
 ) -> None:
-    """Fill a sample that `begin_sample` has made ready from a finished episode.
+    """Fill a sample that `begin_sample` has made ready from a finished episode; of a resumed one, append what is new.
 
-    Args:
-        args: slime's args, which its Sample needs to decode replay data.
-        sample: slime's Sample or ours.
-        model: The policy; its trajectory becomes tokens, mask and logprobs. Of a resumed one, what is new is appended.
-        episode: What became of it.
-        may_abort: Whether an ABORTED sample can be returned now; if not, an abort counts as a failure of the
-            infrastructure.
-        code_calls: What its code tool did.
-        beginning: What `begin_sample` said; None of a new sample.
-        keep_progress: Whether an ABORTED sample keeps what is needed to resume it.
-        max_staleness: Tokens that older weights sampled than so many versions before the last are not trained; None
-            trains them all.
+    Where slime can't take an ABORTED sample, an abort is the infrastructure's failure. Tokens of weights that are older
+    than the last by more versions than `max_staleness` are not trained.
 
     Raises:
         EngineResponseError: The engine's replay data does not fit its tokens.
     """
-    trajectory = model.trajectory
     code_calls, beginning = code_calls or CodeCalls(), beginning or Beginning()
     status = _status(sample, episode.stop_reason, may_abort=may_abort)
     engine_aborts = model.engine_aborts + (beginning.resume.engine_aborts if beginning.resume else 0)
-    facts = episode_record(
-        model,
-        episode,
-        code_calls,
-        aborts=beginning.aborts,
-        resumes=beginning.resumes,
-        engine_aborts=engine_aborts,
-    )
-    if trajectory.sampled_length:
-        facts["stale_tokens"] = write_trajectory(args, sample, model, trajectory, max_staleness)
+    attempts = {"aborts": beginning.aborts, "resumes": beginning.resumes, "engine_aborts": engine_aborts}
+    facts = episode_record(model, episode, code_calls) | attempts
+    if model.trajectory.sampled_length:
+        facts["stale_tokens"] = write_trajectory(args, sample, model, model.trajectory, max_staleness)
         if status is statuses_of(sample).FAILED:
             exclude_from_training(sample)
         if status is statuses_of(sample).ABORTED and keep_progress:
@@ -115,11 +99,7 @@ def write_episode(
 
 
 def write_trajectory(
-    args: SlimeArgs,
-    sample: SampleLike,
-    model: SGLangModel,
-    trajectory: Trajectory,
-    max_staleness: int | None,
+    args: SlimeArgs, sample: SampleLike, model: SGLangModel, trajectory: Trajectory, max_staleness: int | None
 ) -> int:
     """Append what of a trajectory of the model's the sample lacks; how many tokens were masked as too old.
 
@@ -144,11 +124,7 @@ def _saved_progress(model: SGLangModel, episode: Episode, code_calls: CodeCalls,
 
 
 def write_failure(
-    sample: SampleLike,
-    error: BaseException,
-    stop_reason: StopReason,
-    *,
-    may_abort: bool = False,
+    sample: SampleLike, error: BaseException, stop_reason: StopReason, *, may_abort: bool = False
 ) -> None:
     """Make a sample valid when no episode could be run or written."""
     write_untrained(sample, [], 0)
@@ -183,20 +159,13 @@ def fill_batch_fields(args: SlimeArgs, sample: SampleLike, sampling_params: Mapp
     if getattr(args, "log_multi_turn", False):
         sample.metadata["round_number"] = sample.metadata[METADATA_KEY].get("turns", 0)
     custom = sampling_params.get("custom_params")
-    if (
-        isinstance(custom, Mapping)
-        and custom.get("return_top_p_token_ids")
-        and _lacks(sample, "rollout_top_p_token_ids")
-    ):
+    asks_top_p = isinstance(custom, Mapping) and custom.get("return_top_p_token_ids")
+    if asks_top_p and _lacks(sample, "rollout_top_p_token_ids"):
         sample.rollout_top_p_token_ids = np.zeros(0, dtype=np.int32)
         sample.rollout_top_p_token_offsets = np.zeros(sample.response_length + 1, dtype=np.int32)
-    layers, top_k = getattr(args, "num_layers", None), getattr(args, "moe_router_topk", None)
-    if (
-        getattr(args, "use_rollout_routing_replay", False)
-        and layers
-        and top_k
-        and _lacks(sample, "rollout_routed_experts")
-    ):
+    layers, top_k = _experts(args)
+    asks_experts = getattr(args, "use_rollout_routing_replay", False) and layers and top_k
+    if asks_experts and _lacks(sample, "rollout_routed_experts"):
         # slime refuses a capture that is all zeros
         experts = np.arange(1, top_k + 1, dtype=np.int32)
         sample.rollout_routed_experts = np.broadcast_to(experts, (len(sample.tokens) - 1, layers, top_k)).copy()
@@ -237,36 +206,40 @@ def _append_parts(args: SlimeArgs, sample: SampleLike, trajectory: Trajectory) -
             raise EngineResponseError(f"the engine's replay data does not fit what it sampled: {e}") from e
 
 
-def _append(args: SlimeArgs, sample: SampleLike, **appended: Any) -> None:  # noqa: ANN401
+def _append(args: SlimeArgs, sample: SampleLike, **appended: object) -> None:
     """Sample.append_response_tokens, also for slime before 0.3.1, whose Sample has no such method."""
     if hasattr(sample, "append_response_tokens"):
         sample.append_response_tokens(args, **appended)
         return
-    Sample.append_response_tokens(cast("Any", sample), args, **appended)
-    layers, top_k = getattr(args, "num_layers", None), getattr(args, "moe_router_topk", None)
+    Sample.append_response_tokens(cast("Any", sample), args, **cast("Any", appended))
+    layers, top_k = _experts(args)
     if layers and top_k:
-        meta_info, known = appended.get("meta_info") or {}, sample.rollout_routed_experts
+        meta_info, known = cast("Any", appended.get("meta_info") or {}), sample.rollout_routed_experts
         sample.rollout_routed_experts = joined_experts(meta_info, known, layers=layers, top_k=top_k)
 
 
 def _located(args: SlimeArgs, part: Part, *, start: int) -> dict[str, Any]:
-    layers, top_k = getattr(args, "num_layers", None), getattr(args, "moe_router_topk", None)
+    layers, top_k = _experts(args)
     if not layers or not top_k:
         return dict(part.meta_info)
     return located_experts(part.meta_info, start=start, total=part.end, layers=layers, top_k=top_k)
+
+
+def _experts(args: SlimeArgs) -> tuple[int, int]:
+    """Layers, and how many experts each token has in one; 0 where slime's args don't say."""
+    return getattr(args, "num_layers", None) or 0, getattr(args, "moe_router_topk", None) or 0
 
 
 def _mask_stale(sample: SampleLike, trajectory: Trajectory, max_staleness: int | None) -> int:
     """Mask what too old weights sampled; how many tokens that are."""
     if max_staleness is None:
         return 0
-    masked = 0
-    prompt_length = trajectory.prompt_length
-    for span in stale_spans(trajectory.weight_spans, max_staleness):
-        for position in range(span.start - prompt_length, span.end - prompt_length):
-            masked += 1
-            sample.loss_mask[position], sample.rollout_log_probs[position] = 0, 0.0
-    return masked
+    spans = stale_spans(trajectory.weight_spans, max_staleness)
+    for span in spans:
+        start, end = span.start - trajectory.prompt_length, span.end - trajectory.prompt_length
+        sample.loss_mask[start:end] = [0] * (end - start)
+        sample.rollout_log_probs[start:end] = [0.0] * (end - start)
+    return sum(span.end - span.start for span in spans)
 
 
 def _status(sample: SampleLike, reason: StopReason, *, may_abort: bool) -> Any:  # noqa: ANN401 - the sample's own Status
@@ -308,7 +281,7 @@ def _obstacle(args: SlimeArgs, sample: object) -> str | None:
         return "this slime takes each sample for a rollout of its own (its Sample has no rollout_id)"
     if getattr(args, "partial_rollout", False):
         return "slime can't collect partial rollouts of several samples (--partial-rollout)"
-    if "fully_async" in (getattr(args, "rollout_function_path", None) or ""):
+    if is_fully_async(args):
         return "slime's fully-async rollout takes one sample per episode"
     if getattr(args, "group_rm", False):
         return "slime's --group-rm takes one sample per episode"
@@ -325,28 +298,18 @@ def _warn_once(words: str) -> None:
 class Spoken:
     """Tokens of an episode beside those of its main sample.
 
-    Attributes:
-        kind: "segment" for what an agent had read before its history was rewritten, "aside" for what its conversation
-            manager asked, "agent" for a further agent.
-        model: Who has sampled them.
-        segment: With at least one sampled token.
-        is_cut: Whether more was to be said.
+    The kind is "segment" for what an agent had read before its history was rewritten, "aside" for what its conversation
+    manager asked, and "agent" for a further agent.
     """
 
     kind: str
     model: SGLangModel
-    segment: HistorySegment
-    is_cut: bool = False
+    segment: HistorySegment  # with at least one sampled token
+    is_cut: bool = False  # whether more was to be said
 
 
 def spoken_beside(main: SGLangModel, others: Sequence[MadeModel], succeeded: Collection[str]) -> list[Spoken]:
-    """All trajectories of an episode but the main agent's last one.
-
-    Args:
-        main: The main agent's model.
-        others: The models that its tools made.
-        succeeded: Ids of its tool calls that ended well.
-    """
+    """All trajectories of an episode but the main agent's last; `succeeded` are ids of tool calls that ended well."""
     found = [Spoken("aside" if one.is_aside else "segment", main, one) for one in main.conversation.beside_last()]
     for made in others:
         segments = [*made.model.conversation.beside_last(), made.model.conversation.last]
@@ -363,19 +326,11 @@ def spoken_beside(main: SGLangModel, others: Sequence[MadeModel], succeeded: Col
 
 
 def siblings(
-    args: SlimeArgs,
-    sample: SampleLike,
-    spoken: Sequence[Spoken],
-    *,
-    max_staleness: int | None = None,
-) -> list[tuple[str, Any]]:
+    args: SlimeArgs, sample: SampleLike, spoken: Sequence[Spoken], *, max_staleness: int | None = None
+) -> list[tuple[str, SampleLike]]:
     """A sample for each further trajectory of an episode, with its kind; none where it failed or comes back.
 
-    Args:
-        args: slime's args.
-        sample: Written, of the main agent.
-        spoken: The further trajectories.
-        max_staleness: As for `write_episode`.
+    `sample` is the main agent's, written; `max_staleness` is as for `write_episode`.
 
     Raises:
         EngineResponseError: The engine's replay data does not fit its tokens.
@@ -386,7 +341,7 @@ def siblings(
     return [(one.kind, _sibling(args, sample, one, max_staleness)) for one in spoken]
 
 
-def as_fan_out(main: Any, others: Sequence[tuple[str, Any]]) -> list[Any]:  # noqa: ANN401
+def as_fan_out(main: SampleLike, others: Sequence[tuple[str, SampleLike]]) -> list[SampleLike]:
     """The samples of one episode, the main agent's first, marked as one rollout: they share group and reward."""
     marked = [("main", main), *others]
     field = rollout_id_field(main) or "rollout_id"
@@ -397,7 +352,7 @@ def as_fan_out(main: Any, others: Sequence[tuple[str, Any]]) -> list[Any]:  # no
     return [sample for _, sample in marked]
 
 
-def _sibling(args: SlimeArgs, sample: SampleLike, spoken: Spoken, max_staleness: int | None) -> Any:  # noqa: ANN401
+def _sibling(args: SlimeArgs, sample: SampleLike, spoken: Spoken, max_staleness: int | None) -> SampleLike:
     sibling = copy.copy(sample)
     vars(sibling).pop("trace", None)  # slime's; the requests are counted with the main agent
     reset_sample(sibling)
@@ -413,22 +368,12 @@ def _sibling(args: SlimeArgs, sample: SampleLike, spoken: Spoken, max_staleness:
     return sibling
 
 
-def episode_record(
-    model: SGLangModel, episode: Episode, code_calls: CodeCalls, *, aborts: int, resumes: int, engine_aborts: int
-) -> dict[str, Any]:
-    """The facts of an episode, those before it was resumed included.
-
-    Args:
-        model: Its policy.
-        episode: Its end.
-        code_calls: What its code tool did.
-        aborts: How often the sample had come back ABORTED before.
-        resumes: How often it was resumed.
-        engine_aborts: Requests that the engine aborted and that were continued in place.
-    """
+def episode_record(model: SGLangModel, episode: Episode, code_calls: CodeCalls) -> dict[str, Any]:
+    """The facts of an episode, those before it was resumed included."""
+    segments = [*model.conversation.beside_last(), model.conversation.last]
     return {
         **agent_record(model, model.conversation.last, episode.stop_reason),
-        "generate_s": _generate_s(model),
+        "generate_s": sum(turn.latency_s for segment in segments for turn in segment.trajectory.turns),
         "error": None if episode.error is None else error_text(episode.error),
         "tool_iterations": episode.tool_iterations,
         "tool_calls": episode.tool_calls,
@@ -441,16 +386,8 @@ def episode_record(
         "duration_s": episode.duration_s,
         "segments": len(model.conversation.segments) + 1,
         "stale_tokens": 0,
-        "aborts": aborts,
-        "resumes": resumes,
-        "engine_aborts": engine_aborts,
         "budgets": _budgets_used(model, episode),
     }
-
-
-def _generate_s(model: SGLangModel) -> float:
-    segments = [*model.conversation.beside_last(), model.conversation.last]
-    return sum(turn.latency_s for segment in segments for turn in segment.trajectory.turns)
 
 
 def agent_record(model: SGLangModel, segment: HistorySegment, stop_reason: StopReason) -> dict[str, Any]:

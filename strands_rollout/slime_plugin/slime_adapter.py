@@ -15,30 +15,29 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from types import ModuleType
+from contextlib import contextmanager
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from strands_rollout.agent.tool_call import ToolSpan
 from strands_rollout.aio import exits_as_errors
-from strands_rollout.errors import ConfigError
-from strands_rollout.model.sampling import RequestSpan
+from strands_rollout.errors import ConfigError, foreign_code
 from strands_rollout.samples import SlimeArgs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+    from strands_rollout.agent.tool_call import ToolSpan
+    from strands_rollout.model.sampling import RequestSpan
 
 logger = logging.getLogger(__name__)
 
 # the first is the newest slime's, the second that of releases up to 0.3.1
 _TRACE_MODULES: Final = ("slime.observability.trace_utils", "slime.utils.trace_utils")
 _STATE_MODULE: Final = "slime.rollout.sglang_rollout"
-_FULLY_ASYNC: Final = "fully_async"
 _untraced: set[tuple[str, type[Exception]]] = set()
-_HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?")
-_MAX_HUB_ID_CHARS: Final = 96
+_HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))(?=.{1,96}$)\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_TIMEOUT_S: Final = 5.0
 
 
@@ -53,7 +52,7 @@ def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: There is no usable checkpoint.
     """
-    held = getattr(_generate_state(args, sample), "tokenizer", None)
+    held = getattr(slimes_state(args, sample), "tokenizer", None)
     if held is not None:
         return held
     checkpoint = getattr(args, "hf_checkpoint", None)
@@ -71,7 +70,7 @@ def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
 
 def processor_of(args: SlimeArgs, sample: object) -> ProcessorMixin | str | None:
     """The processor that slime already holds, or the checkpoint to load it from when the first image occurs."""
-    held = getattr(_generate_state(args, sample), "processor", None)
+    held = getattr(slimes_state(args, sample), "processor", None)
     return held if held is not None else str(getattr(args, "hf_checkpoint", None) or "") or None
 
 
@@ -83,7 +82,7 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
         ConfigError: It can't be loaded.
     """
     is_folder = os.path.isdir(checkpoint)  # noqa: PTH112 - of a path that none can have it says no
-    if not is_folder and not (_HUB_ID.fullmatch(checkpoint) and len(checkpoint) <= _MAX_HUB_ID_CHARS):
+    if not is_folder and not _HUB_ID.fullmatch(checkpoint):
         raise ConfigError(
             f"got hf_checkpoint={checkpoint!r:.200}, whose tokenizer can't be loaded: it is no folder here, and no id "
             "of Hugging Face's hub; expected one of them"
@@ -154,11 +153,7 @@ def router_url(args: SlimeArgs, model_name: str | None) -> str:
     return f"http://{host}:{port}"
 
 
-def is_aborting(
-    args: SlimeArgs,
-    sample: object,
-    asked: str | Callable[[], bool] | None = None,
-) -> bool:
+def is_aborting(args: SlimeArgs, sample: object, asked: str | Callable[[], bool] | None = None) -> bool:
     """Whether the rollout is being aborted: every running episode should return at once, as ABORTED.
 
     Args:
@@ -173,7 +168,7 @@ def is_aborting(
         with exits_as_errors("should_abort", ConfigError):
             if (load_should_abort(asked) if isinstance(asked, str) else asked)():
                 return True
-    return bool(getattr(_generate_state(args, sample), "aborted", False))
+    return bool(getattr(slimes_state(args, sample), "aborted", False))
 
 
 @functools.lru_cache(maxsize=8)
@@ -198,78 +193,75 @@ def may_return_aborted(args: SlimeArgs, sample: object) -> bool:
 
     It recycles them while it is aborting and in its fully-async rollout; at any other time one crashes the run.
     """
-    if not is_slime_sample(sample):
-        return True
-    return is_aborting(args, sample) or _FULLY_ASYNC in (getattr(args, "rollout_function_path", None) or "")
+    return not is_slime_sample(sample) or is_aborting(args, sample) or is_fully_async(args)
 
 
-def collects_partial_rollouts(args: SlimeArgs) -> bool:
-    """Whether slime keeps aborted samples for its next rollout."""
-    return bool(getattr(args, "partial_rollout", False))
+def is_fully_async(args: SlimeArgs) -> bool:
+    """Whether slime's fully-async rollout runs: it loses what `generate` raises, and takes one sample per episode."""
+    return "fully_async" in (getattr(args, "rollout_function_path", None) or "")
 
 
 def request_span(sample: object) -> RequestSpan | None:
-    """Records each request to the engine in slime's trace, from which slime takes its request metrics.
-
-    Args:
-        sample: Nothing is recorded unless it is slime's.
-    """
+    """Records each request to the engine in slime's trace, its source of request metrics, if the sample is slime's."""
     if not is_slime_sample(sample):
         return None
 
     @contextmanager
     def span(max_new_tokens: int | None) -> Iterator[Callable[[Mapping[str, Any]], object] | None]:
-        with _trace_span(sample, "sglang_generate", {"max_new_tokens": max_new_tokens}) as record:
+        with _TraceSpan(sample, "sglang_generate", {"max_new_tokens": max_new_tokens}) as record:
             # slime hands the sample back where it could not open a span
-            yield None if record is None or record is sample else lambda meta: _note(record, meta)
+            yield None if record is None or record is sample else functools.partial(_note, record)
 
     return span
 
 
 def tool_span(sample: object) -> ToolSpan | None:
     """Records each tool call in slime's trace, as `tool:<name>`; nothing unless the sample is slime's."""
-    if not is_slime_sample(sample):
-        return None
-    return lambda name: _trace_span(sample, f"tool:{name}")
+    return (lambda name: _TraceSpan(sample, f"tool:{name}")) if is_slime_sample(sample) else None
 
 
-@contextmanager
-def _trace_span(sample: object, name: str, attrs: Mapping[str, Any] | None = None) -> Iterator[Any]:
-    """One of slime's spans, which ends however its block does; None where slime's trace can't record it."""
-    span, record = _begin_span(sample, name, attrs)
-    try:
-        yield record
-    except BaseException as e:
-        # slime ends a span for an Exception only: a cancellation must look like an ordinary end
-        _end_span(span, e if isinstance(e, Exception) else None)
-        raise
-    _end_span(span, None)
+class _TraceSpan:
+    """One of slime's spans, which ends however its block does; gives None where slime's trace can't record it."""
 
+    def __init__(self, sample: object, name: str, attrs: Mapping[str, Any] | None = None) -> None:
+        self._sample, self._name, self._attrs = sample, name, attrs
+        self._span: Any = None
 
-def _begin_span(sample: object, name: str, attrs: Mapping[str, Any] | None) -> tuple[Any, Any]:
-    try:
-        with exits_as_errors("slime's trace", RuntimeError):
-            span = _slimes_trace().trace_span(sample, name, attrs=attrs)
-            return span, span.__enter__()
-    except Exception as e:  # a trace never fails an episode
-        _warn_untraced("begin a span", e)
-        return nullcontext(), None
+    def __enter__(self) -> object:
+        record: object = None
+        with _tracing("begin a span"):
+            span = _slimes_trace().trace_span(self._sample, self._name, attrs=self._attrs)
+            record = span.__enter__()
+            self._span = span
+        return record
 
-
-def _end_span(span: Any, error: Exception | None) -> None:  # noqa: ANN401 - slime's span
-    try:
-        with exits_as_errors("slime's trace", RuntimeError):
-            span.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-    except Exception as e:  # a trace never fails an episode
-        _warn_untraced("end a span", e)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._span is not None:
+            with _tracing("end a span"):
+                # slime ends a span for an Exception only: a cancellation must look like an ordinary end
+                self._span.__exit__(*((kind, error, at) if isinstance(error, Exception) else (None, None, None)))
 
 
 def _note(record: Any, meta_info: Mapping[str, Any]) -> None:  # noqa: ANN401 - slime's span
-    try:
-        with exits_as_errors("slime's trace", RuntimeError):
-            record.update(_slimes_trace().build_sglang_meta_trace_attrs(dict(meta_info)))
-    except Exception as e:  # a trace never fails an episode
-        _warn_untraced("note an answer", e)
+    with _tracing("note an answer"):
+        record.update(_slimes_trace().build_sglang_meta_trace_attrs(dict(meta_info)))
+
+
+@contextmanager
+def _tracing(step: str) -> Iterator[None]:
+    """A trace never fails an episode: what fails is said once per process, for each kind of error."""
+    with foreign_code("slime's trace may raise anything") as outcome, exits_as_errors("slime's trace", RuntimeError):
+        yield
+    error = outcome.error
+    if error is not None and (step, type(error)) not in _untraced:
+        _untraced.add((step, type(error)))
+        logger.warning(
+            "slime's trace could not %s, so that spans are missing in it; episodes go on: %s: %s",
+            step,
+            type(error).__name__,
+            error,
+            exc_info=error,
+        )
 
 
 def _slimes_trace() -> ModuleType:
@@ -281,37 +273,21 @@ def _slimes_trace() -> ModuleType:
     fault: Exception | None = None
     for load in (sys.modules.get, importlib.import_module):  # what is loaded costs nothing
         for name in _TRACE_MODULES:
-            try:
+            with foreign_code("another program's import may raise anything") as outcome:
                 found = load(name)
-            except Exception as e:  # another program's import may raise anything
-                fault = e
-                continue
-            if found is not None and hasattr(found, "trace_span"):
-                return found
+                if found is not None and hasattr(found, "trace_span"):
+                    return found
+            fault = outcome.error or fault
     raise ImportError(f"slime has trace_span neither in {' nor in '.join(_TRACE_MODULES)}: {fault}") from fault
 
 
-def _warn_untraced(step: str, error: Exception) -> None:
-    """Say it once per process for each kind of error."""
-    if (step, type(error)) not in _untraced:
-        _untraced.add((step, type(error)))
-        logger.warning(
-            "slime's trace could not %s, so that spans are missing in it; episodes go on: %s: %s",
-            step,
-            type(error).__name__,
-            error,
-            exc_info=error,
-        )
+def slimes_state(args: SlimeArgs, sample: object = None) -> object:
+    """Slime's process-wide state, where its rollout has made it; None elsewhere, and for a sample that is not slime's.
 
-
-def _generate_state(args: SlimeArgs, sample: object) -> Any:  # noqa: ANN401
-    """Slime's process-wide state, where its rollout has made it; None elsewhere.
-
-    It is not made here: that loads a tokenizer and needs all of slime's args, which a caller of `generate` outside of
-    slime's rollout has no use for.
+    It is not made here: that loads a tokenizer, and needs args that a caller outside of slime's rollout may lack.
     """
     state_class = getattr(sys.modules.get(_STATE_MODULE), "GenerateState", None)
-    if state_class is None or not is_slime_sample(sample):
+    if state_class is None or (sample is not None and not is_slime_sample(sample)):
         return None
     instances = getattr(state_class, "_instances", None)
     return state_class(args) if instances is None else instances.get(state_class)

@@ -52,14 +52,13 @@ def transcript_rows(
     others = [position for position in range(len(samples)) if position not in reasons]
     room = min(MAX_ROWS - len(reasons), len(others))
     shown = [*reasons, *(others[number * len(others) // room] for number in range(room))]
-    rows = [
-        functools.partial(
-            _row, samples[position], rewards[position], step, ", ".join(reasons.get(position, [])), secrets
-        )
-        for position in sorted(shown)
-    ]
-    written = [kept("transcripts", row, of_sample=True) for row in rows]
-    return [row for row in written if row is not None]
+    rows: list[list[Cell]] = []
+    for position in sorted(shown):
+        cells = functools.partial(sample_row, samples[position], rewards[position], secrets)
+        if row := kept("transcripts", cells, of_sample=True):
+            index, group, *rest = row
+            rows.append([step, index, group, ", ".join(reasons.get(position, [])), *rest])
+    return rows
 
 
 def _chosen(samples: Sequence[FinishedSample], rewards: Sequence[float | None]) -> Iterator[tuple[str, int]]:
@@ -82,11 +81,6 @@ def _chosen(samples: Sequence[FinishedSample], rewards: Sequence[float | None]) 
         largest = max((value for value in values if value), default=None)
         if largest is not None:
             yield reason, values.index(largest)
-
-
-def _row(sample: FinishedSample, reward: float | None, step: int, why: str, secrets: Collection[str]) -> list[Cell]:
-    index, group, *rest = sample_row(sample, reward, secrets)
-    return [step, index, group, why, *rest]
 
 
 def sample_row(sample: FinishedSample, reward: float | None, secrets: Collection[str] = ()) -> list[Cell]:
@@ -112,27 +106,15 @@ def _whole(value: object) -> int | None:
     return None if number is None else int(number)
 
 
-def bounded_text(
-    value: object,
-    max_chars: int,
-    secrets: Collection[str] = (),
-) -> str | None:
+def bounded_text(value: object, max_chars: int, secrets: Collection[str] = ()) -> str | None:
     """Head and tail of a text, or of JSON, with secrets masked; a lone surrogate, which no file takes, becomes "?"."""
     if value is None:
         return None
-    text = value if isinstance(value, str) else _as_json(value)
-    return shorten(without_values(text, secrets), max_chars).encode("utf-8", "replace").decode("utf-8")
-
-
-def _as_json(value: object) -> str:
-    """JSON, or where it has none for a value's keys or for a value within itself, what Python writes."""
     try:
-        return json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError):
-        return repr(value)
-
-
-_ODD: Final = re.compile(r"[^\w.-]")
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):  # JSON has no form for a value's keys, nor for a value within itself
+        text = repr(value)
+    return shorten(without_values(text, secrets), max_chars).encode("utf-8", "replace").decode("utf-8")
 
 
 def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, given: object) -> Path | None:
@@ -157,7 +139,8 @@ def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, given: object) 
     samples = finished_samples(given) if settings.dump_dir is not None else []
     if settings.dump_dir is None or not samples:
         return None
-    path = Path(settings.dump_dir) / f"{_ODD.sub('_', name)}_{rollout_id:06d}.jsonl.gz"
+    name = re.sub(r"[^\w.-]", "_", name)
+    path = Path(settings.dump_dir) / f"{name}_{rollout_id:06d}.jsonl.gz"
     chosen = [one.sample for one in _first_groups(samples, settings.dump_samples)]
     path.unlink(missing_ok=True)
     secrets = secret_values(os.environ, settings.model_dump(mode="json"))
@@ -167,12 +150,8 @@ def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, given: object) 
 
 def _first_groups(samples: Sequence[FinishedSample], most: int) -> Sequence[FinishedSample]:
     """As many whole groups as fit, at least the beginning of one."""
-    end = min(most, len(samples))
-    whole = end
-    while 0 < whole < len(samples) and _group(samples[whole]) == _group(samples[whole - 1]):
+    groups = [getattr(sample.sample, "group_index", None) for sample in samples]
+    end = whole = min(most, len(samples))
+    while 0 < whole < len(samples) and groups[whole] == groups[whole - 1]:
         whole -= 1
     return samples[: whole or end]
-
-
-def _group(sample: FinishedSample) -> object:
-    return getattr(sample.sample, "group_index", None)

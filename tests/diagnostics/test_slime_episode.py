@@ -116,7 +116,7 @@ FAILED = {"status": "failed", "stop_reason": "internal_error", "error": "No modu
 def test_an_episode_through_slimes_loop_is_judged(
     told: Any, status: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in for the child process; the real one is in tests/slime/test_slime_doctor.py."""
+    """A stand-in for the child process; the real one is in tests/slime/test_slime_launch_kit.py."""
     child = tmp_path / "python"
     code = told if isinstance(told, str) else f"print({json.dumps(told)!r})"
     child.write_text(f"#!{sys.executable}\nimport sys\n{code}\n")

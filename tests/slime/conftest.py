@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import pytest
 import recorded_tools
 import slime_tools
 from slime_install import find_slime
-from slime_interruptions import Begin, Scene, set_up_scene
-from slime_stage import Stage, Start, set_up
+from slime_interruptions import Begin, set_up_scene
+from slime_stage import Start, set_up
 
 import strands_rollout
 from strands_rollout.diagnostics.slime_episode import importable
@@ -78,16 +78,11 @@ def new_tool_records() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def engines_that_only_abort_are_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Instead of after 40 s."""
-    monkeypatch.setattr("strands_rollout.model.sampling._BACKOFF_BASE_S", 0.001)
-
-
-@pytest.fixture(autouse=True)
-def engines_that_stay_away_are_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Instead of after 90 s; a wait is long enough to be interrupted."""
+def engines_that_abort_or_stay_away_are_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of after 40 and 90 s; a wait is long enough to be interrupted."""
     from strands_rollout.client.client import SGLangClient
 
+    monkeypatch.setattr("strands_rollout.model.sampling._BACKOFF_BASE_S", 0.001)
     quick = functools.partial(_sleep_at_most, 0.1)
     monkeypatch.setitem(SGLangClient.__init__.__kwdefaults__, "sleep", quick)
 
@@ -142,25 +137,21 @@ def tokenizers_are_loaded_once(slime_package: Path) -> Iterator[None]:
 async def start(chat_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     """Starts a stage, with every call of `generate` recorded: `await start(plans, tasks, **slime's arguments)`."""
     async with AsyncExitStack() as stack:
-
-        async def begin(*args: Any, **more: Any) -> Stage:
-            stage = await set_up(stack, chat_tokenizer, tmp_path, *args, **more)
-            watched = stage.rollouts.watched(strands_rollout.generate)
-            monkeypatch.setattr(strands_rollout, "generate", watched, raising=False)
-            return stage
-
-        yield begin
+        yield _watched(functools.partial(set_up, stack, chat_tokenizer, tmp_path), monkeypatch)
 
 
 @pytest.fixture
 async def begin(chat_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Begin]:
     """The same with a policy that can be interrupted: `await begin(plans, tasks, disturb, **slime's arguments)`."""
     async with AsyncExitStack() as stack:
+        yield _watched(functools.partial(set_up_scene, stack, chat_tokenizer, tmp_path), monkeypatch)
 
-        async def start(*args: Any, **more: Any) -> Scene:
-            scene = await set_up_scene(stack, chat_tokenizer, tmp_path, *args, **more)
-            watched = scene.rollouts.watched(strands_rollout.generate)
-            monkeypatch.setattr(strands_rollout, "generate", watched, raising=False)
-            return scene
 
-        yield start
+def _watched(set_up_all: Callable[..., Awaitable[Any]], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    async def start(*args: Any, **more: Any) -> Any:
+        scene = await set_up_all(*args, **more)
+        watched = scene.rollouts.watched(strands_rollout.generate)
+        monkeypatch.setattr(strands_rollout, "generate", watched, raising=False)
+        return scene
+
+    return start

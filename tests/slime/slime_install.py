@@ -6,8 +6,12 @@ import importlib.util
 import inspect
 import os
 import pkgutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
 
 # What is not in `slime.utils` in releases up to 0.3.1, whose `slime.observability` does not exist yet.
 _BEFORE = {
@@ -44,6 +48,15 @@ def observability(path: str) -> Any:
         return pkgutil.resolve_name(place)
     except AttributeError:  # 0.3.0's name of what siblings share
         return pkgutil.resolve_name(place.replace("rollout_id", "group_id"))
+
+
+def run_beside_slimes_tests(package: Path, *arguments: str, **environment: str) -> None:
+    """Run Python where slime, its own tests and this package can be imported; it must succeed."""
+    folders = [package, package / "tests", REPOSITORY]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), **environment}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def eval_sends_all_parameters() -> bool:

@@ -103,16 +103,7 @@ async def set_up_scene(
 ) -> Scene:
     """Start everything; `stack` ends it.
 
-    Args:
-        stack: Open.
-        tokenizer: Loaded from the folder that slime's arguments will name.
-        folder: For the data and the dumps.
-        plans: Turns by task name; see `InterruptiblePolicy`.
-        tasks: Names of the rows of the data set, in order.
-        disturb: What goes wrong at the engine.
-        settings: Of the rollout.
-        forgets: Takes from a request's body what does not get through to the engine.
-        slime_arguments: Beside those of `slime_stage.arguments_for`.
+    `disturb` is what goes wrong at the engine; `forgets` takes from a request's body what does not get through to it.
     """
     policy = InterruptiblePolicy(tokenizer, plans, disturb)
     engine = await stack.enter_async_context(

@@ -9,7 +9,6 @@ import asyncio
 import functools
 import inspect
 import json
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,47 +19,43 @@ from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 TOOLS = ("slime_tools.multiply", "slime_tools.wait", "slime_tools.block", "slime_tools.fail", "slime_tools.cancel")
 CONTEXT_LENGTH = 4096
+# slime's arguments that are None by default, and those that are False
+_UNSET = """
+sglang_router_ip sglang_router_port sglang_dp_size prompt_data tool_key multimodal_keys rollout_max_prompt_len
+dump_details buffer_filter_path rm_type rollout_max_context_len rollout_stop rollout_stop_token_ids
+dynamic_sampling_filter_path rollout_sample_filter_path rollout_all_samples_process_path eval_max_prompt_len
+eval_max_context_len save_debug_rollout_data load_debug_rollout_data custom_rollout_log_function_path
+custom_eval_rollout_log_function_path log_reward_category sglang_speculative_algorithm
+"""
+_OFF = """
+use_distributed_post use_fault_tolerance debug_train_only debug_rollout_only rollout_shuffle apply_chat_template
+group_rm rollout_skip_special_tokens partial_rollout mask_offpolicy_in_partial_rollout use_rollout_routing_replay
+ci_test log_passrate use_wandb use_tensorboard wandb_always_use_train_step balance_data balance_by_flops
+disable_rollout_trim_samples use_dynamic_global_batch_size
+"""
 
 
 def arguments(tokenizer_folder: str, **more: Any) -> Namespace:
     """slime's arguments, at their defaults where it has some."""
     values: dict[str, Any] = {
-        # cluster and engine
-        "sglang_router_ip": None,
-        "sglang_router_port": None,
+        **dict.fromkeys(_UNSET.split()),
+        **dict.fromkeys(_OFF.split(), False),
         "router_policy": "consistent_hashing",
         "rollout_num_gpus": 1,
         "rollout_num_gpus_per_engine": 1,
         "sglang_server_concurrency": 64,
-        "sglang_dp_size": None,
-        "use_distributed_post": False,
-        "use_fault_tolerance": False,
-        "debug_train_only": False,
-        "debug_rollout_only": False,
-        # data
         "hf_checkpoint": tokenizer_folder,
-        "prompt_data": None,
         "rollout_global_dataset": True,
-        "rollout_shuffle": False,
         "rollout_seed": 42,
         "input_key": "prompt",
         "label_key": "label",
         "metadata_key": "metadata",
-        "tool_key": None,
-        "multimodal_keys": None,
-        "apply_chat_template": False,
         "apply_chat_template_kwargs": {},
-        "rollout_max_prompt_len": None,
-        "dump_details": None,
-        "buffer_filter_path": None,
-        # rollout
         "rollout_function_path": "slime.rollout.sglang_rollout.generate_rollout",
         "custom_generate_function_path": "strands_rollout.generate",
         "custom_rm_path": "strands_rollout.reward_func",
         "reward_key": "score",
         "eval_reward_key": "acc",
-        "rm_type": None,
-        "group_rm": False,
         "rollout_batch_size": 4,
         "over_sampling_batch_size": 4,
         "n_samples_per_prompt": 2,
@@ -68,32 +63,7 @@ def arguments(tokenizer_folder: str, **more: Any) -> Namespace:
         "rollout_top_p": 1.0,
         "rollout_top_k": -1,
         "rollout_max_response_len": 512,
-        "rollout_max_context_len": None,
-        "rollout_stop": None,
-        "rollout_stop_token_ids": None,
-        "rollout_skip_special_tokens": False,
-        "partial_rollout": False,
-        "mask_offpolicy_in_partial_rollout": False,
-        "use_rollout_routing_replay": False,
-        "dynamic_sampling_filter_path": None,
-        "rollout_sample_filter_path": None,
-        "rollout_all_samples_process_path": None,
-        "ci_test": False,
-        # evaluation
         "eval_datasets": [],
-        "eval_max_prompt_len": None,
-        "eval_max_context_len": None,
-        # metrics and dumps
-        "save_debug_rollout_data": None,
-        "load_debug_rollout_data": None,
-        "custom_rollout_log_function_path": None,
-        "custom_eval_rollout_log_function_path": None,
-        "log_reward_category": None,
-        "log_passrate": False,
-        "use_wandb": False,
-        "use_tensorboard": False,
-        "wandb_always_use_train_step": False,
-        # training
         "advantage_estimator": "grpo",
         "rewards_normalization": True,
         "grpo_std_normalization": True,
@@ -102,15 +72,8 @@ def arguments(tokenizer_folder: str, **more: Any) -> Namespace:
         "use_dynamic_batch_size": True,
         "max_tokens_per_gpu": CONTEXT_LENGTH,
         "context_parallel_size": 1,
-        "balance_data": False,
-        "balance_by_flops": False,
         "rollout_data_transport": "object-store",
-        # up to 0.2.4
-        "disable_rollout_trim_samples": False,
-        "use_dynamic_global_batch_size": False,
-        "sglang_speculative_algorithm": None,
-        # what --custom-config-path adds
-        "strands_rollout": {"tools": list(TOOLS)},
+        "strands_rollout": {"tools": list(TOOLS)},  # what --custom-config-path adds
     }
     return Namespace(**(values | more))
 
@@ -132,11 +95,10 @@ class Rollouts:
 
     Attributes:
         groups: Samples of the last training rollout, by group, as slime got them.
-        seconds: Wall-clock of the last rollout, the rewards included.
         calls: `evaluation` of each call of `generate`, in order.
         changed_params: Calls that changed the sampling parameters that they were given.
         raised: What `generate` raised.
-        returned: For each call that ended: when (`time.monotonic`), the status then, and the sample.
+        returned: For each call that ended the status then, and the sample.
         invalid: What is wrong with samples that were returned ABORTED, in words.
         masked: By sample's index, tokens that slime masked as older weights' before its last call.
     """
@@ -144,11 +106,10 @@ class Rollouts:
     args: Namespace
     manager: Any = None
     groups: list[list[Any]] = field(default_factory=list)
-    seconds: float = 0.0
     calls: list[bool] = field(default_factory=list)
     changed_params: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     raised: list[BaseException] = field(default_factory=list)
-    returned: list[tuple[float, str, Any]] = field(default_factory=list)
+    returned: list[tuple[str, Any]] = field(default_factory=list)
     invalid: list[str] = field(default_factory=list)
     masked: dict[int, int] = field(default_factory=dict)
 
@@ -185,12 +146,13 @@ class Rollouts:
 
     def returned_as(self, status: str) -> list[Any]:
         """The samples that `generate` returned with this status, whatever became of them."""
-        return [sample for _, name, sample in self.returned if name == status]
+        return [sample for name, sample in self.returned if name == status]
 
-    def abort_seconds(self) -> float:
-        """From the last sample that ended by itself to the last that came back ABORTED."""
-        ends = {status: at for at, status, _ in sorted(self.returned, key=lambda entry: entry[0])}
-        return ends["aborted"] - max(at for status, at in ends.items() if status != "aborted")
+    def evaluate_on(self, *data_sets: Mapping[str, Any], **defaults: Any) -> None:
+        """Have evaluations take these data sets, as slime's `--eval-config` names them."""
+        from slime.utils.eval_config import build_eval_dataset_configs
+
+        self.args.eval_datasets = build_eval_dataset_configs(self.args, list(data_sets), defaults)
 
     async def evaluate(self, rollout_id: int = 0) -> dict[str, dict[str, Any]]:
         """One evaluation; rewards, truncation flags and samples by dataset."""
@@ -208,14 +170,12 @@ class Rollouts:
 
     def _recorded(self, rollout: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(rollout)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            started = time.monotonic()
+        def recorded(*args: Any, **kwargs: Any) -> Any:
             output = rollout(*args, **kwargs)
-            self.seconds = time.monotonic() - started
             self.groups = getattr(output, "samples", output)
             return output
 
-        return timed
+        return recorded
 
     def watched(self, generate: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, whose calls are recorded here."""
@@ -232,7 +192,7 @@ class Rollouts:
                 raise
             else:
                 main = result[0] if isinstance(result, list) else result
-                self.returned.append((time.monotonic(), main.status.value, main))
+                self.returned.append((main.status.value, main))
                 self._check_aborted(main)
                 return result
             finally:
@@ -271,3 +231,31 @@ def load_dump(rollouts: Rollouts, rollout_id: int = 0) -> list[Any]:
         dumped = torch.load(path.format(rollout_id=rollout_id), weights_only=False)["samples"]
         return [Sample.from_dict(sample) for sample in dumped]
     return list(load_debug_rollout_data(path, rollout_id=rollout_id))
+
+
+def trained_tokens(rank: dict[str, Any]) -> int:
+    """Slice a rank's data as slime's trainer does before its first matrix product; how many tokens are trained.
+
+    The shapes are those of slime 0.3 (slime/backends/megatron_utils: data.py, loss.py), whose modules need Megatron.
+
+    Raises:
+        RuntimeError: From torch, where a sample's lengths don't fit.
+    """
+    import torch
+    from torch.nn import functional
+
+    trained = 0
+    fields = ("tokens", "response_lengths", "loss_masks", "rollout_log_probs")
+    for tokens, response, *columns in zip(*(rank[name] for name in fields), strict=True):
+        mask, logprobs = map(torch.as_tensor, columns)  # before 0.3.1 the trainer makes the tensors
+        total = len(tokens)
+        logits = torch.zeros(total, 4)
+        # the logits that predict the response begin one token before it
+        assert len(logits.narrow(0, total - response - 1, response)) == response
+        assert len(functional.pad(mask, (total - response - 1, 1))) == total
+        assert len(tokens[-response:]) == len(mask) == len(logprobs) == response
+        assert bool(torch.isfinite(logprobs).all())
+        assert set(mask.tolist()) <= {0, 1}
+        assert bool((logprobs[mask == 0] == 0).all())
+        trained += int(mask.sum())
+    return trained

@@ -46,15 +46,8 @@ async def set_up(
 ) -> Stage:
     """Start everything; `stack` ends it.
 
-    Args:
-        stack: Open.
-        tokenizer: Loaded from the folder that slime's arguments will name.
-        folder: For the data and the dumps.
-        plans: What the policy says, by task; see `Policy`.
-        tasks: One prompt each, by default one for each plan.
-        rows: Rows of the dataset instead of `tasks`.
-        context_length: The engine's.
-        slime_arguments: Beside those of `slime_run.arguments`; by default a rollout takes each prompt, twice.
+    There is one prompt for each task, by default one for each plan, or there are these `rows`; a rollout takes each of
+    them twice, unless slime's arguments say something else.
     """
     policy = Policy(tokenizer, dict(plans))
     engine = await stack.enter_async_context(

@@ -10,8 +10,8 @@ from interruptible_policy import Asked, abort_after, aborted_in_queue
 from slime_install import aborts_until_idle
 from slime_interruptions import Begin, facts_of
 from slime_policy import ANSWER, call, turn
+from slime_run import trained_tokens
 from slime_stage import Stage, Start
-from slime_trainer import trained_tokens
 
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
@@ -44,9 +44,7 @@ async def started(start: Start, name: str, **more: Any) -> Stage:
 
 @pytest.mark.parametrize("partial_rollout", [False, True])
 @pytest.mark.parametrize("name", CAUGHT)
-async def test_a_running_episode_comes_back_at_once_and_valid(
-    start: Start, capsys: pytest.CaptureFixture[str], name: str, partial_rollout: bool
-) -> None:
+async def test_a_running_episode_comes_back_at_once_and_valid(start: Start, name: str, partial_rollout: bool) -> None:
     stage = await started(start, name, partial_rollout=partial_rollout)
     await stage.rollouts.train()
     aborted = stage.rollouts.returned_as("aborted")
@@ -59,9 +57,6 @@ async def test_a_running_episode_comes_back_at_once_and_valid(
         if name in sampled:
             assert sum(sample.loss_mask) == sampled[name]
     assert stage.rollouts.raised == []
-    seconds = stage.rollouts.abort_seconds()
-    with capsys.disabled():
-        print(f"\nabort of {name}: {seconds:.2f} s", end="")
 
 
 async def test_a_router_that_is_slow_to_refuse_an_abort_costs_no_tokens(start: Start) -> None:

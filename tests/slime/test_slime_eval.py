@@ -27,12 +27,9 @@ PLANS = {
 async def staged(
     start: Start, tmp_path: Path, tasks: Sequence[str], dataset: Mapping[str, Any] | None = None, **more: Any
 ) -> Stage:
-    from slime.utils.eval_config import build_eval_dataset_configs
-
     rows = write_rows(tmp_path / "eval.jsonl", [chat_row(prompt(task, n)) for n, task in enumerate(tasks)])
     stage = await start(PLANS, **more)
-    raw = [{"name": "demo", "path": str(rows), "n_samples_per_eval_prompt": 4, **(dataset or {})}]
-    stage.rollouts.args.eval_datasets = build_eval_dataset_configs(stage.rollouts.args, raw, {})
+    stage.rollouts.evaluate_on({"name": "demo", "path": str(rows), "n_samples_per_eval_prompt": 4, **(dataset or {})})
     return stage
 
 
@@ -44,9 +41,15 @@ async def test_an_evaluation_reports_the_share_of_right_answers(start: Start, tm
     assert (stage.rollouts.raised, stage.engine.violations) == ([], [])
 
 
-async def test_generate_is_told_that_it_is_an_evaluation(start: Start, tmp_path: Path) -> None:
+async def test_an_evaluation_is_told_to_generate_and_each_sample_has_its_own_routing_key(
+    start: Start, tmp_path: Path
+) -> None:
     stage = await staged(start, tmp_path, ["calls"])
-    await stage.rollouts.evaluate()
+    samples = (await stage.rollouts.evaluate())["demo"]["samples"]
+    # slime gives evaluated samples no session; both turns of an episode have the same key
+    assert {sample.session_id for sample in samples} == {None}
+    assert sorted(Counter(request.key for request in stage.engine.requests).values()) == [2, 2, 2, 2]
+    assert stage.engine.violations == []
     assert stage.rollouts.calls == [True] * 4
     await stage.rollouts.train()
     assert stage.rollouts.calls[4:] == [False] * len(stage.rollouts.samples)
@@ -67,21 +70,10 @@ async def test_the_one_dict_of_sampling_parameters_that_all_share_is_not_changed
     assert max(sample.response_length for sample in result["samples"]) == 300
 
 
-async def test_each_evaluated_sample_has_a_routing_key_of_its_own(start: Start, tmp_path: Path) -> None:
-    stage = await staged(start, tmp_path, ["calls"])
-    samples = (await stage.rollouts.evaluate())["demo"]["samples"]
-    # slime gives evaluated samples no session; both turns of an episode have the same key
-    assert {sample.session_id for sample in samples} == {None}
-    assert sorted(Counter(request.key for request in stage.engine.requests).values()) == [2, 2, 2, 2]
-    assert stage.engine.violations == []
-
-
 async def test_what_the_engine_aborts_is_continued_in_an_evaluation(begin: Begin, tmp_path: Path) -> None:
-    from slime.utils.eval_config import build_eval_dataset_configs
-
     scene = await begin({"updated": [ANSWER]}, ["updated"], lambda asked: abort_after(3) if not asked.done else None)
-    raw = [{"name": "demo", "path": scene.rollouts.args.prompt_data, "n_samples_per_eval_prompt": 4}]
-    scene.rollouts.args.eval_datasets = build_eval_dataset_configs(scene.rollouts.args, raw, {})
+    prompts = scene.rollouts.args.prompt_data
+    scene.rollouts.evaluate_on({"name": "demo", "path": prompts, "n_samples_per_eval_prompt": 4})
     result = (await scene.rollouts.evaluate())["demo"]
     assert result["rewards"] == [1.0] * 4
     assert {facts_of(sample)["engine_aborts"] for sample in result["samples"]} == {1}

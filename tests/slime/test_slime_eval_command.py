@@ -13,21 +13,16 @@ import pytest
 import yaml
 from evaluation_stage import options_for
 from slime_install import eval_sends_all_parameters, observability
-from slime_policy import ANSWER, WRONG, call, prompt, turn
-from slime_run import CONTEXT_LENGTH, TOOLS, chat_row, write_rows
+from slime_policy import prompt
+from slime_run import TOOLS, chat_row, write_rows
 from slime_stage import Start
+from test_slime_eval import PLANS
 
 from strands_rollout.evaluation.options import Sampling
 from strands_rollout.evaluation.report import mean_pass_at_k
 from strands_rollout.evaluation.run import run_evaluation
 
 pytestmark = pytest.mark.slime
-
-PLANS = {
-    "calls": [turn(call("multiply", a=17, b=2)), ANSWER],
-    "errs": [WRONG],
-    "rambles": [turn("thinking " * 2 * CONTEXT_LENGTH)],
-}
 
 
 def write_config(folder: Path) -> Path:
@@ -58,14 +53,10 @@ def sent(engine: Any) -> list[str]:
 
 
 async def test_the_engine_is_asked_the_same_and_the_scores_are_the_same(start: Start, tmp_path: Path) -> None:
-    from slime.utils.eval_config import build_eval_dataset_configs
-
     config = write_config(tmp_path)
     stage = await start(PLANS)
     parsed = yaml.safe_load(config.read_text())["eval"]
-    stage.rollouts.args.eval_datasets = build_eval_dataset_configs(
-        stage.rollouts.args, parsed["datasets"], parsed["defaults"]
-    )
+    stage.rollouts.evaluate_on(*parsed["datasets"], **parsed["defaults"])
     theirs = await stage.rollouts.evaluate()
     asked_by_slime = sent(stage.engine)
 

@@ -12,7 +12,7 @@ import recorded_tools
 from interruptible_policy import Asked, Change, abort_after, paced
 from rough_weather import ANSWER, call, turn
 from slime_interruptions import Begin, Scene, facts_of
-from slime_trainer import trained_tokens
+from slime_run import trained_tokens
 
 import strands_rollout
 from strands_rollout.model import trajectory as staleness
@@ -46,8 +46,8 @@ async def started(begin: Begin, disturb: Any, groups: int, **more: Any) -> Scene
     return await begin(PLANS, names, disturb, **given)
 
 
-async def trained_through_updates(scene: Scene, mode: str, *, every_s: float, most: int) -> tuple[list[Any], int, int]:
-    """One rollout with as many weight updates as fit; its samples, its trained tokens, and the updates."""
+async def trained_through_updates(scene: Scene, mode: str, *, every_s: float, most: int) -> tuple[list[Any], int]:
+    """One rollout with as many weight updates as fit; its samples, and its trained tokens."""
     training = asyncio.create_task(scene.rollouts.train())
     updates = 0
     while not training.done():
@@ -55,7 +55,7 @@ async def trained_through_updates(scene: Scene, mode: str, *, every_s: float, mo
         if not training.done() and updates < most:
             updates += 1
             await scene.update_weights(str(updates + 1), mode=mode, for_s=0.03)
-    return scene.rollouts.samples, sum(map(trained_tokens, await training)), updates
+    return scene.rollouts.samples, sum(map(trained_tokens, await training))
 
 
 def skip_where_surplus_is_dropped() -> None:
@@ -75,11 +75,9 @@ async def two_rollouts(scene: Scene) -> list[Any]:
 
 
 @pytest.mark.parametrize("mode", ["abort", "in_place"])
-async def test_episodes_go_on_in_place_through_weight_updates(
-    begin: Begin, capsys: pytest.CaptureFixture[str], mode: str
-) -> None:
+async def test_episodes_go_on_in_place_through_weight_updates(begin: Begin, mode: str) -> None:
     scene = await started(begin, lambda _asked: paced(0.012), 24)
-    samples, trained, updates = await trained_through_updates(scene, mode, every_s=0.15, most=99)
+    samples, trained = await trained_through_updates(scene, mode, every_s=0.15, most=99)
     assert {sample.status.value for sample in samples} == {"completed"}
     assert scene.problems(samples) == []
     assert scene.rollouts.returned_as("aborted") == []
@@ -87,8 +85,6 @@ async def test_episodes_go_on_in_place_through_weight_updates(
     assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
     versions = [len(facts_of(sample)["weight_versions"]) for sample in samples]
     continued = sum(facts_of(sample)["engine_aborts"] for sample in samples)
-    with capsys.disabled():
-        print(f"\n{mode}: {updates} updates, {continued} requests continued, up to {max(versions)} versions", end="")
     assert max(versions) >= 4
     assert (continued > 20) == (mode == "abort")
     assert len(recorded_tools.ended) == len(set(recorded_tools.ended))
@@ -96,7 +92,7 @@ async def test_episodes_go_on_in_place_through_weight_updates(
 
 async def test_aborted_groups_can_be_given_back_and_are_gone_on_with(begin: Begin) -> None:
     scene = await started(begin, lambda _asked: paced(0.004), 12, settings={"on_engine_abort": "return"})
-    samples, trained, _ = await trained_through_updates(scene, "abort", every_s=0.2, most=3)
+    samples, trained = await trained_through_updates(scene, "abort", every_s=0.2, most=3)
     assert scene.rollouts.returned_as("aborted")
     assert {sample.status.value for sample in samples} == {"completed"}
     assert scene.problems(samples) == []
@@ -133,7 +129,7 @@ async def test_samples_that_wait_too_long_to_be_trained_are_left_out(
 
     async def returned(version: str, least: int) -> None:
         async with asyncio.timeout(30):
-            while sum(version in one.weight_versions for _, _, one in scene.rollouts.returned) < least:  # noqa: ASYNC110
+            while sum(version in one.weight_versions for _, one in scene.rollouts.returned) < least:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
     await scene.update_weights("1")

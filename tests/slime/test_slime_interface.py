@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_install import REPOSITORY, run_beside_slimes_tests
 from slime_plans import PLANS, TURNS
 from slime_run import chat_row, load_dump
 from slime_stage import Start
@@ -22,7 +20,6 @@ from strands_rollout import samples as sample_type
 
 pytestmark = pytest.mark.slime
 
-REPOSITORY = Path(__file__).parents[2]
 DEMO_ROWS = REPOSITORY / "strands_rollout" / "data" / "demo.jsonl"
 
 CONTRACT = """
@@ -32,16 +29,18 @@ from slime.utils.misc import load_function
 
 contract.assert_custom_generate_signature_matches_expected(load_function("strands_rollout.generate"))
 assert tuple(inspect.signature(load_function("strands_rollout.reward_func")).parameters)[:2] == ("args", "sample")
+
+from plugin_contracts import test_plugin_runtime_hook_contracts as contract
+
+[case] = [case for case in contract.HOOK_CASES if case.name == "custom_reward_post_process"]
+hook = load_function("strands_rollout.normalize_rewards")
+assert tuple(inspect.signature(hook).parameters) == case.expected_params
+case.invoke(hook)
 """
 
 
 def test_slimes_own_signature_checks_pass(slime_package: Path) -> None:
-    folders = [slime_package, slime_package / "tests", REPOSITORY]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
-    done = subprocess.run(
-        [sys.executable, "-c", CONTRACT], env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_beside_slimes_tests(slime_package, "-c", CONTRACT)
 
 
 def test_slimes_own_contract_test_takes_the_reward(slime_package: Path) -> None:
@@ -49,14 +48,8 @@ def test_slimes_own_contract_test_takes_the_reward(slime_package: Path) -> None:
     own = slime_package / "tests" / "plugin_contracts" / "test_plugin_path_loading_contracts.py"
     if not own.is_file():
         pytest.skip("this slime has no such test")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, [slime_package, slime_package / "tests", REPOSITORY])),
-        "SLIME_CONTRACT_CUSTOM_RM_PATH": "strands_rollout.reward_func",
-    }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(own), "-k", "custom_rm"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(own), "-k", "custom_rm"]
+    run_beside_slimes_tests(slime_package, *command, SLIME_CONTRACT_CUSTOM_RM_PATH="strands_rollout.reward_func")
 
 
 def test_generate_declares_evaluation_by_its_name() -> None:

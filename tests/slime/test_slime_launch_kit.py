@@ -1,4 +1,4 @@
-"""The launch scripts and the shipped evaluation's configuration against slime itself."""
+"""The launch scripts, the shipped evaluation's configuration and the doctor against slime itself."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from unittest.mock import MagicMock
 
 import pytest
 from omegaconf import OmegaConf
-from slime_install import find_slime
+from slime_install import REPOSITORY, find_slime
 
-REPOSITORY = Path(__file__).parents[2]
+from strands_rollout.diagnostics.diagnosis import Question
+from strands_rollout.diagnostics.slime_episode import check_slime, check_slime_episode
+
 SLIME = find_slime()
 pytestmark = pytest.mark.slime
 SCHEDULED = ["num_rollout", "lr_decay_iters", "rollout_batch_size", "global_batch_size"]
@@ -84,3 +86,47 @@ def test_megatron_takes_the_learning_rate_schedule_of_an_evaluation() -> None:
     args.lr_decay_iters = None
     with pytest.raises(AssertionError):
         names["get_optimizer_param_scheduler"](args, None)
+
+
+def asked(slime_package: Path, tmp_path: Path, **env: str) -> Question:
+    return Question(env={**os.environ, **env}, repository=tmp_path, slime_dir=slime_package)
+
+
+def test_slime_is_recognized_and_its_version_is_told(slime_package: Path, tmp_path: Path) -> None:
+    [found] = check_slime(asked(slime_package, tmp_path), lambda _: None)
+    git = subprocess.run(["git", "-C", str(slime_package), "rev-parse", "HEAD"], capture_output=True, text=True)
+    assert found.status == "ok"
+    assert f"slime 0.{2 if '0.2' in found.found else 3}" in found.found
+    assert (git.stdout.strip()[:8] or "not known") in found.found
+
+
+def test_an_episode_through_its_loop_comes_back_completed(slime_package: Path, tmp_path: Path) -> None:
+    [found] = check_slime_episode(asked(slime_package, tmp_path), lambda _: None)
+    assert found.status == "ok", found
+    assert "as completed" in found.found
+    assert "reward 1.0" in found.found
+
+
+def test_an_episode_that_fails_in_it_is_an_error_that_says_why(slime_package: Path, tmp_path: Path) -> None:
+    """The newest slime's Sample with a field that this package can't fill stands for a slime of the future."""
+    broken = tmp_path / "slime"
+    broken.mkdir()
+    for file in slime_package.iterdir():
+        (broken / file.name).symlink_to(file)
+    (broken / "slime").unlink()
+    subprocess.run(["cp", "-r", str(slime_package / "slime"), str(broken / "slime")], check=True)
+    types = broken / "slime" / "utils" / "types.py"
+    text = types.read_text()
+    text += """
+
+def _refused(self, *args, **kwargs):
+    raise RuntimeError("this slime appends tokens in another way")
+
+
+Sample.append_response_tokens = _refused
+"""
+    types.write_text(text)
+    [found] = check_slime_episode(asked(broken, tmp_path), lambda _: None)
+    assert found.status == "error"
+    assert "came back from slime's loop as failed" in found.found
+    assert "this slime appends tokens in another way" in found.found

@@ -99,22 +99,16 @@ async def test_an_engine_that_comes_back_costs_no_sample(start: Start, retry_wai
     assert stage.engine.violations == []
 
 
-async def test_a_smoke_run_needs_no_group_with_a_spread(start: Start) -> None:
+@pytest.mark.parametrize("dead", [0, 2])
+async def test_a_smoke_run_needs_no_group_with_a_spread_but_trained_samples(start: Start, dead: int) -> None:
     """All answers are right: no group is informative, and the step ends with those that there are."""
-    more = {"dynamic_sampling_filter_path": f"{FILTER}_with_fallback", **BATCH}
-    stage = await start({"answers": [ANSWER]}, ["answers"] * 6, **more)
-    async with asyncio.timeout(60):
-        await stage.rollouts.train()
-    assert len(stage.rollouts.groups) == 4
-    assert len(stage.rollouts.calls) == 12
-
-
-async def test_a_group_without_a_trained_sample_is_no_fallback(start: Start) -> None:
     plans = {"answers": [ANSWER], "dies": [Reply.status(422, "no such field")]}
-    rows = ["dies", "dies", "answers", "answers", "answers", "answers"]
+    rows = ["dies"] * dead + ["answers"] * (6 - dead)
     stage = await start(plans, rows, dynamic_sampling_filter_path=f"{FILTER}_with_fallback", **BATCH)
     async with asyncio.timeout(60):
         await stage.rollouts.train()
+    assert len(stage.rollouts.groups) == 4
+    assert dead or len(stage.rollouts.calls) == 12
     assert {sample.status.value for sample in stage.rollouts.samples} == {"completed"}
 
 
@@ -139,13 +133,11 @@ async def test_a_row_with_refused_settings_does_not_change_the_shape_of_a_fan_ou
 
 
 async def evaluated(start: Start, plans: dict[str, Any], tasks: list[str], **more: Any) -> Stage:
-    from slime.utils.eval_config import build_eval_dataset_configs
-
     hooks = {"custom_eval_rollout_log_function_path": "strands_rollout.log_eval"}
     stage = await start(plans, tasks, **{**hooks, **more})
     samples = stage.rollouts.args.n_samples_per_eval_prompt = 2
-    raw = [{"name": "demo", "path": stage.rollouts.args.prompt_data, "n_samples_per_eval_prompt": samples}]
-    stage.rollouts.args.eval_datasets = build_eval_dataset_configs(stage.rollouts.args, raw, {})
+    prompts = stage.rollouts.args.prompt_data
+    stage.rollouts.evaluate_on({"name": "demo", "path": prompts, "n_samples_per_eval_prompt": samples})
     return stage
 
 

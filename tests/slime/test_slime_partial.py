@@ -15,8 +15,7 @@ from fake_sglang import Reply
 from interruptible_policy import Asked, Change, aborted_in_queue, hold_after
 from rough_weather import ANSWER, call, turn
 from slime_interruptions import Begin, Scene, facts_of
-from slime_run import load_dump
-from slime_trainer import trained_tokens
+from slime_run import load_dump, trained_tokens
 
 pytestmark = pytest.mark.slime
 
@@ -50,14 +49,13 @@ KEPT_AS: Mapping[str, Callable[[Any], Any]] = {
 class Cuts:
     """The engine holds slow tasks at what is named, so that slime's abort cuts them there.
 
-    Attributes:
+    Args:
         at: By turn, after how many tokens; or what happens instead.
         only_first: Whether the first sample of a group alone is held.
     """
 
-    def __init__(self) -> None:
-        self.at: dict[int, int | Reply | Change] = {}
-        self.only_first = False
+    def __init__(self, at: dict[int, int | Reply | Change] | None = None, *, only_first: bool = False) -> None:
+        self.at, self.only_first = at or {}, only_first
         self._first: dict[str, str] = {}
 
     def __call__(self, asked: Asked) -> Reply | Change | None:
@@ -77,7 +75,8 @@ async def one_rollout(scene: Scene, number: int, *, keep: Callable[[Any], Any] =
 
 
 async def last_rollout(scene: Scene, number: int) -> tuple[list[Any], int]:
-    """One that takes the group in the buffer alone; its samples, and how many tokens are trained."""
+    """One that takes the group in the buffer alone and is not cut; its samples, and how many tokens are trained."""
+    scene.policy.disturb = lambda _asked: None
     scene.rollouts.args.over_sampling_batch_size = 1
     ranks = await scene.rollouts.train(number)
     assert scene.buffer == []
@@ -96,12 +95,10 @@ async def test_samples_that_are_cut_again_and_again_are_finished_token_for_token
 ) -> None:
     cuts = Cuts()
     scene = await started(begin, cuts, mask_offpolicy_in_partial_rollout=mask)
-    for number, at in enumerate(({0: 4}, {1: 0}, {1: 6}, {2: 3})):
-        cuts.at = dict(at)
+    for number, cuts.at in enumerate(({0: 4}, {1: 0}, {1: 6}, {2: 3})):
         await one_rollout(scene, number, keep=KEPT_AS[kept_as])
         [group] = scene.buffer
         assert [sample.status.value for sample in group] == ["aborted"] * 2
-    cuts.at = {}
     samples, trained = await last_rollout(scene, 4)
     assert scene.problems(samples) == []
     for sample in samples:
@@ -122,8 +119,7 @@ async def test_samples_that_are_cut_again_and_again_are_finished_token_for_token
 
 
 async def test_finished_tools_of_a_turn_are_not_run_again_when_another_was_cut(begin: Begin) -> None:
-    cuts = Cuts()
-    scene = await started(begin, cuts)
+    scene = await started(begin, Cuts())
     slime_tools.held.add("1b")
     await one_rollout(scene, 0)
     assert [sample.status.value for sample in scene.buffer[0]] == ["aborted"] * 2
@@ -141,11 +137,8 @@ async def test_finished_tools_of_a_turn_are_not_run_again_when_another_was_cut(b
 async def test_what_was_cut_before_its_first_token_starts_without_a_word(
     begin: Begin, caplog: pytest.LogCaptureFixture, cut: Any
 ) -> None:
-    cuts = Cuts()
-    cuts.at = {0: cut}
-    scene = await started(begin, cuts)
+    scene = await started(begin, Cuts({0: cut}))
     await one_rollout(scene, 0)
-    cuts.at = {}
     samples, trained = await last_rollout(scene, 1)
     assert scene.problems(samples) == []
     assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
@@ -154,14 +147,12 @@ async def test_what_was_cut_before_its_first_token_starts_without_a_word(
 
 
 async def test_samples_that_waited_for_their_turn_start_in_the_next_rollout(begin: Begin) -> None:
-    cuts = Cuts()
-    cuts.at = {1: 4}
-    scene = await started(begin, cuts, sglang_server_concurrency=3)
+    scene = await started(begin, Cuts({1: 4}), sglang_server_concurrency=3)
     scene.rollouts.args.over_sampling_batch_size = 3
     await one_rollout(scene, 0)
     never_began = scene.buffer[-1][-1]
     assert (never_began.status.value, never_began.tokens) == ("aborted", [])
-    cuts.at = {}
+    scene.policy.disturb = lambda _asked: None
     scene.rollouts.args.rollout_batch_size, scene.rollouts.args.global_batch_size = 2, 4
     scene.rollouts.args.over_sampling_batch_size = 2
     await scene.rollouts.train(1)
@@ -170,15 +161,12 @@ async def test_samples_that_waited_for_their_turn_start_in_the_next_rollout(begi
 
 
 async def test_a_finished_sample_of_a_group_that_was_cut_is_left_alone(begin: Begin) -> None:
-    cuts = Cuts()
-    cuts.at, cuts.only_first = {1: 4}, True
-    scene = await started(begin, cuts)
+    scene = await started(begin, Cuts({1: 4}, only_first=True))
     await one_rollout(scene, 0)
     [group] = scene.buffer
     assert sorted(sample.status.value for sample in group) == ["aborted", "completed"]
     finished = next(sample for sample in group if sample.status.value == "completed")
     before = copy.deepcopy({**vars(finished), "trace": None})
-    cuts.at = {}
     samples, trained = await last_rollout(scene, 1)
     assert any(sample is finished for sample in samples)
     assert {**vars(finished), "trace": None} == before
@@ -187,10 +175,8 @@ async def test_a_finished_sample_of_a_group_that_was_cut_is_left_alone(begin: Be
 
 
 async def test_a_failed_sample_of_a_group_that_was_cut_starts_from_nothing(begin: Begin) -> None:
-    cuts = Cuts()
+    cuts = Cuts({1: Reply.status(422, "refused"), 2: 4}, only_first=True)
     scene = await started(begin, cuts)
-    cuts.at = {1: Reply.status(422, "refused"), 2: 4}
-    cuts.only_first = True
     held = hold_after(5)
 
     def disturb(asked: Asked) -> Any:
@@ -203,7 +189,6 @@ async def test_a_failed_sample_of_a_group_that_was_cut_starts_from_nothing(begin
     assert sorted(sample.status.value for sample in group) == ["aborted", "failed"]
     failed = next(sample for sample in group if sample.status.value == "failed")
     assert failed.reward is not None
-    scene.policy.disturb = lambda _asked: None
     samples, trained = await last_rollout(scene, 1)
     assert [sample.status.value for sample in samples] == ["completed"] * 2
     # only what is new counts of one that failed: its tools ran, and were to run, again
@@ -218,9 +203,7 @@ async def test_a_failed_sample_of_a_group_that_was_cut_starts_from_nothing(begin
 async def test_a_damaged_state_means_a_clean_start_and_a_warning(
     begin: Begin, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
-    cuts = Cuts()
-    cuts.at = {1: 4}
-    scene = await started(begin, cuts)
+    scene = await started(begin, Cuts({1: 4}))
     await one_rollout(scene, 0)
     damaged, other = scene.buffer[0]
     state = facts_of(damaged)["resume"]
@@ -231,7 +214,6 @@ async def test_a_damaged_state_means_a_clean_start_and_a_warning(
             state.pop("messages")
         case "version":
             state["version"] = 99
-    cuts.at = {}
     samples, trained = await last_rollout(scene, 1)
     assert [sample.status.value for sample in samples] == ["completed"] * 2
     assert (facts_of(damaged)["resumes"], facts_of(other)["resumes"]) == (0, 1)
@@ -241,11 +223,8 @@ async def test_a_damaged_state_means_a_clean_start_and_a_warning(
 
 
 async def test_resuming_can_be_switched_off(begin: Begin) -> None:
-    cuts = Cuts()
-    cuts.at = {1: 4}
-    scene = await started(begin, cuts, settings={"resume_aborted": False})
+    scene = await started(begin, Cuts({1: 4}), settings={"resume_aborted": False})
     await one_rollout(scene, 0)
-    cuts.at = {}
     samples, trained = await last_rollout(scene, 1)
     assert [facts_of(sample)["weight_versions"] for sample in samples] == [["2"]] * 2
     assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
@@ -254,10 +233,8 @@ async def test_resuming_can_be_switched_off(begin: Begin) -> None:
 async def test_tokens_of_too_old_weights_are_masked_and_the_rest_is_trained(begin: Begin) -> None:
     cuts = Cuts()
     scene = await started(begin, cuts, settings={"max_staleness": 1})
-    for number, at in enumerate(({0: 4}, {1: 6})):
-        cuts.at = dict(at)
+    for number, cuts.at in enumerate(({0: 4}, {1: 6})):
         await one_rollout(scene, number)
-    cuts.at = {}
     samples, trained = await last_rollout(scene, 2)
     for sample in samples:
         assert (facts_of(sample)["weight_versions"], facts_of(sample)["stale_tokens"]) == (["1", "2", "3"], 4)
@@ -265,23 +242,17 @@ async def test_tokens_of_too_old_weights_are_masked_and_the_rest_is_trained(begi
 
 
 async def test_rewards_of_whole_groups_come_when_the_group_is_finished(begin: Begin) -> None:
-    cuts = Cuts()
-    cuts.at, cuts.only_first = {1: 4}, True
-    scene = await started(begin, cuts, group_rm=True)
+    scene = await started(begin, Cuts({1: 4}, only_first=True), group_rm=True)
     await one_rollout(scene, 0)
     assert [sample.reward for sample in scene.buffer[0]] == [None] * 2
-    cuts.at = {}
     samples, _ = await last_rollout(scene, 1)
     assert [sample.reward["score"] for sample in samples] == [1.0] * 2
     assert scene.problems(samples) == []
 
 
 async def test_the_parts_of_a_turn_have_one_seed(begin: Begin) -> None:
-    cuts = Cuts()
-    cuts.at = {1: 4}
-    scene = await started(begin, cuts, sglang_enable_deterministic_inference=True, rollout_seed=7)
+    scene = await started(begin, Cuts({1: 4}), sglang_enable_deterministic_inference=True, rollout_seed=7)
     await one_rollout(scene, 0)
-    cuts.at = {}
     samples, _ = await last_rollout(scene, 1)
     seeds: dict[tuple[str, int], set[int]] = {}
     for asked, request in zip(scene.policy.asked, scene.engine.requests, strict=True):
@@ -292,11 +263,8 @@ async def test_the_parts_of_a_turn_have_one_seed(begin: Begin) -> None:
 
 
 async def test_a_dump_of_samples_that_were_cut_can_be_loaded(begin: Begin) -> None:
-    cuts = Cuts()
-    cuts.at = {1: 4}
-    scene = await started(begin, cuts)
+    scene = await started(begin, Cuts({1: 4}))
     await one_rollout(scene, 0)
-    cuts.at = {}
     samples, _ = await last_rollout(scene, 1)
     assert load_dump(scene.rollouts, 1) == samples
     assert all(len(set(sample.weight_versions)) == 2 for sample in samples)

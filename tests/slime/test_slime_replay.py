@@ -12,7 +12,7 @@ from fake_sglang import Reply
 from interruptible_policy import LAYERS, TOP_K, Asked, Change, TaskFacts, abort_after, aborted_in_queue, hold_after
 from rough_weather import ANSWER, call, turn
 from slime_interruptions import Begin, Scene, facts_of, task_of
-from slime_trainer import trained_tokens
+from slime_run import trained_tokens
 
 pytest.importorskip("pybase64", reason="slime decodes replay data with pybase64")
 pytestmark = pytest.mark.slime
@@ -163,22 +163,33 @@ async def test_a_router_that_drops_what_was_asked_for_fails_the_samples_in_words
     assert sum(map(trained_tokens, ranks)) == 0
 
 
-@pytest.mark.parametrize(
-    ("replayed", "names"), [(ROUTING, ["routed_experts"]), (TOP_P, ["top_p_token_ids", "top_p_token_offsets"])]
-)
-@pytest.mark.parametrize("turn_without", [0, 1])
-async def test_replay_data_that_is_missing_once_fails_one_group_and_not_the_batch(
-    begin: Begin, replayed: dict[str, Any], names: list[str], turn_without: int
+def answered_with(**meta: Any) -> Change:
+    return lambda rest: replace(rest, meta=meta)
+
+
+REFUSED, OVERLONG = Reply.status(422, "refused"), Reply.status(400, {"error": {"message": TOO_LONG}})
+THREE_ROWS = base64.b64encode(array("i", range(1, 1 + 3 * LAYERS * TOP_K)).tobytes()).decode()
+LACKING = [
+    *((ROUTING, {turn: answered_with(routed_experts=None)}, "failed", "") for turn in (0, 1)),
+    *((TOP_P, {turn: answered_with(top_p_token_ids=None, top_p_token_offsets=None)}, "failed", "") for turn in (0, 1)),
+    *((ROUTING, {turn: answered_with(routed_experts=THREE_ROWS)}, "failed", "routed experts") for turn in (0, 1)),
+    *((replayed, {turn: REFUSED}, "failed", "") for replayed in (ROUTING, TOP_P) for turn in (0, 1)),
+    *((replayed, {0: OVERLONG}, "truncated", "") for replayed in (ROUTING, TOP_P)),
+]
+
+
+@pytest.mark.parametrize(("replayed", "troubles", "status", "words"), LACKING)
+async def test_a_group_without_its_replay_data_fails_and_not_the_batch(
+    begin: Begin, replayed: dict[str, Any], troubles: dict[int, Reply | Change], status: str, words: str
 ) -> None:
-    def disturb(asked: Asked) -> Change | None:
-        if asked.name != "other" or asked.turn != turn_without:
-            return None
-        return lambda rest: replace(rest, meta=dict.fromkeys(names))
+    def disturb(asked: Asked) -> Reply | Change | None:
+        return troubles.get(asked.turn) if asked.name == "other" else None
 
     scene = await begin(PLANS, ["other", "slow"], disturb, **replayed)
     ranks = await scene.rollouts.train()
     lacking, whole = scene.rollouts.groups
-    assert [sample.status.value for sample in lacking] == ["failed"] * 2
+    assert [sample.status.value for sample in lacking] == [status] * 2
+    assert all(words in (facts_of(sample)["error"] or "") for sample in lacking)
     assert [sample.status.value for sample in whole] == ["completed"] * 2
     assert replay_problems(scene, whole) == []
     assert scene.problems(scene.rollouts.samples) == []
@@ -200,45 +211,3 @@ async def test_tokens_that_came_without_replay_data_from_an_abort_are_sampled_ag
     assert [words for words in scene.problems(samples) if "it began again 1 times" not in words] == []
     assert replay_problems(scene, samples) == []
     assert all(scene.sampled_ids(sample) == scene.planned_ids(sample) for sample in samples)
-
-
-@pytest.mark.parametrize("turn_of_it", [0, 1])
-async def test_a_wrong_number_of_rows_fails_the_sample_in_words(begin: Begin, turn_of_it: int) -> None:
-    payload = base64.b64encode(array("i", range(1, 1 + 3 * LAYERS * TOP_K)).tobytes()).decode()
-
-    def disturb(asked: Asked) -> Change | None:
-        if asked.name != "other" or asked.turn != turn_of_it:
-            return None
-        return lambda rest: replace(rest, meta={"routed_experts": payload})
-
-    scene = await begin(PLANS, ["other", "slow"], disturb, **ROUTING)
-    ranks = await scene.rollouts.train()
-    lacking, whole = scene.rollouts.groups
-    for sample in lacking:
-        assert sample.status.value == "failed"
-        assert "routed experts" in facts_of(sample)["error"]
-    assert replay_problems(scene, whole) == []
-    assert scene.problems(scene.rollouts.samples) == []
-    assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in whole)
-
-
-@pytest.mark.parametrize("replayed", [ROUTING, TOP_P])
-@pytest.mark.parametrize("plan", ["faulty", "faultylater", "overlong"])
-async def test_a_sample_that_never_had_replay_data_does_not_break_the_batch(
-    begin: Begin, replayed: dict[str, Any], plan: str
-) -> None:
-    replies = {
-        "faulty": {0: Reply.status(422, "refused")},
-        "faultylater": {1: Reply.status(422, "refused")},
-        "overlong": {0: Reply.status(400, {"error": {"message": TOO_LONG}})},
-    }
-
-    def disturb(asked: Asked) -> Reply | None:
-        return replies[plan].get(asked.turn) if asked.name == "other" else None
-
-    scene = await begin(PLANS, ["other", "slow"], disturb, **replayed)
-    ranks = await scene.rollouts.train()
-    _, whole = scene.rollouts.groups
-    assert scene.problems(scene.rollouts.samples) == []
-    assert replay_problems(scene, whole) == []
-    assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in whole)

@@ -9,9 +9,8 @@ import pytest
 from slime_install import observability
 from slime_plans import PLANS, TURNS
 from slime_policy import ANSWER, WRONG, call, turn
-from slime_run import chat_row, load_dump
+from slime_run import chat_row, trained_tokens
 from slime_stage import Start
-from slime_trainer import trained_tokens
 
 from strands_rollout.samples import rollout_id_field
 from strands_rollout.slime_plugin.sample_contract import contract_violations
@@ -63,7 +62,7 @@ async def test_each_kind_of_episode_is_a_valid_sample(start: Start, name: str) -
     assert sum(map(trained_tokens, ranks)) == sum(sum(sample.loss_mask) for sample in stage.rollouts.samples)
 
 
-async def test_hundreds_of_samples_with_faults_never_raise(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_hundreds_of_samples_with_faults_never_raise(start: Start) -> None:
     names = list(PLANS) * 4
     rows = [chat_row(PLANS[name].prompt(name, number)) for number, name in enumerate(names)]
     stage = await start(TURNS, rows=rows, n_samples_per_prompt=4, global_batch_size=4 * len(rows))
@@ -75,8 +74,6 @@ async def test_hundreds_of_samples_with_faults_never_raise(start: Start, capsys:
     assert Counter(sample.metadata["strands_rollout"]["stop_reason"] for sample in samples) == expected
     assert [found for sample in samples for found in problems(sample, stage.tokenizer)] == []
     assert sum(map(trained_tokens, ranks)) == sum(sum(sample.loss_mask) for sample in samples)
-    with capsys.disabled():
-        print(f"\n{len(samples)} samples, {len(stage.engine.requests)} requests in {stage.rollouts.seconds:.1f} s")
 
 
 async def test_string_prompts_and_other_label_types_are_taken(start: Start) -> None:
@@ -101,23 +98,18 @@ async def test_a_prompt_that_slime_rendered_is_refused_in_words(start: Start) ->
         assert problems(sample, stage.tokenizer) == []
 
 
-@pytest.mark.parametrize("metadata", [None, {"source_name": "dapo"}])
-async def test_a_rows_metadata_is_kept(start: Start, metadata: Any) -> None:
-    rows = [{**chat_row("[[calls/0]] What is 17 times 2?"), "metadata": metadata}]
-    stage = await start({"calls": [MULTIPLY, ANSWER]}, rows=rows)
-    await stage.rollouts.train()
-    for sample in stage.rollouts.samples:
-        assert sample.status.value == "completed"
-        assert {key: value for key, value in sample.metadata.items() if key != "strands_rollout"} == (metadata or {})
-
-
-@pytest.mark.parametrize("metadata", ["a string", ["a", "list"]])
-async def test_metadata_of_a_wrong_type_fails_the_sample_and_not_the_run(start: Start, metadata: Any) -> None:
+@pytest.mark.parametrize("metadata", [None, {"source_name": "dapo"}, "a string", ["a", "list"]])
+async def test_a_rows_metadata_is_kept_and_a_wrong_type_does_not_end_the_run(start: Start, metadata: Any) -> None:
     rows = [{**chat_row("[[calls/0]] What is 17 times 2?"), "metadata": metadata}]
     stage = await start({"calls": [MULTIPLY, ANSWER]}, rows=rows)
     await stage.rollouts.train()
     assert stage.rollouts.raised == []
-    assert {len(sample.loss_mask) == sample.response_length for sample in stage.rollouts.samples} == {True}
+    for sample in stage.rollouts.samples:
+        assert len(sample.loss_mask) == sample.response_length
+        if isinstance(metadata, dict | None):
+            assert sample.status.value == "completed"
+            kept = {key: value for key, value in sample.metadata.items() if key != "strands_rollout"}
+            assert kept == (metadata or {})
 
 
 async def test_group_rewards_come_from_one_call_with_the_list(start: Start) -> None:
@@ -141,19 +133,6 @@ async def test_slimes_metrics_see_requests_and_tool_time(start: Start, caplog: p
     # 0.001 s is what the fake engine says of every request
     if "e2e_latency" in observability("trace_utils").SGLANG_TRACE_META_KEYS:  # not before 0.3.1
         assert "'perf/request/e2e_latency/mean': 0.001" in logged
-
-
-async def test_tools_are_in_slimes_trace(start: Start) -> None:
-    stage = await start({"calls": [MULTIPLY, ANSWER]})
-    await stage.rollouts.train()
-    events = [event for event in stage.rollouts.samples[0].trace["events"] if event["type"] == "span_end"]
-    assert [event["name"] for event in events[:3]] == ["sglang_generate", "tool:multiply", "sglang_generate"]
-
-
-async def test_what_slime_dumps_it_can_load(start: Start) -> None:
-    stage = await start({"calls": [MULTIPLY, ANSWER]})
-    await stage.rollouts.train()
-    assert load_dump(stage.rollouts) == stage.rollouts.samples
 
 
 async def test_a_router_is_not_asked_again_for_what_it_does_not_have(start: Start) -> None:

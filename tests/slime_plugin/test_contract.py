@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.sample_contract import contract_violations
-
-Change = Callable[[Sample], object]
 
 
 def decode(ids: Any) -> str:
@@ -37,21 +34,21 @@ def violations(sample: Sample, **options: Any) -> list[str]:
     return contract_violations(sample, decode=decode, **{"reward_key": "score", **options})
 
 
-def test_a_valid_sample_has_no_violation() -> None:
-    assert violations(valid_sample()) == []
+FILLER = {"tokens": [1, 2, 3, 9], "response_length": 1, "response": "", "loss_mask": [0], "rollout_log_probs": [0.0]}
 
 
-def test_an_excluded_failure_without_one_sampled_token_is_valid() -> None:
-    failed = valid_sample(
-        tokens=[1, 2, 3, 9],
-        response_length=1,
-        response="",
-        loss_mask=[0],
-        rollout_log_probs=[0.0],
-        remove_sample=True,
-        status=Sample.Status.FAILED,
-    )
-    assert violations(failed) == []
+@pytest.mark.parametrize(
+    ("changes", "how"),
+    [
+        ({}, {}),
+        ({**FILLER, "remove_sample": True, "status": Sample.Status.FAILED}, {}),
+        ({"status": Sample.Status.ABORTED, "reward": None}, {"may_abort": True}),
+        ({"reward": 0.5}, {"reward_key": None}),
+    ],
+    ids=["completed", "no sampled token", "aborted without a reward", "no reward key"],
+)
+def test_a_valid_sample_has_no_violation(changes: dict[str, Any], how: dict[str, Any]) -> None:
+    assert violations(valid_sample(**changes), **how) == []
 
 
 @pytest.mark.parametrize(
@@ -103,11 +100,5 @@ def test_each_broken_field_is_named_and_nothing_else(changes: dict[str, Any], wo
     assert words in found[0]
 
 
-def test_an_aborted_sample_is_valid_without_a_reward_while_the_rollout_is_aborted() -> None:
-    aborted = valid_sample(status=Sample.Status.ABORTED, reward=None)
-    assert violations(aborted, may_abort=True) == []
-
-
 def test_without_a_reward_key_the_reward_must_be_a_number() -> None:
-    assert violations(valid_sample(reward=0.5), reward_key=None) == []
     assert "finite number" in violations(valid_sample(), reward_key=None)[0]

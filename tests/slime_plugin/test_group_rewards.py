@@ -50,13 +50,6 @@ def test_rewards_are_normalised_as_by_hand(estimator: str, rewards: list[float],
 
 
 @pytest.mark.parametrize(
-    "args", [{"advantage_estimator": "reinforce_plus_plus_baseline"}, {"grpo_std_normalization": False}]
-)
-def test_rewards_are_only_centred_where_slime_only_centres(args: dict[str, Any]) -> None:
-    assert normalized(group_of(1.0, -1.0, -1.0, -1.0), **args) == [1.5, -0.5, -0.5, -0.5]
-
-
-@pytest.mark.parametrize(
     "args",
     [{"advantage_estimator": "ppo"}, {"advantage_estimator": "reinforce_plus_plus"}, {"rewards_normalization": False}],
 )
@@ -65,17 +58,48 @@ def test_without_normalisation_rewards_stay_as_they_are(args: dict[str, Any]) ->
     assert normalize_rewards(arguments(**args), samples) == ([1.0, -1.0, 0.5], [1.0, -1.0, 0.5])
 
 
-def test_groups_are_told_by_their_group_index_wherever_their_samples_lie() -> None:
-    ones, tens = group_of(1.0, 0.0, group=0), group_of(10.0, 30.0, group=1)
-    mixed = [ones[0], tens[0], tens[1], ones[1]]
-    assert normalized(mixed, grpo_std_normalization=False) == [0.5, -10.0, 10.0, -0.5]
-
-
-def test_numbers_that_two_groups_share_keep_their_rollouts_apart() -> None:
-    samples = [sample_of(reward, group=group, index=0, rollout=group) for group, reward in ((0, 1.0), (1, 5.0))]
-    samples += [sample_of(reward, group=group, index=1) for group, reward in ((0, 0.0), (1, 1.0))]
-    samples += [sample_of(reward, group=group, rollout=9) for group, reward in ((0, 0.5), (1, 3.0))]
-    assert normalized(samples, grpo_std_normalization=False) == [0.5, 2.0, -0.5, -2.0, 0.0, 0.0]
+@pytest.mark.parametrize(
+    "args", [{"advantage_estimator": "reinforce_plus_plus_baseline"}, {"grpo_std_normalization": False}]
+)
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        (group_of(1.0, -1.0, -1.0, -1.0), [1.5, -0.5, -0.5, -0.5]),
+        (
+            [sample_of(10 * group + n, group=group, index=n) for n, group in enumerate([0, 1, 1, 0])],
+            [-1.5, -0.5, 0.5, 1.5],
+        ),
+        (
+            [
+                *(sample_of(reward, group=group, index=0, rollout=group) for group, reward in ((0, 1.0), (1, 5.0))),
+                *(sample_of(reward, group=group, index=1) for group, reward in ((0, 0.0), (1, 1.0))),
+                *(sample_of(reward, group=group, rollout=9) for group, reward in ((0, 0.5), (1, 3.0))),
+            ],
+            [0.5, 2.0, -0.5, -2.0, 0.0, 0.0],
+        ),
+        (
+            [*(sample_of(1.0, index=0, rollout=7, part=part) for part in range(3)), sample_of(0.0, index=1)],
+            [0.5, 0.5, 0.5, -0.5],
+        ),
+        (
+            [*(sample_of(reward, rollout=7, removed=reward > 1) for reward in (1, 0, 50)), sample_of(0, index=1)],
+            [0.25, 0.25, 0.0, -0.25],
+        ),
+        ([sample_of(1.0, index=0), sample_of(1.0, index=0), sample_of(0.0, index=1)], [0.5, 0.5, -0.5]),
+        ([sample_of(reward) for reward in (1.0, 1.0, 0.0, 0.0)], [0.5, 0.5, -0.5, -0.5]),
+        ([sample_of(1.0, index=0, rollout=1), sample_of(0.0, index=1)], [0.5, -0.5]),
+        ([sample_of(1.0, index=0), sample_of(0.0, index=1, status="TRUNCATED")], [0.5, -0.5]),
+    ],
+    ids=[
+        *("one group", "groups among each other", "numbers that two groups share", "a fan-out counts once"),
+        *("a foreign fan-out has its trained mean", "an index tells a rollout", "nothing tells them"),
+        *("a rollout_id is no index", "a truncated sample counts"),
+    ],
+)
+def test_rewards_are_compared_by_group_and_rollout_and_only_centred_where_slime_only_centres(
+    samples: list[Any], expected: list[float], args: dict[str, Any]
+) -> None:
+    assert normalized(samples, **args) == expected
 
 
 def test_samples_without_a_group_index_are_grouped_in_slimes_order() -> None:
@@ -92,35 +116,12 @@ def test_the_reward_key_names_the_entry_of_a_dict() -> None:
     assert (raw, result) == ([1.0, 0.0], [0.5, -0.5])
 
 
-def test_a_rollout_counts_once_however_many_samples_it_became() -> None:
-    fanned = [sample_of(1.0, index=0, rollout=7, part=part) for part in range(3)]
-    alone = sample_of(0.0, index=1)
-    assert normalized([*fanned, alone]) == pytest.approx([0.7071058] * 3 + [-0.7071058], abs=1e-6)
-
-
 def test_siblings_have_the_reward_of_the_main_agent() -> None:
     rewards = {2: -5.0, 0: 1.0, 1: 9.0}
     fanned = [sample_of(reward, rollout=7, part=part) for part, reward in rewards.items()]
     raw, result = normalize_rewards(arguments(grpo_std_normalization=False), [*fanned, sample_of(0.0, index=1)])
     assert raw == [-5.0, 1.0, 9.0, 0.0]
     assert result == [0.5, 0.5, 0.5, -0.5]
-
-
-def test_siblings_of_a_foreign_fan_out_have_the_mean_of_their_trained_rewards() -> None:
-    fanned = [sample_of(reward, rollout=7) for reward in (1.0, 0.0)] + [sample_of(50.0, rollout=7, removed=True)]
-    assert normalized([*fanned, sample_of(0.0, index=1)], grpo_std_normalization=False) == [0.25, 0.25, 0.0, -0.25]
-
-
-def test_the_index_tells_a_rollout_where_there_is_no_rollout_id() -> None:
-    samples = [sample_of(1.0, index=0), sample_of(1.0, index=0), sample_of(0.0, index=1)]
-    assert normalized(samples, grpo_std_normalization=False) == [0.5, 0.5, -0.5]
-    nameless = [sample_of(reward) for reward in (1.0, 1.0, 0.0, 0.0)]
-    assert normalized(nameless, grpo_std_normalization=False) == [0.5, 0.5, -0.5, -0.5]
-
-
-def test_a_rollout_id_is_not_taken_for_another_samples_index() -> None:
-    samples = [sample_of(1.0, index=0, rollout=1), sample_of(0.0, index=1)]
-    assert normalized(samples, grpo_std_normalization=False) == [0.5, -0.5]
 
 
 @pytest.mark.parametrize(
@@ -141,12 +142,6 @@ def test_an_excluded_sample_moves_nothing_and_gets_nothing(
     assert result == [0.0, *normalized(trained)]
     assert raw[0] == (-1.0 if reward == -1.0 else 0.0)
     assert caplog.records == []
-
-
-@pytest.mark.parametrize("status", ["COMPLETED", "TRUNCATED"])
-def test_a_truncated_sample_counts_like_a_completed_one(status: str) -> None:
-    samples = [sample_of(1.0, index=0), sample_of(0.0, index=1, status=status)]
-    assert normalized(samples, grpo_std_normalization=False) == [0.5, -0.5]
 
 
 def test_a_failed_main_agent_takes_its_siblings_out() -> None:
@@ -323,11 +318,14 @@ async def test_the_newest_version_is_that_of_any_answer_to_this_process(shipped_
     assert (old.remove_sample, new.remove_sample) == (True, False)
 
 
-def test_it_loads_no_heavy_library() -> None:
-    script = (
-        "import sys, strands_rollout\n"
-        "strands_rollout.normalize_rewards, strands_rollout.keep_informative_groups\n"
-        "print({'torch', 'strands', 'transformers', 'numpy', 'slime'} & set(sys.modules))"
-    )
+@pytest.mark.parametrize(
+    ("loaded", "heavy"),
+    [
+        ("normalize_rewards, keep_informative_groups", {"torch", "strands", "transformers", "numpy", "slime"}),
+        ("reward_func", {"torch", "strands", "transformers", "mpmath", "sympy", "slime"}),
+    ],
+)
+def test_rewards_load_no_heavy_library(loaded: str, heavy: set[str]) -> None:
+    script = f"import sys; from strands_rollout import {loaded}; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

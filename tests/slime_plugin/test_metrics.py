@@ -28,7 +28,6 @@ from strands_rollout.cli.commands import app
 from strands_rollout.dump import write_dump
 from strands_rollout.samples import finished_samples
 from strands_rollout.slime_plugin import metrics
-from strands_rollout.slime_plugin import metrics as metric_log
 from strands_rollout.slime_plugin.metrics import GROUPS, TRUNCATING
 from strands_rollout.slime_plugin.sample_writer import _status
 
@@ -36,10 +35,10 @@ from strands_rollout.slime_plugin.sample_writer import _status
 @pytest.fixture(autouse=True)
 def nothing_reported_yet() -> Iterator[None]:
     """A failure is reported once in a process's life; here once in a test's."""
-    finished_sample._report_once.cache_clear()
-    metric_log._warn_of_lost_metrics.cache_clear()
+    finished_sample._reported.clear()
+    metrics._say_once.cache_clear()
     yield
-    finished_sample._report_once.cache_clear()
+    finished_sample._reported.clear()
 
 
 @dataclass(frozen=True)
@@ -134,15 +133,13 @@ def test_how_episodes_ended_is_logged_as_shares(wandb: Wandb) -> None:
     assert found["status/failed"] == found["status/truncated"] == 3 / 8
     assert (found["status/aborted"], found["removed"]) == (0.0, 0.25)
     assert {name for name in found if name.startswith("stop_reason/")} >= {f"stop_reason/{name}" for name in StopReason}
+    assert not [name for name in numbers(samples[:1], wandb) if name.startswith("truncation")]
+    assert numbers([samples[:2], [[samples[2]], *samples[3:]]], wandb) == found  # as those of a fan-out are
 
 
 def test_the_causes_of_truncation_are_the_stop_reasons_of_truncated_samples() -> None:
     truncating = [reason for reason in StopReason if _status(Sample(), reason, may_abort=True).name == "TRUNCATED"]
     assert list(TRUNCATING) == truncating
-
-
-def test_without_a_truncated_sample_no_cause_of_truncation_is_logged(wandb: Wandb) -> None:
-    assert not [name for name in numbers([finished(stop_reason="completed")], wandb) if name.startswith("truncation")]
 
 
 def test_budgets_are_logged_where_there_is_a_limit(wandb: Wandb) -> None:
@@ -199,6 +196,9 @@ def test_only_a_sample_that_says_how_long_it_took_can_be_the_slowest(wandb: Wand
     found = numbers([[main, segment, agent]], wandb)
     assert (found["slowest/total_s"], found["slowest/generate_s"], found["slowest/score_s"]) == (7.5, 3.0, 0.5)
     assert not [name for name in numbers([segment, agent], wandb) if name.startswith("slowest")]
+    # tools that ran at once leave no negative rest
+    found = numbers([finished(duration_s=2.0, generate_s=1.0, tool_s=3.0)], wandb)
+    assert (found["slowest/tool_s"], found["slowest/other_s"]) == (3.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -224,11 +224,6 @@ def test_a_trace_that_cannot_be_read_costs_its_sample_alone(trace: Any, wandb: W
     found = numbers([odd, scored(2.0, duration_s=7.0)], wandb)
     assert (found["score_s/mean"], found["score_s/max"]) == (2.0, 2.0)
     assert (found["slowest/total_s"], found["slowest/score_s"]) == (9.0, 2.0)
-
-
-def test_tools_that_ran_at_once_leave_no_negative_rest(wandb: Wandb) -> None:
-    found = numbers([finished(duration_s=2.0, generate_s=1.0, tool_s=3.0)], wandb)
-    assert (found["slowest/tool_s"], found["slowest/other_s"]) == (3.0, 0.0)
 
 
 def with_turns(tokenizer: Any, *turns: Sequence[Sequence[int]]) -> Sample:
@@ -417,21 +412,11 @@ def test_a_step_without_samples_logs_a_line_and_nothing_else(
     assert warnings_of(caplog) == []
 
 
-def test_samples_in_nested_lists_count_as_those_of_a_fan_out_do(wandb: Wandb) -> None:
-    one, two, three = (finished(turns=turns) for turns in (1, 2, 3))
-    assert numbers([[one, [two]], three], wandb) == numbers([one, two, three], wandb)
-
-
 @pytest.mark.parametrize(
     "foreign",
     [
-        object(),
-        5,
-        "text",
-        {},
-        SimpleNamespace(metadata=None),
-        SimpleNamespace(metadata={"strands_rollout": [1]}),
-        Sample(),
+        *(object(), 5, "text", {}, Sample()),
+        *(SimpleNamespace(metadata=one) for one in (None, {"strands_rollout": [1]})),
     ],
 )
 def test_foreign_samples_are_counted_and_change_nothing_else(
@@ -459,14 +444,14 @@ FACTS = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(facts=st.lists(FACTS | JSON, max_size=4), status=st.none() | st.text(max_size=3))
 def test_no_facts_whatsoever_make_a_metric_fail(facts: list[Any], status: Any) -> None:
     samples = [SimpleNamespace(metadata={"strands_rollout": given}, status=status, tokens=[1, 2]) for given in facts]
     views = finished_samples(samples)
     for group in GROUPS.values():
         assert all(math.isfinite(value) for value in group(views).values())
-    assert all(ids for view in views for ids in view.turn_ids or [])
+    assert all(start < end for view in views for start, end in view.turn_bounds or [])
 
 
 class Unreadable:
@@ -513,22 +498,14 @@ def test_no_arguments_whatsoever_make_them_raise(arguments: tuple[Any, Any, Any]
     assert log_eval(*arguments, None) is False
 
 
-def test_each_step_writes_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_wandb_everything_else_works(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # `import wandb` then raises what it raises where it is absent
     caplog.set_level("INFO", logger="strands_rollout")
     log_rollout(7, Namespace(use_wandb=False), [finished(turns=2), finished(turns=3)], {"perf/x": 1.0}, 2.0)
     (line,) = caplog.messages
     assert line.startswith("agent metrics rollout_id=7 rollout/step=7 rollout/agent/samples=2 ")
     assert " rollout/agent/turns/mean=2.5 " in line
     assert "\n" not in line
-
-
-def test_without_wandb_everything_else_works(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setitem(
-        sys.modules, "wandb", None
-    )  # what `import wandb` then raises is what it raises where it is absent
-    caplog.set_level("INFO", logger="strands_rollout")
-    log_rollout(0, Namespace(use_wandb=False), [finished(turns=2)], None, 1.0)
-    assert warnings_of(caplog) == []
     log_rollout(1, Namespace(use_wandb=True), [finished(turns=2)], None, 1.0)
     assert warnings_of(caplog) == ["metric failed and was left out name=wandb error=ModuleNotFoundError"]
     assert len([message for message in caplog.messages if message.startswith("agent metrics")]) == 2
@@ -561,7 +538,6 @@ def test_slimes_step_and_tensorboard_are_used_wherever_slime_has_them(
 def test_a_staleness_that_nothing_enforces_is_warned_of_once(
     path: str | None, warned: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metrics._say_once.cache_clear()
     args = Namespace(strands_rollout={"max_sample_staleness": 4}, custom_reward_post_process_path=path)
     for _ in range(2):
         log_rollout(3, args, [finished(turns=2)], None, 1.0)

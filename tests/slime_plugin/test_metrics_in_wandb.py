@@ -75,37 +75,12 @@ def test_wandb_gets_the_numbers_and_the_transcripts_of_a_step_in_one_row(in_chil
     assert (evaluation["eval/step"], evaluation["eval/aime/agent/turns/max"]) == (8, 1)
     # wandb's own step is left alone: it counts calls
     assert [row["_step"] for row in (training, slimes_own, evaluation)] == [0, 1, 2]
-    assert rows_of(training["rollout/agent/transcripts"]) == [
-        {
-            "step": 7,
-            "index": 4,
-            "group": 1,
-            "why": "best",
-            "status": "completed",
-            "stop reason": "completed",
-            "reward": 1.0,
-            "turns": 1,
-            "tool calls": 0,
-            "weight versions": "3, 4",
-            "prompt": "What is 17 * 2?",
-            "response": "It is 34. 🙂",
-            "label": "34",
-        },
-        {
-            "step": 7,
-            "index": 5,
-            "group": 1,
-            "why": "worst, median, most tool calls",
-            "status": "completed",
-            "stop reason": "completed",
-            "reward": -1.0,
-            "turns": 4,
-            "tool calls": 3,
-            "weight versions": "3, 4",
-            "prompt": "What is 17 * 2?",
-            "response": "It is 35. 🙂",
-            "label": "34",
-        },
+    first, second = rows_of(training["rollout/agent/transcripts"])
+    same = {"step": 7, "group": 1, "weight versions": "3, 4", "prompt": "What is 17 * 2?", "label": "34"}
+    assert same.items() <= first.items() & second.items()
+    assert [(row["index"], row["why"], row["reward"], row["response"]) for row in (first, second)] == [
+        (4, "best", 1.0, "It is 34. 🙂"),
+        (5, "worst, median, most tool calls", -1.0, "It is 35. 🙂"),
     ]
     assert [row["index"] for row in rows_of(evaluation["eval/aime/agent/transcripts"])] == [4]
 

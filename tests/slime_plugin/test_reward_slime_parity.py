@@ -63,31 +63,23 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("response", RIGHT)
-async def test_what_slime_scores_right_scores_one(response: str) -> None:
-    assert (await score_of(response))["score"] == 1.0
-
-
-@pytest.mark.parametrize("response", WRONG)
-async def test_what_slime_scores_wrong_scores_minus_one_plus_shaping(response: str) -> None:
-    result = await score_of(response)
-    assert (result["score"], result["acc"]) == (-1.0, 0.0)
-
-
-async def test_thousands_are_grouped_by_commas() -> None:
-    assert (await score_of("Answer: 1,234", "1234"))["score"] == 1.0
-
-
-async def test_an_int_label_is_right_by_answer_line_only() -> None:
-    assert (await score_of("Answer: 42", 42))["score"] == 1.0
-    assert (await score_of(r"\boxed{42}", 42))["score"] == -1.0
+@pytest.mark.parametrize(
+    ("response", "label", "score"),
+    [
+        *((response, "42", 1.0) for response in RIGHT),
+        *((response, "42", -1.0) for response in WRONG),
+        *(("Answer: 1,234", "1234", 1.0), ("Answer: 42", 42, 1.0), (r"\boxed{42}", 42, -1.0)),
+    ],
+)
+async def test_what_slime_scores_is_the_score(response: str, label: object, score: float) -> None:
+    result = await score_of(response, label)
+    assert (result["score"], result["acc"], result["error"]) == (score, max(score, 0.0), "")
 
 
 @pytest.mark.parametrize("label", ["", None, "1/2", "x", "inf", "nan"])
 async def test_where_slime_raises_the_answer_is_wrong_and_the_reason_given(label: object) -> None:
     result = await score_of("Answer: 1/2", label)
-    assert (result["score"], result["acc"]) == (-1.0, 0.0)
-    assert "Error" in result["error"]
+    assert (result["score"], result["acc"], "Error" in result["error"]) == (-1.0, 0.0, True)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,19 +27,11 @@ CALLS = '<tool_call>\n{"name": "multiply", "arguments": {"a": 17, "b": 2}}\n</to
 RESULT = "\n<|im_start|>user\n<tool_response>\n34\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 ANSWER = "It is \\boxed{34}.<|im_end|>"
 
-TRAINED = {
-    StopReason.COMPLETED: "completed",
-    StopReason.TURN_LENGTH: "truncated",
-    StopReason.RESPONSE_LENGTH: "truncated",
-    StopReason.CONTEXT_LENGTH: "truncated",
-    StopReason.PROMPT_TOO_LONG: "truncated",
-    StopReason.MAX_TOOL_ITERATIONS: "truncated",
-    StopReason.MAX_TOOL_CALLS: "truncated",
-    StopReason.MAX_USER_TURNS: "truncated",
-    StopReason.TEAM_LIMIT: "truncated",
-    StopReason.UNSENDABLE_TEXT: "truncated",
-    StopReason.EPISODE_TIMEOUT: "truncated",
-}
+TRUNCATED = (
+    "turn_length response_length context_length prompt_too_long max_tool_iterations max_tool_calls max_user_turns "
+    "team_limit unsendable_text episode_timeout"
+)
+TRAINED = {StopReason.COMPLETED: "completed", **dict.fromkeys(map(StopReason, TRUNCATED.split()), "truncated")}
 NEVER_TRAINED = sorted(set(StopReason) - set(TRAINED) - {StopReason.ABORTED})
 
 
@@ -102,7 +93,6 @@ def test_what_the_policy_did_is_trained(model: SGLangModel, reason: StopReason, 
 @pytest.mark.parametrize("reason", NEVER_TRAINED)
 def test_what_the_infrastructure_did_is_never_trained(model: SGLangModel, reason: StopReason) -> None:
     turn(model, PROMPT, CALLS)
-    turn(model, RESULT, ANSWER)
     sample = written(model, reason)
     assert (sample.status.value, sample.remove_sample) == ("failed", True)
     assert set(sample.loss_mask or []) == {0}
@@ -117,19 +107,12 @@ def test_a_sample_without_one_sampled_token_is_valid_and_untrained(
 ) -> None:
     model.conversation.last.prompt_ids = ids_of(model, PROMPT)
     sample = written(model, reason, may_abort=may_abort)
-    assert sample.tokens[:-1] == model.prompt_ids
+    assert sample.tokens == [*ids_of(model, PROMPT), model.template.end_of_turn_id]
     assert (sample.response, sample.response_length, sample.loss_mask, sample.rollout_log_probs) == ("", 1, [0], [0.0])
     assert sample.remove_sample
     assert sample.status is not Sample.Status.PENDING
     if reason is not StopReason.COMPLETED:
         assert violations(sample, model, may_abort=may_abort) == []
-
-
-def test_a_turn_that_was_aborted_in_the_queue_leaves_the_prompt_and_nothing_trained(model: SGLangModel) -> None:
-    model.conversation.last.prompt_ids = ids_of(model, PROMPT)
-    sample = written(model, StopReason.ABORTED, may_abort=True)
-    assert sample.tokens == [*ids_of(model, PROMPT), model.template.end_of_turn_id]
-    assert violations(sample, model, may_abort=True) == []
 
 
 @pytest.mark.parametrize(("may_abort", "status"), [(True, "aborted"), (False, "failed")])
@@ -150,12 +133,7 @@ def test_tokens_mask_and_logprobs_are_those_of_the_trajectory(model: SGLangModel
     assert sample.response_length == len(sample.tokens) - prompt_length
     assert sample.loss_mask == model.trajectory.loss_mask[prompt_length:]
     assert sample.rollout_log_probs == model.trajectory.logprobs[prompt_length:]
-
-
-def test_the_response_is_the_text_of_its_tokens(model: SGLangModel) -> None:
-    turn(model, PROMPT, CALLS)
-    turn(model, RESULT, ANSWER)
-    assert written(model, StopReason.COMPLETED).response == CALLS + RESULT + ANSWER
+    assert sample.response == CALLS + RESULT + ANSWER
 
 
 def test_no_context_follows_the_last_sampled_token(model: SGLangModel) -> None:
@@ -175,11 +153,6 @@ def test_what_each_turn_says_of_itself_is_fed_to_the_sample(model: SGLangModel) 
     assert sample.weight_versions == ["v1", "v2"]
     assert (sample.prefix_cache_info.cached_tokens, sample.prefix_cache_info.total_prompt_tokens) == (8, 20)
     assert sample.non_generation_time == 1.25
-
-
-def test_the_final_status_is_not_that_of_a_single_turn(model: SGLangModel) -> None:
-    turn(model, PROMPT, CALLS, "stop")
-    assert written(model, StopReason.MAX_TOOL_ITERATIONS).status is Sample.Status.TRUNCATED
 
 
 def test_the_facts_of_the_episode_are_plain_json_beside_the_rows_own_metadata(model: SGLangModel) -> None:
@@ -230,19 +203,10 @@ def test_metadata_of_a_wrong_type_does_not_break_the_writing(model: SGLangModel,
     sample = Sample(prompt="What is 17 * 2?", metadata=metadata)
     reset_sample(sample)
     assert violations(written(model, StopReason.COMPLETED, sample=sample), model) == []
-
-
-@pytest.mark.parametrize("metadata", [None, "text", ["a", "list"], 3])
-def test_metadata_of_a_wrong_type_does_not_break_the_writing_of_a_failure(model: SGLangModel, metadata: Any) -> None:
-    sample = Sample(prompt="What is 17 * 2?", metadata=metadata)
-    write_failure(sample, ValueError("bad"), StopReason.INTERNAL_ERROR)
-    assert sample.metadata["strands_rollout"]["error"] == "ValueError: bad"
-    assert violations(sample, model) == []
-
-
-def test_nothing_is_written_to_undeclared_attributes(model: SGLangModel) -> None:
-    turn(model, PROMPT, CALLS)
-    assert vars(written(model, StopReason.COMPLETED)).keys() == {item.name for item in fields(Sample)}
+    failed = Sample(prompt="What is 17 * 2?", metadata=metadata)
+    write_failure(failed, ValueError("bad"), StopReason.INTERNAL_ERROR)
+    assert failed.metadata["strands_rollout"]["error"] == "ValueError: bad"
+    assert violations(failed, model) == []
 
 
 @pytest.mark.parametrize(("settings", "rounds"), [({"tools": []}, 1), ({"tools": ["no.such.tool"]}, 0)])

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from strands_rollout import Sample
 from strands_rollout.model.replay import joined_experts
+from strands_rollout.samples import episode_facts, fan_out_part
 from strands_rollout.slime_plugin.reward_groups import rollouts_of
 
 # of slime 0.3; `tests/slime` compares the classes themselves
@@ -45,7 +46,7 @@ def test_trainable_tokens_bring_their_logprobs_and_context_brings_none() -> None
     assert (sample.tokens, sample.response_length) == ([1, 2, 3, 4, 5, 6], 4)
     assert sample.loss_mask == [1, 1, 0, 1]
     assert sample.rollout_log_probs == [-1.0, -2.0, 0.0, -3.0]
-    assert sample.effective_response_length == 3
+    assert (sample.effective_response_length, Sample(response_length=7).effective_response_length) == (3, 7)
 
 
 @pytest.mark.parametrize(
@@ -64,14 +65,10 @@ def test_what_would_break_the_alignment_is_refused_and_leaves_no_trace(arguments
     assert sample == Sample(tokens=[1, 2])
 
 
-def test_trainable_tokens_after_tokens_without_logprobs_are_refused() -> None:
+def test_tokens_without_mask_and_logprobs_are_trained_and_only_context_can_follow_them() -> None:
     sample = Sample(tokens=[1, 2], response_length=1)
     with pytest.raises(ValueError, match="after 1 response tokens without rollout_log_probs"):
         sample.append_response_tokens(tokens=[3], log_probs=[-1.0])
-
-
-def test_context_after_tokens_without_a_mask_makes_those_trained() -> None:
-    sample = Sample(tokens=[1, 2], response_length=1)
     sample.append_response_tokens(tokens=[3], trainable=False)
     assert (sample.loss_mask, sample.rollout_log_probs) == ([1, 0], [0.0, 0.0])
 
@@ -122,15 +119,11 @@ def test_a_round_trip_through_a_dict_loses_nothing() -> None:
     sample = Sample(index=3, prompt=[{"role": "user", "content": "hi"}], tokens=[1], metadata={"source_name": "dapo"})
     sample.append_response_tokens(tokens=[2], log_probs=[-1.0], meta_info=META)
     sample.reward = {"score": 1.0}
+    sample.trace = {"events": []}  # type: ignore[attr-defined] # no field: slime adds it
     data = json.loads(json.dumps(sample.to_dict()))
     assert Sample.from_dict(data) == sample
+    assert vars(Sample.from_dict(data))["trace"] == {"events": []}
     assert data["status"] == "completed"
-
-
-def test_an_attribute_that_is_no_field_survives_the_round_trip() -> None:
-    sample = Sample(index=3)
-    sample.trace = {"events": []}  # type: ignore[attr-defined] # as slime adds it
-    assert vars(Sample.from_dict(sample.to_dict()))["trace"] == {"events": []}
 
 
 def test_the_reward_is_read_by_its_key() -> None:
@@ -139,8 +132,30 @@ def test_the_reward_is_read_by_its_key() -> None:
     assert sample.get_reward_value(SimpleNamespace(reward_key=None)) == {"score": 0.5, "acc": 1.0}
 
 
-def test_a_sample_without_a_mask_trains_its_whole_response() -> None:
-    assert Sample(response_length=7).effective_response_length == 7
+@pytest.mark.parametrize(
+    "sample",
+    [
+        None,
+        object(),
+        *(SimpleNamespace(metadata=one) for one in (None, ["strands_rollout"], {"strands_rollout": None})),
+    ],
+)
+def test_a_sample_without_facts_has_none(sample: object) -> None:
+    assert episode_facts(sample) == {}
+    assert fan_out_part(sample) is None
+
+
+@pytest.mark.parametrize(
+    ("fan_out", "part"),
+    [
+        *(({"part": 0, "of": 3, "kind": "main"}, 0), ({"part": 2, "of": 3, "kind": "agent"}, 2)),
+        *((odd, None) for odd in (None, 0, ["part"], "main", {}, {"part": None}, {"part": "0"})),
+    ],
+)
+def test_the_part_of_a_fan_out_is_read_of_the_facts_alone(fan_out: object, part: int | None) -> None:
+    sample = SimpleNamespace(metadata={"strands_rollout": {"fan_out": fan_out}, "of_the_row": 1})
+    assert episode_facts(sample) == {"fan_out": fan_out}
+    assert fan_out_part(sample) == part
 
 
 def older_sample(*new: str, **values: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -65,9 +64,20 @@ def test_of_equals_the_first_is_shown_and_the_room_is_filled_evenly() -> None:
     assert [row["index"] for row in rows] == [0, 1, 5, 10, 14, 15, 20, 24]
 
 
-def test_a_small_step_is_shown_whole_and_in_order() -> None:
+def test_a_small_step_is_shown_whole_in_order_and_with_what_is_there() -> None:
     assert [row["index"] for row in rows_of([sample(2, 1.0), sample(0, 3.0), sample(1, 2.0)])] == [2, 0, 1]
     assert rows_of([]) == []
+    (row,) = rows_of([object()])
+    assert {name: value for name, value in row.items() if value not in (None, "")} == {"step": 3}
+
+
+def test_what_is_no_text_is_shown_as_json_or_as_python_writes_it() -> None:
+    within_itself: list[Any] = []
+    within_itself.append(within_itself)
+    labels = [[{"content": "Größe?"}], {(1, 2): 3}, within_itself, {(1,): "x" * 100_000}]
+    *shown, cut = (row["label"] for row in rows_of([Sample(label=label) for label in labels]))
+    assert shown == ['[{"content": "Größe?"}]', "{(1, 2): 3}", "[[...]]"]
+    assert len(cut) <= MAX_LABEL_CHARS + 50
 
 
 def test_a_row_says_what_became_of_the_sample() -> None:
@@ -91,26 +101,6 @@ def test_a_row_says_what_became_of_the_sample() -> None:
 @pytest.mark.parametrize("reward", [None, "much", float("nan"), {"acc": 1.0}, [1.0]])
 def test_a_reward_that_is_no_number_is_left_empty(reward: Any) -> None:
     assert rows_of([sample(0, reward)], "score")[0]["reward"] is None
-
-
-def test_a_sample_without_facts_is_shown_with_what_it_has() -> None:
-    (row,) = rows_of([object()])
-    assert {name: value for name, value in row.items() if value not in (None, "")} == {"step": 3}
-
-
-def test_a_chat_is_shown_as_json() -> None:
-    chat = [{"role": "user", "content": "Größe?"}]
-    (row,) = rows_of([Sample(prompt=chat)])
-    assert json.loads(row["prompt"]) == chat
-    assert "Größe?" in row["prompt"]
-
-
-def test_a_label_that_no_json_can_hold_is_shown_as_python_writes_it() -> None:
-    within_itself: list[Any] = []
-    within_itself.append(within_itself)
-    rows = rows_of([Sample(label={(1, 2): 3}), Sample(label=within_itself), Sample(label={(1,): "x" * 100_000})])
-    assert [row["label"] for row in rows[:2]] == ["{(1, 2): 3}", "[[...]]"]
-    assert len(rows[2]["label"]) <= MAX_LABEL_CHARS + 50
 
 
 class Unwritable:

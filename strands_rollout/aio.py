@@ -7,7 +7,6 @@ threads, and the deadline and clock of an episode. Nothing binds to a loop at im
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import functools
 import gc
@@ -18,11 +17,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from strands_rollout.errors import ToolError
 
@@ -33,11 +31,9 @@ class Closable(Protocol):
     @property
     def is_closed(self) -> bool:
         """Whether it can't be used any more."""
-        ...
 
     async def aclose(self) -> None:
         """Close it, on its own loop."""
-        ...
 
 
 T = TypeVar("T", bound=Closable)
@@ -63,7 +59,9 @@ class LoopCache(Generic[T]):
         """
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
-            self._forget_closed_loops()
+            # a value refers to its loop, so that the weak key alone would keep both for ever
+            for closed in [known for known in self._loops if known.is_closed()]:
+                del self._loops[closed]
             self._loops[loop] = {}
         values = self._loops[loop]
         if key not in values or values[key][0].is_closed:
@@ -74,13 +72,6 @@ class LoopCache(Generic[T]):
     def loop_count(self) -> int:
         """How many loops have values here."""
         return len(self._loops)
-
-    def _forget_closed_loops(self) -> None:
-        # A value refers to its loop, so that the weak key alone would keep both for ever.
-        for reference in self._loops.keyrefs():
-            loop = reference()
-            if loop is not None and loop.is_closed():
-                self._loops.pop(loop, None)
 
 
 def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
@@ -93,7 +84,7 @@ def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
             await value.aclose()
 
     started = guard()
-    with contextlib.suppress(StopIteration):
+    with suppress(StopIteration):
         started.asend(None).send(None)  # runs to the yield without waiting, and makes the loop know of it
     return started
 
@@ -104,46 +95,37 @@ async def own_pass() -> None:
     Returns at once where nobody has in this pass: a step that is alone waits for nothing.
     """
     loop = asyncio.get_running_loop()
-    passes = _PASSES.get(loop)
-    if passes is None:
-        passes = _PASSES[loop] = _Passes()
-    await passes.take(loop)
+    waiting = _WAITING.get(loop)
+    if waiting is None:
+        _WAITING[loop] = deque()
+        loop.call_soon(_next_pass, loop)
+        return
+    called: asyncio.Future[None] = loop.create_future()
+    waiting.append(called)
+    try:
+        await called
+    finally:
+        if called.cancelled() or not called.done():  # the caller was cancelled, or its loop is closed under it
+            with suppress(ValueError):
+                waiting.remove(called)  # a future that stayed here would keep a closed loop for ever
 
 
-class _Passes:
-    """The passes of one event loop."""
-
-    def __init__(self) -> None:
-        self._is_taken = False
-        # who is cancelled is taken out: a future that stayed here would keep a closed loop for ever
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def take(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._is_taken:
-            self._is_taken = True
-            loop.call_soon(self._next, loop)
+def _next_pass(loop: asyncio.AbstractEventLoop) -> None:
+    """Give the pass that begins now to the caller that has waited longest."""
+    waiting = _WAITING[loop]
+    while waiting:
+        called = waiting.popleft()
+        if not called.done():
+            called.set_result(None)
+            loop.call_soon(_next_pass, loop)
             return
-        called: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(called)
-        try:
-            await called
-        except BaseException:  # cancelled, or its loop is closed under it
-            with contextlib.suppress(ValueError):
-                self._waiting.remove(called)
-            raise
-
-    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give the pass that begins now to the caller that has waited longest."""
-        while self._waiting:
-            called = self._waiting.popleft()
-            if not called.done():
-                called.set_result(None)
-                loop.call_soon(self._next, loop)
-                return
-        self._is_taken = False
+    del _WAITING[loop]
 
 
-_PASSES: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Passes]] = weakref.WeakKeyDictionary()
+# of the loops whose pass is taken
+_WAITING: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 # full collections wait for so many of the middle generation's; 10 is Python's own number. With 2,000 episodes the
@@ -166,14 +148,14 @@ async def once(key: Hashable, work: Callable[[], object]) -> None:
     task = running.get(key)
     if task is None:
         task = running[key] = asyncio.create_task(asyncio.to_thread(work))
-        task.add_done_callback(functools.partial(_note_end, running, key))
+
+        def note_end(ended: asyncio.Task[object]) -> None:
+            del running[key]
+            if not ended.cancelled() and ended.exception() is None:
+                _DONE.add(key)
+
+        task.add_done_callback(note_end)
     await asyncio.shield(task)  # who is cancelled does not cancel it for the others
-
-
-def _note_end(running: dict[Hashable, asyncio.Task[Any]], key: Hashable, task: asyncio.Task[Any]) -> None:
-    del running[key]
-    if not task.cancelled() and task.exception() is None:
-        _DONE.add(key)
 
 
 @functools.cache
@@ -193,9 +175,11 @@ def freeze_long_lived() -> None:
 
 _LAST_MOMENT_S: Final = 0.03
 _MOST_IDLE: Final = 64
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
-@contextlib.contextmanager
+@contextmanager
 def exits_as_errors(what: str, error: type[Exception] = ToolError) -> Iterator[None]:
     """Turn exceptions of a user's code that `except Exception` does not catch into ordinary errors.
 
@@ -229,7 +213,9 @@ def _running_task() -> asyncio.Task[Any] | None:
         return None
 
 
-def in_own_thread(function: Callable[..., Any], *, has_last_moment: bool = True) -> Callable[..., Awaitable[Any]]:
+def in_own_thread(
+    function: Callable[P, Result], *, has_last_moment: bool = True
+) -> Callable[P, Coroutine[Any, Any, Result]]:
     """An async version of a sync function: each call in a thread of its own, with the caller's context variables.
 
     A call that is cancelled is abandoned, unless it ends within 0.03 s: its thread goes on until the function ends.
@@ -240,9 +226,9 @@ def in_own_thread(function: Callable[..., Any], *, has_last_moment: bool = True)
     """
 
     @functools.wraps(function)
-    async def call(*args: object, **kwargs: object) -> Any:  # noqa: ANN401
+    async def call(*args: P.args, **kwargs: P.kwargs) -> Result:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        future: asyncio.Future[Result] = loop.create_future()
         context = contextvars.copy_context()
 
         def run() -> Callable[[], None]:
@@ -254,7 +240,11 @@ def in_own_thread(function: Callable[..., Any], *, has_last_moment: bool = True)
                 error = ToolError(f"the tool raised {e!r}") if isinstance(e, StopIteration) else e
                 return functools.partial(_settle, future, error=error)
 
-        _idle_thread().run(run, loop, f"tool:{getattr(function, '__name__', '')}")
+        try:
+            thread = _IDLE.pop()
+        except IndexError:
+            thread = _ToolThread()
+        thread.run(run, loop, f"tool:{getattr(function, '__name__', '')}")
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -284,7 +274,7 @@ class _ToolThread:
             stays = len(_IDLE) < _MOST_IDLE
             if stays:  # before the loop hears of it: its next call may be this thread's
                 _IDLE.append(self)
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+            with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
                 loop.call_soon_threadsafe(outcome)
             return stays
 
@@ -298,13 +288,6 @@ class _ToolThread:
 _IDLE: Final[deque[_ToolThread]] = deque()
 # a forked child has none of its parent's threads
 os.register_at_fork(after_in_child=_IDLE.clear)
-
-
-def _idle_thread() -> _ToolThread:
-    try:
-        return _IDLE.pop()
-    except IndexError:
-        return _ToolThread()
 
 
 def _settle(future: asyncio.Future[Any], *, result: object = None, error: BaseException | None = None) -> None:
@@ -329,11 +312,9 @@ class Generating(Protocol):
     @property
     def is_generating(self) -> bool:
         """Whether a request is at the engine."""
-        ...
 
     def stop_generating(self) -> Awaitable[bool]:
         """Ask the engine to abort it; whether the engine said that it will."""
-        ...
 
 
 class EpisodeDeadline:
@@ -369,7 +350,10 @@ class EpisodeDeadline:
     async def __aenter__(self) -> Self:
         await self._timeout.__aenter__()
         self._limit = self._timeout.when()
-        self._poller = _poller_of(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        if loop not in _POLLERS:
+            _POLLERS[loop] = _Poller(loop)
+        self._poller = _POLLERS[loop]
         self._poller.add(self._poll)
         return self
 
@@ -392,20 +376,13 @@ class EpisodeDeadline:
             return False
         if not self._should_abort():
             return True
-        self._begin_end()
-        return False
-
-    def _begin_end(self) -> None:
         self.was_aborted = True
-        if self._model is None or not self._model.is_generating:
-            self._end_after(0.0)
-            return
-        self._end_after(self._engine_grace_s)
-        self._stopping = asyncio.ensure_future(self._model.stop_generating())
-
-    def _end_after(self, seconds: float) -> None:
-        end = asyncio.get_running_loop().time() + seconds
+        waits_for = self._model if self._model is not None and self._model.is_generating else None
+        end = asyncio.get_running_loop().time() + (self._engine_grace_s if waits_for else 0.0)
         self._timeout.reschedule(end if self._limit is None else min(self._limit, end))
+        if waits_for:
+            self._stopping = asyncio.ensure_future(waits_for.stop_generating())
+        return False
 
 
 class _Poller:
@@ -447,24 +424,14 @@ class _Poller:
 
 
 _POLLERS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Poller]] = weakref.WeakKeyDictionary()
-
-
-def _poller_of(loop: asyncio.AbstractEventLoop) -> _Poller:
-    if loop not in _POLLERS:
-        _POLLERS[loop] = _Poller(loop)
-    return _POLLERS[loop]
-
-
-_BEGAN: Final[ContextVar[float | None]] = ContextVar("strands_rollout_episode_began", default=None)
+_BEGAN: Final[contextvars.ContextVar[float | None]] = contextvars.ContextVar(
+    "strands_rollout_episode_began", default=None
+)
 
 
 @contextmanager
 def episode_clock(elapsed_s: float = 0.0) -> Iterator[None]:
-    """Start the clock for whatever the block calls, awaits or starts.
-
-    Args:
-        elapsed_s: Seconds that the episode took before it was aborted.
-    """
+    """Start the clock, at what an aborted episode took before, for whatever the block calls, awaits or starts."""
     token = _BEGAN.set(time.monotonic() - elapsed_s)
     try:
         yield
@@ -473,10 +440,6 @@ def episode_clock(elapsed_s: float = 0.0) -> Iterator[None]:
 
 
 def began_at_s(seconds: float) -> float | None:
-    """When something of the episode began that ends now, to 0.1 ms; None outside of one.
-
-    Args:
-        seconds: How long it took.
-    """
+    """When something of the episode began that took so long and ends now, to 0.1 ms; None outside of one."""
     began = _BEGAN.get()
     return None if began is None else round(max(0.0, time.monotonic() - seconds - began), 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -9,7 +10,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeAlias
+from typing import Any, BinaryIO, Final, TypeAlias, TypeVar
 
 from strands_rollout.errors import ConfigError
 
@@ -40,12 +41,12 @@ def open_regular(path: Path | str) -> BinaryIO:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as e:  # a NUL or a lone surrogate
         raise OSError(errno.EINVAL, f"not a valid path: {e}", str(path)) from e
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, descriptor)
         _check_regular(os.fstat(descriptor), path)
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
+        file = os.fdopen(descriptor, "rb")
+        stack.pop_all()
+    return file
 
 
 def read_regular(path: Path | str, max_bytes: int) -> bytes:
@@ -67,10 +68,6 @@ def _check_regular(status: os.stat_result, path: Path | str) -> None:
         raise OSError(errno.EINVAL, f"it is {kind}; expected a regular file", str(path))
 
 
-_ABSENT: Final = "nothing"
-_MOST_NAMED: Final = 10
-
-
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a file that is there whole or not at all.
 
@@ -86,11 +83,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, *, advice: str = "choose another folder with --out") -> dict[str, Any]:
-    """The object in a file.
-
-    Args:
-        path: The file.
-        advice: What to do where it can't be read; ends the message.
+    """The object in a file; `advice`, what to do where it can't be read, ends the message.
 
     Raises:
         ConfigError: It can't be read, or holds no JSON object.
@@ -107,20 +100,20 @@ def read_json(path: Path, *, advice: str = "choose another folder with --out") -
 
 
 def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """The keys with different values, nested ones with dots, in words; "" for none.
+    """The first 10 keys with different values, nested ones with dots, in words; "" for none.
 
     Args:
         there: As it was read from a file.
         asked: As it would be written to one.
     """
     found = list(_differences(there, json.loads(json.dumps(asked)), ""))
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return "; ".join(found[:_MOST_NAMED]) + more
+    more = f" and {len(found) - 10} more" if len(found) > 10 else ""
+    return "; ".join(found[:10]) + more
 
 
 def _differences(there: Mapping[str, Any], asked: Mapping[str, Any], where: str) -> Iterator[str]:
     for key in dict.fromkeys([*there, *asked]):
-        first, second = there.get(key, _ABSENT), asked.get(key, _ABSENT)
+        first, second = there.get(key, "nothing"), asked.get(key, "nothing")
         if isinstance(first, dict) and isinstance(second, dict):
             yield from _differences(first, second, f"{where}{key}.")
         elif first != second:
@@ -151,7 +144,10 @@ def open_alone(path: Path) -> int:
 MAX_DEPTH: Final = 100
 
 
-def expanded_size(root: Any, parts: Callable[[Any], tuple[int, Iterable[Any]]]) -> int:  # noqa: ANN401 - any value
+Value = TypeVar("Value")
+
+
+def expanded_size(root: Value, parts: Callable[[Value], tuple[int, Iterable[Value]]]) -> int:
     """How many values there are where each shared part counts as often as it is referred to.
 
     It looks at each part once, so it is quick where whoever walks through all of them would not end.
@@ -164,36 +160,20 @@ def expanded_size(root: Any, parts: Callable[[Any], tuple[int, Iterable[Any]]]) 
         ValueError: A container holds itself, or they are nested deeper than MAX_DEPTH.
     """
     sizes: dict[int, int] = {}
-    entered: set[int] = {id(root)}
-    open_parts: list[tuple[int, Iterator[Any]]] = []
-    totals: list[int] = []
+    entered: set[int] = set()
 
-    def enter(value: object) -> None:
-        count, containers = parts(value)
-        open_parts.append((id(value), iter(containers)))
-        totals.append(1 + count)
-
-    enter(root)
-    while True:
-        key, rest = open_parts[-1]
-        part = next((part for part in rest if not _add_known(sizes, totals, part)), None)
-        if part is None:
-            open_parts.pop()
-            entered.discard(key)
-            sizes[key] = totals.pop()
-            if not totals:
-                return sizes[key]
-            totals[-1] += sizes[key]
-            continue
-        if id(part) in entered:
+    def size(container: Value) -> int:
+        key = id(container)
+        if key in sizes:
+            return sizes[key]
+        if key in entered:
             raise ValueError("it holds itself")
-        if len(open_parts) >= MAX_DEPTH:
+        if len(entered) >= MAX_DEPTH:
             raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
-        entered.add(id(part))
-        enter(part)
+        entered.add(key)
+        count, containers = parts(container)
+        sizes[key] = 1 + count + sum(map(size, containers))
+        entered.discard(key)
+        return sizes[key]
 
-
-def _add_known(sizes: dict[int, int], totals: list[int], part: Any) -> bool:  # noqa: ANN401
-    known = sizes.get(id(part))
-    totals[-1] += known or 0
-    return known is not None
+    return size(root)

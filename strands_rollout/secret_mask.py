@@ -29,7 +29,7 @@ _FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)")
 _SPACES: Final = re.compile(r"(\s+)")
 _REFERENCE: Final = re.compile(r"(bearer\s+)?\$\{\w+\}", re.IGNORECASE)
 _HARMLESS_HEADERS: Final = frozenset(
-    {
+    (
         "accept",
         "accept-encoding",
         "accept-language",
@@ -38,9 +38,8 @@ _HARMLESS_HEADERS: Final = frozenset(
         "content-type",
         "host",
         "user-agent",
-    }
+    )
 )
-_LEAST_CHARS: Final = 8
 
 
 def masked(value: object, secret_key: re.Pattern[str]) -> Json:
@@ -111,16 +110,15 @@ def _arguments(words: Iterable[Any]) -> Iterator[tuple[Any, str]]:
 def _masked_setting(key: str, item: Json, secret_key: re.Pattern[str]) -> Json:
     if isinstance(item, str) and _REFERENCE.fullmatch(item):
         return item
-    if isinstance(item, Mapping) and key.lower() in ("env", "environment", "headers"):
-        return {name: text if _is_harmless(str(name), text, key) else MASK for name, text in item.items()}
+    if isinstance(item, Mapping) and (kind := key.lower()) in ("env", "environment", "headers"):
+        known = _HARMLESS_HEADERS if kind == "headers" else ()
+        return {
+            name: text if str(name).lower() in known or text in (None, "") or _REFERENCE.fullmatch(str(text)) else MASK
+            for name, text in item.items()
+        }
     if secret_key.search(key) or (isinstance(item, str) and _NAME.search(key)):
         return MASK if item not in (None, "", True, False) else item
     return masked_settings(item, secret_key)
-
-
-def _is_harmless(name: str, text: object, kind: str) -> bool:
-    is_known = kind.lower() == "headers" and name.lower() in _HARMLESS_HEADERS
-    return is_known or text in (None, "") or bool(_REFERENCE.fullmatch(str(text)))
 
 
 def secret_values(*named: Json) -> frozenset[str]:
@@ -129,7 +127,7 @@ def secret_values(*named: Json) -> frozenset[str]:
     Args:
         named: Mappings, such as the environment and settings, and what they hold.
     """
-    return frozenset(text for value in named for text in _secrets(value) if len(text) >= _LEAST_CHARS)
+    return frozenset(text for value in named for text in _secrets(value) if len(text) >= 8)
 
 
 def _secrets(value: object, key: str = "") -> Iterator[str]:
@@ -163,15 +161,15 @@ def without_values(value: object, secrets: Collection[str]) -> Json:
     """
     if not secrets:
         return value
-    return _replaced(value, re.compile("|".join(map(re.escape, sorted(secrets, key=len, reverse=True)))))
+    secret = re.compile("|".join(map(re.escape, sorted(secrets, key=len, reverse=True))))
 
+    def replaced(part: object) -> Json:
+        if isinstance(part, str):
+            return secret.sub(MASK, part)
+        if isinstance(part, Mapping):
+            return {replaced(key): replaced(item) for key, item in part.items()}
+        if isinstance(part, list | tuple):
+            return list(map(replaced, part)) if isinstance(part, list) else tuple(map(replaced, part))
+        return part
 
-def _replaced(value: object, secret: re.Pattern[str]) -> Json:
-    if isinstance(value, str):
-        return secret.sub(MASK, value) if secret.search(value) else value
-    if isinstance(value, Mapping):
-        return {_replaced(key, secret): _replaced(item, secret) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [_replaced(item, secret) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value
+    return replaced(value)

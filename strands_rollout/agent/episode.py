@@ -6,7 +6,6 @@ end of each step: these log lines are kept back, since each failure of an episod
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -23,7 +22,6 @@ from strands_rollout import errors
 from strands_rollout.agent.limits import (
     EpisodeLimits,
     EpisodeWatch,
-    ToolLimiter,
     bound_others,
     bound_tools,
     contain_exits,
@@ -75,30 +73,11 @@ class Episode:
         return self.progress.messages
 
 
-async def run_episode(
-    model: SGLangModel,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    system_prompt: str | None,
-    tools: Sequence[Any],
-    limits: EpisodeLimits,
-    self_timed_tools: Collection[str] = (),
-    hooks: Sequence[HookProvider] = (),
-    tool_span: ToolSpan | None = None,
-    should_abort: Callable[[], bool] = lambda: False,
-    engine_grace_s: float = ABORT_GRACE_S,
-    conversation_manager: ConversationManager | None = None,
-    progress: EpisodeProgress | None = None,
-    team: AbstractAsyncContextManager[Team] | None = None,
-    next_message: Callable[[str], Awaitable[str | None]] | None = None,
-) -> Episode:
-    """Build an agent, run it once on `messages`, or as long as somebody answers it, discard it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSetting:
+    """What an episode runs under.
 
-    Args:
-        model: A model whose trajectory is new, or was resumed with the same `progress`.
-        messages: Strands messages; the last is a user's. Not read where there is `progress`.
-        system_prompt: The agent's system prompt.
-        tools: Whatever `strands.Agent(tools=...)` takes.
+    Attributes:
         limits: The episode's limits.
         self_timed_tools: Names of tools that keep to their own time limit, because waiting for a free place must not
             count.
@@ -113,221 +92,222 @@ async def run_episode(
         team: Who plays instead of an agent that is built here; `tools`, `conversation_manager` and, where it has one of
             its own, `system_prompt` are not used then.
         next_message: Given the policy's answer, the user's next message; None ends the episode.
+    """
+
+    limits: EpisodeLimits
+    self_timed_tools: Collection[str] = ()
+    hooks: Sequence[HookProvider] = ()
+    tool_span: ToolSpan | None = None
+    should_abort: Callable[[], bool] = lambda: False
+    engine_grace_s: float = ABORT_GRACE_S
+    conversation_manager: ConversationManager | None = None
+    progress: EpisodeProgress | None = None
+    team: AbstractAsyncContextManager[Team] | None = None
+    next_message: Callable[[str], Awaitable[str | None]] | None = None
+
+
+async def run_episode(
+    model: SGLangModel,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    system_prompt: str | None,
+    tools: Sequence[Any],
+    limits: EpisodeLimits,
+    **setting: Any,  # noqa: ANN401 - the further fields of EpisodeSetting
+) -> Episode:
+    """Build an agent, run it once on `messages`, or as long as somebody answers it, discard it.
+
+    Args:
+        model: A model whose trajectory is new, or was resumed with the same `progress`.
+        messages: Strands messages; the last is a user's. Not read where there is `progress`.
+        system_prompt: The agent's system prompt.
+        tools: Whatever `strands.Agent(tools=...)` takes.
+        limits: The episode's limits.
+        **setting: The further fields of `EpisodeSetting`.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled. Nothing else: every other failure is in the result.
     """
-    started = time.monotonic()
-    log_failures_once()
-    begun = progress or EpisodeProgress(messages[:-1], 0)
-    stats, limiter = _stats_from(begun), limiter_of(limits, begun)
-    watch = EpisodeWatch(stats, should_abort)
-    error: Exception | None = None
-    left_s = None if limits.episode_timeout_s is None else max(0.0, limits.episode_timeout_s - begun.duration_s)
-    deadline = EpisodeDeadline(left_s, should_abort, model, engine_grace_s)
-    history, is_resumable = begun.messages, True
-    main: Agent | None = None
-    user_turns = UserTurns(next_message, limits.max_user_turns)
-    try:
-        with exits_as_errors("the agent, or a hook of it,", RuntimeError):
-            # Strands checks limits and hooks in the order of their registration
-            # a hook or a conversation manager of the user's may listen to anything, and add middleware
-            is_watched = bool(hooks or conversation_manager or team)
-            cycles = FlatCycles(None if is_watched else [watch, limiter])
-            every_hook = [*hooks, watch, limiter, cycles]
-            build = functools.partial(_build_agent, model, history, system_prompt, every_hook, conversation_manager)
-            opened = team or own_team(tools, build)
-            async with deadline, opened as players:
-                if team is not None:
-                    join_episode(players, history, system_prompt, every_hook, is_resumed=progress is not None)
-                for agent in players.agents:
-                    bound_tools(agent, limits.tool_timeout_s, self_timed_tools, stats, tool_span)
-                bound_others(players, limits, self_timed_tools, stats, should_abort)
-                if is_watched:
-                    contain_exits(players)
-                main, is_resumable = players.main, players.is_alone
-                # a swarm or graph gives its agents new histories, and a hook may put another list in the place of one
-                model.conversation.history = (lambda: players.main.messages) if is_resumable else None
-                model.conversation.know_tools(players.main.tool_registry.get_all_tool_specs())
-                said = None if progress else list(messages[-1]["content"])
-                reason = None
-                while reason is None:
-                    await _ask(players, cycles, said)
-                    reason = _reason_of_stop(limiter, stats)
-                    if reason is None:
-                        said, reason = await user_turns.next(players.main.messages)
-    except Exception as e:  # every failure of an episode is data for its caller
-        reason, error = _end_of_deadline(deadline, limits, model) if deadline.expired() else _end_by_error(e, model)
-    if main is not None:
-        history = main.messages
-        model.conversation.history = (lambda: history) if is_resumable else None  # the agent can go
-    model.conversation.drop_empty_segment()
-    duration_s = begun.duration_s + time.monotonic() - started
-    return Episode(
-        stop_reason=reason,
-        error=stats.infrastructure_error or error,
-        tool_iterations=limiter.iterations,
-        tool_calls=limiter.calls,
-        tools=stats,
-        duration_s=duration_s,
-        limits=limits,
-        progress=_progress(history, model, limiter, stats, duration_s),
-        user_turns=user_turns.count,
-        is_resumable=is_resumable,
-    )
+    return await _Run(model, messages, system_prompt, tools, EpisodeSetting(limits=limits, **setting)).play()
 
 
-class UserTurns:
-    """The user's messages of one episode after its first.
+class _Run:
+    """One episode on its way."""
 
-    Args:
-        next_message: Given the policy's answer, the next message; None ends the episode. None where nobody speaks.
-        limit: How many there may be; None for no limit.
-
-    Attributes:
-        count: How many there were.
-    """
-
-    def __init__(self, next_message: Callable[[str], Awaitable[str | None]] | None, limit: int | None) -> None:
-        self._next_message = next_message
-        self._limit = limit
-        self.count = 0
-
-    async def next(
-        self, messages: Sequence[Mapping[str, Any]]
-    ) -> tuple[list[dict[str, Any]] | None, StopReason | None]:
-        """What is said now as Strands content, or why the episode ends.
-
-        Args:
-            messages: The agent's history; the last is the policy's answer.
-        """
-        said = None if self._next_message is None else await self._next_message(_text(messages))
-        if said is None:
-            return None, StopReason.COMPLETED
-        if self._limit is not None and self.count >= self._limit:
-            return None, StopReason.MAX_USER_TURNS
-        self.count += 1
-        return [{"text": said}], None
-
-
-def _text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What the last message says, without reasoning."""
-    blocks = messages[-1]["content"] if messages else []
-    return "\n".join(block["text"] for block in blocks if "text" in block)
-
-
-def _stats_from(begun: EpisodeProgress) -> ToolStats:
-    """The tools' times and errors so far."""
-    return ToolStats(
-        begun.tool_s,
-        begun.tool_errors,
-        begun.tool_timeouts,
-        finished=dict(begun.finished),
-        unread=set(begun.finished),
-        calls=[dict(call) for call in begun.calls],
-    )
-
-
-def _progress(
-    history: Sequence[Mapping[str, Any]],
-    model: SGLangModel,
-    limiter: ToolLimiter,
-    stats: ToolStats,
-    duration_s: float,
-) -> EpisodeProgress:
-    in_tools = _awaits_tools(history)
-    iterations, calls = limiter.before_turn if in_tools else (limiter.iterations, limiter.calls)
-    return EpisodeProgress(
-        messages=history,
-        covered=model.conversation.last.covered_messages,
-        finished=stats.finished if in_tools else {},
-        tool_iterations=iterations,
-        tool_calls=calls,
-        tool_errors=stats.errors,
-        tool_timeouts=stats.timeouts,
-        tool_s=stats.seconds,
-        duration_s=duration_s,
-        calls=stats.calls,
-    )
-
-
-def _awaits_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a history ends with calls that have no results yet."""
-    return bool(messages) and any("toolUse" in block for block in messages[-1]["content"])
-
-
-def _build_agent(
-    model: SGLangModel,
-    history: Sequence[Mapping[str, Any]],
-    system_prompt: str | None,
-    hooks: Sequence[HookProvider],
-    conversation_manager: ConversationManager | None,
-    tools: Sequence[Any],
-) -> Agent:
-    return Agent(
-        model=model,
-        messages=History(dict(message) for message in history),  # type: ignore[misc] # they are TypedDicts
-        tools=list(tools),
-        system_prompt=system_prompt,
-        callback_handler=None,
-        conversation_manager=conversation_manager or NullConversationManager(),
-        retry_strategy=None,
-        hooks=list(hooks),
-        tool_executor=TurnTools(),
-    )
-
-
-async def _ask(team: Team, cycles: FlatCycles, said: Any) -> None:  # noqa: ANN401 - whatever Strands takes
-    if isinstance(team.runner, Agent):
-        refuse_interrupts(await cycles.run(team.runner, said))
-    else:
-        await ask_team(team.runner, said)
-        if isinstance(team.main.model, SGLangModel) and not team.main.model.conversation.turn_count:
-            raise TeamLimitError(
-                f"the {type(team.runner).__name__} ended before {team.main.name!r} spoke, whose tokens are the sample's"
-            )
-
-
-def _reason_of_stop(limiter: ToolLimiter, stats: ToolStats) -> StopReason | None:
-    """Why the agent was stopped; None if it has answered."""
-    if stats.infrastructure_error is not None:
-        return StopReason.SANDBOX_ERROR
-    if limiter.tripped is not None:
-        return StopReason.MAX_TOOL_ITERATIONS if limiter.tripped == "max_iterations" else StopReason.MAX_TOOL_CALLS
-    return None
-
-
-def _end_by_error(raised: Exception, model: SGLangModel) -> tuple[StopReason, Exception]:
-    error = _unwrapped(raised)
-    if not isinstance(error, RolloutError):  # Strands wraps what a tool provider raises
-        error = sandbox_fault(error) or error
-    return reason_of_error(error, cut_by=model.cut_by, has_turns=model.conversation.turn_count > 0), error
-
-
-def _end_of_deadline(
-    deadline: EpisodeDeadline, limits: EpisodeLimits, model: SGLangModel
-) -> tuple[StopReason, Exception]:
-    if deadline.was_aborted:
-        return StopReason.ABORTED, EngineAbortedError("the rollout was aborted")
-    words = f"the episode took more than {limits.episode_timeout_s:g} s"
-    if model.engine_fault is not None:  # what an outage has cut is no answer of the policy's
-        return StopReason.ENGINE_ERROR, EngineUnavailableError(
-            f"{words}; the engine is away: {model.engine_fault.words}"
+    def __init__(
+        self,
+        model: SGLangModel,
+        messages: Sequence[Mapping[str, Any]],
+        system_prompt: str | None,
+        tools: Sequence[Any],
+        setting: EpisodeSetting,
+    ) -> None:
+        self.model = model
+        self.setting = setting
+        self.system_prompt = system_prompt
+        self.tools = tools
+        self.begun = begun = setting.progress or EpisodeProgress(messages[:-1], 0)
+        self.said: Any = None if setting.progress else list(messages[-1]["content"])
+        self.stats = ToolStats(
+            begun.tool_s,
+            begun.tool_errors,
+            begun.tool_timeouts,
+            finished=dict(begun.finished),
+            unread=set(begun.finished),
+            calls=[dict(call) for call in begun.calls],
         )
-    return StopReason.EPISODE_TIMEOUT, TimeoutError(words)
+        self.limiter = limiter_of(setting.limits, begun)
+        # a hook or a conversation manager of the user's may listen to anything, and add middleware
+        self.is_watched = bool(setting.hooks or setting.conversation_manager or setting.team)
+        watch = EpisodeWatch(self.stats, setting.should_abort)
+        self.cycles = FlatCycles(None if self.is_watched else [watch, self.limiter])
+        # Strands checks limits and hooks in the order of their registration
+        self.every_hook = [*setting.hooks, watch, self.limiter, self.cycles]
+        limit_s = setting.limits.episode_timeout_s
+        left_s = None if limit_s is None else max(0.0, limit_s - begun.duration_s)
+        self.deadline = EpisodeDeadline(left_s, setting.should_abort, model, setting.engine_grace_s)
+        self.players: Team | None = None
+        self.user_turns = 0
 
+    async def play(self) -> Episode:
+        started = time.monotonic()
+        log_failures_once()
+        error: Exception | None = None
+        try:
+            with exits_as_errors("the agent, or a hook of it,", RuntimeError):
+                async with self.deadline, self.setting.team or own_team(self.tools, self._build_agent) as players:
+                    self._prepare(players)
+                    reason = None
+                    while reason is None:
+                        reason = await self._turn(players)
+        except Exception as e:  # every failure of an episode is data for its caller
+            reason, error = self._end_of_deadline() if self.deadline.expired() else self._end_by_error(e)
+        conversation, history = self.model.conversation, self.begun.messages
+        is_resumable = self.players is None or self.players.is_alone
+        if self.players is not None:
+            history = self.players.main.messages
+            conversation.history = (lambda: history) if is_resumable else None  # the agent can go
+        conversation.drop_empty_segment()
+        duration_s = self.begun.duration_s + time.monotonic() - started
+        return Episode(
+            stop_reason=reason,
+            error=self.stats.infrastructure_error or error,
+            tool_iterations=self.limiter.iterations,
+            tool_calls=self.limiter.calls,
+            tools=self.stats,
+            duration_s=duration_s,
+            limits=self.setting.limits,
+            progress=self._progress(history, duration_s),
+            user_turns=self.user_turns,
+            is_resumable=is_resumable,
+        )
 
-def _unwrapped(error: Exception) -> Exception:
-    """Strands wraps what a tool cycle raises in an EventLoopException."""
-    while isinstance(error, EventLoopException) and isinstance(error.original_exception, Exception):
-        error = error.original_exception
-    # Strands' words are about calling the agent again
-    return MaxTokensReachedException(TURN_CUT) if isinstance(error, MaxTokensReachedException) else error
+    def _build_agent(self, tools: Sequence[Any]) -> Agent:
+        return Agent(
+            model=self.model,
+            messages=History(dict(message) for message in self.begun.messages),  # type: ignore[misc] # TypedDicts
+            tools=list(tools),
+            system_prompt=self.system_prompt,
+            callback_handler=None,
+            conversation_manager=self.setting.conversation_manager or NullConversationManager(),
+            retry_strategy=None,
+            hooks=list(self.every_hook),
+            tool_executor=TurnTools(),
+        )
+
+    def _prepare(self, players: Team) -> None:
+        """Let the episode's history, hooks and limits hold for its agents."""
+        setting, limits, conversation = self.setting, self.setting.limits, self.model.conversation
+        if setting.team is not None:
+            join_episode(
+                players,
+                self.begun.messages,
+                self.system_prompt,
+                self.every_hook,
+                is_resumed=setting.progress is not None,
+            )
+        for agent in players.agents:
+            bound_tools(agent, limits.tool_timeout_s, setting.self_timed_tools, self.stats, setting.tool_span)
+        bound_others(players, limits, setting.self_timed_tools, self.stats, setting.should_abort)
+        if self.is_watched:
+            contain_exits(players)
+        self.players = players
+        # a swarm or graph gives its agents new histories, and a hook may put another list in the place of one
+        conversation.history = (lambda: players.main.messages) if players.is_alone else None
+        conversation.know_tools(players.main.tool_registry.get_all_tool_specs())
+
+    async def _turn(self, players: Team) -> StopReason | None:
+        """Let the agents answer what was said last; why the episode ends, or None where something else is said."""
+        if isinstance(players.runner, Agent):
+            refuse_interrupts(await self.cycles.run(players.runner, self.said))
+        else:
+            await ask_team(players.runner, self.said)
+            if isinstance(players.main.model, SGLangModel) and not players.main.model.conversation.turn_count:
+                raise TeamLimitError(
+                    f"the {type(players.runner).__name__} ended before {players.main.name!r} spoke, whose tokens are "
+                    "the sample's"
+                )
+        if self.stats.infrastructure_error is not None:
+            return StopReason.SANDBOX_ERROR
+        if tripped := self.limiter.tripped:
+            return StopReason.MAX_TOOL_ITERATIONS if tripped == "max_iterations" else StopReason.MAX_TOOL_CALLS
+        if self.setting.next_message is None:
+            return StopReason.COMPLETED
+        blocks = players.main.messages[-1]["content"] if players.main.messages else []
+        answer = "\n".join(block["text"] for block in blocks if "text" in block)  # without reasoning
+        said, limit = await self.setting.next_message(answer), self.setting.limits.max_user_turns
+        if said is None:
+            return StopReason.COMPLETED
+        if limit is not None and self.user_turns >= limit:
+            return StopReason.MAX_USER_TURNS
+        self.user_turns += 1
+        self.said = [{"text": said}]
+        return None
+
+    def _progress(self, history: Sequence[Mapping[str, Any]], duration_s: float) -> EpisodeProgress:
+        limiter, stats = self.limiter, self.stats
+        # whether the history ends with calls that have no results yet
+        in_tools = bool(history) and any("toolUse" in block for block in history[-1]["content"])
+        iterations, calls = limiter.before_turn if in_tools else (limiter.iterations, limiter.calls)
+        return EpisodeProgress(
+            messages=history,
+            covered=self.model.conversation.last.covered_messages,
+            finished=stats.finished if in_tools else {},
+            tool_iterations=iterations,
+            tool_calls=calls,
+            tool_errors=stats.errors,
+            tool_timeouts=stats.timeouts,
+            tool_s=stats.seconds,
+            duration_s=duration_s,
+            calls=stats.calls,
+        )
+
+    def _end_by_error(self, error: Exception) -> tuple[StopReason, Exception]:
+        # Strands wraps what a tool cycle raises
+        while isinstance(error, EventLoopException) and isinstance(error.original_exception, Exception):
+            error = error.original_exception
+        if isinstance(error, MaxTokensReachedException):
+            error = MaxTokensReachedException(TURN_CUT)  # Strands' words are about calling the agent again
+        if not isinstance(error, RolloutError):  # Strands wraps what a tool provider raises
+            error = sandbox_fault(error) or error
+        has_turns = self.model.conversation.turn_count > 0
+        return reason_of_error(error, cut_by=self.model.cut_by, has_turns=has_turns), error
+
+    def _end_of_deadline(self) -> tuple[StopReason, Exception]:
+        if self.deadline.was_aborted:
+            return StopReason.ABORTED, EngineAbortedError("the rollout was aborted")
+        words, fault = (
+            f"the episode took more than {self.setting.limits.episode_timeout_s:g} s",
+            self.model.engine_fault,
+        )
+        if fault is not None:  # what an outage has cut is no answer of the policy's
+            return StopReason.ENGINE_ERROR, EngineUnavailableError(f"{words}; the engine is away: {fault.words}")
+        return StopReason.EPISODE_TIMEOUT, TimeoutError(words)
 
 
 _LOGGER: Final = "strands.event_loop.event_loop"
 _OWN_ERRORS: Final = frozenset(
-    name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.RolloutError)
+    name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, RolloutError)
 )
 
 
@@ -335,7 +315,8 @@ class _ReportedElsewhere(logging.Filter):
     """Drops the records of failed cycles whose error is one of this package's."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log it; the first argument of such a record is the error's class."""
+        """Whether to log it."""
+        # the first argument of such a record is the error's class
         named = record.args[0] if isinstance(record.args, tuple) and record.args else None
         return not (record.levelno == logging.ERROR and named in _OWN_ERRORS)
 

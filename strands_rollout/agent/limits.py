@@ -71,11 +71,6 @@ class ToolLimiter(HookProvider):
         self.before_turn = (0, 0)
         self._over_parallel: set[str] = set()
 
-    def go_on_from(self, iterations: int, calls: int) -> None:
-        """Count from what an earlier agent had used up."""
-        self.iterations, self.calls = iterations, calls
-        self.before_turn = (iterations, calls)
-
     def register_hooks(self, registry: HookRegistry, **kwargs: object) -> None:  # noqa: ARG002 - Strands' signature
         """Called by Strands."""
         registry.add_callback(BeforeModelCallEvent, self._before_model_call)
@@ -172,22 +167,14 @@ def limiter_of(limits: EpisodeLimits, begun: EpisodeProgress | None = None) -> T
         limits.max_tool_iterations, max_calls=limits.max_tool_calls, max_parallel_calls=limits.max_parallel_tool_calls
     )
     if begun is not None:
-        limiter.go_on_from(begun.tool_iterations, begun.tool_calls)
+        limiter.before_turn = limiter.iterations, limiter.calls = begun.tool_iterations, begun.tool_calls
     return limiter
 
 
 def bound_tools(
     agent: Agent, timeout_s: float | None, self_timed: Collection[str], stats: ToolStats, span: ToolSpan | None = None
 ) -> None:
-    """Bound each of the agent's tools in time.
-
-    Args:
-        agent: Its registry is changed.
-        timeout_s: Seconds that a call may take; None for no limit.
-        self_timed: Names of tools that keep to their own time limit.
-        stats: Where calls are counted.
-        span: Entered around each call.
-    """
+    """Bound each tool in the agent's registry in time, but those that keep to their own time limit."""
     registry = agent.tool_registry.registry
     for name, tool in list(registry.items()):
         registry[name] = BoundedTool(tool, timeout_s=None if name in self_timed else timeout_s, stats=stats, span=span)
@@ -233,14 +220,14 @@ def contain_exits(team: Team) -> None:
 
 
 def _contained(call: Callable[..., Any]) -> Callable[..., Any]:
-    async def contained(*given: object, **named: Any) -> Any:  # noqa: ANN401
+    async def contained(*given: object, **named: object) -> object:
         with exits_as_errors("a hook", RuntimeError):
             return await call(*given, **named)
 
     return contained
 
 
-async def _contained_stream(stream: Callable[..., Any], *given: object, **named: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+async def _contained_stream(stream: Callable[..., Any], *given: object, **named: object) -> AsyncIterator[object]:
     events = stream(*given, **named)
     try:
         while True:

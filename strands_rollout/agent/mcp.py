@@ -6,18 +6,17 @@ Knows Strands' MCP client. A server that is lost is an outage, never an answer t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from strands.tools import ToolProvider
 from strands.tools.mcp import MCPClient
 from strands.types.tools import AgentTool, ToolGenerator, ToolSpec, ToolUse
 
-from strands_rollout.errors import SandboxError, ToolError
+from strands_rollout.errors import SandboxError, ToolError, foreign_code
 from strands_rollout.secret_mask import masked_text
 from strands_rollout.settings import McpServer
 
@@ -45,12 +44,7 @@ def _shared_client(server: str) -> ToolProvider:
 
 @functools.lru_cache(maxsize=64)
 def guarded(client: MCPClient, name: str) -> ToolProvider:
-    """The one guard of a client of the user's.
-
-    Args:
-        client: Shared by all episodes.
-        name: For messages.
-    """
+    """The one guard of a client of the user's, which all episodes share."""
     return GuardedMcpClient(client, name)
 
 
@@ -70,9 +64,6 @@ class GuardedMcpClient(ToolProvider):
         client: Strands' own.
         name: Of the server, for messages.
         is_shared: Whether more than one episode uses it.
-
-    Attributes:
-        is_shared: As given.
     """
 
     def __init__(self, client: MCPClient, name: str, *, is_shared: bool = True) -> None:
@@ -80,12 +71,8 @@ class GuardedMcpClient(ToolProvider):
         self._client = client
         self._name = name
         self._consumers: set[Any] = set()
-        self._may_be_lost = False
+        self.may_be_lost = False  # then the connection is tried before another agent relies on it
         self._lock = threading.RLock()  # Strands' client has none, and agents' finalizers may come in between
-
-    def doubt(self) -> None:
-        """Try the connection before another agent relies on it."""
-        self._may_be_lost = True
 
     async def load_tools(self, **kwargs: object) -> Sequence[AgentTool]:
         """Connect if need be; the server's tools.
@@ -93,14 +80,14 @@ class GuardedMcpClient(ToolProvider):
         Raises:
             SandboxError: The server can't be reached.
         """
-        try:
-            with self._lock, _STARTING:
+        with foreign_code("Strands wraps what the connection raised") as outcome, self._lock, _STARTING:
+            if self.may_be_lost:
                 self._drop_lost_connection()
-                tools = await self._client.load_tools(**kwargs)
-        except Exception as e:  # Strands wraps what the connection raised
-            why = masked_text(str(e.__cause__ or e))
-            raise SandboxError(f"the MCP server {self._name!r} did not start: {why}") from e
-        return [_GuardedTool(tool, self._client, self._name, self.doubt) for tool in tools]
+            tools = await self._client.load_tools(**kwargs)
+        if (error := outcome.error) is not None:
+            why = masked_text(str(error.__cause__ or error))
+            raise SandboxError(f"the MCP server {self._name!r} did not start: {why}") from error
+        return [_GuardedTool(tool, self) for tool in tools]
 
     def add_consumer(self, consumer_id: object, **kwargs: object) -> None:
         """See `ToolProvider`."""
@@ -116,27 +103,32 @@ class GuardedMcpClient(ToolProvider):
 
     def _drop_lost_connection(self) -> None:
         """Let the client connect anew, though other agents use it yet."""
-        if not self._may_be_lost:
-            return
-        try:
-            self._client.list_tools_sync()
-        except Exception:  # of many kinds, by how the connection ended
-            with contextlib.suppress(Exception):  # it says again that the connection is lost
+        with foreign_code("the kind depends on how the connection ended") as trial:
+            self.try_connection()
+        if trial.error is not None:
+            with foreign_code("it says again that the connection is lost"):
                 self._client.stop(None, None, None)
             for consumer_id in self._consumers:
                 self._client.add_consumer(consumer_id)
-        self._may_be_lost = False
+        self.may_be_lost = False
+
+    def try_connection(self) -> None:
+        """Ask the server for something; raises whatever tells that it is gone. Blocks."""
+        self._client.list_tools_sync()
+
+    def lost(self, error: Exception) -> SandboxError:
+        """What a call raises whose server was lost."""
+        self.may_be_lost = True
+        return SandboxError(f"the MCP server {self._name!r} was lost: {masked_text(str(error))}")
 
 
 class _GuardedTool(AgentTool):
     """A server's tool that raises when the server is gone."""
 
-    def __init__(self, tool: AgentTool, client: MCPClient, server: str, doubt: Callable[[], None]) -> None:
+    def __init__(self, tool: AgentTool, client: GuardedMcpClient) -> None:
         super().__init__()
-        self._doubt = doubt
         self._tool = tool
         self._client = client
-        self._server = server
 
     @property
     def tool_name(self) -> str:
@@ -151,19 +143,14 @@ class _GuardedTool(AgentTool):
         return self._tool.tool_type
 
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> ToolGenerator:
-        """The tool's events.
-
-        Raises:
-            SandboxError: The server does not answer any more.
-        """
-        try:
+        """The tool's events; a SandboxError where the server does not answer any more."""
+        with foreign_code("the kind depends on how the connection ended") as outcome:
             async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
                 if _is_clients_own(getattr(event, "tool_result", event)):
-                    await asyncio.to_thread(self._client.list_tools_sync)
+                    await asyncio.to_thread(self._client.try_connection)
                 yield event
-        except Exception as e:  # of many kinds, by how the connection ended
-            self._doubt()
-            raise SandboxError(f"the MCP server {self._server!r} was lost: {masked_text(str(e))}") from e
+        if outcome.error is not None:
+            raise self._client.lost(outcome.error) from outcome.error
 
 
 def _is_clients_own(result: object) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from strands import Agent
 from strands.agent import AgentResult
@@ -29,9 +29,10 @@ from strands_rollout.agent.task import Task, failure_words, result_of, running
 from strands_rollout.agent.tool_call import CURRENT_CALL, sandbox_fault
 from strands_rollout.agent.tool_loading import load_function, refuse_blocking
 from strands_rollout.aio import in_own_thread
-from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError, ToolError
+from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError, ToolError, foreign_code
 from strands_rollout.model.sglang_model import SGLangModel
 
+Result = TypeVar("Result")
 _PLAYED: Final[weakref.WeakSet[Agent]] = weakref.WeakSet()
 """Agents of the policy that had an episode: another one's history and hooks would mix with theirs."""
 
@@ -88,23 +89,27 @@ async def built_team(path: str, model: SGLangModel, task: Task) -> AsyncIterator
     """
     build = load_function(path, "an agent")
     given = replace(task, tools=released_once(task.tools))
-    try:
-        with running(given):
-            made = await result_of(build, model, given, in_thread=built_in_thread)
-    except Exception as e:  # the user's code may raise anything
-        if isinstance(e, RolloutError) and not isinstance(e, ToolError):  # which sys.exit() is made into
-            raise
-        fault = sandbox_fault(e)  # Strands wraps what a tool provider raises
+    with foreign_code("the user's code may raise anything") as outcome, running(given):
+        made = await result_of(build, model, given, in_thread=_in_thread)
+    if (error := outcome.error) is not None:
+        if isinstance(error, RolloutError) and not isinstance(error, ToolError):  # which sys.exit() is made into
+            raise error
+        fault = sandbox_fault(error)  # Strands wraps what a tool provider raises
         if fault is not None:
-            raise fault from e
-        raise ConfigError(failure_words(f"agent_factory {path!r}", e, task)) from e
+            raise fault from error
+        raise ConfigError(failure_words(f"agent_factory {path!r}", error, task)) from error
     team = _team_of(made, model, path)
     try:
         yield team
         if team.main.model is not model:
             raise ConfigError(_used_again(path, [team.main]))
     finally:
-        await released([*team.agents, *team.tool_agents])
+
+        def release() -> None:
+            for agent in (*team.agents, *team.tool_agents):
+                agent.cleanup()
+
+        await _in_thread(release)  # a tool provider's server may take its time to stop
 
 
 def _team_of(made: object, model: SGLangModel, path: str) -> Team:
@@ -306,7 +311,12 @@ async def agent_with(tools: Sequence[Any], build: Callable[[Sequence[Any]], Agen
         yield build(tools)
         return
     given = released_once(tools)
-    in_turn = _locked if any(_is_shared(tool) for tool in tools) else _at_once
+    # other episodes may use a provider unless it says that it is one episode's
+    shared = [tool for tool in tools if isinstance(tool, ToolProvider) and getattr(tool, "is_shared", True)]
+
+    def in_turn(action: Callable[[], Result]) -> Result:
+        return _locked(action) if shared else action()
+
     agent = await asyncio.to_thread(in_turn, lambda: build(given))
     try:
         yield agent
@@ -320,19 +330,9 @@ def released_once(tools: Sequence[Any]) -> list[Any]:
     return [_ReleasedOnce(tool) if isinstance(tool, ToolProvider) else tool for tool in tools]
 
 
-async def built_in_thread(build: Callable[[], Any]) -> Any:  # noqa: ANN401 - the user's
-    """What a function makes that may start tool providers, or block otherwise."""
-    return await in_own_thread(_locked, has_last_moment=False)(build, _PATIENCE_S)
-
-
-async def released(agents: Sequence[Agent]) -> None:
-    """Release the tool providers of agents, in a thread: a server may take its time to stop."""
-    await in_own_thread(_locked, has_last_moment=False)(lambda: _release(agents), _PATIENCE_S)
-
-
-def _release(agents: Sequence[Agent]) -> None:
-    for agent in agents:
-        agent.cleanup()
+async def _in_thread(action: Callable[[], object]) -> object:
+    """What an action gives that may start or stop tool providers, or block otherwise."""
+    return await in_own_thread(_locked, has_last_moment=False)(action, _PATIENCE_S)
 
 
 class _ReleasedOnce(ToolProvider):
@@ -359,16 +359,7 @@ class _ReleasedOnce(ToolProvider):
             self._provider.remove_consumer(consumer_id, **kwargs)
 
 
-def _is_shared(tool: object) -> bool:
-    """Whether a tool is a provider that other episodes may use: all but those that say that they are one episode's."""
-    return isinstance(tool, ToolProvider) and getattr(tool, "is_shared", True)
-
-
-def _at_once(action: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the action returns
-    return action()
-
-
-def _locked(action: Callable[[], Any], patience_s: float = -1) -> Any:  # noqa: ANN401 - whatever the action returns
+def _locked(action: Callable[[], Result], patience_s: float = -1) -> Result:
     has_turn = _PROVIDERS.acquire(timeout=patience_s)
     try:
         return action()

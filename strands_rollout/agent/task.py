@@ -91,13 +91,7 @@ def running(task: Task) -> Iterator[None]:
 
 
 def failure_words(what: str, error: BaseException, task: Task) -> str:
-    """What failed with what, where in the user's files, and for which sample.
-
-    Args:
-        what: The code, as the settings name it.
-        error: As it was raised.
-        task: The episode's.
-    """
+    """What failed with what, where in the user's files, and for which sample; `what` as the settings name it."""
     if isinstance(error, ToolError) and error.__cause__ is not None:  # what sys.exit() was made into
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
@@ -106,22 +100,18 @@ def failure_words(what: str, error: BaseException, task: Task) -> str:
     return f"{what} raised {type(error).__name__}: {error}{place}, for the sample of index {task.index}"
 
 
-async def _in_thread(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - the user's
-    """In a thread of its own: what never ends must not take a place from others, as in the loop's pool."""
-    return await in_own_thread(call, has_last_moment=False)()
-
-
 async def result_of(
     call: Callable[..., Any],
     *given: object,
-    in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] = _in_thread,
+    in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None,
 ) -> Any:  # noqa: ANN401 - the user's
-    """What a function gives; a coroutine function's on the loop, any other's from a thread, since it may block.
+    """What the user's function gives; a coroutine function's on the loop, any other's from a thread, as it may block.
 
     Args:
-        call: Of the user's.
+        call: The function.
         given: Its arguments.
-        in_thread: Runs one that is no coroutine function.
+        in_thread: Runs one that is no coroutine function; by default in a thread of its own: what never ends must not
+            take a place from others, as in the loop's pool.
 
     Raises:
         ToolError: The function raised SystemExit, or another exception that would end the event loop.
@@ -130,7 +120,8 @@ async def result_of(
     with exits_as_errors("it"):
         if asyncio.iscoroutinefunction(call):
             return await call(*given)
-        result = await in_thread(functools.partial(call, *given))
+        bound = functools.partial(call, *given)
+        result = await (in_thread(bound) if in_thread else in_own_thread(bound, has_last_moment=False)())
         return await result if asyncio.iscoroutine(result) else result
 
 
@@ -141,14 +132,7 @@ async def in_time(
     timeout_s: float | None,
     should_abort: Callable[[], bool],
 ) -> Any:  # noqa: ANN401 - the user's
-    """What a function gives, unless it takes too long or the rollout is aborted meanwhile.
-
-    Args:
-        call: Of the user's.
-        given: Its arguments.
-        what: Names it in messages.
-        timeout_s: Seconds that it may take; None for no limit.
-        should_abort: Asked every 0.05 s.
+    """What the user's function, named `what` in messages, gives, unless it takes too long or the rollout is aborted.
 
     Raises:
         TimeoutError: It took longer.
@@ -173,5 +157,5 @@ def _is_users(filename: str) -> bool:
     return not library and (not filename.startswith(_PACKAGE) or filename.startswith(f"{_PACKAGE}/examples/"))
 
 
-_PACKAGE: Final = str(Path(__file__).parent)
+_PACKAGE: Final = str(Path(__file__).parents[1])
 _STDLIB: Final = sysconfig.get_paths()["stdlib"]

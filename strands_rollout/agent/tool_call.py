@@ -1,7 +1,7 @@
 """Wraps a Strands tool for an episode: a wall-clock limit, and sync functions in threads of their own.
 
 Strands runs a sync tool in the loop's default thread pool: a few that hang would block every other episode's tools,
-and the interpreter's exit. Here each call has a daemon thread of its own (`tool_thread.py`).
+and the interpreter's exit. Here each call has a daemon thread of its own.
 """
 
 from __future__ import annotations
@@ -158,8 +158,10 @@ class BoundedTool(AgentTool):
             done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
         except asyncio.CancelledError:
             await _abandon(task)
-            if task.done() and not task.cancelled():
-                self._count_ended(call, task)  # it must not be run again
+            if task.done() and not task.cancelled():  # it must not be run again
+                error = task.exception()
+                result = task.result() if error is None else error_result(call.id, f"Error: {error_words(error)}")
+                self._count(call, result, error or getattr(result, "exception", None))
             raise
         if not done:
             await _abandon(task)
@@ -175,11 +177,6 @@ class BoundedTool(AgentTool):
             async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
                 last = event
             return _plain(last, tool_use["toolUseId"])
-
-    def _count_ended(self, call: _Call, task: asyncio.Future[Any]) -> None:
-        error = task.exception()
-        result = task.result() if error is None else error_result(call.id, f"Error: {error_words(error)}")
-        self._count(call, result, error or getattr(result, "exception", None))
 
     def _count(self, call: _Call, event: object, error: BaseException | None) -> None:
         fault = sandbox_fault(error)
@@ -273,5 +270,6 @@ def _threaded(tool: AgentTool) -> AgentTool:
     if isinstance(tool, PythonAgentTool):
         function = tool._tool_func
         if not inspect.iscoroutinefunction(function):
-            return PythonAgentTool(tool.tool_name, tool.tool_spec, in_own_thread(function))
+            in_thread = cast("Callable[..., ToolResult]", in_own_thread(cast("Callable[..., Any]", function)))
+            return PythonAgentTool(tool.tool_name, tool.tool_spec, in_thread)
     return tool

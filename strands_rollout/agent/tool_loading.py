@@ -19,7 +19,7 @@ from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
 
 from strands_rollout.aio import exits_as_errors
-from strands_rollout.errors import ToolError
+from strands_rollout.errors import ToolError, foreign_code
 from strands_rollout.settings import McpServer
 
 
@@ -112,13 +112,12 @@ def load_hooks(paths: Sequence[str]) -> list[HookProvider]:
 def _made_at(path: str, what: str) -> object:
     """What the class or function at a path makes."""
     make = load_function(path, what)
-    try:
-        with exits_as_errors("it"):
-            return make()
-    except Exception as e:  # a user's constructor may raise anything
-        raise ToolError(
-            f"{path!r} raised {type(e).__name__}: {e}; expected a class or function without arguments that makes {what}"
-        ) from e
+    with foreign_code("a user's constructor may raise anything") as outcome, exits_as_errors("it"):
+        return make()
+    e = outcome.error
+    raise ToolError(
+        f"{path!r} raised {type(e).__name__}: {e}; expected a class or function without arguments that makes {what}"
+    ) from e
 
 
 def _tools_of(server: McpServer) -> ToolProvider:
@@ -177,15 +176,14 @@ def _resolve(path: str) -> object:
 
 def _import(module_path: str, path: str) -> ModuleType | None:
     """The module, or None where no such module exists; a module that exists but fails to import is an error."""
-    try:
-        with exits_as_errors("it"):
-            return importlib.import_module(module_path)
-    except ModuleNotFoundError as e:
-        if e.name is not None and f"{module_path}.".startswith(f"{e.name}."):
-            return None
-        raise ToolError(f"can't load {path!r}: importing {module_path!r} needs {e.name!r}") from e
-    except Exception as e:  # a user's module may raise anything while it is imported
+    with foreign_code("a user's module may raise anything while it is imported") as outcome, exits_as_errors("it"):
+        return importlib.import_module(module_path)
+    e = outcome.error
+    if not isinstance(e, ModuleNotFoundError):
         raise ToolError(f"can't load {path!r}: importing {module_path!r} raised {type(e).__name__}: {e}") from e
+    if e.name is not None and f"{module_path}.".startswith(f"{e.name}."):
+        return None
+    raise ToolError(f"can't load {path!r}: importing {module_path!r} needs {e.name!r}") from e
 
 
 def _nearest(name: str, owner: object) -> str:

@@ -162,7 +162,7 @@ def _segments(parser: ToolParser, text: str, *, in_reasoning: bool) -> list[Segm
         return parser.segments(text, in_reasoning=in_reasoning)
     except MemoryError:
         raise
-    except Exception as e:
+    except Exception as e:  # a user's parser may raise anything; every turn comes here, so no guard is entered
         kind = (type(parser), type(e))
         level = logging.DEBUG if kind in _LOGGED else logging.ERROR
         _LOGGED.add(kind)

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from answer_shape import ABORTED
-from engine_api import IDS, in_flight, streaming, until_load
+from engine_api import IDS, held, in_flight, streaming, until_load
 from prompts import ASK, ASK_THE_AGENT, TOOLS, random_prompt
 
 pytestmark = pytest.mark.real
@@ -79,8 +79,9 @@ async def test_a_client_that_leaves_during_a_pause_leaves_its_request_to_sglang_
     for engine in (embedded, real):
         await engine.flush()
         await engine.post("/pause_generation", {"mode": "retract"})
-        async with in_flight(engine, "gone", disconnects=True, **engine.long):
-            await asyncio.sleep(engine.hop_s)
+        leaving = await held(engine, "gone", **engine.long)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
         await engine.post("/continue_generation", {})
         await engine.generate(random_prompt(5), **ONE)  # which came after it
         await engine.until_idle()

@@ -25,7 +25,8 @@ SAMPLED = slime_sampling_params(1.0, 768)
 # one turn of so many tokens, which takes SGLang some seconds on a CPU: none has ended before all have begun
 LONG_TURN = {**GREEDY, "max_new_tokens": 500, "ignore_eos": True}
 _EXECUTOR = {"name": "local", "isolation": "rlimits"}
-_PATIENCE_S = 60.0
+# against hangs alone: a loaded machine takes its time
+PATIENCE_S = 300.0
 
 
 class AbortFlag:
@@ -118,7 +119,7 @@ class EpisodeStage:
     async def until_sampling(self, *, requests: int = 1, tokens: int = 10) -> None:
         """Wait until so many requests run, and have sampled about so many tokens together since then."""
         began: int | None = None
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 load = await self.told_load()
                 running, used = load["num_running_reqs"], load["num_used_tokens"]
@@ -131,14 +132,14 @@ class EpisodeStage:
 
     async def until_queued(self, count: int) -> None:
         """Wait until so many requests wait for a place at the engine."""
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while (await self.told_load())["num_waiting_reqs"] < count:  # noqa: ASYNC110 - the state is the server's
                 await asyncio.sleep(0.02)
 
     async def until_idle(self) -> None:
         """Wait until no request runs or waits at the engine."""
         began = time.time()
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             # an idle engine tells for up to a second what it was before
             while (load := await self.told_load())["timestamp"] <= began or _busy(load):  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.02)
@@ -146,7 +147,7 @@ class EpisodeStage:
     async def most_tokens_until_idle(self) -> int:
         """The most tokens that the engine's running requests had before there were none."""
         most = 0
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while (load := await self.told_load())["num_running_reqs"]:
                 most = max(most, load["num_used_tokens"])
                 await asyncio.sleep(0.02)
@@ -154,7 +155,7 @@ class EpisodeStage:
 
     async def until_done(self, path: str, **body: Any) -> None:
         """Ask for what the engine refuses while requests run, until it does it: some may have been left behind."""
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while await self.post(path, **body) != 200:  # noqa: ASYNC110 - the state polled is the server's
                 await asyncio.sleep(0.1)
 
@@ -181,7 +182,7 @@ async def _told_load(engine_url: str) -> dict[str, Any]:
 
 async def until_true(holds: Callable[[], bool]) -> None:
     """Wait until it holds."""
-    async with asyncio.timeout(_PATIENCE_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not holds():  # noqa: ASYNC110 - what becomes true is a list of someone else's
             await asyncio.sleep(0.02)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from episode_stage import SAMPLED, EpisodeStage, episodes_on, facts_of, load_of, tokens_at
+from episode_stage import PATIENCE_S, SAMPLED, EpisodeStage, episodes_on, facts_of, load_of, tokens_at
 from real_server import SCRIPTS, RealServer, start_gateway, start_sglang
 from worker_front import WorkerFront
 
@@ -24,7 +24,6 @@ AS_SLIME_STARTS_IT = ("--disable-circuit-breaker", "--disable-health-check")
 # turns that last long enough to be caught in the middle
 LINGERING = {**SAMPLED, "max_new_tokens": 1500, "min_new_tokens": 600}
 OWN_VERSION = "own-worker"
-_PATIENCE_S = 60.0
 
 
 class OwnWorker:
@@ -166,11 +165,11 @@ async def post(url: str, /, **body: Any) -> None:
         assert answer.ok, f"{url}: {answer.status} {await answer.text()}"
 
 
-async def until(holds: Callable[[], bool | Awaitable[bool]], timeout_s: float = _PATIENCE_S) -> float:
+async def until(holds: Callable[[], bool | Awaitable[bool]]) -> float:
     """Wait until it holds; how many seconds that took."""
     clock = asyncio.get_running_loop().time
     started = clock()
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             found = holds()
             if found if isinstance(found, bool) else await found:

@@ -125,8 +125,10 @@ async def test_an_abort_reaches_those_too_that_wait_while_others_fill_the_engine
     total = (await stage.told_load())["max_total_num_tokens"]
     # SGLang counts on most of what each may sample, and lets the others wait
     flag, new = AbortFlag(), new_samples(total // 1024)
+    await stage.control("/pause_generation", mode="retract")
     running = asyncio.create_task(stage.play(new, {**LONG_TURN, "max_new_tokens": 1700}, should_abort=flag))
-    # once tokens are sampled, no more are let in
+    await until_true(lambda: len(stage.recorder.episodes) >= len(new))
+    await stage.control("/continue_generation")  # all at once: as those inside sample, SGLang counts on less of each
     await stage.until_sampling(requests=EPISODES, tokens=10 * len(new))
     await stage.until_queued(1)
     flag.raise_it()

@@ -87,16 +87,16 @@ async def test_a_tool_that_hangs_is_ended_at_its_time_limit(stage: EpisodeStage)
 
 
 async def test_an_episode_in_a_tool_ends_when_its_time_is_over(stage: EpisodeStage) -> None:
-    sample = await stage.play_one(tools=["stage_tools.hanging"], episode_timeout_s=6.0)
+    sample = await stage.play_one(tools=["stage_tools.hanging"], episode_timeout_s=15.0)
     assert ended(sample) == ("truncated", "episode_timeout", 1)
     assert sum(sample.loss_mask or []) == sample.response_length
 
 
 async def test_an_episode_in_a_turn_ends_when_its_time_is_over_and_so_does_its_request(stage: EpisodeStage) -> None:
-    sample = await stage.play_one(NEVER_ENDING, episode_timeout_s=1.5)
+    sample = await stage.play_one(NEVER_ENDING, episode_timeout_s=5.0)
     assert sample.status is Sample.Status.TRUNCATED
     assert facts_of(sample)["stop_reason"] == "episode_timeout"
-    assert await stage.most_tokens_until_idle() < CONTEXT_LENGTH / 2
+    assert await stage.most_tokens_until_idle() < FULL - 200  # to which it would have gone on
     assert len(stage.recorder.episodes[str(sample.session_id)]) == 1
 
 

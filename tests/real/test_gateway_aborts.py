@@ -24,7 +24,7 @@ from worker_front import WorkerFront
 
 from strands_rollout import Sample
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.real
 EPISODES = 8
 
 

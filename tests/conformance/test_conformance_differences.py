@@ -6,9 +6,9 @@ import asyncio
 import json
 
 import pytest
-from answer_shape import ABORTED
 from engine_api import IDS, held, in_flight, streaming, until_load
 from prompts import ASK, ASK_THE_AGENT, TOOLS, random_prompt
+from served_engine import ABORTED
 
 pytestmark = pytest.mark.real
 ONE = {"max_new_tokens": 1, "ignore_eos": True}

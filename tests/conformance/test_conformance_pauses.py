@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from answer_shape import ABORTED, ABORTED_IN_QUEUE
 from engine_api import held, in_flight, streaming, until_load
+from served_engine import ABORTED, ABORTED_IN_QUEUE
 
 MODES = ["abort", "in_place", "retract"]
 # long enough to be caught in the middle

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from answer_shape import ABORTED, ABORTED_IN_QUEUE, LOGPROB_KEYS, QUEUED_META_KEYS
 from engine_api import in_flight, streaming, until_load
 from prompts import random_prompt
 from reference_qwen3 import log_softmax, shipped_reference
+from served_engine import ABORTED, ABORTED_IN_QUEUE, LOGPROB_KEYS, QUEUED_META_KEYS
 
 
 def _check_never_ran(answer) -> None:

@@ -6,9 +6,9 @@ import asyncio
 
 import numpy as np
 import pytest
-from answer_shape import ABORTED
 from engine_api import IDS, held, in_flight, streaming, until_load
 from reference_qwen3 import ReferenceQwen3, log_softmax, shipped_reference
+from served_engine import ABORTED
 
 from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
 
@@ -144,7 +144,7 @@ async def _held_by_an_update(engine, running, counts) -> asyncio.Task:
     for _ in range(10):
         late, before = asyncio.create_task(engine.generate(**TWO)), counts[-1]
         # beside so many tokens it would have got its two
-        while not late.done() and not running.done() and counts[-1] < before + 60:  # noqa: ASYNC110 - as it is here
+        while not late.done() and not running.done() and counts[-1] < before + 60:  # noqa: ASYNC110 - counted there
             await asyncio.sleep(0.005)
         if not late.done():
             break

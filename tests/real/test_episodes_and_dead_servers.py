@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import stage_tools
-from address import Address
-from episode_stage import LONG_TURN, episodes_on, facts_of, new_samples, tokens_of, until_true
+from episode_stage import LONG_TURN, episodes_on, facts_of, new_samples, tokens_of, until
 from gateway_stage import OWN_VERSION, Ends, OwnWorker, ends_of
+from worker_front import WorkerFront
 
 pytestmark = pytest.mark.real
 
@@ -44,15 +44,17 @@ async def test_episodes_outlive_a_killed_server_whose_place_another_takes(
     stage_tools.began.clear()
     stage_tools.is_to_hang.set()
     clock, own = asyncio.get_running_loop().time, await own_worker.running()
-    async with Address(own) as address, episodes_on(address.url, shipped_tokenizer) as stage:
+    async with WorkerFront(own) as front, episodes_on(front.base_url, shipped_tokenizer) as stage:
         with_tools = asyncio.create_task(stage.play(new_samples(EPISODES), tools=HANGING))
-        await until_true(lambda: len(stage_tools.began) >= EPISODES)
+        await until(lambda: len(stage_tools.began) >= EPISODES)
         of_one_turn = asyncio.create_task(stage.play(new_samples(EPISODES), LONG_TURN))
         await stage.until_sampling(requests=EPISODES, tokens=100)
         own_worker.kill()
+        await front.close()
         await asyncio.sleep(DEAD_S)
         stage_tools.is_to_hang.clear()
-        address.move_to(sglang)
+        front.worker_url = sglang
+        await front.open()
         back = clock()
         samples = [*await with_tools, *await of_one_turn]
         tell(told, "server killed, another at its address", ends_of(samples), recovery_s=round(clock() - back, 1))
@@ -69,17 +71,17 @@ async def test_episodes_whose_server_does_not_come_back_are_masked_and_can_be_tr
     clock = asyncio.get_running_loop().time
     async with episodes_on(sglang, shipped_tokenizer) as plain:
         undisturbed = await plain.play(new_samples(EPISODES), LONG_TURN)
-    async with Address(sglang) as address, episodes_on(address.url, shipped_tokenizer) as stage:
+    async with WorkerFront(sglang) as front, episodes_on(front.base_url, shipped_tokenizer) as stage:
         running = asyncio.create_task(stage.play(new_samples(EPISODES), LONG_TURN, engine_patience_s=PATIENCE_S))
         await stage.until_sampling(requests=EPISODES, tokens=100)
-        address.move_to(None)
+        await front.close()
         gone = clock()
         ends = ends_of(await running)
         tell(told, "server gone for good", ends, gave_up_after_s=round(clock() - gone, 1))
         assert (len(ends.masked), ends.exact, ends.lost) == (EPISODES, [], [])
         assert {facts_of(sample)["stop_reason"] for sample in ends.masked} == {"engine_error"}
         assert all("attempts; the last ended with" in reason for reason in ends.reasons), ends.reasons
-        address.move_to(sglang)
+        await front.open()
         back = clock()
         again = ends_of(await stage.play(ends.masked, LONG_TURN))
         tell(told, "masked ones tried again", again, recovery_s=round(clock() - back, 1))

@@ -13,11 +13,10 @@ from episode_stage import (
     GREEDY,
     LONG_TURN,
     EpisodeStage,
-    episodes_on,
     facts_of,
     new_samples,
     tokens_of,
-    until_true,
+    until,
 )
 from own_logprobs import logprobs_under, perturbed_copy
 
@@ -40,17 +39,13 @@ def other_weights(tmp_path_factory: pytest.TempPathFactory, shipped_tokenizer: A
     return perturbed_copy(Path(shipped_tokenizer.name_or_path), tmp_path_factory.mktemp("weights") / "others", 0.2)
 
 
-@pytest.fixture
-async def stage(sglang: str, shipped_tokenizer: Any) -> AsyncIterator[EpisodeStage]:
-    stage_tools.is_to_hang.clear()
-    stage_tools.began.clear()
-    async with episodes_on(sglang, shipped_tokenizer) as made:
-        yield made
-        stage_tools.is_to_hang.clear()
-        await made.control("/continue_generation")
-        await made.until_done(
-            "/update_weights_from_disk", model_path=shipped_tokenizer.name_or_path, weight_version="default"
-        )
+@pytest.fixture(autouse=True)
+async def _as_it_was(stage: EpisodeStage) -> AsyncIterator[None]:
+    yield
+    await stage.control("/continue_generation")
+    await stage.until_done(
+        "/update_weights_from_disk", model_path=stage.tokenizer.name_or_path, weight_version="default"
+    )
 
 
 async def take_weights(stage: EpisodeStage, mode: str, folder: Path | str, version: str) -> None:
@@ -129,7 +124,7 @@ async def test_weights_that_change_while_a_tool_runs_sample_the_turns_after_it(
 ) -> None:
     stage_tools.is_to_hang.set()
     running = asyncio.create_task(stage.play(new_samples(EPISODES), tools=["stage_tools.hanging_while_told"]))
-    await until_true(lambda: len(stage_tools.began) >= EPISODES)
+    await until(lambda: len(stage_tools.began) >= EPISODES)
     await take_weights(stage, "retract", other_weights, OTHERS)
     stage_tools.is_to_hang.clear()
     folders = {"default": Path(stage.tokenizer.name_or_path), OTHERS: other_weights}

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from episode_stage import GREEDY, SAMPLED, EpisodeStage, episodes_on, facts_of, new_samples
-from gateway_stage import NAMES, Gateway, ends_of, gateway_before, two_workers, until
+from episode_stage import GREEDY, SAMPLED, EpisodeStage, episodes_on, facts_of, new_samples, until
+from gateway_stage import NAMES, Gateway, ends_of, gateway_before, two_workers
 from worker_front import WorkerFront
 
 from strands_rollout import Sample

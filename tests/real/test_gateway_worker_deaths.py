@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import stage_tools
-from episode_stage import GREEDY, SAMPLED, EpisodeStage, episodes_on, facts_of, new_samples
+from episode_stage import GREEDY, SAMPLED, EpisodeStage, episodes_on, facts_of, new_samples, until
 from gateway_stage import (
     AS_SLIME_STARTS_IT,
     LINGERING,
@@ -23,7 +23,6 @@ from gateway_stage import (
     ends_of,
     gateway_before,
     post,
-    until,
     versions_of,
 )
 from worker_front import WorkerFront

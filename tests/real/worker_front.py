@@ -37,10 +37,11 @@ class WorkerFront:
         passages: Requests in the order in which they arrived.
         status: What it answers to `/generate` in the worker's place; None while the worker answers.
         base_url: The same whenever it listens.
+        worker_url: Who is behind it now.
     """
 
     def __init__(self, worker_url: str) -> None:
-        self._worker_url = worker_url
+        self.worker_url = worker_url
         self._session: aiohttp.ClientSession | None = None
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -96,7 +97,7 @@ class WorkerFront:
     async def _send(self, request: web.Request, body: bytes) -> web.Response:
         assert self._session is not None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_HEADERS}
-        url = f"{self._worker_url}{request.rel_url}"
+        url = f"{self.worker_url}{request.rel_url}"
         async with self._session.request(request.method, url, data=body or None, headers=headers) as answer:
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_HEADERS}
             return web.Response(status=answer.status, body=await answer.read(), headers=kept)

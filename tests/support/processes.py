@@ -22,7 +22,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def ends(pid: int, within_s: float = 3.0) -> bool:
+def ends(pid: int, within_s: float = 30.0) -> bool:
     """Whether a process is gone in time."""
     give_up_at = time.monotonic() + within_s
     while is_running(pid) and time.monotonic() < give_up_at:

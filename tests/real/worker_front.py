@@ -45,6 +45,7 @@ class WorkerFront:
         self._session: aiohttp.ClientSession | None = None
         self._runner: web.AppRunner | None = None
         self._port = 0
+        self._busy: set[asyncio.Transport] = set()
         self.passages: list[Passage] = []
         self.status: int | None = None
         self.base_url = ""
@@ -74,6 +75,8 @@ class WorkerFront:
     async def close(self) -> None:
         """Cut all connections and refuse new ones, as if the worker's process were gone."""
         if self._runner is not None:
+            for transport in self._busy:  # aiohttp lets those finish that are being answered
+                transport.abort()
             await self._runner.cleanup()
             self._runner = None
             # asyncio drops a connection accepted in this moment with its socket open, in a cycle of references
@@ -82,6 +85,14 @@ class WorkerFront:
                 gc.collect()
 
     async def _forward(self, request: web.Request) -> web.Response:
+        assert request.transport is not None
+        self._busy.add(request.transport)
+        try:
+            return await self._passed_on(request)
+        finally:
+            self._busy.discard(request.transport)
+
+    async def _passed_on(self, request: web.Request) -> web.Response:
         body = await request.read()
         passage = None
         if request.path == "/generate":

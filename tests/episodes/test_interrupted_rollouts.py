@@ -121,7 +121,7 @@ async def test_a_turn_that_ends_after_the_flag_is_kept_and_its_tools_are_left_to
 ) -> None:
     stage = stage_of(shipped_tokenizer, lambda _asked: paced(0.01), router=True)
     async with served(stage, knows_context=True):
-        await flag_raised(stage, "lingers", 4, 0.1)
+        await flag_raised(stage, "lingers", 4, 0.0)
     assert recorded_tools.began == []
     assert stage.record.phases() == {"tools": 4}
 

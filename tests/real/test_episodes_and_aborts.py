@@ -118,26 +118,33 @@ async def test_an_abort_before_the_first_token_starts_afresh(stage: EpisodeStage
 async def test_an_abort_reaches_those_too_that_wait_while_others_fill_the_engine(
     stage: EpisodeStage, told: Told
 ) -> None:
-    total = (await load_of(stage.engine_url))["max_total_num_tokens"]
+    waited: list[Sample] = []
+    while not waited:  # as others end, those that wait may be let in before their own abort is there
+        samples = await aborted_when_one_waits(stage, told)
+        assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
+        await until_idle(stage.engine_url)
+        waited = [sample for sample in samples if not any(sample.loss_mask or [])][:EPISODES]
+    undisturbed = await stage.play([new_samples(len(samples))[sample.index or 0] for sample in waited])
+    assert tokens_of(await stage.play(waited)) == tokens_of(undisturbed)
+
+
+async def aborted_when_one_waits(stage: EpisodeStage, told: Told) -> list[Sample]:
+    """Samples of more episodes than the engine takes at once; an abort came when some sampled and some waited."""
     # SGLang counts on most of what each may sample, and lets the others wait
-    flag, new = asyncio.Event(), new_samples(total // 1024)
+    new = new_samples((await load_of(stage.engine_url))["max_total_num_tokens"] // 1024)
+    flag, begun = asyncio.Event(), len(stage.recorder.episodes)
     await stage.control("/pause_generation", mode="retract")
-    running = asyncio.create_task(stage.play(new, {**LONG_TURN, "max_new_tokens": 1700}, should_abort=flag.is_set))
-    await until(lambda: len(stage.recorder.episodes) >= len(new))
+    params = {**LONG_TURN, "max_new_tokens": 1700}
+    running = asyncio.create_task(stage.play(new, params, should_abort=flag.is_set))
+    await until(lambda: len(stage.recorder.episodes) >= begun + len(new))
     await stage.control("/continue_generation")  # all at once: as those inside sample, SGLang counts on less of each
-    await stage.until_sampling(requests=EPISODES, tokens=10 * len(new))
 
     async def is_one_queued() -> bool:
         return (await load_of(stage.engine_url))["num_waiting_reqs"] > 0
 
     await until(is_one_queued)
-    samples = await back_after(flag, running, told, "some are queued")
-    assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
-    await until_idle(stage.engine_url)
-    waited = [sample for sample in samples if not any(sample.loss_mask or [])][:EPISODES]
-    assert waited
-    undisturbed = await stage.play([new_samples(len(new))[sample.index or 0] for sample in waited])
-    assert tokens_of(await stage.play(waited)) == tokens_of(undisturbed)
+    await stage.until_sampling(requests=EPISODES, tokens=10 * len(new))
+    return await back_after(flag, running, told, "some are queued")
 
 
 def is_open(sample: Sample) -> bool:

@@ -24,10 +24,8 @@ from interruption_stage import (
     stage_of,
 )
 from rough_weather import ALL_FAULTS, PLANS, Weather, prompts
-from stand_in_buffer import Buffer
 from stand_in_process import finish_elsewhere
-from stand_in_rollout import StepSize, run_group, update_weights
-from stand_in_worker import StandInWorker
+from stand_in_rollout import Buffer, StandInWorker, StepSize, run_group, update_weights
 
 from strands_rollout import Sample
 from strands_rollout.client.client import SGLangClient

@@ -12,8 +12,7 @@ import recorded_tools
 from engine_thread import on_a_thread
 from interruption_stage import QUICK, Stage, latencies, report, smooth_samples, stage_of
 from rough_weather import ALL_FAULTS, Weather, prompts
-from stand_in_buffer import Buffer
-from stand_in_rollout import StepSize, update_weights
+from stand_in_rollout import Buffer, StepSize, update_weights
 from strain import measured
 
 EPISODES = 512

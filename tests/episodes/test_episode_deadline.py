@@ -19,12 +19,14 @@ from strands_rollout.agent.episode import Episode, run_episode
 from strands_rollout.aio import EpisodeDeadline
 
 released = threading.Event()
+reached = threading.Event()
 
 
 @pytest.fixture(autouse=True)
 def _release() -> Iterator[None]:
     """What hangs in a tool hangs until the test is over."""
     released.clear()
+    reached.clear()
     yield
     released.set()
 
@@ -36,6 +38,7 @@ async def waits(code: str) -> str:
     Args:
         code: Ignored.
     """
+    reached.set()
     await asyncio.sleep(600)
     return code
 
@@ -47,6 +50,7 @@ def blocks(code: str) -> str:
     Args:
         code: Ignored.
     """
+    reached.set()
     released.wait(60)
     return code
 
@@ -82,10 +86,13 @@ async def test_an_abort_ends_the_episode_whatever_it_waits_for(shipped_tokenizer
     then = {"retry": Reply.status(503, "busy"), "generation": Reply.hang()}.get(caught)
 
     def script(request: dict[str, Any], number: int) -> Reply:
-        return called if number == 0 or then is None else then
+        if number == 0 or then is None:
+            return called
+        reached.set()
+        return then
 
     inner = {"async tool": waits, "sync tool": blocks}.get(caught, instant)
-    done, model, _ = await episode(shipped_tokenizer, script, inner, should_abort=after(0.5))
+    done, model, _ = await episode(shipped_tokenizer, script, inner, should_abort=reached.is_set)
     assert done.stop_reason is StopReason.ABORTED
     assert model.trajectory.token_ids[-len(called.ids) :] == list(called.ids)
 

@@ -22,16 +22,6 @@ _note() {
   fi
 }
 
-# again LOG ARGUMENTS...: what failed in the last run of the tests, with these arguments, once more and alone. A machine
-# that other work filled may have been too slow for it; what fails twice fails, and a run that names no test fails too.
-again() {
-  local log="$1"
-  shift
-  printf '\n-- failed, and run once more, alone:\n'
-  grep -E '^(FAILED|ERROR) ' "$log" || true
-  bash scripts/test.sh "$@" --last-failed --last-failed-no-failures none 2>&1 | tee -a "$log"
-}
-
 end_steps() {
   step "seconds of each step"
   printf '%s\n' "${_times[@]}"

@@ -302,7 +302,7 @@ async def test_another_process_goes_on(shipped_tokenizer: Any) -> None:
         input=json.dumps(sample.to_dict()),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -34,11 +34,6 @@ pytestmark = [
 ]
 SERVER = Path(__file__).parents[1] / "support" / "user_mcp_server.py"
 COMMAND = f"python {SERVER}"
-# Strands leaves a coroutine of its own behind where it stops the client of a server that is gone
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*MCPClient.stop:RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore:.*MCPClient.stop:pytest.PytestUnraisableExceptionWarning"),
-]
 FACTS = TOOL_CALL.format(name="facts", arguments="{}")
 END = TOOL_CALL.format(name="end", arguments="{}")
 

@@ -61,7 +61,9 @@ async def test_rule_01_sampled_tokens_are_appended_as_they_came_back(tokenizer: 
     spelled = [token for letter in "The answer" for token in ids_of(tokenizer, letter)]
     assert ids_of(tokenizer, "The answer") != spelled
     turn = spelled + ids_of(tokenizer, call_text())
-    done = await run(tokenizer, [Reply.tokens(turn), call_text("2"), ANSWER])
+    done = await run(
+        tokenizer, [Reply.tokens(turn), call_text("2"), ANSWER], settings={"executor": "turn_costs.InstantExecutor"}
+    )
     assert done.fake.violations == []
     assert len(done.fake.requests) == 3
     assert done.sample.tokens[done.prompt_length :][: len(turn)] == turn

@@ -154,7 +154,7 @@ async def test_rule_05_an_empty_tool_result_is_a_result(tokenizer: Any) -> None:
 
 async def test_rule_06_parallel_results_go_back_in_the_order_of_the_calls(tokenizer: Any) -> None:
     turn = (
-        "".join(call("slow_echo", f'{{"text": "{n}", "delay_s": {0.05 * (4 - n)}}}') for n in range(4)) + "<|im_end|>"
+        "".join(call("slow_echo", f'{{"text": "{n}", "delay_s": {0.01 * (4 - n)}}}') for n in range(4)) + "<|im_end|>"
     )
     done = await run(tokenizer, [turn, ANSWER], settings=settings_for("slow_echo"))
     context = done.context_after(0)
@@ -296,6 +296,7 @@ async def test_rule_12_an_id_outside_the_vocabulary_is_never_sent(tokenizer: Any
     assert fake.requests == []
 
 
+@pytest.mark.usefixtures("retry_waits")
 async def test_rule_13_a_retried_request_leaves_no_trace(tokenizer: Any) -> None:
     calm = await run(tokenizer, [call_text(), ANSWER])
     busy = {"error": {"message": "busy"}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 from types import SimpleNamespace
@@ -200,21 +201,17 @@ async def test_another_server_at_the_same_url_has_a_context_of_its_own(shipped_t
     assert again.facts["stop_reason"] == "prompt_too_long"
 
 
-async def test_a_mistyped_setting(shipped_tokenizer: Any) -> None:
-    done = await run(shipped_tokenizer, [ANSWER], settings={"max_tool_iteration": 3})
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"max_tool_iteration": 3}, "did you mean 'max_tool_iterations'"), ({"tools": ["no.such.tool"]}, "no.such.tool")],
+)
+async def test_a_setting_that_can_not_be_used(shipped_tokenizer: Any, settings: Any, words: str) -> None:
+    done = await run(shipped_tokenizer, [ANSWER], settings=settings)
     assert_untrained(done.sample)
-    assert "did you mean 'max_tool_iterations'" in done.facts["error"]
-
-
-async def test_a_tool_that_does_not_exist(shipped_tokenizer: Any) -> None:
-    done = await run(shipped_tokenizer, [ANSWER], settings={"tools": ["no.such.tool"]})
-    assert_untrained(done.sample)
-    assert "no.such.tool" in done.facts["error"]
+    assert words in done.facts["error"]
 
 
 async def test_a_tokenizer_without_a_template(shipped_tokenizer: Any, tmp_path: Any) -> None:
-    import copy
-
     bare = copy.deepcopy(shipped_tokenizer)
     bare.chat_template = None
     bare.save_pretrained(tmp_path)
@@ -238,16 +235,13 @@ async def test_args_that_lack_what_is_needed(args: dict[str, Any], words: str) -
     assert words in sample.metadata["strands_rollout"]["error"]
 
 
-async def test_a_tool_that_raises(shipped_tokenizer: Any) -> None:
-    done = await run(shipped_tokenizer, [call("failing"), ANSWER], settings=TOOLS["failing"])
+@pytest.mark.parametrize(
+    ("name", "told"), [("failing", "out of luck"), ("hanging", "did not finish within 0.2 seconds")]
+)
+async def test_a_tool_that_raises_or_hangs(shipped_tokenizer: Any, name: str, told: str) -> None:
+    done = await run(shipped_tokenizer, [call(name), ANSWER], settings=TOOLS[name] | {"tool_timeout_s": 0.2})
     assert done.sample.status is Status.COMPLETED
-    assert "out of luck" in done.context_after(0)
-
-
-async def test_a_tool_that_hangs(shipped_tokenizer: Any) -> None:
-    done = await run(shipped_tokenizer, [call("hanging"), ANSWER], settings=TOOLS["hanging"] | {"tool_timeout_s": 0.2})
-    assert done.sample.status is Status.COMPLETED
-    assert "did not finish within 0.2 seconds" in done.context_after(0)
+    assert told in done.context_after(0)
 
 
 async def test_a_tool_that_returns_a_megabyte(shipped_tokenizer: Any) -> None:

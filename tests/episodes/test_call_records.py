@@ -29,9 +29,13 @@ async def hangs() -> str:
 
 @tool
 async def waits() -> str:
-    """Wait a little."""
+    """Wait for the other call, and a little."""
+    await both.wait()
     await asyncio.sleep(0.03)
     return ""
+
+
+both = asyncio.Barrier(2)
 
 
 def call(name: str) -> str:
@@ -114,7 +118,7 @@ async def test_the_clock_stands_still_between_an_abort_and_its_resumption(shippe
         began = time.monotonic()
         sample = await generate(args, Sample(prompt="?", index=0), {"max_new_tokens": 512})
         is_aborted, stopped = False, time.monotonic()
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.05)
         resumed = time.monotonic()
         sample = await generate(args, sample, {"max_new_tokens": 512})
         at_work_s = time.monotonic() - resumed + stopped - began

@@ -1,21 +1,26 @@
 """A turn of an episode costs what the turns before it did, and no more than it did when this was written.
 
-Counts, not times: calls of functions, bytes encoded, ids read, each between two model calls of one episode.
+Counts, not times: calls of functions, bytes encoded, ids read, each between two model calls of one episode; and how
+far a reader has to walk to follow one tool turn, and one whole episode, through `generate`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import runpy
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+import walk
 from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
 from turn_costs import TurnCosts, growth, turn_costs
 
 from strands_rollout.agent.loop import HAS_MIDDLEWARE
 
+HOUSE = Path(__file__).parents[2] / "scripts" / "house.py"
 TURNS = 60
 # measured with Python 3.11 to 3.13; a quarter more is room for other versions of the libraries
 MOST_CALLS = {"nobody": 1550, "a hook": 3700}
@@ -126,3 +131,31 @@ def test_ids_that_are_copied_each_turn_are_seen(shipped_tokenizer: Any) -> None:
 
 def test_a_turn_that_costs_too_much_is_seen(shipped_tokenizer: Any) -> None:
     assert min(planted(shipped_tokenizer, WorksAsMuchAgain).calls) > MOST_CALLS["a hook"]
+
+
+@pytest.fixture(scope="module")
+def walks(shipped_tokenizer: Any) -> tuple[walk.Walk, walk.Walk]:
+    turn, episode = asyncio.run(walk.walks(shipped_tokenizer))
+    print(turn)  # shown where a test fails, or with -s
+    return turn, episode
+
+
+def ceilings() -> dict[str, float]:
+    """Those of `scripts/house.py`: whoever shortens the walk lowers them there."""
+    return {name: limit.most for name, limit in runpy.run_path(str(HOUSE), run_name="house")["LIMITS"].items()}
+
+
+@needs_flat_cycles
+def test_a_tool_turn_and_an_episode_enter_no_more_than_they_did(walks: tuple[walk.Walk, walk.Walk]) -> None:
+    most = ceilings()
+    assert {name: found for name, found in walk.figures(*walks).items() if found > most[name]} == {}
+
+
+def test_the_walk_goes_from_an_engines_answer_through_parser_and_tool_to_the_next_request(
+    walks: tuple[walk.Walk, walk.Walk],
+) -> None:
+    turn, episode = walks
+    names = [code.co_name for code in turn.entered]
+    assert names.index("read_turn") < names.index("execute_python_code") < names.index("turn_ids")
+    assert set(turn.entered) < set(episode.entered)
+    assert (turn.switches, turn.files) > (turn.files, 1)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,17 +15,16 @@ from strands import tool
 
 from strands_rollout import EpisodeLimits, SGLangModel, StopReason
 from strands_rollout.agent.episode import Episode, run_episode
-from strands_rollout.aio import EpisodeDeadline
+from strands_rollout.aio import ABORT_POLL_S, EpisodeDeadline
 
-released = threading.Event()
-reached = threading.Event()
+began, released = threading.Event(), threading.Event()
 
 
 @pytest.fixture(autouse=True)
 def _release() -> Iterator[None]:
     """What hangs in a tool hangs until the test is over."""
+    began.clear()
     released.clear()
-    reached.clear()
     yield
     released.set()
 
@@ -38,7 +36,7 @@ async def waits(code: str) -> str:
     Args:
         code: Ignored.
     """
-    reached.set()
+    began.set()
     await asyncio.sleep(600)
     return code
 
@@ -50,7 +48,7 @@ def blocks(code: str) -> str:
     Args:
         code: Ignored.
     """
-    reached.set()
+    began.set()
     released.wait(60)
     return code
 
@@ -63,12 +61,6 @@ async def cancels(code: str) -> str:
         code: Ignored.
     """
     raise asyncio.CancelledError
-
-
-def after(seconds: float) -> Callable[[], bool]:
-    """Whether so much time has passed."""
-    began = time.monotonic()
-    return lambda: time.monotonic() - began > seconds
 
 
 async def episode(tokenizer: Any, script: Any, inner: Any, **more: Any) -> tuple[Episode, SGLangModel, FakeSGLang]:
@@ -85,14 +77,14 @@ async def test_an_abort_ends_the_episode_whatever_it_waits_for(shipped_tokenizer
     called = Reply.tokens(ids_of(shipped_tokenizer, call_text()))
     then = {"retry": Reply.status(503, "busy"), "generation": Reply.hang()}.get(caught)
 
-    def script(request: dict[str, Any], number: int) -> Reply:
+    def script(_request: dict[str, Any], number: int) -> Reply:
         if number == 0 or then is None:
             return called
-        reached.set()
+        began.set()
         return then
 
     inner = {"async tool": waits, "sync tool": blocks}.get(caught, instant)
-    done, model, _ = await episode(shipped_tokenizer, script, inner, should_abort=reached.is_set)
+    done, model, _ = await episode(shipped_tokenizer, script, inner, should_abort=began.is_set)
     assert done.stop_reason is StopReason.ABORTED
     assert model.trajectory.token_ids[-len(called.ids) :] == list(called.ids)
 
@@ -130,18 +122,19 @@ async def test_an_abort_never_lengthens_the_episodes_own_time_limit() -> None:
 
 
 async def test_a_block_that_ends_by_itself_leaves_no_timer() -> None:
-    asked = 0
+    asked, was_asked = 0, asyncio.Event()
 
     def should_abort() -> bool:
         nonlocal asked
         asked += 1
+        was_asked.set()
         return False
 
     async with EpisodeDeadline(None, should_abort):
-        await asyncio.sleep(0.15)
+        await was_asked.wait()
     before = asked
-    await asyncio.sleep(0.25)
-    assert asked == before >= 1
+    await asyncio.sleep(3 * ABORT_POLL_S)
+    assert asked == before
 
 
 @tool(name="execute_python_code")
@@ -151,6 +144,7 @@ async def swallows(code: str) -> str:
     Args:
         code: Ignored.
     """
+    began.set()
     while not released.is_set():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0.01)
@@ -165,6 +159,7 @@ async def cleans_up_slowly(code: str) -> str:
         code: Ignored.
     """
     try:
+        began.set()
         await asyncio.sleep(600)
     finally:
         while not released.is_set():  # noqa: ASYNC110 - tests on any loop release it
@@ -187,7 +182,7 @@ async def test_nothing_waits_for_a_tool_that_does_not_end(shipped_tokenizer: Any
             system_prompt=None,
             tools=[inner],
             limits=limits,
-            should_abort=after(0.2 if end == "abort" else 3600),
+            should_abort=began.is_set if end == "abort" else lambda: False,
         )
     released.set()  # nothing before this line has waited for the tool
     reasons = {"abort": StopReason.ABORTED, "episode time-out": StopReason.EPISODE_TIMEOUT}

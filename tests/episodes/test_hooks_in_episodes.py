@@ -1,11 +1,14 @@
-"""Hooks of Strands in the episodes that `generate` plays."""
+"""Hooks of Strands in the episodes that `generate` plays, and the OpenTelemetry spans that it makes of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from harness import ANSWER, TOOL_CALL, run
+from harness import ANSWER, TOOL_CALL, call_text, run
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from strands import tool
 from strands.hooks import AfterToolCallEvent, HookProvider, HookRegistry
 
@@ -88,3 +91,20 @@ def noted() -> Patient:
     """A hook that can be found again."""
     made.append(Patient())
     return made[-1]
+
+
+async def test_strands_spans_go_where_the_process_sends_them(
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    # a provider can be set once in a process, and Strands asks for it once
+    monkeypatch.setattr("opentelemetry.trace._TRACER_PROVIDER", provider)
+    monkeypatch.setattr("strands.telemetry.tracer._tracer_instance", None)
+    played = await run(shipped_tokenizer, [call_text(), ANSWER], settings={"executor": "turn_costs.InstantExecutor"})
+    assert played.facts["stop_reason"] == "completed"
+    spans = exporter.get_finished_spans()
+    assert {span.name for span in spans} >= {"chat", "execute_tool execute_python_code"}
+    last_cycle = [span for span in spans if span.name == "execute_event_loop_cycle"][-1]
+    history = ["gen_ai.user.message", "gen_ai.assistant.message", "gen_ai.tool.message"]
+    assert [event.name for event in last_cycle.events][:3] == history, "a span that is recorded holds the whole history"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import pytest
@@ -24,8 +24,10 @@ from interruption_stage import (
     stage_of,
 )
 from rough_weather import ALL_FAULTS, PLANS, Weather, prompts
+from stand_in_buffer import Buffer
 from stand_in_process import finish_elsewhere
-from stand_in_rollout import Buffer, StandInWorker, StepSize, run_group, update_weights
+from stand_in_rollout import StepSize, run_group, update_weights
+from stand_in_worker import StandInWorker
 
 from strands_rollout import Sample
 from strands_rollout.client.client import SGLangClient
@@ -90,7 +92,7 @@ async def test_weight_updates_interrupt_a_fully_async_rollout_that_goes_on_in_pl
     report(capsys, f"fully async: {version - 1} updates, {continued} requests continued in place")
     assert worker.raised == []
     assert len(stage.finished) == 32
-    assert continued > 0
+    assert continued > 3
     assert stage.record.returned("aborted") == []
     assert any(len(set(sample.weight_versions)) > 1 for sample in stage.finished)
     stage.check(quick_and_smooth)
@@ -102,13 +104,20 @@ async def test_an_abort_ends_the_wait_for_another_attempt(
     def busy_first(asked: Asked) -> Reply | None:
         return Reply.status(503, "busy") if asked.attempt == 1 else None
 
+    waiting = asyncio.Semaphore(0)
+
     async def for_ever(_seconds: float) -> None:
+        waiting.release()
         await asyncio.Event().wait()
+
+    async def all_wait() -> None:
+        for _ in range(16):
+            await waiting.acquire()
 
     monkeypatch.setitem(SGLangClient.__init__.__kwdefaults__, "sleep", for_ever)
     stage = stage_of(shipped_tokenizer, busy_first, router=True, keeps_requests=True)
     async with served(stage, knows_context=True):
-        await flag_raised(stage, "slowmodel", 16, 0.03)
+        await flag_raised(stage, "slowmodel", 16, all_wait())
     assert [request.rid for request in stage.fake.requests if request.rid.endswith("-2")] == []
     assert len(stage.fake.requests) == 16
     assert stage.record.phases() == {"fresh": 16}
@@ -119,18 +128,17 @@ async def test_a_turn_that_ends_after_the_flag_is_kept_and_its_tools_are_left_to
 ) -> None:
     stage = stage_of(shipped_tokenizer, lambda _asked: paced(0.01), router=True)
     async with served(stage, knows_context=True):
-        await flag_raised(stage, "lingers", 4, 0.0)
+        await flag_raised(stage, "lingers", 4, stage.fake.arrived(4))
     assert recorded_tools.began == []
     assert stage.record.phases() == {"tools": 4}
 
 
-async def flag_raised(stage: Stage, name: str, count: int, after_s: float) -> None:
-    """Begin episodes, raise the flag so long after their first requests, and wait for them."""
+async def flag_raised(stage: Stage, name: str, count: int, moment: Awaitable[None]) -> None:
+    """Begin episodes, raise the flag at that moment, and wait for them."""
     buffer = Buffer(prompts([name], count), samples_per_group=1)
     rollout = stage.rollout(buffer, StepSize(groups=0, begun=count))
     running = [asyncio.create_task(run_group(rollout, group)) for group in buffer.get(count)]
-    await stage.fake.arrived(count)
-    await asyncio.sleep(after_s)
+    await moment
     stage.record.flag_at_s = time.monotonic()
     await asyncio.gather(*running)
     assert stage.record.raised == stage.record.violations == []

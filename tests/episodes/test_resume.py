@@ -290,6 +290,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_another_process_goes_on(shipped_tokenizer: Any) -> None:
     sample, calls = new_sample(), ids_of(shipped_tokenizer, CALLS)
     world.stuck.add("b")

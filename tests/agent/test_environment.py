@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import user_surroundings
+import user_environments
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, TOOL_CALL, args_for, run
-from user_surroundings import seen
+from user_environments import seen
 
 from strands_rollout import Sample, generate, reward_func
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 READ = TOOL_CALL.format(name="read_database", arguments="{}")
-TOLD = {"environment": "user_surroundings.Told", "tools": []}
+TOLD = {"environment": "user_environments.Told", "tools": []}
 
 
 def resources(*names: str, **more: Any) -> dict[str, Any]:
-    return {"resources": {name: f"user_surroundings.{name}" for name in names}, "tools": [], **more}
+    return {"resources": {name: f"user_environments.{name}" for name in names}, "tools": [], **more}
 
 
 def nested(depth: int) -> list[Any]:
@@ -49,7 +49,7 @@ def _nothing_seen() -> Iterator[None]:
 
 
 async def test_resources_are_open_while_the_episode_runs_and_known_to_tools(shipped_tokenizer: Any) -> None:
-    settings = resources("database", "second", tools=["user_surroundings.read_database"])
+    settings = resources("database", "second", tools=["user_environments.read_database"])
     played = await run(shipped_tokenizer, [READ, ANSWER], settings=settings, sample=row())
     assert "db" in played.context_after(0)
     assert seen == ["open 5", "second knows db", "second closed", "close 5"]
@@ -66,7 +66,7 @@ async def test_resources_are_released_where_a_later_one_does_not_open(shipped_to
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "environment_error")
     assert "the opening of resource 'does_not_open'" in played.facts["error"]
     assert "raised OSError: no disk" in played.facts["error"]
-    assert f"{user_surroundings.__file__}, line" in played.facts["error"]
+    assert f"{user_environments.__file__}, line" in played.facts["error"]
     assert "in does_not_open), for the sample of index 5" in played.facts["error"]
     assert seen == ["open 5", "close 5"]
 
@@ -90,7 +90,7 @@ async def test_an_abort_releases_resources_and_starts_afresh(
         is_aborted = True
         return Reply.hang(shipped_tokenizer.encode("The answer"))
 
-    settings = resources("database", tools=["user_surroundings.read_database"], should_abort=lambda: is_aborted)
+    settings = resources("database", tools=["user_environments.read_database"], should_abort=lambda: is_aborted)
     async with FakeSGLang(half, context_length=8192) as fake:
         args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
         sample = await generate(args, row(), {"max_new_tokens": 512})
@@ -245,17 +245,17 @@ async def test_environments_that_hang_take_no_place_from_others(shipped_tokenize
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     ids = shipped_tokenizer.encode(ANSWER, add_special_tokens=False)
     async with FakeSGLang(lambda _body, _number: Reply.tokens(ids), context_length=8192) as fake:
-        settings = {"environment": "user_surroundings.Hangs", "tools": []}
+        settings = {"environment": "user_environments.Hangs", "tools": []}
         args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
         rows = [row(hangs=n < 2) for n in range(3)]
         hung = [asyncio.ensure_future(generate(args, one, {"max_new_tokens": 512})) for one in rows[:2]]
-        while len(user_surroundings.hung) < 1:  # noqa: ASYNC110 - it grows in a thread
+        while len(user_environments.hung) < 1:  # noqa: ASYNC110 - it grows in a thread
             await asyncio.sleep(0.01)
         try:
             async with asyncio.timeout(20):
                 sample = await generate(args, rows[2], {"max_new_tokens": 512})
         finally:
-            user_surroundings.may_end.set()
+            user_environments.may_end.set()
             await asyncio.gather(*hung)
     assert sample.status is Sample.Status.COMPLETED
 
@@ -269,7 +269,7 @@ async def test_environments_that_hang_take_no_place_from_others(shipped_tokenize
     ],
 )
 async def test_an_environments_tools_are_checked(shipped_tokenizer: Any, name: str, words: str) -> None:
-    settings = {"environment": f"user_surroundings.{name}", "tools": []}
+    settings = {"environment": f"user_environments.{name}", "tools": []}
     played = await run(shipped_tokenizer, [], settings=settings, sample=row())
     assert played.facts["stop_reason"] == "environment_error"
     assert words in played.facts["error"]
@@ -277,7 +277,7 @@ async def test_an_environments_tools_are_checked(shipped_tokenizer: Any, name: s
 
 async def test_an_environment_that_cancels_or_exits_ends_no_run(shipped_tokenizer: Any) -> None:
     async def reason(name: str, where: str) -> str:
-        settings = {"environment": f"user_surroundings.{name}", "tools": []}
+        settings = {"environment": f"user_environments.{name}", "tools": []}
         played = await run(shipped_tokenizer, [ANSWER], settings=settings, sample=row(where=where))
         return str(played.facts["stop_reason"])
 
@@ -288,13 +288,13 @@ async def test_an_environment_that_cancels_or_exits_ends_no_run(shipped_tokenize
 
 async def test_tools_know_what_the_environment_said_first(shipped_tokenizer: Any) -> None:
     read = TOOL_CALL.format(name="read_task", arguments="{}")
-    settings = TOLD | {"tools": ["user_surroundings.read_task"]}
+    settings = TOLD | {"tools": ["user_environments.read_task"]}
     played = await run(shipped_tokenizer, [read, ANSWER], settings=settings, sample=row(first="Guess!"))
     assert "The task is: Guess!" in played.context_after(0)
 
 
 async def test_an_environment_that_can_do_nothing_is_refused(shipped_tokenizer: Any) -> None:
-    settings = {"environment": "user_surroundings.Empty", "tools": []}
+    settings = {"environment": "user_environments.Empty", "tools": []}
     played = await run(shipped_tokenizer, [], settings=settings, sample=row())
     assert "without tools, prepare, answer and score" in played.facts["error"]
 

@@ -31,14 +31,11 @@ pytestmark = [
     pytest.mark.usefixtures("_leftovers"),
     pytest.mark.filterwarnings("ignore:.*MCPClient.stop:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:.*MCPClient.stop:pytest.PytestUnraisableExceptionWarning"),
+    # and calls a function that mcp 1 has given another name
+    pytest.mark.filterwarnings("ignore:Use `streamable_http_client` instead:DeprecationWarning"),
 ]
 SERVER = Path(__file__).parents[1] / "support" / "user_mcp_server.py"
 COMMAND = f"python {SERVER}"
-# Strands leaves a coroutine of its own behind where it stops the client of a server that is gone
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*MCPClient.stop:RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore:.*MCPClient.stop:pytest.PytestUnraisableExceptionWarning"),
-]
 FACTS = TOOL_CALL.format(name="facts", arguments="{}")
 END = TOOL_CALL.format(name="end", arguments="{}")
 
@@ -54,6 +51,24 @@ def servers(**server: Any) -> dict[str, Any]:
     return {"tools": [{"command": COMMAND, **server}]}
 
 
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    """The URL of a server that all tests share."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, str(SERVER), "--port", str(port)])
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}/mcp"
+    process.kill()
+    process.wait()
+
+
 async def test_a_server_is_started_by_its_command_with_arguments_and_environment(
     shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,21 +79,32 @@ async def test_a_server_is_started_by_its_command_with_arguments_and_environment
     assert played.facts["stop_reason"] == "completed"
 
 
-async def test_what_a_servers_tool_raises_is_the_policys_to_read(shipped_tokenizer: Any) -> None:
+async def test_a_server_that_runs_is_named_by_its_url(shipped_tokenizer: Any, served: str) -> None:
+    played = await run(shipped_tokenizer, [FACTS, ANSWER], settings={"tools": [served]})
+    assert "--port" in played.context_after(0)
+
+
+async def test_what_a_servers_tool_raises_is_the_policys_to_read(shipped_tokenizer: Any, served: str) -> None:
     failing = TOOL_CALL.format(name="fail", arguments=json.dumps({"reason": "too large"}))
     unfit = TOOL_CALL.format(name="fail", arguments="{}")
-    played = await run(shipped_tokenizer, [failing, unfit, ANSWER], settings=servers())
+    played = await run(shipped_tokenizer, [failing, unfit, ANSWER], settings={"tools": [served]})
     assert "Error executing tool fail" in played.context_after(0)
     assert (played.sample.status, played.facts["tool_errors"]) == (Sample.Status.COMPLETED, 2)
 
 
-async def test_a_server_that_is_lost_is_an_outage_and_the_next_episode_starts_it_again(shipped_tokenizer: Any) -> None:
-    lost = await run(shipped_tokenizer, [END, ANSWER], settings=servers())
+client = MCPClient(lambda: stdio_client(StdioServerParameters(command=sys.executable, args=[str(SERVER)])))
+
+
+@pytest.mark.parametrize("tool", [{"command": COMMAND}, f"{__name__}.client"], ids=["command", "client"])
+async def test_a_server_that_is_lost_is_an_outage_and_the_next_episode_starts_it_again(
+    shipped_tokenizer: Any, tool: Any
+) -> None:
+    lost = await run(shipped_tokenizer, [END, ANSWER], settings={"tools": [tool]})
     assert (lost.sample.status, lost.facts["stop_reason"]) == (Sample.Status.FAILED, "sandbox_error")
     assert "was lost" in lost.facts["error"]
     assert set(lost.sample.loss_mask) == {0}
-    again = await run(shipped_tokenizer, [FACTS, ANSWER], settings=servers())
-    assert again.facts["stop_reason"] == "completed"
+    again = await run(shipped_tokenizer, [FACTS, ANSWER], settings={"tools": [tool]})
+    assert (again.facts["stop_reason"], again.facts["tool_errors"]) == ("completed", 0)
 
 
 async def test_a_lost_server_is_started_again_though_another_episode_has_it_open(shipped_tokenizer: Any) -> None:
@@ -114,53 +140,19 @@ async def test_a_server_that_does_not_start_is_an_outage_in_words(shipped_tokeni
     assert "no-such-program" in played.facts["error"]
 
 
-client = MCPClient(lambda: stdio_client(StdioServerParameters(command=sys.executable, args=[str(SERVER)])))
-
-
-async def test_a_client_by_its_dotted_path_tells_an_outage_too(shipped_tokenizer: Any) -> None:
-    settings = {"tools": [f"{__name__}.client"]}
-    lost = await run(shipped_tokenizer, [END, ANSWER], settings=settings)
-    assert (lost.sample.status, lost.facts["stop_reason"]) == (Sample.Status.FAILED, "sandbox_error")
-    again = await run(shipped_tokenizer, [FACTS, ANSWER], settings=settings)
-    assert (again.facts["stop_reason"], again.facts["tool_errors"]) == ("completed", 0)
-
-
-async def test_names_are_prefixed_and_filtered(shipped_tokenizer: Any) -> None:
-    settings = servers(prefix="my", tool_filters={"allowed": ["facts"]})
+async def test_names_are_prefixed_and_filtered(shipped_tokenizer: Any, served: str) -> None:
+    settings = {"tools": [{"url": served, "prefix": "my", "tool_filters": {"allowed": ["facts"]}}]}
     played = await run(shipped_tokenizer, [ANSWER], settings=settings)
     prompt = played.decode(played.sample.tokens)
     assert '"my_facts"' in prompt
     assert "end" not in prompt.split("</tools>")[0].split("<tools>")[1]
 
 
-async def test_a_row_chooses_a_server_by_its_name(shipped_tokenizer: Any) -> None:
-    settings = {"tools": [], "row_tools": [{"name": "facts", "command": COMMAND}]}
+async def test_a_row_chooses_a_server_by_its_name(shipped_tokenizer: Any, served: str) -> None:
+    settings = {"tools": [], "row_tools": [{"name": "facts", "url": served}]}
     sample = Sample(prompt="?", metadata={"strands_rollout_settings": {"tools": ["facts"]}})
     played = await run(shipped_tokenizer, [FACTS, ANSWER], settings=settings, sample=sample)
     assert played.facts["tool_calls"] == 1
-
-
-@pytest.fixture
-def served() -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, str(SERVER), "--port", str(port)])
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.05)
-    yield f"http://127.0.0.1:{port}/mcp"
-    process.kill()
-    process.wait()
-
-
-@pytest.mark.filterwarnings("ignore:Use `streamable_http_client` instead:DeprecationWarning")  # mcp 1, of Strands' call
-async def test_a_server_that_runs_is_named_by_its_url(shipped_tokenizer: Any, served: str) -> None:
-    played = await run(shipped_tokenizer, [FACTS, ANSWER], settings={"tools": [served]})
-    assert "--port" in played.context_after(0)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Checks style, types, layers, shell scripts and the sizes that scripts/house.py measures.
+# Checks style, types, layers, shell scripts, the sizes that scripts/house.py measures, and the documentation.
 #   bash scripts/check.sh            all of these
 #   bash scripts/check.sh --tests    also the tests, with their coverage
 #   bash scripts/check.sh --house    the sizes alone, among them how far a reader walks through one tool turn
-# Checks style, types, layers, shell scripts and documentation; with --tests also runs the tests and shows their coverage.
 # Its environment is that of scripts/test.sh.
 set -euo pipefail
 

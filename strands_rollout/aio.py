@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from strands_rollout.errors import ToolError
+from strands_rollout.errors import ToolError, foreign_code
 
 
 class Closable(Protocol):
@@ -218,11 +218,8 @@ def in_own_thread(
 ) -> Callable[P, Coroutine[Any, Any, Result]]:
     """An async version of a sync function: each call in a thread of its own, with the caller's context variables.
 
-    A call that is cancelled is abandoned, unless it ends within 0.03 s: its thread goes on until the function ends.
-
-    Args:
-        function: May block.
-        has_last_moment: Whether a call may so give a result in place of its cancellation.
+    A call that is cancelled is abandoned: its thread goes on until the function ends. With `has_last_moment`, a call
+    that ends within 0.03 s gives its result in place of the cancellation.
     """
 
     @functools.wraps(function)
@@ -412,13 +409,14 @@ class _Poller:
     def _tick(self) -> None:
         self._timer = None
         for poll in list(self._polls):
-            try:
-                goes_on = poll()
-            except Exception:  # a question that fails must not end the others'; the next model call asks it again
-                logger.exception("event=abort_flag_unreadable")
-                goes_on = False
-            if not goes_on:
-                self._polls.pop(poll, None)
+            with foreign_code(
+                "a flag that can't be read must not end the others'; the next model call asks it again"
+            ) as asked:
+                if poll():
+                    continue
+            if asked.error is not None:
+                logger.error("event=abort_flag_unreadable", exc_info=asked.error)
+            self._polls.pop(poll, None)
         if self._polls:
             self._arm()
 

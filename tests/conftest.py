@@ -15,6 +15,7 @@ from real_server import start_sglang, version_of
 _REPOSITORY = Path(__file__).parents[1]
 SHIPPED_TOKENIZER = _REPOSITORY / "strands_rollout" / "engine" / "checkpoint"
 QWEN3_TOKENIZER = Path(os.environ.get("QWEN3_TOKENIZER", _REPOSITORY.parent / "shared" / "qwen3-8b-tokenizer"))
+_REAL_LIMIT_S = 900
 
 __all__ = ["pytest_terminal_summary", "told"]  # pytest finds them here
 
@@ -25,6 +26,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=os.environ.get("SGLANG_BASE_URL"),
         help="An SGLang server with the shipped model, for the tests marked real; default: one is started on this CPU.",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on real engines may start them first, on machines that do other work besides."""
+    for item in items:
+        if item.get_closest_marker("real") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_REAL_LIMIT_S))
 
 
 @pytest.fixture(scope="session")

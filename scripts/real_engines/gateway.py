@@ -38,7 +38,7 @@ def server_of(parsed: argparse.Namespace) -> Server:
 
 def main() -> int:
     """Run the command line."""
-    line = CommandLine("scripts/gateway.sh", "router", start_timeout_s=60, grace_s=5)
+    line = CommandLine("scripts/gateway.sh", "router", start_timeout_s=300, grace_s=5)
     line.start_flags.add_argument("--router", choices=MODULES, default="smg", help="Which one; default: smg.")
     line.start_flags.add_argument(
         "--worker", action="append", metavar="URL", help="An SGLang server; may be repeated; default: none."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ _POLL_S: Final = 0.1
 _PROBE_TIMEOUT_S: Final = 5.0
 _KILL_WAIT_S: Final = 10.0
 _OWNER_POLL_S: Final = 1.0
+_PORTS: Final = range(20_000, 30_000)
 _LOG_TAIL_BYTES: Final = 4000
 
 
@@ -112,10 +114,12 @@ def end_group(group: int, grace_s: float) -> None:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of 127.0.0.1 that nothing listens on, below those that connections going out take in the meantime."""
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ServerError("of 100 ports of 127.0.0.1, none is free; name one: --port")
 
 
 def is_taken(port: int) -> bool:

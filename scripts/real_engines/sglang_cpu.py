@@ -54,7 +54,7 @@ def server_of(parsed: argparse.Namespace) -> Server:
 
 def main() -> int:
     """Run the command line."""
-    line = CommandLine("scripts/sglang_cpu.sh", "sglang", start_timeout_s=300, grace_s=10)
+    line = CommandLine("scripts/sglang_cpu.sh", "sglang", start_timeout_s=600, grace_s=10)
     line.start_flags.add_argument(
         "--model", type=Path, default=SHIPPED_MODEL, help="Folder of a model; default: the shipped one."
     )

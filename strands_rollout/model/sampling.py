@@ -188,11 +188,8 @@ class TurnSampler:
         """Sample one turn into the trajectory, or the rest of its open one; return the engine's last answer.
 
         A turn that the engine aborts, as it does for a weight update, is continued from its own tokens; what it had
-        sampled is kept whatever follows. A request that was aborted before its first token leaves no trace.
-
-        Args:
-            asked: The turn.
-            turn: Its number in the conversation, from 0.
+        sampled is kept whatever follows. A request that was aborted before its first token leaves no trace. `turn` is
+        its number in the conversation, from 0.
 
         Raises:
             TrajectoryError: A context id is outside the vocabulary; or an image token stands for no image.
@@ -221,9 +218,9 @@ class TurnSampler:
                 return generation
             may_continue = asked.config["continue_aborted"] and generation.finish_reason.status_code is None
             if asked.should_abort() or not may_continue or fruitless > _MAX_FRUITLESS_ABORTS:
-                count = len(generation.output_ids)
-                words = generation.finish_reason.message or "no reason given"
-                raise EngineAbortedError(f"the engine aborted the turn after {count} tokens: {words}")
+                sampled = f"{len(generation.output_ids)} tokens"
+                reason = generation.finish_reason.message or "no reason given"
+                raise EngineAbortedError(f"the engine aborted the turn after {sampled}: {reason}")
             self.engine_aborts += 1
             if fruitless > 1:  # a paused engine lets the next request wait; one that does not is not asked in a hurry
                 await asyncio.sleep(min(_BACKOFF_BASE_S * 2 ** (fruitless - 2), _BACKOFF_CAP_S))

@@ -187,17 +187,12 @@ class Trajectory:
         """Append what a request added to the last one, and what the policy answered.
 
         Args:
-            context_ids: New context tokens; on the first call the whole prompt, which must not be empty. None where
-                the last turn is continued (`is_open`).
+            context_ids: New context tokens; first the whole prompt. None where the last turn is continued (`is_open`).
             sampled_ids: The tokens as the engine returned them, at least one.
             sampled_logprobs: One per sampled token; empty if logprobs were not asked for (recorded as 0.0).
-            weight_versions: (version, start, end) in sampled tokens from 0, in order and without gaps; default: one
-                span of an unknown version.
+            weight_versions: (version, start, end) in sampled tokens from 0, without gaps; default: an unknown version.
             images: Those of the context.
             **facts: The further fields of `Part`.
-
-        Returns:
-            The turn, with its earlier parts where it was continued.
 
         Raises:
             TrajectoryError: The lengths disagree, a logprob is not finite, nothing was sampled, the first prompt is
@@ -208,17 +203,12 @@ class Trajectory:
         if not self.turns:
             self.prompt_length = len(context_ids)
         start = len(self.token_ids) + len(context_ids)
-        part = Part(
-            start=start,
-            end=start + len(sampled_ids),
-            weight_spans=tuple(WeightSpan(version, start + first, start + end) for version, first, end in spans),
-            **facts,
-        )
+        weight_spans = tuple(WeightSpan(version, start + first, start + end) for version, first, end in spans)
+        part = Part(start=start, end=start + len(sampled_ids), weight_spans=weight_spans, **facts)
         self.images += images
         self.token_ids += context_ids
         self.token_ids += sampled_ids
-        self.loss_mask += [0] * len(context_ids)
-        self.loss_mask += [1] * len(sampled_ids)
+        self.loss_mask += [0] * len(context_ids) + [1] * len(sampled_ids)
         self.logprobs += [0.0] * len(context_ids)
         self.logprobs += sampled_logprobs or [0.0] * len(sampled_ids)
         earlier = self.turns.pop().parts if self.is_open else ()

@@ -48,26 +48,25 @@ def to_episode_prompt(
     template: ChatTemplate | None,
     loaded: Mapping[str, Any] | None = None,
 ) -> EpisodePrompt:
-    """Convert a prompt; a row's own system message replaces the configured system prompt, since it belongs to the task.
+    """Convert a dataset row's prompt; its own system message replaces the configured system prompt.
 
     Args:
-        prompt: A dataset row's.
+        prompt: A string or a chat.
         configured_system: The settings' system prompt.
-        template: The model's, which tells an already rendered prompt; None to pass that check over.
+        template: The model's, which tells an already rendered prompt; None: not checked.
         loaded: The sample's `multimodal_inputs`, whose `images` are the chat's, in order; None without a processor.
 
     Raises:
-        PromptError: The prompt is empty, of a wrong type, already rendered, or no chat that ends with a user's turn; or
-            an image can't be read, or there is anything but text and images.
+        PromptError: It is empty, already rendered, no chat that ends with a user's turn, or not text and images.
         ConfigError: There are images, and Pillow is not installed.
     """
     images = _loaded_images(loaded or {})
     if isinstance(prompt, str):
         if images:
-            raise PromptError(
-                f"got a string as prompt, and {len(images)} images; expected a chat with a part of each, as slime "
-                "makes with --multimodal-keys and without --apply-chat-template"
+            expected = (
+                "a chat with a part of each, as slime makes with --multimodal-keys and without --apply-chat-template"
             )
+            raise PromptError(f"got a string as prompt, and {len(images)} images; expected {expected}")
         _refuse_empty(prompt, "prompt")
         if template is not None and template.is_rendered(prompt):
             raise PromptError(

@@ -37,7 +37,7 @@ class SubprocessInterpreter:
 def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-m", "benchmarks", "sandbox", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def make_python(path: Path, script: str) -> Path:

@@ -239,7 +239,7 @@ async def test_no_more_than_max_attempts_in_all() -> None:
 
 @pytest.mark.parametrize("reply", [Reply.hang(), Reply.stall()], ids=["no answer", "half an answer"])
 async def test_a_slow_request_is_aborted_before_it_is_sent_again(reply: Reply) -> None:
-    async with FakeSGLang([reply, OK]) as fake, create_client(fake.base_url, timeout=0.2) as http:
+    async with FakeSGLang([reply, OK]) as fake, create_client(fake.base_url, timeout=1.5) as http:
         generation = await SGLangClient(http, sleep=Waits()).generate([1], {}, rid="slow")
     assert fake.aborts == [{"rid": "slow"}]
     assert generation.rid == "slow-2"

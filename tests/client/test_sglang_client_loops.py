@@ -35,9 +35,11 @@ async def test_a_cancelled_caller_is_let_go_at_once_and_the_engine_told_its_rid(
 
 async def test_a_time_limit_of_the_caller_aborts_too_and_a_routers_404_is_ignored() -> None:
     async with FakeSGLang([Reply.hang(), OK], router=True) as fake, SGLangClient(fake.base_url) as client:
+        asking = asyncio.create_task(client.generate([1], {}, rid="late"))
+        await fake.arrived()
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await client.generate([1], {}, rid="late")
+            async with asyncio.timeout(0):
+                await asking
         assert (await client.generate([1], {})).output_ids == [7]
     assert fake.aborts == [{"rid": "late"}]
 

@@ -46,7 +46,7 @@ def confined_child(confined_folder: str) -> Callable[..., Any]:
 
     def run(script: str, *, ends_with: int = 0) -> Any:
         command = [sys.executable, "-c", script]
-        done = subprocess.run(command, cwd=confined_folder, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, cwd=confined_folder, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == ends_with, done.stderr
         return json.loads(done.stdout) if done.stdout else None
 

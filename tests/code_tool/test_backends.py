@@ -227,10 +227,13 @@ async def test_each_call_starts_fresh_in_a_clean_environment(
 
 @on(PLAIN)
 async def test_a_timeout_keeps_what_was_printed_and_counts_from_the_code_on(executor: CodeExecutor) -> None:
-    result = await executor.run("print('before')\nwhile True: pass", timeout_s=0.3)
+    for limit_s in (0.3, 3.0, 30.0):  # until it is enough to print, on a busy machine too
+        result = await executor.run("print('before')\nwhile True: pass", timeout_s=limit_s)
+        if result.stdout:
+            break
     assert (result.timed_out, result.exit_code, result.stdout) == (True, -signal.SIGKILL, "before\n")
-    assert result.killed_by == "time limit of 0.3 s"
-    assert result.duration_s > 0.25
+    assert result.killed_by == f"time limit of {limit_s:g} s"
+    assert result.duration_s > limit_s - 0.05
 
 
 @on(ALL)
@@ -312,7 +315,10 @@ async def test_a_child_of_the_code_does_not_survive_it(executor: CodeExecutor) -
     code = "import subprocess\nprint(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)"
     assert ends(int((await executor.run(code)).stdout))
     code = "import subprocess, time\nprint(subprocess.Popen(['sleep', '60']).pid)\ntime.sleep(60)"
-    result = await executor.run(code, timeout_s=0.5)
+    for limit_s in (0.5, 5.0, 50.0):  # until it is enough to print, on a busy machine too
+        result = await executor.run(code, timeout_s=limit_s)
+        if result.stdout:
+            break
     assert result.timed_out
     assert ends(int(result.stdout))
 

@@ -46,7 +46,7 @@ os._exit(0)
 
 def run(*, ceiling=None, alone=False):
     command = [sys.executable, "-c", PROGRAM.format(ceiling=ceiling, alone=alone)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

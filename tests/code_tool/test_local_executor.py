@@ -127,8 +127,11 @@ async def test_a_session_shows_each_calls_own_output_and_lines(executor: LocalEx
 
 @pytest.mark.parametrize("end", ["while True: pass", "import os; os._exit(3)", "import ctypes; ctypes.string_at(0)"])
 async def test_a_session_whose_process_ends_is_lost_and_says_so(executor: LocalExecutor, end: str) -> None:
-    await executor.run("x = 1", session="short")
-    result = await executor.run(f"print('before')\n{end}", session="short", timeout_s=0.5)
+    for limit_s in (0.5, 5.0, 20.0):  # until it is enough to print, on a busy machine too
+        await executor.run("x = 1", session="short")
+        result = await executor.run(f"print('before')\n{end}", session="short", timeout_s=limit_s)
+        if result.stdout:
+            break
     assert (result.stdout, result.session_lost, result.infra_error) == ("before\n", True, None)
     result = await executor.run("x", session="short")
     assert "NameError" in result.stderr
@@ -879,5 +882,5 @@ def child():
     return 0 if out == ["2\\n"] else 1
 asyncio.run(parent())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300)
     assert done.stdout == "0\n", done.stderr

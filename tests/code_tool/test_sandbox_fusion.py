@@ -311,7 +311,7 @@ async def test_an_executor_that_nobody_closed_lets_the_interpreter_end_without_a
         f"executor = SandboxFusionExecutor({fake.url!r})\nprint(asyncio.run(executor.run('1')).stdout, end='')"
     )
     command = [sys.executable, "-W", "default", "-c", code]
-    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, env=os.environ)
+    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=300, env=os.environ)
     assert (ran.stdout, ran.stderr, ran.returncode) == ("1\n", "", 0)
 
 

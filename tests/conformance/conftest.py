@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 from differences import DIFFERENCES, TABLE
 from engine_api import client_session
+from engine_thread import on_a_thread
 from findings import ran_on
 from processes import is_running
 from real_server import RealServer, start_sglang, version_of
-from served_engine import ServedEngine, embedded_engine, facts_of, serves_the_shipped_weights
+from served_engine import ServedEngine, facts_of, serves_the_shipped_weights
 
+from strands_rollout.engine import running_engine
 from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
 
 if TYPE_CHECKING:
@@ -34,14 +36,14 @@ _CHAT_FLAGS = ("--tool-call-parser", "qwen", "--reasoning-parser", "qwen3", "--e
 @pytest.fixture(scope="session")
 def embedded_server() -> Iterator[str]:
     """The URL of the embedded engine that all tests share: leave it as it was found."""
-    with embedded_engine() as url:
+    with on_a_thread(running_engine()) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def narrow_embedded_server() -> Iterator[str]:
     """The same for one generation at a time, and prompts in small chunks."""
-    with embedded_engine(**NARROW_OPTIONS) as url:
+    with on_a_thread(running_engine(**NARROW_OPTIONS)) as url:
         yield url
 
 
@@ -172,7 +174,7 @@ def tell(told: Callable[..., None]) -> Callable[[str], None]:
     """Tells of a difference that was measured, by its name, when all tests are done."""
 
     def add(name: str) -> None:
-        [difference] = [difference for difference in DIFFERENCES if difference.name == name]
+        difference = DIFFERENCES[name]
         told(TABLE, what=name, SGLang=difference.sglang, embedded=difference.embedded, because=difference.reason)
 
     return add

@@ -1,30 +1,41 @@
-"""An engine under test, whichever it is, and what it says of itself; and the embedded one on a thread of its own."""
+"""An engine under test, whichever it is, and what it says of itself."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import urllib.request
-from contextlib import contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from engine_api import Api, until_load
+from engine_api import Api, in_flight, until_load
 from prompts import random_prompt
 from reference_qwen3 import log_softmax, shipped_reference
 
-from strands_rollout.engine import running_engine
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator
 
     import aiohttp
 
-_START_S = 60.0
+_START_S = 300.0
 _FINGERPRINT_TOKENS = 8
+# the keys of SGLang's answers to /generate (0.5.23), and how it says that it has aborted a request
+META_KEYS = {
+    "id", "finish_reason", "prompt_tokens", "weight_version", "num_retractions", "reasoning_tokens",
+    "completion_tokens", "cached_tokens", "weight_versions", "cached_tokens_details", "dp_rank", "e2e_latency",
+    "response_sent_to_client_ts",
+}  # fmt: skip
+LOGPROB_KEYS = {"input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"}
+# of a request that was aborted before it ran, or after it was put back into the queue
+QUEUED_META_KEYS = {
+    "id", "finish_reason", "weight_version", "e2e_latency", "weight_versions", "completion_tokens",
+    "response_sent_to_client_ts",
+}  # fmt: skip
+ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+ABORTED_IN_QUEUE = {"type": "abort", "message": "Abort in waiting queue"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +122,17 @@ def serves_the_shipped_weights(base_url: str) -> bool:
     return bool(np.allclose(rows[range(len(ids)), ids], told, atol=1e-2))
 
 
-@contextmanager
-def embedded_engine(**options: Any) -> Iterator[str]:
-    """The embedded engine with the shipped model on a thread and a loop of its own; yields its URL."""
-    started = threading.Event()
-    place: dict[str, Any] = {}
-
-    async def serve() -> None:
-        place["loop"], place["stop"] = asyncio.get_running_loop(), asyncio.Event()
-        async with running_engine(**options) as base_url:
-            place["url"] = base_url
-            started.set()
-            await place["stop"].wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="embedded engine", daemon=True)
-    thread.start()
-    assert started.wait(_START_S), "the embedded engine did not start"
-    yield place["url"]
-    place["loop"].call_soon_threadsafe(place["stop"].set)
-    thread.join(_START_S)
+@asynccontextmanager
+async def witness(engine: ServedEngine) -> AsyncIterator[None]:
+    """Checks that long generations that begin in the block end before a shorter one, which begins with it."""
+    shorter = {**engine.long, "max_new_tokens": engine.long["max_new_tokens"] * 3 // 4}
+    async with in_flight(engine, "witness", **shorter) as [task]:
+        await until_load(engine, 1)
+        yield
+        await until_load(engine, 1)
+        # whether its task is done would not tell: the load falls to 1 before the witness's own answer arrives
+        await engine.post("/abort_request", {"rid": "witness"})
+        assert (await task)["meta_info"]["finish_reason"] == ABORTED
 
 
 def _json(base_url: str, path: str, body: object = None) -> Any:

@@ -1,4 +1,4 @@
-"""The suite sees a broken engine: for each way to break the embedded one, tests that must fail."""
+"""The suite itself: each way to break the embedded engine fails tests, and each difference is told by one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from broken_engine import BREAKS, ENVIRONMENT_VARIABLE
+from differences import DIFFERENCES
 
 HERE = Path(__file__).parent
 ANSWERS = "test_conformance_answers.py"
@@ -87,3 +88,9 @@ def test_the_same_tests_pass_on_the_engine_as_it_is():
 
 def test_every_way_to_break_the_engine_has_its_tests():
     assert set(CATCHES) == set(BREAKS)
+
+
+def test_every_difference_is_told_by_a_test():
+    modules = ("test_conformance_differences.py", "test_fatal_requests.py")
+    tests = "".join((HERE / name).read_text() for name in modules)
+    assert [name for name in DIFFERENCES if f'"{name}"' not in tests] == []

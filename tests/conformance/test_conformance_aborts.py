@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from answer_shape import ABORTED
 from engine_api import IDS, client_session, in_flight, streaming, until_load
-from witness import witness
+from served_engine import ABORTED, witness
 
 
 async def test_aborting_a_running_request_returns_what_it_has(engine):

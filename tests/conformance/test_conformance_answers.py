@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from answer_shape import LOGPROB_KEYS, META_KEYS
 from engine_api import IDS
 from prompts import turn_prompts
+from served_engine import LOGPROB_KEYS, META_KEYS
 from tokenizers import Tokenizer
 
 from strands_rollout.engine.serving import SHIPPED_MODEL_DIR

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from engine_api import IDS, until_load
 from prompts import random_prompt
-from witness import witness
+from served_engine import witness
 
 from strands_rollout.client.client import SGLangClient
 from strands_rollout.errors import EngineOverlongError, EngineRejectedError

@@ -6,18 +6,14 @@ import asyncio
 import json
 
 import pytest
-from answer_shape import ABORTED
-from engine_api import IDS, in_flight, streaming, until_load
+from engine_api import IDS, held, in_flight, streaming, until_load
 from prompts import ASK, ASK_THE_AGENT, TOOLS, random_prompt
+from served_engine import ABORTED
 
 pytestmark = pytest.mark.real
 ONE = {"max_new_tokens": 1, "ignore_eos": True}
 # Until a request that is not going to be answered counts as such.
 _SILENCE_S = 1.5
-
-
-async def _statuses(embedded, real, path: str, body: object) -> tuple[int, int]:
-    return (await embedded.post(path, body)).status, (await real.post(path, body)).status
 
 
 async def _answers_of_chats(embedded, real, **fields) -> list:
@@ -28,6 +24,37 @@ async def _answers_of_chats(embedded, real, **fields) -> list:
 async def _is_silent(task: asyncio.Task) -> bool:
     await asyncio.wait({task}, timeout=_SILENCE_S)
     return not task.done()
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "body", "statuses"),
+    [
+        (
+            "several sampling_params for one prompt",
+            "/generate",
+            {"input_ids": IDS, "sampling_params": [ONE, ONE]},
+            (400, 500),
+        ),
+        ("n null", "/generate", {"input_ids": IDS, "sampling_params": {**ONE, "n": None}}, (200, 500)),
+        (
+            "further endpoints, such as /v1/completions",
+            "/v1/completions",
+            {"model": "m", "prompt": "1 + 1", "max_tokens": 1},
+            (404, 200),
+        ),
+        (
+            "several choices of a chat (n)",
+            "/v1/chat/completions",
+            {"model": "m", "messages": ASK, "max_tokens": 1, "n": 2},
+            (400, 200),
+        ),
+    ],
+)
+async def test_a_status_differs(both, tell, name, path, body, statuses):
+    answers = [await engine.post(path, body) for engine in both]
+    assert tuple(answer.status for answer in answers) == statuses
+    assert "n" not in body or len(answers[1].body["choices"]) == body["n"]
+    tell(name)
 
 
 async def test_seeds_repeat_tokens_on_the_embedded_engine_and_on_sglang_with_a_flag(both, tell):
@@ -79,8 +106,9 @@ async def test_a_client_that_leaves_during_a_pause_leaves_its_request_to_sglang_
     for engine in (embedded, real):
         await engine.flush()
         await engine.post("/pause_generation", {"mode": "retract"})
-        async with in_flight(engine, "gone", disconnects=True, **engine.long):
-            await asyncio.sleep(engine.hop_s)
+        leaving = await held(engine, "gone", **engine.long)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
         await engine.post("/continue_generation", {})
         await engine.generate(random_prompt(5), **ONE)  # which came after it
         await engine.until_idle()
@@ -111,20 +139,6 @@ async def test_the_load_during_a_pause_is_that_of_before_on_sglang_only(both, te
             await engine.post("/continue_generation", {})
     assert found == [(0, 1), (1, 0)]
     tell("/v1/loads")
-
-
-async def test_several_sampling_params_for_one_prompt_are_sglangs_internal_error(both, tell):
-    embedded, real = both
-    body = {"input_ids": IDS, "sampling_params": [ONE, ONE]}
-    assert await _statuses(embedded, real, "/generate", body) == (400, 500)
-    tell("several sampling_params for one prompt")
-
-
-async def test_a_null_n_is_sglangs_internal_error(both, tell):
-    embedded, real = both
-    body = {"input_ids": IDS, "sampling_params": {**ONE, "n": None}}
-    assert await _statuses(embedded, real, "/generate", body) == (200, 500)
-    tell("n null")
 
 
 async def test_further_logprobs_come_from_sglang_only(both, tell):
@@ -191,13 +205,6 @@ async def test_the_weight_version_in_sglangs_server_info_is_stale(both, tell):
     tell("weight_version of /server_info")
 
 
-async def test_further_endpoints_are_sglangs_only(both, tell):
-    embedded, real = both
-    body = {"model": "m", "prompt": "1 + 1", "max_tokens": 1}
-    assert await _statuses(embedded, real, "/v1/completions", body) == (404, 200)
-    tell("further endpoints, such as /v1/completions")
-
-
 async def test_calls_are_parsed_without_flags_by_the_embedded_engine_only(both, tell):
     embedded, real = both
     ours, theirs = await _answers_of_chats(embedded, real, tools=TOOLS, messages=ASK_THE_AGENT)
@@ -225,11 +232,3 @@ async def test_cached_tokens_of_a_chat_are_told_without_flags_by_the_embedded_en
     reports = (await real.get("/server_info")).body["enable_cache_report"]
     assert (theirs.body["usage"]["prompt_tokens_details"] is not None) is reports
     tell("cached tokens of a chat")
-
-
-async def test_several_choices_come_from_sglang_only(both, tell):
-    embedded, real = both
-    ours, theirs = await _answers_of_chats(embedded, real, max_tokens=1, n=2)
-    assert (ours.status, theirs.status) == (400, 200)
-    assert len(theirs.body["choices"]) == 2
-    tell("several choices of a chat (n)")

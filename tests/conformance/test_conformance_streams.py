@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from answer_shape import LOGPROB_KEYS, META_KEYS
 from engine_api import IDS
+from served_engine import LOGPROB_KEYS, META_KEYS
 
 LAST_ONLY = {"weight_versions", "e2e_latency"}
 FIRST_ONLY = {"response_sent_to_client_ts"}

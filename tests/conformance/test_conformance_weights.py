@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
-from answer_shape import ABORTED
-from engine_api import IDS, in_flight, streaming, until_load
+from engine_api import IDS, held, in_flight, streaming, until_load
 from reference_qwen3 import ReferenceQwen3, log_softmax, shipped_reference
+from served_engine import ABORTED
 
 from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
 
 GREEDY = {"max_new_tokens": 10, "temperature": 0, "ignore_eos": True}
+TWO = {"max_new_tokens": 2, "ignore_eos": True}
 # long enough to be caught in the middle: the embedded engine makes more than a thousand tokens a second
 STREAMED = {"max_new_tokens": 400, "ignore_eos": True}
 
@@ -46,7 +48,7 @@ def _versions(answer) -> list[str]:
 async def test_new_weights_change_the_answer_the_version_and_empty_the_cache(shipped, reweighted, other_reference):
     before = await shipped.generate(**GREEDY)
     answer = await reweighted(weight_version="v7")
-    async with asyncio.timeout(30):  # SGLang flushes nothing before it has put away what it has answered
+    async with asyncio.timeout(300):  # SGLang flushes nothing before it has put away what it has answered
         while "not flushed" in answer.body["message"]:
             answer = await reweighted(weight_version="v7")
     message = "Succeeded to update model weights. Weight version updated to v7."
@@ -93,9 +95,11 @@ async def test_each_span_of_an_answer_holds_what_the_weights_of_its_version_samp
     old, new = (
         log_softmax(model.logits([*IDS, *ids]))[len(IDS) - 1 : -1] for model in (shipped_reference(), other_reference)
     )
-    assert ids[:cut] == old.argmax(axis=-1)[:cut].tolist()
+    positions = np.arange(len(ids))
+    # where the cut falls is chance, and two tokens after it may be as likely as each other
+    assert old[positions, ids][:cut] == pytest.approx(old.max(axis=-1)[:cut], abs=1e-3)
     if mode == "retract":  # in place, keys and values of the old weights are read on
-        assert ids[cut:] == new.argmax(axis=-1)[cut:].tolist()
+        assert new[positions, ids][cut:] == pytest.approx(new.max(axis=-1)[cut:], abs=1e-3)
         told = [entry[0] for entry in body["meta_info"]["output_token_logprobs"]]
         assert told[cut:] == pytest.approx(new[range(cut, len(ids)), ids[cut:]], abs=1e-3)
 
@@ -104,11 +108,10 @@ async def test_what_an_update_aborts_names_the_version_that_it_was_sampled_under
     async with in_flight(shipped, "running", **shipped.long) as [task]:
         await until_load(shipped, 1)
         await shipped.post("/pause_generation", {})
-        held = asyncio.create_task(shipped.generate(max_new_tokens=2, ignore_eos=True))
-        await asyncio.sleep(shipped.hop_s)
+        waiting = await held(shipped, "waiting", **TWO)
         assert (await reweighted(weight_version="v2")).status == 200
         await shipped.post("/continue_generation", {})
-        aborted, fresh = await task, await held
+        aborted, fresh = await task, (await waiting).body
     assert _versions(aborted) == ["default"]
     assert _versions(fresh) == ["v2"]
     assert fresh["meta_info"]["cached_tokens"] == 0
@@ -127,13 +130,25 @@ async def test_an_update_under_a_frozen_generation_changes_weights_but_fails_to_
 
 
 async def test_an_update_without_a_pause_waits_for_what_runs_and_holds_what_comes(shipped, reweighted):
-    running = await streaming(shipped, **STREAMED)
+    counts: list[int] = []
+    running = await streaming(shipped, counts=counts, **STREAMED)
     updating = asyncio.create_task(reweighted(weight_version="v2"))
-    await asyncio.sleep(shipped.hop_s)
-    late = asyncio.create_task(shipped.generate(max_new_tokens=2, ignore_eos=True))
+    late = await _held_by_an_update(shipped, running, counts)
     assert _versions(await running) == ["default"]
     assert _was_made(shipped, await updating)
     assert _versions(await late) == ["v2"]
+
+
+async def _held_by_an_update(engine, running, counts) -> asyncio.Task:
+    """A request that waits for the update that waits for what runs; a few may come before the update itself does."""
+    for _ in range(10):
+        late, before = asyncio.create_task(engine.generate(**TWO)), counts[-1]
+        # beside so many tokens it would have got its two
+        while not late.done() and not running.done() and counts[-1] < before + 60:  # noqa: ASYNC110 - counted there
+            await asyncio.sleep(0.005)
+        if not late.done():
+            break
+    return late
 
 
 async def test_an_update_can_abort_what_runs(shipped, reweighted):
@@ -144,16 +159,14 @@ async def test_an_update_can_abort_what_runs(shipped, reweighted):
 
 
 async def test_an_abort_during_an_update_does_not_reach_what_waits_for_it(shipped, reweighted):
-    async with in_flight(shipped, "r1", **shipped.long) as [task]:
-        await until_load(shipped, 1)
-        updating = asyncio.create_task(reweighted(weight_version="v2"))
-        await asyncio.sleep(shipped.hop_s)
-        late = asyncio.create_task(shipped.generate(max_new_tokens=2, ignore_eos=True))
-        await asyncio.sleep(shipped.hop_s)
-        await shipped.post("/abort_request", {"abort_all": True})
-        assert (await task)["meta_info"]["finish_reason"] == ABORTED
-        assert _was_made(shipped, await updating)
-        assert _versions(await late) == ["v2"]
+    counts: list[int] = []
+    running = await streaming(shipped, counts=counts, rid="before an update", **shipped.long)
+    updating = asyncio.create_task(reweighted(weight_version="v2"))
+    late = await _held_by_an_update(shipped, running, counts)
+    await shipped.post("/abort_request", {"abort_all": True})
+    assert (await running)["meta_info"]["finish_reason"] == ABORTED
+    assert _was_made(shipped, await updating)
+    assert _versions(await late) == ["v2"]
 
 
 async def test_a_version_can_change_without_the_weights(engine):

@@ -133,13 +133,13 @@ async def test_the_tools_time_limit_is_told_and_the_episode_goes_on(shipped_toke
 
 
 async def test_the_episodes_time_limit_cuts_a_tool(shipped_tokenizer: Any) -> None:
-    done, model, _ = await episode(shipped_tokenizer, [call_text("hang"), ANSWER], EpisodeLimits(episode_timeout_s=0.3))
+    done, model, _ = await episode(shipped_tokenizer, [call_text("hang"), ANSWER], EpisodeLimits(episode_timeout_s=2.0))
     assert done.stop_reason is StopReason.EPISODE_TIMEOUT
     assert len(model.trajectory.turns) == 1
 
 
 async def test_the_episodes_time_limit_cuts_a_generation_at_the_engine(shipped_tokenizer: Any) -> None:
-    done, model, fake = await episode(shipped_tokenizer, [Reply.hang()], EpisodeLimits(episode_timeout_s=0.3))
+    done, model, fake = await episode(shipped_tokenizer, [Reply.hang()], EpisodeLimits(episode_timeout_s=2.0))
     assert done.stop_reason is StopReason.EPISODE_TIMEOUT
     assert model.trajectory.turns == []
     assert fake.aborts or fake.disconnects

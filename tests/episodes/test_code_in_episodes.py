@@ -141,7 +141,8 @@ async def test_what_the_code_tool_did_is_in_the_metadata(shipped_tokenizer: Any)
 async def test_the_codes_own_faults_are_the_policys_to_read(
     shipped_tokenizer: Any, code: str, shown: str, counted: dict[str, int]
 ) -> None:
-    done = await run(shipped_tokenizer, [call_text(code), ANSWER], settings={"tool_timeout_s": 0.5})
+    settings = {"tool_timeout_s": 0.5 if "timeouts" in counted else 30.0}
+    done = await run(shipped_tokenizer, [call_text(code), ANSWER], settings=settings)
     assert done.sample.status.value == "completed"
     assert shown in done.context_after(0)
     assert counted.items() <= done.facts["code"].items()
@@ -187,7 +188,7 @@ def children(pid: int) -> list[int]:
 
 async def test_a_session_that_is_lost_is_told_to_the_policy(shipped_tokenizer: Any) -> None:
     turns = [call_text("x = 1"), call_text("while True: pass"), call_text("x"), ANSWER]
-    done = await run(shipped_tokenizer, turns, settings={"code_session": True, "tool_timeout_s": 0.5})
+    done = await run(shipped_tokenizer, turns, settings={"code_session": True, "tool_timeout_s": 3.0})
     assert "The interpreter was restarted: variables and files are gone." in done.context_after(1)
     assert "NameError" in done.context_after(2)
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import recorded_tools
-from engine_thread import EngineThread
+from engine_thread import on_a_thread
 from interruption_stage import QUICK, Stage, latencies, report, smooth_samples, stage_of
 from rough_weather import ALL_FAULTS, Weather, prompts
-from stand_in_buffer import Buffer
-from stand_in_rollout import StepSize, update_weights
+from stand_in_rollout import Buffer, StepSize, update_weights
 from strain import measured
 
 EPISODES = 512
@@ -57,7 +56,7 @@ async def test_hundreds_of_episodes_at_once_are_all_finished(
     smooth = await smooth_samples(shipped_tokenizer, QUICK, EPISODES, per_group=1)
     weather = Weather(5, ALL_FAULTS, token_s=0.02)
     stage = stage_of(shipped_tokenizer, weather)
-    with EngineThread(stage.fake):
+    with on_a_thread(stage.fake):
         stage.connect()
         gc.collect()
         async with asyncio.timeout(_MOST_S), measured() as strain:

@@ -22,7 +22,7 @@ def run(tmp_path: Path, *words: str, status: int = 0, **environment: str) -> lis
     calls.write_text("")
     told = {**os.environ, **environment, "PATH": f"{commands}:{os.environ['PATH']}", "CALLS": str(calls)}
     command = ["bash", str(SCRIPT), str(tmp_path / "runs"), *words]
-    done = subprocess.run(command, check=False, env=told, timeout=60, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, env=told, timeout=300, capture_output=True, text=True)
     assert done.returncode == status, done.stderr
     return calls.read_text().splitlines()
 

@@ -28,7 +28,7 @@ def facts(name: str, folder: Path = CHECKPOINT) -> dict[str, Any]:
 def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-m", "experiments.shipped_model", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ def test_wandb_gets_the_table_and_no_file_of_it_gets_a_secret(dump: Path, tmp_pa
 
     def child(*arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -157,7 +157,7 @@ class Stage:
             capture_output=True,
             text=True,
             check=False,
-            timeout=100,
+            timeout=300,
         )
 
     def start(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:

@@ -73,7 +73,7 @@ def run(environment: dict[str, str], code: str, **given: str) -> subprocess.Comp
 
 def answers(environment: dict[str, str], *words: str) -> str:
     command = ["ray", "job", *words, "--address=http://127.0.0.1:8265"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60).stdout
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300).stdout
 
 
 @pytest.fixture

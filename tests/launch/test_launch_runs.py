@@ -141,7 +141,7 @@ def test_a_script_that_is_ended_stops_its_job_and_its_ray_and_no_other(
             assert time.monotonic() < deadline
             time.sleep(0.02)
         os.killpg(process.pid, sent) if sent != signal.SIGTERM else process.send_signal(sent)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=300)
     assert process.returncode == status, output
     (stop,) = stage.calls_of("ray", "job", "stop")
     assert stop.words[-1] == "mine"

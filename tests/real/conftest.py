@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
+import stage_tools
+from episode_stage import EpisodeStage, episodes_on
 from findings import ran_on
 from gateway_stage import NAMES, OwnWorker
 from many_tools_engine import many_tools_engine, many_tools_sglang, on_sglang, play
@@ -18,6 +21,16 @@ def own_worker() -> Iterator[OwnWorker]:
     worker = OwnWorker()
     yield worker
     worker.kill()
+
+
+@pytest.fixture
+async def stage(sglang: str, shipped_tokenizer: Any) -> AsyncIterator[EpisodeStage]:
+    """Episodes on the real SGLang itself, with tools that have not begun."""
+    stage_tools.began.clear()
+    stage_tools.is_to_hang.clear()
+    async with episodes_on(sglang, shipped_tokenizer) as made:
+        yield made
+    stage_tools.is_to_hang.clear()
 
 
 @pytest.fixture(params=NAMES)

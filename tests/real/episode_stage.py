@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,29 +25,10 @@ SAMPLED = slime_sampling_params(1.0, 768)
 # one turn of so many tokens, which takes SGLang some seconds on a CPU: none has ended before all have begun
 LONG_TURN = {**GREEDY, "max_new_tokens": 500, "ignore_eos": True}
 _EXECUTOR = {"name": "local", "isolation": "rlimits"}
-_PATIENCE_S = 60.0
-
-
-class AbortFlag:
-    """The flag that a rollout raises to have its episodes back.
-
-    Attributes:
-        raised_s: When it was raised, by the clock of the event loop; None while it is down.
-    """
-
-    def __init__(self) -> None:
-        self.raised_s: float | None = None
-
-    def __call__(self) -> bool:
-        return self.raised_s is not None
-
-    def raise_it(self) -> None:
-        self.raised_s = asyncio.get_running_loop().time()
-
-    def since_s(self) -> float:
-        """Seconds since it was raised."""
-        assert self.raised_s is not None
-        return asyncio.get_running_loop().time() - self.raised_s
+# against hangs alone: a loaded machine takes its time
+PATIENCE_S = 300.0
+_LOOK_S = 0.02
+_OF_LOADS = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "timestamp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,79 +92,90 @@ class EpisodeStage:
     async def control(self, path: str, **body: Any) -> None:
         assert await self.post(path, **body) == 200
 
-    async def told_load(self) -> dict[str, Any]:
-        """What the engine tells of its load, among it `num_used_tokens` of all running requests."""
-        return await _told_load(self.engine_url)
-
     async def until_sampling(self, *, requests: int = 1, tokens: int = 10) -> None:
         """Wait until so many requests run, and have sampled about so many tokens together since then."""
-        began: int | None = None
-        async with asyncio.timeout(_PATIENCE_S):
-            while True:
-                load = await self.told_load()
-                running, used = load["num_running_reqs"], load["num_used_tokens"]
-                if began is not None and used >= began + tokens:
-                    return
-                if running >= requests:
-                    # an idle engine tells for up to a second what ran last
-                    began = used if began is None else min(began, used)
-                await asyncio.sleep(0.02)
-
-    async def until_queued(self, count: int) -> None:
-        """Wait until so many requests wait for a place at the engine."""
-        async with asyncio.timeout(_PATIENCE_S):
-            while (await self.told_load())["num_waiting_reqs"] < count:  # noqa: ASYNC110 - the state is the server's
-                await asyncio.sleep(0.02)
-
-    async def until_idle(self) -> None:
-        """Wait until no request runs or waits at the engine."""
-        began = time.time()
-        async with asyncio.timeout(_PATIENCE_S):
-            # an idle engine tells for up to a second what it was before
-            while (load := await self.told_load())["timestamp"] <= began or _busy(load):  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0.02)
+        await until_sampling(requests, self.engine_url, tokens=tokens)
 
     async def most_tokens_until_idle(self) -> int:
         """The most tokens that the engine's running requests had before there were none."""
         most = 0
-        async with asyncio.timeout(_PATIENCE_S):
-            while (load := await self.told_load())["num_running_reqs"]:
+        async with asyncio.timeout(PATIENCE_S):
+            while (load := await load_of(self.engine_url))["num_running_reqs"]:
                 most = max(most, load["num_used_tokens"])
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(_LOOK_S)
         return most
 
     async def until_done(self, path: str, **body: Any) -> None:
         """Ask for what the engine refuses while requests run, until it does it: some may have been left behind."""
-        async with asyncio.timeout(_PATIENCE_S):
-            while await self.post(path, **body) != 200:  # noqa: ASYNC110 - the state polled is the server's
-                await asyncio.sleep(0.1)
+
+        async def done() -> bool:
+            return await self.post(path, **body) == 200
+
+        await until(done)
 
 
-def _busy(load: Mapping[str, Any]) -> bool:
-    return bool(load["num_running_reqs"] or load["num_waiting_reqs"])
-
-
-async def load_of(engine_url: str) -> tuple[int, int]:
-    """How many requests run at an engine, and how many wait there."""
-    load = await _told_load(engine_url)
-    return load["num_running_reqs"], load["num_waiting_reqs"]
-
-
-async def tokens_at(engine_url: str) -> int:
-    """How many tokens the running requests have at an engine."""
-    return int((await _told_load(engine_url))["num_used_tokens"])
-
-
-async def _told_load(engine_url: str) -> dict[str, Any]:
+async def load_of(engine_url: str) -> dict[str, Any]:
+    """What an engine tells of its load, among it `num_used_tokens` of all running requests."""
     async with aiohttp.ClientSession() as session, session.get(f"{engine_url}/v1/loads") as answer:
         return dict((await answer.json())["loads"][0])
 
 
-async def until_true(holds: Callable[[], bool]) -> None:
-    """Wait until it holds."""
-    async with asyncio.timeout(_PATIENCE_S):
-        while not holds():  # noqa: ASYNC110 - what becomes true is a list of someone else's
-            await asyncio.sleep(0.02)
+async def loads_of(engine_urls: Sequence[str]) -> dict[str, list[Any]]:
+    """The same of several engines, by what it is."""
+    loads = await asyncio.gather(*map(load_of, engine_urls))
+    return {name: [load[name] for load in loads] for name in _OF_LOADS}
+
+
+async def until(holds: Callable[[], bool | Awaitable[bool]]) -> float:
+    """Wait until it holds; how many seconds that took."""
+    clock = asyncio.get_running_loop().time
+    started = clock()
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            found = holds()
+            if found if isinstance(found, bool) else await found:
+                return clock() - started
+            await asyncio.sleep(_LOOK_S)
+
+
+async def until_running(total: int, *engine_urls: str) -> None:
+    """Wait until so many requests run at the engines in all."""
+
+    async def enough() -> bool:
+        return sum((await loads_of(engine_urls))["num_running_reqs"]) >= total
+
+    await until(enough)
+
+
+async def until_sampling(total: int, *engine_urls: str, tokens: int) -> None:
+    """Wait until so many requests run at the engines in all, and have sampled about so many tokens since then."""
+    await until_running(total, *engine_urls)
+
+    async def used() -> int:
+        return sum((await loads_of(engine_urls))["num_used_tokens"])
+
+    began = await used()
+
+    async def sampled() -> bool:
+        nonlocal began
+        now = await used()
+        began = min(began, now)  # an idle engine tells for up to a second what ran last
+        return now >= began + tokens
+
+    await until(sampled)
+
+
+async def until_idle(*engine_urls: str) -> float:
+    """Wait until nothing runs or waits at any of them; how many seconds that took."""
+    began = time.time()
+
+    async def idle() -> bool:
+        loads = await loads_of(engine_urls)
+        # an idle engine tells for up to a second what it was before
+        is_fresh = min(loads["timestamp"]) > began
+        return is_fresh and not any(loads["num_running_reqs"] + loads["num_waiting_reqs"])
+
+    return await until(idle)
 
 
 @asynccontextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from episode_stage import SAMPLED, EpisodeStage, episodes_on, facts_of, load_of, tokens_at
+from episode_stage import SAMPLED, EpisodeStage, episodes_on, facts_of, until
 from real_server import SCRIPTS, RealServer, start_gateway, start_sglang
 from worker_front import WorkerFront
 
@@ -24,7 +24,6 @@ AS_SLIME_STARTS_IT = ("--disable-circuit-breaker", "--disable-health-check")
 # turns that last long enough to be caught in the middle
 LINGERING = {**SAMPLED, "max_new_tokens": 1500, "min_new_tokens": 600}
 OWN_VERSION = "own-worker"
-_PATIENCE_S = 60.0
 
 
 class OwnWorker:
@@ -164,52 +163,3 @@ async def post(url: str, /, **body: Any) -> None:
     """POST JSON; anything but success is the test's failure."""
     async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
         assert answer.ok, f"{url}: {answer.status} {await answer.text()}"
-
-
-async def until(holds: Callable[[], bool | Awaitable[bool]], timeout_s: float = _PATIENCE_S) -> float:
-    """Wait until it holds; how many seconds that took."""
-    clock = asyncio.get_running_loop().time
-    started = clock()
-    async with asyncio.timeout(timeout_s):
-        while True:
-            found = holds()
-            if found if isinstance(found, bool) else await found:
-                return clock() - started
-            await asyncio.sleep(0.05)
-
-
-async def until_running(total: int, *workers: str, each: int = 0) -> None:
-    """Wait until so many requests run at the workers in all, and so many at each."""
-
-    async def enough() -> bool:
-        running = [load[0] for load in await asyncio.gather(*map(load_of, workers))]
-        return sum(running) >= total and min(running) >= each
-
-    await until(enough)
-
-
-async def until_sampling(total: int, *workers: str, each: int = 0) -> None:
-    """Wait until so many requests run at the workers in all, and then until some tokens were sampled for each."""
-    await until_running(total, *workers, each=each)
-
-    async def tokens() -> int:
-        return sum(await asyncio.gather(*map(tokens_at, workers)))
-
-    began = await tokens()
-
-    async def sampled() -> bool:
-        nonlocal began
-        now = await tokens()
-        began = min(began, now)  # an idle engine tells for up to a second what ran last
-        return now >= began + 20 * total
-
-    await until(sampled)
-
-
-async def until_idle(*workers: str) -> float:
-    """Wait until nothing runs or waits at any of them; how many seconds that took."""
-
-    async def idle() -> bool:
-        return not any(map(sum, await asyncio.gather(*map(load_of, workers))))
-
-    return await until(idle)

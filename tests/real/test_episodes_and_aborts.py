@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,13 +12,13 @@ import stage_tools
 from episode_stage import (
     GREEDY,
     LONG_TURN,
-    AbortFlag,
     EpisodeStage,
-    episodes_on,
     facts_of,
+    load_of,
     new_samples,
     tokens_of,
-    until_true,
+    until,
+    until_idle,
 )
 from harness import args_for
 from rollout_record import RolloutRecord
@@ -32,26 +32,26 @@ EPISODES = 8
 Told = Callable[..., None]
 
 
-@pytest.fixture
-async def stage(sglang: str, shipped_tokenizer: Any) -> AsyncIterator[EpisodeStage]:
-    stage_tools.began.clear()
-    stage_tools.is_to_hang.clear()
-    async with episodes_on(sglang, shipped_tokenizer) as made:
-        yield made
-
-
 async def aborted_when(
     stage: EpisodeStage, begun: Callable[[], Awaitable[object]], params: Any, told: Told, when: str, **settings: Any
 ) -> list[Sample]:
     """The samples of episodes that were told to abort as soon as something had begun."""
-    flag = AbortFlag()
-    running = asyncio.create_task(stage.play(new_samples(EPISODES), params, should_abort=flag, **settings))
+    flag = asyncio.Event()
+    running = asyncio.create_task(stage.play(new_samples(EPISODES), params, should_abort=flag.is_set, **settings))
     await begun()
-    flag.raise_it()
-    samples = await running
-    told("aborts on SGLang", when=when, episodes=len(samples), all_back_after_s=round(flag.since_s(), 2))
+    samples = await back_after(flag, running, told, when)
     assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
-    await stage.until_idle()
+    await until_idle(stage.engine_url)
+    return samples
+
+
+async def back_after(flag: asyncio.Event, running: asyncio.Task[list[Sample]], told: Told, when: str) -> list[Sample]:
+    """Raise the flag: the samples, when all of them are back."""
+    clock = asyncio.get_running_loop().time
+    raised = clock()
+    flag.set()
+    samples = await running
+    told("aborts on SGLang", when=when, episodes=len(samples), all_back_after_s=round(clock() - raised, 2))
     return samples
 
 
@@ -83,7 +83,7 @@ async def test_an_abort_in_a_tool_does_not_wait_for_it_and_runs_it_again(stage: 
     stage_tools.is_to_hang.set()
 
     def all_in_tools() -> Awaitable[None]:
-        return until_true(lambda: len(stage_tools.began) >= EPISODES)
+        return until(lambda: len(stage_tools.began) >= EPISODES)
 
     samples = await aborted_when(stage, all_in_tools, GREEDY, told, "a tool runs", tools=tools)
     assert {facts_of(sample)["turns"] for sample in samples} == {1}
@@ -94,9 +94,7 @@ async def test_an_abort_in_a_tool_does_not_wait_for_it_and_runs_it_again(stage: 
 
 
 async def test_an_abort_before_any_request_sends_none(stage: EpisodeStage) -> None:
-    flag = AbortFlag()
-    flag.raise_it()
-    samples = await stage.play(new_samples(EPISODES), should_abort=flag)
+    samples = await stage.play(new_samples(EPISODES), should_abort=lambda: True)
     assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
     assert stage.recorder.episodes == {}
     assert tokens_of(await stage.play(samples)) == tokens_of(await stage.play(new_samples(EPISODES)))
@@ -105,15 +103,13 @@ async def test_an_abort_before_any_request_sends_none(stage: EpisodeStage) -> No
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 async def test_an_abort_before_the_first_token_starts_afresh(stage: EpisodeStage, mode: str, told: Told) -> None:
     await stage.control("/pause_generation", mode=mode)
-    flag = AbortFlag()
-    running = asyncio.create_task(stage.play(new_samples(EPISODES), should_abort=flag, abort_grace_s=0.2))
+    flag = asyncio.Event()
+    running = asyncio.create_task(stage.play(new_samples(EPISODES), should_abort=flag.is_set, abort_grace_s=0.2))
     try:
-        await until_true(lambda: len(stage.recorder.episodes) >= EPISODES)
-        flag.raise_it()
-        samples = await running
+        await until(lambda: len(stage.recorder.episodes) >= EPISODES)
+        samples = await back_after(flag, running, told, f"paused ({mode})")
     finally:
         await stage.control("/continue_generation")
-    told("aborts on SGLang", when=f"paused ({mode})", episodes=EPISODES, all_back_after_s=round(flag.since_s(), 2))
     assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
     assert not any(any(sample.loss_mask or []) for sample in samples)
     assert tokens_of(await stage.play(samples)) == tokens_of(await stage.play(new_samples(EPISODES)))
@@ -122,22 +118,33 @@ async def test_an_abort_before_the_first_token_starts_afresh(stage: EpisodeStage
 async def test_an_abort_reaches_those_too_that_wait_while_others_fill_the_engine(
     stage: EpisodeStage, told: Told
 ) -> None:
-    total = (await stage.told_load())["max_total_num_tokens"]
-    # SGLang counts on most of what each may sample, and lets the others wait
-    flag, new = AbortFlag(), new_samples(total // 1024)
-    running = asyncio.create_task(stage.play(new, {**LONG_TURN, "max_new_tokens": 1700}, should_abort=flag))
-    # once tokens are sampled, no more are let in
-    await stage.until_sampling(requests=EPISODES, tokens=10 * len(new))
-    await stage.until_queued(1)
-    flag.raise_it()
-    samples = await running
-    told("aborts on SGLang", when="some are queued", episodes=len(new), all_back_after_s=round(flag.since_s(), 2))
-    assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
-    await stage.until_idle()
-    waited = [sample for sample in samples if not any(sample.loss_mask or [])][:EPISODES]
-    assert waited
-    undisturbed = await stage.play([new_samples(len(new))[sample.index or 0] for sample in waited])
+    waited: list[Sample] = []
+    while not waited:  # as others end, those that wait may be let in before their own abort is there
+        samples = await aborted_when_one_waits(stage, told)
+        assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
+        await until_idle(stage.engine_url)
+        waited = [sample for sample in samples if not any(sample.loss_mask or [])][:EPISODES]
+    undisturbed = await stage.play([new_samples(len(samples))[sample.index or 0] for sample in waited])
     assert tokens_of(await stage.play(waited)) == tokens_of(undisturbed)
+
+
+async def aborted_when_one_waits(stage: EpisodeStage, told: Told) -> list[Sample]:
+    """Samples of more episodes than the engine takes at once; an abort came when some sampled and some waited."""
+    # SGLang counts on most of what each may sample, and lets the others wait
+    new = new_samples((await load_of(stage.engine_url))["max_total_num_tokens"] // 1024)
+    flag, begun = asyncio.Event(), len(stage.recorder.episodes)
+    await stage.control("/pause_generation", mode="retract")
+    params = {**LONG_TURN, "max_new_tokens": 1700}
+    running = asyncio.create_task(stage.play(new, params, should_abort=flag.is_set))
+    await until(lambda: len(stage.recorder.episodes) >= begun + len(new))
+    await stage.control("/continue_generation")  # all at once: as those inside sample, SGLang counts on less of each
+
+    async def is_one_queued() -> bool:
+        return (await load_of(stage.engine_url))["num_waiting_reqs"] > 0
+
+    await until(is_one_queued)
+    await stage.until_sampling(requests=EPISODES, tokens=10 * len(new))
+    return await back_after(flag, running, told, "some are queued")
 
 
 def is_open(sample: Sample) -> bool:

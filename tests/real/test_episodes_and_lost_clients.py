@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import stand_in_process
-from episode_stage import LONG_TURN, EpisodeStage, episodes_on, facts_of, new_samples
+from episode_stage import LONG_TURN, EpisodeStage, facts_of, new_samples
 from harness import args_for
 
 pytestmark = pytest.mark.real
@@ -21,12 +20,6 @@ EPISODES = 24
 ENDLESS = {**LONG_TURN, "max_new_tokens": 1700}
 ALL_TOKENS = EPISODES * 1700
 Told = Callable[..., None]
-
-
-@pytest.fixture
-async def stage(sglang: str, shipped_tokenizer: Any) -> AsyncIterator[EpisodeStage]:
-    async with episodes_on(sglang, shipped_tokenizer) as made:
-        yield made
 
 
 async def left_behind(stage: EpisodeStage, told: Told, client: str) -> int:

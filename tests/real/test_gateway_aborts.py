@@ -6,7 +6,16 @@ import asyncio
 from typing import Any
 
 import pytest
-from episode_stage import SAMPLED, EpisodeStage, episodes_on, facts_of, new_samples
+from episode_stage import (
+    SAMPLED,
+    EpisodeStage,
+    episodes_on,
+    facts_of,
+    new_samples,
+    until_idle,
+    until_running,
+    until_sampling,
+)
 from gateway_stage import (
     LINGERING,
     NAMES,
@@ -15,16 +24,13 @@ from gateway_stage import (
     gateway_before,
     post,
     two_workers,
-    until_idle,
-    until_running,
-    until_sampling,
     versions_of,
 )
 from worker_front import WorkerFront
 
 from strands_rollout import Sample
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.real
 EPISODES = 8
 
 
@@ -35,7 +41,7 @@ async def test_slime_aborts_at_the_workers_and_the_episodes_go_on_later(
     async with two_workers(sglang, own, shipped_tokenizer, router=router) as (stage, gateway, _):
         samples = new_samples(EPISODES)
         playing = asyncio.create_task(stage.play(samples, LINGERING, should_abort=aborted.is_set))
-        await until_sampling(EPISODES, sglang, own)
+        await until_sampling(EPISODES, sglang, own, tokens=20 * EPISODES)
         # slime/rollout/sglang_rollout.py, abort(): the flag, then each worker that the router lists
         aborted.set()
         started = asyncio.get_running_loop().time()

@@ -26,7 +26,7 @@ from strands_rollout import Sample, generate
 from strands_rollout.model.sampling import turn_seed
 from strands_rollout.slime_plugin.reward import reward_func
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.real
 EPISODES = 4
 # what slime may hand to `generate`, in training or evaluation, beside the empty ones; with top_k of 1 the policy is
 # greedy, and then it solves each of these problems with one call

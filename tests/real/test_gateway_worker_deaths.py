@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import stage_tools
-from episode_stage import GREEDY, SAMPLED, EpisodeStage, episodes_on, facts_of, new_samples
+from episode_stage import GREEDY, SAMPLED, EpisodeStage, episodes_on, facts_of, new_samples, until
 from gateway_stage import (
     AS_SLIME_STARTS_IT,
     LINGERING,
@@ -23,19 +23,15 @@ from gateway_stage import (
     ends_of,
     gateway_before,
     post,
-    until,
     versions_of,
 )
 from worker_front import WorkerFront
 
 from strands_rollout.evaluation.token_audit import Exchange
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.real
 EPISODES = 12
 PATIENCE_S = 10.0
-# on a loaded machine
-GIVEN_UP_WITHIN_S = 80.0
-USED_WITHIN_S = 180.0
 
 
 @asynccontextmanager
@@ -111,7 +107,6 @@ async def until_used(router: str, stage: EpisodeStage, told: Any) -> None:
     clock = asyncio.get_running_loop().time
     started, used = clock(), set[str]()
     while OWN_VERSION not in used:
-        assert clock() < started + USED_WITHIN_S
         ends = ends_of(await stage.play(new_samples(EPISODES), SAMPLED))
         assert (len(ends.exact), ends.reasons, ends.lost) == (EPISODES, set(), [])
         used = set.union(*map(versions_of, ends.exact))
@@ -134,7 +129,6 @@ async def test_all_workers_are_gone_in_mid_flight_and_come_back(
             given_up_after_s = round(clock() - gone, 1)
             row = {"fault": "all workers gone", "router": NAMES[router], **ends.counts}
             told("faults", **row, gave_up_after_s=given_up_after_s)
-            assert given_up_after_s < GIVEN_UP_WITHIN_S
             assert (len(ends.exact) + len(ends.masked), ends.lost) == (EPISODES, [])
             assert ends.masked
             assert all(facts_of(sample)["stop_reason"] == "engine_error" for sample in ends.masked)

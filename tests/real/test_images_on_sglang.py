@@ -19,7 +19,7 @@ from strands_rollout import SGLangModel
 from strands_rollout.client.client import SGLangClient
 from strands_rollout.model.images import image_tokens_of, train_inputs_of
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.real
 SCRIPT = Path(__file__).with_name("vision_model.py")
 
 

@@ -128,8 +128,7 @@ async def test_an_mcp_server_that_dies_is_an_outage_and_the_next_episode_has_ano
 @pytest.mark.real
 async def test_episodes_that_share_a_dying_mcp_server_all_end(on_sglang: Play) -> None:
     questions = ["Add 2 and 40.", "Stop the server.", "Divide 1 by 0.", "Add 2 and 40."] * 2
-    async with asyncio.timeout(100):
-        played = await asyncio.gather(*(on_sglang(question, by_heart=False) for question in questions))
+    played = await asyncio.gather(*(on_sglang(question, by_heart=False) for question in questions))
     ends = [(one.sample.status, one.facts["stop_reason"]) for one in played]
     assert set(ends) <= {(Sample.Status.COMPLETED, "completed"), (Sample.Status.FAILED, "sandbox_error")}
     assert ends[1] == ends[5] == (Sample.Status.FAILED, "sandbox_error")

@@ -12,7 +12,7 @@ import pytest
 
 from strands_rollout.evaluation.rows import shipped_rows
 
-pytestmark = [pytest.mark.real, pytest.mark.torch, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.torch]
 SCRIPT = Path(__file__).parents[2] / "scripts/train_tiny.py"
 
 

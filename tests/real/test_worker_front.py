@@ -7,7 +7,9 @@ import gc
 import socket
 from collections.abc import Iterator
 
+import aiohttp
 import pytest
+from fake_sglang import FakeSGLang, Reply
 from worker_front import WorkerFront
 
 
@@ -28,3 +30,17 @@ async def test_a_connection_accepted_while_it_closes_is_cut() -> None:
             await asyncio.sleep(0)
             await front.close()
             assert await asyncio.to_thread(client.recv, 1) == b""
+
+
+async def test_a_request_under_way_is_cut_when_it_closes() -> None:
+    async with (
+        FakeSGLang([Reply.hang()]) as fake,
+        WorkerFront(fake.base_url) as front,
+        aiohttp.ClientSession() as session,
+    ):
+        asking = asyncio.create_task(session.post(f"{front.base_url}/generate", json={"input_ids": [1]}))
+        await fake.arrived()
+        await front.close()
+        with pytest.raises(aiohttp.ClientError):
+            await asking
+    assert [passage.meta_info for passage in front.passages] == [{}]

@@ -37,13 +37,15 @@ class WorkerFront:
         passages: Requests in the order in which they arrived.
         status: What it answers to `/generate` in the worker's place; None while the worker answers.
         base_url: The same whenever it listens.
+        worker_url: Who is behind it now.
     """
 
     def __init__(self, worker_url: str) -> None:
-        self._worker_url = worker_url
+        self.worker_url = worker_url
         self._session: aiohttp.ClientSession | None = None
         self._runner: web.AppRunner | None = None
         self._port = 0
+        self._busy: set[asyncio.Transport] = set()
         self.passages: list[Passage] = []
         self.status: int | None = None
         self.base_url = ""
@@ -73,6 +75,8 @@ class WorkerFront:
     async def close(self) -> None:
         """Cut all connections and refuse new ones, as if the worker's process were gone."""
         if self._runner is not None:
+            for transport in self._busy:  # aiohttp lets those finish that are being answered
+                transport.abort()
             await self._runner.cleanup()
             self._runner = None
             # asyncio drops a connection accepted in this moment with its socket open, in a cycle of references
@@ -81,6 +85,14 @@ class WorkerFront:
                 gc.collect()
 
     async def _forward(self, request: web.Request) -> web.Response:
+        assert request.transport is not None
+        self._busy.add(request.transport)
+        try:
+            return await self._passed_on(request)
+        finally:
+            self._busy.discard(request.transport)
+
+    async def _passed_on(self, request: web.Request) -> web.Response:
         body = await request.read()
         passage = None
         if request.path == "/generate":
@@ -96,7 +108,7 @@ class WorkerFront:
     async def _send(self, request: web.Request, body: bytes) -> web.Response:
         assert self._session is not None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_HEADERS}
-        url = f"{self._worker_url}{request.rel_url}"
+        url = f"{self.worker_url}{request.rel_url}"
         async with self._session.request(request.method, url, data=body or None, headers=headers) as answer:
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_HEADERS}
             return web.Response(status=answer.status, body=await answer.read(), headers=kept)

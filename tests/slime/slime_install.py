@@ -55,7 +55,7 @@ def run_beside_slimes_tests(package: Path, *arguments: str, **environment: str) 
     folders = [package, package / "tests", REPOSITORY]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), **environment}
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

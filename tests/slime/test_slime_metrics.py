@@ -176,7 +176,7 @@ def test_in_slimes_wandb_run_both_are_on_the_same_step_and_each_is_there_once(
 
     def output_of(*arguments: str) -> str:
         child = [sys.executable, *arguments]
-        done = subprocess.run(child, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(child, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

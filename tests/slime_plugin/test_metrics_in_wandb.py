@@ -56,7 +56,7 @@ def in_child(tmp_path: Path) -> Callable[..., str]:
 
     def run(*arguments: str) -> str:
         child = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
         )
         assert child.returncode == 0, child.stderr
         assert "metric failed" not in child.stderr

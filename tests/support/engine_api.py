@@ -28,7 +28,8 @@ _TOP_LEVEL = {
     "token_ids_logprob",
     "logprob_start_len",
 }
-_PATIENCE_S = 100.0
+# against hangs alone: a loaded machine takes its time
+_PATIENCE_S = 300.0
 _POLL_S = 0.01
 
 
@@ -112,8 +113,17 @@ async def until_load(api: Api, running: int, waiting: int = 0) -> None:
             await asyncio.sleep(_POLL_S)
 
 
-async def streaming(api: Api, tokens: int = 3, **fields: Any) -> asyncio.Task[dict[str, Any]]:
-    """A streamed generation that has made so many tokens; the task's result is the last state of its answer."""
+async def streaming(
+    api: Api, tokens: int = 3, *, counts: list[int] | None = None, **fields: Any
+) -> asyncio.Task[dict[str, Any]]:
+    """A streamed generation that has made so many tokens; the task's result is the last state of its answer.
+
+    Args:
+        api: Of the engine.
+        tokens: When to return.
+        counts: Takes how many tokens there are, event by event.
+        fields: Sampling parameters, and `rid`.
+    """
     under_way = asyncio.Event()
     rid = fields.pop("rid", None)
     body = {"input_ids": IDS, "sampling_params": fields, "stream": True, "return_logprob": True, "rid": rid}
@@ -122,6 +132,8 @@ async def streaming(api: Api, tokens: int = 3, **fields: Any) -> asyncio.Task[di
         async for event in api.events("/generate", body):
             if event != "[DONE]":
                 state = json.loads(event)
+            if counts is not None:
+                counts.append(len(state["output_ids"]))
             if len(state["output_ids"]) >= tokens:
                 under_way.set()
         return state
@@ -129,6 +141,16 @@ async def streaming(api: Api, tokens: int = 3, **fields: Any) -> asyncio.Task[di
     task = asyncio.create_task(read())
     await under_way.wait()
     return task
+
+
+async def held(api: Api, rid: str, **fields: Any) -> asyncio.Task[Answer]:
+    """A request that has come to an engine that lets it wait: of two with one id, whichever comes second is refused."""
+    body = {"input_ids": IDS, "rid": rid, "sampling_params": fields}
+    asked = {asyncio.create_task(api.post("/generate", body)) for _ in range(2)}
+    [refused], [waiting] = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+    expected = {"error": {"message": f"Duplicate request ID detected: {rid}"}}
+    assert (refused.result().status, refused.result().body) == (400, expected)
+    return waiting
 
 
 @asynccontextmanager

@@ -1,43 +1,37 @@
-"""The fake engine on a thread and a loop of its own, so that its work does not count as the rollout's."""
+"""Engines on a thread and a loop of their own, so that their work does not count as the rollout's."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import TypeVar
 
-from fake_sglang import FakeSGLang
+_START_S = 300.0
+T = TypeVar("T")
 
-_START_S = 10.0
 
+@contextmanager
+def on_a_thread(engine: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """What an async context manager gives, which is entered and left there; only HTTP may go to it meanwhile."""
+    up, given, loop, stop = threading.Event(), [], asyncio.new_event_loop(), asyncio.Event()
 
-class EngineThread:
-    """Runs an engine; a context manager. Only HTTP may go to it meanwhile."""
+    async def serve() -> None:
+        async with engine as served:
+            given.append(served)
+            up.set()
+            await stop.wait()
 
-    def __init__(self, fake: FakeSGLang) -> None:
-        self._fake = fake
-        self._up = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="fake engine", daemon=True)
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(serve())
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._up.wait(_START_S)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(_START_S)
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve())
-
-    async def _serve(self) -> None:
-        async with self._fake:
-            self._up.set()
-            await self._stop.wait()
+    thread = threading.Thread(target=run, name="engine", daemon=True)
+    thread.start()
+    assert up.wait(_START_S), "the engine did not start"
+    try:
+        yield given[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(_START_S)

@@ -19,8 +19,7 @@ from harness import args_for
 from interruptible_policy import Disturb, InterruptiblePolicy
 from rollout_record import RolloutRecord, untruths
 from rough_weather import ENDS, PLANS, prompts
-from stand_in_buffer import Buffer
-from stand_in_rollout import StandInRollout, StepSize, update_weights
+from stand_in_rollout import Buffer, StandInRollout, StepSize, update_weights
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 700}
 # prompts have 500 tokens, so the engine's context ends before the budget does; behind a router nobody is told

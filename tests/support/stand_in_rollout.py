@@ -1,24 +1,97 @@
-"""Does with our samples what slime's synchronous rollout does with its own, without slime.
+"""Does with our samples what slime's rollouts do with their own, without slime; written for slime 0.3.
 
-One step: more groups are begun than are needed; when enough are finished the flag goes up, the engine's requests are
-aborted until it is idle, and whatever is still running is waited for and kept for the next step. Written for slime 0.3
-(slime/rollout/sglang_rollout.py). Knows `generate` by its contract only.
+The synchronous one (slime/rollout/sglang_rollout.py), one step: more groups are begun than are needed; when enough are
+finished the flag goes up, the engine's requests are aborted until it is idle, and whatever is still running is waited
+for and kept for the next step. The fully-async one (slime/rollout/fully_async_rollout.py): a thread with a loop of its
+own keeps a pool of groups running, and hands finished ones out; nobody raises an abort flag; weight updates abort the
+engine's requests, and groups with an ABORTED sample go back to the buffer. Knows `generate` by its contract only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
+import pickle
+import queue
+import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Self
 
 import aiohttp
 from rollout_record import RolloutRecord
-from stand_in_buffer import Buffer, Group
 
 from strands_rollout import Sample
 
 _DONE = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+_POLL_S = 0.01  # slime: 1
+_END_S = 300.0
+Group = list[Any]
+
+
+def _through_json(sample: Any) -> Any:
+    return Sample.from_dict(json.loads(json.dumps(sample.to_dict())))
+
+
+KEPT_AS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "itself": lambda sample: sample,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda sample: pickle.loads(pickle.dumps(sample)),  # noqa: S301 - its own
+    "json": _through_json,
+}
+
+
+class Buffer:
+    """A data source with a buffer: new groups of samples, and first those that came back; safe in several threads.
+
+    Args:
+        prompts: (prompt, label) of one group after the other; endless, or the source dries up.
+        samples_per_group: As slime's n_samples_per_prompt.
+        kept_as: How a group lies in the buffer; one of `KEPT_AS`.
+
+    Attributes:
+        handed_out: Groups that are new, and groups that were here before.
+    """
+
+    def __init__(self, prompts: Iterator[tuple[str, Any]], *, samples_per_group: int, kept_as: str = "itself") -> None:
+        self._prompts, self._samples_per_group, self._keep = prompts, samples_per_group, KEPT_AS[kept_as]
+        self._lock = threading.Lock()
+        self._kept: list[Group] = []
+        self._groups = self._samples = 0
+        self.handed_out = {"new": 0, "again": 0}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, count: int) -> list[Group]:
+        """So many groups, those that were kept first; fewer where no prompts are left."""
+        with self._lock:
+            groups, self._kept = self._kept[:count], self._kept[count:]
+            self.handed_out["again"] += len(groups)
+            while len(groups) < count and (group := self._new_group()):
+                self.handed_out["new"] += 1
+                groups.append(group)
+            return groups
+
+    def add(self, group: Group) -> None:
+        """Keep a group."""
+        kept = [self._keep(sample) for sample in group]
+        with self._lock:
+            self._kept.append(kept)
+
+    def _new_group(self) -> Group:
+        row = next(self._prompts, None)
+        if row is None:
+            return []
+        prompt, label = row
+        first, self._samples = self._samples, self._samples + self._samples_per_group
+        self._groups += 1
+        return [
+            Sample(prompt=prompt, label=label, index=index, group_index=self._groups - 1)
+            for index in range(first, self._samples)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +219,71 @@ async def update_weights(worker_url: str, version: str, *, mode: str = "abort", 
                 await asyncio.sleep(for_s)
             async with http.post(f"{worker_url}/{path}", json=body) as answer:
                 assert answer.status == 200
+
+
+class StandInWorker:
+    """The worker; a context manager that waits for what is running at its end.
+
+    Args:
+        args: As slime's.
+        params: slime's sampling parameters.
+        buffer: Where groups come from, and where aborted ones go.
+        record: Sees every call, on the worker's loop.
+        pool: Groups that run at one time.
+
+    Attributes:
+        raised: Whatever a group ended with that was no result.
+    """
+
+    def __init__(self, args: Any, params: dict[str, Any], buffer: Buffer, record: RolloutRecord, *, pool: int) -> None:
+        self._args, self._params, self._buffer, self._record, self._pool = args, params, buffer, record, pool
+        self._finished: queue.Queue[Group] = queue.Queue()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._work()), name="stand-in worker", daemon=True)
+        self.raised: list[BaseException] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stopping.set()
+        self._thread.join(_END_S)
+        assert not self._thread.is_alive(), "groups are still running"
+
+    async def take(self, count: int, timeout_s: float) -> list[Group]:
+        """So many finished groups; fewer if there are no more to come, or in that time."""
+        taken: list[Group] = []
+        give_up_at = time.monotonic() + timeout_s
+        while len(taken) < count and time.monotonic() < give_up_at:
+            try:
+                taken.append(self._finished.get_nowait())
+            except queue.Empty:
+                if not self._thread.is_alive():
+                    break
+                await asyncio.sleep(_POLL_S)
+        return taken
+
+    async def _work(self) -> None:
+        size = StepSize(groups=0, begun=0, concurrency=4 * self._pool)
+        rollout = StandInRollout(self._args, self._params, self._buffer, self._record, size)
+        active: set[asyncio.Task[Group]] = set()
+        while not self._stopping.is_set():
+            while len(active) < self._pool and self._finished.qsize() < self._pool and (new := self._buffer.get(1)):
+                task = asyncio.create_task(run_group(rollout, new[0]))
+                task.add_done_callback(self._hand_out)
+                active.add(task)
+            active = {task for task in active if not task.done()}
+            await asyncio.sleep(_POLL_S)
+        if active:
+            await asyncio.wait(active, timeout=_END_S)
+
+    def _hand_out(self, task: asyncio.Task[Group]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            self.raised.append(task.exception() or asyncio.CancelledError())
+            return
+        group = task.result()
+        if any(sample.status is Sample.Status.ABORTED for sample in group):
+            self._buffer.add(group)
+        else:
+            self._finished.put(group)

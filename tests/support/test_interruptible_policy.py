@@ -56,7 +56,7 @@ class Client:
             return dict((await response.json())["loads"][0])
 
     async def until_load(self, running: int, queued: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while await self.load() != {"num_running_reqs": running, "num_waiting_reqs": queued}:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
@@ -91,18 +91,6 @@ async def test_a_turn_that_was_aborted_is_answered_with_its_rest(shipped_tokeniz
     assert fake.violations == fake.episodes.dropped == policy.violations == []
     assert fake.episodes["a"].sequence == client.prompt + planned
     assert fake.episodes["a"].versions == [None] * start + versions
-
-
-async def test_length_cuts_the_rest_and_the_next_turn_follows(shipped_tokenizer: Any) -> None:
-    policy = policy_of(shipped_tokenizer)
-    async with FakeSGLang(policy) as fake:
-        client = Client(fake, shipped_tokenizer)
-        cut = await client.ask(client.prompt, tokens=3)
-        assert cut["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
-        first = await client.ask(client.prompt + cut["output_ids"])
-        closing = shipped_tokenizer.encode("\n<|im_start|>assistant\n", add_special_tokens=False)
-        await client.ask([*client.prompt, *cut["output_ids"], *first["output_ids"], *closing])
-    assert [(asked.turn, asked.done) for asked in policy.asked] == [(0, 0), (0, 3), (1, 0)]
 
 
 async def test_replay_data_holds_position_and_version_and_starts_where_it_was_asked_to(shipped_tokenizer: Any) -> None:
@@ -148,39 +136,6 @@ async def test_a_pause_aborts_what_runs_and_is_queued_and_lets_the_rest_wait(shi
     assert answer["meta_info"]["finish_reason"]["type"] == "stop"
     assert answer["meta_info"]["weight_version"] == "v2"
     assert fake.violations == []
-
-
-async def test_a_generation_that_stood_still_has_a_span_for_each_version(shipped_tokenizer: Any) -> None:
-    policy = policy_of(shipped_tokenizer, lambda _asked: paced(0.03))
-    async with FakeSGLang(policy, weight_version="v1") as fake:
-        client = Client(fake, shipped_tokenizer)
-        asking = asyncio.create_task(client.ask(client.prompt))
-        await asyncio.sleep(0.1)
-        await client.post("/pause_generation", mode="in_place")
-        await client.post("/update_weight_version", new_version="v2")
-        await asyncio.sleep(0.3)
-        assert not asking.done()
-        await client.post("/continue_generation")
-        meta = (await asking)["meta_info"]
-    assert [span["version"] for span in meta["weight_versions"]] == ["v1", "v2"]
-    assert meta["weight_versions"][0]["end"] == meta["weight_versions"][1]["start"] > 0
-
-
-async def test_an_abort_cuts_a_generation_where_it_is(shipped_tokenizer: Any) -> None:
-    policy = policy_of(shipped_tokenizer, lambda _asked: paced(0.05))
-    async with FakeSGLang(policy, router=True) as fake:
-        client = Client(fake, shipped_tokenizer)
-        asking = [asyncio.create_task(client.ask(client.prompt, key=key)) for key in ("a", "b")]
-        await client.until_load(2, 0)
-        await asyncio.sleep(0.12)
-        await client.post("/abort_request", rid="r1")
-        first = await asking[0]
-        await client.post("/abort_request", rid="", abort_all=True)
-        second = await asking[1]
-        async with aiohttp.ClientSession() as http:
-            refused = await http.post(f"{fake.base_url}/abort_request", json={"abort_all": True})
-            assert refused.status == 404
-    assert 0 < len(first["output_ids"]) <= len(second["output_ids"]) < len(policy.planned_ids("a", "sums")[0])
 
 
 async def test_dropped_tokens_restarts_and_foreign_tokens_are_seen(shipped_tokenizer: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import orjson
-from engine_thread import EngineThread
+from engine_thread import on_a_thread
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, args_for, call_text, ids_of
 
@@ -92,7 +92,7 @@ async def turn_costs(tokenizer: Any, turns: int, hooks: Sequence[str] = ()) -> T
         "hooks": list(hooks),
     }
     sample = Sample(prompt="What is 17 * 2?", label="34", index=0)
-    with EngineThread(fake), _counting() as counts:
+    with on_a_thread(fake), _counting() as counts:
         args = args_for(fake.base_url, tokenizer, strands_rollout=settings)
         done = await generate(args, sample, {"max_new_tokens": 10**6})
     facts = done.metadata["strands_rollout"]

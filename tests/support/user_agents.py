@@ -99,11 +99,17 @@ def tools_of_each_other(model: SGLangModel, task: Task) -> Agent:
     return main
 
 
-class Renews(HookProvider):
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        registry.add_callback(BeforeModelCallEvent, self.renew)
+class _AfterTools(HookProvider):
+    event: Any = AfterToolCallEvent
 
-    def renew(self, event: BeforeModelCallEvent) -> None:
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        registry.add_callback(self.event, self.act)
+
+
+class Renews(_AfterTools):
+    event = BeforeModelCallEvent
+
+    def act(self, event: BeforeModelCallEvent) -> None:
         event.agent.messages = list(event.agent.messages)
 
 
@@ -138,19 +144,13 @@ async def cancels_itself(model: SGLangModel, task: Task) -> Agent:
     return plain(model, task)
 
 
-class CancelsItself(HookProvider):
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        registry.add_callback(AfterToolCallEvent, self.cancel)
-
-    async def cancel(self, event: AfterToolCallEvent) -> None:
+class CancelsItself(_AfterTools):
+    async def act(self, event: AfterToolCallEvent) -> None:
         raise asyncio.CancelledError
 
 
-class ChangesWords(HookProvider):
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        registry.add_callback(AfterToolCallEvent, self.change)
-
-    def change(self, event: AfterToolCallEvent) -> None:
+class ChangesWords(_AfterTools):
+    def act(self, event: AfterToolCallEvent) -> None:
         event.agent.system_prompt = "You are tired."
 
 
@@ -158,11 +158,8 @@ def with_words_that_change(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, tools=[double], system_prompt="You are fresh.", hooks=[ChangesWords()])
 
 
-class LoadsTools(HookProvider):
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        registry.add_callback(AfterToolCallEvent, self.load)
-
-    def load(self, event: AfterToolCallEvent) -> None:
+class LoadsTools(_AfterTools):
+    def act(self, event: AfterToolCallEvent) -> None:
         event.agent.tool_registry.process_tools([label_of_the_row])
 
 

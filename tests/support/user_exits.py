@@ -8,19 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from pydantic import BaseModel, field_validator
-from strands import Agent, tool
+from strands import Agent, hooks, tool
 from strands.agent.conversation_manager import NullConversationManager
-from strands.hooks import (
-    AfterInvocationEvent,
-    AfterModelCallEvent,
-    AfterToolCallEvent,
-    BeforeInvocationEvent,
-    BeforeModelCallEvent,
-    BeforeToolCallEvent,
-    HookProvider,
-    HookRegistry,
-    MessageAddedEvent,
-)
 from strands.multiagent import GraphBuilder, Swarm
 from strands.multiagent.base import MultiAgentBase
 from strands.tools import ToolProvider
@@ -36,9 +25,17 @@ class Odd(BaseException):
     """An exception that `except Exception` does not catch."""
 
 
-async def _exits() -> Any:
+def _raise(*_: Any, **__: Any) -> Any:
+    raise raises
+
+
+async def _exits(*_: Any, **__: Any) -> Any:
     await asyncio.sleep(0)
     raise raises
+
+
+should_abort = factory = _raise
+async_factory = _exits
 
 
 @tool
@@ -50,7 +47,7 @@ async def async_tool(number: int = 0) -> str:
 @tool
 def sync_tool(number: int = 0) -> str:
     """Exit."""
-    raise raises
+    return str(_raise())
 
 
 @tool
@@ -69,10 +66,7 @@ async def fine(number: int = 0) -> str:
 class UnreadableError(Exception):
     """An exception whose words can't be read."""
 
-    def __repr__(self) -> str:
-        raise raises
-
-    __str__ = __repr__
+    __repr__ = __str__ = _raise
 
 
 @tool
@@ -82,17 +76,13 @@ async def unreadable_tool(number: int = 0) -> str:
 
 
 class _Custom(AgentTool):
-    @property
-    def tool_name(self) -> str:
-        return "custom_tool"
-
-    @property
-    def tool_spec(self) -> ToolSpec:
-        return {"name": "custom_tool", "description": "Exit.", "inputSchema": {"json": {"type": "object"}}}
-
-    @property
-    def tool_type(self) -> str:
-        return "python"
+    tool_name = "custom_tool"
+    tool_type = "python"
+    tool_spec: ToolSpec = {  # noqa: RUF012 - a property of Strands'
+        "name": "custom_tool",
+        "description": "Exit.",
+        "inputSchema": {"json": {"type": "object"}},
+    }
 
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> ToolGenerator:
         yield await _exits()
@@ -101,92 +91,68 @@ class _Custom(AgentTool):
 custom_tool = _Custom()
 
 
-class _Hook(HookProvider):
+class _Hook(hooks.HookProvider):
     event: Any = None
+    listen = _raise
 
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+    def register_hooks(self, registry: hooks.HookRegistry, **kwargs: Any) -> None:
         registry.add_callback(self.event, self.listen)
-
-    def listen(self, event: Any) -> None:
-        raise raises
 
 
 class BeforeModel(_Hook):
-    event = BeforeModelCallEvent
+    event = hooks.BeforeModelCallEvent
 
 
 class BeforeInvocation(_Hook):
-    event = BeforeInvocationEvent
+    event = hooks.BeforeInvocationEvent
 
 
 class BeforeTool(_Hook):
-    event = BeforeToolCallEvent
+    event = hooks.BeforeToolCallEvent
 
 
 class AfterTool(_Hook):
-    event = AfterToolCallEvent
+    event = hooks.AfterToolCallEvent
 
 
-class AsyncAfterTool(_Hook):
-    event = AfterToolCallEvent
-
-    async def listen(self, event: Any) -> None:  # type: ignore[override]
-        await _exits()
+class AsyncAfterTool(AfterTool):
+    listen = _exits
 
 
 class AfterModel(_Hook):
-    event = AfterModelCallEvent
+    event = hooks.AfterModelCallEvent
 
 
 class AfterInvocation(_Hook):
-    event = AfterInvocationEvent
+    event = hooks.AfterInvocationEvent
 
 
 class Message(_Hook):
-    event = MessageAddedEvent
+    event = hooks.MessageAddedEvent
 
 
 class Registering(_Hook):
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        raise raises
+    register_hooks = _raise
 
 
 class Made(_Hook):
-    def __init__(self) -> None:
-        raise raises
-
-
-def should_abort() -> bool:
-    raise raises
+    __init__ = _raise
 
 
 class Manager(NullConversationManager):
-    def apply_management(self, *_: Any, **__: Any) -> None:
-        raise raises
+    apply_management = _raise
 
 
-def factory(model: SGLangModel, task: Task) -> Agent:
-    raise raises
+class Node(MultiAgentBase):
+    """A node of a graph that is no agent."""
 
+    invoke_async = _exits
 
-async def async_factory(model: SGLangModel, task: Task) -> Agent:
-    return await _exits()  # type: ignore[no-any-return]
+    def serialize_state(self) -> dict[str, Any]:
+        return {}
 
-
-def agent_with_hook(model: SGLangModel, task: Task) -> Agent:
-    return Agent(model=model, tools=[fine], hooks=[AfterTool()])
-
-
-def agent_with_handler(model: SGLangModel, task: Task) -> Agent:
-    def handler(**_: Any) -> None:
-        raise raises
-
-    return Agent(model=model, callback_handler=handler)
-
-
-def agent_with_agent(model: SGLangModel, task: Task) -> Agent:
-    inner = Agent(name="fine", description="An agent.", model=sub_agent_model(), hooks=[BeforeModel()])
-    return Agent(model=model, tools=[inner.as_tool()])
+    def deserialize_state(self, payload: dict[str, Any]) -> None:
+        pass
 
 
 class Validated(BaseModel):
@@ -220,8 +186,25 @@ class Provider(ToolProvider):
             raise raises
 
 
+def agent_with_hook(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, tools=[fine], hooks=[AfterTool()])
+
+
+def agent_with_handler(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, callback_handler=_raise)
+
+
+def agent_with_agent(model: SGLangModel, task: Task) -> Agent:
+    inner = Agent(name="fine", description="An agent.", model=sub_agent_model(), hooks=[BeforeModel()])
+    return Agent(model=model, tools=[inner.as_tool()])
+
+
 def agent_with_provider(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, tools=[Provider(task.metadata["where"])])
+
+
+def agent_with_structure(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, tools=[fine], structured_output_model=Validated)
 
 
 def agent_with_middleware(model: SGLangModel, task: Task) -> Agent:
@@ -236,79 +219,43 @@ def agent_with_middleware(model: SGLangModel, task: Task) -> Agent:
             yield event
         await _exits()
 
-    async def phased(_: Any) -> Any:
-        return await _exits()
-
-    added: tuple[Any, Any] = (getattr(stage, phase), phased) if phase else (stage, wrap)
+    added: tuple[Any, Any] = (getattr(stage, phase), _exits) if phase else (stage, wrap)
     agent.add_middleware(*added)
     return agent
 
 
-class Node(MultiAgentBase):
-    """A node of a graph that is no agent."""
-
-    async def invoke_async(self, *_: Any, **__: Any) -> Any:
-        return await _exits()
-
-    def serialize_state(self) -> dict[str, Any]:
-        return {}
-
-    def deserialize_state(self, payload: dict[str, Any]) -> None:
-        pass
-
-
-def graph_with_node(model: SGLangModel, task: Task) -> Any:
+def _graph_of(first: Any, second: Any = None, **edge: Any) -> Any:
     builder = GraphBuilder()
-    builder.add_node(Agent(model=model), "first")
-    builder.add_node(Node(), "second")
-    builder.add_edge("first", "second")
+    builder.add_node(first, "first")
+    if second is not None:
+        builder.add_node(second, "second")
+        builder.add_edge("first", "second", **edge)
     return builder.set_max_node_executions(3).build()
-
-
-def graph_with_edge(model: SGLangModel, task: Task) -> Any:
-    def condition(_: Any) -> bool:
-        raise raises
-
-    builder = GraphBuilder()
-    builder.add_node(Agent(model=model), "first")
-    builder.add_node(Agent(model=sub_agent_model()), "second")
-    builder.add_edge("first", "second", condition=condition)
-    return builder.set_max_node_executions(3).build()
-
-
-def agent_with_structure(model: SGLangModel, task: Task) -> Agent:
-    return Agent(model=model, tools=[fine], structured_output_model=Validated)
 
 
 def graph(model: SGLangModel, task: Task) -> Any:
-    builder = GraphBuilder()
-    builder.add_node(Agent(model=model, hooks=[BeforeModel()]), "first")
-    return builder.set_max_node_executions(3).build()
+    return _graph_of(Agent(model=model, hooks=[BeforeModel()]))
+
+
+def graph_with_node(model: SGLangModel, task: Task) -> Any:
+    return _graph_of(Agent(model=model), Node())
+
+
+def graph_with_edge(model: SGLangModel, task: Task) -> Any:
+    return _graph_of(Agent(model=model), Agent(model=sub_agent_model()), condition=_raise)
 
 
 def graph_with_handler(model: SGLangModel, task: Task) -> Any:
-    builder = GraphBuilder()
-    builder.add_node(agent_with_handler(model, task), "first")
-    return builder.set_max_node_executions(3).build()
+    return _graph_of(agent_with_handler(model, task))
 
 
 def graph_of_graphs(model: SGLangModel, task: Task) -> Any:
-    builder = GraphBuilder()
-    builder.add_node(graph(model, task), "inner")
-    return builder.set_max_node_executions(3).build()
+    return _graph_of(graph(model, task))
 
 
 def graph_with_hook(model: SGLangModel, task: Task) -> Any:
-    from strands.hooks import BeforeNodeCallEvent
-
-    made = GraphBuilder()
-    made.add_node(Agent(model=model), "first")
-    built = made.set_max_node_executions(3).build()
-
-    def listen(event: Any) -> None:
-        raise raises
-
-    built.hooks.add_callback(BeforeNodeCallEvent, listen)
+    built = _graph_of(Agent(model=model))
+    built.hooks.add_callback(hooks.BeforeNodeCallEvent, _raise)
     return built
 
 

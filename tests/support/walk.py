@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from engine_thread import EngineThread
+from engine_thread import on_a_thread
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, args_for, call_text, ids_of
 
@@ -86,7 +86,7 @@ async def _play(tokenizer: Any, turns: int, watch: contextlib.AbstractContextMan
             return call if number < turns else answer
 
         fake = FakeSGLang(reply, keeps_requests=False)
-        stack.enter_context(EngineThread(fake))
+        stack.enter_context(on_a_thread(fake))
         args = args_for(fake.base_url, tokenizer, strands_rollout={"executor": "turn_costs.InstantExecutor"})
         sample = Sample(prompt="What is 17 * 2?", label="34", index=0)
         steps.append(stack.enter_context(watch))

@@ -70,7 +70,7 @@ def child(folder: Path, *arguments: str) -> str:
         **{f"WANDB_{name}_DIR": str(folder / name) for name in ("CONFIG", "CACHE", "DATA", "ARTIFACT")},
     }
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

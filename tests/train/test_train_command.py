@@ -141,7 +141,7 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path, few
         if line.startswith("step 2/3"):
             os.kill(process.pid, signal.SIGKILL)
             break
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert not (cut / "summary.json").exists()
     resumed = train(cut, *options, held_out=few_rows)
     assert resumed.returncode == 0, resumed.stderr
@@ -234,7 +234,7 @@ def test_all_agents_of_an_episode_are_trained_also_after_a_kill(tmp_path: Path, 
     assert cut.stderr is not None
     any(line.startswith("step 1/2") for line in cut.stderr)
     cut.kill()
-    cut.communicate(timeout=60)
+    cut.communicate(timeout=300)
     resumed = train(tmp_path / "cut", *options, held_out=few_rows)
     assert resumed.returncode == 0, resumed.stderr
     assert without_times(steps_of(tmp_path / "cut")) == without_times(whole)

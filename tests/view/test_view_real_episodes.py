@@ -9,6 +9,7 @@ import asyncio
 import copy
 import gzip
 import json
+import threading
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ from strands_rollout.view.page import DumpView, view_dump
 
 ORDER = ("updated", "aborted", "resumed", "fanned")
 MOST_TRIES = 20
+CUT = threading.Event()
 CODE = {"executor": {"name": "local", "isolation": "rlimits"}}
 
 
@@ -46,6 +48,18 @@ async def colleague(code: str) -> str:
         model=sub_agent_model(), callback_handler=None, conversation_manager=NullConversationManager(), tools=[]
     )
     return str(await agent.invoke_async(code))
+
+
+@tool(name="execute_python_code")
+async def interrupted(code: str) -> str:
+    """Have the rollout aborted while it runs.
+
+    Args:
+        code: What to run.
+    """
+    CUT.set()
+    await asyncio.sleep(30)
+    return code
 
 
 @tool
@@ -104,17 +118,12 @@ async def updated_in_mid_episode(url: str, tokenizer: Any) -> list[Any]:
 
 async def aborted_and_resumed(url: str, tokenizer: Any) -> tuple[list[Any], list[Any]]:
     """Samples as they came back ABORTED, and the same after they had been resumed, by newer weights."""
-    clock = asyncio.get_running_loop().time
-    for number in range(MOST_TRIES):
-        end = clock() + 0.05 * (1 + number % 8)
-        back = await _play(url, tokenizer, _samples(2, 1), should_abort=lambda end=end: clock() > end, **CODE)
-        begun = [one for one in back if one.status is Sample.Status.ABORTED and versions_of(one)]
-        if begun:
-            await _update(url, tokenizer, f"resumed-{number}")
-            aborted, resumed = copy.deepcopy(begun), await _play(url, tokenizer, begun, **CODE)
-            if any(len(versions_of(one)) > 1 for one in resumed):
-                return aborted, resumed
-    raise AssertionError("nothing was aborted in mid-episode")
+    CUT.clear()
+    samples = _samples(4, 1)  # of which some call the tool
+    back = await _play(url, tokenizer, samples, tools=["test_view_real_episodes.interrupted"], should_abort=CUT.is_set)
+    aborted = [one for one in back if one.status is Sample.Status.ABORTED and versions_of(one)]
+    await _update(url, tokenizer, "resumed")
+    return copy.deepcopy(aborted), await _play(url, tokenizer, aborted, **CODE)
 
 
 def versions_of(sample: Any) -> set[str]:

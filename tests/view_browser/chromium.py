@@ -36,7 +36,7 @@ class Page:
         self._number += 1
         await self._socket.send_json({"id": self._number, "method": method, "params": params})
         while True:
-            told = json.loads((await self._socket.receive(timeout=60)).data)
+            told = json.loads((await self._socket.receive(timeout=300)).data)
             if told.get("id") == self._number:
                 assert "error" not in told, told
                 return dict(told.get("result", {}))

@@ -224,7 +224,7 @@ def ask_for_ever(question: str) -> str:
     """
     expert = _expert()
     try:
-        for _ in range(50):
+        for _ in range(1000):
             expert("How much?")
     finally:
         gave_up.set()

@@ -240,17 +240,18 @@ async def test_a_sub_agent_that_outlives_its_tool_asks_nothing_more(shipped_toke
             return Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
         return answers(body, number).after(0.02)
 
-    ours = {"tools": [f"{__name__}.ask_for_ever"], "fan_out": True, "tool_timeout_s": 0.3}
+    ours = {"tools": [f"{__name__}.ask_for_ever"], "fan_out": True, "tool_timeout_s": 1.0}
     async with FakeSGLang(script, context_length=60_000) as fake:
         args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=ours)
         sample = Sample(prompt="What is 17 * 2?", label="34", index=5)
-        main, expert = await generate(args, sample, {"max_new_tokens": 4096})
+        main, *experts = await generate(args, sample, {"max_new_tokens": 4096})
         asked = len(fake.requests)
         assert await asyncio.to_thread(gave_up.wait, 30)
         assert len(fake.requests) <= asked + 1  # one may have been on its way
     assert main.status is Sample.Status.COMPLETED
-    expert.reward = 1.0
-    assert contract_violations(expert, decode=shipped_tokenizer.decode) == []
+    for expert in experts:
+        expert.reward = 1.0
+        assert contract_violations(expert, decode=shipped_tokenizer.decode) == []
 
 
 async def test_all_agents_of_an_episode_have_its_routing_key(shipped_tokenizer: Any) -> None:

@@ -48,7 +48,7 @@ class Environment(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class EpisodeContext:
     """What is open around one episode, and the steps of its environment.
 
     Attributes:
@@ -145,7 +145,7 @@ def _shown(given: object) -> str:
 @asynccontextmanager
 async def open_surroundings(
     settings: RolloutSettings, task: Task, should_abort: Callable[[], bool]
-) -> AsyncIterator[Surroundings]:
+) -> AsyncIterator[EpisodeContext]:
     """Open the resources, make the environment and prepare it; close all of them when the block ends, however it does.
 
     Raises:
@@ -153,36 +153,36 @@ async def open_surroundings(
         EnvironmentFaultError: A resource or the environment can't be opened or prepared.
         EngineAbortedError: The rollout was aborted meanwhile.
     """
-    around = Surroundings(task, settings.environment_timeout_s, should_abort)
+    context = EpisodeContext(task, settings.environment_timeout_s, should_abort)
     async with AsyncExitStack() as stack:
         for name, path in settings.resources.items():
             what = f"resource {name!r} ({path})"
-            resource = await around.guarded(what, load_function(path, "a resource"), around.task)
+            resource = await context.guarded(what, load_function(path, "a resource"), context.task)
             if not isinstance(resource, AbstractAsyncContextManager):
                 raise EnvironmentFaultError(
                     f"{what} is a {type(resource).__name__}; expected an async context manager, such as a function "
                     "with @contextlib.asynccontextmanager makes"
                 )
-            opened = await around.entered(stack, what, resource)
-            around = replace(around, task=replace(around.task, resources={**around.task.resources, name: opened}))
+            opened = await context.entered(stack, what, resource)
+            context = replace(context, task=replace(context.task, resources={**context.task.resources, name: opened}))
         if settings.environment is not None:
-            around = await _with_environment(stack, settings.environment, around)
-        prepared = await around.prepare()
+            context = await _with_environment(stack, settings.environment, context)
+        prepared = await context.prepare()
         with running(prepared):
-            yield replace(around, task=prepared)
+            yield replace(context, task=prepared)
 
 
-async def _with_environment(stack: AsyncExitStack, path: str, around: Surroundings) -> Surroundings:
-    what, task = f"environment {path!r}", around.task
-    environment = await around.guarded(what, load_function(path, "an environment"), task)
+async def _with_environment(stack: AsyncExitStack, path: str, context: EpisodeContext) -> EpisodeContext:
+    what, task = f"environment {path!r}", context.task
+    environment = await context.guarded(what, load_function(path, "an environment"), task)
     if isinstance(environment, AbstractAsyncContextManager):
-        environment = await around.entered(stack, what, environment)
-    tools = await around.guarded(f"{what}.tools", _tools_of, environment)
+        environment = await context.entered(stack, what, environment)
+    tools = await context.guarded(f"{what}.tools", _tools_of, environment)
     if not any(hasattr(environment, name) for name in ("tools", "prepare", "answer", "score")):
         raise EnvironmentFaultError(
             f"{what} is a {type(environment).__name__} without tools, prepare, answer and score; expected some of them"
         )
-    return replace(around, task=replace(task, environment=environment, tools=[*task.tools, *tools]))
+    return replace(context, task=replace(task, environment=environment, tools=[*task.tools, *tools]))
 
 
 def _tools_of(environment: object) -> list[object]:

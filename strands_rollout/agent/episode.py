@@ -89,7 +89,7 @@ class EpisodeSetting:
         conversation_manager: What may drop or sum up messages; the model must be one that begins a new segment then.
             None keeps all of them.
         progress: Continue from there instead of from `messages`.
-        team: Who plays instead of an agent that is built here; `tools`, `conversation_manager` and, where it has one of
+        team: Runs in place of an agent that is built here; `tools`, `conversation_manager` and, where it has one of
             its own, `system_prompt` are not used then.
         next_message: Given the policy's answer, the user's next message; None ends the episode.
     """
@@ -166,7 +166,7 @@ class _Run:
         limit_s = setting.limits.episode_timeout_s
         left_s = None if limit_s is None else max(0.0, limit_s - begun.duration_s)
         self.deadline = EpisodeDeadline(left_s, setting.should_abort, model, setting.engine_grace_s)
-        self.players: Team | None = None
+        self.team: Team | None = None
         self.user_turns = 0
 
     async def play(self) -> Episode:
@@ -175,17 +175,17 @@ class _Run:
         error: Exception | None = None
         try:
             with exits_as_errors("the agent, or a hook of it,", RuntimeError):
-                async with self.deadline, self.setting.team or own_team(self.tools, self._build_agent) as players:
-                    self._prepare(players)
+                async with self.deadline, self.setting.team or own_team(self.tools, self._build_agent) as team:
+                    self._prepare(team)
                     reason = None
                     while reason is None:
-                        reason = await self._turn(players)
+                        reason = await self._turn(team)
         except Exception as e:  # every failure of an episode is data for its caller
             reason, error = self._end_of_deadline() if self.deadline.expired() else self._end_by_error(e)
         conversation, history = self.model.conversation, self.begun.messages
-        is_resumable = self.players is None or self.players.is_alone
-        if self.players is not None:
-            history = self.players.main.messages
+        is_resumable = self.team is None or self.team.is_alone
+        if self.team is not None:
+            history = self.team.main.messages
             conversation.history = (lambda: history) if is_resumable else None  # the agent can go
         conversation.drop_empty_segment()
         duration_s = self.begun.duration_s + time.monotonic() - started
@@ -215,36 +215,36 @@ class _Run:
             tool_executor=TurnTools(),
         )
 
-    def _prepare(self, players: Team) -> None:
+    def _prepare(self, team: Team) -> None:
         """Let the episode's history, hooks and limits hold for its agents."""
         setting, limits, conversation = self.setting, self.setting.limits, self.model.conversation
         if setting.team is not None:
             join_episode(
-                players,
+                team,
                 self.begun.messages,
                 self.system_prompt,
                 self.every_hook,
                 is_resumed=setting.progress is not None,
             )
-        for agent in players.agents:
+        for agent in team.agents:
             bound_tools(agent, limits.tool_timeout_s, setting.self_timed_tools, self.stats, setting.tool_span)
-        bound_others(players, limits, setting.self_timed_tools, self.stats, setting.should_abort)
+        bound_others(team, limits, setting.self_timed_tools, self.stats, setting.should_abort)
         if self.is_watched:
-            contain_exits(players)
-        self.players = players
+            contain_exits(team)
+        self.team = team
         # a swarm or graph gives its agents new histories, and a hook may put another list in the place of one
-        conversation.history = (lambda: players.main.messages) if players.is_alone else None
-        conversation.know_tools(players.main.tool_registry.get_all_tool_specs())
+        conversation.history = (lambda: team.main.messages) if team.is_alone else None
+        conversation.know_tools(team.main.tool_registry.get_all_tool_specs())
 
-    async def _turn(self, players: Team) -> StopReason | None:
+    async def _turn(self, team: Team) -> StopReason | None:
         """Let the agents answer what was said last; why the episode ends, or None where something else is said."""
-        if isinstance(players.runner, Agent):
-            refuse_interrupts(await self.cycles.run(players.runner, self.said))
+        if isinstance(team.runner, Agent):
+            refuse_interrupts(await self.cycles.run(team.runner, self.said))
         else:
-            await ask_team(players.runner, self.said)
-            if isinstance(players.main.model, SGLangModel) and not players.main.model.conversation.turn_count:
+            await ask_team(team.runner, self.said)
+            if isinstance(team.main.model, SGLangModel) and not team.main.model.conversation.turn_count:
                 raise TeamLimitError(
-                    f"the {type(players.runner).__name__} ended before {players.main.name!r} spoke, whose tokens are "
+                    f"the {type(team.runner).__name__} ended before {team.main.name!r} spoke, whose tokens are "
                     "the sample's"
                 )
         if self.stats.infrastructure_error is not None:
@@ -253,7 +253,7 @@ class _Run:
             return StopReason.MAX_TOOL_ITERATIONS if tripped == "max_iterations" else StopReason.MAX_TOOL_CALLS
         if self.setting.next_message is None:
             return StopReason.COMPLETED
-        blocks = players.main.messages[-1]["content"] if players.main.messages else []
+        blocks = team.main.messages[-1]["content"] if team.main.messages else []
         answer = "\n".join(block["text"] for block in blocks if "text" in block)  # without reasoning
         said, limit = await self.setting.next_message(answer), self.setting.limits.max_user_turns
         if said is None:

@@ -15,8 +15,10 @@ from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, TOOL_CALL, args_for, run
 from user_environments import seen
 
-from strands_rollout import Sample, generate, reward_func
+from strands_rollout import Sample, Task, generate, reward_func
+from strands_rollout.agent.task import failure_words
 from strands_rollout.slime_plugin.sample_contract import contract_violations
+from strands_rollout.tool_parsers import get_parser
 
 READ = TOOL_CALL.format(name="read_database", arguments="{}")
 TOLD = {"environment": "user_environments.Told", "tools": []}
@@ -59,6 +61,12 @@ async def test_resources_are_open_while_the_episode_runs_and_known_to_tools(ship
 async def test_resources_are_released_however_the_episode_ends(shipped_tokenizer: Any, script: Any) -> None:
     await run(shipped_tokenizer, script, settings=resources("database", "second"), sample=row())
     assert seen[-2:] == ["second closed", "close 5"]
+
+
+def test_a_failure_names_the_users_file_where_this_package_raised() -> None:
+    with pytest.raises(Exception, match="no_such") as caught:
+        get_parser("no_such")
+    assert f"({__file__}, line" in failure_words("it", caught.value, Task([], index=1))
 
 
 async def test_resources_are_released_where_a_later_one_does_not_open(shipped_tokenizer: Any) -> None:

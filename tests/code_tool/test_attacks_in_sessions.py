@@ -8,6 +8,7 @@ import os
 import secrets
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from attack import PRELUDE
@@ -15,7 +16,7 @@ from attack_targets import Stage, shallow_paths
 from attacks_on_other_runs import SEARCH_OBJECTS, SEARCH_OWN_MEMORY
 from host_view import Process, descendants, pids
 
-from strands_rollout.code_tool import CodeExecutor, ExecutionResult
+from strands_rollout.code_tool import CodeExecutor, ExecutionResult, LocalExecutor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are on Linux")
 
@@ -148,17 +149,18 @@ async def test_a_session_that_breaks_itself_ends_in_time_and_is_to_blame(
     assert len(results) <= 4
 
 
-async def test_descriptors_sent_to_the_executor_do_not_stay_there(
-    mine: Callable[..., Awaitable[ExecutionResult]],
-) -> None:
-    def held() -> int:
-        return sum(len(Process(pid).handles()) for pid in descendants(os.getpid()))
-
-    await mine("pass")
-    before = held()
-    await mine(
-        "import socket\nl = socket.socket(fileno=os.dup(3))\nwhile True: socket.send_fds(l, [b'S'], [0, 1, 2] * 9)", 0.3
-    )
-    async with asyncio.timeout(30):  # what ended the run may still be cleaning up
-        while held() >= before + 20:  # noqa: ASYNC110 - there is no event of it
-            await asyncio.sleep(0.1)
+async def test_descriptors_sent_to_the_executor_do_not_stay_there(ground: Path) -> None:
+    executor = LocalExecutor(scratch_dir=str(ground / "isolated"), isolation="rlimits", disabled_layers=("syscalls",))
+    # one message: the session may be ended as soon as it is read
+    code = """
+import os, socket
+marked = open("marked", "w")
+line = socket.socket(fileno=os.dup(3))
+socket.send_fds(line, [b"S"], [marked.fileno()] * 9)
+marked.close()
+"""
+    async with executor:
+        result = await executor.run(code, session="mine")
+        assert result.stderr == "", "the descriptors were not sent"
+        held = [link for pid in descendants(os.getpid()) for link in Process(pid).handles().values()]
+        assert [link for link in held if "/marked" in link] == []

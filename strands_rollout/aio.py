@@ -10,7 +10,6 @@ import asyncio
 import contextvars
 import functools
 import gc
-import logging
 import os
 import queue
 import threading
@@ -22,7 +21,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from strands_rollout.errors import ToolError, foreign_code
+from strands_rollout.errors import ToolError
 
 
 class Closable(Protocol):
@@ -296,8 +295,6 @@ def _settle(future: asyncio.Future[Any], *, result: object = None, error: BaseEx
         future.set_exception(error)
 
 
-logger = logging.getLogger(__name__)
-
 ABORT_POLL_S: Final = 0.05
 # an engine that aborts a request answers with what it has sampled: that long it is waited for
 ABORT_GRACE_S: Final = 0.2
@@ -408,17 +405,15 @@ class _Poller:
 
     def _tick(self) -> None:
         self._timer = None
-        for poll in list(self._polls):
-            with foreign_code(
-                "a flag that can't be read must not end the others'; the next model call asks it again"
-            ) as asked:
+        try:
+            for poll in list(self._polls):
+                # one that raises is not asked again: the loop reports it, and the others' turn comes with the next tick
+                del self._polls[poll]
                 if poll():
-                    continue
-            if asked.error is not None:
-                logger.error("event=abort_flag_unreadable", exc_info=asked.error)
-            self._polls.pop(poll, None)
-        if self._polls:
-            self._arm()
+                    self._polls[poll] = None
+        finally:
+            if self._polls:
+                self._arm()
 
 
 _POLLERS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Poller]] = weakref.WeakKeyDictionary()

@@ -137,6 +137,19 @@ async def test_a_block_that_ends_by_itself_leaves_no_timer() -> None:
     assert asked == before
 
 
+async def test_a_flag_that_cannot_be_read_leaves_the_others_deadlines_as_they_are() -> None:
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context.get("exception")))
+
+    def broken() -> bool:
+        raise OSError("the flag is gone")
+
+    with pytest.raises(TimeoutError):
+        async with EpisodeDeadline(30, broken), EpisodeDeadline(30, lambda: bool(reported)):
+            await asyncio.sleep(600)
+    assert [str(error) for error in reported] == ["the flag is gone"]
+
+
 @tool(name="execute_python_code")
 async def swallows(code: str) -> str:
     """Wait, and take no notice of being cancelled.

@@ -51,23 +51,24 @@ def test_each_planted_defect_is_seen_as_what_it_is(name: str, shipped_tokenizer:
     assert kind in {problem.kind for problem in found}, found
 
 
-def test_a_shifted_mask_is_marked_at_its_tokens(shipped_tokenizer: Any, habits: TurnHabits) -> None:
-    episode = whole(shipped_tokenizer)
+def test_a_shifted_mask_and_older_weights_are_marked_at_their_tokens(
+    shipped_tokenizer: Any, habits: TurnHabits
+) -> None:
+    first, second = whole(shipped_tokenizer).spans
     found = problems(shipped_tokenizer, shifted_mask(shipped_tokenizer), habits)
-    starts = {problem.start for problem in found if problem.kind == "mask"}
-    assert starts == {episode.spans[0][1], episode.spans[0][2], episode.spans[1][1]}
+    assert {problem.start for problem in found if problem.kind == "mask"} == {first[1], first[2], second[1]}
+    (stale,) = problems(shipped_tokenizer, stale_version(shipped_tokenizer), habits)
+    assert (stale.start, stale.end) == tuple(first[1:3])
 
 
-def test_stale_tokens_are_those_of_the_older_weights(shipped_tokenizer: Any, habits: TurnHabits) -> None:
-    (found,) = problems(shipped_tokenizer, stale_version(shipped_tokenizer), habits)
-    assert (found.start, found.end) == tuple(whole(shipped_tokenizer).spans[0][1:3])
-
-
-def test_a_whole_episode_and_one_whose_close_the_template_added_have_no_problem(
+def test_a_whole_episode_one_whose_close_the_template_added_and_an_aborted_one_have_no_problem(
     shipped_tokenizer: Any, habits: TurnHabits
 ) -> None:
     stretches = (False, PROMPT), (True, CALL), (False, END + RESULT.format("34")), (True, ANSWER + END)
-    for made in (whole(shipped_tokenizer), Episode(shipped_tokenizer, *stretches)):
+    aborted = whole(shipped_tokenizer)
+    aborted.sample.status, aborted.sample.reward = Sample.Status.ABORTED, None
+    aborted.facts["stop_reason"] = "aborted"
+    for made in (whole(shipped_tokenizer), Episode(shipped_tokenizer, *stretches), aborted):
         assert problems(shipped_tokenizer, made.sample, habits) == []
 
 
@@ -110,7 +111,7 @@ def test_drift_is_marked_where_it_is_with_what_would_be_there(shipped_tokenizer:
     assert there == Retokeniser(shipped_tokenizer).texts[instead[0]]
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(ids=st.lists(st.integers(0, 1195), max_size=40))
 def test_marks_count_what_drift_counts(ids: list[int], shipped_tokenizer: Any) -> None:
     bytes_of = token_bytes(shipped_tokenizer)
@@ -151,6 +152,7 @@ def test_turns_of_a_foreign_sample_are_those_of_its_mask() -> None:
     assert lists.contexts == [(2, 3)]
 
 
+@settings(max_examples=50)
 @given(
     tokens=st.lists(st.integers(0, 9)),
     length=st.none() | st.integers(-3, 20) | st.text(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -56,24 +55,6 @@ def written_page(
 
 WHOLE_SAMPLES = ("lengths disagree", "trained failure", "trailing context", "unfinished", "text")
 FIRST_DEFECT = 1000 - len(DEFECTS) - 2
-
-
-async def milliseconds(page: Page, name: str) -> list[float]:
-    return list(await page.run(f"performance.getEntriesByName('{name}').map((entry) => entry.duration)"))
-
-
-async def test_a_thousand_samples_are_fast(page: Page, written: str) -> None:
-    await page.go(written)
-    await page.until("document.querySelectorAll('.row').length > 10")
-    paint = await page.until("performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
-    await page.run("byId('query').value = 'perimeter turns>1'; filtersChanged()")
-    await page.run("byId('query').value = ''; byId('sort').value = '-problems'; filtersChanged()")
-    for position in (0, 500, FIRST_DEFECT):
-        await page.run(f"openSample({position}, {{view: 'tokens'}})")
-    assert await page.run("document.querySelectorAll('.row').length") < 60
-    took = {name: await milliseconds(page, name) for name in ("filter", "open")}
-    assert [len(found) for found in took.values()] == [3, 3]
-    print(json.dumps({"paint": paint, **took}))
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(DEFECTS)))

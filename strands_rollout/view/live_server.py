@@ -21,7 +21,7 @@ from aiohttp.typedefs import Handler, Middleware
 from strands_rollout.aio import in_own_thread
 from strands_rollout.dump.files import dump_files, unread_samples
 from strands_rollout.errors import ConfigError, DumpError
-from strands_rollout.view.page import DumpView, ShownSample, habit_counter, json_bytes, live_page, show
+from strands_rollout.view.page import DumpView, ShownSample, dump_habits, json_bytes, live_page, show
 from strands_rollout.view.sample import Retokeniser
 from strands_rollout.view.tokens import TurnHabits
 
@@ -41,8 +41,6 @@ class LiveDump:
         self._lock = threading.Lock()
         self._shown: dict[tuple[str, bytes], ShownSample] = {}
         self._habits: TurnHabits | None = None
-        self._counter = habit_counter(retokeniser)
-        self._counted: set[tuple[str, bytes]] = set()
         self.latest: tuple[DumpView, str] | None = None
         self.read = 0
 
@@ -60,8 +58,7 @@ class LiveDump:
             return self.latest
 
     def _show_all(self) -> list[ShownSample]:
-        self._count_new()
-        habits = self._counter.habits()
+        habits = dump_habits(self._path, self._retokeniser)
         known = self._shown if habits == self._habits else {}
         shown: dict[tuple[str, bytes], ShownSample] = {}
         for sample in unread_samples(self._path):
@@ -72,16 +69,6 @@ class LiveDump:
             self.read = len(shown)
         self._shown, self._habits = shown, habits
         return list(shown.values())
-
-    def _count_new(self) -> None:
-        """Count samples that were not there before; all anew where some are gone."""
-        keys = {sample.key for sample in unread_samples(self._path)} if self._counted else set()
-        if not self._counted <= keys:
-            self._counter, self._counted = habit_counter(self._retokeniser), set()
-        for sample in unread_samples(self._path):
-            if sample.key not in self._counted and (record := sample.read()):
-                self._counter.count(record)
-                self._counted.add(sample.key)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """The page: one HTML file with its styles, its script and its data, that asks the network for nothing.
 
 The script may run by its hash alone, and what a dump holds enters the page as JSON with `<` escaped, and as base64.
-A dump is read twice: what most turns do is known at its end.
+What most turns do is taken from the first samples of a dump.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import base64
 import gzip
 import hashlib
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -25,8 +26,9 @@ from strands_rollout.errors import foreign_code
 from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
 from strands_rollout.view.sample import Retokeniser, plain, view_sample
-from strands_rollout.view.tokens import HabitCounter, TurnHabits
+from strands_rollout.view.tokens import TurnHabits, habits_of
 
+_HABIT_SAMPLES: Final = 200
 _POSITION: Final = re.compile(r"(:\d+|\[\d+\])$")
 _SCRIPTS: Final = ("data.js", "list.js", "tokens.js", "talk.js", "timeline.js", "sample.js", "groups.js", "main.js")
 _PLACE: Final = re.compile(r"\{\{(\w+)\}\}")
@@ -77,7 +79,7 @@ def view_dump(
 
     `on_read` is called with 1 for each sample that is done. For the path, and what is raised, see `read_dump`.
     """
-    habits = dump_habits(read_dump(path), retokeniser)
+    habits = dump_habits(path, retokeniser)
     shown = []
     for record in read_dump(path):
         shown.append(show(record, habits, retokeniser))
@@ -85,17 +87,10 @@ def view_dump(
     return DumpView.of(shown)
 
 
-def dump_habits(records: Iterable[DumpRecord], retokeniser: Retokeniser | None) -> TurnHabits:
-    """What most turns and contexts of these samples do."""
-    counter = habit_counter(retokeniser)
-    for record in records:
-        counter.count(record)
-    return counter.habits()
-
-
-def habit_counter(retokeniser: Retokeniser | None) -> HabitCounter:
-    """One that has counted nothing."""
-    return HabitCounter(None if retokeniser is None else retokeniser.controls)
+def dump_habits(path: Path, retokeniser: Retokeniser | None) -> TurnHabits:
+    """What most turns and contexts do, of the first samples of a dump."""
+    first = list(islice(read_dump(path), _HABIT_SAMPLES))
+    return habits_of(first, None if retokeniser is None else retokeniser.controls)
 
 
 def show(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None) -> ShownSample:

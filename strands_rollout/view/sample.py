@@ -276,36 +276,26 @@ def _reward(record: DumpRecord) -> float | None:
 
 def _group(values: Mapping[str, Any]) -> Json:
     """The group in slime; of an evaluation, which has none, the problem: its samples are to be seen side by side."""
-    metadata = values.get("metadata")
-    asked = metadata.get("eval") if isinstance(metadata, Mapping) else None
-    if values.get("group_index") is None and isinstance(asked, Mapping):
-        return f"{_text(asked.get('data_set'))}/{_text(asked.get('problem'))}"
+    asked = (values.get("metadata") or {}).get("eval")
+    if values.get("group_index") is None and asked:
+        return f"{asked['data_set']}/{asked['problem']}"
     return values.get("group_index")
 
 
 def _part(facts: Mapping[str, Any]) -> str:
     """Which of a fan-out's samples it is; "" of a sample that is a rollout of its own."""
     part = facts.get("fan_out")
-    known = part if isinstance(part, Mapping) else {}
-    number, count = known.get("part"), known.get("of")
-    if not isinstance(number, int) or not isinstance(count, int) or count < 2:
-        return ""
-    return f"{_text(known.get('kind'))}, {number + 1} of {count}"
+    return f"{part['kind']}, {part['part'] + 1} of {part['of']}" if part and part["of"] > 1 else ""
 
 
 def _question(prompt: Json) -> str:
     """The last thing that a user said, or the text."""
     if not isinstance(prompt, list):
         return _text(prompt)
-    of_user = [message for message in prompt if isinstance(message, Mapping) and message.get("role") == "user"]
+    of_user = [message for message in prompt if message.get("role") == "user"]
     said = of_user[-1].get("content") if of_user else ""
-    return " ".join(_words_of(part) for part in said) if isinstance(said, list) else _text(said)
-
-
-def _words_of(part: object) -> str:
-    if isinstance(part, Mapping):
-        return _text(part["text"]) if "text" in part else f"[{_text(part.get('type') or next(iter(part), ''))}]"
-    return _text(part)
+    parts = said if isinstance(said, list) else [{"text": said}]
+    return " ".join(_text(part["text"]) if "text" in part else f"[{part.get('type')}]" for part in parts)
 
 
 def _text(value: object) -> str:

@@ -24,10 +24,9 @@ from planted import (
 from strands_rollout.dump import DumpRecord, TokenTexts
 from strands_rollout.samples import Sample
 from strands_rollout.template.drift import drift_of_turn, token_bytes
-from strands_rollout.view.page import dump_habits
 from strands_rollout.view.problems import Problem, find_problems
 from strands_rollout.view.sample import Retokeniser, view_sample
-from strands_rollout.view.tokens import TokenLists, TurnHabits, drift_marks, is_control, token_kinds
+from strands_rollout.view.tokens import TokenLists, TurnHabits, drift_marks, habits_of, is_control, token_kinds
 
 
 def record(tokenizer: Any, sample: Sample) -> DumpRecord:
@@ -36,7 +35,7 @@ def record(tokenizer: Any, sample: Sample) -> DumpRecord:
 
 @pytest.fixture(scope="module")
 def habits(shipped_tokenizer: Any) -> TurnHabits:
-    return dump_habits([record(shipped_tokenizer, whole(shipped_tokenizer).sample) for _ in range(3)], None)
+    return habits_of([record(shipped_tokenizer, whole(shipped_tokenizer).sample) for _ in range(3)])
 
 
 def problems(tokenizer: Any, sample: Sample, habits: TurnHabits) -> list[Problem]:
@@ -77,7 +76,7 @@ def test_turns_with_calls_may_end_by_another_token(shipped_tokenizer: Any) -> No
         stretches = (False, PROMPT), (True, CALL + end_of_calls), (False, RESULT.format("34")), (True, ANSWER + END)
         return Episode(shipped_tokenizer, *stretches).sample
 
-    habits = dump_habits([record(shipped_tokenizer, episode("<|endoftext|>")) for _ in range(3)], None)
+    habits = habits_of([record(shipped_tokenizer, episode("<|endoftext|>")) for _ in range(3)])
     assert problems(shipped_tokenizer, episode("<|endoftext|>"), habits) == []
     assert {problem.kind for problem in problems(shipped_tokenizer, episode(""), habits)} == {"not closed"}
 
@@ -85,7 +84,7 @@ def test_turns_with_calls_may_end_by_another_token(shipped_tokenizer: Any) -> No
 def test_a_template_that_most_contexts_break_judges_none(shipped_tokenizer: Any) -> None:
     forge, _ = DEFECTS["forged control token"]
     all_alike = [record(shipped_tokenizer, forge(shipped_tokenizer)) for _ in range(3)]
-    assert dump_habits(all_alike, None).opening is None
+    assert habits_of(all_alike).opening is None
 
 
 def test_control_tokens_are_told_from_markup() -> None:
@@ -158,7 +157,7 @@ def test_turns_of_a_foreign_sample_are_those_of_its_mask() -> None:
     length=st.none() | st.integers(-3, 20) | st.text(),
     mask=st.none() | st.text() | st.lists(st.integers(-1, 2) | st.none() | st.floats()),
     logprobs=st.none() | st.lists(st.floats() | st.none() | st.text()),
-    spans=st.none() | st.lists(st.lists(st.integers(-2, 12) | st.text(), max_size=5)) | st.integers(),
+    spans=st.none() | st.lists(st.tuples(*[st.integers(-2, 12)] * 3, st.none() | st.text())),
     status=st.sampled_from(["completed", "failed", "nonsense"]),
 )
 def test_any_values_can_be_looked_at(status: str, spans: Any, length: Any, **lists: Any) -> None:

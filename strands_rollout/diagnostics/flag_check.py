@@ -347,7 +347,7 @@ def _conflicts(
     ]
     faults += [(name, "it is not given, and slime stops without it; add it") for name in missing]
     faults += [*_refused(given, command.program), *_refused_numbers(given)]
-    by_severity: dict[Severity, Sequence[_Fault]] = {"error": faults, "warning": [*_unused(given)]}
+    by_severity: dict[Severity, Sequence[_Fault]] = {"error": faults, "warning": [*_untrained(given)]}
     for severity, found in by_severity.items():
         for name, problem in found:
             use = given.last.get(name)
@@ -379,39 +379,20 @@ def _refused_numbers(given: _Given) -> Iterator[_Fault]:
     temperature = given.number("--rollout-temperature")
     if temperature is not None and temperature <= 0:
         yield "--rollout-temperature", f"got {temperature:g}; expected a number above 0"
-    prompt, context = given.number("--rollout-max-prompt-len"), given.number("--rollout-max-context-len")
-    if prompt is not None and context is not None and prompt >= context and given.lacks("--custom-config-path"):
-        yield "--rollout-max-prompt-len", f"got {prompt:g}; expected less than --rollout-max-context-len {context:g}"
-    prompts, begun = given.number("--rollout-batch-size"), given.number("--over-sampling-batch-size")
-    if prompts and begun and begun < prompts and given.is_whole:
-        expected = f"expected at least --rollout-batch-size {prompts:g}"
-        yield "--over-sampling-batch-size", f"got {begun:g}; {expected}"
-    samples, batch, steps = (
-        _samples(given),
-        given.number("--global-batch-size"),
-        given.number("--num-steps-per-rollout"),
-    )
-    if samples and batch and steps and samples // steps != batch:
-        expected = f"expected {samples // steps:g}, as --num-steps-per-rollout {steps:g} says"
-        yield "--global-batch-size", f"got {batch:g}; {expected}"
-    elif samples and batch and samples < batch:
+    samples, batch = _samples(given), given.number("--global-batch-size")
+    if samples and batch and samples < batch:
         expected = f"expected at most the {samples:g} samples of a rollout, or training stops"
         yield "--global-batch-size", f"got {batch:g}; {expected}"
+
+
+def _untrained(given: _Given) -> Iterator[_Fault]:
+    samples, batch = _samples(given), given.number("--global-batch-size")
+    if samples and batch and samples > batch and samples % batch:
+        rest = f"the last {samples % batch:g} are not trained on"
+        yield "--global-batch-size", f"a rollout has {samples:g} samples, no multiple of {batch:g}: {rest}"
 
 
 def _samples(given: _Given) -> float | None:
     """The samples of a rollout, where they are certain and trained on: --num-rollout 0 only evaluates."""
     prompts, each = given.number("--rollout-batch-size"), given.number("--n-samples-per-prompt", 1)
     return prompts * each if prompts and each and given.is_whole and given.number("--num-rollout") != 0 else None
-
-
-def _unused(given: _Given) -> Iterator[_Fault]:
-    """What a run goes on with, but does not use."""
-    samples, batch = _samples(given), given.number("--global-batch-size")
-    if samples and batch and samples > batch and samples % batch and not given.has("--num-steps-per-rollout"):
-        rest = f"the last {samples % batch:g} are not trained on"
-        yield "--global-batch-size", f"a rollout has {samples:g} samples, no multiple of {batch:g}: {rest}"
-    gpus, each = given.number("--rollout-num-gpus"), given.number("--rollout-num-gpus-per-engine", 1)
-    if gpus and each and gpus % each and given.lacks("--sglang-config", "--rollout-external-engine-addrs"):
-        unused = f"{gpus % each:g} stay unused"
-        yield "--rollout-num-gpus", f"got {gpus:g}, no multiple of --rollout-num-gpus-per-engine {each:g}: {unused}"

@@ -11,11 +11,10 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final, Self
+from typing import Final, Self
 
 from strands_rollout.dump.record import HEAD_KEY, DumpRecord, read_line, record_line, slime_record
 from strands_rollout.dump.torch_file import read_torch_file
@@ -152,20 +151,17 @@ class DumpWriter:
         if not path.name.endswith(_LINES):
             raise DumpError(f"got the dump {path}; expected a name that ends in .jsonl or .jsonl.gz")
         self.path = path
-        self._closing = ExitStack()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO | gzip.GzipFile = self._closing.enter_context(path.open("xb", buffering=0))
+            self._file = gzip.open(path, "xb") if path.suffix == ".gz" else path.open("xb", buffering=0)  # noqa: SIM115
         except OSError as e:
             raise DumpError(f"can't write the dump to {path}: {e.strerror}; choose another place") from e
-        if path.suffix == ".gz":
-            self._file = self._closing.enter_context(gzip.GzipFile(fileobj=self._file, mode="wb", filename=""))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closing.close()
+        self._file.close()
 
     def write(self, sample: SampleLike | DumpRecord, token_texts: Mapping[int, bytes] | None = None) -> None:
         """Write one sample, slime's, ours, or a record of another dump.

@@ -51,7 +51,7 @@ _NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
 _ARRAY: Final = re.compile(r"(\w+)(\+?)=")
 _STRING: Final = re.compile(r"(\w+)\+?=(.*(?:^|[\s=])--\w.*)", re.DOTALL)
 _REFERENCE: Final = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?:[}+:-].*)?", re.DOTALL)
-_MAY_BE_FLAGS: Final = re.compile(r"\$(?:[\w@*]+|\{[^/]*\}|\(.*)", re.DOTALL)
+_MAY_BE_FLAGS: Final = re.compile(r"\$(?:[\w@*]+|\{[^/]*\})")
 _PLACEHOLDER: Final = re.compile(r"<SLIME_DIR>|<MODEL_ARGS of scripts/models/[^/<>]+\.sh in slime>")
 
 
@@ -217,7 +217,9 @@ class _Script:
         self, words: Sequence[Word], possible: list[tuple[Word, ...]], within: frozenset[str]
     ) -> Iterator[Word]:
         """The words with those of the arrays that they name; `within` are the arrays that these words are of."""
+        flags = 0
         for before, word in zip([Word(""), *words], words, strict=False):
+            flags += word.is_flag
             named = _REFERENCE.fullmatch(word.text) if word.splits else None
             name = named[1] if named else ""
             array = self._arrays.get(name) if name not in within else None
@@ -226,7 +228,7 @@ class _Script:
                 continue
             if array is not None:
                 possible += [tuple(self._expanded(value, possible, within | {name})) for value in array.values]
-            elif name not in within and (word.is_placeholder or _may_be_flags(word, before)):
+            elif name not in within and (word.is_placeholder or _may_be_flags(word, before, is_first=not flags)):
                 said = f"{word.text} stands for words that could not be read, so they are not judged"
                 self.notes.append(f"{word.place}: {said}")
             yield word
@@ -236,10 +238,14 @@ def _has_flag(words: Sequence[Word]) -> bool:
     return any(word.text.startswith("--") for word in words)
 
 
-def _may_be_flags(word: Word, before: Word) -> bool:
-    """What stands right after a flag is taken for its value, if it is no array."""
-    is_value = before.text.startswith("--") and "[" not in word.text
-    return word.splits and not is_value and _MAY_BE_FLAGS.fullmatch(word.text) is not None
+def _may_be_flags(word: Word, before: Word, *, is_first: bool) -> bool:
+    """Whether an expansion may stand for flags; `is_first` says that no flag is before it.
+
+    Right after a flag it is taken for the flag's value, if it is no array; a command's output is after any flag.
+    """
+    if not word.splits or (before.text.startswith("--") and "[" not in word.text):
+        return False
+    return bool(_MAY_BE_FLAGS.fullmatch(word.text)) or (word.text.startswith("$(") and is_first)
 
 
 def _arrays_of(words: Sequence[Word]) -> dict[str, _Array]:

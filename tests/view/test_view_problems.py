@@ -136,9 +136,9 @@ def test_marks_count_what_drift_counts(ids: list[int], shipped_tokenizer: Any) -
     ],
 )
 def test_each_token_has_a_kind(changes: dict[str, Any], facts: dict[str, Any], kind: str) -> None:
-    told = {"strands_rollout": {"spans": [[0, 1, 2, None], [1, 3, 4, None]], **facts}}
+    metadata = {"strands_rollout": {"spans": [[0, 1, 2, None], [1, 3, 4, None]], **facts}}
     made = DumpRecord(
-        Sample(tokens=[1, 2, 3, 4], response_length=3, loss_mask=[1, 0, 1], metadata=told).to_dict() | changes
+        Sample(tokens=[1, 2, 3, 4], response_length=3, loss_mask=[1, 0, 1], metadata=metadata).to_dict() | changes
     )
     kinds = token_kinds(made, TokenLists.of(made))
     assert kinds[:3] == ["prompt", kind, "unknown" if kind == "unknown" else "context"]

@@ -103,9 +103,9 @@ async def test_a_token_tells_all_of_itself(page: Page, written: str) -> None:
     await page.run(
         "document.querySelector('.t.trained[data-i]').dispatchEvent(new MouseEvent('mouseover', {bubbles: true}))"
     )
-    told = await page.run("byId('tip').textContent")
+    tip = await page.run("byId('tip').textContent")
     for words in ("id ", 'text "<think>"', "bytes 3c 74", "logprob -0.250", "turn 1", "weights 7", "mask 1"):
-        assert words in told
+        assert words in tip
 
 
 async def test_keys_lead_through_the_samples(page: Page, written: str) -> None:

@@ -23,6 +23,7 @@ import orjson
 from strands_rollout.dump import DumpRecord, read_dump
 from strands_rollout.dump.record import METADATA_KEY
 from strands_rollout.errors import foreign_code
+from strands_rollout.files import Json
 from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
 from strands_rollout.view.sample import Retokeniser, plain, view_sample
@@ -121,7 +122,7 @@ def _compared(record: DumpRecord, reward: float | None) -> Sample:
     """What `normalize_rewards` reads of a sample."""
     values = record.values
 
-    def hashable(name: str) -> Any:  # noqa: ANN401 - a dump may hold anything
+    def hashable(name: str) -> Json:
         number = values.get(name)
         return number if isinstance(number, Hashable) else repr(number)
 

@@ -1,9 +1,9 @@
 """A launch script's flags, judged as slime, Megatron-LM, SGLang and its router would read them.
 
 slime parses with `parse_known_args` everywhere: it silently drops a misspelled flag. This finds it, and values that no
-parser takes, and flags that slime refuses together, as far as the command line alone decides.
-Source: slime_validate_args and _resolve_eval_datasets in slime/utils/arguments.py, train_async.py,
-slime/utils/dp_schedule.py, slime/ray/rollout.py, slime/rollout/fully_async_rollout.py.
+parser takes, and the commonest flags that don't go together, as far as the command line alone decides.
+Source: slime_validate_args in slime/utils/arguments.py, train_async.py, slime/utils/dp_schedule.py,
+slime/ray/rollout.py, slime/rollout/fully_async_rollout.py.
 """
 
 from __future__ import annotations
@@ -305,24 +305,6 @@ _RULES: Final[Sequence[tuple[str, str, str, str]]] = [
      "reinforce_plus_plus needs --normalize-advantages; add it"),
     ("--advantage-estimator", "--advantage-estimator=reinforce_plus_plus_baseline", "--normalize-advantages",
      "reinforce_plus_plus_baseline needs --normalize-advantages; add it"),
-    ("--opd-teacher-load", "--opd-teacher-load", "--use-opd",
-     "it is refused without --use-opd; add that, or leave it out"),
-    ("--use-opd", "--use-opd", "--opd-type", "it needs --opd-type sglang or megatron; add it"),
-    ("--opd-type", "--use-opd --opd-type=megatron", "--opd-teacher-load",
-     "megatron needs --opd-teacher-load; add it"),
-    ("--opd-teacher-load", "--use-opd --opd-type=sglang --opd-teacher-load", "",
-     "it is refused with --opd-type sglang; leave it out"),
-    # of these the file of --custom-config-path may say otherwise
-    ("--update-weight-transport", "--update-weight-transport=disk", "--update-weight-disk-dir --custom-config-path",
-     "disk needs --update-weight-disk-dir; add it"),
-    ("--update-weight-mode", "--update-weight-mode=delta", "--update-weight-transport --custom-config-path",
-     "delta needs --update-weight-transport disk"),
-    ("--update-weight-mode", "--update-weight-mode=delta --update-weight-transport=nccl", "--custom-config-path",
-     "delta needs --update-weight-transport disk"),
-    ("--update-weight-mode", "--update-weight-mode=delta --colocate", "--debug-rollout-only --custom-config-path",
-     "delta is refused with --colocate; leave one of them out"),
-    ("--update-weight-mode", "--update-weight-mode=delta", "--update-weight-local-checkpoint-dir --custom-config-path",
-     "delta needs --update-weight-local-checkpoint-dir; add it"),
 ]  # fmt: skip
 """The flag at fault; those that are given, some with "=VALUE"; those of which none is; and what is wrong."""
 
@@ -362,11 +344,6 @@ def _refused(given: _Given, program: str | None) -> Iterator[_Fault]:
     if given.has("--apply-chat-template") and generate.startswith("strands_rollout."):
         refused = f"{generate} renders messages itself and refuses prompts that are rendered; leave it out"
         yield "--apply-chat-template", refused
-    data = given.last.get("--eval-prompt-data")
-    if data is not None and not data.splits and given.lacks("--eval-config"):
-        words = len(data.values)
-        if words > 1 and words % 2:
-            yield "--eval-prompt-data", f"got {words} words; expected pairs of a name and a path"
     inherits = given.lacks("--eval-function-path")
     evaluates = given.text("--rollout-function-path" if inherits else "--eval-function-path")
     if given.has("--eval-interval") and evaluates.startswith(_FULLY_ASYNC):

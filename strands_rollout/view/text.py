@@ -49,7 +49,8 @@ def _cell(value: object) -> str:
 
 
 def _print_sample(console: Console, record: DumpRecord, retokeniser: Retokeniser | None) -> None:
-    if not record.has_tokens:
+    mask, length = (record.values.get(name) for name in ("loss_mask", "response_length"))
+    if not record.has_tokens or not isinstance(mask, list) or len(mask) != length:
         console.print(Text(printable(str(record.values.get("response") or "")), style="dim"))
         return
     texts = record.token_texts if retokeniser is None else retokeniser.texts

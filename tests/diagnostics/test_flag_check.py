@@ -17,8 +17,6 @@ from strands_rollout.errors import ConfigError
 
 WHOLE = "--rollout-batch-size 4 --num-rollout 10"  # what slime does not start without
 BATCHES = "--n-samples-per-prompt 8 --global-batch-size"
-DISK = "--update-weight-mode delta --update-weight-transport disk --update-weight-disk-dir shared"
-DELTA = f"{DISK} --update-weight-local-checkpoint-dir local"
 EVAL = "--eval-interval 5 --eval-prompt-data aime aime.jsonl"
 ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 FULLY_ASYNC = f"--rollout-function-path {ASYNC}"
@@ -102,16 +100,6 @@ def test_a_value_that_the_parser_does_not_take_is_an_error(words: str, said: str
         ("--rollout-temperature 0", "--rollout-temperature"),
         ("--advantage-estimator reinforce_plus_plus", "--advantage-estimator"),
         ("--advantage-estimator=reinforce_plus_plus_baseline", "--advantage-estimator"),
-        (f"{DELTA} --colocate", "--update-weight-mode"),
-        (DELTA.replace("--update-weight-transport disk", ""), "--update-weight-mode"),
-        (DELTA.replace("transport disk", "transport nccl"), "--update-weight-mode"),
-        (DISK, "--update-weight-mode"),
-        ("--update-weight-transport disk", "--update-weight-transport"),
-        ("--use-opd", "--use-opd"),
-        ("--use-opd --opd-type megatron", "--opd-type"),
-        ("--use-opd --opd-type sglang --opd-teacher-load teacher", "--opd-teacher-load"),
-        ("--opd-teacher-load teacher", "--opd-teacher-load"),
-        ("--eval-prompt-data aime aime.jsonl gsm8k", "--eval-prompt-data"),
         (f"{FULLY_ASYNC} {EVAL}", "--eval-interval"),
         (f"{FULLY_ASYNC} {EVAL} --eval-function-path {ASYNC}", "--eval-interval"),
     ],
@@ -126,14 +114,11 @@ FINE = f"""
 --advantage-estimator gspo | --attention-backend flash | --debug-rollout-only --train-backend megatron
 --sglang-context-length 131072 | --sglang-context-length=128Ki --sglang-max-total-tokens 25.6k
 --sglang-config engines.yaml | --rollout-sample-hook-path a.b --rollout-sample-hook-path c.d | --use-tis
---kl-coef 0 --kl-loss-coef 0.1 | {EVAL} | --eval-interval 5 --eval-config eval.yaml
---save-interval 5 --save out | {BATCHES} 16 | {BATCHES} 64 --num-rollout=0
---custom-generate-function-path mine.generate --apply-chat-template | --colocate | --rollout-temperature 0.1
---advantage-estimator reinforce_plus_plus --normalize-advantages | {DELTA} | {DELTA} --colocate --debug-rollout-only
---use-opd --opd-type megatron --opd-teacher-load teacher | --use-opd --opd-type sglang | {FULLY_ASYNC}
---eval-prompt-data aime.jsonl | --eval-prompt-data aime aime.jsonl gsm8k --eval-config eval.yaml
+--kl-coef 0 --kl-loss-coef 0.1 | {EVAL} | --eval-interval 5 --eval-config eval.yaml | --save-interval 5 --save out
+{BATCHES} 16 | {BATCHES} 64 --num-rollout=0 | --custom-generate-function-path mine.generate --apply-chat-template
+--colocate | --rollout-temperature 0.1 | --advantage-estimator reinforce_plus_plus --normalize-advantages
+{FULLY_ASYNC} | --eval-prompt-data aime.jsonl | --eval-prompt-data aime aime.jsonl gsm8k --eval-config eval.yaml
 {FULLY_ASYNC} {EVAL} --eval-function-path slime.rollout.sglang_rollout.generate_rollout
-{DISK} --custom-config-path x.yaml
 """
 
 

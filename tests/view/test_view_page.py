@@ -180,6 +180,7 @@ def test_the_terminal_shows_what_has_wrong_lengths(shipped_tokenizer: Any, tmp_p
     write_lines(tmp_path / "strange.jsonl", whole(shipped_tokenizer).sample.to_dict() | {"status": "strange"})
     text = printed(tmp_path)
     assert "lengths disagree" in text
+    assert broken.response.splitlines()[-1] in text
     assert "problem: no sample" in text
 
 

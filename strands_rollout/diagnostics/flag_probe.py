@@ -84,7 +84,8 @@ def last_parser(parse: Callable[[], object]) -> argparse.ArgumentParser:
 
     def remember(parser: argparse.ArgumentParser, *_: object, **__: object) -> tuple[argparse.Namespace, list[str]]:
         seen.append(parser)
-        defaults = {action.dest: action.default for action in parser._actions}
+        # of several flags with one destination the first one's default counts
+        defaults = {action.dest: action.default for action in reversed(parser._actions)}
         return argparse.Namespace(**{**defaults, **parser._defaults}), []
 
     with mock.patch.object(argparse.ArgumentParser, "parse_known_args", remember):

@@ -1,9 +1,9 @@
 """A launch script's flags, judged as slime, Megatron-LM, SGLang and its router would read them.
 
 slime parses with `parse_known_args` everywhere: it silently drops a misspelled flag. This finds it, and values that no
-parser takes, and the commonest flags that don't go together, as far as the command line alone decides.
-Source: slime_validate_args in slime/utils/arguments.py, train_async.py, slime/utils/dp_schedule.py,
-slime/ray/rollout.py, slime/rollout/fully_async_rollout.py.
+parser takes, and flags that slime refuses together, as far as the command line alone decides.
+Source: slime_validate_args and _resolve_eval_datasets in slime/utils/arguments.py, train_async.py,
+slime/utils/dp_schedule.py, slime/ray/rollout.py, slime/rollout/fully_async_rollout.py.
 """
 
 from __future__ import annotations
@@ -305,6 +305,24 @@ _RULES: Final[Sequence[tuple[str, str, str, str]]] = [
      "reinforce_plus_plus needs --normalize-advantages; add it"),
     ("--advantage-estimator", "--advantage-estimator=reinforce_plus_plus_baseline", "--normalize-advantages",
      "reinforce_plus_plus_baseline needs --normalize-advantages; add it"),
+    ("--opd-teacher-load", "--opd-teacher-load", "--use-opd",
+     "it is refused without --use-opd; add that, or leave it out"),
+    ("--use-opd", "--use-opd", "--opd-type", "it needs --opd-type sglang or megatron; add it"),
+    ("--opd-type", "--use-opd --opd-type=megatron", "--opd-teacher-load",
+     "megatron needs --opd-teacher-load; add it"),
+    ("--opd-teacher-load", "--use-opd --opd-type=sglang --opd-teacher-load", "",
+     "it is refused with --opd-type sglang; leave it out"),
+    # of these the file of --custom-config-path may say otherwise
+    ("--update-weight-transport", "--update-weight-transport=disk", "--update-weight-disk-dir --custom-config-path",
+     "disk needs --update-weight-disk-dir; add it"),
+    ("--update-weight-mode", "--update-weight-mode=delta", "--update-weight-transport --custom-config-path",
+     "delta needs --update-weight-transport disk"),
+    ("--update-weight-mode", "--update-weight-mode=delta --update-weight-transport=nccl", "--custom-config-path",
+     "delta needs --update-weight-transport disk"),
+    ("--update-weight-mode", "--update-weight-mode=delta --colocate", "--debug-rollout-only --custom-config-path",
+     "delta is refused with --colocate; leave one of them out"),
+    ("--update-weight-mode", "--update-weight-mode=delta", "--update-weight-local-checkpoint-dir --custom-config-path",
+     "delta needs --update-weight-local-checkpoint-dir; add it"),
 ]  # fmt: skip
 """The flag at fault; those that are given, some with "=VALUE"; those of which none is; and what is wrong."""
 
@@ -329,7 +347,7 @@ def _conflicts(
     ]
     faults += [(name, "it is not given, and slime stops without it; add it") for name in missing]
     faults += [*_refused(given, command.program), *_refused_numbers(given)]
-    by_severity: dict[Severity, Sequence[_Fault]] = {"error": faults, "warning": [*_untrained(given)]}
+    by_severity: dict[Severity, Sequence[_Fault]] = {"error": faults, "warning": [*_unused(given)]}
     for severity, found in by_severity.items():
         for name, problem in found:
             use = given.last.get(name)
@@ -344,6 +362,11 @@ def _refused(given: _Given, program: str | None) -> Iterator[_Fault]:
     if given.has("--apply-chat-template") and generate.startswith("strands_rollout."):
         refused = f"{generate} renders messages itself and refuses prompts that are rendered; leave it out"
         yield "--apply-chat-template", refused
+    data = given.last.get("--eval-prompt-data")
+    if data is not None and not data.splits and given.lacks("--eval-config"):
+        words = len(data.values)
+        if words > 1 and words % 2:
+            yield "--eval-prompt-data", f"got {words} words; expected pairs of a name and a path"
     inherits = given.lacks("--eval-function-path")
     evaluates = given.text("--rollout-function-path" if inherits else "--eval-function-path")
     if given.has("--eval-interval") and evaluates.startswith(_FULLY_ASYNC):
@@ -356,20 +379,39 @@ def _refused_numbers(given: _Given) -> Iterator[_Fault]:
     temperature = given.number("--rollout-temperature")
     if temperature is not None and temperature <= 0:
         yield "--rollout-temperature", f"got {temperature:g}; expected a number above 0"
-    samples, batch = _samples(given), given.number("--global-batch-size")
-    if samples and batch and samples < batch:
+    prompt, context = given.number("--rollout-max-prompt-len"), given.number("--rollout-max-context-len")
+    if prompt is not None and context is not None and prompt >= context and given.lacks("--custom-config-path"):
+        yield "--rollout-max-prompt-len", f"got {prompt:g}; expected less than --rollout-max-context-len {context:g}"
+    prompts, begun = given.number("--rollout-batch-size"), given.number("--over-sampling-batch-size")
+    if prompts and begun and begun < prompts and given.is_whole:
+        expected = f"expected at least --rollout-batch-size {prompts:g}"
+        yield "--over-sampling-batch-size", f"got {begun:g}; {expected}"
+    samples, batch, steps = (
+        _samples(given),
+        given.number("--global-batch-size"),
+        given.number("--num-steps-per-rollout"),
+    )
+    if samples and batch and steps and samples // steps != batch:
+        expected = f"expected {samples // steps:g}, as --num-steps-per-rollout {steps:g} says"
+        yield "--global-batch-size", f"got {batch:g}; {expected}"
+    elif samples and batch and samples < batch:
         expected = f"expected at most the {samples:g} samples of a rollout, or training stops"
         yield "--global-batch-size", f"got {batch:g}; {expected}"
-
-
-def _untrained(given: _Given) -> Iterator[_Fault]:
-    samples, batch = _samples(given), given.number("--global-batch-size")
-    if samples and batch and samples > batch and samples % batch:
-        rest = f"the last {samples % batch:g} are not trained on"
-        yield "--global-batch-size", f"a rollout has {samples:g} samples, no multiple of {batch:g}: {rest}"
 
 
 def _samples(given: _Given) -> float | None:
     """The samples of a rollout, where they are certain and trained on: --num-rollout 0 only evaluates."""
     prompts, each = given.number("--rollout-batch-size"), given.number("--n-samples-per-prompt", 1)
     return prompts * each if prompts and each and given.is_whole and given.number("--num-rollout") != 0 else None
+
+
+def _unused(given: _Given) -> Iterator[_Fault]:
+    """What a run goes on with, but does not use."""
+    samples, batch = _samples(given), given.number("--global-batch-size")
+    if samples and batch and samples > batch and samples % batch and not given.has("--num-steps-per-rollout"):
+        rest = f"the last {samples % batch:g} are not trained on"
+        yield "--global-batch-size", f"a rollout has {samples:g} samples, no multiple of {batch:g}: {rest}"
+    gpus, each = given.number("--rollout-num-gpus"), given.number("--rollout-num-gpus-per-engine", 1)
+    if gpus and each and gpus % each and given.lacks("--sglang-config", "--rollout-external-engine-addrs"):
+        unused = f"{gpus % each:g} stay unused"
+        yield "--rollout-num-gpus", f"got {gpus:g}, no multiple of --rollout-num-gpus-per-engine {each:g}: {unused}"

@@ -17,9 +17,12 @@ from strands_rollout.errors import ConfigError
 
 WHOLE = "--rollout-batch-size 4 --num-rollout 10"  # what slime does not start without
 BATCHES = "--n-samples-per-prompt 8 --global-batch-size"
+DISK = "--update-weight-mode delta --update-weight-transport disk --update-weight-disk-dir shared"
+DELTA = f"{DISK} --update-weight-local-checkpoint-dir local"
 EVAL = "--eval-interval 5 --eval-prompt-data aime aime.jsonl"
 ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 FULLY_ASYNC = f"--rollout-function-path {ASYNC}"
+LENGTHS = "--rollout-max-context-len 8 --rollout-max-prompt-len"
 BLANK = """'--sglang-json-model-override-args={"a": 1}'"""
 GOOD = "python3 slime/train.py --rollout-batch-size 4 --num-rollout 10 --lr 1e-6\n"
 
@@ -92,14 +95,27 @@ def test_a_value_that_the_parser_does_not_take_is_an_error(words: str, said: str
     [
         ("--use-tis --use-rollout-logprobs", "--use-rollout-logprobs"),
         ("--kl-coef 0.1 --kl-loss-coef 0.1", "--kl-loss-coef"),
+        ("--over-sampling-batch-size 3", "--over-sampling-batch-size"),
         ("--eval-interval 5", "--eval-interval"),
         ("--save-interval 5", "--save-interval"),
         ("--use-dynamic-batch-size", "--use-dynamic-batch-size"),
         (f"{BATCHES} 64", "--global-batch-size"),
+        (f"{BATCHES} 32 --num-steps-per-rollout 2", "--global-batch-size"),
         ("--custom-generate-function-path strands_rollout.generate --apply-chat-template", "--apply-chat-template"),
         ("--rollout-temperature 0", "--rollout-temperature"),
         ("--advantage-estimator reinforce_plus_plus", "--advantage-estimator"),
         ("--advantage-estimator=reinforce_plus_plus_baseline", "--advantage-estimator"),
+        (f"{DELTA} --colocate", "--update-weight-mode"),
+        (DELTA.replace("--update-weight-transport disk", ""), "--update-weight-mode"),
+        (DELTA.replace("transport disk", "transport nccl"), "--update-weight-mode"),
+        (DISK, "--update-weight-mode"),
+        ("--update-weight-transport disk", "--update-weight-transport"),
+        ("--use-opd", "--use-opd"),
+        ("--use-opd --opd-type megatron", "--opd-type"),
+        ("--use-opd --opd-type sglang --opd-teacher-load teacher", "--opd-teacher-load"),
+        ("--opd-teacher-load teacher", "--opd-teacher-load"),
+        ("--eval-prompt-data aime aime.jsonl gsm8k", "--eval-prompt-data"),
+        (f"{LENGTHS} 8", "--rollout-max-prompt-len"),
         (f"{FULLY_ASYNC} {EVAL}", "--eval-interval"),
         (f"{FULLY_ASYNC} {EVAL} --eval-function-path {ASYNC}", "--eval-interval"),
     ],
@@ -114,11 +130,16 @@ FINE = f"""
 --advantage-estimator gspo | --attention-backend flash | --debug-rollout-only --train-backend megatron
 --sglang-context-length 131072 | --sglang-context-length=128Ki --sglang-max-total-tokens 25.6k
 --sglang-config engines.yaml | --rollout-sample-hook-path a.b --rollout-sample-hook-path c.d | --use-tis
---kl-coef 0 --kl-loss-coef 0.1 | {EVAL} | --eval-interval 5 --eval-config eval.yaml | --save-interval 5 --save out
-{BATCHES} 16 | {BATCHES} 64 --num-rollout=0 | --custom-generate-function-path mine.generate --apply-chat-template
---colocate | --rollout-temperature 0.1 | --advantage-estimator reinforce_plus_plus --normalize-advantages
-{FULLY_ASYNC} | --eval-prompt-data aime.jsonl | --eval-prompt-data aime aime.jsonl gsm8k --eval-config eval.yaml
+--kl-coef 0 --kl-loss-coef 0.1 | --over-sampling-batch-size 4 | {EVAL} | --eval-interval 5 --eval-config eval.yaml
+--save-interval 5 --save out | {BATCHES} 16 | {BATCHES} 16 --num-steps-per-rollout 2 | {BATCHES} 64 --num-rollout=0
+--custom-generate-function-path mine.generate --apply-chat-template | --colocate | --rollout-temperature 0.1
+--advantage-estimator reinforce_plus_plus --normalize-advantages | {DELTA} | {DELTA} --colocate --debug-rollout-only
+--use-opd --opd-type megatron --opd-teacher-load teacher | --use-opd --opd-type sglang | {LENGTHS} 7 | {FULLY_ASYNC}
+--eval-prompt-data aime.jsonl | --eval-prompt-data aime aime.jsonl gsm8k --eval-config eval.yaml
 {FULLY_ASYNC} {EVAL} --eval-function-path slime.rollout.sglang_rollout.generate_rollout
+--rollout-num-gpus 4 --rollout-num-gpus-per-engine 2 | --rollout-num-gpus 3
+--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2 --sglang-config engines.yaml
+{LENGTHS} 8 --custom-config-path x.yaml | {DISK} --custom-config-path x.yaml
 """
 
 
@@ -133,6 +154,7 @@ def test_what_slime_takes_is_no_fault(words: str) -> None:
         ("--lr 1e-6 --lr 2e-6", "--lr", "the last wins: '2e-6'"),
         ("--sglang-dp-size 1 --sglang-data-parallel-size 2", "--sglang-data-parallel-size", "given 2 times"),
         (f"{BATCHES} 12", "--global-batch-size", "the last 8 are not trained on"),
+        ("--rollout-num-gpus 7 --rollout-num-gpus-per-engine 2", "--rollout-num-gpus", "1 stay unused"),
     ],
 )
 def test_what_may_be_meant_is_a_warning(words: str, flag: str, said: str) -> None:

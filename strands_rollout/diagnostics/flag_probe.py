@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 MAIN_ARGUMENTS: Final = "slime/utils/arguments.py"
 SGLANG_ARGUMENTS: Final = "slime/backends/sglang_utils/arguments.py"
@@ -78,26 +79,17 @@ def _imported(node: ast.stmt) -> set[str]:
 
 
 def last_parser(parse: Callable[[], object]) -> argparse.ArgumentParser:
-    """The last parser that a function parses with, given an empty command line."""
+    """The last parser that a function parses with; it gets each parser's defaults."""
     seen: list[argparse.ArgumentParser] = []
-    original = argparse.ArgumentParser.parse_known_args
 
-    def remember(parser: argparse.ArgumentParser, *_: object, **__: object) -> object:
+    def remember(parser: argparse.ArgumentParser, *_: object, **__: object) -> tuple[argparse.Namespace, list[str]]:
         seen.append(parser)
-        required = [action for action in parser._actions if action.required]
-        for action in required:
-            action.required = False
-        try:
-            return original(parser, [])
-        finally:
-            for action in required:
-                action.required = True
+        # of several flags with one destination the first one's default counts
+        defaults = {action.dest: action.default for action in reversed(parser._actions)}
+        return argparse.Namespace(**{**defaults, **parser._defaults}), []
 
-    argparse.ArgumentParser.parse_known_args = remember  # type: ignore[method-assign,assignment]
-    try:
+    with mock.patch.object(argparse.ArgumentParser, "parse_known_args", remember):
         parse()
-    finally:
-        argparse.ArgumentParser.parse_known_args = original  # type: ignore[method-assign]
     return seen[-1]
 
 
@@ -114,9 +106,9 @@ def main_parser(
 
     with Attempt("megatron", failed):
         megatron = importlib.import_module("megatron.training.arguments")
-    if "megatron" in failed:
-        return provider(argparse.ArgumentParser(add_help=False, allow_abbrev=False)), own
-    return last_parser(lambda: megatron.parse_args(extra_args_provider=provider, ignore_unknown_args=True)), own
+        return last_parser(lambda: megatron.parse_args(extra_args_provider=provider, ignore_unknown_args=True)), own
+    own.clear()
+    return provider(argparse.ArgumentParser(add_help=False, allow_abbrev=False)), own
 
 
 def described(parser: argparse.ArgumentParser, name: str, systems: dict[str, str]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """A launch script -> the commands that start training, with the place of each word.
 
 A foreign script is read as text and never run: the arrays that are passed to `train.py` and the files that are sourced
-are followed; what only the shell could say, such as the words of a variable, is named in the notes and not judged. A
+are followed; what only the shell could know, such as the words of a variable, is named in the notes and not judged. A
 script that sources this repository's launch library is asked for its own dry run, which writes nothing.
 """
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from typing import Final
 
@@ -21,32 +20,39 @@ from strands_rollout.errors import ConfigError
 
 PROGRAMS: Final = ("train.py", "train_async.py")
 _LIBRARY: Final = "slime_launch.sh"
-_ARGUMENTS: Final = "arguments"  # the library's array of slime's arguments
 _DRY_RUN_LIMIT_S: Final = 60.0
+_FOLDERS_ABOVE: Final = 3  # of a script, in which a file is looked for that it sources
 
-_BETWEEN_WORDS: Final = re.compile(r"[ \t\r]+|\\\n|#[^\n]*")
-_OPERATOR: Final = re.compile(r"<<<|<<-|&&|\|\||;;|<<|>>|[;&|<>()\n]")
+
+def _in_brackets(opened: str, closed: str) -> str:
+    """A pattern of brackets with what is in them: brackets again, four levels deep at most."""
+    other = rf"[^{opened}{closed}]"
+    inside = rf"{other}*+"
+    for _ in range(4):
+        inside = rf"(?:{other}|\{opened}{inside}\{closed})*+"
+    return rf"\{opened}{inside}\{closed}?"
+
+
+_EXPANSION: Final = rf"\$(?:{_in_brackets('(', ')')}|{_in_brackets('{', '}')}|\w+|[@*#?$!-])|`(?:\\.|[^`\\])*+`?"
 _PIECE: Final = re.compile(
-    r"'(?P<single>[^']*)'?|\$'(?P<ansi>(?:\\.|[^'\\])*)'?|\\(?P<escaped>.?)|(?P<plain>[^\s'\"\\$`;&|<>()]+|\s)",
+    rf"""'(?P<single>[^']*)'?|\$'(?P<ansi>(?:\\.|[^'\\])*+)'?|"(?P<double>(?:\\.|{_EXPANSION}|[^"\\])*+)"?"""
+    rf"|\\(?P<escaped>.?)|(?P<expansion>{_EXPANSION})|(?P<plain>\$|[^\s'\"\\$`;&|<>()]+)",
     re.DOTALL,
 )
-_IN_DOUBLE_QUOTES: Final = re.compile(r'\\(["\\$`\n])|[^"\\$`]+|\\')
-_ESCAPES: Final = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
-_NAME: Final = re.compile(r"\w+|[@*#?$!-]")
-_BACKTICKS: Final = re.compile(r"`(?:\\.|[^`\\])*`?", re.DOTALL)
-_SINGLE_QUOTES: Final = re.compile(r"'[^']*'?")
-_PAIRS: Final = {"(": ")", "{": "}"}
-_SPLITTING: Final = re.compile(r"\[[@*]\]|\$[@*]|\$\{[@*]")
+_TOKEN: Final = re.compile(
+    r"(?P<between>[ \t\r]+|\\\n|#[^\n]*)|(?P<operator>\d*(?:<<<|<<-?|>>|[<>])|&&|\|\||;;|[;&|()\n])"
+    rf"|(?:{re.sub(r'P<[a-z]+>', ':', _PIECE.pattern)})+",
+    re.DOTALL,
+)
+_HERE_DOCUMENT: Final = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(?P<body>(?:.*\n)*?)\t*\2$", re.MULTILINE)
+_SEVERAL_WORDS: Final = re.compile(r"\[[@*]\]|\$[@*]|\$\{[@*]")  # what splits in double quotes, too
 
-_NEGATIVE_NUMBER: Final = re.compile(r"^-\d+$|^-\d*\.\d+$")
-_ARRAY: Final = re.compile(r"^(\w+)(\+?)=$")
-_STRING: Final = re.compile(r"^(\w+)\+?=(.*(?:^|[\s=])--\w.*)$", re.DOTALL)
-_REFERENCE: Final = re.compile(r"^\$\{?(\w+)(?:\[[@*]\])?(?:[}+:-].*)?$", re.DOTALL)
-_VARIABLE: Final = re.compile(r"^\$(?:[\w@*]+|\{[^/]*\})$")
-_STARTER: Final = re.compile(r"^(?:python|pypy|torchrun|uv$)|\$")
+_NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
+_ARRAY: Final = re.compile(r"(\w+)(\+?)=")
+_STRING: Final = re.compile(r"(\w+)\+?=(.*(?:^|[\s=])--\w.*)", re.DOTALL)
+_REFERENCE: Final = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?:[}+:-].*)?", re.DOTALL)
+_MAY_BE_FLAGS: Final = re.compile(r"\$(?:[\w@*]+|\{[^/]*\})")
 _PLACEHOLDER: Final = re.compile(r"<SLIME_DIR>|<MODEL_ARGS of scripts/models/[^/<>]+\.sh in slime>")
-_PARENTS: Final = 3
-_DEEPEST: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +61,23 @@ class Word:
 
     text: str  # what the shell would pass on, with expansions as they are written
     place: str | None = None  # "FILE:LINE"
-    dynamic: bool = False  # whether it has expansions, so that its text is not known
     splits: bool = False  # whether it may become any number of words
     operator: bool = False  # such as a parenthesis, a pipe or the end of a line
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether argparse takes it for a flag: it begins with a hyphen and is no number.
+
+        The parsers of slime have no flag that looks like a negative number, so that -1 is a value; -1e-5 is none
+        (CPython's argparse up to 3.13).
+        """
+        is_text = len(self.text) > 1 and self.text.startswith("-") and " " not in self.text.split("=")[0]
+        return is_text and not _NEGATIVE_NUMBER.fullmatch(self.text)
+
+    @property
+    def is_placeholder(self) -> bool:
+        """Whether a dry run printed it for words that it could not find."""
+        return _PLACEHOLDER.fullmatch(self.text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,36 +86,22 @@ class Command:
 
     program: str | None  # "train.py", "train_async.py", or None where none was found
     words: tuple[Word, ...]  # what follows the program, in order
-    further: tuple[tuple[Word, ...], ...] = ()  # may be added: words of arrays that are set more than once
-    exact: bool = True  # whether `words` is the whole command, with nothing left to the shell
+    possible: tuple[tuple[Word, ...], ...] = ()  # may be added: the words of arrays that are set more than once
+    is_whole: bool = True  # whether `words` is the whole command, with nothing left to the shell
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a script says: how it was read, the commands that start training, and what could not be read."""
+    """What a script holds: how it was read, the commands that start training, and what could not be read."""
 
     how: str
     commands: tuple[Command, ...]
     notes: tuple[str, ...] = ()
 
 
-def looks_like_flag(text: str) -> bool:
-    """Whether argparse takes a word for a flag: it begins with a hyphen and is no number.
-
-    The parsers of slime have no flag that looks like a negative number, so that -1 is a value; -1e-5 is none
-    (CPython's argparse up to 3.13).
-    """
-    return len(text) > 1 and text.startswith("-") and " " not in text.split("=")[0] and not _NEGATIVE_NUMBER.match(text)
-
-
-def is_placeholder(word: Word) -> bool:
-    """Whether a word is what a dry run prints for words that it could not find."""
-    return _PLACEHOLDER.fullmatch(word.text) is not None
-
-
 def by_flag(words: Sequence[Word]) -> list[tuple[Word, ...]]:
     """The words that stand before any flag, then each flag with the words that follow it."""
-    starts = [at for at, word in enumerate(words) if looks_like_flag(word.text)]
+    starts = [at for at, word in enumerate(words) if word.is_flag]
     return [tuple(words[begin:end]) for begin, end in pairwise([0, *starts, len(words)])]
 
 
@@ -117,17 +123,12 @@ def read_script(path: Path, slime_dir: Path | None) -> Reading:
         return read_text(text, path, slime_dir)
     printed = read_text(_dry_run(path, slime_dir), path, slime_dir)
     # each flag's place in the script instead of in the printed text
-    places = {word.text: word.place for word in reversed(script.words) if looks_like_flag(word.text)}
+    places = {word.text: word.place for word in reversed(script.words) if word.is_flag}
     commands = [
         replace(command, words=tuple(replace(word, place=places.get(word.text)) for word in command.words))
         for command in printed.commands
     ]
-    given = {word.text for command in commands for word in command.words}
-    # what other options would switch on
-    arrays = [array.words for array in script.arrays if array.name == _ARGUMENTS]
-    switched = tuple(part for words in arrays for part in by_flag(words)[1:] if part[0].text not in given)
-    further = [Command(None, (), switched, exact=False)] if switched else []
-    return Reading(f"bash {path} --dry-run, and the arrays it may add", (*commands, *further), printed.notes)
+    return Reading(f"bash {path} --dry-run", tuple(commands), printed.notes)
 
 
 def _dry_run(path: Path, slime_dir: Path | None) -> str:
@@ -153,11 +154,12 @@ def read_text(text: str, path: Path | None, slime_dir: Path | None) -> Reading:
     return Reading("its text was read, nothing was run", tuple(commands), tuple(notes))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Array:
-    name: str
-    words: tuple[Word, ...]
-    appended: bool
+    """What is assigned to an array, or to a string that holds flags: one item for each assignment."""
+
+    values: list[tuple[Word, ...]] = field(default_factory=list)
+    is_certain: bool = True  # whether it is assigned once, and nothing appended to it
 
 
 class _Script:
@@ -167,30 +169,29 @@ class _Script:
         self.notes: list[str] = []
         self.sourced: list[Path] = []
         self._slime_dir = slime_dir
-        self._path = path
-        self.words = self._followed(shell_words(text, str(path) if path else "-"), path, 0)
-        self.arrays = list(_arrays(self.words))
+        self._is_file = path is not None
+        self.words = self._with_sourced(shell_words(text, str(path) if path else "-"), path)
+        self._arrays = _arrays_of(self.words)
 
-    def _followed(self, words: list[Word], path: Path | None, depth: int) -> list[Word]:
+    def _with_sourced(self, words: list[Word], path: Path | None) -> list[Word]:
         """The words with those of each sourced file before them."""
         found: list[Word] = []
-        for at, (word, named) in enumerate(pairwise(words)):
-            if word.text != "source" and not (word.text == "." and _begins_command(words[:at])):
+        for before, word, named in zip([Word("\n", operator=True), *words], words, words[1:], strict=False):
+            if word.text != "source" and not (word.text == "." and before.operator):
                 continue
             file = self._find(named.text, path)
-            if file is None or depth == _DEEPEST:
+            if file is None:
                 self.notes.append(f"{named.place}: {named.text} was not found, so it was not read")
             elif file not in self.sourced:
                 self.sourced.append(file)
                 shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-                inner = shell_words(file.read_text("utf-8", "replace"), str(shown))
-                found += self._followed(inner, file, depth + 1)
+                found += self._with_sourced(shell_words(file.read_text("utf-8", "replace"), str(shown)), file)
         return [*found, *words]
 
     def _find(self, named: str, path: Path | None) -> Path | None:
         # "${SCRIPT_DIR}/models/x.sh": the directory is an expansion, the rest is tried beside the script and above it
         rest = re.split(r"[})]/|^\$\w+/", named)[-1]
-        files = [folder / rest for folder in path.resolve().parents[: _PARENTS + 1]] if path else []
+        files = [folder / rest for folder in path.resolve().parents[: _FOLDERS_ABOVE + 1]] if path else []
         if self._slime_dir is not None:
             files += [self._slime_dir / rest, self._slime_dir / "scripts" / rest.rpartition("scripts/")[2]]
         return next((file.resolve() for file in files if file.is_file()), None)
@@ -198,176 +199,106 @@ class _Script:
     def commands(self) -> list[Command]:
         """The commands that start training; else one of all arrays, or of the text where it is no file's."""
         found = [self._command(program, words) for program, words in _invocations(self.words)]
-        given = [words for command in found for words in (command.words, *command.further)]
-        if any(map(_has_flag, given)) or (found and self._path is None):
+        given = [words for command in found for words in (command.words, *command.possible)]
+        if any(map(_has_flag, given)) or (found and not self._is_file):
             return found
-        if self._path is None:
+        if not self._is_file:
             return [self._command(None, [word for word in self.words if not word.operator])]
-        literals = tuple(array.words for array in self.arrays if _has_flag(array.words))
-        return [Command(None, (), literals, exact=False)] if literals else found
+        literals = tuple(words for array in self._arrays.values() for words in array.values if _has_flag(words))
+        return [Command(None, (), literals, is_whole=False)] if literals else found
 
     def _command(self, program: str | None, words: Sequence[Word]) -> Command:
-        further: list[tuple[Word, ...]] = []
-        known = len(self.notes)
-        whole = tuple(self._expanded(words, further, frozenset()))
-        return Command(program, whole, tuple(further), exact=not further and known == len(self.notes))
+        possible: list[tuple[Word, ...]] = []
+        notes = len(self.notes)
+        certain = tuple(self._expanded(words, possible, frozenset()))
+        return Command(program, certain, tuple(possible), is_whole=not possible and notes == len(self.notes))
 
     def _expanded(
-        self, words: Sequence[Word], further: list[tuple[Word, ...]], within: frozenset[str]
+        self, words: Sequence[Word], possible: list[tuple[Word, ...]], within: frozenset[str]
     ) -> Iterator[Word]:
         """The words with those of the arrays that they name; `within` are the arrays that these words are of."""
-        flag_before, before = False, None
-        for word in words:
-            named = _REFERENCE.match(word.text) if word.dynamic and word.splits else None
+        flags = 0
+        for before, word in zip([Word(""), *words], words, strict=False):
+            flags += word.is_flag
+            named = _REFERENCE.fullmatch(word.text) if word.splits else None
             name = named[1] if named else ""
-            arrays = [array for array in self.arrays if array.name == name and name not in within]
-            if len(arrays) == 1 and not arrays[0].appended:
-                yield from self._expanded(arrays[0].words, further, within | {name})
-            else:
-                further += [tuple(self._expanded(array.words, further, within | {name})) for array in arrays]
-                if not arrays and name not in within and _is_opaque(word, before, flag_before=flag_before):
-                    self.notes.append(
-                        f"{word.place}: {word.text} stands for words that could not be read, so they are not judged"
-                    )
-                yield word
-            before, flag_before = word, flag_before or word.text.startswith("--")
+            array = self._arrays.get(name) if name not in within else None
+            if array is not None and array.is_certain:
+                yield from self._expanded(array.values[0], possible, within | {name})
+                continue
+            if array is not None:
+                possible += [tuple(self._expanded(value, possible, within | {name})) for value in array.values]
+            elif name not in within and (word.is_placeholder or _may_be_flags(word, before, is_first=not flags)):
+                said = f"{word.text} stands for words that could not be read, so they are not judged"
+                self.notes.append(f"{word.place}: {said}")
+            yield word
 
 
 def _has_flag(words: Sequence[Word]) -> bool:
     return any(word.text.startswith("--") for word in words)
 
 
-def _is_opaque(word: Word, before: Word | None, *, flag_before: bool) -> bool:
-    """Whether a word may be flags; what stands right after a flag is taken for its value."""
-    if is_placeholder(word):
-        return True
-    if not word.splits or (before is not None and before.text.startswith("--") and "[" not in word.text):
+def _may_be_flags(word: Word, before: Word, *, is_first: bool) -> bool:
+    """Whether an expansion may stand for flags; `is_first` says that no flag is before it.
+
+    Right after a flag it is taken for the flag's value, if it is no array; a command's output is after any flag.
+    """
+    if not word.splits or (before.text.startswith("--") and "[" not in word.text):
         return False
-    return bool(_VARIABLE.match(word.text)) or (word.text.startswith("$(") and not flag_before)
+    return bool(_MAY_BE_FLAGS.fullmatch(word.text)) or (word.text.startswith("$(") and is_first)
 
 
-def _arrays(words: Sequence[Word]) -> Iterator[_Array]:
-    """Each assignment of an array, and of a string that holds flags."""
+def _arrays_of(words: Sequence[Word]) -> dict[str, _Array]:
+    """What each array, and each string with flags in it, is assigned."""
+    arrays: dict[str, _Array] = {}
     for at, (word, following) in enumerate(pairwise(words)):
-        if word.operator:
+        if (head := _ARRAY.fullmatch(word.text)) and following.operator and following.text == "(":
+            inside = takewhile(lambda word: not (word.operator and word.text == ")"), words[at + 2 :])
+            value = tuple(word for word in inside if not word.operator)
+        elif head := _STRING.fullmatch(word.text):
+            file, _, line = (word.place or ":1").rpartition(":")
+            value = tuple(part for part in shell_words(head[2], file, int(line)) if not part.operator)
+        else:
             continue
-        head = _ARRAY.match(word.text)
-        if head and following.text == "(" and following.operator:
-            closed = next((n for n in range(at + 2, len(words)) if words[n].operator and words[n].text == ")"), None)
-            inside = tuple(inner for inner in words[at + 2 : closed] if not inner.operator)
-            yield _Array(head[1], inside, appended=bool(head[2]))
-        elif string := _STRING.match(word.text):
-            name, _, line = (word.place or ":1").rpartition(":")
-            parts = shell_words(string[2], name, first_line=int(line))
-            yield _Array(string[1], tuple(part for part in parts if not part.operator), appended=False)
+        array = arrays.setdefault(head[1], _Array())
+        array.is_certain = not array.values and head[2] != "+"
+        array.values.append(value)
+    return arrays
 
 
 def _invocations(words: Sequence[Word]) -> Iterator[tuple[str, list[Word]]]:
-    """Each program and the words after it, up to the end of its command."""
-    for at, word in enumerate(words):
-        program = Path(word.text).name
-        if word.operator or program not in PROGRAMS:
-            continue
-        before = list(takewhile(lambda earlier: not earlier.operator, reversed(words[:at])))
-        started = any(_STARTER.search(Path(earlier.text).name) for earlier in before)  # not by `[ -f train.py ]`
-        if not started and not _begins_command(words[:at]):
-            continue
-        found = list(takewhile(lambda later: not later.operator, words[at + 1 :]))
-        following = words[at + 1 + len(found) :]
-        if following and following[0].text in (">", ">>", "<") and found and found[-1].text.isdigit():
-            found.pop()  # the 2 of 2>&1
-        yield program, found
+    """Each program that gets a flag or an expansion, and the words after it, up to the end of its command."""
+    for is_operator, group in groupby(words, key=lambda word: word.operator):
+        command = list(group)
+        at = next((at for at, word in enumerate(command) if Path(word.text).name in PROGRAMS), None)
+        if not is_operator and at is not None and any(word.is_flag or "$" in word.text for word in command[at + 1 :]):
+            yield Path(command[at].text).name, command[at + 1 :]
 
 
-def _begins_command(before: Sequence[Word]) -> bool:
-    return not before or before[-1].operator or before[-1].text in ("then", "do", "else")
-
-
-def shell_words(text: str, name: str, *, first_line: int = 1) -> list[Word]:
-    """The words and operators of shell text, each with the file's name and its line.
+def shell_words(text: str, name: str, line: int = 1) -> list[Word]:
+    """The words and operators of shell text, each with the file's name and its line, from the given one on.
 
     Comments and here-documents are left out, expansions stay as written.
     """
-    line_ends = [found.start() for found in re.finditer("\n", text)]
-    words: list[Word] = []
-    here_documents: list[str] = []
-    at = 0
-    while at < len(text):
-        place = f"{name}:{first_line + bisect_left(line_ends, at)}"
-        if between := _BETWEEN_WORDS.match(text, at):
-            at = between.end()
-        elif operator := _OPERATOR.match(text, at):
-            words.append(Word(operator[0], place, operator=True))
-            at = operator.end()
-            if operator[0] in ("<<", "<<-"):
-                while at < len(text) and text[at] in " \t\r":
-                    at += 1
-                at, delimiter = _word_at(text, at, place)
-                here_documents.append(delimiter.text)
-            elif operator[0] == "\n":
-                for end in here_documents:
-                    body = re.compile(rf"^\t*{re.escape(end)}$", re.MULTILINE).search(text, at)
-                    at = body.end() if body else len(text)
-                here_documents.clear()
-        else:
-            at, word = _word_at(text, at, place)
-            words.append(word)
+    text = _HERE_DOCUMENT.sub(lambda found: found[0].splitlines()[0] + "\n" * found[0].count("\n"), text)
+    words = []
+    for token in _TOKEN.finditer(text):
+        place = f"{name}:{line}"
+        line += token[0].count("\n")
+        if token["operator"]:
+            words.append(Word(token[0], place, operator=True))
+        elif not token["between"]:
+            pieces = list(_PIECE.finditer(token[0]))
+            splits = any(piece["expansion"] or _SEVERAL_WORDS.search(piece["double"] or "") for piece in pieces)
+            words.append(Word("".join(map(_text_of, pieces)), place, splits=splits))
     return words
 
 
-def _word_at(text: str, at: int, place: str) -> tuple[int, Word]:
-    """The word that begins at a position, up to a blank or an operator, and where it ends."""
-    pieces, dynamic, splits = [], False, False
-    while at < len(text) and text[at] not in " \t\r" and not _OPERATOR.match(text, at):
-        found = _PIECE.match(text, at)
-        if found is None:
-            quoted = text[at] == '"'
-            at, piece, expands = _double_quoted(text, at) if quoted else _expansion(text, at)
-            dynamic = dynamic or expands
-            splits = splits or (expands and (not quoted or bool(_SPLITTING.search(piece))))
-        else:
-            at, piece = found.end(), found[found.lastgroup or 0]
-            if found.lastgroup == "ansi":
-                piece = re.sub(r"\\(.)", lambda escaped: _ESCAPES.get(escaped[1], escaped[0]), piece)
-            elif found.lastgroup == "escaped" and piece == "\n":
-                piece = ""
-        pieces.append(piece)
-    return at, Word("".join(pieces), place, dynamic=dynamic, splits=splits)
-
-
-def _double_quoted(text: str, at: int) -> tuple[int, str, bool]:
-    """Where double quotes end, what is in them, and whether that has expansions."""
-    pieces, dynamic = [], False
-    at += 1
-    while at < len(text) and text[at] != '"':
-        if found := _IN_DOUBLE_QUOTES.match(text, at):
-            at, piece = found.end(), found[0] if found[1] is None else found[1].replace("\n", "")
-        else:
-            at, piece, expands = _expansion(text, at)
-            dynamic = dynamic or expands
-        pieces.append(piece)
-    return at + 1, "".join(pieces), dynamic
-
-
-def _expansion(text: str, begin: int) -> tuple[int, str, bool]:
-    """Where `$NAME`, `${...}`, `$(...)` or backticks end, as written; a lone `$` is itself and expands nothing."""
-    if backticks := _BACKTICKS.match(text, begin):
-        return backticks.end(), backticks[0], True
-    at = begin + 1
-    opened = text[at : at + 1]
-    if opened not in _PAIRS:
-        name = _NAME.match(text, at)
-        return (name.end(), text[begin : name.end()], True) if name else (at, "$", False)
-    depth = 0
-    while at < len(text):
-        here = text[at]
-        if here == '"':
-            at = _double_quoted(text, at)[0]
-        elif opened == "(" and (quoted := _SINGLE_QUOTES.match(text, at)):
-            at = quoted.end()
-        else:
-            depth += (here == opened) - (here == _PAIRS[opened])
-            at += 2 if here == "\\" else 1
-            if depth == 0:
-                break
-    return at, text[begin:at], True
+def _text_of(piece: re.Match[str]) -> str:
+    """A piece of a word as the shell passes it on."""
+    kind, text = piece.lastgroup, piece[piece.lastgroup or 0]
+    if kind == "ansi":
+        return text.encode("raw_unicode_escape").decode("unicode_escape", "replace")
+    if kind == "double":
+        return re.sub(r"\\(?:\n|([\"\\$`]))", r"\1", text)
+    return "" if kind == "escaped" and text == "\n" else text

@@ -10,8 +10,10 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 from typing import Final
 
 from pydantic import BaseModel
@@ -42,27 +44,22 @@ class Flag(BaseModel, frozen=True):
     repeats: bool = False  # whether each use adds a value; otherwise the last use wins
 
 
+@dataclass(frozen=True)
 class FlagTable:
-    """Flags by name.
+    """Flags by name."""
 
-    Args:
-        flags: All flags.
-        left_out: Flags of SGLang's, in slime's spelling, that slime does not pass on.
-        abbreviating: The parsers that read an unambiguous beginning of a flag as that flag.
-        sources: Where this is known from, a line for each system.
-    """
+    flags: tuple[Flag, ...]
+    left_out: frozenset[str]  # flags of SGLang's, in slime's spelling, that slime does not pass on
+    abbreviating: frozenset[str]  # the parsers that read an unambiguous beginning of a flag as that flag
+    sources: tuple[str, ...]  # where this is known from, a line for each system
 
-    def __init__(
-        self, flags: Iterable[Flag], *, left_out: Iterable[str], abbreviating: Iterable[str], sources: Iterable[str]
-    ) -> None:
-        self.flags = tuple(flags)
-        self.left_out = frozenset(left_out)
-        self.abbreviating = frozenset(abbreviating)
-        self.sources = tuple(sources)
-        self._by_name: dict[str, list[Flag]] = {}
+    @cached_property
+    def _by_name(self) -> dict[str, list[Flag]]:
+        named: dict[str, list[Flag]] = {}
         for flag in self.flags:
             for name in flag.names:
-                self._by_name.setdefault(name, []).append(flag)
+                named.setdefault(name, []).append(flag)
+        return named
 
     def find(self, name: str) -> list[Flag]:
         """The flags of that exact name, one for each parser that reads it."""
@@ -72,6 +69,10 @@ class FlagTable:
         """The names that an abbreviating parser would take `name` for."""
         longer = ((known, flags) for known, flags in self._by_name.items() if known.startswith(name))
         return sorted(known for known, flags in longer if any(flag.parser in self.abbreviating for flag in flags))
+
+    def owners(self, name: str) -> str:
+        """Whose parsers read a flag."""
+        return " and ".join(TITLES[flag.system] for flag in self.find(name))
 
     def nearest(self, name: str) -> str | None:
         """The known flag that was likely meant."""
@@ -96,22 +97,22 @@ def read_record(path: Path = RECORD) -> Json:
     return record
 
 
+def table_of(slime_dir: Path | None, megatron_dir: Path | None = None, *, limit_s: float = LIMIT_S) -> FlagTable:
+    """The flags of what is installed, and of the record where that can't be asked."""
+    if slime_dir is None:
+        return recorded_table(read_record(), "no slime is importable")
+    try:
+        answer = ask(slime_dir, megatron_dir, limit_s=limit_s)
+    except ConfigError as e:
+        return recorded_table(read_record(), str(e))
+    versions = {"slime": str(slime_dir), "megatron": "the importable one", **answer["versions"]}
+    return _table(read_record(), answer, versions)
+
+
 def recorded_table(record: Json, note: str = "") -> FlagTable:
     """The table of the record alone; `note` says why no parser was asked."""
     nothing = {"flags": [], "abbreviating": record["abbreviating"], "failed": dict.fromkeys(SYSTEMS, note)}
     return _table(record, nothing, {})
-
-
-def table_of(slime_dir: Path | None, megatron_dir: Path | None = None, *, limit_s: float = LIMIT_S) -> FlagTable:
-    """The flags of what is installed, and of the record where that can't be asked."""
-    record = read_record()
-    if slime_dir is None:
-        return recorded_table(record, "no slime is importable")
-    try:
-        answer = ask(slime_dir, megatron_dir, limit_s=limit_s)
-    except ConfigError as e:
-        return recorded_table(record, str(e))
-    return _table(record, answer, {"slime": str(slime_dir), "megatron": "the importable one", **answer["versions"]})
 
 
 def _table(record: Json, answer: Json, versions: dict[str, str | None]) -> FlagTable:
@@ -124,21 +125,13 @@ def _table(record: Json, answer: Json, versions: dict[str, str | None]) -> FlagT
     flags = [flag for flag in asked if not {(name, flag.parser) for name in flag.names} & theirs]
     sources = []
     for system in SYSTEMS:
+        known = f"its parser was asked, {versions.get(system) or 'version unknown'}"
         if system in failed:
-            note = f" ({_short(failed[system])})" if failed[system] else ""
-            sources.append(f"{TITLES[system]}: recorded, {record['sources'][system]['version']}{note}")
-        else:
-            sources.append(f"{TITLES[system]}: its parser was asked, {versions.get(system) or 'version unknown'}")
-    return FlagTable(
-        [*flags, *missing],
-        left_out=(record if "sglang" in failed else answer)["left_out"],
-        abbreviating=answer["abbreviating"],
-        sources=sources,
-    )
-
-
-def _short(note: str) -> str:
-    return note if len(note) <= _LONGEST_NOTE else f"{note[:_LONGEST_NOTE]}..."
+            note = f" ({shorten(failed[system], _LONGEST_NOTE, placeholder='...')})" if failed[system] else ""
+            known = f"recorded, {record['sources'][system]['version']}{note}"
+        sources.append(f"{TITLES[system]}: {known}")
+    left_out = (record if "sglang" in failed else answer)["left_out"]
+    return FlagTable((*flags, *missing), frozenset(left_out), frozenset(answer["abbreviating"]), tuple(sources))
 
 
 def ask(
@@ -159,8 +152,7 @@ def ask(
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONHASHSEED": "0",  # some choices are lists made of sets
     }
-    command = (python, "-W", "ignore", flag_probe.__file__, str(slime_dir))
-    answer = run_program(*command, env=environment, limit_s=limit_s)
+    answer = run_program(python, "-W", "ignore", flag_probe.__file__, str(slime_dir), env=environment, limit_s=limit_s)
     if answer is None:
         raise ConfigError(f"its parsers could not be asked: there is no program {python}")
     if answer.exit_code is None:

@@ -11,11 +11,10 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final, Self
+from typing import Final, Self
 
 from strands_rollout.dump.record import HEAD_KEY, DumpRecord, read_line, record_line, slime_record
 from strands_rollout.dump.torch_file import read_torch_file
@@ -24,59 +23,34 @@ from strands_rollout.files import open_regular
 from strands_rollout.samples import SampleLike
 from strands_rollout.secret_mask import secret_values
 
-_CHUNK_BYTES: Final = 1 << 18
 # No sample is so long, and gzip makes one of a thousandth of its bytes.
 _MAX_LINE_BYTES: Final = 1 << 28
-_GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _LINES: Final = (".jsonl", ".jsonl.gz")
 _TORCH: Final = (".pt", ".pth")
 _KINDS: Final = ", ".join([*_LINES, *_TORCH])
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """Each line that is not blank: its number from 1, the line without its end, and whether its end is there.
+    """Each line that is not blank: its number from 1, the line, and whether its end is there.
 
     The last line of a run that writes, or was killed, may be half a line. DumpError where the file can't be read.
     """
     number = 0
-    begun: list[bytes] = []  # a line may be far longer than a chunk
-    begun_bytes = 0
-    for chunk in _unpacked(path):
-        if b"\n" not in chunk:
-            begun.append(chunk)
-            begun_bytes += len(chunk)
-            if begun_bytes > _MAX_LINE_BYTES:
-                raise DumpError(f"{path}:{number + 1} has more than {_MAX_LINE_BYTES} bytes; expected one sample")
-            continue
-        *whole, rest = b"".join([*begun, chunk]).split(b"\n")
-        begun, begun_bytes = [rest], len(rest)
-        for line in whole:
-            number += 1
-            if line.strip():
-                yield number, line, True
-    rest = b"".join(begun)
-    if rest.strip():
-        yield number + 1, rest, False
-
-
-def _unpacked(path: Path) -> Iterator[bytes]:
     try:
-        with open_regular(path) as file:
-            unpack = zlib.decompressobj(_GZIP_WINDOW)
-            while packed := file.read(_CHUNK_BYTES):
-                if path.suffix != ".gz":
-                    yield packed
-                    continue
-                while packed:
-                    yield unpack.decompress(packed, _CHUNK_BYTES)
-                    packed = unpack.unconsumed_tail
-                    if unpack.eof:
-                        packed = unpack.unused_data
-                        unpack = zlib.decompressobj(_GZIP_WINDOW)  # files put one behind the other
+        with open_regular(path) as packed:
+            file = gzip.GzipFile(fileobj=packed) if path.suffix == ".gz" else packed
+            while line := file.readline(_MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > _MAX_LINE_BYTES:
+                    raise DumpError(f"{path}:{number} has more than {_MAX_LINE_BYTES} bytes; expected one sample")
+                if line.strip():
+                    yield number, line, line.endswith(b"\n")
+    except EOFError:
+        return  # the end of a gzip file that is still written, or was cut
+    except (zlib.error, gzip.BadGzipFile) as e:
+        raise DumpError(f"{path} is damaged: {e}; expected gzip, as its name ends in .gz") from e
     except OSError as e:
         raise DumpError(f"can't read {path}: {e.strerror}") from e
-    except zlib.error as e:
-        raise DumpError(f"{path} is damaged: {e}; expected gzip, as its name ends in .gz") from e
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +77,9 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
     Raises:
         DumpError: There is none, a line is broken (it is named), or slime's file holds what is not read.
     """
-    records = (sample.read() for sample in unread_samples(path))
-    yield from (record for record in records if record is not None)
+    for sample in unread_samples(path):
+        if record := sample.read():
+            yield record
 
 
 def unread_samples(path: Path) -> Iterator[UnreadSample]:
@@ -113,19 +88,19 @@ def unread_samples(path: Path) -> Iterator[UnreadSample]:
     if not files:
         raise DumpError(f"{path} holds no dump; expected files that end in {_KINDS}")
     for file in files:
-        if not file.name.endswith(_LINES):
+        if file.name.endswith(_LINES):
+            for number, line, is_whole in read_lines(file):
+                where = f"{file}:{number}"
+                key = where, hashlib.blake2b(line, digest_size=16).digest()
+                yield UnreadSample(key, partial(_read_line, line, where, is_whole=is_whole))
+        else:
             samples, now = read_torch_file(file), str(file.stat().st_mtime_ns).encode()
             for position, values in enumerate(samples):
                 where = f"{file}[{position}]"
                 yield UnreadSample((where, now), partial(slime_record, values, where))
-            continue
-        for number, line, is_whole in read_lines(file):
-            where = f"{file}:{number}"
-            key = where, hashlib.blake2b(line, digest_size=16).digest()
-            yield UnreadSample(key, partial(_read_whole, line, where, is_whole=is_whole))
 
 
-def _read_whole(line: bytes, where: str, *, is_whole: bool) -> DumpRecord | None:
+def _read_line(line: bytes, where: str, *, is_whole: bool) -> DumpRecord | None:
     try:
         return read_line(line, where)
     except DumpError:
@@ -176,20 +151,17 @@ class DumpWriter:
         if not path.name.endswith(_LINES):
             raise DumpError(f"got the dump {path}; expected a name that ends in .jsonl or .jsonl.gz")
         self.path = path
-        self._closing = ExitStack()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO | gzip.GzipFile = self._closing.enter_context(path.open("xb", buffering=0))
+            self._file = gzip.open(path, "xb") if path.suffix == ".gz" else path.open("xb", buffering=0)  # noqa: SIM115
         except OSError as e:
             raise DumpError(f"can't write the dump to {path}: {e.strerror}; choose another place") from e
-        if path.suffix == ".gz":
-            self._file = self._closing.enter_context(gzip.GzipFile(fileobj=self._file, mode="wb", filename=""))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closing.close()
+        self._file.close()
 
     def write(self, sample: SampleLike | DumpRecord, token_texts: Mapping[int, bytes] | None = None) -> None:
         """Write one sample, slime's, ours, or a record of another dump.

@@ -28,16 +28,20 @@ class Step:
 
 def steps_of(facts: Mapping[str, Any]) -> list[Step]:
     """All steps in the order of their beginnings; none where one of them does not say when it was."""
-    requests, calls = (facts.get(name) for name in ("requests", "calls"))
+    requests, calls = (_list(facts.get(name)) for name in ("requests", "calls"))
     steps = []
-    for item in requests if isinstance(requests, list) else ():
-        turn, *times = item if isinstance(item, list | tuple) and len(item) == 3 else (None, None, None)
-        steps.append(_step("generate", *times, turn=turn if type(turn) is int else None))
-    for number, call in enumerate(calls if isinstance(calls, list) else ()):
-        told = call if isinstance(call, Mapping) else {}
-        steps.append(_step("tool", told.get("at_s"), told.get("s"), call=number))
+    for item in requests:
+        turn, at_s, s = item if isinstance(item, list | tuple) and len(item) == 3 else (None, None, None)
+        steps.append(_step("generate", at_s, s, turn=turn if type(turn) is int else None))
+    for number, call in enumerate(calls):
+        facts_of_call = call if isinstance(call, Mapping) else {}
+        steps.append(_step("tool", facts_of_call.get("at_s"), facts_of_call.get("s"), call=number))
     known = [step for step in steps if step is not None]
     return sorted(known, key=lambda step: step.at_s) if len(known) == len(steps) else []
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _step(kind: str, at_s: object, s: object, **more: int | None) -> Step | None:
@@ -66,7 +70,7 @@ def sums_of(facts: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def _covered(steps: Iterable[Step]) -> float:
-    """Seconds in which at least one of them, in order, was under way."""
+    """Seconds in which at least one of them, in order, was in progress."""
     total = end = 0.0
     for step in steps:
         total += max(0.0, step.at_s + step.s - max(end, step.at_s))

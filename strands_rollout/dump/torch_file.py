@@ -157,7 +157,7 @@ class _PlainUnpickler(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> object:
         if module == "torch" and name in _STORAGE_DTYPES:
-            return _StorageKind(np.dtype(_STORAGE_DTYPES[name]))
+            return np.dtype(_STORAGE_DTYPES[name])
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return self._tensor
         if (module, name) not in _ALLOWED:
@@ -167,13 +167,13 @@ class _PlainUnpickler(pickle._Unpickler):
 
     def persistent_load(self, pid: Json) -> _Storage:
         kind, dtype, key, _, count = pid
-        if kind != "storage" or not isinstance(dtype, _StorageKind) or not str(key).isalnum():
+        if kind != "storage" or not isinstance(dtype, np.dtype) or not str(key).isalnum():
             raise _RefusedError(f"got the storage {pid!r:.80}; expected one of {', '.join(_STORAGE_DTYPES)}")
         found = self._storages.get(str(key))
-        if found is None or found.numbers.dtype != dtype.dtype:
+        if found is None or found.numbers.dtype != dtype:
             member = self._archive.getinfo(f"{self._folder}data/{key}")
             self._spend(member.file_size)
-            found = _Storage(np.frombuffer(self._archive.read(member), dtype=dtype.dtype))
+            found = _Storage(np.frombuffer(self._archive.read(member), dtype=dtype))
             self._storages[str(key)] = found
         if len(found.numbers) != count:
             raise _RefusedError(f"got a storage of {len(found.numbers)} numbers; expected {count!r:.40}")
@@ -215,7 +215,7 @@ class _PlainUnpickler(pickle._Unpickler):
                 self._buffer.seek(run.end())
 
     def load_build(self) -> None:
-        """Tell an array or its type what it is; what is set on an OrderedDict beside its items is left out."""
+        """Give an array or its type its state; what is set on an OrderedDict beside its items is left out."""
         state, made = self.stack.pop(), self.stack[-1]
         if isinstance(made, _Array | _Dtype):
             made.__setstate__(state)
@@ -279,13 +279,8 @@ class _Storage:
     numbers: np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _StorageKind:
-    dtype: np.dtype[Any]
-
-
 class _Dtype:
-    """A NumPy type as a pickle builds it: made, then told its byte order."""
+    """A NumPy type as a pickle builds it: made, then given its byte order."""
 
     def __init__(self, code: str, *_: object) -> None:
         if not isinstance(code, str) or len(code) > _MAX_CODE_CHARS or np.dtype(code).kind not in _NUMBERS:
@@ -298,7 +293,7 @@ class _Dtype:
 
 
 class _Array(np.ndarray[Any, Any]):
-    """A NumPy array as a pickle builds it: made empty, then told its shape and bytes."""
+    """A NumPy array as a pickle builds it: made empty, then given its shape and bytes."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, kind, is_fortran, data = state

@@ -1,7 +1,7 @@
 """Serves the page on this machine while a run writes its dump.
 
-Only who knows the URL is answered: it has a part that nobody can guess, and a page of another site can't be made to
-reach it, since its Host is checked.
+Only requests for the URL that was printed are answered: it has a random part, and a page of another site can't reach
+it, since Host and Origin are checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aiohttp.typedefs import Handler, Middleware
 from strands_rollout.aio import in_own_thread
 from strands_rollout.dump.files import dump_files, unread_samples
 from strands_rollout.errors import ConfigError, DumpError
-from strands_rollout.view.page import DumpView, ShownSample, habit_counter, json_bytes, live_page, show
+from strands_rollout.view.page import DumpView, ShownSample, dump_habits, json_bytes, live_page, show
 from strands_rollout.view.sample import Retokeniser
 from strands_rollout.view.tokens import TurnHabits
 
@@ -30,35 +30,35 @@ _STOP_TIMEOUT_S: Final = 0.1
 
 
 class LiveDump:
-    """A dump as it is now; a sample that was judged once is not judged again while its line stays what it is.
+    """A dump as it is now; a sample is not judged again while its line stays what it is.
 
-    `latest` is what `refresh` saw last, and a tag that changes with it; `read` counts the samples that a refresh under
-    way has come to.
+    `latest` is what `refresh` saw last, and a tag that changes with it; `read` counts the samples that a refresh in
+    progress has come to.
     """
 
     def __init__(self, path: Path, retokeniser: Retokeniser | None) -> None:
         self._path, self._retokeniser = path, retokeniser
         self._lock = threading.Lock()
-        self._state: list[tuple[str, int, int]] = []
         self._shown: dict[tuple[str, bytes], ShownSample] = {}
         self._habits: TurnHabits | None = None
-        self._counter = habit_counter(retokeniser)
-        self._counted: set[tuple[str, bytes]] = set()
         self.latest: tuple[DumpView, str] | None = None
         self.read = 0
 
     def refresh(self) -> tuple[DumpView, str]:
         """The dump as it is, and its tag; DumpError where it can't be read."""
         with self._lock:
-            state = self._now()
-            if self.latest is None or state != self._state:
-                self.latest = DumpView.of(self._show_all()), hashlib.sha256(repr(state).encode()).hexdigest()[:16]
-                self._state = state
+            try:
+                stats = [(str(file), file.stat()) for file in dump_files(self._path)]
+            except OSError as e:
+                raise DumpError(f"can't read {self._path}: {e.strerror}") from e
+            state = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+            tag = hashlib.sha256(state.encode()).hexdigest()[:16]
+            if self.latest is None or tag != self.latest[1]:
+                self.latest = DumpView.of(self._show_all()), tag
             return self.latest
 
     def _show_all(self) -> list[ShownSample]:
-        self._count_new()
-        habits = self._counter.habits()
+        habits = dump_habits(self._path, self._retokeniser)
         known = self._shown if habits == self._habits else {}
         shown: dict[tuple[str, bytes], ShownSample] = {}
         for sample in unread_samples(self._path):
@@ -69,23 +69,6 @@ class LiveDump:
             self.read = len(shown)
         self._shown, self._habits = shown, habits
         return list(shown.values())
-
-    def _count_new(self) -> None:
-        """Count samples that were not there before; anew where some are gone."""
-        keys = {sample.key for sample in unread_samples(self._path)} if self._counted else set()
-        if not self._counted <= keys:
-            self._counter, self._counted = habit_counter(self._retokeniser), set()
-        for sample in unread_samples(self._path):
-            if sample.key not in self._counted and (record := sample.read()):
-                self._counter.count(record)
-                self._counted.add(sample.key)
-
-    def _now(self) -> list[tuple[str, int, int]]:
-        try:
-            stats = [(str(file), file.stat()) for file in dump_files(self._path)]
-        except OSError as e:
-            raise DumpError(f"can't read {self._path}: {e.strerror}") from e
-        return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
 
 @asynccontextmanager
@@ -99,10 +82,8 @@ async def live_server(dump: LiveDump, title: str, port: int = 0) -> AsyncIterato
         port = listening.getsockname()[1]
         root = f"/{secrets.token_urlsafe(12)}/"
         app = web.Application(middlewares=[_only_for(root, port)])
-        pages = _Pages(dump, title)
-        handlers = {"": pages.page, "index.json": pages.index, "progress": pages.progress}
-        handlers["sample/{position:[0-9]{1,9}}"] = pages.sample
-        app.add_routes(web.get(root + path, handler, allow_head=False) for path, handler in handlers.items())
+        for path, handler in _handlers(dump, title).items():
+            app.router.add_get(root + path, handler, allow_head=False)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_STOP_TIMEOUT_S)
         await runner.setup()
         try:
@@ -132,33 +113,33 @@ def _only_for(root: str, port: int) -> Middleware:
     return refuse
 
 
-class _Pages:
-    def __init__(self, dump: LiveDump, title: str) -> None:
-        self._dump = dump
-        self._title = title
-        self._page = live_page(title).encode()
+def _handlers(dump: LiveDump, title: str) -> dict[str, Handler]:
+    """What answers, by the path below the root."""
+    whole_page = live_page(title).encode()
 
-    async def page(self, _: web.Request) -> web.Response:
-        return _answer(self._page, "text/html")
+    async def page(_: web.Request) -> web.Response:
+        return _answer(whole_page, "text/html")
 
-    async def index(self, request: web.Request) -> web.Response:
+    async def index(request: web.Request) -> web.Response:
         # in a thread that does not hold up the end of the process
-        view, tag = await in_own_thread(self._dump.refresh, has_last_moment=False)()
+        view, tag = await in_own_thread(dump.refresh, has_last_moment=False)()
         tag = f'"{tag}"'
         if request.headers.get("If-None-Match") == tag:
             return _answer(b"", "application/json", tag, status=304)
-        return _answer(json_bytes(view.index(self._title, live=True)), "application/json", tag)
+        return _answer(json_bytes(view.index(title, live=True)), "application/json", tag)
 
-    async def progress(self, _: web.Request) -> web.Response:
-        return _answer(str(self._dump.read).encode(), "text/plain")
+    async def progress(_: web.Request) -> web.Response:
+        return _answer(str(dump.read).encode(), "text/plain")
 
-    async def sample(self, request: web.Request) -> web.Response:
-        """Of those that the page's list was made with: opening a sample waits for no reading."""
+    async def sample(request: web.Request) -> web.Response:
+        # of those that the page's list was made with: opening a sample waits for no reading
         position = int(request.match_info["position"])
-        details = self._dump.latest[0].details if self._dump.latest else []
+        details = dump.latest[0].details if dump.latest else []
         if position >= len(details):
             raise web.HTTPNotFound
         return _answer(details[position], "application/octet-stream")
+
+    return {"": page, "index.json": index, "progress": progress, "sample/{position:[0-9]{1,9}}": sample}
 
 
 def _answer(body: bytes, kind: str, tag: str | None = None, *, status: int = 200) -> web.Response:

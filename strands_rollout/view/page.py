@@ -1,7 +1,7 @@
 """The page: one HTML file with its styles, its script and its data, that asks the network for nothing.
 
 The script may run by its hash alone, and what a dump holds enters the page as JSON with `<` escaped, and as base64.
-A dump is read twice: what most turns do is known at its end.
+What most turns do is taken from the first samples of a dump.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import base64
 import gzip
 import hashlib
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -20,14 +21,15 @@ from typing import Any, Final
 import orjson
 
 from strands_rollout.dump import DumpRecord, read_dump
+from strands_rollout.dump.record import METADATA_KEY
 from strands_rollout.errors import foreign_code
 from strands_rollout.files import Json
 from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
-from strands_rollout.view.sample import Retokeniser, view_sample
-from strands_rollout.view.tokens import HabitCounter, TurnHabits
+from strands_rollout.view.sample import Retokeniser, plain, view_sample
+from strands_rollout.view.tokens import TurnHabits, habits_of
 
-_MOST_FLOAT: Final = 10**308
+_HABIT_SAMPLES: Final = 200
 _POSITION: Final = re.compile(r"(:\d+|\[\d+\])$")
 _SCRIPTS: Final = ("data.js", "list.js", "tokens.js", "talk.js", "timeline.js", "sample.js", "groups.js", "main.js")
 _PLACE: Final = re.compile(r"\{\{(\w+)\}\}")
@@ -35,37 +37,35 @@ _PLACE: Final = re.compile(r"\{\{(\w+)\}\}")
 
 @dataclass(frozen=True, slots=True)
 class ShownSample:
-    """One sample, judged: its row, its detail (JSON packed by gzip), and where it stands.
-
-    `values` is what its group's rewards are normalised by: a sample without tokens.
-    """
+    """One sample, judged."""
 
     row: dict[str, Any]
-    detail: bytes
-    where: str
-    values: Sample
+    detail: bytes  # JSON, packed by gzip; see `view_sample`
+    file: str
+    compared: Sample  # what its group's rewards are normalised by, without tokens
 
 
 @dataclass(frozen=True, slots=True)
 class DumpView:
-    """What a dump shows: one row per sample, in order, and its details, JSON packed by gzip; see `view_sample`.
-
-    Each row has its `file`, from 0, and its `advantage`.
-    """
+    """What a dump shows: a row per sample, in order, with its `file`, from 0, and its `advantage`; and its details."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     details: list[bytes] = field(default_factory=list)
 
     @classmethod
     def of(cls, shown: Sequence[ShownSample]) -> DumpView:
-        """These samples; files number their groups each for itself."""
-        known: dict[str, int] = {}
-        numbers = [known.setdefault(_POSITION.sub("", one.where), len(known)) for one in shown]
-        advantages = _advantages([one.values for one in shown], numbers)
-        rows = [
-            {**one.row, "file": number, "advantage": advantage}
-            for one, number, advantage in zip(shown, numbers, advantages, strict=True)
+        """These samples; each file numbers its groups from 0, so that equal numbers in two files are two groups."""
+        files = {file: number for number, file in enumerate(dict.fromkeys(one.file for one in shown))}
+        rows = [{**one.row, "file": files[one.file], "advantage": None} for one in shown]
+        # any hashable value is a group to `normalize_rewards`
+        rewarded = [
+            (row, replace(one.compared, group_index=(one.file, one.compared.group_index)))  # type: ignore[arg-type]
+            for row, one in zip(rows, shown, strict=True)
+            if one.compared.reward is not None and one.compared.group_index is not None
         ]
+        _, advantages = normalize_rewards(SimpleNamespace(reward_key=None), [sample for _, sample in rewarded])
+        for (row, _), advantage in zip(rewarded, advantages, strict=True):
+            row["advantage"] = advantage
         return cls(rows, [one.detail for one in shown])
 
     def index(self, title: str, *, live: bool) -> dict[str, Any]:
@@ -78,9 +78,9 @@ def view_dump(
 ) -> DumpView:
     """Read and judge all samples of a dump; without a retokeniser there are no marks of drift.
 
-    `on_read` is told how many more samples are done. For the path, and what is raised, see `read_dump`.
+    `on_read` is called with 1 for each sample that is done. For the path, and what is raised, see `read_dump`.
     """
-    habits = dump_habits(read_dump(path), retokeniser)
+    habits = dump_habits(path, retokeniser)
     shown = []
     for record in read_dump(path):
         shown.append(show(record, habits, retokeniser))
@@ -88,17 +88,10 @@ def view_dump(
     return DumpView.of(shown)
 
 
-def dump_habits(records: Iterable[DumpRecord], retokeniser: Retokeniser | None) -> TurnHabits:
-    """What most turns and contexts of these samples do."""
-    counter = habit_counter(retokeniser)
-    for record in records:
-        counter.count(record)
-    return counter.habits()
-
-
-def habit_counter(retokeniser: Retokeniser | None) -> HabitCounter:
-    """One that has counted nothing."""
-    return HabitCounter(None if retokeniser is None else retokeniser.controls)
+def dump_habits(path: Path, retokeniser: Retokeniser | None) -> TurnHabits:
+    """What most turns and contexts do, of the first samples of a dump."""
+    first = list(islice(read_dump(path), _HABIT_SAMPLES))
+    return habits_of(first, None if retokeniser is None else retokeniser.controls)
 
 
 def show(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None) -> ShownSample:
@@ -112,61 +105,37 @@ def show(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None
 
 def _shown(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None) -> ShownSample:
     row, detail = view_sample(record, habits, retokeniser)
-    packed = gzip.compress(json_bytes(detail), 5, mtime=0)
     row = orjson.loads(json_bytes(row))
-    return ShownSample(row, packed, record.where, _compared(record, row["reward"]))
+    packed = gzip.compress(json_bytes(detail), 5, mtime=0)
+    return ShownSample(row, packed, _POSITION.sub("", record.where), _compared(record, row["reward"]))
 
 
 def json_bytes(value: object) -> bytes:
-    """JSON of what a sample may hold: half a surrogate pair becomes "?", and an integer above 64 bits a float."""
+    """JSON of what a sample may hold; what has no form in it is shown as `plain` does."""
     try:
         return orjson.dumps(value)
     except TypeError:
-        return orjson.dumps(_writable(value), default=repr)
-
-
-def _writable(value: object) -> Json:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, Mapping):
-        return {str(_writable(key)): _writable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_writable(item) for item in value]
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return float(value) if abs(value) < _MOST_FLOAT else None
-    return value
+        return orjson.dumps(plain(value))
 
 
 def _compared(record: DumpRecord, reward: float | None) -> Sample:
-    """What `group_rewards` reads of a sample, without its tokens."""
-    values: dict[str, Any] = {
-        key: value if isinstance(value, Hashable) else repr(value) for key, value in record.values.items()
-    }
+    """What `normalize_rewards` reads of a sample."""
+    values = record.values
+
+    def hashable(name: str) -> Json:
+        number = values.get(name)
+        return number if isinstance(number, Hashable) else repr(number)
+
     known = {status.value: status for status in Sample.Status}
     return Sample(
-        group_index=values.get("group_index"),
-        index=values.get("index"),
-        rollout_id=values.get("rollout_id"),
+        group_index=hashable("group_index"),
+        index=hashable("index"),
+        rollout_id=hashable("rollout_id"),
         reward=reward,
         remove_sample=bool(values.get("remove_sample")),
         status=known.get(str(values.get("status")), Sample.Status.PENDING),
-        metadata={"strands_rollout": {"fan_out": record.facts.get("fan_out")}},
+        metadata={METADATA_KEY: {"fan_out": record.facts.get("fan_out")}},
     )
-
-
-def _advantages(samples: Sequence[Sample], files: Sequence[int]) -> list[float | None]:
-    """Each sample's as slime's GRPO has it by default; None where it is in no group or has no reward."""
-    # any hashable value is a group to `normalize_rewards`
-    rewarded = [
-        (place, replace(sample, group_index=(file, sample.group_index)))  # type: ignore[arg-type]
-        for place, (sample, file) in enumerate(zip(samples, files, strict=True))
-        if sample.reward is not None and sample.group_index is not None
-    ]
-    _, normalized = normalize_rewards(SimpleNamespace(reward_key=None), [sample for _, sample in rewarded])
-    found: list[float | None] = [None] * len(samples)
-    for (place, _), value in zip(rewarded, normalized, strict=True):
-        found[place] = value
-    return found
 
 
 def write_page(view: DumpView, title: str) -> str:

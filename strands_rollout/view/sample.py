@@ -111,27 +111,18 @@ def _turn_parts(text: str, parser: ToolParser, number: int, in_reasoning: object
     for index, segment in enumerate(parser.segments(text, in_reasoning=_begins_in_thought(text, in_reasoning))):
         call = call_id(f"call_{number}_", index, segment)
         if isinstance(segment, ToolCall):
-            yield ["call", call, segment.name, _short_integers(segment.arguments)]
+            yield ["call", call, segment.name, segment.arguments]
             continue
         inside = segment.raw if isinstance(segment, ParseFailure) else segment.text
         start = text.find(inside, at)
         if start < 0:  # a parser of the user's may show other text than it read
             continue
         at = start + len(inside)
-        place = [_utf16(text, start), _utf16(text, at)]
+        place = [_utf16(text[:start]), _utf16(text[:at])]
         if isinstance(segment, ParseFailure):
             yield ["malformed", *place, call, segment.name, segment.reason]
         elif isinstance(segment, Reasoning | Text):
             yield ["think" if isinstance(segment, Reasoning) else "text", *place]
-
-
-def _short_integers(value: object) -> Json:
-    """The value with integers above 64 bits as texts: the page's JSON has none."""
-    if isinstance(value, dict):
-        return {key: _short_integers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_short_integers(item) for item in value]
-    return str(value) if isinstance(value, int) and value.bit_length() > _INTEGER_BITS else value
 
 
 def _begins_in_thought(text: str, recorded: object) -> bool:
@@ -157,19 +148,20 @@ def _results(ids: Sequence[int], texts: Mapping[int, bytes], calls: Sequence[str
             if found:
                 named = [*calls, *[None] * len(found)]
                 return [
-                    ["result", _decoded_length(whole[:start]), _decoded_length(whole[:end]), call]
+                    [
+                        "result",
+                        _utf16(whole[:start].decode("utf-8", "replace")),
+                        _utf16(whole[:end].decode("utf-8", "replace")),
+                        call,
+                    ]
                     for (start, end), call in zip(found, named, strict=False)
                 ]
     return []
 
 
-def _decoded_length(data: bytes) -> int:
-    text = data.decode("utf-8", "replace")
-    return _utf16(text, len(text))
-
-
-def _utf16(text: str, end: int) -> int:
-    return end if text.isascii() else len(text[:end].encode("utf-16-le", "surrogatepass")) // 2
+def _utf16(text: str) -> int:
+    """The length of a text as the page's script counts it."""
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 class Retokeniser:
@@ -264,15 +256,15 @@ def _detail(judged: _Judged) -> dict[str, Any]:
         "spans": [list(span) for span in lists.spans],
         "drift": None if marks is None else [list(mark) for mark in marks],
         "problems": [list(problem) for problem in problems],
-        "talk": [[start, _plain(parts)] for start, parts in conversation(lists, texts, record.facts)],
+        "talk": [[start, plain(parts)] for start, parts in conversation(lists, texts, record.facts)],
         "steps": [[step.kind, step.at_s, step.s, step.turn, step.call] for step in steps_of(record.facts)],
         "texts": {str(token): text_or_bytes(text) for token, text in texts.items()},
-        "messages": _plain(values.get("prompt")),
+        "messages": plain(values.get("prompt")),
         "response": _text(values.get("response")) if not texts or not lists.ids else "",
-        "reward": _plain(values.get("reward")),
-        "label": _plain(values.get("label")),
-        "facts": _plain(facts),
-        "metadata": _plain(metadata),
+        "reward": plain(values.get("reward")),
+        "label": plain(values.get("label")),
+        "facts": plain(facts),
+        "metadata": plain(metadata),
     }
 
 
@@ -284,52 +276,42 @@ def _reward(record: DumpRecord) -> float | None:
 
 def _group(values: Mapping[str, Any]) -> Json:
     """The group in slime; of an evaluation, which has none, the problem: its samples are to be seen side by side."""
-    metadata = values.get("metadata")
-    asked = metadata.get("eval") if isinstance(metadata, Mapping) else None
-    if values.get("group_index") is None and isinstance(asked, Mapping):
-        return f"{_text(asked.get('data_set'))}/{_text(asked.get('problem'))}"
+    asked = (values.get("metadata") or {}).get("eval")
+    if values.get("group_index") is None and asked:
+        return f"{asked['data_set']}/{asked['problem']}"
     return values.get("group_index")
 
 
 def _part(facts: Mapping[str, Any]) -> str:
     """Which of a fan-out's samples it is; "" of a sample that is a rollout of its own."""
     part = facts.get("fan_out")
-    known = part if isinstance(part, Mapping) else {}
-    number, count = known.get("part"), known.get("of")
-    if not isinstance(number, int) or not isinstance(count, int) or count < 2:
-        return ""
-    return f"{_text(known.get('kind'))}, {number + 1} of {count}"
+    return f"{part['kind']}, {part['part'] + 1} of {part['of']}" if part and part["of"] > 1 else ""
 
 
 def _question(prompt: Json) -> str:
     """The last thing that a user said, or the text."""
     if not isinstance(prompt, list):
         return _text(prompt)
-    of_user = [message for message in prompt if isinstance(message, Mapping) and message.get("role") == "user"]
+    of_user = [message for message in prompt if message.get("role") == "user"]
     said = of_user[-1].get("content") if of_user else ""
-    return " ".join(_words_of(part) for part in said) if isinstance(said, list) else _text(said)
-
-
-def _words_of(part: object) -> str:
-    if isinstance(part, Mapping):
-        return _text(part["text"]) if "text" in part else f"[{_text(part.get('type') or next(iter(part), ''))}]"
-    return _text(part)
+    parts = said if isinstance(said, list) else [{"text": said}]
+    return " ".join(_text(part["text"]) if "text" in part else f"[{part.get('type')}]" for part in parts)
 
 
 def _text(value: object) -> str:
     if value is None:
         return ""
-    return str(_plain(value)) if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False)
+    return str(plain(value)) if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
 
 
-def _plain(value: object) -> Json:
+def plain(value: object) -> Json:
     """The value as JSON has it, for people: what has no form there as Python writes it, long texts shortened."""
     if isinstance(value, str):
         return shorten(value, _MOST_TEXT_CHARS).encode("utf-8", "replace").decode()
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool) or (isinstance(value, int) and value.bit_length() <= _INTEGER_BITS):
         return value
-    return value if finite(value) is not None else repr(value)[:_PREVIEW_CHARS]
+    return value if isinstance(value, float) and math.isfinite(value) else repr(value)[:_PREVIEW_CHARS]

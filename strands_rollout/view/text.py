@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -40,7 +39,7 @@ def print_dump(console: Console, path: Path, retokeniser: Retokeniser | None, wa
             for problem in view.rows[position]["problems"]:
                 console.print(Text(printable(f"problem: {problem}"), style="bold red"))
             with foreign_code("one odd sample must not hide the others") as outcome:
-                _print_sample(console, record, view.rows[position], retokeniser)
+                _print_sample(console, record, retokeniser)
             if (error := outcome.error) is not None:
                 console.print(Text(printable(f"it can't be shown: {type(error).__name__}: {error}"), style="bold red"))
 
@@ -49,14 +48,12 @@ def _cell(value: object) -> str:
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else printable(str(value))
 
 
-def _print_sample(console: Console, record: DumpRecord, row: dict[str, Any], retokeniser: Retokeniser | None) -> None:
-    texts = record.token_texts if retokeniser is None else retokeniser.texts
-    mask, tokens = record.values.get("loss_mask"), record.values["tokens"]
-    length = len(mask) if isinstance(mask, list) else None
-    is_odd = length is None or length != record.values.get("response_length") or length > len(tokens)
-    if not tokens or is_odd or "no sample" in row["problems"]:
+def _print_sample(console: Console, record: DumpRecord, retokeniser: Retokeniser | None) -> None:
+    mask, length = (record.values.get(name) for name in ("loss_mask", "response_length"))
+    if not record.has_tokens or not isinstance(mask, list) or len(mask) != length:
         console.print(Text(printable(str(record.values.get("response") or "")), style="dim"))
         return
+    texts = record.token_texts if retokeniser is None else retokeniser.texts
 
     def decode(ids: Sequence[int]) -> str:
         return b"".join(texts.get(token, f"<{token}>".encode()) for token in ids).decode("utf-8", "replace")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -25,7 +26,6 @@ _CONTROL: Final = re.compile(
 _LEAST_SHARE: Final = 0.5
 # of the turns, for a token that ends some and stands inside of none: families end turns with calls by one of their own
 _LEAST_ENDS: Final = 0.1
-_MOST_CONTEXTS: Final = 1000
 
 
 class TurnSpan(NamedTuple):
@@ -129,21 +129,14 @@ def _list(value: object, kind: type) -> list[Any]:
 
 
 def _recorded_spans(record: DumpRecord, count: int) -> list[TurnSpan] | None:
-    spans = record.facts.get("spans")
-    if not isinstance(spans, list) or not spans:
-        return None
-    found = []
-    for span in spans:
-        if not isinstance(span, list | tuple) or len(span) < 3 or not all(type(value) is int for value in span[:3]):
-            return None
-        turn, start, end = span[:3]
-        if not 0 <= start <= end <= count:
-            return None
-        found.append(TurnSpan(turn, start, end, _named(span[3] if len(span) > 3 else None)))
-    return found
+    """Those of the facts, where they are within the sample's tokens."""
+    found = [
+        TurnSpan(turn, start, end, _named(*version)) for turn, start, end, *version in record.facts.get("spans") or ()
+    ]
+    return found if found and all(0 <= span.start <= span.end <= count for span in found) else None
 
 
-def _named(version: object) -> str | None:
+def _named(version: object = None) -> str | None:
     return None if version is None else str(version)
 
 
@@ -198,63 +191,40 @@ class TurnHabits:
                 is_open = False
 
 
-@dataclass(slots=True)
-class HabitCounter:
-    """Counts what the samples of a dump do; without `controls`, ids of control tokens, only their texts tell them."""
+def habits_of(records: Sequence[DumpRecord], controls: frozenset[int] | None = None) -> TurnHabits:
+    """The rules that most of these samples keep; `controls` are ids of control tokens, None where their texts tell."""
+    if controls is None:
+        texts = {token: text for record in records for token, text in record.token_texts.items()}
+        controls = frozenset(token for token, text in texts.items() if is_control(text))
+    readable = [kept("habits", partial(TokenLists.of, record), of_sample=True) for record in records]
+    lists = [one for one in readable if one is not None]
+    turns = [turn for one in lists for start, end in one.turns if (turn := one.ids[start:end])]
+    contexts = [one.ids[start:end] for one in lists for start, end in one.contexts]
+    ends = _ends_of_turn(turns, controls)
+    written = Counter(token for context in contexts for token in set(context))
+    common = {token for token, count in written.items() if count > _LEAST_SHARE * len(contexts)}
+    sampled = frozenset(token for turn in turns for token in controls.intersection(turn)) - common - ends
+    habits = TurnHabits(ends, _opening(contexts, controls), sampled)
+    broken = sum(any(habits.forged(context)) for context in contexts)
+    return TurnHabits(ends) if broken > _LEAST_SHARE * len(contexts) else habits
 
-    controls: frozenset[int] | None = None
-    _known: set[int] = field(default_factory=set)
-    _looks: set[int] = field(default_factory=set)
-    _ends: Counter[int] = field(default_factory=Counter)
-    _inside: Counter[int] = field(default_factory=Counter)
-    _openings: Counter[tuple[int, int]] = field(default_factory=Counter)
-    _contexts: list[list[int]] = field(default_factory=list)
-    _sampled: set[int] = field(default_factory=set)
 
-    def count(self, record: DumpRecord) -> None:
-        """Count one sample, if it can be."""
-        kept("habits", lambda: self._count(record), of_sample=True)
+def _ends_of_turn(turns: Sequence[list[int]], controls: frozenset[int]) -> frozenset[int]:
+    """The control tokens that end turns and stand inside of few; none where they end less than half of all."""
+    ends = Counter(turn[-1] for turn in turns)
+    inside = Counter(token for turn in turns for token in controls.intersection(turn[:-1]))
+    found = {token for token in controls if ends[token] >= max(1, inside[token], _LEAST_ENDS * len(turns))}
+    return frozenset(found) if sum(ends[token] for token in found) > _LEAST_SHARE * len(turns) else frozenset()
 
-    def _count(self, record: DumpRecord) -> None:
-        if self.controls is None:
-            new = record.token_texts.keys() - self._known
-            self._known |= new
-            self._looks |= {token for token in new if is_control(record.token_texts[token])}
-        lists = TokenLists.of(record)
-        controls = self._looks if self.controls is None else self.controls
-        for start, end in lists.turns:
-            if end > start:
-                self._ends[lists.ids[end - 1]] += 1
-                self._inside.update(controls.intersection(lists.ids[start : end - 1]))
-                self._sampled.update(controls.intersection(lists.ids[start:end]))
-        for start, end in lists.contexts:
-            context = lists.ids[start:end]
-            opening = next((p for p in range(len(context) - 2, -1, -1) if context[p] in controls), None)
-            if opening is not None:
-                self._openings[context[opening], context[opening + 1]] += 1
-            if len(self._contexts) < _MOST_CONTEXTS:
-                self._contexts.append(context)
 
-    def habits(self) -> TurnHabits:
-        """The rules that most of them keep."""
-        ends = self._ends_of_turn()
-        # the commonest opening, where more than half agree
-        openings = self._openings.most_common(1)
-        opening = next((o for o, count in openings if count > _LEAST_SHARE * self._openings.total()), None)
-        templates = Counter(token for context in self._contexts for token in set(context))
-        common = {token for token, count in templates.items() if count > _LEAST_SHARE * len(self._contexts)}
-        found = TurnHabits(ends, opening, frozenset(self._sampled - common - ends))
-        broken = sum(any(found.forged(context)) for context in self._contexts)
-        return TurnHabits(ends) if broken > _LEAST_SHARE * len(self._contexts) else found
-
-    def _ends_of_turn(self) -> frozenset[int]:
-        """The control tokens that end turns and stand inside of few; none where they end less than half of all."""
-        least = _LEAST_ENDS * self._ends.total()
-        looks = self._looks if self.controls is None else self.controls
-        ends = {token for token, count in self._ends.items() if count >= least and token in looks}
-        ends = {token for token in ends if self._inside[token] <= self._ends[token]}
-        covered = sum(self._ends[token] for token in ends)
-        return frozenset(ends) if covered > _LEAST_SHARE * self._ends.total() else frozenset()
+def _opening(contexts: Sequence[list[int]], controls: frozenset[int]) -> tuple[int, int] | None:
+    """The last control token that another token follows, with that, where more than half of the contexts agree."""
+    openings = Counter(
+        next(pair for pair in reversed(list(pairwise(context))) if pair[0] in controls)
+        for context in contexts
+        if controls.intersection(context[:-1])
+    )
+    return next((found for found, count in openings.most_common(1) if count > _LEAST_SHARE * openings.total()), None)
 
 
 def is_control(text: bytes) -> bool:

@@ -175,7 +175,7 @@ def test_tensors_may_not_copy_a_storage_over_and_over(tmp_path: Path) -> None:
         list(read_dump(packed(tmp_path / "x.pt", data, s0=bytes(1 << 19))))
 
 
-def test_what_is_no_regular_file_is_told_at_once(tmp_path: Path) -> None:
+def test_what_is_no_regular_file_is_recorded_at_once(tmp_path: Path) -> None:
     for name in ("x.pt", "x.jsonl", "x.jsonl.gz"):
         os.mkfifo(tmp_path / name)
         with pytest.raises(DumpError, match="a named pipe; expected a regular file"):
@@ -235,13 +235,13 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(seed: int, rounds: i
 
 def test_files_of_another_kind_are_told(tmp_path: Path) -> None:
     (tmp_path / "old.pt").write_bytes(pickle.dumps({"samples": []}))
-    told = {
+    refused = {
         tmp_path / "old.pt": r"no file of torch\.save",
         saved(tmp_path / "z.pt", {"samples": []}, compression=zipfile.ZIP_DEFLATED): "compressed",
         saved(tmp_path / "model.pt", {"weight": 1}): "holds no samples",
         saved(tmp_path / "odd.pt", {"samples": [1]}): "is no sample",
     }
-    for path, words in told.items():
+    for path, words in refused.items():
         with pytest.raises(DumpError, match=words):
             list(read_dump(path))
 

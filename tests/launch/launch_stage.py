@@ -38,9 +38,9 @@ running, number = stage / "ray-runs", int(os.environ.get("FAKE_JOB_STATUS", "0")
 if words[:2] == ["job", "status"]:
     if os.environ.get("FAKE_RAY_DIES"):
         sys.exit("no connection")
-    told = stage / "told-running"
-    if os.environ.get("FAKE_CONNECTION_ENDS") and not told.exists():
-        told.touch()
+    said = stage / "said-running"
+    if os.environ.get("FAKE_CONNECTION_ENDS") and not said.exists():
+        said.touch()
         print("Status for job 'one': RUNNING")
     else:
         print("Job 'one' " + ("failed" if number else "succeeded"))

@@ -18,7 +18,7 @@ from processes import is_running
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("ray", path=str(Path(sys.executable).parent)) is None, reason="needs ray[default]"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 SCRIPT = f"""
 set -euo pipefail
@@ -102,23 +102,16 @@ def test_ray_is_started_for_the_job_and_none_of_its_processes_is_left(environmen
     assert marked_processes(environment["LAUNCH_MARK"]) == []
 
 
-def test_a_running_ray_stays_and_gets_the_key_in_a_file_and_nowhere_else(
-    environment: dict[str, str], running_ray: subprocess.Popen[bytes]
+def test_a_running_ray_stays_and_gets_the_key_in_a_file_only_and_its_job_ends_with_the_script(
+    environment: dict[str, str], running_ray: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     finished = run(environment, READ, WANDB_API_KEY=HUSH)
     assert f"SEEN {HUSH[::-1]}" in finished.stdout, finished.stderr
     assert finished.returncode == 0
     logs = Path("/tmp/ray/session_latest").resolve()
-    told = [str(path) for path in logs.rglob("*") if path.is_file() and HUSH.encode() in path.read_bytes()]
-    assert told == []
+    assert not [path for path in logs.rglob("*") if path.is_file() and HUSH.encode() in path.read_bytes()]
     assert HUSH not in answers(environment, "list")
-    assert running_ray.poll() is None
     assert "SUCCEEDED" in answers(environment, "list")
-
-
-def test_a_script_that_is_ended_stops_its_job_on_a_ray_that_stays(
-    environment: dict[str, str], running_ray: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
     begun = tmp_path / "begun"
     code = f"import pathlib, time; pathlib.Path({json.dumps(str(begun))}).touch(); time.sleep(600)"
     command = ["bash", str(tmp_path / "job.sh"), f"--code={code}", "--submission-id=mine"]

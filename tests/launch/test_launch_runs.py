@@ -25,8 +25,8 @@ def stage(tmp_path: Path) -> Stage:
 
 @pytest.fixture
 def with_ray(stage: Stage) -> Stage:
-    """A Ray that somebody else started."""
-    stage.ray_runs.write_text("somebody's")
+    """A Ray that was there before."""
+    stage.ray_runs.write_text("another's")
     return stage
 
 
@@ -91,7 +91,7 @@ def test_a_ray_that_runs_is_used_and_left_alone_and_gets_wandbs_key_in_a_file_th
     assert finished.returncode == 0, finished.stderr
     assert "using the Ray at http://127.0.0.1:8265, and leaving it as it is" in finished.stderr
     assert not with_ray.calls_of("ray", "start")
-    assert with_ray.ray_runs.read_text() == "somebody's"
+    assert with_ray.ray_runs.read_text() == "another's"
     assert not with_ray.calls_of("ray", "stop")
     (call,) = with_ray.calls_of("ray", "job", "submit")
     assert call.runtime_env is not None
@@ -122,18 +122,13 @@ def test_wandb_without_a_key_is_refused_before_anything_starts(stage: Stage) -> 
 
 
 @pytest.mark.parametrize(
-    ("sent", "status", "whose"),
-    [
-        (signal.SIGTERM, 143, "own"),
-        (signal.SIGINT, 130, "own"),
-        (signal.SIGHUP, 129, "own"),
-        (signal.SIGTERM, 143, "somebody's"),
-    ],
+    ("sent", "whose"),
+    [(signal.SIGTERM, "own"), (signal.SIGINT, "own"), (signal.SIGHUP, "own"), (signal.SIGTERM, "another's")],
 )
 def test_a_script_that_is_ended_stops_its_job_and_its_ray_and_no_other(
-    stage: Stage, sent: signal.Signals, status: int, whose: str
+    stage: Stage, sent: signal.Signals, whose: str
 ) -> None:
-    if whose == "somebody's":
+    if whose == "another's":
         stage.ray_runs.write_text(whose)
     with stage.start(TRAIN, SUBMISSION_ID="mine", FAKE_LONG_JOB="1") as process:
         deadline = time.monotonic() + 60
@@ -142,30 +137,24 @@ def test_a_script_that_is_ended_stops_its_job_and_its_ray_and_no_other(
             time.sleep(0.02)
         os.killpg(process.pid, sent) if sent != signal.SIGTERM else process.send_signal(sent)
         output, _ = process.communicate(timeout=300)
-    assert process.returncode == status, output
+    assert process.returncode == 128 + sent, output
     (stop,) = stage.calls_of("ray", "job", "stop")
     assert stop.words[-1] == "mine"
-    assert stage.ray_runs.exists() == (whose == "somebody's")
+    assert stage.ray_runs.exists() == (whose == "another's")
 
 
-def test_a_ray_that_goes_into_the_background_is_stopped_too(stage: Stage) -> None:
+def test_a_ray_that_does_not_start_is_an_error_and_one_in_the_background_is_stopped_too(stage: Stage) -> None:
+    finished = stage.run(TRAIN, FAKE_RAY_FAILS="1")
+    assert (finished.returncode, "error: Ray did not start: no free port" in finished.stderr) == (1, True)
+    assert not stage.calls_of("ray", "job", "submit")
     assert stage.run(TRAIN, FAKE_RAY_IN_BACKGROUND="1").returncode == 0
     assert len(stage.calls_of("ray", "stop")) == 1
     assert not stage.ray_runs.exists()
 
 
-def test_a_ray_that_does_not_start_is_told_of(stage: Stage) -> None:
-    finished = stage.run(TRAIN, FAKE_RAY_FAILS="1")
-    assert (finished.returncode, "error: Ray did not start: no free port" in finished.stderr) == (1, True)
-    assert not stage.calls_of("ray", "job", "submit")
-
-
-def test_an_address_of_ray_names_the_place_that_takes_jobs_or_is_an_error_and_none_is_started(stage: Stage) -> None:
+def test_an_address_where_no_ray_takes_jobs_is_an_error_and_none_is_started(stage: Stage) -> None:
     finished = stage.run(TRAIN, RAY_ADDRESS="10.0.0.1")
     assert_refused(stage, finished, "no Ray takes jobs at http://10.0.0.1:8265, which RAY_ADDRESS=10.0.0.1 names")
-    stage.ray_runs.write_text("somebody's")
-    assert stage.run(TRAIN, RAY_ADDRESS="ray://10.0.0.1:10001", NUM_NODES="4").returncode == 0
-    assert "--address=http://10.0.0.1:8265" in submitted(stage)
 
 
 @pytest.mark.slow  # it waits for 20 s
@@ -181,29 +170,19 @@ def test_several_nodes_without_a_ray_are_told_how_to_start_one(stage: Stage) -> 
 
 @pytest.mark.parametrize(
     ("script", "others"),
-    [
-        ("strands_qwen3_4b", {}),
-        ("strands_qwen3_8b_async", {"EVAL_CONFIG": "/nowhere.yaml"}),
-        ("eval_aime", {"PROMPT_DATA": "/nowhere.jsonl"}),
-    ],
-    ids=["4b", "async", "eval"],
+    [("strands_qwen3_4b", ""), ("strands_qwen3_8b_async", "EVAL_CONFIG"), ("eval_aime", "PROMPT_DATA")],
 )
-def test_every_script_runs_whatever_the_others_settings_are(
-    with_ray: Stage, script: str, others: dict[str, str]
-) -> None:
+def test_every_script_runs_whatever_the_others_settings_are(with_ray: Stage, script: str, others: str) -> None:
     with_ray.provide_files(model="Qwen3-4B")
-    finished = with_ray.run(f"{script}.sh", **others)
+    finished = with_ray.run(f"{script}.sh", **({others: "/nowhere"} if others else {}))
     assert finished.returncode == 0, finished.stderr
     assert "--log-passrate" in submitted(with_ray)
 
 
-def test_a_connection_that_ends_does_not_end_the_job(with_ray: Stage) -> None:
+def test_a_connection_that_ends_does_not_end_the_job_and_a_ray_that_dies_is_a_failure(with_ray: Stage) -> None:
     assert with_ray.run(TRAIN, FAKE_CONNECTION_ENDS="1").returncode == 0
     assert len(with_ray.calls_of("ray", "job", "logs")) == 1
     assert not with_ray.calls_of("ray", "job", "stop")
-
-
-def test_a_ray_that_dies_under_a_job_is_a_failure(with_ray: Stage) -> None:
     finished = with_ray.run(TRAIN, FAKE_RAY_DIES="1")
     assert (finished.returncode, "Ray no longer tells of the job" in finished.stderr) == (1, True)
 
@@ -267,15 +246,12 @@ def test_an_evaluation_of_a_checkpoint_that_is_not_there_is_refused(with_ray: St
     assert with_ray.run("eval_aime.sh", LOAD=str(saved), CKPT_STEP="19").returncode == 0
 
 
-def test_a_typo_in_an_argument_of_slime_starts_nothing(stage: Stage) -> None:
+def test_a_typo_in_an_argument_of_slime_or_in_the_configuration_starts_nothing(stage: Stage) -> None:
     stage.use_real_python()
     finished = stage.run(TRAIN, "--", "--rollout-temprature", "0.7", "--attention-dropuot", "0.1")
     said = "an argument is not slime's, see above; nothing was started"
     assert_refused(stage, finished, said, "--rollout-temperature", "--attention-dropout")
 
-
-def test_a_typo_in_the_configuration_starts_nothing(stage: Stage) -> None:
-    stage.use_real_python()
     (stage.root / "configs/math_code.yaml").write_text("strands_rollout: {max_tool_iteration: 3}")
     assert_refused(stage, stage.run(TRAIN), "did you mean 'max_tool_iterations'?")
 

@@ -33,7 +33,7 @@ def test_a_model_is_downloaded_and_converted_once(stage: Stage) -> None:
     assert len(stage.calls_of("hf", "download")) == len([call for call in stage.calls if "--save" in call.words]) == 1
 
 
-def test_a_download_that_was_cut_is_gone_on_with(stage: Stage) -> None:
+def test_a_download_that_was_cut_is_continued(stage: Stage) -> None:
     finished = stage.run(SCRIPT, FAKE_CUT_DOWNLOAD="1")
     assert finished.returncode == 1
     assert "lacks weights after the download; run this again" in finished.stderr

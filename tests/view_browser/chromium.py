@@ -36,17 +36,17 @@ class Page:
         self._number += 1
         await self._socket.send_json({"id": self._number, "method": method, "params": params})
         while True:
-            told = json.loads((await self._socket.receive(timeout=300)).data)
-            if told.get("id") == self._number:
-                assert "error" not in told, told
-                return dict(told.get("result", {}))
-            self._note(told)
+            message = json.loads((await self._socket.receive(timeout=300)).data)
+            if message.get("id") == self._number:
+                assert "error" not in message, message
+                return dict(message.get("result", {}))
+            self._note(message)
 
-    def _note(self, told: dict[str, Any]) -> None:
-        params = told.get("params", {})
-        if told.get("method") == "Network.requestWillBeSent":
+    def _note(self, message: dict[str, Any]) -> None:
+        params = message.get("params", {})
+        if message.get("method") == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
-        elif told.get("method") in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
+        elif message.get("method") in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
             self.console.append(json.dumps(params)[:600])
 
     async def run(self, script: str) -> Any:
@@ -57,7 +57,7 @@ class Page:
 
     async def until(self, script: str) -> Any:
         """The value of an expression, as soon as it is true."""
-        for _ in range(400):
+        for _ in range(1500):
             value = await self.run(script)
             if value or value == {}:  # an element has no value
                 return value
@@ -113,8 +113,8 @@ async def browser_page() -> AsyncIterator[Page]:
 
 async def _port(path: Path) -> int:
     for _ in range(600):
-        if told := _text(path).split():
-            return int(told[0])
+        if lines := _text(path).split():
+            return int(lines[0])
         await asyncio.sleep(0.05)
     raise AssertionError("Chromium did not start")
 

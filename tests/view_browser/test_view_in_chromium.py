@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -58,24 +57,6 @@ WHOLE_SAMPLES = ("lengths disagree", "trained failure", "trailing context", "unf
 FIRST_DEFECT = 1000 - len(DEFECTS) - 2
 
 
-async def milliseconds(page: Page, name: str) -> list[float]:
-    return list(await page.run(f"performance.getEntriesByName('{name}').map((entry) => entry.duration)"))
-
-
-async def test_a_thousand_samples_are_fast(page: Page, written: str) -> None:
-    await page.go(written)
-    await page.until("document.querySelectorAll('.row').length > 10")
-    paint = await page.until("performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
-    await page.run("byId('query').value = 'perimeter turns>1'; filtersChanged()")
-    await page.run("byId('query').value = ''; byId('sort').value = '-problems'; filtersChanged()")
-    for position in (0, 500, FIRST_DEFECT):
-        await page.run(f"openSample({position}, {{view: 'tokens'}})")
-    assert await page.run("document.querySelectorAll('.row').length") < 60
-    took = {name: await milliseconds(page, name) for name in ("filter", "open")}
-    assert [len(found) for found in took.values()] == [3, 3]
-    print(json.dumps({"paint": paint, **took}))
-
-
 @pytest.mark.parametrize(("number", "name"), list(enumerate(DEFECTS)))
 async def test_each_planted_defect_is_in_the_list_and_at_its_tokens(
     number: int, name: str, page: Page, written: str
@@ -122,9 +103,9 @@ async def test_a_token_tells_all_of_itself(page: Page, written: str) -> None:
     await page.run(
         "document.querySelector('.t.trained[data-i]').dispatchEvent(new MouseEvent('mouseover', {bubbles: true}))"
     )
-    told = await page.run("byId('tip').textContent")
+    tip = await page.run("byId('tip').textContent")
     for words in ("id ", 'text "<think>"', "bytes 3c 74", "logprob -0.250", "turn 1", "weights 7", "mask 1"):
-        assert words in told
+        assert words in tip
 
 
 async def test_keys_lead_through_the_samples(page: Page, written: str) -> None:
@@ -207,9 +188,12 @@ async def test_a_page_can_be_used_before_its_last_sample_is_there(page: Page, wr
     whole_page = await asyncio.to_thread(Path(written.removeprefix("file://")).read_bytes)
     cut = whole_page.index(b'id="d700"')
     more = asyncio.Event()
+    connections: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        connections.append(writer)
+        if not await reader.readline():
+            return  # a connection that the browser opened in advance
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n" + whole_page[:cut])
         await writer.drain()
         await more.wait()
@@ -228,6 +212,9 @@ async def test_a_page_can_be_used_before_its_last_sample_is_there(page: Page, wr
         more.set()
         await page.until("document.querySelector('#sample h2').textContent === '#900'")
         await page.until("byId('loading').hidden")
+        for connection in connections:
+            connection.close()
+            await connection.wait_closed()
 
 
 async def test_all_can_be_done_with_the_keyboard_alone(page: Page, written: str) -> None:

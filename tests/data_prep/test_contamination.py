@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from prep_support import Prepare, dapo_row, prepared_file, problem
 from preparation.contamination import STOCK_PHRASE_ROWS, Finding, find_contamination, problems_in, words_of
 from preparation.report import contamination_warnings
 from preparation.rows import PreparationError
-from prepared_result import Prepare
-from problem_files import chat, dapo_row, problem
 
 LONG = (
     "A clockmaker sells brass clocks for 12 coins and oak clocks for 7 coins, and on one market day he takes in "
@@ -18,13 +17,11 @@ LONG = (
 )
 
 
-def write(path: Path, *problems: str) -> Path:
-    path.write_text("".join(json.dumps({"prompt": chat(text), "label": "1"}) + "\n" for text in problems))
-    return path
-
-
 def found(tmp_path: Path, rows: list[str], problems: list[str], ngram_words: int = 13) -> Finding:
-    train, evaluation = write(tmp_path / "train.jsonl", *rows), write(tmp_path / "eval.jsonl", *problems)
+    train, evaluation = (
+        prepared_file(tmp_path / "train.jsonl", *rows),
+        prepared_file(tmp_path / "eval.jsonl", *problems),
+    )
     return find_contamination(problems_in(train), [evaluation], ngram_words)[0]
 
 
@@ -93,7 +90,7 @@ def test_an_evaluation_file_without_problems_is_an_error(prepare: Prepare, tmp_p
 
 
 def test_a_limit_cuts_after_the_comparison(prepare: Prepare, tmp_path: Path) -> None:
-    evaluation = write(tmp_path / "eval.jsonl", problem(2), problem(4))
+    evaluation = prepared_file(tmp_path / "eval.jsonl", problem(2), problem(4))
     rows = [dapo_row(number) for number in (2, 3, 4, 5, 6)]
     kept = prepare(rows, against=(evaluation,), limit=2)
     assert kept.problems == [problem(2), problem(3)]
@@ -108,7 +105,7 @@ def test_a_limit_cuts_after_the_comparison(prepare: Prepare, tmp_path: Path) -> 
 def test_contaminated_rows_are_reported_in_the_manifest_and_stay_unless_dropped(
     prepare: Prepare, tmp_path: Path
 ) -> None:
-    evaluation = write(tmp_path / "eval.jsonl", problem(3))
+    evaluation = prepared_file(tmp_path / "eval.jsonl", problem(3))
     rows = [dapo_row(2), dapo_row(3), dapo_row(4)]
     facts = prepare(rows, against=(evaluation,)).manifest["contamination"]
     assert (facts["rows"], facts["absent"], facts["dropped"]) == (1, [], False)
@@ -126,7 +123,7 @@ def test_an_evaluation_file_that_is_not_there_is_named_and_looked_at_once_it_is(
 ) -> None:
     evaluation = tmp_path / "eval.jsonl"
     assert prepare([dapo_row(3)], against=(evaluation,)).manifest["contamination"]["absent"] == [str(evaluation)]
-    write(evaluation, problem(3))
+    prepared_file(evaluation, problem(3))
     again = prepare([dapo_row(3)], against=(evaluation,))
     assert not again.done_before
     assert again.manifest["contamination"]["rows"] == 1
@@ -134,7 +131,7 @@ def test_an_evaluation_file_that_is_not_there_is_named_and_looked_at_once_it_is(
 
 @pytest.mark.parametrize("line", ["not json", "[]", '{"problem": "2 + 2"}', '{"prompt": []}'])
 def test_a_file_that_was_not_prepared_is_an_error_with_its_line(tmp_path: Path, line: str) -> None:
-    train = write(tmp_path / "train.jsonl", LONG)
+    train = prepared_file(tmp_path / "train.jsonl", LONG)
     other = tmp_path / "other.jsonl"
     other.write_text(f"{line}\n")
     with pytest.raises(PreparationError, match=r"other\.jsonl:1: got .* expected a prepared row"):

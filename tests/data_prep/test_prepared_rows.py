@@ -9,12 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from preparation.labels import Labels, is_number
-from preparation.prepare import Prepared
+from prep_support import Prepare, Result, aime_row, chat, dapo_row, gsm8k_row, nested_row, problem, write_parquet
+from preparation.labels import is_number, label_of, reasons_against
 from preparation.report import warning_lines
 from preparation.rows import PreparationError
-from prepared_result import Prepare, Result
-from problem_files import aime_row, chat, dapo_row, gsm8k_row, nested_row, problem, write_parquet
 
 from strands_rollout.errors import ConfigError
 
@@ -218,14 +216,12 @@ def test_files_that_hold_no_data_are_refused(prepare: Prepare, tmp_path: Path) -
 
 def warnings_of(result: Result, **settings: Any) -> list[str]:
     request: Any = SimpleNamespace(rejected_file=Path("rejected"), keep_duplicates=False, **settings)
-    return list(warning_lines(Prepared(result.manifest, done_before=False), request))
+    return list(warning_lines(result.manifest, request))
 
 
 def reason_of(label: object) -> str:
-    labels = Labels()
-    read = labels.label_of(label)
-    labels.check()
-    return read.reason
+    read = label_of(label)
+    return reasons_against({read: 1})[read]
 
 
 @pytest.mark.parametrize("label", ["null", "None", "N/A", "n/a.", "nan", "?", "???", "", " ", float("nan"), ["none"]])

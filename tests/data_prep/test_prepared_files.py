@@ -27,8 +27,7 @@ def names_in(folder: Path) -> set[str]:
 def test_an_error_while_writing_leaves_the_earlier_file_and_no_partial_one(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("earlier")
-    with pytest.raises(KeyboardInterrupt), whole_file(path) as file:
-        file.write(b"half")
+    with pytest.raises(KeyboardInterrupt), whole_file(path):
         raise KeyboardInterrupt
     with pytest.raises(PreparationError, match=r"can't write .*out\.jsonl: No space left"), whole_file(path):
         raise OSError(28, "No space left on device")

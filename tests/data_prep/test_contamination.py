@@ -89,19 +89,6 @@ def test_an_evaluation_file_without_problems_is_an_error(prepare: Prepare, tmp_p
         prepare([dapo_row(3)], against=(tmp_path / "eval.jsonl",))
 
 
-def test_a_limit_cuts_after_the_comparison(prepare: Prepare, tmp_path: Path) -> None:
-    evaluation = prepared_file(tmp_path / "eval.jsonl", problem(2), problem(4))
-    rows = [dapo_row(number) for number in (2, 3, 4, 5, 6)]
-    kept = prepare(rows, against=(evaluation,), limit=2)
-    assert kept.problems == [problem(2), problem(3)]
-    assert kept.manifest["contamination"]["rows"] == 1
-    dropped = prepare(rows, against=(evaluation,), limit=2, drop_contaminated=True)
-    assert dropped.problems == [problem(3), problem(5)]
-    counts = ("rows", "contaminated_removed", "beyond_limit")
-    assert [dropped.manifest[count] for count in counts] == [2, 2, 1]
-    assert dropped.manifest["contamination"]["rows"] == 2
-
-
 def test_contaminated_rows_are_reported_in_the_manifest_and_stay_unless_dropped(
     prepare: Prepare, tmp_path: Path
 ) -> None:
@@ -113,20 +100,16 @@ def test_contaminated_rows_are_reported_in_the_manifest_and_stay_unless_dropped(
     assert (file["file"], file["problems"], file["problems_found"]) == (str(evaluation), 1, 1)
     assert file["examples"][0]["line"] == 2
     assert file["examples"][0]["row"] == file["examples"][0]["problem"] == problem(3)
-    dropped = prepare(rows, against=(evaluation,), drop_contaminated=True)
-    assert dropped.problems == [problem(2), problem(4)]
-    assert (dropped.manifest["rows"], dropped.manifest["contaminated_removed"]) == (2, 1)
-
-
-def test_an_evaluation_file_that_is_not_there_is_named_and_looked_at_once_it_is(
-    prepare: Prepare, tmp_path: Path
-) -> None:
-    evaluation = tmp_path / "eval.jsonl"
-    assert prepare([dapo_row(3)], against=(evaluation,)).manifest["contamination"]["absent"] == [str(evaluation)]
-    prepared_file(evaluation, problem(3))
-    again = prepare([dapo_row(3)], against=(evaluation,))
-    assert not again.done_before
-    assert again.manifest["contamination"]["rows"] == 1
+    absent = tmp_path / "later.jsonl"
+    dropped = prepare(rows, against=(evaluation, absent), drop_contaminated=True, limit=1)
+    assert dropped.problems == [problem(2)]
+    assert [dropped.manifest[count] for count in ("rows", "contaminated_removed", "beyond_limit")] == [1, 1, 1]
+    assert dropped.manifest["contamination"]["absent"] == [str(absent)]
+    prepared_file(absent, problem(2))
+    again = prepare(rows, against=(evaluation, absent), drop_contaminated=True, limit=1)
+    assert (again.done_before, again.problems) == (False, [problem(4)]), (
+        "an evaluation file that came later is compared"
+    )
 
 
 @pytest.mark.parametrize("line", ["not json", "[]", '{"problem": "2 + 2"}', '{"prompt": []}'])

@@ -237,14 +237,6 @@ def test_labels_that_reading_changed_are_rejected(label: object) -> None:
     assert not reason_of(float(2**53 - 1))
 
 
-def test_a_date_in_a_json_file_is_rejected_with_that_reason(prepare: Prepare, tmp_path: Path) -> None:
-    path = tmp_path / "given.jsonl"
-    rows = [{"problem": problem(number), "answer": f"2024-01-0{number}T00:00:00"} for number in (2, 3)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(PreparationError, match="'2024-01-02 00:00:00', which was read as a date or time"):
-        prepare(path)
-
-
 @pytest.mark.parametrize("label", ["34", "-7", "1/2", "\\frac{1}{2}", "$1,234$", "50%", "(1, 2)", '["a half", "1/2"]'])
 def test_numbers_are_told_from_words(label: str) -> None:
     assert is_number(label)

@@ -18,7 +18,7 @@ ABSENT: Reply = (404, b"{}", {"X-Error-Code": "EntryNotFound"})
 
 @dataclass
 class Hub:
-    """A repository's files by their paths, or none and how each request is refused; `asked` is "METHOD path" of each."""
+    """A repository's files by their paths, or none and how a request is refused; `asked` has "METHOD path" of each."""
 
     repository: str
     files: dict[str, Path]
@@ -77,7 +77,7 @@ def served(
             if self.command != "HEAD":
                 self.wfile.write(body)
 
-        do_HEAD = do_GET
+        do_HEAD = do_GET  # noqa: N815 - the names of http.server
 
         def log_message(self, *args: Any) -> None:
             """Say nothing."""

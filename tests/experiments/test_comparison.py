@@ -123,32 +123,6 @@ def test_the_reader_is_told_what_is_unfinished_not_finite_and_of_another_commit(
     assert comparison_table(compared(first, second)).endswith("\n- the runs differ in commit: 4d1c, 77aa")
 
 
-def test_the_table_has_a_row_per_variant(tmp_path: Path) -> None:
-    folders = [
-        write_run(
-            tmp_path / str(seed),
-            records(
-                2,
-                held_out=[0.6],
-                kl_k3=kl,
-                drift_tokens=0.031,
-                ratio_min=0.5 / seed,
-                ratio_max=2.0 * seed,
-                logprob_gap_max=3e-5,
-            ),
-            seed=seed,
-            summary={"accuracy_end": end},
-        )
-        for seed, kl, end in ((1, 1e-7, 0.96), (2, 3e-7, 0.90))
-    ]
-    lines = comparison_table(compared(*folders)).splitlines()
-    assert [len(line.split(" | ")) for line in lines[:3]] == [12, 12, 12]
-    assert lines[2] == (
-        "| all | 2 | 60.0% ± 0.0% | 93.0% ± 4.2% | 93.0% ± 4.2% | 2, never | 3e-05 | 2e-07 ± 1.4e-07 | 3.1% ± 0.0% "
-        "| 0.25 | 4 | - |"
-    )
-
-
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [

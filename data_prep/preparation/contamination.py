@@ -60,21 +60,20 @@ class Finding:
     stock_phrases: int
     overlaps: tuple[Overlap, ...]
 
-    def facts(self, first: int | None = None) -> dict[str, Any]:
-        """For the manifest: counts and examples, of the first rows only or of all."""
-        overlaps = [one for one in self.overlaps if first is None or one.line < first]
+    def facts(self) -> dict[str, Any]:
+        """For the manifest: counts and the first examples."""
         return {
             "file": str(self.path),
             "sha256": sha256_of(self.path),
             "problems": self.problems,
-            "problems_found": len({one.problem for one in overlaps}),
+            "problems_found": len({one.problem for one in self.overlaps}),
             "problems_short": self.problems_short,
             "problems_stock": self.problems_stock,
-            "rows": len(overlaps),
+            "rows": len(self.overlaps),
             "stock_phrases": self.stock_phrases,
             "examples": [
                 {"line": one.line + 1, "row": _cut(one.row), "problem": _cut(one.problem), "words": _cut(one.words)}
-                for one in overlaps[:_EXAMPLES]
+                for one in self.overlaps[:_EXAMPLES]
             ],
         }
 

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final
 
 from preparation.rows import RowError
@@ -18,7 +19,7 @@ from strands_rollout.diagnostics.rewards import PLACE, SAYINGS, GoldAnswer, gold
 from strands_rollout.grading import grade, label_texts
 from strands_rollout.grading.comparison import LONGEST_ANSWER
 from strands_rollout.grading.notation import notation_of
-from strands_rollout.grading.values import is_decided, key_of
+from strands_rollout.grading.values import Group, Key, key_of
 
 _INTEGER: Final = re.compile(r"(?P<sign>-?)0*(?P<digits>\d+)")
 _THOUSANDS: Final = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -110,4 +111,8 @@ def are_equal(first: Label, second: Label) -> bool:
 
 def is_number(text: str) -> bool:
     """Whether grading reads a normalised label, or one of its alternatives, as a number or several."""
-    return any(is_decided(key_of(notation_of(one).text)) for one in label_texts(text))
+    return any(_has_numbers_only(key_of(notation_of(one).text)) for one in label_texts(text))
+
+
+def _has_numbers_only(key: Key) -> bool:
+    return all(map(_has_numbers_only, key.items)) if isinstance(key, Group) else isinstance(key, Fraction)

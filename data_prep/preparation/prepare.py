@@ -92,12 +92,7 @@ def _finished_manifest(request: Request, arguments: dict[str, Any]) -> dict[str,
         return None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or manifest.get("arguments") != arguments:
         return None
-    try:
-        return manifest if manifest.get("sha256") == sha256_of(request.out) else None
-    except FileNotFoundError:
-        return None
-    except OSError as e:
-        raise PreparationError(f"can't read {request.out}: {e.strerror}") from e
+    return manifest if request.out.is_file() and manifest.get("sha256") == sha256_of(request.out) else None
 
 
 def _survey(source: Source, columns: Columns) -> tuple[Survey, list[dict[str, Any]]]:
@@ -145,13 +140,14 @@ def _refuse_too_many(choice: Choice, request: Request) -> None:
 
 
 def _compare(source: Source, columns: Columns, choice: Choice, request: Request) -> Sequence[Finding]:
-    """What the rows that could be written have in common with the evaluation files that are there."""
+    """What the rows that may be written have in common with the evaluation files that are there."""
     present = [path for path in request.against if path.is_file()]
     if not present:
         return ()
-    rows = source.rows.select(choice.kept).select_columns([column_of(source.rows.column_names, columns.prompt)])
+    numbers = choice.kept if request.drop_contaminated else choice.kept[: request.limit]
+    rows = source.rows.select(numbers).select_columns([column_of(source.rows.column_names, columns.prompt)])
     chats = (without_instructions(to_chat(value_of(row, columns.prompt)))[0] for row in rows)
-    problems = progress((chat[-1]["content"] for chat in chats), "comparing", len(choice.kept))
+    problems = progress((chat[-1]["content"] for chat in chats), "comparing", len(numbers))
     return find_contamination(problems, present, request.ngram_words)
 
 
@@ -207,14 +203,11 @@ def _counts(survey: Survey, choice: Choice, request: Request) -> dict[str, Any]:
 
 def _contamination_facts(findings: Sequence[Finding], request: Request) -> dict[str, Any]:
     """Of rows in the file, or of those that were left out of it."""
-    first = None if request.drop_contaminated else request.limit
     return {
         "ngram_words": request.ngram_words,
-        "rows": len(
-            {one.line for finding in findings for one in finding.overlaps if first is None or one.line < first}
-        ),
+        "rows": len({overlap.line for finding in findings for overlap in finding.overlaps}),
         "dropped": request.drop_contaminated,
-        "files": [finding.facts(first) for finding in findings],
+        "files": [finding.facts() for finding in findings],
         "absent": [str(path) for path in request.against if not path.is_file()],
     }
 

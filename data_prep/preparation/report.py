@@ -87,7 +87,7 @@ def contamination_warnings(facts: dict[str, Any]) -> Iterator[str]:
     if facts["problems_stock"]:
         yield (
             f"{facts['problems_stock']} problems of {facts['file']} consist of words that many rows have in common: "
-            "either those rows are made from them, or the rows that share less than half of them can't be told"
+            "either those rows are made from them, or rows that share less than half of them can't be recognised"
         )
 
 

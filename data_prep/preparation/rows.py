@@ -37,7 +37,7 @@ def to_chat(prompt: object) -> Chat:
         try:
             prompt = orjson.loads(prompt)
         except orjson.JSONDecodeError as e:
-            raise RowError(f"prompt: got {prompt!r:.80}, which looks like a chat but is no JSON ({e})") from e
+            raise RowError(f"prompt: got {prompt!r:.80}, which looks like a chat but is not valid JSON ({e})") from e
         prompt = [prompt] if isinstance(prompt, dict) else prompt
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]

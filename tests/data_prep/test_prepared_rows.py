@@ -279,7 +279,7 @@ def test_a_chat_that_is_stored_as_json_text_is_read_as_a_chat(prepare: Prepare) 
     assert [row["prompt"] for row in result.rows] == [said, chat(problem(3))]
     broken = [{"prompt": str(said), "label": "8"}, {"prompt": problem(3), "label": "12"}]
     (lost,) = prepare(broken, allow_rejected=True).rejected
-    assert "looks like a chat but is no JSON" in lost["reason"]
+    assert "looks like a chat but is not valid JSON" in lost["reason"]
 
 
 def test_a_prompt_that_is_only_an_instruction_is_rejected(prepare: Prepare) -> None:

@@ -35,10 +35,8 @@ def test_runs_that_differ_in_their_seed_alone_are_one_variant(tmp_path: Path) ->
     ]
     variants = compared(*folders).variants
     assert [variant.label for variant in variants] == ["rollout=tito", "rollout=retokenised"]
-    assert [[run.folder.name for run in variant.runs] for variant in variants] == [
-        ["tito-1", "tito-2"],
-        ["retokenised-1", "retokenised-2"],
-    ]
+    runs = [[run.folder.name for run in variant.runs] for variant in variants]
+    assert runs == [["tito-1", "tito-2"], ["retokenised-1", "retokenised-2"]]
 
 
 def test_a_label_has_each_option_that_differs_nested_and_missing_ones_too(tmp_path: Path) -> None:

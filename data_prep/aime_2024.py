@@ -1,7 +1,5 @@
 """Prepares the problems of AIME 2024, for evaluation: `python data_prep/aime_2024.py --help`."""
 
-from __future__ import annotations
-
 from preparation.command_line import DataSet, run
 
 if __name__ == "__main__":
@@ -10,8 +8,6 @@ if __name__ == "__main__":
             script="aime_2024.py",
             hub_id="zhuzilin/aime-2024",
             id_source="the default is the one in slime's documentation",
-            config=None,
-            split="train",
             file_stem="aime-2024",
         )
     )

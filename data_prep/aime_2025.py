@@ -1,7 +1,5 @@
 """Prepares the problems of AIME 2025, for evaluation: `python data_prep/aime_2025.py --help`."""
 
-from __future__ import annotations
-
 from preparation.command_line import DataSet, run
 
 if __name__ == "__main__":
@@ -10,8 +8,6 @@ if __name__ == "__main__":
             script="aime_2025.py",
             hub_id="MathArena/aime_2025",
             id_source="the default is a common one that was not checked against the hub",
-            config=None,
-            split="train",
             file_stem="aime-2025",
         )
     )

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from preparation.command_line import exit_with
 from preparation.contamination import find_contamination, problems_in
-from preparation.report import contamination_lines, contamination_warnings, shown_progress
+from preparation.report import contamination_lines, contamination_warnings, progress
 from preparation.request import NGRAM_WORDS
 
 
@@ -29,18 +29,15 @@ def main(
 
     Example: python data_prep/contamination.py data/dapo-math-17k.jsonl data/aime-2024.jsonl
     """
-    with shown_progress() as stage:
-        findings = find_contamination(problems_in(train), evaluation, ngram_words, stage("comparing", None))
-    facts = [finding.facts() for finding in findings]
+    findings = find_contamination(progress(problems_in(train), "comparing"), evaluation, ngram_words)
+    files = [finding.facts() for finding in findings]
     if as_json:
-        typer.echo(json.dumps({"train": str(train), "ngram_words": ngram_words, "files": facts}, ensure_ascii=False))
+        typer.echo(json.dumps({"train": str(train), "ngram_words": ngram_words, "files": files}, ensure_ascii=False))
     else:
-        for file in facts:
-            for line in contamination_lines(file):
-                typer.echo(line)
-    for file in facts:
-        for line in contamination_warnings(file):
-            typer.echo(f"warning: {line}", err=True)
+        for line in (line for file in files for line in contamination_lines(file)):
+            typer.echo(line)
+    for warning in (line for file in files for line in contamination_warnings(file)):
+        typer.echo(f"warning: {warning}", err=True)
     raise typer.Exit(1 if any(finding.overlaps for finding in findings) else 0)
 
 

@@ -1,7 +1,5 @@
 """Prepares DAPO-Math-17k, problems to train on: `python data_prep/dapo_math_17k.py --help`."""
 
-from __future__ import annotations
-
 from preparation.command_line import DataSet, run
 
 if __name__ == "__main__":
@@ -10,8 +8,6 @@ if __name__ == "__main__":
             script="dapo_math_17k.py",
             hub_id="zhuzilin/dapo-math-17k",
             id_source="the default is the one in slime's documentation",
-            config=None,
-            split="train",
             file_stem="dapo-math-17k",
             against=("aime-2024", "aime-2025"),
         )

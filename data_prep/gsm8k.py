@@ -1,7 +1,5 @@
 """Prepares GSM8K, grade-school problems: `python data_prep/gsm8k.py --help`; `--split test` for its other half."""
 
-from __future__ import annotations
-
 from preparation.command_line import DataSet, run
 
 if __name__ == "__main__":
@@ -10,9 +8,8 @@ if __name__ == "__main__":
             script="gsm8k.py",
             hub_id="openai/gsm8k",
             id_source="the default is a common one that was not checked against the hub, with its configuration",
-            config="main",
-            split="train",
             file_stem="gsm8k-{split}",
+            config="main",
             against=("gsm8k-test",),
         )
     )

@@ -1,21 +1,23 @@
-"""The command line that the scripts share: options, exit codes (0 ok, 1 failed, 2 usage), and where words go.
+"""The command line that the scripts share; its options are the fields of `Request`.
 
-Human words go to stdout, warnings, errors and progress to stderr; with --json, stdout is one line of JSON. The
-annotations are not strings here: they name the defaults of the script's data set.
+The report goes to stdout, warnings, errors and progress to stderr; with --json, stdout is one line of JSON.
 """
+
+from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final
 
 import typer
 
-from preparation.prepare import MOST_REJECTED, prepare
-from preparation.report import report_lines, shown_progress, warning_lines
-from preparation.request import HUB, NGRAM_WORDS, Request
+from preparation.prepare import prepare
+from preparation.report import report_lines, warning_lines
+from preparation.request import HUB, Request
 from strands_rollout.errors import ConfigError, RolloutError
 
 DATA_DIR: Final = Path(__file__).resolve().parents[2] / "data"
@@ -28,32 +30,27 @@ class DataSet:
     Attributes:
         script: The script's file name.
         hub_id: Repository of the hub.
-        id_source: Who says that this is its id.
-        config: Configuration within the repository; None for its only or default one.
-        split: Split within the configuration.
+        id_source: Where this id is from.
         file_stem: Name of the file in the data folder; `{split}` stands for the split.
-        against: Stems of the prepared files that hold evaluation problems, of which no other should hold any.
+        config: Configuration within the repository; None for its only or default one.
+        against: Stems of the prepared files with evaluation problems, which no other set should hold.
     """
 
     script: str
     hub_id: str
     id_source: str
-    config: str | None
-    split: str
     file_stem: str
+    config: str | None = None
     against: tuple[str, ...] = ()
 
     def out(self, folder: Path, split: str) -> Path:
         """The default file of a split."""
         return folder / f"{self.file_stem.format(split=split)}.jsonl"
 
-    def evaluation_files(self, folder: Path, split: str) -> tuple[Path, ...]:
+    def evaluation_files(self, folder: Path, split: str) -> list[Path]:
         """The default files to compare a split with, or a part of it: all but its own."""
         own = {self.file_stem.format(split=part.partition("[")[0].strip()) for part in split.split("+")}
-        return tuple(folder / f"{stem}.jsonl" for stem in self.against if own != {stem})
-
-
-# ruff: noqa: FBT002 - flags of a command are given by name
+        return [folder / f"{stem}.jsonl" for stem in self.against if own != {stem}]
 
 
 def run(data_set: DataSet) -> None:
@@ -72,119 +69,65 @@ def exit_with(command: Callable[..., None], script: str) -> None:
         sys.exit(2 if isinstance(e, ConfigError) else 1)
 
 
+_DataDir = Annotated[
+    Path,
+    typer.Option(
+        help="Folder of the data sets.", envvar="DATA_DIR", file_okay=False, resolve_path=True, show_default="data/"
+    ),
+]
+_Force = Annotated[bool, typer.Option("--force", help="Prepare it although it is there.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")]
+
+
 def _command(data_set: DataSet) -> Callable[..., None]:
     """The command of one script, with its defaults and help."""
 
-    def command(
-        dataset: Annotated[str, typer.Option(help=f"Repository of the hub; {data_set.id_source}.")] = data_set.hub_id,
-        config: Annotated[
-            str | None, typer.Option(help="Configuration of the repository.", show_default=data_set.config or "none")
-        ] = data_set.config,
-        split: Annotated[str, typer.Option(help="Split of it.")] = data_set.split,
-        revision: Annotated[str, typer.Option(help="Branch, tag or commit.")] = "main",
-        source: Annotated[
-            Path | None,
-            typer.Option(
-                "--from",
-                exists=True,
-                help="Read this parquet, jsonl, json or csv file, or a folder as downloaded from the hub, instead.",
-            ),
-        ] = None,
-        mirror: Annotated[
-            str | None, typer.Option(help=f"URL to use instead of {HUB}.", envvar="HF_ENDPOINT", show_default="the hub")
-        ] = None,
-        data_dir: Annotated[
-            Path,
-            typer.Option(
-                help="Folder of the data sets.", envvar="DATA_DIR", file_okay=False, show_default="data/ here"
-            ),
-        ] = DATA_DIR,
-        out: Annotated[
-            Path | None,
-            typer.Option(
-                help="File to write.", dir_okay=False, show_default=f"{data_set.file_stem}.jsonl in --data-dir"
-            ),
-        ] = None,
-        prompt_column: Annotated[
-            str | None, typer.Option(help="Column of the prompt; a dot leads into a struct.", show_default="found")
-        ] = None,
-        label_column: Annotated[
-            str | None, typer.Option(help="Column of the label, likewise.", show_default="found")
-        ] = None,
-        instruction: Annotated[
-            Literal["remove", "keep"],
-            typer.Option(
-                help="The data set's own answer instruction. The default system prompt asks for \\boxed{}, so it is "
-                "removed; who keeps it must set system_prompt to match."
-            ),
-        ] = "remove",
-        keep_duplicates: Annotated[bool, typer.Option("--keep-duplicates", help="Keep repeated rows.")] = False,
-        allow_rejected: Annotated[
-            bool,
-            typer.Option(
-                "--allow-rejected", help=f"Go on where more than {MOST_REJECTED:.0%} of the rows can't be used."
-            ),
-        ] = False,
-        against: Annotated[
-            list[Path] | None,
-            typer.Option(
-                exists=True,
-                dir_okay=False,
-                help="Prepared evaluation file to compare with; can be given several times.",
-                show_default=" ".join(f"{stem}.jsonl" for stem in data_set.against) or "none",
-            ),
-        ] = None,
-        drop_contaminated: Annotated[
-            bool, typer.Option("--drop-contaminated", help="Leave out rows that share words with such a problem.")
-        ] = False,
-        ngram_words: Annotated[int, typer.Option(help="How many words in a row that is.", min=2)] = NGRAM_WORDS,
-        limit: Annotated[int | None, typer.Option(help="Write at most this many rows.", min=1)] = None,
-        force: Annotated[bool, typer.Option("--force", help="Prepare it although it is there.")] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
-    ) -> None:
-        request = Request(
-            dataset=dataset,
-            config=config,
-            split=split,
-            revision=revision,
-            path=source and source.resolve(),
-            endpoint=(mirror or HUB).rstrip("/"),
-            prompt_column=prompt_column,
-            label_column=label_column,
-            instruction=instruction,
-            keep_duplicates=keep_duplicates,
-            allow_rejected=allow_rejected,
-            drop_contaminated=drop_contaminated,
-            ngram_words=ngram_words,
-            limit=limit,
-            against=tuple(path.resolve() for path in against)
-            if against
-            else data_set.evaluation_files(data_dir.resolve(), split),
-            out=(out or data_set.out(data_dir, split)).resolve(),
-        )
-        _run(request, force=force, as_json=as_json)
+    def command(*, data_dir: Path, force: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401 - as `Request` has them
+        split = options["split"]
+        options["endpoint"] = (options["endpoint"] or HUB).rstrip("/")
+        options["out"] = options["out"] or data_set.out(data_dir, split)
+        options["against"] = options["against"] or data_set.evaluation_files(data_dir, split)
+        _prepare(Request(**options), force=force, as_json=as_json)
 
     command.__doc__ = _help(data_set)
+    # Typer reads a command's options from its signature
+    own = {"dataset": data_set.hub_id, "config": data_set.config, "out": None}
+    parameters = [
+        _option(name, Annotated[field.annotation, *field.metadata], own.get(name, field.default))
+        for name, field in Request.model_fields.items()
+    ]
+    for name, annotation, default in (
+        ("data_dir", _DataDir, DATA_DIR),
+        ("force", _Force, False),
+        ("as_json", _Json, False),
+    ):
+        parameters.append(_option(name, annotation, default))
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return command
 
 
-def _run(request: Request, *, force: bool, as_json: bool) -> None:
-    with shown_progress() as stage:
-        prepared = prepare(request, stage, force=force)
+def _option(name: str, annotation: object, default: object) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _prepare(request: Request, *, force: bool, as_json: bool) -> None:
+    prepared = prepare(request, force=force)
     if as_json:
         facts = {"out": str(request.out), "done_before": prepared.done_before, **prepared.manifest}
         typer.echo(json.dumps(facts, ensure_ascii=False))
     else:
-        for line in report_lines(prepared, request):
+        for line in report_lines(prepared.manifest, request, done_before=prepared.done_before):
             typer.echo(line)
-    for line in warning_lines(prepared, request):
+    for line in warning_lines(prepared.manifest, request):
         typer.echo(f"warning: {line}", err=True)
 
 
 def _help(data_set: DataSet) -> str:
-    return f"""Prepare {data_set.hub_id} as JSONL for slime, {{"prompt": [...], "label": "34", ...}}, with a manifest.
+    compared = f", compared with {' and '.join(data_set.against)}" if data_set.against else ""
+    return f"""Prepare {data_set.hub_id} ({data_set.id_source}) as JSONL for slime.
 
-    Repeated problems are left out, each label is checked with the package's own reward, and the data set's own answer
+    Writes data/{data_set.file_stem}.jsonl{compared}: {{"prompt": [...], "label": "34", ...}}, with a manifest. Repeated
+    problems are left out, each label is checked with the package's own reward, and the data set's own answer
     instruction is removed; all of it is counted. `datasets` keeps what it reads in its cache. A file that is there with
     the same settings and an unchanged checksum is not made again.
 

@@ -1,37 +1,31 @@
 """Which rows to keep: repeated problems, problems with several labels, and rows that can't be used.
 
 Of rows with the same problem and an equal label the first is kept. Where the labels of a problem differ, the one that
-more than half of its rows give is kept; where there is none, the problem is left out. Either way each label that loses
-is reported. When duplicates are kept, conflicts are reported only.
+more than half of its rows have is kept; where there is none, the problem is left out. Either way each label that loses
+is reported. When duplicates are kept, conflicts are only counted.
 
-Data sets have millions of rows, so that of each only its number and its label are held.
+Data sets have millions of rows, so a row is held as its number.
 """
 
 from __future__ import annotations
 
 import hashlib
-from array import array
-from collections.abc import Iterable
+import unicodedata
+from collections import Counter
 from dataclasses import dataclass, field
 
 import orjson
 
 from preparation.instruction import without_instruction, without_instructions
-from preparation.labels import Label, Labels
-from preparation.rows import Chat, RowError, identity_of, problem_of, to_chat
+from preparation.labels import Label, are_equal, label_of, reasons_against
+from preparation.rows import Chat, RowError, to_chat
 
-
-@dataclass(slots=True, eq=False)
-class _Pair:
-    """A problem with one of its labels: the numbers of the rows that have both, ascending."""
-
-    label: Label
-    rows: array[int]
+RowsByLabel = dict[Label, list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """So many rows, of which this is the first, are left out: for the "prompt", the "label" or a "conflict"."""
+    """So many rows, of which `row` is the first, are left out: for the "prompt", the "label" or a "conflict"."""
 
     row: int
     times: int
@@ -43,122 +37,99 @@ class Rejection:
 class Choice:
     """What becomes of all rows.
 
-    `kept` are to be written, ascending; `repeated` counts rows that repeat one that was looked at; `conflicts` counts
-    problems with several labels, and `undecided` those of them that are left out.
+    `kept` has the numbers of the rows to be written, ascending; `repeated` counts rows that repeat one that was looked
+    at; `conflicts` counts problems with several labels, and `undecided` those of them that are left out.
     """
 
+    keep_duplicates: bool
     kept: list[int] = field(default_factory=list)
     repeated: int = 0
     rejections: list[Rejection] = field(default_factory=list)
     conflicts: int = 0
     undecided: int = 0
 
-    def reject(self, pair: _Pair, kind: str, reason: str, *, keep_duplicates: bool = False) -> None:
-        """Leave a pair's rows out."""
-        times = len(pair.rows) if keep_duplicates else 1
-        self.repeated += len(pair.rows) - times
-        self.rejections.append(Rejection(pair.rows[0], times, kind, reason))
+    def keep(self, rows: list[int]) -> None:
+        """Keep the rows of a problem and label, or the first of them."""
+        some = rows if self.keep_duplicates else rows[:1]
+        self.kept.extend(some)
+        self.repeated += len(rows) - len(some)
+
+    def reject(self, rows: list[int], kind: str, reason: str) -> None:
+        """Leave the rows of a problem and label out."""
+        times = len(rows) if self.keep_duplicates else 1
+        self.repeated += len(rows) - times
+        self.rejections.append(Rejection(rows[0], times, kind, reason))
+
+    def settle(self, rows: RowsByLabel) -> None:
+        """Keep the rows of the label that wins, where a problem has several."""
+        self.conflicts += len(rows) > 1
+        total = sum(map(len, rows.values()))
+        kept = [label for label, own in rows.items() if self.keep_duplicates or 2 * len(own) > total]
+        self.undecided += not kept
+        votes = ", ".join(f"{label.text!r} {len(own)}x" for label, own in rows.items())
+        verdict = f"{kept[0].text!r} is kept" if kept else "none has more than half"
+        for label, own in rows.items():
+            if label in kept:
+                self.keep(own)
+            else:
+                self.reject(own, "conflict", f"the problem has several labels: {votes}; {verdict}")
 
 
 class Survey:
-    """Reads all rows once and then decides."""
+    """All rows of a source by problem and label."""
 
     def __init__(self) -> None:
-        self._labels = Labels()
-        self._by_prompt: dict[bytes, int] = {}
-        self._by_problem: dict[bytes, int] = {}
-        self._reasons: dict[int, str] = {}
-        self._pairs: dict[int, dict[Label, array[int]]] = {}  # rows by problem and label
-        self._row_labels: list[Label] = []
+        self.rows_read = 0
+        self._rows: dict[bytes, RowsByLabel] = {}
+        self._reasons: dict[bytes, str] = {}  # why a prompt can't be used
 
-    def __len__(self) -> int:
-        return len(self._row_labels)
-
-    def add(self, prompts: Iterable[object], labels: Iterable[object]) -> None:
-        """Take the next rows."""
-        for prompt, label in zip(prompts, labels, strict=True):
-            problem, read = self._problem_of(prompt), self._labels.label_of(label)
-            self._pairs.setdefault(problem, {}).setdefault(read, array("q")).append(len(self))
-            self._row_labels.append(read)
-
-    def label_of(self, row: int) -> str:
-        """The normalised label of a row."""
-        return self._row_labels[row].text
+    def add(self, prompt: object, label: object) -> None:
+        """Take the next row."""
+        try:
+            problem = _identity(prompt)
+        except RowError as e:
+            problem = orjson.dumps(prompt, default=str)
+            self._reasons[_digest(problem)] = str(e)
+        self._rows.setdefault(_digest(problem), {}).setdefault(label_of(label), []).append(self.rows_read)
+        self.rows_read += 1
 
     def decide(self, *, keep_duplicates: bool) -> Choice:
         """Check the labels and choose the rows."""
-        self._labels.check()
-        choice = Choice()
-        for problem, by_label in self._pairs.items():
-            pairs = [_Pair(label, rows) for label, rows in by_label.items()]  # by their first rows
-            usable = self._usable(problem, pairs, choice, keep_duplicates=keep_duplicates)
-            if len(usable) > 1:
-                usable = self._settle(usable, choice, keep_duplicates=keep_duplicates)
-            for pair in usable:
-                rows = pair.rows if keep_duplicates else pair.rows[:1]
-                choice.kept.extend(rows)
-                choice.repeated += len(pair.rows) - len(rows)
+        counts = Counter[Label]()
+        for by_label in self._rows.values():
+            counts.update({label: len(rows) for label, rows in by_label.items()})
+        reasons = reasons_against(counts)
+        choice = Choice(keep_duplicates)
+        for problem, by_label in self._rows.items():
+            usable: RowsByLabel = {}
+            for label, rows in by_label.items():
+                if reason := self._reasons.get(problem):
+                    choice.reject(rows, "prompt", reason)
+                elif reasons[label]:
+                    choice.reject(rows, "label", reasons[label])
+                else:
+                    same = next((other for other in usable if are_equal(label, other)), label)
+                    usable[same] = sorted([*usable.get(same, ()), *rows])
+            if usable:
+                choice.settle(usable)
         choice.kept.sort()
         choice.rejections.sort(key=lambda rejection: rejection.row)
         return choice
 
-    def _problem_of(self, prompt: object) -> int:
-        """A number; rows that say the same but for spacing and instructions share it."""
-        said = _digest(orjson.dumps(prompt, default=str))
-        known = self._by_prompt.get(said)
-        if known is not None:
-            return known
-        reason = ""
-        try:
-            problem = _digest(identity_of(_asking(without_instructions(to_chat(prompt))[0])).encode())
-        except RowError as e:
-            problem, reason = said, str(e)
-        number = self._by_prompt[said] = self._by_problem.setdefault(problem, len(self._by_problem))
-        if reason:
-            self._reasons[number] = reason
-        return number
 
-    def _usable(self, problem: int, pairs: list[_Pair], choice: Choice, *, keep_duplicates: bool) -> list[_Pair]:
-        """The pairs that can be used, those with equal labels joined."""
-        usable: list[_Pair] = []
-        for pair in pairs:
-            prompt_reason, label_reason = self._reasons.get(problem, ""), pair.label.reason
-            if prompt_reason or label_reason:
-                kind = "prompt" if prompt_reason else "label"
-                choice.reject(pair, kind, prompt_reason or label_reason, keep_duplicates=keep_duplicates)
-                continue
-            equal = next((other for other in usable if pair.label.equals(other.label)), None)
-            if equal is None:
-                usable.append(pair)
-            else:
-                equal.rows = array("q", sorted(equal.rows + pair.rows))
-        return usable
+def _identity(prompt: object) -> bytes:
+    """Equal for prompts that say the same but for instructions, spacing and the composition of characters.
 
-    def _settle(self, pairs: list[_Pair], choice: Choice, *, keep_duplicates: bool) -> list[_Pair]:
-        """The pairs of a problem that stay, when its labels differ."""
-        choice.conflicts += 1
-        if keep_duplicates:
-            return pairs
-        total = sum(len(pair.rows) for pair in pairs)
-        winners = [pair for pair in pairs if 2 * len(pair.rows) > total]
-        choice.undecided += not winners
-        votes = ", ".join(f"{pair.label.text!r} {len(pair.rows)}x" for pair in pairs)
-        verdict = f"{winners[0].label.text!r} is kept" if winners else "none has more than half"
-        for pair in pairs:
-            if pair not in winners:
-                choice.reject(pair, "conflict", f"the problem has several labels: {votes}; {verdict}")
-        return winners
-
-
-def _asking(chat: Chat) -> Chat:
-    """The chat, if it asks something.
+    Case counts, and so do superscripts: x² is not x2.
 
     Raises:
-        RowError: It is only an instruction.
+        RowError: The prompt can't be used, or is only an instruction.
     """
-    if not without_instruction(problem_of(chat))[0].strip():
+    chat: Chat = without_instructions(to_chat(prompt))[0]
+    if not without_instruction(chat[-1]["content"])[0].strip():
         raise RowError("prompt: got nothing but an answer instruction")
-    return chat
+    said = (f"{message['role']}\x00{message['content']}" for message in chat)
+    return " ".join(unicodedata.normalize("NFC", "\x01".join(said)).split()).encode()
 
 
 def _digest(text: bytes) -> bytes:

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from preparation.rows import Chat, problem_of
+from preparation.rows import Chat
 
 _PLACEHOLDER: Final = r"\$?(?:\\?text\{)?(?:your[ _])?(?:final[ _])?(?:answer|\.\.\.|\\[lc]?dots)?\}?\$?"
 _BOX: Final = rf"[`$\"']*\\+(?:boxed|fbox)(?:\s*\{{+\s*{_PLACEHOLDER}\s*\}}+)?[`$\"']*"
@@ -70,7 +70,7 @@ class _Sentence:
     beginning: re.Pattern[str]
     end: re.Pattern[str]
 
-    def taken_off(self, text: str) -> str:
+    def cut_from(self, text: str) -> str:
         """The text without it; the text itself where it is at neither edge."""
         if self.needle not in text.lower():
             return text
@@ -83,7 +83,7 @@ class _Sentence:
 
 def _sentence(kind: str, needle: str, words: str) -> _Sentence:
     """Either edge must be a sentence of its own: "Simplify, and give the answer in a box" says more than that."""
-    # nothing after a colon or an opening quotation mark: it may be what somebody in the problem says
+    # nothing after a colon or an opening quotation mark: somebody in the problem may say it
     beginning = re.compile(rf"\s*(?:{words})(?:(?<=[.:])(?=\s)|(?=\s*\n))", re.IGNORECASE)
     end = re.compile(rf"(?:\A\s*|(?<=[.?!;\n])\s*|(?<=[)\]}}$\"])\s+)(?:{words})\s*\Z", re.IGNORECASE)
     return _Sentence(kind, needle, beginning, end)
@@ -125,7 +125,7 @@ def without_instruction(text: str) -> tuple[str, frozenset[str]]:
     while text != before:
         before = text
         for sentence in _SENTENCES:
-            shorter = sentence.taken_off(text)
+            shorter = sentence.cut_from(text)
             if shorter != text:
                 found.add(sentence.kind)
                 text = shorter
@@ -137,16 +137,13 @@ def without_instructions(chat: Chat) -> tuple[Chat, frozenset[str]]:
     kept: Chat = []
     found: set[str] = set()
     for message in chat:
-        if message["role"] == "assistant":
+        text, kinds = without_instruction(message["content"])
+        if message["role"] == "assistant" or (message["role"] == "user" and not text.strip()):
             kept.append(message)
             continue
-        text, kinds = without_instruction(message["content"])
-        if text.strip() or message["role"] == "system":
-            found |= kinds
+        found |= kinds
         if text.strip():
             kept.append({**message, "content": text})
-        elif message["role"] == "user":
-            kept.append(message)
     return kept, frozenset(found)
 
 
@@ -157,17 +154,12 @@ def still_asks(chat: Chat) -> frozenset[str]:
 
 
 class InstructionCount:
-    """Counts what was found in the prompts that are written.
-
-    Attributes:
-        removing: Whether what is found is taken off.
-    """
+    """Counts what was found in the prompts that are written, and removes it if `removing`."""
 
     def __init__(self, *, removing: bool) -> None:
-        self.removing = removing
+        self._removing = removing
+        self._prompts = self._still_asking = 0
         self._found: Counter[str] = Counter()
-        self._prompts = 0
-        self._still_asking = 0
         self._asked: Counter[str] = Counter()
         self._example = ""
 
@@ -176,25 +168,22 @@ class InstructionCount:
         bare, kinds = without_instructions(chat)
         self._found.update(kinds)
         self._prompts += bool(kinds)
-        written = bare if self.removing else chat
+        written = bare if self._removing else chat
         asked = still_asks(written)
-        if asked:
-            self._still_asking += 1
-            self._asked.update(asked)
-            self._example = self._example or problem_of(written)
+        self._asked.update(asked)
+        self._still_asking += bool(asked)
+        if asked and not self._example:
+            self._example = written[-1]["content"]
         return written
 
     def facts(self) -> dict[str, object]:
         """For the manifest: prompts with an instruction, prompts by kind, and those that still ask for a form."""
+        example = self._example
         return {
-            "mode": "remove" if self.removing else "keep",
+            "mode": "remove" if self._removing else "keep",
             "prompts": self._prompts,
             "kinds": {kind: self._found[kind] for kind in KINDS},
             "still_asking": self._still_asking,
             "still_asking_kinds": dict(sorted(self._asked.items())),
-            "still_asking_example": _ends_of(self._example),
+            "still_asking_example": example if len(example) <= 300 else f"{example[:150]} ... {example[-150:]}",
         }
-
-
-def _ends_of(text: str) -> str:
-    return text if len(text) <= 300 else f"{text[:150]} ... {text[-150:]}"

@@ -2,97 +2,55 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import track
 
 from preparation.request import Request
 
-if TYPE_CHECKING:
-    from preparation.prepare import Prepared
-
-Advance: TypeAlias = Callable[[int], None]
-Stage: TypeAlias = Callable[[str, int | None], Advance]
-"""Begins a stage with a number of rows, None where it is unknown, and returns what counts them."""
-
-_LINE_EVERY_S: Final = 10.0
+_T = TypeVar("_T")
 
 
-@contextlib.contextmanager
-def shown_progress(line_every_s: float = _LINE_EVERY_S) -> Iterator[Stage]:
-    """A bar for each stage; where stderr is no terminal, a line whenever that many seconds have gone by."""
+def progress(rows: Iterable[_T], stage: str, total: int | None = None) -> Iterable[_T]:
+    """The rows, with a bar on stderr; where that is no terminal, one line says that the stage begins."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda name, rows: _lines(console, name, rows, line_every_s)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-
-        def begin(name: str, rows: int | None) -> Advance:
-            task = progress.add_task(name, total=rows)
-            return lambda done: progress.advance(task, done)
-
-        yield begin
+        console.print(f"{stage} {'' if total is None else f'{total} '}rows", highlight=False, soft_wrap=True)
+    return track(rows, stage, total, console=console, disable=not console.is_terminal)
 
 
-def _lines(console: Console, name: str, rows: int | None, every_s: float) -> Advance:
-    """Counts the rows of one stage and says so now and then."""
-    done, said = 0, time.monotonic()
-    total = "" if rows is None else f" of {rows}"
-
-    def advance(more: int) -> None:
-        nonlocal done, said
-        done += more
-        if time.monotonic() - said >= every_s:
-            said = time.monotonic()
-            console.print(f"{name}: {done}{total} rows", highlight=False, soft_wrap=True)
-
-    return advance
-
-
-def report_lines(prepared: Prepared, request: Request) -> Iterator[str]:
+def report_lines(facts: dict[str, Any], request: Request, *, done_before: bool) -> Iterator[str]:
     """What was read, what was left out, and what was written."""
-    facts = prepared.manifest
-    if prepared.done_before:
+    if done_before:
         yield f"{request.out} is there already, made with these settings on {facts['created']}; --force makes it anew"
-    yield f"source: {facts['dataset']}, split {facts['split']} ({facts['source']}), {_revision(facts)}"
+    revision = facts["revision"]
+    revision = f"revision {revision}" if revision else f"revision unknown: {facts['revision_reason']}"
+    yield f"source: {facts['dataset']}, split {facts['split']} ({facts['source']}), {revision}"
     yield f"columns: prompt from {facts['prompt_column']}, label from {facts['label_column']}"
     yield (
         f"rows: {facts['rows_read']} read, {facts['duplicates_removed']} duplicates removed, "
         f"{facts['rejected']} rejected, {facts['contaminated_removed']} contaminated removed, "
         f"{facts['beyond_limit']} beyond the limit, {facts['rows']} written"
     )
-    yield _instruction(facts["instruction"])
+    asked = facts["instruction"]
+    verb = "removed from" if asked["mode"] == "remove" else "kept in"
+    yield f"answer instruction: {verb} {asked['prompts']} prompts ({_counts(asked['kinds'])})"
     for file in facts["contamination"]["files"]:
         yield from contamination_lines(file)
     yield f"sha256: {facts['sha256']}"
     yield f"written: {request.out} (manifest: {request.manifest_file.name})"
 
 
-def warning_lines(prepared: Prepared, request: Request) -> Iterator[str]:
+def warning_lines(facts: dict[str, Any], request: Request) -> Iterator[str]:
     """What a person should look at before training or evaluating on the file."""
-    facts = prepared.manifest
     if facts["rejected"]:
         kinds = ", ".join(f"{count} for the {kind}" for kind, count in facts["rejected_by_kind"].items() if count)
         yield f"{facts['rejected']} rows were rejected ({kinds}); {request.rejected_file} says why"
     if facts["beyond_limit"]:
         yield f"the file holds {facts['rows']} of {facts['rows'] + facts['beyond_limit']} rows, because of --limit"
-    if facts["conflicts"]["problems"]:
-        yield _conflicts(facts["conflicts"], keep_duplicates=request.keep_duplicates)
-    if facts["labels_not_number"]["rows"]:
-        yield (
-            f"{facts['labels_not_number']['rows']} labels are no number, so that only an answer in the same words or "
-            f"an equal formula gets the point, such as: {facts['labels_not_number']['example']!r:.80}"
-        )
-    for one in facts["label_differences"]:
-        yield (
-            f"the label is from {facts['label_column']} ({one['label']!r:.80}), but {one['column']} differs "
-            f"({one['other']!r:.80}); name the right one with --label-column"
-        )
+    yield from _label_warnings(facts, request)
     if facts["own_system_messages"]:
         yield (
             f"{facts['own_system_messages']} prompts bring a system message of their own, which replaces the setting "
@@ -129,19 +87,29 @@ def contamination_warnings(facts: dict[str, Any]) -> Iterator[str]:
     if facts["problems_stock"]:
         yield (
             f"{facts['problems_stock']} problems of {facts['file']} consist of words that many rows have in common: "
-            "either those rows are made from them, or the rows that share less than half of them can't be told"
+            "either those rows are made from them, or rows that share less than half of them can't be recognised"
         )
 
 
-def _revision(facts: dict[str, Any]) -> str:
-    revision = facts["revision"]
-    return f"revision {revision}" if revision else f"revision unknown: {facts['revision_reason']}"
-
-
-def _instruction(facts: dict[str, Any]) -> str:
-    verb = "removed from" if facts["mode"] == "remove" else "kept in"
-    kinds = ", ".join(f"{kind} {count}" for kind, count in facts["kinds"].items())
-    return f"answer instruction: {verb} {facts['prompts']} prompts ({kinds})"
+def _label_warnings(facts: dict[str, Any], request: Request) -> Iterator[str]:
+    conflicts, words = facts["conflicts"], facts["labels_not_number"]
+    if conflicts["problems"]:
+        decided = conflicts["problems"] - conflicts["left_out"]
+        yield f"{conflicts['problems']} problems have several labels" + (
+            "; all their rows are kept"
+            if request.keep_duplicates
+            else f": for {decided} the one that most rows have is kept, {conflicts['left_out']} are left out"
+        )
+    if words["rows"]:
+        yield (
+            f"{words['rows']} labels are no number, so that only an answer in the same words or an equal formula gets "
+            f"the point, such as: {words['example']!r:.80}"
+        )
+    for one in facts["label_differences"]:
+        yield (
+            f"the label is from {facts['label_column']} ({one['label']!r:.80}), but {one['column']} differs "
+            f"({one['other']!r:.80}); name the right one with --label-column"
+        )
 
 
 def _instruction_warnings(facts: dict[str, Any]) -> Iterator[str]:
@@ -151,16 +119,11 @@ def _instruction_warnings(facts: dict[str, Any]) -> Iterator[str]:
             "(the default asks for \\boxed{})"
         )
     if facts["still_asking"]:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in facts["still_asking_kinds"].items())
         yield (
             f"{facts['still_asking']} prompts seem to ask for another form of the answer than the default system "
-            f"prompt ({kinds}), such as: {facts['still_asking_example']!r}"
+            f"prompt ({_counts(facts['still_asking_kinds'])}), such as: {facts['still_asking_example']!r}"
         )
 
 
-def _conflicts(facts: dict[str, Any], *, keep_duplicates: bool) -> str:
-    said = f"{facts['problems']} problems have several labels"
-    if keep_duplicates:
-        return f"{said}; all their rows are kept"
-    decided = facts["problems"] - facts["left_out"]
-    return f"{said}: for {decided} the one that most rows give is kept, {facts['left_out']} are left out"
+def _counts(kinds: dict[str, int]) -> str:
+    return ", ".join(f"{kind} {count}" for kind, count in kinds.items())

@@ -1,86 +1,111 @@
-"""The settings of one preparation, and the ones that can't be meant."""
+"""The settings of one preparation, which are the scripts' options, and the checks of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import httpx
 from pydantic import BaseModel, ConfigDict
+from typer import Option
 
 from strands_rollout.client.transport import redacted
 from strands_rollout.errors import ConfigError
 
 HUB: Final = "https://huggingface.co"
-# a problem that says more than 13 words of another one, in a row, was taken from it or from its source
+# a problem that has more than 13 words of another one, in a row, was taken from it or from its source
 NGRAM_WORDS: Final = 13
+MOST_REJECTED: Final = 0.01
+"""Share of the different rows; an evaluation set of 30 problems that lacks one is no longer that set."""
 
 
 class Request(BaseModel):
-    """What to prepare, and where to; the scripts' --help says what each setting means.
-
-    `path` is a local file or folder to read instead of the hub, for which `dataset` is only a name then; `endpoint` is
-    the hub or its mirror, and `against` are evaluation files to compare with. A column of None is to be found.
-    """
+    """What to prepare, and where to write it. A column of None is found by its name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    dataset: str
-    config: str | None = None
-    split: str = "train"
-    revision: str = "main"
-    path: Path | None = None
-    endpoint: str = HUB
-    prompt_column: str | None = None
-    label_column: str | None = None
-    instruction: Literal["remove", "keep"] = "remove"
-    keep_duplicates: bool = False
-    allow_rejected: bool = False
-    drop_contaminated: bool = False
-    ngram_words: int = NGRAM_WORDS
-    limit: int | None = None
-    against: tuple[Path, ...] = ()
-    out: Path
+    dataset: Annotated[str, Option(help="Repository of the hub.")]
+    config: Annotated[str | None, Option(help="Configuration of the repository.")] = None
+    split: Annotated[str, Option(help="Split of it.")] = "train"
+    revision: Annotated[str, Option(help="Branch, tag or commit.")] = "main"
+    path: Annotated[
+        Path | None,
+        Option(
+            "--from",
+            exists=True,
+            resolve_path=True,
+            help="Read this parquet, jsonl, json or csv file, or a folder as downloaded from the hub, instead.",
+        ),
+    ] = None
+    endpoint: Annotated[str, Option("--mirror", envvar="HF_ENDPOINT", help="URL to use instead of the hub's.")] = HUB
+    prompt_column: Annotated[
+        str | None, Option(help="Column of the prompt; a dot leads into a struct.", show_default="found")
+    ] = None
+    label_column: Annotated[str | None, Option(help="Column of the label, likewise.", show_default="found")] = None
+    instruction: Annotated[
+        Literal["remove", "keep"],
+        Option(
+            help="The data set's own answer instruction. The default system prompt asks for \\boxed{}, so it is "
+            "removed; to keep it, set system_prompt to match."
+        ),
+    ] = "remove"
+    keep_duplicates: Annotated[bool, Option("--keep-duplicates", help="Keep repeated rows.")] = False
+    allow_rejected: Annotated[
+        bool,
+        Option("--allow-rejected", help=f"Go on where more than {MOST_REJECTED:.0%} of the rows can't be used."),
+    ] = False
+    drop_contaminated: Annotated[
+        bool, Option("--drop-contaminated", help="Leave out rows that share words with an evaluation problem.")
+    ] = False
+    ngram_words: Annotated[int, Option(help="How many words in a row that is.", min=2)] = NGRAM_WORDS
+    limit: Annotated[int | None, Option(help="Write at most this many rows.", min=1)] = None
+    against: Annotated[
+        list[Path],
+        Option(
+            exists=True,
+            dir_okay=False,
+            resolve_path=True,
+            help="Prepared evaluation file to compare with; can be given several times.",
+            show_default="the evaluation sets beside it",
+        ),
+    ] = []
+    out: Annotated[
+        Path, Option(help="File to write.", dir_okay=False, resolve_path=True, show_default="the set's, in --data-dir")
+    ]
 
     @property
     def rejected_file(self) -> Path:
-        """Where rows go that can't be used."""
+        """Holds the rows that can't be used, and why."""
         return self.out.with_name(f"{self.out.name}.rejected.jsonl")
 
     @property
     def manifest_file(self) -> Path:
-        """Where the manifest goes."""
+        """Holds the manifest."""
         return self.out.with_name(f"{self.out.name}.manifest.json")
 
     @property
     def shown_endpoint(self) -> str:
-        """The hub or its mirror as people and manifests see it: without user, password and query."""
+        """The hub or its mirror for messages and manifests: without user, password and query."""
         return redacted(httpx.URL(self.endpoint))
 
     def arguments(self) -> dict[str, Any]:
-        """The settings that decide the file's content, as JSON values; `manifest` adds those of the other files."""
+        """The settings that decide the file's content, as JSON values."""
         endpoint = self.shown_endpoint if self.path is None else None
         return {**self.model_dump(mode="json", exclude={"out", "against"}), "endpoint": endpoint}
 
 
 def check_usage(request: Request, *, force: bool) -> None:
-    """Refuse what would read something else than it names, or overwrite what it reads, or a file that is not ours.
+    """Refuse to overwrite what is read or was not made here, and to read something else than is named.
 
     Raises:
         ConfigError: The message says what to do instead.
     """
-    _check_outputs(request, force=force)
-    if request.path is None:
-        _check_endpoint(request.endpoint)
-        _check_name(request)
-
-
-def _check_outputs(request: Request, *, force: bool) -> None:
-    read: dict[Path | None, str] = {request.path: "--from", **dict.fromkeys(request.against, "--against")}
+    read = {path.resolve(): "--against" for path in request.against}
+    if request.path is not None:
+        read[request.path.resolve()] = "--from"
     for written in (request.out, request.rejected_file, request.manifest_file):
-        for path, option in read.items():
-            if path is not None and path.resolve() == written.resolve():
-                raise ConfigError(f"--out {request.out} would overwrite {path}, which {option} reads; name another one")
+        if option := read.get(written.resolve()):
+            raise ConfigError(f"--out {request.out} would overwrite {written}, which {option} reads; name another one")
     if request.path is not None and request.path.is_dir() and request.path.resolve() in request.out.resolve().parents:
         raise ConfigError(f"--out {request.out} lies in the folder that --from reads; name a file elsewhere")
     if request.out.exists() and not request.manifest_file.exists() and not force:
@@ -88,6 +113,14 @@ def _check_outputs(request: Request, *, force: bool) -> None:
             f"{request.out} is there without {request.manifest_file.name}, so it was not made here; name another file "
             "with --out, or replace it with --force"
         )
+    if request.path is None:
+        _check_endpoint(request.endpoint)
+        if Path(request.dataset).exists():
+            raise ConfigError(
+                f"--dataset {request.dataset}: there is a local {Path(request.dataset).absolute()}, which would be "
+                f"read in place of the hub's; give --from {request.dataset} if it is meant, else run this in another "
+                "folder"
+            )
 
 
 def _check_endpoint(endpoint: str) -> None:
@@ -101,11 +134,3 @@ def _check_endpoint(endpoint: str) -> None:
         raise ConfigError(f"the mirror {bare!r} has no scheme http or https; {expected}, such as https://{bare}")
     if url.query or url.fragment:
         raise ConfigError(f"the mirror {redacted(url)} has a query or a fragment; {expected} alone")
-
-
-def _check_name(request: Request) -> None:
-    if Path(request.dataset).exists():
-        raise ConfigError(
-            f"--dataset {request.dataset}: there is a local {Path(request.dataset).absolute()}, which would be read in "
-            f"place of the hub's; give --from {request.dataset} if it is meant, else run this in another folder"
-        )

@@ -1,4 +1,4 @@
-"""Opens a data set, on the hub, at a mirror or in local files, as a stream of rows.
+"""Opens a data set on the hub, at a mirror or in local files.
 
 Must be the first to import `datasets` and `huggingface_hub`: they read the endpoint from the environment once.
 """
@@ -8,25 +8,34 @@ from __future__ import annotations
 import glob
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from preparation.output import sha256_of
+from preparation.files import sha256_of
 from preparation.request import HUB, Request
 from preparation.rows import PreparationError
 from strands_rollout.errors import ConfigError
 
 _BUILDERS: Final = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
-_ROWS_AT_ONCE: Final = 5000
-_ASKING_LIMIT_S: Final = 10.0
+_TIMEOUT_S: Final = 10.0
 _OFFLINE: Final = "HF_HUB_OFFLINE is set: read from the cache of an earlier download"
+_REFUSALS: Final = {
+    "GatedRepoError": (
+        "{what} at {where} is gated: accept its terms on its page, then log in with `hf auth login` or HF_TOKEN"
+    ),
+    "RepositoryNotFoundError": (
+        "{where} knows no data set {what}, or it is private; give the right one with --dataset, or log in with "
+        "`hf auth login` or HF_TOKEN"
+    ),
+    "RevisionNotFoundError": "{what} at {where} has no revision {revision!r}; see --revision",
+}
+"""What huggingface_hub's errors mean, the narrower ones first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An open data set, on the "hub", at a "mirror" or "local", as a `datasets.Dataset` that is mapped from the disk.
+    """An open data set, on the "hub", at a "mirror" or "local"; `rows` is a `datasets.Dataset`.
 
     `revision` is the commit that is read, or None for the reason beside it.
     """
@@ -35,18 +44,6 @@ class Source:
     revision: str | None
     revision_reason: str
     rows: Any
-
-    def batches(self, columns: Iterable[str]) -> Iterator[dict[str, list[Any]]]:
-        """The values of some columns, a few thousand rows at a time and in their order."""
-        yield from self.rows.select_columns(list(dict.fromkeys(columns))).iter(batch_size=_ROWS_AT_ONCE)
-
-    def rows_at(self, numbers: Sequence[int], only: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """The rows with these numbers, whole or only some columns of them."""
-        rows = self.rows if only is None else self.rows.select_columns(list(only))
-        for start in range(0, len(numbers), _ROWS_AT_ONCE):
-            columns = rows[numbers[start : start + _ROWS_AT_ONCE]]
-            for values in zip(*columns.values(), strict=True):
-                yield dict(zip(columns, values, strict=True))
 
 
 def input_sha256(path: Path | None) -> str | None:
@@ -69,6 +66,11 @@ def input_sha256(path: Path | None) -> str | None:
     return sha256_of(*files)
 
 
+def _has_content(file: Path) -> bool:
+    with file.open("rb") as lines:
+        return any(line.strip() for line in lines)
+
+
 def open_source(request: Request) -> Source:
     """Open what the request names.
 
@@ -85,81 +87,70 @@ def open_source(request: Request) -> Source:
         ) from e
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    return _open_hub(request) if request.path is None else _open_local(request, request.path)
-
-
-def _open_local(request: Request, path: Path) -> Source:
-    import datasets
-
-    try:
-        if path.is_file():
-            rows = datasets.load_dataset(_BUILDERS[path.suffix], data_files=glob.escape(str(path)), split="train")
-        else:
-            rows = datasets.load_dataset(str(path), request.config, split=request.split)
-    except Exception as e:  # `datasets` raises errors of its own, of pyarrow, ValueError and OSError
-        kinds = ", ".join(_BUILDERS)
-        raise PreparationError(
-            f"can't read {path} as a data set: {_said(e, request)}. Expected a file of {kinds}, or a folder as "
-            f"downloaded from the hub with the split {request.split!r}; name one of its files with --from, or see "
-            "--config and --split."
-        ) from e
-    return Source("local", None, "read from local files, which don't say their revision", rows)
-
-
-def _open_hub(request: Request) -> Source:
-    import datasets
-
+    if request.path is not None:
+        return Source("local", None, "read from local files, which don't say their revision", _load_local(request))
     revision, reason = _resolve(request)
+    rows = _load_hub(request, revision, is_offline=reason == _OFFLINE)
+    return Source("hub" if request.endpoint == HUB else "mirror", revision, reason, rows)
+
+
+def _load_local(request: Request) -> Any:  # noqa: ANN401 - a datasets.Dataset
+    import datasets
+
+    path = str(request.path)
     try:
-        rows = datasets.load_dataset(
+        if not os.path.isdir(path):  # noqa: PTH112
+            builder = _BUILDERS[os.path.splitext(path)[1]]  # noqa: PTH122
+            return datasets.load_dataset(builder, data_files=glob.escape(path), split="train")
+        return datasets.load_dataset(path, request.config, split=request.split)
+    except Exception as e:  # `datasets` raises errors of its own, of pyarrow, ValueError and OSError
+        raise PreparationError(
+            f"can't read {path} as a data set: {_cause_of(e, request)}. Expected a file of {', '.join(_BUILDERS)}, or "
+            f"a folder as downloaded from the hub with the split {request.split!r}; name one of its files with --from, "
+            "or see --config and --split."
+        ) from e
+
+
+def _load_hub(request: Request, revision: str | None, *, is_offline: bool) -> Any:  # noqa: ANN401 - likewise
+    import datasets
+
+    try:
+        return datasets.load_dataset(
             request.dataset, request.config, split=request.split, revision=revision or request.revision
         )
     except Exception as e:  # as above, and those of the HTTP library, which differs between versions
-        if reason == _OFFLINE:
+        if is_offline:
             raise PreparationError(
                 f"HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set, and {request.dataset} is not in the cache of an "
                 f"earlier download: unset it. {_by_hand(request)}"
             ) from e
         raise PreparationError(
             f"{request.dataset} is at {request.shown_endpoint}, but can't be loaded with the configuration "
-            f"{request.config!r} and the split {request.split!r}: {_said(e, request)}. See --config and --split. "
+            f"{request.config!r} and the split {request.split!r}: {_cause_of(e, request)}. See --config and --split. "
             f"{_by_hand(request)}"
         ) from e
-    return Source("hub" if request.endpoint == HUB else "mirror", revision, reason, rows)
 
 
 def _resolve(request: Request) -> tuple[str | None, str]:
-    """The commit of the revision, or None and why; it is asked first because this fails within seconds, or works."""
+    """The commit of the revision, or None and why; asked first because this fails within seconds, or works."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 
     what, where = request.dataset, request.shown_endpoint
     try:
-        info = HfApi(endpoint=request.endpoint).dataset_info(what, revision=request.revision, timeout=_ASKING_LIMIT_S)
+        info = HfApi(endpoint=request.endpoint).dataset_info(what, revision=request.revision, timeout=_TIMEOUT_S)
     except OfflineModeIsEnabled:
         return None, _OFFLINE
     except HFValidationError as e:
-        raise ConfigError(f"--dataset {what}: {_said(e, request)}") from e
-    except GatedRepoError as e:
-        raise PreparationError(
-            f"{what} at {where} is gated: accept its terms on its page, then log in with `hf auth login` or HF_TOKEN"
-        ) from e
-    except RepositoryNotFoundError as e:
-        raise PreparationError(
-            f"{where} knows no data set {what}, or it is private; give the right one with --dataset, or log in with "
-            "`hf auth login` or HF_TOKEN"
-        ) from e
-    except RevisionNotFoundError as e:
-        raise PreparationError(f"{what} at {where} has no revision {request.revision!r}; see --revision") from e
+        raise ConfigError(f"--dataset {what}: {_cause_of(e, request)}") from e
     except Exception as e:  # the HTTP library below huggingface_hub differs between its versions, and so do its errors
+        kinds = {kind.__name__ for kind in type(e).__mro__}
+        for kind, refusal in _REFUSALS.items():
+            if kind in kinds:
+                raise PreparationError(refusal.format(what=what, where=where, revision=request.revision)) from e
         raise PreparationError(
-            f"can't reach the data set {what}: asked {where} for it, and got {_said(e, request)}. {_by_hand(request)}"
+            f"can't reach the data set {what}: asked {where} for it, and got {_cause_of(e, request)}. "
+            f"{_by_hand(request)}"
         ) from e
     return info.sha, "" if info.sha else f"{where} did not say it"
 
@@ -173,15 +164,10 @@ def _by_hand(request: Request) -> str:
     )
 
 
-def _has_content(file: Path) -> bool:
-    with file.open("rb") as lines:
-        return any(line.strip() for line in lines)
-
-
-def _said(error: BaseException, request: Request) -> str:
-    """The first line of what caused the error in the first place, without the mirror's user and password."""
+def _cause_of(error: BaseException, request: Request) -> str:
+    """The first line of the error at the root, without the mirror's user and password."""
     while error.__cause__ is not None:
         error = error.__cause__
     secret = request.endpoint.partition("://")[2].partition("/")[0].rpartition("@")[0]
-    said = str(error).replace(f"{secret}@", "").strip().splitlines() if secret else str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+    lines = str(error).replace(f"{secret}@" if secret else "\0", "").strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

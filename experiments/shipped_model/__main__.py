@@ -1,7 +1,4 @@
-"""Makes the model and the rows that the package ships: `python -m experiments.shipped_model --help`.
-
-Knows the command line alone.
-"""
+"""Makes the model and the rows that the package ships: `python -m experiments.shipped_model --help`."""
 
 from __future__ import annotations
 
@@ -79,7 +76,7 @@ def main(
     import torch
 
     from experiments.shipped_model import run
-    from experiments.shipped_model.plan import tiny as tiny_plan
+    from experiments.shipped_model.task import tiny as tiny_plan
     from experiments.shipped_model.word_problems import WORD_PROBLEMS
 
     torch.set_num_threads(threads)

@@ -1,7 +1,4 @@
-"""A model folder in Hugging Face's layout: its configuration, a new model of that shape, saving and loading.
-
-Knows torch and transformers. Must not know training or problems.
-"""
+"""A model folder in Hugging Face's layout: its configuration, a new model of that shape, saving and loading."""
 
 from __future__ import annotations
 

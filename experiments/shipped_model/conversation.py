@@ -1,7 +1,4 @@
-"""Turns episodes into token ids and a loss mask, laid out by the package's own incremental rendering.
-
-Knows the package's `ChatTemplate`. Must not know tasks, how episodes are made, or models.
-"""
+"""Turns episodes into token ids and a loss mask, laid out by the package's own incremental rendering."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A whole conversation as text: the question, what the assistant says, what its tools answer.
-
-Must not know tasks, tokens or models.
-"""
+"""A whole conversation as text: the question, what the assistant says, what its tools answer."""
 
 from __future__ import annotations
 

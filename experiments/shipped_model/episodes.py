@@ -1,7 +1,4 @@
-"""Writes whole episodes for word problems: what the assistant says, what code it runs, what comes back.
-
-Knows the problems and the tool's answers. Must not know tokens or models.
-"""
+"""Writes whole episodes for word problems: what the assistant says, what code it runs, what comes back."""
 
 from __future__ import annotations
 

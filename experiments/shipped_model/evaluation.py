@@ -1,7 +1,4 @@
-"""Plays whole episodes with a model at temperature 1 and grades them: tools really run, answers must be equal.
-
-Knows torch and the package's parser. Must not know how the model was trained.
-"""
+"""Plays whole episodes with a model at temperature 1 and grades them: tools really run, answers must be equal."""
 
 from __future__ import annotations
 

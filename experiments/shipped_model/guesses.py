@@ -1,7 +1,4 @@
-"""Episodes in which the assistant guesses instead of calling a tool: the habit that training by reward can take away.
-
-Knows episodes. Must not know tasks, tokens or models.
-"""
+"""Episodes in which the assistant guesses instead of calling a tool: a habit that training by reward can take away."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A small model that knows recorded conversations by heart: trained on them until it would sample nothing else.
-
-Knows transcripts and every part of a checkpoint. Must not know who recorded them, or the command line.
-"""
+"""A small model that knows recorded conversations by heart: trained on them until it would sample nothing else."""
 
 from __future__ import annotations
 

@@ -1,18 +1,15 @@
-"""Draws word problems from the templates, and splits them into training and held-out problems that share nothing.
-
-Knows the templates. Must not know prompts, tokens or models.
-"""
+"""Draws word problems from the templates, and splits them into training and held-out problems that share nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
 from typing import Final
 
-from experiments.shipped_model.more_templates import TEMPLATES
-from experiments.shipped_model.split import Split, split
-from experiments.shipped_model.templates import Template
+from experiments.shipped_model.task import Split
+from experiments.shipped_model.templates import TEMPLATES, Template
 
 NAMES: Final = (
     "Ada", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Ivy", "Jack", "Kim", "Leo",
@@ -77,4 +74,5 @@ def problem_stream(rng: Random) -> Iterator[Problem]:
 def split_problems(seed: int, held_out_count: int, validation_count: int, training_count: int) -> Split[Problem]:
     """The same split for the same arguments; held-out problems depend on the seed and their own count alone."""
     stream = problem_stream(Random(seed))
-    return split(stream, held_out_count, validation_count, training_count)
+    counts = (held_out_count, validation_count, training_count)
+    return Split(*(tuple(islice(stream, count)) for count in counts))

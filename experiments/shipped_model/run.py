@@ -1,7 +1,4 @@
-"""One run from a seed to a model folder: problems, rows, tokenizer, training until it is good enough, evaluation.
-
-Knows every part of this package and the order of the work. Must not know the command line.
-"""
+"""One run from a seed to a model folder: problems, rows, tokenizer, training until it is good enough, evaluation."""
 
 from __future__ import annotations
 
@@ -23,10 +20,8 @@ from experiments.shipped_model.conversation import EpisodeTokenizer, TokenizedEp
 from experiments.shipped_model.episode import Episode
 from experiments.shipped_model.evaluation import Report, evaluate
 from experiments.shipped_model.guesses import with_guesses
-from experiments.shipped_model.plan import Plan
-from experiments.shipped_model.rows import read_rows, write_rows
 from experiments.shipped_model.spelling import Respeller
-from experiments.shipped_model.task import Task
+from experiments.shipped_model.task import Plan, Task, read_rows, write_rows
 from experiments.shipped_model.tokenizer import chat_renderer, copy_tokenizer, save_tokenizer, train_tokenizer
 from experiments.shipped_model.training import training_steps
 

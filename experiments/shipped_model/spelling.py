@@ -1,7 +1,4 @@
-"""Spells a text in other tokens than its tokenizer does, as a policy may that samples them one by one.
-
-Knows token ids and the tokenizer's vocabulary. Must not know episodes or models.
-"""
+"""Spells a text in other tokens than its tokenizer does, as a policy may that samples them one by one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Trains the byte-level BPE and writes the tokenizer's files: Qwen3's pre-tokenizer, control tokens and chat format.
-
-Knows the `tokenizers` library and Hugging Face's file layout. Must not know problems or models.
-"""
+"""Trains the byte-level BPE and writes the tokenizer's files: Qwen3's pre-tokenizer, control tokens and chat format."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What comes back from calling tools, exactly as in a rollout: the package's parser, Strands' tools and their messages.
-
-Must not know problems, tokens or models.
-"""
+"""What comes back from calling tools, as in a rollout: the package's parser, Strands' tools and their messages."""
 
 from __future__ import annotations
 

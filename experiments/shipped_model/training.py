@@ -1,7 +1,4 @@
-"""Trains a small Qwen3 on tokenized episodes, one optimizer step at a time.
-
-Knows torch and transformers. Must not know how episodes are made or graded.
-"""
+"""Trains a small Qwen3 on tokenized episodes, one optimizer step at a time."""
 
 from __future__ import annotations
 

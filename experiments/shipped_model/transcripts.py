@@ -1,7 +1,4 @@
-"""Transcripts of recorded conversations: read from JSON lines, and tokenized with a tokenizer of one's own.
-
-Knows text, and which of it was sampled. Must not know who spoke with whom, or models.
-"""
+"""Transcripts of recorded conversations: read from JSON lines, and tokenized with a tokenizer of one's own."""
 
 from __future__ import annotations
 

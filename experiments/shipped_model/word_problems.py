@@ -1,7 +1,4 @@
-"""The task of the package's default model: word problems, solved with the code tool.
-
-Knows the package's prompts. Must not know models.
-"""
+"""The task of the package's default model: word problems, solved with the code tool."""
 
 from __future__ import annotations
 
@@ -11,9 +8,8 @@ from typing import Final
 import strands_rollout
 from experiments.shipped_model.conversation import AgentPrompt
 from experiments.shipped_model.episodes import answers_of, write_episodes
-from experiments.shipped_model.plan import Plan
 from experiments.shipped_model.problems import Problem, split_problems
-from experiments.shipped_model.task import Task
+from experiments.shipped_model.task import Plan, Task
 from experiments.shipped_model.tool_answers import code_tools
 from strands_rollout.code_tool.tool import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA, prompts_sha256
 from strands_rollout.settings import SYSTEM_PROMPT

@@ -326,9 +326,9 @@ def _difference(relation: Relation) -> Node | None:
 
 def _divisors(node: Node) -> set[Node]:
     """The divisors of a formula's terms that hold variables: y = 1/x times them is xy = 1."""
-    if node.kind not in ("sum", "product", "negative", "quotient", "reciprocal"):
+    if node.kind not in ("sum", "product", "negative", "quotient"):
         return set()
-    divisor = node.args[-1] if node.kind in ("quotient", "reciprocal") else None
+    divisor = node.args[-1] if node.kind == "quotient" else None
     own = {divisor} if divisor is not None and divisor.symbols() else set()
     return own.union(*(_divisors(arg) for arg in node.args if arg is not divisor))
 

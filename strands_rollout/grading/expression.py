@@ -43,9 +43,8 @@ class Node:
     """A formula.
 
     Attributes:
-        kind: "number", "symbol", "constant", "sum", "product", "reciprocal", "quotient", "power", "negative",
-            "degrees", "factorial", "root" (radicand, index), "binomial", "log" (argument, perhaps base), or a
-            function's name.
+        kind: "number", "symbol", "constant", "sum", "product", "quotient", "power", "negative", "degrees", "factorial",
+            "root" (radicand, index), "binomial", "log" (argument, perhaps base), or a function's name.
         args: What it is made of.
         value: Of a number.
         name: Of a symbol or constant.
@@ -64,6 +63,9 @@ class Node:
     def has(self, kind: str, name: str = "") -> bool:
         """Whether a part of it is of this kind, and of this name where one is given."""
         return (self.kind == kind and name in ("", self.name)) or any(arg.has(kind, name) for arg in self.args)
+
+
+_ONE: Final = Node("number", value=Fraction(1))
 
 
 def parse(text: str) -> Node:
@@ -146,7 +148,7 @@ class _Parser:
                 is_divisor = self._take() in _OVER
                 minus ^= self._sign()
                 factor = self._power()
-                factors.append(Node("reciprocal", (factor,)) if is_divisor else factor)
+                factors.append(Node("quotient", (_ONE, factor)) if is_divisor else factor)
             else:
                 self._side_by_side(factors)
         product = _product_of(factors)
@@ -276,8 +278,7 @@ class _Parser:
                 base = self._atom()
             else:
                 raise NotAnExpressionError(f"a subscript of {name}")
-        minus_one = Node("negative", (Node("number", value=Fraction(1)),))
-        if exponent == minus_one:
+        if exponent == Node("negative", (_ONE,)):
             if name not in _INVERSES:
                 raise NotAnExpressionError(f"the inverse of {name}")
             name, exponent = _INVERSES[name], None

@@ -26,7 +26,7 @@ _BARE_BOX: Final = re.compile(r"[^\s${}\\]+")
 _ANSWER_LABEL: Final = re.compile(r"\banswer[\s*_`]{0,8}[:\uFF1A][\s*_`]*", re.IGNORECASE)
 _MATH_SPAN: Final = re.compile(r"\$\$?([^$]+)\$?\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 _MARKUP: Final = " \t*_`"
-_SEARCHED_CHARS: Final = 50_000  # from the end; what nobody would read to is not searched
+_SEARCHED_CHARS: Final = 50_000  # from the end, so that a very long text costs no more
 _LONGEST_LINE: Final = 1000  # a longer line is no answer, and is not searched for formulas
 _DEEPEST_LABEL: Final = 10
 

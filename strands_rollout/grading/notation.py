@@ -115,7 +115,8 @@ _UNICODE: Final = str.maketrans(
 _UNICODE_ROOT: Final = re.compile(r"√\s*(\d+|[A-Za-z])")
 _UNICODE_FRACTION: Final = re.compile("[\u00bc-\u00be\u2150-\u215e]")
 _RAISED: Final = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
-_UNICODE_POWER: Final = re.compile(f"([\u207b-]?)([{_RAISED}]+)")
+_LOWERED: Final = str.maketrans(f"{_RAISED}\u207b", "0123456789-")
+_UNICODE_POWER: Final = re.compile(f"\u207b?[{_RAISED}]+")
 _DELIMITERS: Final = re.compile(
     r"(?<!\\)\\[()\[\]]|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|limits|rm|bf|it|sf|tt"
     r"|(?:tiny|small|normalsize|[lL]arge|LARGE|huge|Huge)|strut|mathstrut|noindent|nonumber|hfill|bfseries|itshape)"
@@ -137,7 +138,7 @@ _FRAC_NAME: Final = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _SHORT_FRAC: Final = re.compile(r"\\frac\s*(\{[^{}]*\}|\d)\s*(\{[^{}]*\}|\d)")
 _BRACED_FRAC: Final = re.compile(r"(?<=\d)\s*\{\s*(\\frac\s*\{[^{}]*\}\s*\{[^{}]*\})\s*\}")  # 3{\frac{1}{2}}
 _INFIX: Final = re.compile(r"\{([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)\}")
-_PREFIXES: Final = {"over": "frac", "choose": "binom"}
+_PREFIXED: Final = {"over": "frac", "choose": "binom"}
 _LEAD_IN: Final = re.compile(
     r"(?:(?:so|thus|hence|therefore),? )?(?:the |my )?(?:final |correct )?(?:answer|result|solution)"
     r" ?(?:is:?|equals|[:=]) ?(?=\S)",
@@ -169,12 +170,11 @@ _CLOSING: Final = " \t.,;:"
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """One answer in the common form.
+    r"""One answer in the common form.
 
-    Attributes:
-        text: Without delimiters, decoration, unit and final punctuation; single spaces between words.
-        unit: The one name of the unit that stood with a number, "%" for a percentage; "" for none.
-        is_text: Words in it stood in a text macro, so that they are no product of letters.
+    `text` has no delimiters, decoration, unit or final punctuation; `unit` is the one name of the unit that stood with
+    a number, "%" for a percentage, "" for none. With `is_text` words in it stood in a text macro, so that they are no
+    product of letters.
     """
 
     text: str
@@ -199,13 +199,13 @@ def notation_of(answer: str) -> Notation:
 def tidy(answer: str) -> str:
     r"""The answer as LaTeX without delimiters, decoration and spacing commands, mostly in ASCII."""
     text = _UNICODE_ROOT.sub(r"\\sqrt{\1}", answer)
-    text = _UNICODE_FRACTION.sub(_latex_fraction, text)
-    text = _UNICODE_POWER.sub(_latex_power, text).translate(_UNICODE)
+    text = _UNICODE_FRACTION.sub(_in_latex, text)
+    text = _UNICODE_POWER.sub(lambda m: f"^{{{m[0].translate(_LOWERED)}}}", text).translate(_UNICODE)
     text = unicodedata.normalize("NFKC", text).translate(_UNICODE)
     if text.replace(r"\$", "").count("$") != 1:  # around formulas; money has a single one, or `\$5`
         text = re.sub(r"(?<!\\)\$", "", text)
     text = _DROPPED.sub(" ", text.replace(r"\$", "$"))
-    text = _INFIX.sub(lambda m: rf"\{_PREFIXES[m[2]]}{{{m[1]}}}{{{m[3]}}}", text)
+    text = _INFIX.sub(lambda m: rf"\{_PREFIXED[m[2]]}{{{m[1]}}}{{{m[3]}}}", text)
     for decoration in (_COLOR, _DELIMITERS, _FRAME):
         text = decoration.sub("", text)
     text = _GROUP_SPACE.sub("", text).replace("{,}", ",").replace("{:}", ":")
@@ -216,7 +216,7 @@ def tidy(answer: str) -> str:
         text = text.replace(sign, plain)
     text = _INFINITY.sub(r"\\infty ", text)
     text = _FRAC_NAME.sub(r"\\frac", text)
-    text = _SHORT_FRAC.sub(_braced_fraction, text)
+    text = _SHORT_FRAC.sub(lambda m: rf"\frac{_in_braces(m[1])}{_in_braces(m[2])}", text)
     text = _BRACED_FRAC.sub(r"\1", text)
     text = _CALLED_SQRT.sub(r"\\sqrt{\1}", text)
     text = _SHORT_SQRT.sub(r"\\sqrt{\1}", text)
@@ -254,16 +254,10 @@ def _closing_brace(text: str) -> int:
     return -1
 
 
-def _latex_fraction(match: re.Match[str]) -> str:
-    value = Fraction(unicodedata.numeric(match[0])).limit_denominator(10)
+def _in_latex(fraction: re.Match[str]) -> str:
+    value = Fraction(unicodedata.numeric(fraction[0])).limit_denominator(10)
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
-def _latex_power(match: re.Match[str]) -> str:
-    digits = "".join(str(_RAISED.index(digit)) for digit in match[2])
-    return f"{match[1]}^{{{digits}}}" if match[1] != "\u207b" else f"^{{-{digits}}}"
-
-
-def _braced_fraction(match: re.Match[str]) -> str:
-    over, under = (part if part.startswith("{") else f"{{{part}}}" for part in match.groups())
-    return rf"\frac{over}{under}"
+def _in_braces(part: str) -> str:
+    return part if part.startswith("{") else f"{{{part}}}"

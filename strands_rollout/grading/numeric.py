@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Final, TypeAlias
 
@@ -182,6 +183,13 @@ def _value_at(point: int, name: str) -> Fraction:
     return value if point < 3 else value * lot.choice((-1, 1))
 
 
+_PLAIN: Final[Mapping[str, Callable[..., Value]]] = {
+    "negative": operator.neg,
+    "abs": abs,
+    "degrees": lambda value: _float(value) * _local.mp.pi / 180,
+}
+
+
 class _Evaluation:
     """Computes formulas at one point."""
 
@@ -201,6 +209,8 @@ class _Evaluation:
         if node.kind == "constant":
             return self._constant(node.name)
         values = [self.of(arg) for arg in node.args]
+        if node.kind in _PLAIN:
+            return self._checked(_PLAIN[node.kind](*values))
         operation = getattr(self, f"_{node.kind}", None)
         if operation is None:
             return self._checked(self._function(node.kind, *values), is_exact=False)
@@ -248,21 +258,12 @@ class _Evaluation:
             product = self._checked(_times(product, value))
         return product
 
-    def _reciprocal(self, value: Value) -> Value:
-        return self._quotient(Fraction(1), value)
-
     def _quotient(self, over: Value, under: Value) -> Value:
         if not under:
             raise _UndefinedError
         if isinstance(over, Fraction) and isinstance(under, Fraction):
             return over / under
         return _float(over) / _float(under)
-
-    def _negative(self, value: Value) -> Value:
-        return -value
-
-    def _degrees(self, value: Value) -> Value:
-        return _float(value) * _local.mp.pi / 180
 
     def _power(self, base: Value, exponent: Value) -> Value:
         if not base:
@@ -295,9 +296,6 @@ class _Evaluation:
         if is_odd and _is_real(radicand) and radicand < 0:
             return -self._power(-radicand, 1 / index)
         return self._power(radicand, self._quotient(Fraction(1), index))
-
-    def _abs(self, value: Value) -> Value:
-        return abs(value)
 
     def _floor(self, value: Value) -> Value:
         if isinstance(value, Fraction):

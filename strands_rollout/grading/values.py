@@ -252,11 +252,6 @@ def values_of(group: Group) -> Group | None:
     return Group("" if is_numbered else "()", tuple(named[name] for name in sorted(named)))
 
 
-def is_decided(key: Key) -> bool:
-    """Whether the key holds numbers only."""
-    return all(map(is_decided, key.items)) if isinstance(key, Group) else isinstance(key, Fraction)
-
-
 def split_at(text: str, sign: re.Pattern[str]) -> tuple[list[str], list[str]]:
     """What stands between the signs that are in no brackets, and these signs."""
     parts: list[str] = []

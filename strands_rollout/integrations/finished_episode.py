@@ -37,7 +37,7 @@ class FinishedEpisode:
 
     @property
     def is_trained(self) -> bool:
-        """Whether its reward is compared with others': the infrastructure did not fail it, and nobody took it out."""
+        """Whether its reward is compared with others': the infrastructure did not fail it, and it was not removed."""
         return self.status != "failed" and not self.sample.remove_sample
 
 
@@ -49,8 +49,8 @@ def finished_episodes(
     `reward_key` is where the number is in a reward that is a dict. No form takes images along.
 
     Raises:
-        ExportError: A sample is unfinished, has no such reward, or its tokens, mask and logprobs disagree; all that is
-            wrong with the first such sample is told. Or it has images.
+        ExportError: A sample is unfinished, has no such reward, has images, or its tokens, mask and logprobs disagree;
+            the message says all that is wrong with the first such sample.
     """
     episodes = [_episode(sample, number, reward_key) for number, sample in enumerate(samples)]
     for number, episode in enumerate(episodes):

@@ -1,4 +1,4 @@
-"""Sampling parameters by other engines' names -> SGLang's; what SGLang can't do is refused, never dropped."""
+"""Sampling parameters of other engines by SGLang's names; what SGLang can't do is refused, never dropped."""
 
 from __future__ import annotations
 
@@ -11,63 +11,48 @@ from strands_rollout.errors import ConfigError
 from strands_rollout.files import Json
 
 Value: TypeAlias = Json
-_Names: TypeAlias = Mapping[str, tuple[str, Callable[[Value], Value]]]
 
-
-def _same(value: Value) -> Value:
-    return value
-
-
-def _top_k(value: Value) -> Value:
-    """All tokens are 0 in vLLM, and -1 in SGLang."""
-    return -1 if value == 0 else value
-
-
-def _logit_bias(value: Value) -> Value:
-    """SGLang wants ids as text, as JSON has them."""
-    return {str(token): bias for token, bias in value.items()}
-
-
-def _greedy(do_sample: Value) -> Value:
-    """The temperature that transformers' `do_sample` asks for, if it asks for one."""
-    return None if do_sample else 0.0
+_CONVERTED: Final[Mapping[str, Callable[[Value], Value]]] = {
+    "top_k": lambda value: -1 if value == 0 else value,  # all tokens are 0 in vLLM, and -1 in SGLang
+    "logit_bias": lambda value: {str(token): bias for token, bias in value.items()},  # ids are text in JSON
+    "do_sample": lambda value: None if value else 0.0,  # of transformers: greedy, or nothing
+}
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingNames:
-    """How one engine's parameters are called: by its name, SGLang's name and what becomes of the value.
+    """SGLang's names for one engine's parameters.
 
     Of `neutral` names, the values that ask for nothing are dropped, and any other is refused; `missing` have no equal
     whatever their value.
     """
 
     source: str
-    names: _Names
+    names: Mapping[str, str]
     neutral: Mapping[str, tuple[Value, ...]]
     missing: frozenset[str]
 
     def to_sglang(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        """The same in SGLang's words. None asks for nothing, whatever the name.
+        """The same by SGLang's names. None asks for nothing, whatever the name.
 
         Raises:
-            ConfigError: A name is unknown, there is nothing like it in SGLang, or two ask for the same and differ.
+            ConfigError: A name is unknown, has no equal in SGLang, or two ask for the same and differ.
         """
         found: dict[str, Value] = {}
         for name, value in params.items():
-            theirs, converted = self._one(name, value) or ("", None)
-            if converted is None:
+            if name not in self.names:
+                self._check_neutral(name, value)
                 continue
-            if found.setdefault(theirs, converted) != converted:
+            converted = value if value is None else _CONVERTED.get(name, lambda same: same)(value)
+            theirs = self.names[name]
+            if converted is not None and found.setdefault(theirs, converted) != converted:
                 raise ConfigError(
                     f"got {self.source}'s {name}={value!r}, and SGLang's {theirs}={found[theirs]!r} by another name; "
                     "expected one of them"
                 )
         return found
 
-    def _one(self, name: str, value: Value) -> tuple[str, Value] | None:
-        if name in self.names:
-            theirs, convert = self.names[name]
-            return theirs, None if value is None else convert(value)
+    def _check_neutral(self, name: str, value: Value) -> None:
         known = [*self.names, *self.neutral, *self.missing]
         if name not in known:
             near = get_close_matches(name, known, n=1)
@@ -75,31 +60,29 @@ class SamplingNames:
             raise ConfigError(f"got the sampling parameter {name!r}, which {self.source} does not have{hint}")
         neutral = self.neutral.get(name, ())
         # True is not 1 here: a flag is no number
-        if value is None or any(value == one and type(value) is type(one) for one in neutral):
-            return None
-        allowed = f"; expected one of {', '.join(map(repr, neutral))}" if neutral else "; leave it out"
-        raise ConfigError(f"got {self.source}'s {name}={value!r:.80}, which SGLang has no equal for{allowed}")
+        if value is not None and not any(value == one and type(value) is type(one) for one in neutral):
+            allowed = f"; expected one of {', '.join(map(repr, neutral))}" if neutral else "; leave it out"
+            raise ConfigError(f"got {self.source}'s {name}={value!r:.80}, which SGLang has no equal for{allowed}")
 
 
 _SAME: Final = (
-    *("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
     *("stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens"),
 )
-_COMMON: Final[_Names] = {
-    **{name: (name, _same) for name in _SAME},
-    "max_tokens": ("max_new_tokens", _same),
-    "min_tokens": ("min_new_tokens", _same),
-    "top_k": ("top_k", _top_k),
-    "seed": ("sampling_seed", _same),
-    "include_stop_str_in_output": ("no_stop_trim", _same),
+_COMMON: Final = {
+    **{name: name for name in _SAME},
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+    "include_stop_str_in_output": "no_stop_trim",
 }
 
 VLLM: Final = SamplingNames(
     source="vLLM",
     names={
         **_COMMON,
-        "logit_bias": ("logit_bias", _logit_bias),
-        "max_generate_length": ("max_new_tokens", _same),  # SkyRL's own name, in its configuration
+        "logit_bias": "logit_bias",
+        "max_generate_length": "max_new_tokens",  # SkyRL's own name, in its configuration
     },
     neutral={
         "n": (1,),
@@ -127,9 +110,9 @@ TORCHRL: Final = SamplingNames(
     source="TorchRL",
     names={
         **_COMMON,
-        "max_new_tokens": ("max_new_tokens", _same),
-        "stop_sequences": ("stop", _same),
-        "do_sample": ("temperature", _greedy),
+        "max_new_tokens": "max_new_tokens",
+        "stop_sequences": "stop",
+        "do_sample": "temperature",
     },
     neutral={
         "num_return_sequences": (1,),

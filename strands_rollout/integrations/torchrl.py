@@ -103,8 +103,8 @@ def chat_history(row: TokenRow, tokenizer: PreTrainedTokenizerBase) -> ChatHisto
     starts = [n for n, token in enumerate(ids) if token == begins and token != tokenizer.unk_token_id and untrained[n]]
     opened = [start for start in starts if start < prompt_length]
     if not opened:
-        spoken = [("user", row.prompt_ids), ("assistant", row.response_ids)]
-        messages, asked = [(role, _text(part, tokenizer), True) for role, part in spoken], 1
+        parts = [("user", row.prompt_ids), ("assistant", row.response_ids)]
+        messages, asked = [(role, _text(part, tokenizer), True) for role, part in parts], 1
     else:
         messages = [_message(ids[start + 1 : stop], ends, tokenizer) for start, stop in pairwise([*starts, len(ids)])]
         # what opens the policy's first turn ends the prompt, and belongs to its answer
@@ -249,12 +249,12 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
         return type(self)(**{**self._given, **changes})
 
     def get_dist(self, *_: object, **__: object) -> NoReturn:
-        """Refused, since an engine tells logprobs of sampled tokens and no logits.
+        """Refused, since an engine returns the logprobs of sampled tokens and no logits.
 
         Raises:
             NotImplementedError: Always.
         """
-        raise NotImplementedError("SGLang tells no logits; torchrl's TransformersWrapper has the distribution")
+        raise NotImplementedError("SGLang returns no logits; torchrl's TransformersWrapper has the distribution")
 
     def forward(self, tensordict: TensorDictBase, **_: object) -> TensorDictBase:
         """A new TensorDict: the given one, and the answers.
@@ -308,7 +308,7 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(one(number, prompt)) for number, prompt in enumerate(prompts)]
-            except ExceptionGroup as e:  # of one outage, which any of them tells
+            except ExceptionGroup as e:  # all are of one outage
                 raise e.exceptions[0] from e
             return [task.result() for task in tasks]
 
@@ -346,7 +346,7 @@ def _check_arguments(input_mode: str, num_samples: int | None, *, generate: bool
     if not generate:
         raise ConfigError(
             "got generate=False; this policy samples. The logprobs of given tokens are those of the model that is "
-            "trained: torchrl's TransformersWrapper(generate=False) tells them"
+            "trained: torchrl's TransformersWrapper(generate=False) computes them"
         )
     if input_mode not in _INPUT_MODES:
         raise ConfigError(f"got input_mode={input_mode!r}; expected one of {', '.join(_INPUT_MODES)}")

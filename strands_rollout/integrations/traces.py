@@ -2,11 +2,10 @@
 
 Names and attributes are those of OpenTelemetry's conventions for generative AI (open-telemetry/semantic-conventions,
 docs/gen-ai: gen-ai-spans.md, gen-ai-agent-spans.md and gen-ai-output-messages.json, 1.41), and under
-`strands_rollout.` what they have no name for. What a record does not tell is left out, never guessed.
+`strands_rollout.` what they have no name for. What a record lacks is left out, never guessed.
 
-The sender has a provider of its own: neither the process's spans nor their sampling have to do with it. Where to, with
-which headers and for which service, the standard variables say (OTEL_EXPORTER_OTLP_*, OTEL_SERVICE_NAME,
-OTEL_RESOURCE_ATTRIBUTES).
+The sender has a provider of its own, apart from the process's spans and their sampling. The collector, the headers and
+the service may be given by the standard variables (OTEL_EXPORTER_OTLP_*, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES).
 """
 
 from __future__ import annotations
@@ -15,15 +14,16 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, set_span_in_context
 
@@ -86,7 +86,7 @@ class DumpSpan:
 def episode_spans(
     record: DumpRecord, *, reward_key: str, with_contents: bool, secrets: Collection[str] = ()
 ) -> list[DumpSpan]:
-    """The episode's span, then those of its turns, each with its calls behind it.
+    """The episode's span, then those of its turns, each followed by its calls.
 
     With contents texts come along, secrets masked and long ones cut in the middle: prompt, answer, label, error, and
     what each turn read and wrote, where the dump has the texts of its tokens.
@@ -95,24 +95,28 @@ def episode_spans(
     turns = _turns(sample)
     calls = _calls_by_turn(sample, turns.keys())
     steps = steps_of(sample.facts)
-    line, before, last = _Line(), 0, max(turns, default=None)
+    spans: list[DumpSpan] = []
+    before, last = 0, max(turns, default=None)
     for number, (bounds, seconds) in turns.items():
         called = calls.pop(number, [])
         ended = _FINISH.get(sample.text("stop_reason") or "") if number == last else None
         finish = "tool_call" if called else ended
         attributes = _turn_attributes(sample, number, bounds, finish)
         if with_contents and bounds is not None:
-            attributes |= turn_contents(record, before, *bounds, finish, secrets)
+            attributes |= _turn_contents(record, before, *bounds, finish, secrets)
         before = bounds[1] if bounds is not None else before
-        line.add("chat", seconds, attributes, is_request=True, place=_place_of_turn(steps, number))
-        _add_calls(line, called, are_placed=bool(steps))
-    _add_calls(line, calls.get(None, []), are_placed=bool(steps))
+        times = _times(_place_of_turn(steps, number), seconds, spans)
+        spans.append(DumpSpan("chat", *times, _written(attributes), is_request=True))
+        for call in called:
+            spans.append(_call_span(call, spans, is_placed=bool(steps)))
+    for call in calls.get(None, []):
+        spans.append(_call_span(call, spans, is_placed=bool(steps)))
     attributes = _episode_attributes(record, sample, reward_key)
     attributes[f"{OWN}times"] = TIMES if steps else LAID_OUT
     if with_contents:
-        attributes |= episode_contents(record, secrets)
-    end_s = max(line.end_s, _seconds(sample.number("duration_s")) or 0.0)
-    return [DumpSpan("invoke_agent", 0.0, end_s, _written(attributes), error=_error(sample)), *line.spans]
+        attributes |= _episode_contents(record, secrets)
+    end_s = max(_end_of(spans), _seconds(sample.number("duration_s")) or 0.0)
+    return [DumpSpan("invoke_agent", 0.0, end_s, _written(attributes), error=_error(sample)), *spans]
 
 
 def _place_of_turn(steps: Sequence[Step], number: int) -> tuple[float, float] | None:
@@ -121,34 +125,18 @@ def _place_of_turn(steps: Sequence[Step], number: int) -> tuple[float, float] | 
     return (min(step.at_s for step in own), max(step.at_s + step.s for step in own)) if own else None
 
 
-@dataclass(slots=True)
-class _Line:
-    """Spans one after the other, but for those that have a place."""
+def _times(place: tuple[float, float] | None, seconds: float | None, before: Sequence[DumpSpan]) -> tuple[float, float]:
+    """Start and end of the next span: its place, or else after the spans before it, without length if unknown."""
+    start_s, end_s = place or (_end_of(before), _end_of(before) + (seconds or 0.0))
+    return min(start_s, _MOST_SECONDS), min(end_s, _MOST_SECONDS)
 
-    spans: list[DumpSpan] = field(default_factory=list)
-    end_s: float = 0.0
 
-    def add(
-        self,
-        name: str,
-        seconds: float | None,
-        attributes: Mapping[str, Any],
-        *,
-        is_request: bool = False,
-        error: str | None = None,
-        place: tuple[float, float] | None = None,
-    ) -> None:
-        """Append one; without length where its seconds are not known."""
-        start_s, end_s = (min(at_s, _MOST_SECONDS) for at_s in place or (self.end_s, self.end_s + (seconds or 0.0)))
-        self.spans.append(DumpSpan(name, start_s, end_s, _written(attributes), is_request, error))
-        self.end_s = max(self.end_s, end_s)
+def _end_of(spans: Sequence[DumpSpan]) -> float:
+    return max((span.end_s for span in spans), default=0.0)
 
 
 def _turns(sample: FinishedSample) -> dict[int, tuple[tuple[int, int] | None, float | None]]:
-    """Where turns begin and end in the tokens, and their seconds, by their numbers from 0, in order.
-
-    Turns are left out of which neither is told.
-    """
+    """Where turns begin and end in the tokens, and their seconds, by their numbers from 0, in order."""
     bounds = sample.bounds_by_turn or {}
     listed = sample.facts.get("turn_s")
     seconds = dict(enumerate(listed)) if isinstance(listed, list) else {}
@@ -166,11 +154,15 @@ def _turn_attributes(
     sample: FinishedSample, number: int, bounds: tuple[int, int] | None, finish: str | None
 ) -> dict[str, Any]:
     params = sample.facts.get("sampling_params")
+    asked = turn_params(params, number) if isinstance(params, Mapping) else {}
+    stop = asked.get("stop")
     start, end = bounds or (None, None)
     return {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": _PROVIDER,
-        **_request_attributes(turn_params(params, number) if isinstance(params, Mapping) else {}),
+        # without max_new_tokens, which is the whole episode's
+        **{f"gen_ai.request.{name}": asked.get(key) for key, name in _REQUEST.items()},
+        "gen_ai.request.stop_sequences": [stop] if isinstance(stop, str) else stop,
         "gen_ai.usage.input_tokens": start,
         "gen_ai.usage.output_tokens": None if start is None or end is None else end - start,
         "gen_ai.response.finish_reasons": None if finish is None else [finish],
@@ -178,20 +170,10 @@ def _turn_attributes(
     }
 
 
-def _request_attributes(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Without `max_new_tokens`, which is the whole episode's."""
-    stop = params.get("stop")
-    return {
-        **{f"gen_ai.request.{name}": params.get(key) for key, name in _REQUEST.items()},
-        "gen_ai.request.stop_sequences": [stop] if isinstance(stop, str) else stop,
-    }
-
-
 def _calls_by_turn(sample: FinishedSample, turns: Collection[int]) -> dict[int | None, list[Mapping[str, Any]]]:
-    """The calls by the number of the turn that made them; None where it is none of the sample's.
+    """The calls by the number of the turn that made them, None where that is unknown.
 
-    An id counts the turns of the whole episode from 1, those of a history that was rewritten included: then it does
-    not tell which of the sample's turns it was.
+    An id counts the turns of the whole episode from 1, those of a history that was rewritten included.
     """
     calls = sample.facts.get("calls")
     is_whole = sample.facts.get("segments") in (None, 1)
@@ -204,22 +186,20 @@ def _calls_by_turn(sample: FinishedSample, turns: Collection[int]) -> dict[int |
     return found
 
 
-def _add_calls(line: _Line, calls: Sequence[Mapping[str, Any]], *, are_placed: bool) -> None:
-    for call in calls:
-        place = (call["at_s"], call["at_s"] + call["s"]) if are_placed else None
-        sandbox = call.get("sandbox")
-        told = sandbox if isinstance(sandbox, Mapping) else {}
-        attributes = {
-            "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": call.get("tool"),
-            "gen_ai.tool.call.id": call.get("id"),
-            f"{OWN}tool.status": call.get("status"),
-            **{f"{OWN}sandbox.{name}": told.get(name) for name in ("queued_s", "run_s", "exit_code", "killed_by")},
-        }
-        status = call.get("status")
-        error = _clean(status) if isinstance(status, str) and status != "success" else None
-        name = " ".join(["execute_tool", *([str(call["tool"])] if "tool" in call else [])])
-        line.add(_clean(name), _seconds(call.get("s")), attributes, error=error, place=place)
+def _call_span(call: Mapping[str, Any], before: Sequence[DumpSpan], *, is_placed: bool) -> DumpSpan:
+    place = (call["at_s"], call["at_s"] + call["s"]) if is_placed else None
+    sandbox, status = call.get("sandbox"), call.get("status")
+    ran = sandbox if isinstance(sandbox, Mapping) else {}
+    attributes = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": call.get("tool"),
+        "gen_ai.tool.call.id": call.get("id"),
+        f"{OWN}tool.status": status,
+        **{f"{OWN}sandbox.{name}": ran.get(name) for name in ("queued_s", "run_s", "exit_code", "killed_by")},
+    }
+    error = _clean(status) if isinstance(status, str) and status != "success" else None
+    name = f"execute_tool {call['tool']}" if "tool" in call else "execute_tool"
+    return DumpSpan(_clean(name), *_times(place, _seconds(call.get("s")), before), _written(attributes), error=error)
 
 
 def _episode_attributes(record: DumpRecord, sample: FinishedSample, reward_key: str) -> dict[str, Any]:
@@ -272,7 +252,7 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def episode_contents(record: DumpRecord, secrets: Collection[str] = ()) -> dict[str, Any]:
+def _episode_contents(record: DumpRecord, secrets: Collection[str]) -> dict[str, Any]:
     """Prompt, last answer, label and error of a sample, with these texts masked."""
     values, facts = record.values, record.facts
     prompt = values.get("prompt")
@@ -293,19 +273,18 @@ def episode_contents(record: DumpRecord, secrets: Collection[str] = ()) -> dict[
     }
 
 
-def turn_contents(
-    record: DumpRecord, before: int, start: int, end: int, finish: str | None, secrets: Collection[str] = ()
+def _turn_contents(
+    record: DumpRecord, before: int, start: int, end: int, finish: str | None, secrets: Collection[str]
 ) -> dict[str, Any]:
-    """What a turn from `start` to `end` wrote, and what the policy had read since the turn that ended at `before`.
-
-    Special tokens are included; `finish` is why it ended, where that is known.
-    """
+    """What a turn from `start` to `end` wrote, and what the policy had read since the turn that ended at `before`."""
     tokens = record.values["tokens"]
     read, wrote = (_text(record, tokens[first:last]) for first, last in ((before, start), (start, end)))
-    message = None if wrote is None else _message("assistant", wrote, MAX_RESPONSE_CHARS, secrets)
-    ended = {} if message is None or finish is None else {"finish_reason": finish}
+    written = None
+    if wrote is not None:
+        ended = {} if finish is None else {"finish_reason": finish}
+        written = _json([{**_message("assistant", wrote, MAX_RESPONSE_CHARS, secrets), **ended}])
     return {
-        "gen_ai.output.messages": None if message is None else _json([{**message, **ended}]),
+        "gen_ai.output.messages": written,
         "strands_rollout.context": bounded_text(read, MAX_RESPONSE_CHARS, secrets),
     }
 
@@ -331,7 +310,7 @@ def otlp_exporter(endpoint: str | None) -> SpanExporter:
         ConfigError: None is named, it is no URL, or the exporter is not installed.
     """
     if endpoint is None and not any(os.environ.get(name) for name in _VARIABLES):
-        raise ConfigError(f"nobody to send spans to; give --endpoint, or set {_VARIABLES[1]}, to a collector's URL")
+        raise ConfigError(f"no collector to send spans to; give --endpoint, or set {_VARIABLES[1]}, to its URL")
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"got --endpoint {endpoint}; expected a URL such as http://127.0.0.1:4318 (OTLP over HTTP)")
     try:
@@ -355,7 +334,7 @@ def send_dump(
         DumpError: It can't be read.
         ExportError: The collector doesn't take what is sent.
     """
-    sender, samples, secrets = SpanSender(exporter), 0, secret_values(os.environ)
+    sender, samples, secrets = _Sender(exporter), 0, secret_values(os.environ)
     for file in dump_files(dump) or [dump]:  # a folder without any is refused by `read_dump`
         start_ns = _ns(file.stat().st_mtime if start_s is None else start_s)
         for record in read_dump(file):
@@ -366,14 +345,17 @@ def send_dump(
     return samples, sender.sent
 
 
-class SpanSender:
-    """Makes a trace of each episode and sends it by the exporter, which its caller owns."""
+class _Sender:
+    """Makes a trace of each episode and sends it in batches.
+
+    Spans are kept until then in the SDK's memory, since its own batches drop spans of a collector that is slow.
+    """
 
     def __init__(self, exporter: SpanExporter) -> None:
         resource = Resource.create({"service.name": "strands-rollout"}).merge(OTELResourceDetector().detect())
         provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
-        self._ended = _Ended()
-        provider.add_span_processor(self._ended)
+        self._unsent = InMemorySpanExporter()
+        provider.add_span_processor(SimpleSpanProcessor(self._unsent))
         self._tracer = provider.get_tracer("strands-rollout")
         self._exporter = exporter
         self._main_roots: dict[object, SpanContext] = {}
@@ -387,36 +369,19 @@ class SpanSender:
         Raises:
             ExportError: The collector doesn't take what is sent.
         """
-        rollout = spans[0].attributes.get(f"{OWN}rollout_id")
-        part = spans[0].attributes.get(f"{OWN}fan_out.part", 0)
-        main = self._main_roots.get(rollout)
-        root = self._begin(spans[0], start_ns, Context(), [Link(main)] if part != 0 and main is not None else [])
-        if f"{OWN}fan_out.part" in spans[0].attributes and part == 0:
+        attributes = spans[0].attributes
+        rollout, part = attributes.get(f"{OWN}rollout_id"), attributes.get(f"{OWN}fan_out.part")
+        main = self._main_roots.get(rollout) if part else None
+        root = self._record(spans[0], start_ns, Context(), [] if main is None else [Link(main)])
+        if part == 0:
             self._main_roots[rollout] = root.get_span_context()
         for span in spans[1:]:
-            _end(self._begin(span, start_ns, set_span_in_context(root, Context()), []), span, start_ns)
-        _end(root, spans[0], start_ns)
-        if len(self._ended.spans) >= _BATCH:
+            self._record(span, start_ns, set_span_in_context(root, Context()))
+        if len(self._unsent.get_finished_spans()) >= _BATCH:
             self.flush()
 
-    def flush(self) -> None:
-        """Send what is not sent yet.
-
-        Raises:
-            ExportError: The collector doesn't take it.
-        """
-        while self._ended.spans:
-            batch = self._ended.spans[:_BATCH]
-            if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
-                raise ExportError(
-                    f"the collector took {self.sent} spans and not the next {len(batch)}; see the message above, "
-                    "mend that, and export again"
-                )
-            self.sent += len(batch)
-            del self._ended.spans[: len(batch)]
-
-    def _begin(self, span: DumpSpan, start_ns: int, context: Context, links: Sequence[Link]) -> Span:
-        return self._tracer.start_span(
+    def _record(self, span: DumpSpan, start_ns: int, context: Context, links: Sequence[Link] = ()) -> Span:
+        recorded = self._tracer.start_span(
             span.name,
             context=context,
             kind=SpanKind.CLIENT if span.is_request else SpanKind.INTERNAL,
@@ -424,24 +389,27 @@ class SpanSender:
             links=links,
             start_time=start_ns + _ns(span.start_s),
         )
+        if span.error is not None:
+            recorded.set_attribute("error.type", span.error)
+            recorded.set_status(Status(StatusCode.ERROR, span.error))
+        recorded.end(end_time=start_ns + _ns(span.end_s))
+        return recorded
 
+    def flush(self) -> None:
+        """Send what is not sent yet.
 
-class _Ended(SpanProcessor):
-    """Keeps spans that have ended until they are sent: unlike the SDK's own processors it drops none."""
-
-    def __init__(self) -> None:
-        self.spans: list[ReadableSpan] = []
-
-    def on_end(self, span: ReadableSpan) -> None:
-        """Keep it."""
-        self.spans.append(span)
-
-
-def _end(made: Span, span: DumpSpan, start_ns: int) -> None:
-    if span.error is not None:
-        made.set_attribute("error.type", span.error)
-        made.set_status(Status(StatusCode.ERROR, span.error))
-    made.end(end_time=start_ns + _ns(span.end_s))
+        Raises:
+            ExportError: The collector doesn't take it.
+        """
+        spans = self._unsent.get_finished_spans()
+        self._unsent.clear()
+        for batch in (spans[start : start + _BATCH] for start in range(0, len(spans), _BATCH)):
+            if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
+                raise ExportError(
+                    f"the collector took {self.sent} spans and not the next {len(batch)}; see the message above, "
+                    "mend that, and export again"
+                )
+            self.sent += len(batch)
 
 
 def _ns(seconds: float) -> int:

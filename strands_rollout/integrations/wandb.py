@@ -1,4 +1,4 @@
-"""wandb: a run that is told nothing but what is logged to it, and the samples of a dump as a table in one.
+"""wandb: a run that holds nothing but what is logged to it, and the samples of a dump as a table in one.
 
 No key is read or written here; the package may be absent.
 """

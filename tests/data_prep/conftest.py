@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prep_scripts import DATA_PREP
-from prepared_result import Prepare, Result, lines_of
-from problem_files import write_parquet
+from prep_support import DATA_PREP, Main, Prepare, Result, lines_of, write_parquet
 
 sys.path.insert(0, str(DATA_PREP))
 
@@ -37,8 +36,22 @@ def prepare(tmp_path: Path) -> Prepare:
     def run(source: list[dict[str, Any]] | Path, *, force: bool = False, **settings: Any) -> Result:
         path = source if isinstance(source, Path) else write_parquet(source, tmp_path / "source.parquet")
         request = Request(dataset="someone/problems", path=path, out=tmp_path / "out.jsonl", **settings)
-        prepared = prepare_request(request, lambda _stage, _rows: lambda _done: None, force=force)
+        prepared = prepare_request(request, force=force)
         rows, rejected = lines_of(request.out), lines_of(request.rejected_file)
         return Result(prepared.manifest, rows, rejected, prepared.done_before)
+
+    return run
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+    """Runs a script as the main program, in this process: exit code, stdout and stderr."""
+
+    def run(script: str, *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(DATA_PREP / script), run_name="__main__")
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
 
     return run

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from prep_support import Prepare, dapo_row, prepared_file, problem
 from preparation.contamination import STOCK_PHRASE_ROWS, Finding, find_contamination, problems_in, words_of
 from preparation.report import contamination_warnings
 from preparation.rows import PreparationError
-from prepared_result import Prepare
-from problem_files import chat, dapo_row, problem
 
 LONG = (
     "A clockmaker sells brass clocks for 12 coins and oak clocks for 7 coins, and on one market day he takes in "
@@ -18,13 +17,11 @@ LONG = (
 )
 
 
-def write(path: Path, *problems: str) -> Path:
-    path.write_text("".join(json.dumps({"prompt": chat(text), "label": "1"}) + "\n" for text in problems))
-    return path
-
-
 def found(tmp_path: Path, rows: list[str], problems: list[str], ngram_words: int = 13) -> Finding:
-    train, evaluation = write(tmp_path / "train.jsonl", *rows), write(tmp_path / "eval.jsonl", *problems)
+    train, evaluation = (
+        prepared_file(tmp_path / "train.jsonl", *rows),
+        prepared_file(tmp_path / "eval.jsonl", *problems),
+    )
     return find_contamination(problems_in(train), [evaluation], ngram_words)[0]
 
 
@@ -92,23 +89,10 @@ def test_an_evaluation_file_without_problems_is_an_error(prepare: Prepare, tmp_p
         prepare([dapo_row(3)], against=(tmp_path / "eval.jsonl",))
 
 
-def test_a_limit_cuts_after_the_comparison(prepare: Prepare, tmp_path: Path) -> None:
-    evaluation = write(tmp_path / "eval.jsonl", problem(2), problem(4))
-    rows = [dapo_row(number) for number in (2, 3, 4, 5, 6)]
-    kept = prepare(rows, against=(evaluation,), limit=2)
-    assert kept.problems == [problem(2), problem(3)]
-    assert kept.manifest["contamination"]["rows"] == 1
-    dropped = prepare(rows, against=(evaluation,), limit=2, drop_contaminated=True)
-    assert dropped.problems == [problem(3), problem(5)]
-    counts = ("rows", "contaminated_removed", "beyond_limit")
-    assert [dropped.manifest[count] for count in counts] == [2, 2, 1]
-    assert dropped.manifest["contamination"]["rows"] == 2
-
-
 def test_contaminated_rows_are_reported_in_the_manifest_and_stay_unless_dropped(
     prepare: Prepare, tmp_path: Path
 ) -> None:
-    evaluation = write(tmp_path / "eval.jsonl", problem(3))
+    evaluation = prepared_file(tmp_path / "eval.jsonl", problem(3))
     rows = [dapo_row(2), dapo_row(3), dapo_row(4)]
     facts = prepare(rows, against=(evaluation,)).manifest["contamination"]
     assert (facts["rows"], facts["absent"], facts["dropped"]) == (1, [], False)
@@ -116,25 +100,21 @@ def test_contaminated_rows_are_reported_in_the_manifest_and_stay_unless_dropped(
     assert (file["file"], file["problems"], file["problems_found"]) == (str(evaluation), 1, 1)
     assert file["examples"][0]["line"] == 2
     assert file["examples"][0]["row"] == file["examples"][0]["problem"] == problem(3)
-    dropped = prepare(rows, against=(evaluation,), drop_contaminated=True)
-    assert dropped.problems == [problem(2), problem(4)]
-    assert (dropped.manifest["rows"], dropped.manifest["contaminated_removed"]) == (2, 1)
-
-
-def test_an_evaluation_file_that_is_not_there_is_named_and_looked_at_once_it_is(
-    prepare: Prepare, tmp_path: Path
-) -> None:
-    evaluation = tmp_path / "eval.jsonl"
-    assert prepare([dapo_row(3)], against=(evaluation,)).manifest["contamination"]["absent"] == [str(evaluation)]
-    write(evaluation, problem(3))
-    again = prepare([dapo_row(3)], against=(evaluation,))
-    assert not again.done_before
-    assert again.manifest["contamination"]["rows"] == 1
+    absent = tmp_path / "later.jsonl"
+    dropped = prepare(rows, against=(evaluation, absent), drop_contaminated=True, limit=1)
+    assert dropped.problems == [problem(2)]
+    assert [dropped.manifest[count] for count in ("rows", "contaminated_removed", "beyond_limit")] == [1, 1, 1]
+    assert dropped.manifest["contamination"]["absent"] == [str(absent)]
+    prepared_file(absent, problem(2))
+    again = prepare(rows, against=(evaluation, absent), drop_contaminated=True, limit=1)
+    assert (again.done_before, again.problems) == (False, [problem(4)]), (
+        "an evaluation file that came later is compared"
+    )
 
 
 @pytest.mark.parametrize("line", ["not json", "[]", '{"problem": "2 + 2"}', '{"prompt": []}'])
 def test_a_file_that_was_not_prepared_is_an_error_with_its_line(tmp_path: Path, line: str) -> None:
-    train = write(tmp_path / "train.jsonl", LONG)
+    train = prepared_file(tmp_path / "train.jsonl", LONG)
     other = tmp_path / "other.jsonl"
     other.write_text(f"{line}\n")
     with pytest.raises(PreparationError, match=r"other\.jsonl:1: got .* expected a prepared row"):

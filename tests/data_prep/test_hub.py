@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
+import datasets
+import huggingface_hub
 import pytest
 from fake_sglang import dead_url
-from prep_scripts import run_script, start_script
+from prep_support import DATA_PREP, Main, dapo_row, write_parquet
 from preparation.request import Request
 from preparation.rows import PreparationError
 from preparation.source import open_source
-from problem_files import dapo_row, write_parquet
 from stand_in_hub import REVISION, served
 
 from strands_rollout.errors import ConfigError
@@ -57,30 +60,42 @@ def test_an_impossible_name_is_wrong_usage(tmp_path: Path) -> None:
         open_source(request(tmp_path, dead_url(), dataset="a/b/c"))
 
 
-def test_a_mirror_serves_what_the_manifest_names_and_offline_the_cache_does_or_it_is_an_error(tmp_path: Path) -> None:
+def test_a_mirror_serves_what_the_manifest_names_and_offline_the_cache_does_or_it_is_an_error(
+    tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parquet = write_parquet([dapo_row(2), dapo_row(3)], tmp_path / "served.parquet")
-    out = tmp_path / "out.jsonl"
+    arguments = ("--dataset", "someone/problems", "--out", str(tmp_path / "out.jsonl"), "--json")
     with served("someone/problems", {"data/train-00000-of-00001.parquet": parquet}) as hub:
-        arguments = ("--dataset", "someone/problems", "--out", str(out), "--json")
-        more = ("--mirror", hub.base_url, "--revision", "v2")
-        finished = run_script("aime_2024.py", *arguments, *more, HF_HOME=str(tmp_path / "home"))
-    assert finished.returncode == 0, finished.stderr
-    facts = json.loads(finished.stdout)
+        mirror = hub.base_url.replace("://", "://someone:hidden@")
+        # a process of its own, since huggingface_hub reads the endpoint once
+        finished = subprocess.run(
+            [sys.executable, DATA_PREP / "aime_2024.py", *arguments, "--mirror", mirror, "--revision", "v2"],
+            env={**os.environ, "PYTHONPATH": str(DATA_PREP.parent), "HF_HOME": str(tmp_path / "home")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    stdout, stderr = finished.stdout, finished.stderr
+    assert finished.returncode == 0, stderr
+    facts = json.loads(stdout)
     assert (facts["source"], facts["revision"], facts["rows"]) == ("mirror", REVISION, 2)
+    assert facts["arguments"]["endpoint"] == hub.base_url
+    assert "hidden" not in stdout + stderr + "".join(path.read_text() for path in tmp_path.glob("out.jsonl*"))
     asked = [line for line in hub.asked if "someone/problems" in line]
     assert asked[0].endswith("/revision/v2")
     assert all(REVISION in line for line in asked[1:]), "what is read is the commit that the manifest names"
-    offline = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    with start_script("aime_2024.py", *arguments, "--force", **offline) as cached:
-        absent = run_script("aime_2025.py", "--out", str(tmp_path / "absent.jsonl"), **offline)
-        stdout, stderr = cached.communicate()
-    assert cached.returncode == 0, stderr
+
+    for module in (huggingface_hub.constants, datasets.config):
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "home/datasets"))
+    code, stdout, stderr = main("aime_2024.py", *arguments, "--force")
+    assert code == 0, stderr
     facts = json.loads(stdout)
     assert (facts["revision"], facts["rows"]) == (None, 2)
     assert "HF_HUB_OFFLINE" in facts["revision_reason"]
-    assert absent.returncode == 1
-    assert absent.stderr.lstrip().startswith("error: HF_HUB_OFFLINE")
-    assert "Traceback" not in absent.stderr
+    code, stdout, stderr = main("aime_2025.py", "--out", str(tmp_path / "absent.jsonl"))
+    assert code == 1
+    assert stderr.lstrip().startswith("error: HF_HUB_OFFLINE")
     assert not (tmp_path / "absent.jsonl").exists()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prep_support import PREFIX, SUFFIX, chat
 from preparation.instruction import InstructionCount, still_asks, without_instruction, without_instructions
-from problem_files import PREFIX, SUFFIX, chat
 
 from strands_rollout.settings import SYSTEM_PROMPT
 

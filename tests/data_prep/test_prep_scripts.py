@@ -1,19 +1,23 @@
-"""The scripts of data_prep from end to end, each in a process of its own, and how far they are."""
+"""The scripts of data_prep from end to end, each in this process."""
 
 from __future__ import annotations
 
 import json
-import runpy
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from prep_scripts import DATA_PREP, run_script
+from prep_support import (
+    DATA_PREP,
+    Main,
+    aime_row,
+    gsm8k_row,
+    lines_of,
+    nested_row,
+    prepared_file,
+    problem,
+    write_parquet,
+)
 from preparation.command_line import DATA_DIR, DataSet
-from preparation.report import shown_progress
-from prepared_result import lines_of
-from problem_files import aime_row, gsm8k_row, nested_row, problem, write_parquet
 
 SETS = {
     "dapo_math_17k.py": ([nested_row(number) for number in (2, 3, 4, 3)], (2, 3, 4)),
@@ -23,24 +27,8 @@ SETS = {
 }
 
 
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs a script as the main program, in this process: exit code, stdout and stderr."""
-
-    def run(script: str, *arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", [script, *arguments])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(DATA_PREP / script), run_name="__main__")
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return run
-
-
 @pytest.mark.parametrize("script", SETS)
-def test_every_script_prepares_its_set_and_prints_one_line_of_json(
-    script: str, tmp_path: Path, main: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_every_script_prepares_its_set_and_prints_one_line_of_json(script: str, tmp_path: Path, main: Main) -> None:
     rows, numbers = SETS[script]
     source, out = write_parquet(rows, tmp_path / "source.parquet"), tmp_path / "out.jsonl"
     code, stdout, stderr = main(script, "--from", str(source), "--out", str(out), "--json")
@@ -53,14 +41,13 @@ def test_every_script_prepares_its_set_and_prints_one_line_of_json(
     ]
 
 
-def test_what_is_found_is_said_and_warnings_go_to_stderr(tmp_path: Path, cache: Path) -> None:
+def test_what_is_found_is_said_and_warnings_go_to_stderr(tmp_path: Path, main: Main) -> None:
     source = write_parquet(SETS["dapo_math_17k.py"][0], tmp_path / "source.parquet")
-    evaluation = tmp_path / "eval.jsonl"
-    evaluation.write_text(json.dumps({"prompt": [{"role": "user", "content": problem(3)}], "label": "12"}) + "\n")
+    evaluation = prepared_file(tmp_path / "eval.jsonl", problem(3))
     out = tmp_path / "out.jsonl"
     arguments = ("--from", str(source), "--out", str(out), "--against", str(evaluation), "--instruction", "keep")
-    finished = run_script("dapo_math_17k.py", *arguments, HF_DATASETS_CACHE=str(cache))
-    assert finished.returncode == 0, finished.stderr
+    code, stdout, stderr = main("dapo_math_17k.py", *arguments)
+    assert code == 0, stderr
     for said in (
         "columns: prompt from prompt, label from reward_model.ground_truth",
         "rows: 4 read, 1 duplicates removed, 0 rejected, 0 contaminated removed, 0 beyond the limit, 3 written",
@@ -69,21 +56,21 @@ def test_what_is_found_is_said_and_warnings_go_to_stderr(tmp_path: Path, cache: 
         "sha256: ",
         f"written: {out}",
     ):
-        assert said in finished.stdout
-    assert "warning: the prompts keep their own answer instruction: set system_prompt" in finished.stderr
-    assert (
-        "3 prompts seem to ask for another form of the answer than the default system prompt (answer_line 3), such as: "
-        in finished.stderr
-    )
-    assert "--drop-contaminated leaves them out" in finished.stderr
+        assert said in stdout
+    for said in (
+        "reading 4 rows",
+        "warning: the prompts keep their own answer instruction: set system_prompt",
+        "3 prompts seem to ask for another form of the answer than the default system prompt (answer_line 3)",
+        "--drop-contaminated leaves them out",
+    ):
+        assert said in stderr
+    code, stdout, _ = main("dapo_math_17k.py", *arguments)
+    assert f"{out} is there already, made with these settings on " in stdout
 
 
-def test_two_prepared_files_can_be_compared_alone(tmp_path: Path, main: Callable[..., tuple[int, str, str]]) -> None:
-    files = []
-    for name, numbers in (("train", (2, 3)), ("same", (3,)), ("other", (500,))):
-        files.append(tmp_path / f"{name}.jsonl")
-        lines = (json.dumps({"prompt": [{"role": "user", "content": problem(n)}], "label": "1"}) for n in numbers)
-        files[-1].write_text("\n".join(lines))
+def test_two_prepared_files_can_be_compared_alone(tmp_path: Path, main: Main) -> None:
+    sets = {"train": (2, 3), "same": (3,), "other": (500,)}
+    files = [prepared_file(tmp_path / name, *map(problem, numbers)) for name, numbers in sets.items()]
     train, same, other = map(str, files)
     code, stdout, _ = main("contamination.py", train, same, other, "--json")
     assert code == 1
@@ -94,9 +81,7 @@ def test_two_prepared_files_can_be_compared_alone(tmp_path: Path, main: Callable
 
 
 @pytest.mark.parametrize("script", ["gsm8k.py", "contamination.py"])
-def test_help_has_an_example_and_says_what_was_not_checked(
-    script: str, main: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_help_has_an_example_and_says_what_was_not_checked(script: str, main: Main) -> None:
     code, stdout, _ = main(script, "--help")
     assert code == 0
     assert f"Example: python data_prep/{script}" in stdout
@@ -105,17 +90,15 @@ def test_help_has_an_example_and_says_what_was_not_checked(
 
 def test_files_lie_where_the_launch_scripts_look_and_only_training_problems_are_compared() -> None:
     repository = DATA_PREP.parent
-    shown = DataSet("x.py", "a/b", "someone says so", None, "train", "gsm8k-{split}", ("gsm8k-test",))
+    shown = DataSet("x.py", "a/b", "someone says so", "gsm8k-{split}", against=("gsm8k-test",))
     assert repository / "data" == DATA_DIR
     assert shown.out(DATA_DIR, "test") == repository / "data/gsm8k-test.jsonl"
     for split in ("train", "train[:5]", "train[:1%]+train[9%:]", "train+test", "all"):
-        assert shown.evaluation_files(DATA_DIR, split) == (repository / "data/gsm8k-test.jsonl",)
-    assert shown.evaluation_files(DATA_DIR, "test") == shown.evaluation_files(DATA_DIR, "test[:5]") == ()
+        assert shown.evaluation_files(DATA_DIR, split) == [repository / "data/gsm8k-test.jsonl"]
+    assert shown.evaluation_files(DATA_DIR, "test") == shown.evaluation_files(DATA_DIR, "test[:5]") == []
 
 
-def test_wrong_usage_exits_with_2_and_a_failure_with_1(
-    tmp_path: Path, main: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_wrong_usage_exits_with_2_and_a_failure_with_1(tmp_path: Path, main: Main) -> None:
     assert main("gsm8k.py", "--limit", "0")[0] == 2
     (tmp_path / "notes.txt").write_text("hello")
     assert main("gsm8k.py", "--from", str(tmp_path / "notes.txt"))[0] == 2
@@ -126,7 +109,7 @@ def test_wrong_usage_exits_with_2_and_a_failure_with_1(
 
 
 def test_the_folder_of_the_data_can_be_elsewhere_as_for_the_launch_scripts(
-    tmp_path: Path, main: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "sets"))
     for script, rows in (("aime_2024.py", [aime_row(3)]), ("dapo_math_17k.py", [nested_row(3), nested_row(4)])):
@@ -136,19 +119,3 @@ def test_the_folder_of_the_data_can_be_elsewhere_as_for_the_launch_scripts(
         assert code == 0, stderr
     assert {path.name for path in (tmp_path / "sets").glob("*.jsonl")} == {"aime-2024.jsonl", "dapo-math-17k.jsonl"}
     assert json.loads(stdout)["contamination"], "the sets beside it are compared with"
-
-
-def test_without_a_terminal_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    with shown_progress(line_every_s=0.0) as stage:
-        advance = stage("reading", 12)
-        advance(5)
-        advance(7)
-        stage("comparing", None)(3)
-    assert capsys.readouterr().err.splitlines() == [
-        "reading: 5 of 12 rows",
-        "reading: 12 of 12 rows",
-        "comparing: 3 rows",
-    ]
-    with shown_progress() as stage:
-        stage("reading", 12)(5)
-    assert capsys.readouterr().err == "", "a short run says nothing"

@@ -4,105 +4,48 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from fake_sglang import dead_url
-from prep_scripts import DATA_PREP, run_script
-from preparation.output import finish, unfinished
+from prep_support import Prepare, dapo_row, problem, write_parquet
+from preparation.files import whole_file
 from preparation.prepare import arguments_of
 from preparation.request import Request, check_usage
 from preparation.rows import PreparationError
 from preparation.source import open_source
-from prepared_result import Prepare
-from problem_files import dapo_row, problem, write_parquet
 from stand_in_hub import served
 
 import strands_rollout
 from strands_rollout.errors import ConfigError
-
-# what a run does, but it tells when it begins to write and then waits
-STOPS_WHILE_WRITING = """
-import sys
-from pathlib import Path
-from preparation.prepare import prepare
-from preparation.request import Request
-
-def stage(name, rows):
-    def advance(done):
-        if name == "writing":
-            print("writing", flush=True)
-            sys.stdin.read()
-    return advance
-
-folder = Path(sys.argv[1])
-prepare(Request(dataset="x", path=folder / "source.parquet", out=folder / "out.jsonl"), stage)
-"""
 
 
 def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_killed_run_leaves_no_data_and_what_it_leaves_is_removed_by_the_next(
-    prepare: Prepare, tmp_path: Path, cache: Path
-) -> None:
-    source = write_parquet([dapo_row(number) for number in range(5)], tmp_path / "source.parquet")
-    child = subprocess.Popen(
-        [sys.executable, "-c", STOPS_WHILE_WRITING, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(DATA_PREP), "HF_DATASETS_CACHE": str(cache)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    with child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"writing\n"
-        child.kill()
-    left = names_in(tmp_path) - {"source.parquet"}
-    assert len(left) == 1
-    assert all(name.startswith(".out.jsonl.") and name.endswith(".partial") for name in left)
-    assert len(prepare(source).rows) == 5
-    assert names_in(tmp_path) == {"source.parquet", "out.jsonl", "out.jsonl.manifest.json"}
-
-
 def test_an_error_while_writing_leaves_the_earlier_file_and_no_partial_one(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("earlier")
-    with pytest.raises(UnicodeEncodeError), unfinished(path) as partial:
-        partial.write_text("half\ud800", encoding="utf-8")
+    with pytest.raises(KeyboardInterrupt), whole_file(path):
+        raise KeyboardInterrupt
+    with pytest.raises(PreparationError, match=r"can't write .*out\.jsonl: No space left"), whole_file(path):
+        raise OSError(28, "No space left on device")
     assert names_in(tmp_path) == {"out.jsonl"}
     assert path.read_text() == "earlier"
-
-
-def test_the_unfinished_file_of_a_living_run_is_not_removed_by_another(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    with unfinished(path) as first, unfinished(path) as second:
-        assert names_in(tmp_path) == {first.name, second.name}
-        first.write_text("first")
-        second.write_text("second")
-        finish(second, path)
-        finish(first, path)
-    assert names_in(tmp_path) == {"out.jsonl"}
-    assert path.read_text() == "first"
-
-
-def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
-    with pytest.raises(PreparationError, match=r"can't write .*out\.jsonl: No space left"):  # noqa: PT012, SIM117
-        with unfinished(tmp_path / "out.jsonl") as partial:
-            partial.unlink()
-            partial.symlink_to("/dev/full")
-            with partial.open("wb", buffering=0) as file:
-                file.write(b"x")
-    assert names_in(tmp_path) == set()
-
-
-def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(PreparationError, match="can't write in .*--out"), unfinished(tmp_path / "file" / "out.jsonl"):
+    with pytest.raises(PreparationError, match="can't write .*--out"), whole_file(path / "other.jsonl"):
         pass
+
+
+def test_two_runs_at_once_write_a_file_each_and_the_last_one_stays(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with whole_file(path) as first:
+        first.write(b"first")
+        with whole_file(path) as second:
+            second.write(b"second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+    assert names_in(tmp_path) == {"out.jsonl"}
 
 
 def test_the_manifest_tells_source_counts_and_checksum(prepare: Prepare, tmp_path: Path) -> None:
@@ -205,28 +148,13 @@ def test_the_mirrors_password_is_in_no_manifest_and_no_error(tmp_path: Path) -> 
     bare = dead_url()
     request = hub_request(tmp_path, endpoint=bare.replace("://", "://someone:hidden@"))
     check_usage(request, force=False)
-    assert arguments_of(request, None)["endpoint"] == bare
+    assert arguments_of(request)["endpoint"] == bare
     with pytest.raises(PreparationError, match=f"asked {bare} for it") as refused:
         open_source(request)
     assert "hidden" not in str(refused.value)
     with served(status=500) as hub, pytest.raises(PreparationError, match="500") as refused:
         open_source(hub_request(tmp_path, endpoint=hub.base_url.replace("://", "://someone:hidden@")))
     assert "hidden" not in str(refused.value)
-
-
-def test_the_mirrors_password_is_in_nothing_that_a_run_writes(tmp_path: Path) -> None:
-    parquet = write_parquet([dapo_row(2), dapo_row(3)], tmp_path / "served.parquet")
-    out = tmp_path / "out.jsonl"
-    with served("someone/problems", {"data/train-00000-of-00001.parquet": parquet}) as hub:
-        finished = run_script(
-            *("aime_2024.py", "--dataset", "someone/problems", "--out", str(out)),
-            HF_ENDPOINT=hub.base_url.replace("://", "://someone:hidden@"),
-            HF_HOME=str(tmp_path / "home"),
-        )
-    written = "".join(path.read_text() for path in tmp_path.glob("out.jsonl*"))
-    assert "hidden" not in finished.stdout + finished.stderr + written
-    assert finished.returncode == 0, finished.stderr
-    assert json.loads((tmp_path / "out.jsonl.manifest.json").read_text())["arguments"]["endpoint"] == hub.base_url
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_read_and_such_a_folder_is_wrong_usage(

@@ -12,16 +12,9 @@ from aiohttp import web
 
 @dataclass(frozen=True)
 class Said:
-    """One answer.
+    """One answer; `content` is the turn's text without reasoning and calls, or the error of another `status` than 200.
 
-    Attributes:
-        content: What is left of the turn's text when reasoning and calls were taken out of it.
-        reasoning: The reasoning.
-        calls: Names and arguments as JSON.
-        finish: The finish reason; by default "stop", or "tool_calls".
-        sampled: The text of each sampled token, which the endpoint gives where logprobs are asked for.
-        status: Of the HTTP response; anything but 200 has `content` as its words.
-        prompt_tokens: As the engine counts them.
+    `calls` are names and arguments as JSON, `sampled` the text of each sampled token, if logprobs are given.
     """
 
     content: str = ""
@@ -38,14 +31,8 @@ class Said:
 class ScriptedChat:
     """The server; an async context manager.
 
-    Args:
-        script: Answers in order; a request after the last one waits for ever.
-        context_length: As `/server_info` names it.
-
-    Attributes:
-        requests: Bodies of the chat requests.
-        arrived: Set when a request waits.
-        gone: Set when the client of one that waits has gone away.
+    Answers in the script's order. A request after the last one waits for ever: `arrived` is set when it does, and
+    `gone` when its client has left. `requests` are the bodies of the chat requests.
     """
 
     def __init__(self, script: Sequence[Said], *, context_length: int = 8192) -> None:
@@ -95,16 +82,15 @@ class ScriptedChat:
 def _completion(said: Said, number: int) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": said.content, "reasoning_content": said.reasoning}
     if said.calls:
+        functions = [{"name": name, "arguments": arguments} for name, arguments in said.calls]
         message["tool_calls"] = [
-            {
-                "id": f"call_{number}_{index}",
-                "index": index,
-                "type": "function",
-                "function": {"name": name, "arguments": arguments},
-            }
-            for index, (name, arguments) in enumerate(said.calls)
+            {"id": f"call_{number}_{index}", "index": index, "type": "function", "function": function}
+            for index, function in enumerate(functions)
         ]
-    tokens = None if said.sampled is None else [_token(text) for text in said.sampled]
+    tokens = None
+    if said.sampled is not None:
+        rest = {"logprob": -0.5, "top_logprobs": []}
+        tokens = [{"token": text, "bytes": list(text.encode()), **rest} for text in said.sampled]
     choice = {
         "index": 0,
         "message": message,
@@ -122,7 +108,3 @@ def _completion(said: Said, number: int) -> dict[str, Any]:
         "usage": {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count},
         "metadata": {"weight_version": said.version},
     }
-
-
-def _token(text: str) -> dict[str, Any]:
-    return {"token": text, "bytes": list(text.encode()), "logprob": -0.5, "top_logprobs": []}

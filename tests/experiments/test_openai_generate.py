@@ -161,14 +161,6 @@ async def test_an_empty_reasoning_block_of_the_template_is_trained_and_counted(t
     assert lost(sample)["unmatched_trained"] == len(words(tokenizer, "<think>\n\n</think>\n\n"))
 
 
-async def test_an_empty_reasoning_block_of_the_prompt_is_no_turns_own(tokenizer: Any) -> None:
-    script = [Said(calls=[CALL]), Said(ANSWER)]
-    sample, _ = await play(tokenizer, script, settings={"enable_thinking": False})
-    assert trained_texts(tokenizer, sample) == [call_text(CODE), f"{ANSWER}<|im_end|>"]
-    # the first turn was sampled after such a block, and is trained without it
-    assert lost(sample)["reread_turns"] == 1
-
-
 async def test_parallel_calls_and_their_results_keep_their_order(tokenizer: Any) -> None:
     calls = [("execute_python_code", json.dumps({"code": f"print({number})"})) for number in (11, 22)]
     sample, _ = await play(tokenizer, [Said("Both.", calls=calls), Said(ANSWER)])

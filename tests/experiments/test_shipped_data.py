@@ -101,12 +101,12 @@ def test_held_out_rows_ask_every_kind_of_problem(shipped_model: Any) -> None:
     plan = json.loads(TRAINING.read_text())["plan"]
     split = shipped_model("problems").split_problems(plan["seed"], plan["held_out_rows"], 0, 0)
     asked = {problem.key[0] for problem in split.held_out}
-    assert asked == {template.name for template in shipped_model("more_templates").TEMPLATES}
+    assert asked == {template.name for template in shipped_model("templates").TEMPLATES}
 
 
 def test_solving_in_two_parts_gives_the_same_answer(shipped_model: Any) -> None:
     problems = shipped_model("problems")
-    for template in shipped_model("more_templates").TEMPLATES:
+    for template in shipped_model("templates").TEMPLATES:
         problem = problems.draw_problem(template, Random(1))
         if problem.first:
             rest = problem.rest.format(first=eval(problem.first))
@@ -118,5 +118,5 @@ def test_the_package_data_is_written_by_this_seed_alone(shipped_model: Any, tmp_
     plan = json.loads(TRAINING.read_text())["plan"]
     split = shipped_model("problems").split_problems(plan["seed"], plan["held_out_rows"], 0, 0)
     rows_of = shipped_model("word_problems").WORD_PROBLEMS.rows_of
-    shipped_model("rows").write_rows(rows_of(split.held_out), tmp_path / "demo.jsonl")
+    shipped_model("task").write_rows(rows_of(split.held_out), tmp_path / "demo.jsonl")
     assert (tmp_path / "demo.jsonl").read_bytes() == (DATA / "demo.jsonl").read_bytes()

@@ -37,6 +37,7 @@ async def test_a_parquet_file_gives_back_every_token_logprob_and_fact(shipped_to
     samples[0].metadata["note"] = {"text": "ünï\n", "number": 0.1, "none": None, "list": [1, [2]]}
     samples[0].group_index, samples[0].rollout_id = 3, 5
     samples[0].rollout_log_probs[0] = -0.1  # which float32 does not hold
+    samples.append(sample_of(-1.0, status="FAILED", removed=True))
     to_parquet(samples, tmp_path / "rollouts.parquet")
     assert_same(read_parquet(tmp_path / "rollouts.parquet"), samples)
 
@@ -61,14 +62,6 @@ async def test_columns_have_the_same_types_whatever_the_samples_hold(shipped_tok
     assert read_parquet(tmp_path / "none.parquet") == []
 
 
-def test_a_failed_sample_keeps_its_status_and_its_own_mask(tmp_path: Path) -> None:
-    sample = sample_of(-1.0, status="FAILED", removed=True)
-    to_parquet([sample], tmp_path / "rollouts.parquet")
-    assert_same(from_rows(to_rows([sample])), [sample])
-    assert_same(read_parquet(tmp_path / "rollouts.parquet"), [sample])
-    assert [path.name for path in tmp_path.iterdir()] == ["rollouts.parquet"]
-
-
 async def test_the_readmes_example_runs(
     shipped_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,5 +84,7 @@ def test_a_bad_sample_is_refused_by_its_index(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"sample 0 \(index=4\) .*status is aborted"):
         to_parquet([sample_of(1.0, index=4, status="ABORTED")], tmp_path / "rollouts.parquet")
     assert list(tmp_path.iterdir()) == []
+    to_parquet([sample_of(1.0)], tmp_path / "rollouts.parquet")
+    assert [path.name for path in tmp_path.iterdir()] == ["rollouts.parquet"]
     with pytest.raises(ExportError, match="can't write .*nowhere"):
         to_parquet([sample_of(1.0)], tmp_path / "nowhere" / "rollouts.parquet")

@@ -30,18 +30,13 @@ async def test_an_output_holds_the_sample_token_for_token(shipped_tokenizer: Any
     assert outputs[0]["metrics"]["tool_calls"] > 0 == outputs[1]["metrics"]["tool_calls"]
 
 
-def test_turns_are_read_from_the_mask_where_there_are_no_facts() -> None:
+def test_samples_without_facts_have_the_turns_of_their_masks() -> None:
     sample = sample_of(1.0)
     sample.tokens, sample.response_length = [1, 2, 3, 4, 5], 4
     sample.loss_mask, sample.rollout_log_probs = [1, 0, 0, 1], [-1.0, 0.0, 0.0, -1.0]
-    (output,) = to_agent_loop_outputs([sample])
+    output, failed = to_agent_loop_outputs([sample, sample_of(-1.0, status="FAILED")])
     assert output["num_turns"] == 4
-
-
-def test_a_failed_sample_trains_nothing_and_moves_no_mean() -> None:
-    outputs = to_agent_loop_outputs([sample_of(1.0), sample_of(-1.0, status="FAILED")])
-    assert [output["reward_score"] for output in outputs] == [1.0, 1.0]
-    assert outputs[1]["response_mask"] == [0, 0]
+    assert (failed["reward_score"], failed["response_mask"]) == (1.0, [0, 0]), "it trains nothing and moves no mean"
 
 
 @pytest.mark.skipif("VERL_PATH" not in os.environ, reason="needs VERL_PATH, a checkout of verl-project/verl")

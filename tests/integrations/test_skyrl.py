@@ -145,19 +145,14 @@ async def test_a_prompt_that_the_engine_aborts_is_masked_like_one_that_failed(sh
     assert set(output["loss_masks"][1]) == {0}
 
 
-async def test_a_rows_own_settings_count(shipped_tokenizer: Any) -> None:
+async def test_each_prompt_has_a_seed_of_its_own_and_a_rows_own_settings_count(shipped_tokenizer: Any) -> None:
     extras = [{"label": "34", "strands_rollout_settings": {"max_turn_tokens": 7}}] * 3
-    answer = [Reply.tokens(ids_of(shipped_tokenizer, ANSWER))] * 3
-    _, fake = await generated(shipped_tokenizer, answer, batch(env_extras=extras))
-    assert {request.body["sampling_params"]["max_new_tokens"] for request in fake.requests} == {7}
-
-
-async def test_each_prompt_has_a_seed_of_its_own(shipped_tokenizer: Any) -> None:
-    params = {**PARAMS, "seed": 5}
-    _, fake = await generated(
-        shipped_tokenizer, lambda *_: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), batch(sampling_params=params)
-    )
-    assert sorted(request.body["sampling_params"]["sampling_seed"] for request in fake.requests) == [5, 6, 7]
+    given = batch(env_extras=extras, sampling_params={**PARAMS, "seed": 5})
+    answer = Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
+    _, fake = await generated(shipped_tokenizer, lambda *_: answer, given)
+    asked = [request.body["sampling_params"] for request in fake.requests]
+    assert sorted(params["sampling_seed"] for params in asked) == [5, 6, 7]
+    assert {params["max_new_tokens"] for params in asked} == {7}
 
 
 async def test_a_generator_takes_a_reward_of_the_callers(shipped_tokenizer: Any) -> None:

@@ -1,18 +1,48 @@
-"""Files in the forms that data sets of the hub have, with invented problems."""
+"""Invented problems in the forms that data sets of the hub have, and what preparing them leaves."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+DATA_PREP = Path(__file__).parents[2] / "data_prep"
 PREFIX = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
     "$Answer (without quotes) where $Answer is the answer to the problem.\n\n"
 )
 SUFFIX = '\n\nRemember to put your answer on its own line after "Answer:".'
+
+
+@dataclass(frozen=True)
+class Result:
+    """The manifest, the lines of the prepared file and of the rejected rows, and whether the file was there before."""
+
+    manifest: dict[str, Any]
+    rows: list[dict[str, Any]]
+    rejected: list[dict[str, Any]]
+    done_before: bool
+
+    @property
+    def problems(self) -> list[str]:
+        return [row["prompt"][-1]["content"] for row in self.rows]
+
+    @property
+    def labels(self) -> list[str]:
+        return [row["label"] for row in self.rows]
+
+
+Prepare = Callable[..., Result]
+Main = Callable[..., tuple[int, str, str]]
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def problem(number: int) -> str:
@@ -61,4 +91,9 @@ def gsm8k_row(number: int) -> dict[str, Any]:
 def write_parquet(rows: list[dict[str, Any]], path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def prepared_file(path: Path, *problems: str) -> Path:
+    path.write_text("".join(json.dumps({"prompt": chat(text), "label": "1"}) + "\n" for text in problems))
     return path

@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import webbrowser
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from strands_rollout.cli.options import Dump
 from strands_rollout.errors import ConfigError
 
 if TYPE_CHECKING:
     from strands_rollout.view.sample import Retokeniser
 
 
-Samples: TypeAlias = Annotated[
-    list[int] | None, typer.Option(help="With --text: print these samples only, from 0.", metavar="N", min=0)
-]
-
-
 def view(
-    dump: Annotated[
-        Path,
-        typer.Argument(
-            help="A dump, a folder of dumps, results of `eval`, or slime's --save-debug-rollout-data.",
-            exists=True,
-            show_default=False,
-        ),
-    ],
+    dump: Dump,
     out: Annotated[Path | None, typer.Option(help="Write the page to this file, in place of opening it.")] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="The policy's; shows drift, and texts that the dump lacks.", exists=True, file_okay=False),
     ] = None,
     text: Annotated[bool, typer.Option("--text", help="Print the list and the samples to the terminal.")] = False,
-    sample: Samples = None,
+    sample: Annotated[
+        list[int] | None, typer.Option(help="With --text: print these samples only, from 0.", metavar="N", min=0)
+    ] = None,
     port: Annotated[
         int | None,
         typer.Option(help="Serve the page at this port and open no browser; 0 for a free one.", min=0, max=65535),
@@ -67,8 +57,6 @@ def view(
 def _retokeniser(folder: Path | None) -> Retokeniser | None:
     if folder is None:
         return None
-    # transformers would advise to install torch, which nothing here needs
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
     from strands_rollout.view.sample import Retokeniser
 
@@ -116,9 +104,7 @@ class Target(StrEnum):
 
 
 def export(
-    dump: Annotated[
-        Path, typer.Argument(help="A dump, slime's debug file, results of eval, or a folder of them.", exists=True)
-    ],
+    dump: Dump,
     to: Annotated[
         Target, typer.Option(help="otel: a trace per sample, to a collector; wandb: a table of the samples, in a run.")
     ],

@@ -11,7 +11,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from strands_rollout.diagnostics.run_files import load_tokenizer_folder
+from strands_rollout.diagnostics.template_check import load_tokenizer_folder
 from strands_rollout.dump import DumpRecord, TokenTexts, read_dump
 from strands_rollout.dump.terminal import make_console
 from strands_rollout.errors import ConfigError, DumpError

@@ -95,7 +95,7 @@ def test_a_reward_that_fails_for_a_sample_keeps_the_old_one_and_fails_the_comman
         ("exiting", "RuntimeError: it raised SystemExit('no 34')"),
         ("cancelled", "RuntimeError: it was cancelled by its own code"),
         ("text", "got the reward 'good'; expected a number, or a dict with one under 'score' or 'acc' (--reward-key)"),
-        ("coloured", "ValueError: \ufffd[31mred"),  # a terminal does not obey it
+        ("coloured", "ValueError: \u241b[31mred"),  # a terminal does not obey it
     ],
 )
 def test_a_reward_that_gives_no_number_fails_its_sample(reward: str, why: str, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_siblings_of_a_fan_out_keep_their_main_agents_reward(tmp_path: Path) -> 
 def test_a_table_lists_the_changed_samples(tmp_path: Path) -> None:
     dump = dump_of(tmp_path, sample(0, RIGHT, 1.0), sample(1, RIGHT + " [red]\x1b[2J", -1.0))
     shown = rescore(dump).stdout
-    assert "[red]\ufffd[2J" in shown
+    assert "[red]\u241b[2J" in shown
     assert "of 2 with an old reward 1 changed (1 up, 0 down), mean 0 -> 1, correlation none" in shown
 
 

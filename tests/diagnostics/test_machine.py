@@ -9,11 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import packaging.requirements
-import packaging.specifiers
-import packaging.version  # before sys.path is replaced
 import pytest
 from fake_sglang import dead_url
+from packaging import requirements, specifiers, version  # noqa: F401 - before sys.path is replaced
 from processes import ends
 from stand_in_machine import assert_fault, installed, only, program, question
 
@@ -44,7 +42,7 @@ def test_a_python_that_is_too_old_is_an_error(site: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("version", "status", "words", "remedy"),
+    ("present", "status", "words", "remedy"),
     [
         ("1.50.0", "error", "1.50.0; expected <2,>=1.51: too old", "pip install 'strands-agents"),
         ("2.1.0", "warning", "newer", "pip install"),
@@ -52,11 +50,11 @@ def test_a_python_that_is_too_old_is_an_error(site: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_a_required_package_of_another_version_is_named_with_what_installs_it(
-    version: str | None, status: str, words: str, remedy: str, site: Path
+    present: str | None, status: str, words: str, remedy: str, site: Path
 ) -> None:
     installed(site, OURS, "0.1.0", ["strands-agents<2,>=1.51"])
-    if version is not None:
-        installed(site, "strands-agents", version)
+    if present is not None:
+        installed(site, "strands-agents", present)
     assert_fault(check_packages(question(site)), "package strands-agents", status, words, remedy=remedy)
 
 

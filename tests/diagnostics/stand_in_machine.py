@@ -42,7 +42,7 @@ def installed(folder: Path, name: str, version: str, requires: Sequence[str] = (
 
 def tokenizer_folder(folder: Path) -> Path:
     """A copy of the shipped tokenizer, to be broken."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for name in ("tokenizer", "tokenizer_config", "generation_config", "config"):
         shutil.copy(SHIPPED / f"{name}.json", folder)
     shutil.copy(SHIPPED / "chat_template.jinja", folder)

@@ -36,9 +36,14 @@ def test_the_shipped_tokenizer_is_looked_at_where_there_is_no_model(tmp_path: Pa
     assert {finding.status for finding in found} == {"ok"}
     assert str(SHIPPED) in only(found, "tokenizer").found
     assert "<|im_end|>" in only(found, "chat template").found
-    (tmp_path / "models").mkdir()
     folder = tokenizer_folder(tmp_path / "models" / "Qwen3-8B")
     assert str(folder) in only(check_tokenizer(question(tmp_path)), "tokenizer").found
+
+
+def test_the_tool_parser_of_the_configuration_must_read_the_templates_calls(tmp_path: Path) -> None:
+    (tmp_path / "rollout.yaml").write_text("strands_rollout: {tool_parser: mistral}")
+    found = check_tokenizer(question(tmp_path, config=tmp_path / "rollout.yaml"))
+    assert_fault(found, "chat template: calls", "error", "'mistral' does not read the call", remedy="tool_parser")
 
 
 TEMPLATE = (SHIPPED / "chat_template.jinja").read_text()
@@ -79,14 +84,8 @@ def test_a_tokenizer_that_can_not_be_used_is_an_error(
     assert_fault(look_at(folder), name, "error", *words, *about_folder, remedy=remedy)
 
 
-def test_a_tokenizer_whose_folder_is_missing_is_an_error(tmp_path: Path) -> None:
-    assert_fault(look_at(tmp_path / "none"), "tokenizer", "error", "none", remedy="prepare_model.sh")
-
-
 def test_a_model_is_whole_or_what_it_lacks_is_named(tmp_path: Path) -> None:
-    asked = question(tmp_path)
-    assert_fault(check_model(asked), "model", "warning", "Qwen3-8B", remedy=PREPARE)
-    folder = tmp_path / "models" / "Qwen3-8B"
+    asked, folder = question(tmp_path), tmp_path / "models" / "Qwen3-8B"
     folder.mkdir(parents=True)
     assert_fault(check_model(asked), "model", "error", "config.json", remedy=PREPARE)
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
@@ -100,30 +99,30 @@ def test_a_model_is_whole_or_what_it_lacks_is_named(tmp_path: Path) -> None:
     assert only(check_model(asked), "model").status == "ok"
 
 
-def test_the_model_is_looked_for_where_the_scripts_look(tmp_path: Path) -> None:
-    hub, both = {"HF_CHECKPOINT": "/a/m"}, {"HF_CHECKPOINT": "/a/m", "REF_LOAD": "/b/c"}
-    assert "/a/m is" in only(check_model(question(tmp_path, hub)), "model").found
-    assert "/a/m_torch_dist is" in only(check_converted_model(question(tmp_path, hub)), "converted model").found
-    assert "/b/c is" in only(check_converted_model(question(tmp_path, both)), "converted model").found
-
-
 @pytest.mark.parametrize(
-    "asked", [({}, "Qwen3-4B"), ({}, "Qwen/Qwen3-4B"), ({"MODEL": "Qwen3-4B"}, None)], ids=["name", "id", "MODEL"]
+    ("env", "name", "model", "converted"),
+    [
+        ({}, None, "models/Qwen3-8B", "models/Qwen3-8B_torch_dist"),
+        ({"HF_CHECKPOINT": "/a/m"}, None, "/a/m", "/a/m_torch_dist"),
+        ({"HF_CHECKPOINT": "/a/m", "REF_LOAD": "/b/c"}, None, "/a/m", "/b/c"),
+        ({"MODEL_DIR": "/d", "MODEL": "Qwen3-4B"}, None, "/d/Qwen3-4B", "/d/Qwen3-4B_torch_dist"),
+        ({}, "Qwen3-4B", "models/Qwen3-4B", "models/Qwen3-4B_torch_dist"),
+        ({"MODEL": "Qwen3-8B"}, "Qwen/Qwen3-4B", "models/Qwen3-4B", "models/Qwen3-4B_torch_dist"),
+    ],
 )
-def test_another_model_is_looked_for_and_fetched_by_its_name(
-    asked: tuple[dict[str, str], str | None], tmp_path: Path
+def test_the_model_is_looked_for_where_the_scripts_look_and_fetched_by_its_name(
+    env: dict[str, str], name: str | None, model: str, converted: str, tmp_path: Path
 ) -> None:
-    env, name = asked
-    remedy = f"{PREPARE} --model Qwen/Qwen3-4B"
-    this = question(tmp_path, env, model_name=name, tokenizer=tmp_path)
-    assert_fault(check_model(this), "model", "warning", "models/Qwen3-4B is", remedy=remedy)
-    assert_fault(check_converted_model(this), "converted model", "warning", "Qwen3-4B_torch_dist", remedy=remedy)
-    assert_fault(check_tokenizer(this), "tokenizer", "error", remedy="--model Qwen/Qwen3-4B")
+    asked = question(tmp_path, env, model_name=name, tokenizer=tmp_path)
+    remedy = f"{PREPARE} --model Qwen/Qwen3-4B" if "4B" in model else PREPARE
+    assert_fault(check_model(asked), "model", "warning", f"{tmp_path / model} is not there", remedy=remedy)
+    found = check_converted_model(asked)
+    assert_fault(found, "converted model", "warning", f"{tmp_path / converted} is not there", remedy=remedy)
+    assert_fault(check_tokenizer(asked), "tokenizer", "error", remedy=remedy)
 
 
 def test_a_conversion_that_did_not_end_is_an_error(tmp_path: Path) -> None:
     asked, folder = question(tmp_path), tmp_path / "models" / "Qwen3-8B_torch_dist"
-    assert_fault(check_converted_model(asked), "converted model", "warning", remedy=PREPARE)
     folder.mkdir(parents=True)
     tracker = folder / "latest_checkpointed_iteration.txt"
     assert_fault(check_converted_model(asked), "converted model", "error", tracker.name, remedy=PREPARE)
@@ -199,16 +198,16 @@ def look_at_data(path: Path) -> list[Finding]:
     return list(check_data(question(path.parent, data=[path])))
 
 
-def manifest(path: Path, rows: int, sha256: str | None = None) -> None:
-    digest = hashlib.sha256(path.read_bytes()).hexdigest() if sha256 is None else sha256
-    facts = {"format": 1, "dataset": "some/set", "revision": None, "rows": rows, "sha256": digest}
+def manifest(path: Path) -> None:
+    facts = {"format": 1, "dataset": "some/set", "revision": None, "rows": 2}
+    facts["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     Path(f"{path}.manifest.json").write_text(json.dumps(facts))
 
 
 def test_good_data_is_counted_against_its_manifest(tmp_path: Path) -> None:
     path = data(tmp_path, ROW, {"prompt": "What is 2 + 2?", "label": 4})
     assert [finding.status for finding in look_at_data(path)] == ["ok", "skipped"]
-    manifest(path, 2)
+    manifest(path)
     found = look_at_data(path)
     assert {finding.status for finding in found} == {"ok"}
     assert "2 rows of some/set" in only(found, "manifest: train.jsonl").found
@@ -243,12 +242,9 @@ def test_data_is_read_though_the_tokenizer_is_broken_and_an_empty_file_is_an_err
     assert_fault(look_at_data(data(tmp_path)), "data: train.jsonl", "error", "no rows", remedy="JSON")
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_a_training_run_can_not_do_without_model_and_data(training: bool, tmp_path: Path) -> None:
-    asked, status = question(tmp_path, training=training), "error" if training else "warning"
-    assert_fault(check_model(asked), "model", status, remedy=PREPARE)
-    assert_fault(check_converted_model(asked), "converted model", status, remedy=PREPARE)
-    found = list(check_data(asked))
+@pytest.mark.parametrize(("training", "status"), [(False, "warning"), (True, "error")])
+def test_a_training_run_can_not_do_without_its_data(training: bool, status: str, tmp_path: Path) -> None:
+    found = list(check_data(question(tmp_path, training=training)))
     assert_fault(found, "data: dapo-math-17k.jsonl", status, remedy="python data_prep/dapo_math_17k.py")
     assert_fault(found, "data: aime-2024.jsonl", status, remedy="python data_prep/aime_2024.py")
     assert_fault(found, "data: aime-2025.jsonl", "warning", remedy="python data_prep/aime_2025.py")
@@ -268,25 +264,19 @@ def test_the_scripts_that_remedies_name_exist(tmp_path: Path) -> None:
 
 
 def test_data_that_was_changed_since_it_was_prepared_is_an_error(tmp_path: Path) -> None:
-    path = data(tmp_path, ROW, ROW, name="gsm8k-test.jsonl")
-    manifest(path, 2)
+    path, name = data(tmp_path, ROW, ROW, name="gsm8k-test.jsonl"), "manifest: gsm8k-test.jsonl"
+    manifest(path)
     with path.open("a") as file:
         file.write(json.dumps(ROW))
 
-    def assert_manifest_fault(*words: str) -> None:
-        assert_fault(look_at_data(path), "manifest: gsm8k-test.jsonl", "error", *words, remedy="data_prep/gsm8k.py")
-
-    assert_manifest_fault("not the file that was prepared", "its manifest has")
+    assert_fault(look_at_data(path), name, "error", "not the file that was prepared", remedy="data_prep/gsm8k.py")
     Path(f"{path}.manifest.json").write_text("{}")
-    assert_manifest_fault("KeyError")
+    assert_fault(look_at_data(path), name, "error", "KeyError", remedy="data_prep/gsm8k.py")
 
 
 def test_data_is_looked_for_where_the_scripts_read_it(tmp_path: Path) -> None:
     env = {"PROMPT_DATA": "/a/mine.jsonl", "EVAL_SETS": "aime-2025,gsm8k-test", "DATA_DIR": "/b"}
-    assert [finding.found.split()[0] for finding in check_data(question(tmp_path, env))] == [
-        "/a/mine.jsonl",
-        "/b/aime-2025.jsonl",
-        "/b/gsm8k-test.jsonl",
-    ]
+    files = [finding.found.split()[0] for finding in check_data(question(tmp_path, env))]
+    assert files == ["/a/mine.jsonl", "/b/aime-2025.jsonl", "/b/gsm8k-test.jsonl"]
     names = {finding.name for finding in check_data(question(tmp_path, {"EVAL_CONFIG": "eval.yaml"}))}
     assert names == {"data: dapo-math-17k.jsonl", "data: aime-2025.jsonl"}

@@ -165,8 +165,8 @@ def rescore(
         raise typer.BadParameter("got --group-rm without --reward; expected the reward that takes groups")
     keys = [*([reward_key] if reward_key else []), "score", "acc"]
     called = load_reward(reward, config, keys, takes_groups=group_rm)
-    change = asyncio.run(run_rescore(dump, called, out=out, show=show, as_json=as_json))
-    raise typer.Exit(1 if change.failed else 0)
+    ok = asyncio.run(run_rescore(dump, called, out=out, show=show, as_json=as_json))
+    raise typer.Exit(0 if ok else 1)
 
 
 def validate(

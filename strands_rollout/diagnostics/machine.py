@@ -167,27 +167,20 @@ def check_limits(_question: Question) -> Iterator[Finding]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
         memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    found = f"{memory / _GB:.0f} GB"
-    if memory < _MEMORY_GB * _GB:
-        found += f"; to convert {diagnosis.MODEL_NAME} its weights, 16 GB, are read into memory"
-        yield warning("memory", found, f"use a machine, or give the container, {_MEMORY_GB:g} GB or more for that")
-    else:
-        yield good("memory", found)
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    found = "no limit" if limit == resource.RLIM_INFINITY else f"ulimit -n is {limit}"
-    if limit != resource.RLIM_INFINITY and limit < _FILES:
-        found += f"; hundreds of episodes at once need {_FILES} open files, Ray wants {_RAY_FILES}"
-        yield warning("open files", found, f"ulimit -n {_RAY_FILES} before the run")
-    else:
-        yield good("open files", found)
-    if _SHM.is_dir():
-        size_gb = shutil.disk_usage(_SHM).total / _GB
-        found = f"{size_gb:.1f} GB at {_SHM}"
-        if size_gb < _SHM_GB:  # Docker's default is 64 MB
-            remedy = "start the container with --shm-size=64g, or with --ipc=host"
-            yield warning("shared memory", f"{found}; NCCL and Ray want {_SHM_GB:g} GB", remedy)
-        else:
-            yield good("shared memory", found)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    shared = shutil.disk_usage(_SHM).total if _SHM.is_dir() else None  # in Docker 64 MB by default
+    for name, found, is_enough, need, remedy in (
+        ("memory", f"{memory / _GB:.0f} GB", memory >= _MEMORY_GB * _GB,
+         f"to convert {diagnosis.MODEL_NAME} its weights, 16 GB, are read into memory",
+         f"use a machine, or give the container, {_MEMORY_GB:g} GB or more for that"),
+        ("open files", f"ulimit -n is {files}", files == resource.RLIM_INFINITY or files >= _FILES,
+         f"hundreds of episodes at once need {_FILES} open files, Ray wants {_RAY_FILES}",
+         f"ulimit -n {_RAY_FILES} before the run"),
+        ("shared memory", f"no {_SHM} on this system" if shared is None else f"{shared / _GB:.1f} GB at {_SHM}",
+         shared is None or shared >= _SHM_GB * _GB,
+         f"NCCL and Ray want {_SHM_GB:g} GB", "start the container with --shm-size=64g, or with --ipc=host"),
+    ):  # fmt: skip
+        yield good(name, found) if is_enough else warning(name, f"{found}; {need}", remedy)
 
 
 def check_proxies(question: Question) -> Iterator[Finding]:

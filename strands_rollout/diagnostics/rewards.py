@@ -297,51 +297,35 @@ def _scored(record: DumpRecord, unscored: Rescored, answer: object, reward: Rewa
     return replace(record, values={**record.values, "reward": answer}), replace(unscored, new=new)
 
 
-@dataclass(frozen=True, slots=True)
-class RewardChange:
+def totals_of(found: Sequence[Rescored]) -> dict[str, int | float | None]:
     """What another reward changed in a dump.
 
     `failed` are the samples for which it raised, or gave no number; from `compared` on all is of those with an old and
     a new number. The correlation is Pearson's, None where there are fewer than two, or either are all alike.
     """
-
-    samples: int
-    scored: int
-    failed: int
-    compared: int
-    changed: int
-    raised: int
-    lowered: int
-    old_mean: float | None
-    new_mean: float | None
-    correlation: float | None
-
-
-def change_of(found: Sequence[Rescored]) -> RewardChange:
-    """What changed, of all samples of a dump."""
     pairs = [(one.old, one.new) for one in found if one.old is not None and one.new is not None]
     old, new = ([pair[side] for pair in pairs] for side in (0, 1))
     changed = [one for one in found if one.is_changed]
     raised = sum((one.new or 0.0) > (one.old or 0.0) for one in changed)
     varies = len(pairs) > 1 and np.ptp(old) > 0 and np.ptp(new) > 0
-    return RewardChange(
-        samples=len(found),
-        scored=sum(one.new is not None for one in found),
-        failed=sum(one.error is not None for one in found),
-        compared=len(pairs),
-        changed=len(changed),
-        raised=raised,
-        lowered=len(changed) - raised,
-        old_mean=float(np.mean(old)) if old else None,
-        new_mean=float(np.mean(new)) if new else None,
-        correlation=float(np.corrcoef(old, new)[0, 1]) if varies else None,
-    )
+    return {
+        "samples": len(found),
+        "scored": sum(one.new is not None for one in found),
+        "failed": sum(one.error is not None for one in found),
+        "compared": len(pairs),
+        "changed": len(changed),
+        "raised": raised,
+        "lowered": len(changed) - raised,
+        "old_mean": float(np.mean(old)) if old else None,
+        "new_mean": float(np.mean(new)) if new else None,
+        "correlation": float(np.corrcoef(old, new)[0, 1]) if varies else None,
+    }
 
 
 async def run_rescore(
     dump: Path, reward: RewardCall, *, out: Path | None = None, show: int = 50, as_json: bool = False
-) -> RewardChange:
-    """Score, write a new dump where asked, and show; what changed."""
+) -> bool:
+    """Score, write a new dump where asked, and show what changed; whether all samples could be scored."""
     found: list[Rescored] = []
     with nullcontext() if out is None else DumpWriter(out) as writer, counter("samples") as on_done:
         async for record, one in rescore(dump, reward):
@@ -349,18 +333,18 @@ async def run_rescore(
                 writer.write(record)
             found.append(one)
             on_done(1)
-    change = change_of(found)
-    if not as_json:
-        _show(make_console(), found, change, show)
-        return change
-    for one in found:
-        facts = {name: getattr(one, name) for name in ("number", "index", "old", "new")}
-        print(json_line({**facts, "changed": one.is_changed, "error": one.error}).decode(), end="")
-    print(json_line(asdict(change)).decode(), end="")
-    return change
+    totals = totals_of(found)
+    if as_json:
+        for one in found:
+            facts = {name: getattr(one, name) for name in ("number", "index", "old", "new", "error")}
+            print(json_line({**facts, "changed": one.is_changed}).decode(), end="")
+        print(json_line(totals).decode(), end="")
+    else:
+        _show(make_console(), found, totals, show)
+    return not totals["failed"]
 
 
-def _show(console: Console, found: Sequence[Rescored], change: RewardChange, show: int) -> None:
+def _show(console: Console, found: Sequence[Rescored], totals: Mapping[str, int | float | None], show: int) -> None:
     changed = [one for one in found if one.is_changed]
     if changed and show:
         table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
@@ -373,11 +357,9 @@ def _show(console: Console, found: Sequence[Rescored], change: RewardChange, sho
         console.print(table)
     for one in [one for one in found if one.error][:show]:
         console.print(Text(f"sample {one.number} could not be scored: {one.error}", style="red"), soft_wrap=True)
-    words = f"{change.scored} of {change.samples} samples scored, {change.failed} failed"
-    if change.compared:
-        correlation = "none: one of them never varies" if change.correlation is None else f"{change.correlation:.3f}"
-        words += (
-            f"; of {change.compared} with an old reward {change.changed} changed ({change.raised} up, {change.lowered} "
-            f"down), mean {change.old_mean:.4g} -> {change.new_mean:.4g}, correlation {correlation}"
-        )
-    console.print(Text(words), soft_wrap=True)
+    words = "{scored} of {samples} samples scored, {failed} failed"
+    if totals["compared"]:
+        words += "; of {compared} with an old reward {changed} changed ({raised} up, {lowered} down), "
+        words += "mean {old_mean:.4g} -> {new_mean:.4g}, correlation "
+        words += "none: one of them never varies" if totals["correlation"] is None else "{correlation:.3f}"
+    console.print(Text(words.format(**totals)), soft_wrap=True)

@@ -122,7 +122,7 @@ def replay(
     ] = None,
     as_json: options.JsonLine = False,
 ) -> None:
-    """Run a saved episode again, turn by turn, on the tokens that it had read, and say where it departs.
+    """Run a saved episode again, turn by turn, on the tokens that it had read, and show where it departs.
 
     No tool is run: its recorded results are part of those tokens. Where the engine returns logprobs of its input,
     those of the recorded tokens are compared too. Exits with 1 if a turn departs.
@@ -179,7 +179,7 @@ def validate(
     answer: Annotated[
         list[str] | None,
         typer.Option(
-            help="How a gold answer is said, {label} standing for it; may be given more than once, and each must be "
+            help="How a policy may write an answer, with {label} in it; may be given more than once, and each must be "
             "right. Default: \\boxed{{label}} and Answer: {label}."
         ),
     ] = None,

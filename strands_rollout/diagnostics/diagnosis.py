@@ -313,5 +313,5 @@ def package_folders(name: str, find_package: FindPackage = importlib.util.find_s
     except (ImportError, ValueError):
         return []
     if spec is None or (spec.origin is None and name == "slime"):
-        return []  # slime is no namespace package: a mere folder of that name stands in nobody's way
+        return []  # slime is no namespace package: an empty folder of that name hides nothing
     return [Path(folder) for folder in spec.submodule_search_locations or [str(spec.origin)]]

@@ -103,7 +103,7 @@ async def _ask(base_url: str, shown: str, question: Question, *, is_worker: bool
             return
         info = await fetch_server_info(http, url=shown)
         if info.model_path is None:
-            name = health.headers.get("server", "a server that does not tell its name")
+            name = health.headers.get("server", "a server that does not name itself")
             found = f"{shown} answers, but is not SGLang: {name}; its /server_info names no model"
             yield error("server", found, f"check the port; another server may have it. {_START}")
             return
@@ -133,7 +133,7 @@ def _engine(info: ServerInfo, shown: str) -> Finding:
 
 def _context(info: ServerInfo, shown: str, wanted: int | None) -> Finding:
     name, length = "server context", info.context_length
-    known = f"{shown} takes {length} tokens" if length else f"{shown} does not tell its context length"
+    known = f"{shown} takes {length} tokens" if length else f"{shown} does not state its context length"
     if wanted is None:
         return skipped(name, f"{known}; no --max-context-length to compare with")
     if length is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import netrc
 import os
 import platform
@@ -113,17 +114,21 @@ def installed_version(name: str) -> str | None:
 
 def _package_fault(wanted: Requirement, version: str | None, *, required: bool) -> Finding | None:
     """What is wrong with a package; an optional one that is too old fails only those who use it."""
-    from packaging.version import Version
+    from packaging.version import InvalidVersion, Version
 
     name, remedy = f"package {wanted.name}", f"pip install '{wanted.name}{wanted.specifier}'"
     expected = f"expected {wanted.specifier or 'any'}"
     if version is None:
         return error(name, f"not installed; {expected}", remedy) if required else None
-    if wanted.specifier.contains(version, prereleases=True):
-        return None
     found = f"{wanted.name} {version}; {expected}"
+    try:
+        number = Version(version)
+    except InvalidVersion:
+        return error(name, f"{found}: its metadata can't be read", f"pip install --force-reinstall '{wanted.name}'")
+    if wanted.specifier.contains(number, prereleases=True):
+        return None
     lowest = [part.version.removesuffix(".*") for part in wanted.specifier if part.operator in (">=", "~=", "==", ">")]
-    if any(Version(version) < Version(bound) for bound in lowest):
+    if any(number < Version(bound) for bound in lowest):
         return missing(name, f"{found}: too old", remedy, needed=required)
     return warning(name, f"{found}: newer than what was tested", remedy)
 
@@ -167,13 +172,14 @@ def check_limits(_question: Question) -> Iterator[Finding]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
         memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files = math.inf if limit == resource.RLIM_INFINITY else limit
     shared = shutil.disk_usage(_SHM).total if _SHM.is_dir() else None  # in Docker 64 MB by default
     for name, found, is_enough, need, remedy in (
         ("memory", f"{memory / _GB:.0f} GB", memory >= _MEMORY_GB * _GB,
          f"to convert {diagnosis.MODEL_NAME} its weights, 16 GB, are read into memory",
          f"use a machine, or give the container, {_MEMORY_GB:g} GB or more for that"),
-        ("open files", f"ulimit -n is {files}", files == resource.RLIM_INFINITY or files >= _FILES,
+        ("open files", f"ulimit -n is {files}", files >= _FILES,
          f"hundreds of episodes at once need {_FILES} open files, Ray wants {_RAY_FILES}",
          f"ulimit -n {_RAY_FILES} before the run"),
         ("shared memory", f"no {_SHM} on this system" if shared is None else f"{shared / _GB:.1f} GB at {_SHM}",
@@ -184,7 +190,7 @@ def check_limits(_question: Question) -> Iterator[Finding]:
 
 
 def check_proxies(question: Question) -> Iterator[Finding]:
-    """Whether a proxy stands between engines and router.
+    """Whether engines would reach their router through a proxy.
 
     This package reaches engines directly whatever is set, and so do slime's own rollouts; but slime's engines register
     with `requests` (slime/backends/sglang_utils/sglang_engine.py), which uses a proxy for all hosts not in no_proxy.

@@ -39,7 +39,7 @@ from strands_rollout.samples import Sample, finite
 from strands_rollout.slime_plugin.reward import reward_func
 
 SAYINGS: Final = ("\\boxed{{label}}", "Answer: {label}")
-"""How a policy writes an answer; `{label}` stands for it."""
+"""How a policy may write an answer, with its label in place of `{label}`."""
 PLACE: Final = "{label}"
 _RIGHT: Final = 1.0
 _COMPLETED: Final = Sample.Status.COMPLETED
@@ -123,7 +123,7 @@ def load_reward(
     Raises:
         ConfigError: There is no such function, or the configuration can't be used.
     """
-    # these bring Strands along, which this package's own reward does without
+    # these import Strands, which this package's own reward does without
     from strands_rollout.agent.tool_loading import load_function
     from strands_rollout.settings import read_config_file
 
@@ -149,7 +149,7 @@ class GoldAnswer:
 async def gold_refusals(golds: Sequence[GoldAnswer], reward: RewardCall, sayings: Sequence[str] = SAYINGS) -> list[str]:
     """For each gold answer why the reward would not give the point, 1 or more, for it; "" where it does.
 
-    `sayings` are how an answer is said, `{label}` standing for it; all are asked at once.
+    Each text of an answer is tried in each form of `sayings`, all of them at once.
     """
     reasons, samples, places = [], [], []
     for place, gold in enumerate(golds):

@@ -211,7 +211,7 @@ async def test_a_server_is_shown_with_version_model_and_context() -> None:
         (serving({**SERVES, "version": "0.4.9"}), "server", "warning", "0.4.9", "sglang>=0.5"),
         ({"/health": (503, None)}, "server", "error", "is up, but not healthy (503)", "wait"),
         ({**UP, "/v1/models": (200, {"data": []})}, "server", "error", "not SGLang", "check the port"),
-        (serving(SERVES), "server context", "warning", "does not tell", "--context-length 20480"),
+        (serving(SERVES), "server context", "warning", "does not state", "--context-length 20480"),
         ({**UP, "/workers": (200, SICK)}, "server", "error", "1 workers, none of them healthy", "/workers"),
         (
             serving({**SERVES, "context_length": 9}),

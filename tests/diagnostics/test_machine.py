@@ -46,6 +46,7 @@ def test_a_python_that_is_too_old_is_an_error(site: Path, monkeypatch: pytest.Mo
     [
         ("1.50.0", "error", "1.50.0; expected <2,>=1.51: too old", "pip install 'strands-agents"),
         ("2.1.0", "warning", "newer", "pip install"),
+        ("one", "error", "can't be read", "--force-reinstall"),
         (None, "error", "not installed; expected <2,>=1.51", "pip install 'strands-agents<2,>=1.51'"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -68,48 +67,43 @@ def check_server(base_url: str, question: Question, limit_s: float = _SERVER_S) 
 
     async def within_limit() -> list[Finding]:
         async with asyncio.timeout(limit_s):
-            return [finding async for finding in _ask(base_url, shown, question)]
+            return await _ask(base_url, shown, question)
 
     try:
         return asyncio.run(within_limit())
     except TimeoutError:
         return [error("server", f"{shown} did not answer within {limit_s:g} s", f"look at its log, or {_START}")]
-    except _UNREACHABLE as e:
-        return [error("server", f"nothing answers at {shown}: {e or type(e).__name__}", _START)]
 
 
-async def _ask(base_url: str, shown: str, question: Question, *, is_worker: bool = False) -> AsyncIterator[Finding]:
+async def _ask(base_url: str, shown: str, question: Question, *, is_worker: bool = False) -> list[Finding]:
     async with create_client(base_url, connect_timeout=_CONNECT_S, timeout=_READ_S) as http:
-        health = await http.get("/health")
-        if health.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-            found = f"{shown} is up, but not healthy (503): it is loading, or its scheduler hangs"
-            yield error("server", found, "wait until it has loaded, look at its log, or start it again")
-            return
-        workers = None if is_worker else _object(await http.get("/workers")).get("workers")
-        if isinstance(workers, list):  # a router
-            urls = [
-                one["url"]
-                for one in workers
-                if isinstance(one, dict) and one.get("is_healthy", True) and one.get("url")
-            ]
-            if not urls:
-                found = f"the router at {shown} has {len(workers)} workers, none of them healthy"
-                yield error("server", found, "start an SGLang server and register it: POST /workers with its url")
-                return
-            yield good("server", f"a router at {shown} with {len(urls)} of {len(workers)} workers healthy")
-            behind = f"{redacted(parse_base_url(urls[0]))} (behind the router)"
-            async for finding in _ask(urls[0], behind, question, is_worker=True):
-                yield finding
-            return
-        info = await fetch_server_info(http, url=shown)
-        if info.model_path is None:
-            name = health.headers.get("server", "a server that does not name itself")
-            found = f"{shown} answers, but is not SGLang: {name}; its /server_info names no model"
-            yield error("server", found, f"check the port; another server may have it. {_START}")
-            return
-        yield _engine(info, shown)
-        yield _context(info, shown, question.max_context_length)
-        yield await _tokens(http, info, question)
+        try:
+            health = await http.get("/health")
+            if health.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+                found = f"{shown} is up, but not healthy (503): it is loading, or its scheduler hangs"
+                return [error("server", found, "wait until it has loaded, look at its log, or start it again")]
+            workers = None if is_worker else _object(await http.get("/workers")).get("workers")
+            if isinstance(workers, list):
+                return await _ask_router([one for one in workers if isinstance(one, dict)], shown, question)
+            info = await fetch_server_info(http, url=shown)
+            if info.model_path is None:
+                name = health.headers.get("server", "a server that does not name itself")
+                found = f"{shown} answers, but is not SGLang: {name}; its /server_info names no model"
+                return [error("server", found, f"check the port; another server may have it. {_START}")]
+            context = _context(info, shown, question.max_context_length)
+            return [_engine(info, shown), context, await _tokens(http, info, question)]
+        except _UNREACHABLE as e:
+            return [error("server", f"nothing answers at {shown}: {e or type(e).__name__}", _START)]
+
+
+async def _ask_router(workers: list[dict[str, Json]], shown: str, question: Question) -> list[Finding]:
+    urls = [str(worker["url"]) for worker in workers if worker.get("is_healthy", True) and worker.get("url")]
+    if not urls:
+        found = f"the router at {shown} has {len(workers)} workers, none of them healthy"
+        return [error("server", found, "start an SGLang server and register it: POST /workers with its url")]
+    router = good("server", f"a router at {shown} with {len(urls)} of {len(workers)} workers healthy")
+    behind = f"{redacted(parse_base_url(urls[0]))} (behind the router)"
+    return [router, *await _ask(urls[0], behind, question, is_worker=True)]
 
 
 def _object(response: httpx.Response) -> dict[str, Json]:

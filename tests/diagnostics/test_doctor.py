@@ -247,6 +247,15 @@ async def test_a_router_is_known_and_its_worker_is_asked() -> None:
     assert only(found, "server context").status == "ok"
 
 
+async def test_a_worker_that_is_gone_is_named_behind_its_router() -> None:
+    workers = {"workers": [{"url": "http://127.0.0.1:1", "is_healthy": True}]}
+    async with answering({**UP, "/workers": (200, workers)}) as url:
+        router, worker = await look(url)
+    assert router.status == "ok"
+    words = "nothing answers at http://127.0.0.1:1 (behind the router)"
+    assert_fault([worker], "server", "error", words, remedy="sglang.launch_server")
+
+
 async def test_a_server_with_another_vocabulary_is_an_error(tmp_path: Path) -> None:
     async with answering({**serving(SERVES), "/tokenize": (200, {"tokens": [1, 2, 3]})}) as url:
         named = await look(url, tokenizer=SHIPPED)

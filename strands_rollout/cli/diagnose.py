@@ -122,7 +122,7 @@ def replay(
     ] = None,
     as_json: options.JsonLine = False,
 ) -> None:
-    """Run a saved episode again, turn by turn, on the tokens that it had read, and show where it departs.
+    """Run a saved episode again, turn by turn, on the tokens that it had read, and say where it departs.
 
     No tool is run: its recorded results are part of those tokens. Where the engine returns logprobs of its input,
     those of the recorded tokens are compared too. Exits with 1 if a turn departs.

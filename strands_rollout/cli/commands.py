@@ -5,6 +5,7 @@ Exit codes: 0 ok, 1 failed, 2 usage. Imports nothing heavy before a command runs
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +32,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; never returns."""
+    # transformers would advise to install torch, which most commands don't need
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         app(prog_name="strands-rollout")
     except RolloutError as e:

@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import webbrowser
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from strands_rollout.errors import ConfigError
+from strands_rollout.cli.options import Dump
+from strands_rollout.errors import ConfigError, DumpError
 
 if TYPE_CHECKING:
     from strands_rollout.view.sample import Retokeniser
 
 
-Samples: TypeAlias = Annotated[
-    list[int] | None, typer.Option(help="With --text: print these samples only, from 0.", metavar="N", min=0)
-]
-
-
 def view(
-    dump: Annotated[
-        Path,
-        typer.Argument(
-            help="A dump, a folder of dumps, results of `eval`, or slime's --save-debug-rollout-data.",
-            exists=True,
-            show_default=False,
-        ),
-    ],
+    dump: Dump,
     out: Annotated[Path | None, typer.Option(help="Write the page to this file, in place of opening it.")] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="The policy's; shows drift, and texts that the dump lacks.", exists=True, file_okay=False),
     ] = None,
     text: Annotated[bool, typer.Option("--text", help="Print the list and the samples to the terminal.")] = False,
-    sample: Samples = None,
+    sample: Annotated[
+        list[int] | None, typer.Option(help="With --text: print these samples only, from 0.", metavar="N", min=0)
+    ] = None,
     port: Annotated[
         int | None,
         typer.Option(help="Serve the page at this port and open no browser; 0 for a free one.", min=0, max=65535),
@@ -67,8 +56,6 @@ def view(
 def _retokeniser(folder: Path | None) -> Retokeniser | None:
     if folder is None:
         return None
-    # transformers would advise to install torch, which nothing here needs
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
     from strands_rollout.view.sample import Retokeniser
 
@@ -108,19 +95,11 @@ def _serve(dump: Path, port: int | None, retokeniser: Retokeniser | None) -> Non
         typer.echo("")
 
 
-class Target(StrEnum):
-    """Where a dump may go."""
-
-    OTEL = "otel"
-    WANDB = "wandb"
-
-
 def export(
-    dump: Annotated[
-        Path, typer.Argument(help="A dump, slime's debug file, results of eval, or a folder of them.", exists=True)
-    ],
+    dump: Dump,
     to: Annotated[
-        Target, typer.Option(help="otel: a trace per sample, to a collector; wandb: a table of the samples, in a run.")
+        Literal["otel", "wandb"],
+        typer.Option(help="otel: a trace per sample, to a collector; wandb: a table of the samples, in a run."),
     ],
     endpoint: Annotated[
         str | None,
@@ -143,17 +122,17 @@ def export(
 
     Texts stay here unless --contents is given.
     """
-    if to is Target.OTEL and project is not None:
+    if to == "otel" and project is not None:
         raise typer.BadParameter("got --project with --to otel; expected it with --to wandb")
-    if to is Target.WANDB and (endpoint is not None or start is not None):
+    if to == "wandb" and (endpoint is not None or start is not None):
         raise typer.BadParameter("got --endpoint or --start with --to wandb; expected them with --to otel")
-    if to is Target.OTEL:
-        _to_otel(dump, endpoint, start, reward_key, with_contents=contents)
+    if to == "otel":
+        typer.echo(_to_otel(dump, endpoint, start, reward_key, with_contents=contents))
     else:
-        _to_wandb(dump, project, reward_key, with_contents=contents)
+        typer.echo(_to_wandb(dump, project, reward_key, with_contents=contents))
 
 
-def _to_otel(dump: Path, endpoint: str | None, start: datetime | None, reward_key: str, *, with_contents: bool) -> None:
+def _to_otel(dump: Path, endpoint: str | None, start: datetime | None, reward_key: str, *, with_contents: bool) -> str:
     from strands_rollout.integrations.traces import otlp_exporter, send_dump
 
     if start is not None and start.tzinfo is None:
@@ -165,23 +144,19 @@ def _to_otel(dump: Path, endpoint: str | None, start: datetime | None, reward_ke
     finally:
         exporter.shutdown()
     _refuse_none(samples, dump)
-    typer.echo(f"{samples} samples, {spans} spans")
+    return f"{samples} samples, {spans} spans"
 
 
-def _to_wandb(dump: Path, project: str | None, reward_key: str, *, with_contents: bool) -> None:
-    from strands_rollout.integrations.wandb import check_wandb
+def _to_wandb(dump: Path, project: str | None, reward_key: str, *, with_contents: bool) -> str:
+    from strands_rollout.integrations import wandb
 
-    check_wandb("--to wandb")
-    from strands_rollout.integrations.wandb import log_table, sample_table
-
-    table = sample_table(dump, reward_key=reward_key, with_contents=with_contents)
+    wandb.check_wandb("--to wandb")
+    table = wandb.sample_table(dump, reward_key=reward_key, with_contents=with_contents)
     _refuse_none(len(table.rows), dump)
-    log_table(table, project, dump.resolve().name)
-    typer.echo(f"{len(table.rows)} samples")
+    wandb.log_table(table, project, dump.resolve().name)
+    return f"{len(table.rows)} samples"
 
 
 def _refuse_none(samples: int, dump: Path) -> None:
-    from strands_rollout.errors import DumpError
-
     if not samples:
         raise DumpError(f"{dump} holds no sample; expected one or more")

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from strands_rollout.cli.options import Given, check_engine, made, takes, without_advice
+from strands_rollout.cli.options import Given, check_engine, made, takes
 from strands_rollout.evaluation.options import DemoOptions, EvalOptions, Sampling
 
 _REAL: Final = {"samples": 16, "concurrency": 64, "max_new_tokens": 16384}
@@ -22,7 +22,6 @@ def demo(given: Given) -> None:
     The last line on stdout is a JSON summary. Exits with 1 if a check fails or no episode completes.
     """
     check_engine(given["base_url"], given["model_dir"])
-    without_advice()
     from strands_rollout.evaluation.demo import run_demo
 
     raise typer.Exit(0 if run_demo(DemoOptions(**given)).ok else 1)
@@ -52,7 +51,6 @@ def evaluate(
     if given["top_k"] == 0:
         raise typer.BadParameter("got --top-k 0; expected -1 for all, or 1 and more")
     ks = None if k is None else _parse_ks(k)
-    without_advice()
     from strands_rollout.evaluation.run import run_evaluation
 
     defaults = _REAL if given["base_url"] is not None else _EMBEDDED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from inspect import Parameter, Signature, signature
@@ -69,11 +68,13 @@ def check_engine(base_url: str | None, model: Path | None) -> None:
         raise typer.BadParameter("--model is what the embedded engine serves; it can't be used with --base-url")
 
 
-def without_advice() -> None:
-    """Keep transformers from advising to install torch, which nothing here needs."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-
-
+Dump: TypeAlias = Annotated[
+    Path, typer.Argument(help="A dump, slime's debug file, results of eval, or a folder of them.", exists=True)
+]
+JsonLine: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")]
+JsonLines: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print JSON instead: a line for each sample, and the totals.")
+]
 Config: TypeAlias = Annotated[
     Path | None,
     typer.Option(
@@ -95,7 +96,7 @@ def config(
         Path | None,
         typer.Argument(help="A YAML for slime's --custom-config-path; default: none, which shows the defaults."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
+    as_json: JsonLine = False,
 ) -> None:
     """Check a configuration, and print every setting with its meaning and its value.
 

@@ -10,7 +10,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from strands_rollout.cli.options import Given, made, takes, without_advice
+from strands_rollout.cli.options import Given, made, takes
 from strands_rollout.errors import ConfigError
 from strands_rollout.train.options import SHIPPED_POLICY, Decay, LossMean, TrainOptions, UpdateSettings
 
@@ -35,7 +35,6 @@ def train(
     """
     if find_spec("torch") is None:
         raise ConfigError("training needs torch, which is not installed; pip install 'strands-rollout[train]'")
-    without_advice()
     from strands_rollout.train.batch import TrainingMethod
 
     _complete(given)

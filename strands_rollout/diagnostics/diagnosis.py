@@ -1,4 +1,7 @@
-"""What a diagnosis is asked and what it answers: the question, the findings of checks, and how checks are run."""
+"""What a diagnosis is asked and what it answers: the question, the findings of checks, and how checks are run.
+
+Imports nothing heavy: the command line reads the question's options before it runs a command.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,24 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from rich.console import Console
-from rich.text import Text
+from typer import Option
 
-from strands_rollout.code_tool.local.supervisor_link import Isolation
 from strands_rollout.errors import foreign_code
 from strands_rollout.files import Json
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 MODEL_NAME: Final = "Qwen3-8B"
 SHIPPED_TOKENIZER: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
-LIMIT_S: Final = 60.0
-_END_S: Final = 1.0  # what a killed process gets to end before it is left alone
+_LIMIT_S: Final = 60.0
+_END_S: Final = 1.0  # what a killed process gets to end before it is left behind
 _INDENT: Final = 9
 
 Status = Literal["ok", "warning", "error", "skipped"]
@@ -41,21 +43,45 @@ FindPackage = Callable[[str], ModuleSpec | None]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to look at; where the scripts of this repository put things unless it is said otherwise."""
+    """What to look at: the options of `strands-rollout doctor`, and the environment that completes them."""
 
     env: Mapping[str, str]  # of the run
-    repository: Path  # where data/, models/ and checkpoints/ are unless `env` says otherwise
-    isolation: Isolation = "full"  # what the code sandbox must enforce
-    base_urls: tuple[str, ...] = ()  # of SGLang servers or routers
-    tokenizer: Path | None = None  # its folder; None for the model's, if it is there, else the shipped one
-    config: Path | None = None  # of slime's --custom-config-path; None for ROLLOUT_CONFIG, else the repository's
-    data: tuple[Path, ...] = ()  # prompt data sets; none for those that the scripts use
-    slime_dir: Path | None = None  # slime's checkout; None for SLIME_DIR, else the importable one
-    megatron_dir: Path | None = None  # Megatron-LM's; None for MEGATRON_DIR, else beside slime's or importable
-    gpus: int | None = None  # how many there must be; None for NUM_GPUS, else what training needs
-    training: bool = False  # whether a training run is to start here, so that what it can't do without is an error
-    model_name: str | None = None  # or its id on the hub; None for MODEL, else Qwen3-8B
-    max_context_length: int | None = None  # tokens that the servers must take
+    repository: Path  # where data/, models/ and checkpoints/ are unless `env` names other folders
+    base_urls: Annotated[
+        list[str] | None,
+        Option("--base-url", help="An SGLang server or router to ask; may be given more than once."),
+    ] = None
+    max_context_length: Annotated[
+        int | None, Option(help="Tokens of prompt and response that the servers must take.", min=1)
+    ] = None
+    tokenizer: Annotated[
+        Path | None, Option(help="Folder of the tokenizer; default: the model's, else the shipped one.")
+    ] = None
+    model_name: Annotated[
+        str | None,
+        Option(help="The model's name or id on the hub, such as Qwen/Qwen3-4B; default: MODEL, else Qwen3-8B."),
+    ] = None
+    config: Annotated[
+        Path | None,
+        Option(help="The YAML for slime's --custom-config-path; default: ROLLOUT_CONFIG, else configs/math_code.yaml."),
+    ] = None
+    data: Annotated[
+        list[Path] | None,
+        Option(help="A prompt data set; may be given more than once; default: those that the scripts use."),
+    ] = None
+    slime_dir: Annotated[Path | None, Option(help="slime's checkout; default: SLIME_DIR, else the importable one.")] = (
+        None
+    )
+    megatron_dir: Annotated[
+        Path | None, Option(help="Megatron-LM's; default: MEGATRON_DIR, else beside slime or importable.")
+    ] = None
+    gpus: Annotated[
+        int | None, Option(help="How many GPUs there must be; default: NUM_GPUS, else 8 with --training.", min=0)
+    ] = None
+    training: Annotated[
+        bool, Option("--training", help="Fail on all that a training run on this machine can't do without.")
+    ] = False
+    isolation: Annotated[str, Option(help="What the code sandbox must enforce: full, seccomp or rlimits.")] = "full"
 
     def named(self, variable: str) -> Path | None:
         """The path that a variable of the environment names; None where it is not set, or empty."""
@@ -96,9 +122,15 @@ class Question:
 
     @property
     def tokenizer_dir(self) -> Path:
-        """The folder of the tokenizer that is looked at."""
+        """The folder of the tokenizer to check."""
         of_model = self.model if (self.model / "tokenizer.json").is_file() else SHIPPED_TOKENIZER
         return self.tokenizer or of_model
+
+    @property
+    def config_file(self) -> Path | None:
+        """The configuration to check; None where there is none."""
+        default = self.repository / "configs" / "math_code.yaml"
+        return self.config or self.named("ROLLOUT_CONFIG") or (default if default.is_file() else None)
 
 
 def find_repository() -> Path:
@@ -111,11 +143,11 @@ def find_repository() -> Path:
 class Finding:
     """What a check found.
 
-    An error: a run would fail, or train on something else than was meant. A warning: it may, or a part of what a run
-    needs is not here. Skipped: not asked for.
+    An error: a run would fail, or train on something else than was meant. A warning: it may, or something that a run
+    needs is missing. Skipped: not asked for.
     """
 
-    name: str  # of what was looked at
+    name: str  # of what was checked
     status: Status
     found: str  # with the names and numbers that were found
     remedy: str | None = None  # with the command to type where there is one; None where nothing is to be done
@@ -137,13 +169,13 @@ def error(name: str, found: str, remedy: str) -> Finding:
     return Finding(name, "error", found, remedy)
 
 
-def lacking(name: str, found: str, remedy: str, *, training: bool) -> Finding:
-    """What a training run can't do without is not here: an error where one is meant, else a warning."""
-    return (error if training else warning)(name, found, remedy)
+def missing(name: str, found: str, remedy: str, *, needed: bool) -> Finding:
+    """Something is not here: an error where the run needs it, else a warning."""
+    return (error if needed else warning)(name, found, remedy)
 
 
 def skipped(name: str, found: str) -> Finding:
-    """Not looked at, or not asked for."""
+    """Not checked, or not asked for."""
     return Finding(name, "skipped", found)
 
 
@@ -151,7 +183,7 @@ def skipped(name: str, found: str) -> Finding:
 class Diagnosis:
     """What was found, in the order of the checks."""
 
-    findings: tuple[Finding, ...]
+    findings: Sequence[Finding]
 
     def ok(self, *, strict: bool = False) -> bool:
         """Whether there is no error; nor, if `strict`, a warning."""
@@ -166,11 +198,13 @@ class Diagnosis:
 
     def show(self, console: Console) -> None:
         """Print it for people."""
+        from rich.text import Text
+
         for finding in self.findings:
             status = (f"{finding.status:<{_INDENT}}", _STYLES[finding.status])
             console.print(Text.assemble(status, f"{finding.name}: {finding.found}"), soft_wrap=True)
             if finding.remedy is not None:
-                console.print(f"{'':<{_INDENT}}-> {finding.remedy}", highlight=False, markup=False, soft_wrap=True)
+                console.print(Text(f"{'':<{_INDENT}}-> {finding.remedy}"), soft_wrap=True)
         counts = Counter(finding.status for finding in self.findings)
         totals = ", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status])
         console.print(f"\n{totals}", highlight=False, soft_wrap=True)
@@ -180,43 +214,40 @@ class Diagnosis:
 class Check:
     """One look at the machine."""
 
-    name: str  # of the line that is shown if it fails itself
-    look: Callable[[], Sequence[Finding]]  # may raise anything
-    # for something outside this process, so that others may go on meanwhile; only one of those that do not wait runs at
-    # a time: they import the same large packages
+    name: str  # of the finding if the check itself fails
+    look: Callable[[Question], Iterable[Finding]]  # may raise anything
+    # for something outside this process. Those that don't wait run one at a time: they import the same large packages
     waits: bool = False
 
 
-def run_checks(checks: Sequence[Check], limit_s: float = LIMIT_S) -> list[Finding]:
+def run_checks(checks: Sequence[Check], question: Question, limit_s: float = _LIMIT_S) -> list[Finding]:
     """What all checks found, in their order; none can stop the rest.
 
-    Args:
-        checks: Those that wait run beside each other, the others one after the other.
-        limit_s: Seconds after which those that have not ended, as on a file system that hangs, are given up.
+    Checks that wait run beside each other and beside the others. One that has not ended after `limit_s` seconds, as on
+    a file system that hangs, is given up.
     """
-    ends: dict[Check, Future[list[Finding]]] = {check: Future() for check in checks}
+    findings: dict[Check, list[Finding]] = {}
 
     def run(group: Sequence[Check]) -> None:
         for check in group:
-            ends[check].set_result(_look(check))
+            findings[check] = _look(check, question)
 
-    for group in [[check] for check in checks if check.waits] + [[check for check in checks if not check.waits]]:
-        # daemons: a check that hangs must not keep the process from ending
-        threading.Thread(target=run, args=(group,), name="doctor", daemon=True).start()
+    groups = [[check] for check in checks if check.waits] + [[check for check in checks if not check.waits]]
+    # daemons: a check that hangs must not keep the process from ending
+    threads = [threading.Thread(target=run, args=(group,), name="doctor", daemon=True) for group in groups]
+    for thread in threads:
+        thread.start()
     deadline_s = time.monotonic() + limit_s
-    found: list[Finding] = []
-    for check, end in ends.items():
-        try:
-            found += end.result(max(0.0, deadline_s - time.monotonic()))
-        except FutureTimeoutError:
-            remedy = "look for a disk, mount or driver that hangs: the processes in state D of: ps aux"
-            found.append(error(check.name, f"did not end within {limit_s:g} s, and was given up", remedy))
-    return found
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+    given_up = f"did not end within {limit_s:g} s, and was given up"
+    remedy = "look for a disk, mount or driver that hangs: the processes in state D of: ps aux"
+    return [one for check in checks for one in findings.get(check, [error(check.name, given_up, remedy)])]
 
 
-def _look(check: Check) -> list[Finding]:
+def _look(check: Check, question: Question) -> list[Finding]:
     with foreign_code("one broken check must not hide what the others found") as outcome:
-        return list(check.look())
+        return list(check.look(question))
     fault = outcome.error
     if isinstance(fault, ImportError):
         reinstall = "install this package again, with what it requires: pip install -e /path/to/strands-rollout"
@@ -227,14 +258,14 @@ def _look(check: Check) -> list[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What another program said; its exit code is None where it did not end in time."""
+    """How a program ended and what it printed; its exit code is None where it did not end in time."""
 
     exit_code: int | None
     stdout: str = ""
     stderr: str = ""
 
     @property
-    def words(self) -> str:
+    def printed(self) -> str:
         """What it printed, on one line, errors first; its exit code where it printed nothing."""
         text = " ".join(f"{self.stderr} {self.stdout}".split())
         return text[:300] or f"exit code {self.exit_code}"
@@ -269,14 +300,10 @@ def run_program(*command: str, env: Mapping[str, str], limit_s: float) -> Answer
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
     # one that waits inside a driver can't be killed, and is left behind
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_END_S)
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
+    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=_END_S)
 
 
 def package_folders(name: str, find_package: FindPackage = importlib.util.find_spec) -> list[Path]:
@@ -286,5 +313,5 @@ def package_folders(name: str, find_package: FindPackage = importlib.util.find_s
     except (ImportError, ValueError):
         return []
     if spec is None or (spec.origin is None and name == "slime"):
-        return []  # slime is no namespace package: a mere folder of that name stands in nobody's way
+        return []  # slime is no namespace package: an empty folder of that name hides nothing
     return [Path(folder) for folder in spec.submodule_search_locations or [str(spec.origin)]]

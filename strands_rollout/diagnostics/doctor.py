@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -14,13 +13,12 @@ import orjson
 
 from strands_rollout.client.client import ServerInfo, fetch_server_info
 from strands_rollout.client.transport import create_client, parse_base_url, redacted
-from strands_rollout.diagnostics import diagnosis, machine, run_files
+from strands_rollout.diagnostics import diagnosis, machine, run_files, slime_episode
 from strands_rollout.diagnostics.diagnosis import Check, Finding, Question, error, good, skipped, warning
-from strands_rollout.diagnostics.slime_episode import check_megatron, check_slime, check_slime_episode
 from strands_rollout.errors import ConfigError, EngineUnavailableError, foreign_code
 from strands_rollout.files import Json
 
-SERVER_LIMIT_S: Final = 15.0
+_SERVER_S: Final = 15.0
 _CONNECT_S: Final = 3.0
 _READ_S: Final = 5.0
 _OLDEST: Final = (0, 5)
@@ -28,42 +26,40 @@ _START: Final = "start it, and check host and port: python -m sglang.launch_serv
 _UNREACHABLE: Final = (httpx.TransportError, aiohttp.ClientError, EngineUnavailableError)
 # words, numbers and control tokens that vocabularies cut in different ways
 _TEXT: Final = "<|im_start|>Zwölf Boxkämpfer: x = 1234567, \\boxed{42}; unbelievably<tool_call>\n\n\t東京<|im_end|>"
+_CHECKS: Final = (
+    Check("packages", machine.check_packages),
+    Check("slime", slime_episode.check_slime, waits=True),
+    Check("slime episode", slime_episode.check_slime_episode, waits=True),
+    Check("megatron", slime_episode.check_megatron, waits=True),
+    Check("gpus", machine.check_gpus, waits=True),
+    Check("limits", machine.check_limits, waits=True),
+    Check("proxies", machine.check_proxies),
+    Check("disk", machine.check_disk, waits=True),
+    Check("ray", machine.check_ray, waits=True),
+    Check("wandb", machine.check_wandb),
+    Check("model", run_files.check_model),
+    Check("converted model", run_files.check_converted_model),
+    Check("tokenizer", run_files.check_tokenizer),
+    Check("config", run_files.check_config),
+    Check("data", run_files.check_data),
+    Check("sandbox", machine.check_sandbox, waits=True),
+)
 
 
 def examine(question: Question) -> diagnosis.Diagnosis:
-    """Look at this machine; takes seconds, and leaves nothing behind."""
-    env = question.env
-    servers = [Check("server", partial(check_server, url, question), waits=True) for url in question.base_urls]
-    checks = [
-        Check("python", machine.check_python),
-        Check("packages", machine.check_packages),
-        Check("slime", partial(check_slime, question), waits=True),
-        Check("slime episode", partial(check_slime_episode, question), waits=True),
-        Check("megatron", partial(check_megatron, question), waits=True),
-        Check("gpus", partial(machine.check_gpus, question), waits=True),
-        Check("memory", machine.check_memory),
-        Check("open files", machine.check_open_files),
-        Check("proxies", partial(machine.check_proxies, env)),
-        Check("disk", lambda: machine.check_disk(machine.places_of(question)), waits=True),
-        Check("shared memory", machine.check_shared_memory, waits=True),
-        Check("ray", partial(machine.check_ray, env, training=question.training), waits=True),
-        Check("wandb", partial(machine.check_wandb, env)),
-        Check("model", partial(run_files.check_model, question)),
-        Check("converted model", partial(run_files.check_converted_model, question)),
-        Check("tokenizer", partial(run_files.check_tokenizer, question)),
-        Check("config", partial(run_files.check_config, question)),
-        Check("data", partial(run_files.check_data, question)),
-        Check("sandbox", partial(machine.check_sandbox, question.isolation), waits=True),
-        *(servers or [Check("server", lambda: [skipped("server", "no --base-url: no SGLang was asked")])]),
-    ]
-    return diagnosis.Diagnosis(tuple(diagnosis.run_checks(checks)))
+    """Check this machine; takes seconds, and leaves nothing behind.
 
-
-def check_server(base_url: str, question: Question, limit_s: float = SERVER_LIMIT_S) -> list[Finding]:
-    """What answers at the URL of a server or router, within `limit_s` seconds.
-
-    Is it SGLang, or a router before it, with the tokens and the context that the question names?
+    Raises:
+        ConfigError: There is no such isolation.
     """
+    machine.to_isolation(question.isolation)
+    servers = [Check("server", partial(check_server, url), waits=True) for url in question.base_urls or ()]
+    no_server = Check("server", lambda _: [skipped("server", "no --base-url: no SGLang was asked")])
+    return diagnosis.Diagnosis(diagnosis.run_checks([*_CHECKS, *(servers or [no_server])], question))
+
+
+def check_server(base_url: str, question: Question, limit_s: float = _SERVER_S) -> list[Finding]:
+    """Whether SGLang, or a router before it, answers, with the tokens and the context that the question names."""
     try:
         shown = redacted(parse_base_url(base_url))
     except ConfigError as e:
@@ -71,7 +67,7 @@ def check_server(base_url: str, question: Question, limit_s: float = SERVER_LIMI
 
     async def within_limit() -> list[Finding]:
         async with asyncio.timeout(limit_s):
-            return await _ask(base_url, shown, question, may_be_router=True)
+            return await _ask(base_url, shown, question)
 
     try:
         return asyncio.run(within_limit())
@@ -79,44 +75,44 @@ def check_server(base_url: str, question: Question, limit_s: float = SERVER_LIMI
         return [error("server", f"{shown} did not answer within {limit_s:g} s", f"look at its log, or {_START}")]
 
 
-async def _ask(base_url: str, shown: str, question: Question, *, may_be_router: bool) -> list[Finding]:
+async def _ask(base_url: str, shown: str, question: Question, *, is_worker: bool = False) -> list[Finding]:
     async with create_client(base_url, connect_timeout=_CONNECT_S, timeout=_READ_S) as http:
         try:
             health = await http.get("/health")
             if health.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                 found = f"{shown} is up, but not healthy (503): it is loading, or its scheduler hangs"
                 return [error("server", found, "wait until it has loaded, look at its log, or start it again")]
-            workers = (_answer(await http.get("/workers"))).get("workers") if may_be_router else None
+            workers = None if is_worker else _object(await http.get("/workers")).get("workers")
             if isinstance(workers, list):
                 return await _ask_router([one for one in workers if isinstance(one, dict)], shown, question)
             info = await fetch_server_info(http, url=shown)
             if info.model_path is None:
-                status = (await http.get("/server_info")).status_code
-                name = health.headers.get("server", "a server that does not tell its name")
-                found = f"{shown} answers, but is not SGLang: {name}; /server_info gives {status} and no model"
+                name = health.headers.get("server", "a server that does not name itself")
+                found = f"{shown} answers, but is not SGLang: {name}; its /server_info names no model"
                 return [error("server", found, f"check the port; another server may have it. {_START}")]
-            return [_engine(info, shown), _context(info, shown, question), await _tokens(http, info, question)]
+            context = _context(info, shown, question.max_context_length)
+            return [_engine(info, shown), context, await _tokens(http, info, question)]
         except _UNREACHABLE as e:
             return [error("server", f"nothing answers at {shown}: {e or type(e).__name__}", _START)]
 
 
-def _answer(response: httpx.Response) -> dict[str, Json]:
-    """The object that a server answers with; empty where it is none."""
-    with contextlib.suppress(orjson.JSONDecodeError):
-        answer = orjson.loads(response.content) if response.status_code == httpx.codes.OK else None
-        return answer if isinstance(answer, dict) else {}
-    return {}
-
-
 async def _ask_router(workers: list[dict[str, Json]], shown: str, question: Question) -> list[Finding]:
-    healthy = [worker for worker in workers if worker.get("is_healthy", True) and worker.get("url")]
-    if not healthy:
+    urls = [str(worker["url"]) for worker in workers if worker.get("is_healthy", True) and worker.get("url")]
+    if not urls:
         found = f"the router at {shown} has {len(workers)} workers, none of them healthy"
         return [error("server", found, "start an SGLang server and register it: POST /workers with its url")]
-    router = good("server", f"a router at {shown} with {len(healthy)} of {len(workers)} workers healthy")
-    url = str(healthy[0]["url"])
-    behind = f"{redacted(parse_base_url(url))} (behind the router)"
-    return [router, *await _ask(url, behind, question, may_be_router=False)]
+    router = good("server", f"a router at {shown} with {len(urls)} of {len(workers)} workers healthy")
+    behind = f"{redacted(parse_base_url(urls[0]))} (behind the router)"
+    return [router, *await _ask(urls[0], behind, question, is_worker=True)]
+
+
+def _object(response: httpx.Response) -> dict[str, Json]:
+    """The object that a server answers with; empty where it is none."""
+    try:
+        answer = orjson.loads(response.content) if response.status_code == httpx.codes.OK else None
+    except orjson.JSONDecodeError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
 
 
 def _engine(info: ServerInfo, shown: str) -> Finding:
@@ -129,19 +125,18 @@ def _engine(info: ServerInfo, shown: str) -> Finding:
     return good("server", found)
 
 
-def _context(info: ServerInfo, shown: str, question: Question) -> Finding:
-    wanted, length = question.max_context_length, info.context_length
+def _context(info: ServerInfo, shown: str, wanted: int | None) -> Finding:
+    name, length = "server context", info.context_length
+    known = f"{shown} takes {length} tokens" if length else f"{shown} does not state its context length"
     if wanted is None:
-        known = f"{length} tokens" if length else "the server does not say"
-        return skipped("server context", f"{known}; no --max-context-length to compare with")
+        return skipped(name, f"{known}; no --max-context-length to compare with")
     if length is None:
-        found = f"{shown} does not tell its context length; {wanted} tokens are wanted"
-        return warning("server context", found, f"start it with --context-length {wanted}")
+        return warning(name, f"{known}; {wanted} tokens are wanted", f"start it with --context-length {wanted}")
     if length < wanted:
-        found = f"{shown} takes {length} tokens, {wanted} are wanted: longer episodes are cut or refused"
+        found = f"{known}, {wanted} are wanted: longer episodes are cut or refused"
         remedy = f"start it with --context-length {wanted}, or lower slime's --rollout-max-context-len to {length}"
-        return warning("server context", found, remedy)
-    return good("server context", f"{length} tokens, {wanted} are wanted")
+        return warning(name, found, remedy)
+    return good(name, f"{known}, {wanted} are wanted")
 
 
 async def _tokens(http: httpx.AsyncClient, info: ServerInfo, question: Question) -> Finding:
@@ -157,7 +152,7 @@ async def _tokens(http: httpx.AsyncClient, info: ServerInfo, question: Question)
         return skipped(name, "no --tokenizer to compare with the server's")
     model = info.raw.get("served_model_name") or info.model_path
     asked = {"model": model, "prompt": _TEXT, "add_special_tokens": False}
-    served = (_answer(await http.post("/tokenize", json=asked))).get("tokens")
+    served = _object(await http.post("/tokenize", json=asked)).get("tokens")
     if not isinstance(served, list):
         served = _ids_of(Path(str(info.raw.get("tokenizer_path") or info.model_path)))
     if served is None:
@@ -179,6 +174,6 @@ def _ids_of(folder: Path) -> list[int] | None:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None
-    with foreign_code("tokenizers raises plain Exceptions; a broken file is another check's to tell"):
+    with foreign_code("tokenizers raises plain Exceptions; a broken file is another check's finding"):
         return list(Tokenizer.from_file(str(file)).encode(_TEXT, add_special_tokens=False).ids)
     return None

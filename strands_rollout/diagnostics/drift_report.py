@@ -1,17 +1,16 @@
-"""Episodes of a dump, each with its place there, and the report of what text would have cost them."""
+"""`drift`: what episodes of a dump would have lost, had their text been encoded again; and how episodes are read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
 from rich.text import Text
 
-from strands_rollout.diagnostics.run_files import load_tokenizer_folder
+from strands_rollout.diagnostics.template_check import load_tokenizer_folder
 from strands_rollout.dump import DumpRecord, TokenTexts, read_dump
 from strands_rollout.dump.terminal import make_console
 from strands_rollout.errors import ConfigError, DumpError
@@ -19,13 +18,7 @@ from strands_rollout.evaluation.display import counter
 from strands_rollout.evaluation.rows import json_line
 from strands_rollout.samples import FinishedSample
 from strands_rollout.settings import read_config_file
-from strands_rollout.slime_plugin.retokenisation import (
-    DriftMeter,
-    DriftTotals,
-    EpisodeDrift,
-    SampledEpisode,
-    totals_of,
-)
+from strands_rollout.slime_plugin.retokenisation import DriftMeter, DriftTotals, EpisodeDrift, SampledEpisode, totals_of
 from strands_rollout.tool_parsers import AUTO
 
 _MOST_UNKNOWN: Final = 0.1
@@ -79,7 +72,7 @@ def episode_of(record: DumpRecord, number: int) -> SavedEpisode | None:
 
 
 def check_tokenizer(episode: SavedEpisode, texts: TokenTexts, name: str) -> None:
-    """Refuse a named tokenizer that lacks the episode's ids, or has other texts for them than the dump tells."""
+    """Refuse a named tokenizer that lacks the episode's ids, or has other texts for them than the dump."""
     ids = set(episode.tokens)
     unknown = sorted(token for token in ids if token not in texts)
     if len(unknown) > len(ids) * _MOST_UNKNOWN:  # a policy may sample some of the ids that only pad its vocabulary
@@ -119,47 +112,41 @@ def run_drift(dump: Path, tokenizer: Path, *, config: Path | None, show: int, as
         for line in (*map(asdict, measured), {**asdict(totals), "template_fault": meter.template_fault}):
             print(json_line(line).decode(), end="")
     else:
-        print_drift(make_console(), measured, totals, meter.template_fault, show=show)
+        worst = sorted(measured, key=lambda drift: (-drift.mismatched_tokens, -drift.off_policy, drift.number))
+        console = make_console()
+        for words, style in (*_totals(totals, meter.template_fault), *chain(*map(_episode, worst[:show]))):
+            console.print(Text(words, style=style), soft_wrap=True)
     return not totals.mismatched_episodes
 
 
-def print_drift(
-    console: Console, measured: Sequence[EpisodeDrift], totals: DriftTotals, template_fault: str | None, *, show: int
-) -> None:
-    """Print the totals, or why the context was not compared, then `show` episodes, those that lose most first."""
-    _say(console, f"{totals.episodes} episodes, {totals.sampled_tokens} sampled tokens")
-    _say(console, f"drift: in {totals.drifted_episodes} episodes ({totals.drifted_share:.1%})")
-    _say(console, f"  each turn encoded again:   {totals.turn_drift} tokens change")
-    _say(console, f"  the whole text encoded again: {totals.text_drift} tokens change")
+def _totals(totals: DriftTotals, template_fault: str | None) -> Iterator[tuple[str, str]]:
+    """Lines about all episodes, each with its style."""
+    yield f"{totals.episodes} episodes, {totals.sampled_tokens} sampled tokens", ""
+    yield f"drift: in {totals.drifted_episodes} episodes ({totals.drifted_share:.1%})", ""
+    yield f"  each turn encoded again:   {totals.turn_drift} tokens change", ""
+    yield f"  the whole text encoded again: {totals.text_drift} tokens change", ""
     off_policy = f"{totals.off_policy} sampled tokens ({totals.off_policy_share:.1%})"
-    _say(console, f"  off-policy then: {off_policy} stand behind the first change")
-    kinds = ", ".join(f"{name} {count}" for name, count in totals.classes.items())
-    _say(console, f"  by kind: {kinds}")
+    yield f"  off-policy then: {off_policy} come after the first change", ""
+    yield f"  by kind: {', '.join(f'{name} {count}' for name, count in totals.classes.items())}", ""
     if totals.mismatched_episodes is None:
-        _say(console, f"context: not looked at{f': {template_fault}' if template_fault else ''}", "yellow")
+        yield f"context: not compared{f': {template_fault}' if template_fault else ''}", "yellow"
     elif totals.mismatched_episodes:
-        words = f"{totals.mismatched_tokens} tokens in {totals.mismatched_episodes} episodes"
-        _say(console, f"context: {words} are not what the chat template renders", "bold red")
+        differing = f"{totals.mismatched_tokens} tokens in {totals.mismatched_episodes} episodes"
+        yield f"context: {differing} are not what the chat template renders", "bold red"
     else:
-        _say(console, "context: what the chat template renders, token for token", "green")
-    worst = sorted(measured, key=lambda drift: (-drift.mismatched_tokens, -drift.off_policy, drift.number))
-    for drift in worst[:show]:
-        _print_episode(console, drift)
+        yield "context: what the chat template renders, token for token", "green"
 
 
-def _print_episode(console: Console, drift: EpisodeDrift) -> None:
+def _episode(drift: EpisodeDrift) -> Iterator[tuple[str, str]]:
+    """Lines about one episode with drift or mismatches, each with its style."""
     if drift.first is None and not drift.mismatches:
         return
-    lost = f"{drift.turn_drift} turn by turn, {drift.text_drift} in the whole text, {drift.off_policy} off-policy"
-    _say(console, f"\nsample {drift.number} (index {drift.index}): of {drift.sampled_tokens} tokens {lost}")
+    changed = f"{drift.turn_drift} turn by turn, {drift.text_drift} in the whole text, {drift.off_policy} off-policy"
+    yield f"\nsample {drift.number} (index {drift.index}): of {drift.sampled_tokens} tokens {changed}", ""
     if first := drift.first:
         place = "in what the policy read" if first.turn is None else f"in turn {first.turn}"
         change = f"{first.got} {first.got_texts} becomes {first.again} {first.again_texts}"
-        _say(console, f"  first change at token {first.position}, {place}, after {first.before!r}: {change}")
+        yield f"  first change at token {first.position}, {place}, after {first.before!r}: {change}", ""
     for found in drift.mismatches or []:
-        words = f"{found.tokens} tokens from token {found.position} on: got {found.got!r}, expected {found.expected!r}"
-        _say(console, f"  context differs: {words}", "red")
-
-
-def _say(console: Console, words: str, style: str = "") -> None:
-    console.print(Text(words, style=style), soft_wrap=True)
+        place = f"{found.tokens} tokens from token {found.position} on"
+        yield f"  context differs: {place}: got {found.got!r}, expected {found.expected!r}", "red"

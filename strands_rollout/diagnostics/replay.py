@@ -1,6 +1,6 @@
-"""A saved episode run again on an engine: does it sample the same tokens, at the same logprobs?
+"""`replay`: does an engine sample the tokens of a saved episode again, at the same logprobs?
 
-Each turn is asked for with exactly the tokens that the policy had read and written before it, tool results included: no
+Each turn is requested with exactly the tokens that the policy had read and written before it, tool results included: no
 tool is run, no template is needed, and a turn that departs does not hide what the next one does.
 """
 
@@ -38,7 +38,7 @@ _SHOWN_TOKENS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class ReplayedTurn:
-    """One turn beside what the engine makes of it now."""
+    """A recorded turn, and what the engine samples in its place now."""
 
     turn: int  # from 0
     start: int  # index in the sample's tokens of its first one
@@ -57,9 +57,9 @@ class ReplayedTurn:
 async def replay(
     client: SGLangClient, episode: SavedEpisode, params: Mapping[str, Json]
 ) -> AsyncIterator[ReplayedTurn]:
-    """Ask for each turn of an episode again, of a client of an engine with the policy's vocabulary.
+    """Request each turn of an episode again.
 
-    `params` are SGLang's sampling parameters; of a `sampling_seed` each turn has its own, as in an episode.
+    `params` are SGLang's sampling parameters; each turn makes its own seed of a `sampling_seed`, as in an episode.
     """
     tokens = episode.tokens
     logprobs = _recorded_logprobs(episode)
@@ -80,8 +80,8 @@ async def recorded_gaps(
 ) -> list[float] | None:
     """For each sampled token the engine's logprob at temperature 1 of that very token, less the recorded one.
 
-    Asked for as SGLang's `logprob_start_len`: the engine reads the whole episode and tells the logprob of each token of
-    its input (`meta_info.input_token_logprobs`, sglang/srt/managers/tokenizer_manager.py). None where none were
+    Requested by SGLang's `logprob_start_len`: the engine reads the whole episode and returns the logprob of each token
+    of its input (`meta_info.input_token_logprobs`, sglang/srt/managers/tokenizer_manager.py). None where none were
     recorded, or the engine gives none, as the embedded one. Ids must be below `vocab_size`; None: not checked.
 
     Raises:
@@ -112,7 +112,7 @@ async def recorded_gaps(
 def _input_logprobs(answer: object, tokens: Sequence[int], vocab_size: int | None) -> dict[int, float] | None:
     """By position, the logprobs of the input's last tokens; None where there are none.
 
-    SGLang 0.5.23 names the vocabulary's last id as 0 there, beside that id's own logprob
+    SGLang 0.5.23 shows the vocabulary's last id as 0 there, beside that id's own logprob
     (sglang/srt/managers/scheduler_components/logprob_result_processor.py).
     """
     meta = answer.get("meta_info") if isinstance(answer, Mapping) else None
@@ -193,8 +193,8 @@ def _params(episode: SavedEpisode, temperature: float | None, seed: int | None) 
 
 
 def _turn(turn: ReplayedTurn, episode: SavedEpisode, tokenizer: PreTrainedTokenizerBase) -> dict[str, Json]:
-    def text(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    def text(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     departure = None
     if turn.departs:

@@ -1,9 +1,9 @@
-r"""What a reward gives: for saved samples, beside what they had, and for a data set's own gold answers.
+r"""`rescore` and `validate`: a reward for saved samples, compared with what they had, and for a data set's own labels.
 
-A reward is called as slime would (`--custom-rm-path`: `async def reward(args, sample)`): by its dotted path, sync or
-async, with a number or a dict for an answer; one for `--group-rm` takes the samples of a group, and returns as many
-rewards. A gold answer is a row's own label, said as the policy would say it: as `\boxed{label}` and in a line
-`Answer: label`; both must be right, and of several alternatives each.
+A reward is called as slime does (`--custom-rm-path`: `async def reward(args, sample)`): by its dotted path, sync or
+async; it returns a number or a dict. One for `--group-rm` takes the samples of a group, and returns as many rewards. A
+gold answer is a row's own label as the policy would write it: as `\boxed{label}` and in a line `Answer: label`; both
+must be right, and of several alternatives each.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from textwrap import shorten
 from types import SimpleNamespace
@@ -38,7 +39,7 @@ from strands_rollout.samples import Sample, finite
 from strands_rollout.slime_plugin.reward import reward_func
 
 SAYINGS: Final = ("\\boxed{{label}}", "Answer: {label}")
-"""How a gold answer is said; `{label}` stands for it."""
+"""How a policy may write an answer, with its label in place of `{label}`."""
 PLACE: Final = "{label}"
 _RIGHT: Final = 1.0
 _COMPLETED: Final = Sample.Status.COMPLETED
@@ -61,15 +62,12 @@ class RewardCall:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is this package's, which looks at a sample's label and words alone."""
+        """Whether it is this package's, which reads a sample's label and response alone."""
         return self.function is reward_func
 
     async def rewards(self, samples: Sequence[Sample]) -> list[object]:
-        """The reward of each sample, in order; the exception where it raised one, never a raised one.
-
-        This package's is given all of them at once: siblings of a fan-out have their main agent's reward.
-        """
-        if self.is_own:
+        """The reward of each sample, in order; the exception where it raised one, never a raised one."""
+        if self.is_own:  # all of them at once: siblings of a fan-out have their main agent's reward
             return cast(list[object], await reward_func(self.args, list(samples)))
         gate = asyncio.Semaphore(_CALLS_AT_ONCE)
 
@@ -79,12 +77,13 @@ class RewardCall:
                     return await self._reward(given)
             return outcome.error
 
-        groups = _groups(samples) if self.takes_groups else []
-        async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(ask(given)) for given in groups or samples]
-        answers = [task.result() for task in asked]
         if not self.takes_groups:
-            return answers
+            return list(await asyncio.gather(*map(ask, samples)))
+        neighbours = groupby(
+            samples, key=lambda one: id(one) if one.group_index is None else ("group", one.group_index)
+        )
+        groups = [list(group) for _, group in neighbours]
+        answers = await asyncio.gather(*map(ask, groups))
         return [one for group, answer in zip(groups, answers, strict=True) for one in _each(answer, len(group))]
 
     def number(self, reward: object) -> float | None:
@@ -99,17 +98,6 @@ class RewardCall:
                 return await self.function(self.args, given)
             found = await asyncio.to_thread(self.function, self.args, given)
             return await found if inspect.isawaitable(found) else found
-
-
-def _groups(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """Neighbours of one group together; a sample without one is alone."""
-    found: list[list[Sample]] = []
-    for sample in samples:
-        if found and sample.group_index is not None and found[-1][0].group_index == sample.group_index:
-            found[-1].append(sample)
-        else:
-            found.append([sample])
-    return found
 
 
 def _each(answer: object, count: int) -> list[object]:
@@ -135,7 +123,7 @@ def load_reward(
     Raises:
         ConfigError: There is no such function, or the configuration can't be used.
     """
-    # these bring Strands along, which this package's own reward does without
+    # these import Strands, which this package's own reward does without
     from strands_rollout.agent.tool_loading import load_function
     from strands_rollout.settings import read_config_file
 
@@ -161,34 +149,30 @@ class GoldAnswer:
 async def gold_refusals(golds: Sequence[GoldAnswer], reward: RewardCall, sayings: Sequence[str] = SAYINGS) -> list[str]:
     """For each gold answer why the reward would not give the point, 1 or more, for it; "" where it does.
 
-    `sayings` are how an answer is said, `{label}` standing for it; all are asked at once.
+    Each text of an answer is tried in each form of `sayings`, all of them at once.
     """
-    said = [
-        (number, saying.replace(PLACE, text))
-        for number, gold in enumerate(golds)
-        for text in gold.texts
-        for saying in sayings
-    ]
-    samples = [
-        Sample(prompt=gold.prompt, label=gold.label, response=words, metadata=dict(gold.metadata), status=_COMPLETED)
-        for gold, words in ((golds[at], words) for at, words in said)
-    ]
-    reasons = ["" if gold.texts else f"no answer equals the label {gold.label!r:.80}" for gold in golds]
-    for (at, words), answer in zip(said, await reward.rewards(samples), strict=True):
-        reasons[at] = reasons[at] or _refusal(reward, answer, words)
+    reasons, samples, places = [], [], []
+    for place, gold in enumerate(golds):
+        reasons.append("" if gold.texts else f"no answer equals the label {gold.label!r:.80}")
+        about = {"prompt": gold.prompt, "label": gold.label, "status": _COMPLETED}
+        for response in (saying.replace(PLACE, text) for text in gold.texts for saying in sayings):
+            samples.append(Sample(**about, response=response, metadata=dict(gold.metadata)))
+            places.append(place)
+    for place, sample, answer in zip(places, samples, await reward.rewards(samples), strict=True):
+        reasons[place] = reasons[place] or _refusal(reward, answer, sample.response)
     return reasons
 
 
-def _refusal(reward: RewardCall, answer: object, words: str) -> str:
+def _refusal(reward: RewardCall, answer: object, response: str) -> str:
     if isinstance(answer, Exception):
-        return f"the reward raises {type(answer).__name__}: {answer} for {words!r:.200}"
+        return f"the reward raises {type(answer).__name__}: {answer} for {response!r:.200}"
     number = reward.number(answer)
     if number is not None and number >= _RIGHT:
         return ""
     if reward.is_own and isinstance(answer, Mapping):
         wrong = f"the reward reads {answer['pred']!r} in its own gold answer and finds it wrong ({answer['method']})"
         return f"{wrong}; {answer['error']}" if answer["error"] else wrong
-    return f"the reward gives {answer!r:.200} for {words!r:.200}; expected {_RIGHT:g} or more"
+    return f"the reward gives {answer!r:.200} for {response!r:.200}; expected {_RIGHT:g} or more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +196,14 @@ async def run_validate(
     lines = list(each_row(path, prompt_key=prompt_key, label_key=label_key))
     unread = [(number, fault) for number, fault in lines if isinstance(fault, PromptError)]
     faults = [Fault(number, None, str(fault).removeprefix(f"{path}:{number}: ")) for number, fault in unread]
+    rows = [row for _, row in lines if isinstance(row, Row)]
     with counter("gold answers") as on_done:
         on_done(len(faults))
-        rows = [row for _, row in lines if isinstance(row, Row)]
-        faults += [fault async for fault in _wrong(rows, reward, sayings, on_done)]
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            some = rows[start : start + _ROWS_AT_ONCE]
+            reasons = await gold_refusals([_gold(row, reward) for row in some], reward, sayings)
+            faults += [Fault(row.line, row.label, reason) for row, reason in zip(some, reasons, strict=True) if reason]
+            on_done(len(some))
     faults.sort(key=lambda fault: fault.line)
     right = len(lines) - len(faults)
     if as_json:
@@ -228,39 +216,24 @@ async def run_validate(
     return not faults
 
 
-async def _wrong(
-    rows: Sequence[Row], reward: RewardCall, sayings: Sequence[str], on_done: Callable[[int], None]
-) -> AsyncIterator[Fault]:
-    """The rows whose gold answer does not score.
-
-    This package's reward looks at nothing but the label: equal ones are asked once; nothing answers a mapping by it.
-    """
-    together: dict[object, list[Row]] = {}
-    for row in rows:
-        together.setdefault(json_line({"label": row.label}) if reward.is_own else row.line, []).append(row)
-    groups = list(together.values())
-    for start in range(0, len(groups), _ROWS_AT_ONCE):
-        chunk = groups[start : start + _ROWS_AT_ONCE]
-        golds = []
-        for row, *_ in chunk:
-            texts = () if reward.is_own and isinstance(row.label, Mapping) else label_texts(row.label)
-            golds.append(GoldAnswer(row.prompt, row.label, texts, row.metadata))
-        for same, reason in zip(chunk, await gold_refusals(golds, reward, sayings), strict=True):
-            for row in same if reason else ():
-                yield Fault(row.line, row.label, reason)
-            on_done(len(same))
+def _gold(row: Row, reward: RewardCall) -> GoldAnswer:
+    # this package's reward finds no answer equal to a mapping
+    texts = () if reward.is_own and isinstance(row.label, Mapping) else label_texts(row.label)
+    return GoldAnswer(row.prompt, row.label, texts, row.metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """One sample, by its place in the dump, with the numbers of its old and its new reward.
+    """One sample of a dump with the numbers of its old and its new reward, as far as it has them.
 
-    Its record has the new reward; the old one where there is none, since it could not be scored for a stated error, or
-    has no answer to score.
+    A sample without a new number was not scored: it was aborted, or `error` says why.
     """
 
-    number: int
-    record: DumpRecord
+    number: int  # its place in the dump, from 0
+    index: Json
+    status: Json
+    label: Json
+    ending: str  # of the response
     old: float | None
     new: float | None = None
     error: str | None = None
@@ -271,151 +244,122 @@ class Rescored:
         return self.old is not None and self.new is not None and abs(self.new - self.old) > _EQUAL_WITHIN
 
 
-async def rescore(path: Path, reward: RewardCall) -> AsyncIterator[Rescored]:
-    """Score the samples of a dump again, in order; those that were aborted keep what they have, as in slime.
+async def rescore(path: Path, reward: RewardCall) -> AsyncIterator[tuple[DumpRecord, Rescored]]:
+    """Score the samples of a dump again, in order; each record has the new reward, the old one where there is none.
 
-    The reward sees each sample as slime's does, with no reward of its own.
+    The reward is given each sample as slime gives it, with no reward of its own. Aborted samples keep what they have,
+    as in slime.
     """
     number = 0
-    for records in _together(read_dump(path)):
-        asked = [at for at, record in enumerate(records) if record.values.get("status") not in _UNSCORED]
+    for records in _batches(read_dump(path)):
         # copies: what a reward does to a sample is not to be in the new dump
-        samples = [
-            replace(records[at], values=copy.deepcopy({**records[at].values, "reward": None})).to_sample()
-            for at in asked
-        ]
-        answers = dict(zip(asked, await reward.rewards(samples), strict=True))
+        samples = {
+            at: replace(record, values=copy.deepcopy({**record.values, "reward": None})).to_sample()
+            for at, record in enumerate(records)
+            if record.values.get("status") not in _UNSCORED
+        }
+        answers = dict(zip(samples, await reward.rewards(list(samples.values())), strict=True))
         for at, record in enumerate(records):
-            unscored = Rescored(number + at, record, reward.number(record.values.get("reward")))
-            yield _scored(unscored, answers[at], reward) if at in answers else unscored
+            index, status, label = (record.values.get(name) for name in ("index", "status", "label"))
+            ending = " ".join(str(record.values.get("response"))[-200:].split())[-_TEXT_WIDTH:]
+            old = reward.number(record.values.get("reward"))
+            unscored = Rescored(number + at, index, status, label, ending, old)
+            yield _scored(record, unscored, answers[at], reward) if at in answers else (record, unscored)
         number += len(records)
     if not number:
         raise DumpError(f"{path} holds no sample; expected one or more")
 
 
-def _together(records: Iterable[DumpRecord]) -> Iterator[list[DumpRecord]]:
-    """Some at a time; neighbours of one group, and of one rollout, as a fan-out's siblings are, stay together."""
-    found: list[DumpRecord] = []
-    for record in records:
-        if len(found) >= _SAMPLES_AT_ONCE and not any(
-            record.values.get(key) is not None and record.values.get(key) == found[-1].values.get(key)
-            for key in ("rollout_id", "group_index")
-        ):
-            yield found
-            found = []
-        found.append(record)
-    if found:
-        yield found
+def _batches(records: Iterable[DumpRecord]) -> Iterator[list[DumpRecord]]:
+    """Some at a time; neighbours of a group, and a fan-out's siblings, which have one rollout, stay together."""
+
+    def group_of(record: DumpRecord) -> tuple[str, Json]:
+        named = ((key, record.values.get(key)) for key in ("group_index", "rollout_id"))
+        return next((one for one in named if one[1] is not None), ("alone", record.where))
+
+    batch: list[DumpRecord] = []
+    for _, group in groupby(records, key=group_of):
+        batch += group
+        if len(batch) >= _SAMPLES_AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
-def _scored(unscored: Rescored, answer: object, reward: RewardCall) -> Rescored:
+def _scored(record: DumpRecord, unscored: Rescored, answer: object, reward: RewardCall) -> tuple[DumpRecord, Rescored]:
     if isinstance(answer, Exception):
-        return replace(unscored, error=f"{type(answer).__name__}: {answer}")
+        return record, replace(unscored, error=f"{type(answer).__name__}: {answer}")
     new = reward.number(answer)
     if new is None:
         expected = f"a number, or a dict with one under {' or '.join(map(repr, reward.keys))} (--reward-key)"
-        return replace(unscored, error=f"got the reward {answer!r:.200}; expected {expected}")
-    record = replace(unscored.record, values={**unscored.record.values, "reward": answer})
-    return replace(unscored, record=record, new=new)
+        return record, replace(unscored, error=f"got the reward {answer!r:.200}; expected {expected}")
+    return replace(record, values={**record.values, "reward": answer}), replace(unscored, new=new)
 
 
-@dataclass(frozen=True, slots=True)
-class RewardChange:
+def totals_of(found: Sequence[Rescored]) -> dict[str, int | float | None]:
     """What another reward changed in a dump.
 
     `failed` are the samples for which it raised, or gave no number; from `compared` on all is of those with an old and
     a new number. The correlation is Pearson's, None where there are fewer than two, or either are all alike.
     """
-
-    samples: int
-    scored: int
-    failed: int
-    compared: int
-    changed: int
-    raised: int
-    lowered: int
-    old_mean: float | None
-    new_mean: float | None
-    correlation: float | None
-
-    @classmethod
-    def of(cls, found: Sequence[Rescored]) -> RewardChange:
-        """Of these samples."""
-        pairs = [(one.old, one.new) for one in found if one.old is not None and one.new is not None]
-        old, new = ([pair[side] for pair in pairs] for side in (0, 1))
-        changed = [one for one in found if one.is_changed]
-        raised = sum((one.new or 0.0) > (one.old or 0.0) for one in changed)
-        varies = len(pairs) > 1 and np.ptp(old) > 0 and np.ptp(new) > 0
-        return cls(
-            samples=len(found),
-            scored=sum(one.new is not None for one in found),
-            failed=sum(one.error is not None for one in found),
-            compared=len(pairs),
-            changed=len(changed),
-            raised=raised,
-            lowered=len(changed) - raised,
-            old_mean=float(np.mean(old)) if old else None,
-            new_mean=float(np.mean(new)) if new else None,
-            correlation=float(np.corrcoef(old, new)[0, 1]) if varies else None,
-        )
+    pairs = [(one.old, one.new) for one in found if one.old is not None and one.new is not None]
+    old, new = ([pair[side] for pair in pairs] for side in (0, 1))
+    changed = [one for one in found if one.is_changed]
+    raised = sum((one.new or 0.0) > (one.old or 0.0) for one in changed)
+    varies = len(pairs) > 1 and np.ptp(old) > 0 and np.ptp(new) > 0
+    return {
+        "samples": len(found),
+        "scored": sum(one.new is not None for one in found),
+        "failed": sum(one.error is not None for one in found),
+        "compared": len(pairs),
+        "changed": len(changed),
+        "raised": raised,
+        "lowered": len(changed) - raised,
+        "old_mean": float(np.mean(old)) if old else None,
+        "new_mean": float(np.mean(new)) if new else None,
+        "correlation": float(np.corrcoef(old, new)[0, 1]) if varies else None,
+    }
 
 
 async def run_rescore(
     dump: Path, reward: RewardCall, *, out: Path | None = None, show: int = 50, as_json: bool = False
-) -> RewardChange:
-    """Score, write a new dump where asked, and show; what changed."""
+) -> bool:
+    """Score, write a new dump where asked, and show what changed; whether all samples could be scored."""
     found: list[Rescored] = []
     with nullcontext() if out is None else DumpWriter(out) as writer, counter("samples") as on_done:
-        async for one in rescore(dump, reward):
+        async for record, one in rescore(dump, reward):
             if writer is not None:
-                writer.write(one.record)
-            found.append(_without_tokens(one))
+                writer.write(record)
+            found.append(one)
             on_done(1)
-    change = RewardChange.of(found)
-    if not as_json:
-        _show(make_console(), found, change, show)
-        return change
-    for one in found:
-        facts = {"number": one.number, "index": one.record.values.get("index"), "old": one.old, "new": one.new}
-        print(json_line({**facts, "changed": one.is_changed, "error": one.error}).decode(), end="")
-    print(json_line(asdict(change)).decode(), end="")
-    return change
+    totals = totals_of(found)
+    if as_json:
+        for one in found:
+            facts = {name: getattr(one, name) for name in ("number", "index", "old", "new", "error")}
+            print(json_line({**facts, "changed": one.is_changed}).decode(), end="")
+        print(json_line(totals).decode(), end="")
+    else:
+        _show(make_console(), found, totals, show)
+    return not totals["failed"]
 
 
-def _without_tokens(one: Rescored) -> Rescored:
-    """What is shown of it: a whole dump's tokens need not be held."""
-    shown = ("index", "label", "status", "reward", "response")
-    values = {name: one.record.values.get(name) for name in shown}
-    values["response"] = str(values["response"])[-200:]
-    return replace(one, record=replace(one.record, values=values, token_texts={}))
-
-
-def _show(console: Console, found: Sequence[Rescored], change: RewardChange, show: int) -> None:
+def _show(console: Console, found: Sequence[Rescored], totals: Mapping[str, int | float | None], show: int) -> None:
     changed = [one for one in found if one.is_changed]
     if changed and show:
         table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
         for name in ("sample", "index", "status", "label", "old", "new", "the response ends"):
             table.add_column(name, justify="right" if name in ("sample", "index", "old", "new") else "left")
         for one in changed[:show]:
-            values = one.record.values
-            label = shorten(str(values["label"]), 16, placeholder="...")
-            ending = " ".join(str(values["response"]).split())[-_TEXT_WIDTH:]
-            cells = (one.number, values["index"], values["status"], label, f"{one.old:g}", f"{one.new:g}", ending)
-            table.add_row(*(Text(_printable(str(cell))) for cell in cells))
+            label = shorten(str(one.label), 16, placeholder="...")
+            cells = (one.number, one.index, one.status, label, f"{one.old:g}", f"{one.new:g}", one.ending)
+            table.add_row(*(Text(printable(str(cell))) for cell in cells))  # the width counts what is shown
         console.print(table)
     for one in [one for one in found if one.error][:show]:
-        words = f"sample {one.number} could not be scored: {_printable(str(one.error))}"
-        console.print(Text(words, style="red"), soft_wrap=True)
-    words = f"{change.scored} of {change.samples} samples scored, {change.failed} failed"
-    if change.compared:
-        correlation = "none: one of them never varies" if change.correlation is None else f"{change.correlation:.3f}"
-        words += (
-            f"; of {change.compared} with an old reward {change.changed} changed ({change.raised} up, {change.lowered} "
-            f"down), mean {change.old_mean:.4g} -> {change.new_mean:.4g}, correlation {correlation}"
-        )
-    console.print(Text(words), soft_wrap=True)
-
-
-def _printable(text: str) -> str:
-    """A terminal would obey what a model wrote."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+        console.print(Text(f"sample {one.number} could not be scored: {one.error}", style="red"), soft_wrap=True)
+    words = "{scored} of {samples} samples scored, {failed} failed"
+    if totals["compared"]:
+        words += "; of {compared} with an old reward {changed} changed ({raised} up, {lowered} down), "
+        words += "mean {old_mean:.4g} -> {new_mean:.4g}, correlation "
+        words += "none: one of them never varies" if totals["correlation"] is None else "{correlation:.3f}"
+    console.print(Text(words.format(**totals)), soft_wrap=True)

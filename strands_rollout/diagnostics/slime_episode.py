@@ -1,8 +1,8 @@
-"""The slime that is here: is it THUDM's, which version, where is Megatron, and does this package work with it?
+"""Checks of slime and Megatron: is it THUDM's slime, where is Megatron, does an episode come back from slime's loop?
 
-`python -m strands_rollout.diagnostics.slime_episode CHECKOUT` plays one episode through slime's own rollout loop,
-on the embedded engine, and prints what came back as its last line, as JSON. It runs in a process of its own: slime's
-state is process-wide, and importing it imports torch. The checks find packages without importing them.
+`python -m strands_rollout.diagnostics.slime_episode CHECKOUT` runs one episode through slime's own rollout loop, on
+the embedded engine, and prints the result as its last line, as JSON. It is a process of its own: slime's state is
+process-wide, and importing it imports torch. The checks find packages without importing them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from strands_rollout.diagnostics import diagnosis
-from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, lacking, warning
+from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, missing, warning
 from strands_rollout.diagnostics.machine import installed_version
 from strands_rollout.files import Json
 
 TESTED_COMMIT: Final = "624b824a898ab0ec1fcb4d373004c7f3852bf515"
-LIMIT_S: Final = 50.0
+_LIMIT_S: Final = 50.0
 _NEEDED: Final = ("train.py", "scripts/models/qwen3-8B.sh", "slime/rollout/sglang_rollout.py", "slime/utils/types.py")
 _GIT_S: Final = 5.0
 _CLONE: Final = (
@@ -51,57 +51,63 @@ _REMEDY: Final = (
 )
 
 
-def check_slime(question: Question, find_package: diagnosis.FindPackage = importlib.util.find_spec) -> list[Finding]:
+def check_slime(
+    question: Question, find_package: diagnosis.FindPackage = importlib.util.find_spec
+) -> Iterator[Finding]:
     """Which `slime` would be imported, and which checkout would be run."""
-    importable = diagnosis.package_folders("slime", find_package)
-    findings = []
-    if importable and not any(map(_is_slime, importable)):
+    packages = diagnosis.package_folders("slime", find_package)
+    folder = _checkout(question, find_package)
+    if packages and not any(map(_is_slime, packages)):
         found = (
-            f"the importable slime, {installed_version('slime') or 'of no known version'} at {importable[0]}, is not "
+            f"the importable slime, {installed_version('slime') or 'of no known version'} at {packages[0]}, is not "
             "THUDM's: it has no slime.utils.types.Sample. The slime of PyPI is an unrelated package"
         )
-        findings.append(error("slime package", found, f"pip uninstall slime; then {_CLONE}"))
-    folder = _named_or_importable(question, find_package)
+        yield error("slime package", found, f"pip uninstall slime; then {_CLONE}")
+    elif folder is None:
+        found = "no slime here: training needs it; the demo and an evaluation against a server do not"
+        yield missing("slime", found, _CLONE, needed=question.training)
     if folder is None:
-        missing = "no slime here: training needs it; the demo and an evaluation against a server do not"
-        return findings or [lacking("slime", missing, _CLONE, training=question.training)]
-    if not folder.is_dir():
-        return [*findings, error("slime", f"{folder} is no folder; expected a checkout of THUDM/slime", _CLONE)]
+        return
     lacks = [name for name in _NEEDED if not (folder / name).is_file()]
     if lacks == list(_NEEDED):
-        found = f"{folder} is not a checkout of THUDM/slime: it has no {lacks[0]}"
-        return [*findings, error("slime", found, _CLONE)]
+        yield error("slime", f"{folder} is not a checkout of THUDM/slime: it has no {lacks[0]}", _CLONE)
+        return
     version = re.search(r"""\bversion=["']([^"']+)["']""", _text(folder / "setup.py"))
-    declared = version[1] if version else "of no known version"
-    findings.append(good("slime", f"slime {declared} at {folder}, {_commit(folder, question)}"))
+    # a checkout that another user owns, as in a container, is refused by git unless it is called safe
+    git = ("git", "-c", "safe.directory=*", "-C", str(folder), "rev-parse", "HEAD")
+    answer = diagnosis.run_program(*git, env=question.env, limit_s=_GIT_S) if (folder / ".git").exists() else None
+    commit = answer.stdout[:8] if answer is not None and answer.exit_code == 0 else "not known"
+    yield good("slime", f"slime {version[1] if version else 'of no known version'} at {folder}, commit {commit}")
     if lacks:  # an installed package comes without the scripts
-        found = f"{folder} lacks {', '.join(lacks)}: not a whole checkout"
-        findings.append(error("slime files", found, _CLONE))
-    return findings
+        yield error("slime files", f"{folder} lacks {', '.join(lacks)}: not a whole checkout", _CLONE)
 
 
-def check_megatron(question: Question, find_package: diagnosis.FindPackage = importlib.util.find_spec) -> list[Finding]:
+def check_megatron(
+    question: Question, find_package: diagnosis.FindPackage = importlib.util.find_spec
+) -> Iterator[Finding]:
     """Where Megatron-LM is: as named, else beside slime's checkout as the scripts look for it, else importable."""
-    named = question.megatron_dir or question.named("MEGATRON_DIR")
-    if named is not None:
-        if (named / "megatron" / "core").is_dir():
-            return [good("megatron", f"Megatron-LM at {named}")]
+    named, slime = question.megatron_dir or question.named("MEGATRON_DIR"), _checkout(question, find_package)
+    importable = (package.parent for package in diagnosis.package_folders("megatron", find_package))
+    beside = [slime.absolute().parent / "Megatron-LM"] if slime else []
+    folders = [named] if named else [*beside, *importable]
+    found = next((folder for folder in folders if (folder / "megatron" / "core").is_dir()), None)
+    if found is not None:
+        yield good("megatron", f"Megatron-LM at {found}")
+    elif named is not None:
         remedy = "name the folder that holds megatron/core with MEGATRON_DIR or --megatron-dir"
-        return [error("megatron", f"{named} has no megatron/core: not a checkout of Megatron-LM", remedy)]
-    slime = question.slime_dir or question.named("SLIME_DIR")
-    slimes = [slime] if slime else [folder.parent for folder in diagnosis.package_folders("slime", find_package)]
-    beside = [folder.absolute().parent / "Megatron-LM" for folder in slimes]
-    for folder in (*beside, *(package.parent for package in diagnosis.package_folders("megatron", find_package))):
-        if (folder / "megatron" / "core").is_dir():
-            return [good("megatron", f"Megatron-LM at {folder}")]
-    remedy = "work in the image slimerl/slime, or name a checkout of Megatron-LM with MEGATRON_DIR or --megatron-dir"
-    missing = "no Megatron-LM here: training and the conversion of checkpoints need it"
-    return [lacking("megatron", missing, remedy, training=question.training)]
+        yield error("megatron", f"{named} has no megatron/core: not a checkout of Megatron-LM", remedy)
+    else:
+        remedy = (
+            "work in the image slimerl/slime, or name a checkout of Megatron-LM with MEGATRON_DIR or --megatron-dir"
+        )
+        needed_for = "no Megatron-LM here: training and the conversion of checkpoints need it"
+        yield missing("megatron", needed_for, remedy, needed=question.training)
 
 
-def _named_or_importable(question: Question, find_package: diagnosis.FindPackage) -> Path | None:
+def _checkout(question: Question, find_package: diagnosis.FindPackage) -> Path | None:
+    """The folder of slime that is named, else that of the importable slime."""
+    packages = filter(_is_slime, diagnosis.package_folders("slime", find_package))
     named = question.slime_dir or question.named("SLIME_DIR")
-    packages = (folder for folder in diagnosis.package_folders("slime", find_package) if _is_slime(folder))
     return named or next((package.parent for package in packages), None)
 
 
@@ -114,61 +120,51 @@ def _text(file: Path) -> str:
     return file.read_text(errors="replace") if file.is_file() else ""
 
 
-def _commit(folder: Path, question: Question) -> str:
-    """The commit of a checkout, or why it is not known."""
-    # a checkout that another user owns, as in a container, is refused by git unless it is called safe
-    git = ("git", "-c", "safe.directory=*", "-C", str(folder), "rev-parse", "HEAD")
-    if not (folder / ".git").exists():
-        why_not = "no git checkout"
-    elif (answer := diagnosis.run_program(*git, env=question.env, limit_s=_GIT_S)) is None:
-        why_not = "no git on the PATH"
-    elif answer.exit_code == 0:
-        return f"commit {answer.stdout[:8]}"
-    else:
-        why_not = answer.words if answer.exit_code else f"git did not answer within {_GIT_S:g} s"
-    return f"commit not known ({why_not})"
-
-
 def check_slime_episode(
-    question: Question, find_package: diagnosis.FindPackage = importlib.util.find_spec, limit_s: float = LIMIT_S
-) -> list[Finding]:
-    """Whether an episode comes back finished from slime's loop; nothing is said where there is no checkout of slime."""
-    checkout = _named_or_importable(question, find_package)
+    question: Question, find_package: diagnosis.FindPackage = importlib.util.find_spec, limit_s: float = _LIMIT_S
+) -> Iterator[Finding]:
+    """Whether an episode comes back finished from slime's loop; finds nothing where there is no checkout of slime."""
+    checkout = _checkout(question, find_package)
     if checkout is None or not _is_slime(checkout / "slime"):
-        return []
+        return
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), question.env.get("PYTHONPATH")]))
     env = {**question.env, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
     answer = diagnosis.run_program(sys.executable, "-m", __name__, str(checkout), env=env, limit_s=limit_s)
     if answer is None or answer.exit_code is None:
-        return [error(_NAME, f"no episode came back from slime's loop within {limit_s:g} s", _REMEDY)]
+        yield error(_NAME, f"no episode came back from slime's loop within {limit_s:g} s", _REMEDY)
+        return
     try:
-        played = json.loads(answer.stdout.splitlines()[-1])
+        episode = json.loads(answer.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        fault = (answer.stderr.splitlines() or [answer.words])[-1]
-        return [error(_NAME, f"slime's loop could not be run: {fault}", _REMEDY)]
-    return [_judge(played, training=question.training)]
+        fault = (answer.stderr.splitlines() or [answer.printed])[-1]
+        yield error(_NAME, f"slime's loop could not be run: {fault}", _REMEDY)
+    else:
+        yield _judge(episode, training=question.training)
 
 
-def _judge(played: Json, *, training: bool) -> Finding:
-    if missing := played.get("missing"):
-        found = f"no episode was tried: slime's rollout needs the package {missing!r}, which is not installed"
-        return lacking(_NAME, found, "run it in slime's image, or install that package", training=training)
-    found = f"an episode came back from slime's loop as {played['status']}"
-    if played["status"] not in ("completed", "truncated"):
-        return error(_NAME, f"{found} ({played['stop_reason']}): {played['error']}", _REMEDY)
-    found += f": {played['tokens']} tokens, {played['trained']} of them trained, reward {played['reward']}"
-    if played["stand_ins"]:
-        found += f"; not installed, and not needed for it: {', '.join(played['stand_ins'])}"
-    if played["violations"]:
-        return error(_NAME, f"{found}; slime's trainer could not use it: {'; '.join(played['violations'])}", _REMEDY)
-    if played["warnings"]:
-        return warning(_NAME, f"{found}; {'; '.join(played['warnings'])}", _REMEDY)
+def _judge(episode: Json, *, training: bool) -> Finding:
+    if package := episode.get("missing"):
+        found = f"no episode was tried: slime's rollout needs the package {package!r}, which is not installed"
+        return missing(_NAME, found, "run it in slime's image, or install that package", needed=training)
+    found = f"an episode came back from slime's loop as {episode['status']}"
+    if episode["status"] not in ("completed", "truncated"):
+        return error(_NAME, f"{found} ({episode['stop_reason']}): {episode['error']}", _REMEDY)
+    found += f": {episode['tokens']} tokens, {episode['trained']} of them trained, reward {episode['reward']}"
+    if episode["placeholders"]:
+        found += f"; not installed, and not needed for it: {', '.join(episode['placeholders'])}"
+    if episode["violations"]:
+        return error(_NAME, f"{found}; slime's trainer could not use it: {'; '.join(episode['violations'])}", _REMEDY)
+    if episode["warnings"]:
+        return warning(_NAME, f"{found}; {'; '.join(episode['warnings'])}", _REMEDY)
     return good(_NAME, found)
 
 
 @contextmanager
 def importable(checkout: Path) -> Iterator[list[str]]:
-    """Put slime on the path, and placeholders for what of its cluster is not installed; gives the names of those."""
+    """Put slime on the path, and placeholders in place of its cluster's packages that are not installed.
+
+    Yields the names of these packages.
+    """
     absent = [package for package in _CLUSTER if importlib.util.find_spec(package) is None]
     placeholders = [name for package in absent for name in _CLUSTER[package]]
     sys.path.insert(0, str(checkout))
@@ -227,7 +223,7 @@ async def _play(checkpoint: Path) -> dict[str, Json]:
         custom_generate_function_path="strands_rollout.generate",
         custom_rm_path="strands_rollout.reward_func",
         reward_key="score",
-        # the model is ours, so that its code needs no stronger sandbox
+        # the shipped model writes harmless code, which needs no stronger sandbox
         strands_rollout={"max_tool_iterations": 3, "executor": {"name": "local", "isolation": "rlimits"}},
     )
     async with engine_process() as base_url:
@@ -252,14 +248,14 @@ def _main(checkout: Path) -> dict[str, Json]:
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("strands_rollout").addHandler(handler)
-    with importable(checkout) as stand_ins:
+    with importable(checkout) as placeholders:
         try:
-            played = asyncio.run(_play(diagnosis.SHIPPED_TOKENIZER))
+            episode = asyncio.run(_play(diagnosis.SHIPPED_TOKENIZER))
         except ModuleNotFoundError as e:
             if (e.name or "").startswith(("slime", "strands_rollout")):
                 raise
             return {"missing": e.name}
-    return {**played, "stand_ins": stand_ins, "warnings": warnings}
+    return {**episode, "placeholders": placeholders, "warnings": warnings}
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import asyncio
 import json
 import os
 import re
+import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from fake_sglang import FakeSGLang, Reply, dead_url
 from harness import ANSWER, call_text, ids_of
 from typer.testing import CliRunner
 
-from strands_rollout import __version__, cli
+from strands_rollout import cli
 from strands_rollout.cli.commands import app
 from strands_rollout.evaluation.evaluate import Summary
 from strands_rollout.evaluation.options import DemoOptions
@@ -24,49 +24,35 @@ from strands_rollout.evaluation.options import DemoOptions
 REPOSITORY = str(Path(__file__).parents[2])
 
 
-@dataclass(frozen=True)
-class Finished:
-    code: int
-    stdout: str
-    stderr: str
+def test_help_has_an_example_or_the_commands_and_imports_nothing_heavy() -> None:
+    """In one process, the commands one after the other; nor does the doctor import what may be broken."""
+    code = """if True:
+        import sys
+        from typer.testing import CliRunner
+        from strands_rollout import __version__
+        from strands_rollout.cli.commands import app
 
+        def imported(*heavy):
+            return [name for name in heavy if name in sys.modules]
 
-async def command(*arguments: str, cwd: Path | None = None, **environment: str) -> Finished:
-    """Run the real command in a process of its own, wide enough that help and errors are not wrapped."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "strands_rollout.cli",
-        *arguments,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": REPOSITORY, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", **environment},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    stdout, stderr = await process.communicate()
-    return Finished(process.returncode or 0, stdout.decode(), stderr.decode())
+        def help_of(*arguments):
+            done = CliRunner().invoke(app, [*arguments, "--help"])
+            assert done.exit_code == 0, done.output
+            return done.stdout
 
-
-HELPED = [[], *([name] for name in ("demo", "serve", "eval", "config", "doctor", "train", "export"))]
-
-
-@pytest.mark.parametrize("arguments", HELPED)
-async def test_help_has_an_example_or_the_commands_and_imports_nothing_heavy(arguments: list[str]) -> None:
-    # typer itself looks for pydantic when it reads a command's arguments
-    heavy = ["numpy", "strands", "transformers", "httpx", *([] if arguments else ["pydantic"])]
-    code = (
-        f"import sys; sys.argv = ['strands-rollout', *{arguments}, '--help']\n"
-        "from strands_rollout.cli import main\n"
-        "try: main()\n"
-        f"finally: print([name for name in {heavy} if name in sys.modules])"
-    )
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
-    stdout, _ = await process.communicate()
-    assert process.returncode == 0
-    assert stdout.decode().splitlines()[-1] == "[]"
-    for word in ["Example: strands-rollout " + arguments[0]] if arguments else ["serve", "demo", "--version"]:
-        assert word in stdout.decode()
+        assert all(word in help_of() for word in ("serve", "demo", "--version"))
+        assert CliRunner().invoke(app, ["--version"]).stdout == f"strands-rollout {__version__}\\n"
+        assert imported("numpy", "strands", "transformers", "httpx", "rich.table", "pydantic") == []
+        for command in app.registered_commands:
+            name = command.name or command.callback.__name__
+            assert f"Example: strands-rollout {name} " in " ".join(help_of(name).split()), name
+        # typer itself looks for pydantic when it reads a command's arguments
+        assert imported("numpy", "strands", "transformers", "httpx", "rich.table") == []
+        import strands_rollout.diagnostics.doctor
+        assert imported("numpy", "packaging", "strands", "tokenizers") == []
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 AN_ENGINE = ["--base-url", "http://127.0.0.1:1"]
@@ -98,31 +84,40 @@ def test_a_usage_error_exits_with_2_and_says_what_is_wrong(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["strands-rollout", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 2
+    assert exit_code(monkeypatch, *arguments) == 2
     captured = capsys.readouterr()
     assert "rror" in captured.err
     assert captured.out == ""
     assert list(tmp_path.iterdir()) == []
 
 
+def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """That of the command line with these arguments, in this process."""
+    monkeypatch.setattr(sys, "argv", ["strands-rollout", *arguments])
+    try:
+        cli.main()
+    except SystemExit as e:
+        return e.code
+    raise AssertionError
+
+
 @pytest.mark.parametrize("arguments", [["demo"], ["eval", "--data", "rows.jsonl"]], ids=["demo", "eval"])
-async def test_a_dead_engine_exits_with_1_and_is_named(tmp_path: Path, arguments: list[str]) -> None:
-    assert (await command("--version")).stdout == f"strands-rollout {__version__}\n"
+def test_a_dead_engine_exits_with_1_and_is_named(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "What is 17 * 2?", "label": "34"}\n')
-    finished = await command(*arguments, "--base-url", dead_url(), cwd=tmp_path)
-    assert finished.code == 1
-    assert "error: no answer from http://127.0.0.1" in finished.stderr
-    assert "Traceback" not in finished.stderr
+    assert exit_code(monkeypatch, *arguments, "--base-url", dead_url()) == 1
+    assert "error: no answer from http://127.0.0.1" in capsys.readouterr().err
 
 
-async def test_a_server_whose_tokenizer_is_not_on_this_machine_is_a_usage_error(tmp_path: Path) -> None:
+async def test_a_server_whose_tokenizer_is_not_on_this_machine_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     async with FakeSGLang([]) as fake:
-        finished = await command("demo", "--base-url", fake.base_url, cwd=tmp_path)
-    assert finished.code == 2
-    assert "pass the served model's tokenizer with --tokenizer DIR" in finished.stderr
+        assert await asyncio.to_thread(exit_code, monkeypatch, "demo", "--base-url", fake.base_url) == 2
+    assert "pass the served model's tokenizer with --tokenizer DIR" in capsys.readouterr().err
 
 
 async def test_the_demo_prints_a_table_a_transcript_and_one_line_of_json(
@@ -136,17 +131,14 @@ async def test_the_demo_prints_a_table_a_transcript_and_one_line_of_json(
     data.write_text('{"prompt": [{"role": "user", "content": "What is 17 * 2?"}], "label": "34"}\n')
     async with FakeSGLang(reply, context_length=8192) as fake:
         given = ["--base-url", fake.base_url, "--tokenizer", shipped_tokenizer.name_or_path, "--data", str(data)]
-        finished = await command("demo", *given, "--samples", "2", cwd=tmp_path)
-    assert finished.code == 0, finished.stderr
-    assert json.loads(finished.stdout.splitlines()[-1]) == {
-        "samples": 2,
-        "completed": 2,
-        "mean_reward": 1.0,
-        "accuracy": 1.0,
-        "tool_calls": 2,
-        "tito_violations": 0,
-        "contract_violations": 0,
-    }
+        command = [sys.executable, "-m", "strands_rollout.cli", "demo", *given, "--samples", "2"]
+        environment = {**os.environ, "PYTHONPATH": REPOSITORY, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+        options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+        finished = await asyncio.to_thread(subprocess.run, command, **options)
+    assert finished.returncode == 0, finished.stderr
+    summary = {"samples": 2, "completed": 2, "mean_reward": 1.0, "accuracy": 1.0, "tool_calls": 2}
+    summary |= {"tito_violations": 0, "contract_violations": 0}
+    assert json.loads(finished.stdout.splitlines()[-1]) == summary
     assert sum(line.startswith("{") for line in finished.stdout.splitlines()) == 1
     assert re.search(r"0 +What is 17 \* 2\? +34 +34 +1 +completed +completed +2 +1 ", finished.stdout)
     assert "  trained | <tool_call>" in finished.stdout

@@ -72,12 +72,11 @@ def lines(out: Path) -> list[bytes]:
     return results.read_bytes().splitlines(keepends=True) if results.exists() else []
 
 
-@pytest.mark.parametrize("config", [None, SMOKE], ids=["defaults", "smoke.yaml"])
-async def test_the_embedded_engine_is_evaluated_on_the_shipped_problems(tmp_path: Path, config: Path | None) -> None:
-    options = options_for(tmp_path, None, None, sampling=Sampling(2, 512), limit=2, data=[], config=config)
+async def test_the_embedded_engine_is_evaluated_on_the_shipped_problems(tmp_path: Path) -> None:
+    options = options_for(tmp_path, None, None, sampling=Sampling(2, 256), limit=1, data=[], config=SMOKE)
     assert await asyncio.to_thread(run_evaluation, options) == 0
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["data_sets"]["demo"]["scored"] == 4
+    assert report["data_sets"]["demo"]["scored"] == 2
     assert report["model"].endswith("checkpoint")
 
 
@@ -95,7 +94,7 @@ async def test_a_model_is_the_same_however_its_folder_is_written(
 
 
 @pytest.mark.slow
-async def test_ctrl_c_ends_it_with_130_and_says_how_to_go_on(shipped_tokenizer: Any, tmp_path: Path) -> None:
+async def test_ctrl_c_ends_it_with_130_and_says_how_to_resume(shipped_tokenizer: Any, tmp_path: Path) -> None:
     """Two samples are answered, the others wait for the engine when it comes."""
     waiting = asyncio.Event()
 
@@ -144,7 +143,7 @@ def test_defaults_are_those_of_the_engine(
 
 
 @pytest.mark.slow
-async def test_killed_twice_and_gone_on_with_gives_the_report_of_one_run(tmp_path: Path) -> None:
+async def test_killed_twice_and_resumed_gives_the_report_of_one_run(tmp_path: Path) -> None:
     """On the embedded engine, which dies with each killed process, and is started anew."""
     arguments = ["--seed", "3", "--limit", "8", "--concurrency", "3"]
     code, _, err = await ended(*arguments, "--out", "whole", cwd=tmp_path)
@@ -157,7 +156,7 @@ async def test_killed_twice_and_gone_on_with_gives_the_report_of_one_run(tmp_pat
             process.kill()
             await process.communicate()
         found = lines(cut)
-        assert least <= len(found) < 32
+        assert len(found) >= least
         assert found[: len(kept)] == kept
         kept = found
     with (cut / "results.jsonl").open("ab") as results:

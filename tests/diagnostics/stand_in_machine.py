@@ -1,9 +1,9 @@
-"""Parts of a machine as the doctor meets them: programs on the PATH, installed packages, servers."""
+"""Parts of a machine that the doctor checks: programs on the PATH, installed packages, servers."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ SHIPPED = REPOSITORY / "strands_rollout" / "engine" / "checkpoint"
 
 
 def question(folder: Path, env: Mapping[str, str] | None = None, **changes: Any) -> Question:
-    """What a doctor is asked on a machine where nothing is prepared, and nothing is set but the PATH."""
+    """The question for a machine where nothing is prepared, and nothing is set but the PATH."""
     return Question(env={"PATH": "/usr/bin:/bin", **(env or {})}, repository=folder, **changes)
 
 
@@ -42,7 +42,7 @@ def installed(folder: Path, name: str, version: str, requires: Sequence[str] = (
 
 def tokenizer_folder(folder: Path) -> Path:
     """A copy of the shipped tokenizer, to be broken."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for name in ("tokenizer", "tokenizer_config", "generation_config", "config"):
         shutil.copy(SHIPPED / f"{name}.json", folder)
     shutil.copy(SHIPPED / "chat_template.jinja", folder)
@@ -68,13 +68,13 @@ async def answering(routes: Mapping[str, tuple[int, Any]]) -> AsyncIterator[str]
         await runner.cleanup()
 
 
-def only(findings: Sequence[Finding], name: str) -> Finding:
+def only(findings: Iterable[Finding], name: str) -> Finding:
     """The one finding of that name."""
     (found,) = [finding for finding in findings if finding.name == name]
     return found
 
 
-def assert_fault(findings: Sequence[Finding], name: str, status: str, *words: str, remedy: str) -> None:
+def assert_fault(findings: Iterable[Finding], name: str, status: str, *words: str, remedy: str) -> None:
     """There is one finding of that name and status, which holds these words, and whose remedy holds that."""
     found = only(findings, name)
     assert found.status == status, found

@@ -1,6 +1,6 @@
 """The doctor as a whole: every check is run, none can stop another, the exit code is the verdict; and on servers.
 
-Servers are dead, loading, foreign, too small, of another vocabulary, behind a router.
+Servers are dead, loading, foreign, with too small a context, of another vocabulary, behind a router.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from stand_in_machine import (
 from typer.testing import CliRunner
 
 from strands_rollout.cli.commands import app
-from strands_rollout.diagnostics import machine
+from strands_rollout.diagnostics import diagnosis
 from strands_rollout.diagnostics.diagnosis import (
     Check,
     Diagnosis,
@@ -50,58 +51,57 @@ from strands_rollout.diagnostics.diagnosis import (
 from strands_rollout.diagnostics.doctor import check_server, examine
 from strands_rollout.errors import ConfigError
 
-ONE_OF_EACH = good("a", "fine"), warning("b", "hm", "do b"), error("c", "bad [red]", "do c"), skipped("d", "not asked")
+FINE, DOUBTFUL, BAD, NOT_ASKED = (
+    good("a", "fine"),
+    warning("b", "hm", "do b"),
+    error("c", "bad [red]", "do c"),
+    skipped("d", "no"),
+)
 
 
-async def examined(**asked: Any) -> tuple[bool, dict[str, Any]]:
-    """The doctor's verdict and its JSON on this machine, with nothing in its environment but this."""
-    env = {"PATH": os.defpath, **asked.pop("env")}
-    diagnosis = await asyncio.to_thread(examine, question(REPOSITORY, env, isolation="rlimits", **asked))
-    return diagnosis.ok(), json.loads(diagnosis.to_json())
+async def test_a_clean_machine_passes_and_the_json_holds_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "run_checks", partial(run_checks, limit_s=250))  # this machine may be busy
+    env = {"PATH": os.defpath, "HOME": str(tmp_path)}
+    found = await asyncio.to_thread(examine, question(REPOSITORY, env, isolation="rlimits"))
+    report = json.loads(found.to_json())
+    assert (found.ok(), report["ok"]) == (True, True), [one for one in report["checks"] if one["status"] == "error"]
+    assert report["versions"]["strands-rollout"]
+    assert report["python"]
+    missing = {check["name"] for check in report["checks"] if "MISSING" in check["found"]}
+    assert missing == {f"sandbox {layer}" for layer in report["sandbox"]["missing"]}
+    (limits,) = [check["found"] for check in report["checks"] if check["name"] == "sandbox limits"]
+    assert limits.endswith(report["sandbox"]["enforced"]["limits"])
+    names = {check["name"].partition(" ")[0].rstrip(":") for check in report["checks"]}
+    checked = "python packages slime megatron gpus memory open proxies disk shared ray wandb model tokenizer config"
+    assert names >= {*checked.split(), "data", "sandbox", "server"}
+    assert all(check["remedy"] for check in report["checks"] if check["status"] in ("warning", "error"))
 
 
-async def test_a_clean_machine_passes_and_the_json_tells_all(tmp_path: Path) -> None:
-    ok, told = await examined(env={"HOME": str(tmp_path)})
-    assert (ok, told["ok"]) == (True, True), [check for check in told["checks"] if check["status"] == "error"]
-    assert told["versions"]["strands-rollout"]
-    missing = {check["name"] for check in told["checks"] if "MISSING" in check["found"]}
-    assert missing == {f"sandbox {layer}" for layer in told["sandbox"]["missing"]}
-    (limits,) = [check["found"] for check in told["checks"] if check["name"] == "sandbox limits"]
-    assert limits.endswith(told["sandbox"]["enforced"]["limits"])
-    names = {check["name"].partition(" ")[0].rstrip(":") for check in told["checks"]}
-    looked_at = "python packages slime megatron gpus memory open proxies disk shared ray wandb model tokenizer config"
-    assert names >= {*looked_at.split(), "data", "sandbox", "server"}
-    assert all(check["remedy"] for check in told["checks"] if check["status"] in ("warning", "error"))
-
-
-async def test_a_bare_machine_can_not_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "check_sandbox", lambda isolation: [])  # which takes seconds
-    empty = {"HOME": str(tmp_path), "MODEL_DIR": str(tmp_path), "DATA_DIR": str(tmp_path)}
-    ok, told = await examined(env=empty, training=True, model_name="Qwen3-4B")
-    errors = {check["name"] for check in told["checks"] if check["status"] == "error"}
-    lacking = {"slime", "megatron", "ray", "gpus", "model", "converted model"}
-    assert (ok, errors) == (False, {*lacking, "data: dapo-math-17k.jsonl", "data: aime-2024.jsonl"})
-    assert "--model Qwen/Qwen3-4B" in str(told)
-
-
-def test_faults_of_a_machine_are_shown_with_their_remedies_and_fail(tmp_path: Path) -> None:
+def test_a_bare_machine_can_not_train_and_each_fault_has_its_remedy(tmp_path: Path) -> None:
     site = tmp_path / "site"
     installed(site, "slime", "0.1.4")
     installed(site, "transformers", "4.40.0")
     (site / "slime").mkdir()
     (site / "slime" / "__init__.py").write_text("raise RuntimeError('the doctor imported slime')")
     env = program(tmp_path / "bin", "nvidia-smi", "echo 'No devices were found'; exit 6")
-    limited = f"ulimit -n 512; exec {sys.executable} -m strands_rollout.cli doctor --isolation rlimits"
-    env |= {"PYTHONPATH": str(site), "HOME": str(tmp_path), "WANDB_API_KEY": "'abc'"}
+    env |= {"PYTHONPATH": f"{site}:{REPOSITORY}", "WANDB_API_KEY": "'abc'"}
+    env |= dict.fromkeys(["HOME", "MODEL_DIR", "DATA_DIR"], str(tmp_path))
+    options = "--training --model-name Qwen3-4B --isolation rlimits"
+    limited = f"ulimit -n 512; exec {sys.executable} -m strands_rollout.cli doctor {options}"
     done = subprocess.run(["sh", "-c", limited], capture_output=True, text=True, env=env)
     lines = done.stdout.splitlines()
     assert done.returncode == 1, done.stderr
     for start, remedy in (
         ("error    package transformers: transformers 4.40.0", "pip install 'transformers"),
         ("error    slime package: the importable slime, 0.1.4", "pip uninstall slime"),
-        ("warning  gpus: no GPU here: nvidia-smi failed: No devices were found", "--gpus all"),
+        ("error    megatron: ", "slimerl/slime"),
+        ("error    gpus: no GPU here: nvidia-smi failed: No devices were found", "--gpus all"),
         ("warning  open files: ulimit -n is 512", "ulimit -n 65535"),
+        ("error    ray: ", "pip install"),
         ("error    wandb: WANDB_API_KEY", "export WANDB_API_KEY"),
+        ("error    model: ", "--model Qwen/Qwen3-4B"),
+        ("error    converted model: ", "--model Qwen/Qwen3-4B"),
+        ("error    data: dapo-math-17k.jsonl", "data_prep/dapo_math_17k.py"),
     ):
         (at,) = [number for number, line in enumerate(lines) if line.startswith(start)]
         assert remedy in lines[at + 1]
@@ -112,7 +112,7 @@ def test_the_command_asks_what_its_options_say_and_exits_with_the_verdict(monkey
 
     def find_doubts(question: Question) -> Diagnosis:
         asked.append(replace(question, env={}))
-        return Diagnosis(ONE_OF_EACH[:2])
+        return Diagnosis([FINE, DOUBTFUL])
 
     monkeypatch.setattr("strands_rollout.diagnostics.doctor.examine", find_doubts)
     named = "--model-name Qwen3-4B --tokenizer t --config c --data d --data e --slime-dir s --megatron-dir m"
@@ -122,7 +122,7 @@ def test_the_command_asks_what_its_options_say_and_exits_with_the_verdict(monkey
     assert (done.exit_code, json.loads(done.stdout)["ok"]) == (0, True)
     assert (strict.exit_code, "-> do b" in strict.stdout) == (1, True)
     paths = {"tokenizer": Path("t"), "config": Path("c"), "slime_dir": Path("s"), "megatron_dir": Path("m")}
-    given = {"isolation": "rlimits", "base_urls": ("http://a:1",), "data": (Path("d"), Path("e")), "gpus": 2, **paths}
+    given = {"isolation": "rlimits", "base_urls": ["http://a:1"], "data": [Path("d"), Path("e")], "gpus": 2, **paths}
     given |= {"training": True, "model_name": "Qwen3-4B", "max_context_length": 9}
     assert asked == [Question({}, REPOSITORY, **given), Question({}, REPOSITORY)]
 
@@ -142,59 +142,48 @@ def test_the_flag_check_is_run_alone(on_stdin: bool, tmp_path: Path) -> None:
 
 
 def test_only_errors_fail_unless_it_is_strict() -> None:
-    fine, doubtful, bad, unasked = ONE_OF_EACH
-    assert Diagnosis((fine, doubtful, unasked)).ok()
-    assert not Diagnosis((fine, doubtful)).ok(strict=True)
-    assert Diagnosis((fine, unasked)).ok(strict=True)
-    assert not Diagnosis((fine, bad)).ok()
-    assert json.loads(Diagnosis((fine, doubtful)).to_json(strict=True))["ok"] is False
+    assert Diagnosis([FINE, DOUBTFUL, NOT_ASKED]).ok()
+    assert not Diagnosis([FINE, DOUBTFUL]).ok(strict=True)
+    assert Diagnosis([FINE, NOT_ASKED]).ok(strict=True)
+    assert not Diagnosis([FINE, BAD]).ok()
+    assert json.loads(Diagnosis([FINE, DOUBTFUL]).to_json(strict=True))["ok"] is False
 
 
 def test_people_read_one_line_and_the_remedy() -> None:
     output = io.StringIO()
-    Diagnosis(ONE_OF_EACH).show(Console(file=output, width=20))
+    Diagnosis([FINE, DOUBTFUL, BAD, NOT_ASKED]).show(Console(file=output, width=20))
     indent, totals = " " * 9, "1 ok, 1 warning, 1 error, 1 skipped"
-    told = ["ok       a: fine", "warning  b: hm", f"{indent}-> do b", "error    c: bad [red]", f"{indent}-> do c"]
-    assert output.getvalue().splitlines() == [*told, "skipped  d: not asked", "", totals]
+    shown = ["ok       a: fine", "warning  b: hm", f"{indent}-> do b", "error    c: bad [red]", f"{indent}-> do c"]
+    assert output.getvalue().splitlines() == [*shown, "skipped  d: no", "", totals]
 
 
-def test_a_check_that_crashes_is_a_line_and_the_rest_go_on() -> None:
-    def crash() -> list[Finding]:
+def test_no_check_stops_another() -> None:
+    """One crashes, one can't import, one hangs, and two can only end together."""
+    released, both = threading.Event(), threading.Barrier(2)
+
+    def crash(_: Question) -> list[Finding]:
         raise KeyError("gone")
 
-    def import_nothing() -> list[Finding]:
+    def import_nothing(_: Question) -> list[Finding]:
         import no_such_package  # noqa: F401
 
         return []
 
-    fine = [Check("a", lambda: [good("a", "fine")], waits=waits) for waits in (False, True)]
-    found = run_checks([Check("b", crash), *fine, Check("c", crash, waits=True), Check("d", import_nothing)])
-    assert [finding.name for finding in found] == ["b", "a", "a", "c", "d"]
-    assert_fault(found, "b", "error", "this is a bug in the check: KeyError: 'gone'", remedy="doctor --json")
-    assert_fault(found, "d", "error", "no_such_package can't be imported", remedy="pip install")
+    def hang(_: Question) -> list[Finding]:
+        return [good("slow", str(released.wait()))]
 
+    def meet(_: Question) -> list[Finding]:
+        return [good("meet", str(both.wait(30)))]
 
-def test_a_check_that_hangs_is_given_up() -> None:
-    released = threading.Event()
-
-    def hang() -> list[Finding]:
-        released.wait()
-        return []
-
-    found = run_checks([Check("slow", hang, waits=True), Check("a", lambda: [good("a", "fine")])], limit_s=2)
+    meets = [Check("meet", meet, waits=True)] * 2
+    checks = [Check("a", crash), Check("b", lambda _: [good("b", "fine")]), Check("c", import_nothing)]
+    ended = run_checks([replace(meets[0]), *checks, replace(meets[1])], question(Path()))
+    assert [finding.name for finding in ended] == ["meet", "a", "b", "c", "meet"]
+    assert_fault(ended, "a", "error", "this is a bug in the check: KeyError: 'gone'", remedy="doctor --json")
+    assert_fault(ended, "c", "error", "no_such_package can't be imported", remedy="pip install")
+    found = run_checks([Check("slow", hang, waits=True)], question(Path()), limit_s=0.1)
     released.set()
-    assert_fault(found, "slow", "error", "did not end within 2 s", remedy="state D")
-    assert only(found, "a").status == "ok"
-
-
-def test_checks_that_wait_wait_at_once() -> None:
-    both = threading.Barrier(2)
-
-    def meet(name: str) -> Any:
-        return lambda: [good(name, str(both.wait(30)))]
-
-    found = run_checks([Check("a", meet("a"), waits=True), Check("b", meet("b"), waits=True)])
-    assert {finding.status for finding in found} == {"ok"}
+    assert_fault(found, "slow", "error", "did not end within 0.1 s", remedy="state D")
 
 
 SERVES = {"model_path": "/models/m", "served_model_name": "m", "weight_version": "default"}
@@ -204,9 +193,6 @@ SICK = {"workers": [{"url": "http://127.0.0.1:1", "is_healthy": False}]}
 
 def serving(info: dict[str, Any]) -> dict[str, tuple[int, Any]]:
     return {**UP, "/server_info": (200, info)}
-
-
-SMALL = serving({**SERVES, "context_length": 4096})
 
 
 async def look(url: str, limit_s: float = 15.0, **expected: Any) -> list[Finding]:
@@ -228,7 +214,7 @@ async def test_a_server_is_shown_with_version_model_and_context() -> None:
         (serving({**SERVES, "version": "0.4.9"}), "server", "warning", "0.4.9", "sglang>=0.5"),
         ({"/health": (503, None)}, "server", "error", "is up, but not healthy (503)", "wait"),
         ({**UP, "/v1/models": (200, {"data": []})}, "server", "error", "not SGLang", "check the port"),
-        (serving(SERVES), "server context", "warning", "does not tell", "--context-length 20480"),
+        (serving(SERVES), "server context", "warning", "does not state", "--context-length 20480"),
         ({**UP, "/workers": (200, SICK)}, "server", "error", "1 workers, none of them healthy", "/workers"),
         (
             serving({**SERVES, "context_length": 9}),
@@ -262,6 +248,15 @@ async def test_a_router_is_known_and_its_worker_is_asked() -> None:
     assert "a router" in found[0].found
     assert "behind the router" in found[1].found
     assert only(found, "server context").status == "ok"
+
+
+async def test_a_worker_that_is_gone_is_named_behind_its_router() -> None:
+    workers = {"workers": [{"url": "http://127.0.0.1:1", "is_healthy": True}]}
+    async with answering({**UP, "/workers": (200, workers)}) as url:
+        router, worker = await look(url)
+    assert router.status == "ok"
+    words = "nothing answers at http://127.0.0.1:1 (behind the router)"
+    assert_fault([worker], "server", "error", words, remedy="sglang.launch_server")
 
 
 async def test_a_server_with_another_vocabulary_is_an_error(tmp_path: Path) -> None:

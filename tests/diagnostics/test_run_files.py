@@ -15,7 +15,6 @@ from strands_rollout.diagnostics.run_files import (
     check_config,
     check_converted_model,
     check_data,
-    check_manifest,
     check_model,
     check_tokenizer,
 )
@@ -29,17 +28,22 @@ RENDERED = "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def look_at(folder: Path) -> list[Finding]:
-    return check_tokenizer(question(folder, tokenizer=folder))
+    return list(check_tokenizer(question(folder, tokenizer=folder)))
 
 
 def test_the_shipped_tokenizer_is_looked_at_where_there_is_no_model(tmp_path: Path) -> None:
-    found = check_tokenizer(question(tmp_path))
+    found = list(check_tokenizer(question(tmp_path)))
     assert {finding.status for finding in found} == {"ok"}
     assert str(SHIPPED) in only(found, "tokenizer").found
     assert "<|im_end|>" in only(found, "chat template").found
-    (tmp_path / "models").mkdir()
     folder = tokenizer_folder(tmp_path / "models" / "Qwen3-8B")
     assert str(folder) in only(check_tokenizer(question(tmp_path)), "tokenizer").found
+
+
+def test_the_tool_parser_of_the_configuration_must_read_the_templates_calls(tmp_path: Path) -> None:
+    (tmp_path / "rollout.yaml").write_text("strands_rollout: {tool_parser: mistral}")
+    found = check_tokenizer(question(tmp_path, config=tmp_path / "rollout.yaml"))
+    assert_fault(found, "chat template: calls", "error", "'mistral' does not read the call", remedy="tool_parser")
 
 
 TEMPLATE = (SHIPPED / "chat_template.jinja").read_text()
@@ -58,11 +62,11 @@ ENDS_ELSEWHERE = {
         ({"tokenizer.json": "{ cut off"}, "tokenizer", ["tokenizer.json can't be read"], "prepare_model.sh"),
         ({"tokenizer.json": '{"model": 3}'}, "tokenizer", ["can't be loaded"], "prepare_model.sh"),
         ({"tokenizer.json": json.dumps(MERGES)}, "tokenizer", ["can't be loaded"], "prepare_model.sh"),
-        ({"chat_template.jinja": None}, "chat template", ["no chat template"], "--tokenizer"),
-        ({"chat_template.jinja": "{{- messages | length ~ ' messages\\n' -}}" + TEMPLATE}, "chat template",
-         ["not append-only"], "--tokenizer"),
-        ({"chat_template.jinja": PLAIN}, "tools in the template", ["tools"], "tools: []"),
-        (ENDS_ELSEWHERE, "end of turn", ["1193", "1191"], "generation_config.json"),
+        ({"chat_template.jinja": None}, "chat template: template", ["no chat template"], "chat_template_kwargs"),
+        ({"chat_template.jinja": "{{- messages | length ~ ' messages\\n' -}}" + TEMPLATE}, "chat template: user turns",
+         ["not append-only"], "chat_template_kwargs"),
+        ({"chat_template.jinja": PLAIN}, "chat template: renders tools", ["tools"], "tools: []"),
+        (ENDS_ELSEWHERE, "chat template: end of turn", ["1193", "1191"], "generation_config.json"),
         ({"config.json": {"vocab_size": 1000}}, "vocabulary", ["1200", "1000"], "prepare_model.sh"),
     ],
     ids=["absent", "cut", "none", "merges", "no template", "not append-only", "no tools", "end of turn", "vocabulary"],
@@ -80,14 +84,8 @@ def test_a_tokenizer_that_can_not_be_used_is_an_error(
     assert_fault(look_at(folder), name, "error", *words, *about_folder, remedy=remedy)
 
 
-def test_a_tokenizer_whose_folder_is_missing_is_an_error(tmp_path: Path) -> None:
-    assert_fault(look_at(tmp_path / "none"), "tokenizer", "error", "none", remedy="prepare_model.sh")
-
-
 def test_a_model_is_whole_or_what_it_lacks_is_named(tmp_path: Path) -> None:
-    asked = question(tmp_path)
-    assert_fault(check_model(asked), "model", "warning", "Qwen3-8B", remedy=PREPARE)
-    folder = tmp_path / "models" / "Qwen3-8B"
+    asked, folder = question(tmp_path), tmp_path / "models" / "Qwen3-8B"
     folder.mkdir(parents=True)
     assert_fault(check_model(asked), "model", "error", "config.json", remedy=PREPARE)
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
@@ -96,37 +94,35 @@ def test_a_model_is_whole_or_what_it_lacks_is_named(tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "model-1.safetensors").write_bytes(bytes(2000))
     (folder / "model-2.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
-    found = check_model(asked)
-    assert_fault(found, "model", "error", "model-2.safetensors", remedy=PREPARE)
-    assert "model-1.safetensors" not in found[0].found
+    assert_fault(check_model(asked), "model", "error", "lacks weights: model-2.safetensors", remedy=PREPARE)
     (folder / "model-2.safetensors").write_bytes(bytes(2000))
-    assert check_model(asked)[0].status == "ok"
-
-
-def test_the_model_is_looked_for_where_the_scripts_look(tmp_path: Path) -> None:
-    hub, both = {"HF_CHECKPOINT": "/a/m"}, {"HF_CHECKPOINT": "/a/m", "REF_LOAD": "/b/c"}
-    assert "/a/m is" in check_model(question(tmp_path, hub))[0].found
-    assert "/a/m_torch_dist is" in check_converted_model(question(tmp_path, hub))[0].found
-    assert "/b/c is" in check_converted_model(question(tmp_path, both))[0].found
+    assert only(check_model(asked), "model").status == "ok"
 
 
 @pytest.mark.parametrize(
-    "asked", [({}, "Qwen3-4B"), ({}, "Qwen/Qwen3-4B"), ({"MODEL": "Qwen3-4B"}, None)], ids=["name", "id", "MODEL"]
+    ("env", "name", "model", "converted"),
+    [
+        ({}, None, "models/Qwen3-8B", "models/Qwen3-8B_torch_dist"),
+        ({"HF_CHECKPOINT": "/a/m"}, None, "/a/m", "/a/m_torch_dist"),
+        ({"HF_CHECKPOINT": "/a/m", "REF_LOAD": "/b/c"}, None, "/a/m", "/b/c"),
+        ({"MODEL_DIR": "/d", "MODEL": "Qwen3-4B"}, None, "/d/Qwen3-4B", "/d/Qwen3-4B_torch_dist"),
+        ({}, "Qwen3-4B", "models/Qwen3-4B", "models/Qwen3-4B_torch_dist"),
+        ({"MODEL": "Qwen3-8B"}, "Qwen/Qwen3-4B", "models/Qwen3-4B", "models/Qwen3-4B_torch_dist"),
+    ],
 )
-def test_another_model_is_looked_for_and_fetched_by_its_name(
-    asked: tuple[dict[str, str], str | None], tmp_path: Path
+def test_the_model_is_looked_for_where_the_scripts_look_and_fetched_by_its_name(
+    env: dict[str, str], name: str | None, model: str, converted: str, tmp_path: Path
 ) -> None:
-    env, name = asked
-    remedy = f"{PREPARE} --model Qwen/Qwen3-4B"
-    this = question(tmp_path, env, model_name=name, tokenizer=tmp_path)
-    assert_fault(check_model(this), "model", "warning", "models/Qwen3-4B is", remedy=remedy)
-    assert_fault(check_converted_model(this), "converted model", "warning", "Qwen3-4B_torch_dist", remedy=remedy)
-    assert_fault(check_tokenizer(this), "tokenizer", "error", remedy="--model Qwen/Qwen3-4B")
+    asked = question(tmp_path, env, model_name=name, tokenizer=tmp_path)
+    remedy = f"{PREPARE} --model Qwen/Qwen3-4B" if "4B" in model else PREPARE
+    assert_fault(check_model(asked), "model", "warning", f"{tmp_path / model} is not there", remedy=remedy)
+    found = check_converted_model(asked)
+    assert_fault(found, "converted model", "warning", f"{tmp_path / converted} is not there", remedy=remedy)
+    assert_fault(check_tokenizer(asked), "tokenizer", "error", remedy=remedy)
 
 
 def test_a_conversion_that_did_not_end_is_an_error(tmp_path: Path) -> None:
     asked, folder = question(tmp_path), tmp_path / "models" / "Qwen3-8B_torch_dist"
-    assert_fault(check_converted_model(asked), "converted model", "warning", remedy=PREPARE)
     folder.mkdir(parents=True)
     tracker = folder / "latest_checkpointed_iteration.txt"
     assert_fault(check_converted_model(asked), "converted model", "error", tracker.name, remedy=PREPARE)
@@ -134,19 +130,19 @@ def test_a_conversion_that_did_not_end_is_an_error(tmp_path: Path) -> None:
         tracker.write_text(iteration)
         assert_fault(check_converted_model(asked), "converted model", "error", iteration.strip(), remedy=PREPARE)
         (folder / name).mkdir()
-        assert check_converted_model(asked)[0].status == "ok"
+        assert only(check_converted_model(asked), "converted model").status == "ok"
 
 
 def config(folder: Path, text: str) -> list[Finding]:
     (folder / "rollout.yaml").write_text(text)
-    return check_config(question(folder, config=folder / "rollout.yaml"))
+    return list(check_config(question(folder, config=folder / "rollout.yaml")))
 
 
 def test_good_settings_are_listed(tmp_path: Path) -> None:
     found = config(tmp_path, "strands_rollout: {max_tool_iterations: 3}")
     assert {finding.status for finding in found} == {"ok"}
     assert "max_tool_iterations" in found[0].found
-    assert check_config(question(tmp_path))[0].status == "skipped"
+    assert only(check_config(question(tmp_path)), "config").status == "skipped"
 
 
 @pytest.mark.parametrize(
@@ -187,9 +183,9 @@ def test_keys_that_override_slimes_command_line_are_a_warning(tmp_path: Path) ->
 
 def test_the_configuration_is_the_one_that_the_scripts_take(tmp_path: Path) -> None:
     named = {"ROLLOUT_CONFIG": "/a/b.yaml"}
-    assert "/a/b.yaml" in check_config(question(tmp_path, named))[0].found
-    assert "/c" in check_config(question(tmp_path, named, config=Path("/c")))[0].found
-    assert str(REPOSITORY / "configs" / "math_code.yaml") in check_config(question(REPOSITORY))[0].found
+    assert question(tmp_path, named).config_file == Path("/a/b.yaml")
+    assert question(tmp_path, named, config=Path("/c")).config_file == Path("/c")
+    assert question(REPOSITORY).config_file == REPOSITORY / "configs" / "math_code.yaml"
 
 
 def data(folder: Path, *rows: object, name: str = "train.jsonl") -> Path:
@@ -199,19 +195,19 @@ def data(folder: Path, *rows: object, name: str = "train.jsonl") -> Path:
 
 
 def look_at_data(path: Path) -> list[Finding]:
-    return check_data(question(path.parent, data=(path,)))
+    return list(check_data(question(path.parent, data=[path])))
 
 
-def manifest(path: Path, rows: int, sha256: str | None = None) -> None:
-    digest = hashlib.sha256(path.read_bytes()).hexdigest() if sha256 is None else sha256
-    facts = {"format": 1, "dataset": "some/set", "revision": None, "rows": rows, "sha256": digest}
+def manifest(path: Path) -> None:
+    facts = {"format": 1, "dataset": "some/set", "revision": None, "rows": 2}
+    facts["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     Path(f"{path}.manifest.json").write_text(json.dumps(facts))
 
 
 def test_good_data_is_counted_against_its_manifest(tmp_path: Path) -> None:
     path = data(tmp_path, ROW, {"prompt": "What is 2 + 2?", "label": 4})
     assert [finding.status for finding in look_at_data(path)] == ["ok", "skipped"]
-    manifest(path, 2)
+    manifest(path)
     found = look_at_data(path)
     assert {finding.status for finding in found} == {"ok"}
     assert "2 rows of some/set" in only(found, "manifest: train.jsonl").found
@@ -220,8 +216,8 @@ def test_good_data_is_counted_against_its_manifest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "word"),
     [
-        ("{broken", "not JSON"),
-        ({"question": "What?"}, "prompt and label"),
+        ("{broken", "expected a JSON object like"),
+        ({"question": "What?"}, "expected a JSON object like"),
         ({"prompt": "", "label": "2"}, "empty prompt"),
         ({"prompt": [{"role": "assistant", "content": "2"}], "label": "2"}, "user's message"),
         ({"prompt": 7, "label": "2"}, "type int"),
@@ -237,21 +233,18 @@ def test_good_data_is_counted_against_its_manifest(tmp_path: Path) -> None:
 def test_a_row_that_can_not_be_trained_on_is_an_error(row: object, word: str, tmp_path: Path) -> None:
     remedy = "--apply-chat-template" if word == "rendered" else '"prompt"'
     found = look_at_data(data(tmp_path, ROW, row, row))
-    assert_fault(found, "data: train.jsonl", "error", "row 2", word, "1 more", remedy=remedy)
+    assert_fault(found, "data: train.jsonl", "error", "line 2: ", word, "1 more", remedy=remedy)
 
 
 def test_data_is_read_though_the_tokenizer_is_broken_and_an_empty_file_is_an_error(tmp_path: Path) -> None:
-    found = check_data(question(tmp_path, data=(data(tmp_path, ROW),), tokenizer=tmp_path / "none"))
+    found = check_data(question(tmp_path, data=[data(tmp_path, ROW)], tokenizer=tmp_path / "none"))
     assert only(found, "data: train.jsonl").status == "ok"
     assert_fault(look_at_data(data(tmp_path)), "data: train.jsonl", "error", "no rows", remedy="JSON")
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_a_training_run_can_not_do_without_model_and_data(training: bool, tmp_path: Path) -> None:
-    asked, status = question(tmp_path, training=training), "error" if training else "warning"
-    assert_fault(check_model(asked), "model", status, remedy=PREPARE)
-    assert_fault(check_converted_model(asked), "converted model", status, remedy=PREPARE)
-    found = check_data(asked)
+@pytest.mark.parametrize(("training", "status"), [(False, "warning"), (True, "error")])
+def test_a_training_run_can_not_do_without_its_data(training: bool, status: str, tmp_path: Path) -> None:
+    found = list(check_data(question(tmp_path, training=training)))
     assert_fault(found, "data: dapo-math-17k.jsonl", status, remedy="python data_prep/dapo_math_17k.py")
     assert_fault(found, "data: aime-2024.jsonl", status, remedy="python data_prep/aime_2024.py")
     assert_fault(found, "data: aime-2025.jsonl", "warning", remedy="python data_prep/aime_2025.py")
@@ -263,7 +256,7 @@ def test_a_missing_file_is_an_error_if_it_was_named(tmp_path: Path) -> None:
 
 
 def test_the_scripts_that_remedies_name_exist(tmp_path: Path) -> None:
-    asked = question(tmp_path, data=tuple(Path(f"{name}.jsonl") for name in ("aime-2025", "gsm8k-train", "gsm8k-test")))
+    asked = question(tmp_path, data=[Path(f"{name}.jsonl") for name in ("aime-2025", "gsm8k-train", "gsm8k-test")])
     found = [*check_data(question(tmp_path)), *check_data(asked), *check_model(asked), *check_converted_model(asked)]
     scripts = {str(finding.remedy).split(maxsplit=1)[1] for finding in found}
     assert len(scripts) == 5
@@ -271,34 +264,19 @@ def test_the_scripts_that_remedies_name_exist(tmp_path: Path) -> None:
 
 
 def test_data_that_was_changed_since_it_was_prepared_is_an_error(tmp_path: Path) -> None:
-    path = data(tmp_path, ROW, ROW, name="gsm8k-test.jsonl")
-    manifest(path, 2)
+    path, name = data(tmp_path, ROW, ROW, name="gsm8k-test.jsonl"), "manifest: gsm8k-test.jsonl"
+    manifest(path)
     with path.open("a") as file:
         file.write(json.dumps(ROW))
 
-    def assert_manifest_fault(*words: str) -> None:
-        found = check_manifest(path)
-        assert_fault([found], "manifest: gsm8k-test.jsonl", "error", *words, remedy="data_prep/gsm8k.py")
-
-    assert_manifest_fault("not the file that was prepared", "3 rows", "2 rows")
-    manifest(path, 2)
-    assert_manifest_fault("3 rows; its manifest tells 2")
+    assert_fault(look_at_data(path), name, "error", "not the file that was prepared", remedy="data_prep/gsm8k.py")
     Path(f"{path}.manifest.json").write_text("{}")
-    assert_manifest_fault("KeyError")
-
-
-def test_a_huge_file_is_not_read_whole(tmp_path: Path) -> None:
-    path = data(tmp_path, ROW)
-    manifest(path, 7, "0" * 64)
-    assert check_manifest(path, max_bytes=10).status == "skipped"
+    assert_fault(look_at_data(path), name, "error", "KeyError", remedy="data_prep/gsm8k.py")
 
 
 def test_data_is_looked_for_where_the_scripts_read_it(tmp_path: Path) -> None:
     env = {"PROMPT_DATA": "/a/mine.jsonl", "EVAL_SETS": "aime-2025,gsm8k-test", "DATA_DIR": "/b"}
-    assert [finding.found.split()[0] for finding in check_data(question(tmp_path, env))] == [
-        "/a/mine.jsonl",
-        "/b/aime-2025.jsonl",
-        "/b/gsm8k-test.jsonl",
-    ]
+    files = [finding.found.split()[0] for finding in check_data(question(tmp_path, env))]
+    assert files == ["/a/mine.jsonl", "/b/aime-2025.jsonl", "/b/gsm8k-test.jsonl"]
     names = {finding.name for finding in check_data(question(tmp_path, {"EVAL_CONFIG": "eval.yaml"}))}
     assert names == {"data: dapo-math-17k.jsonl", "data: aime-2025.jsonl"}

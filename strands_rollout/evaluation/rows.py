@@ -63,19 +63,24 @@ def each_row(
     Raises:
         PromptError: The file can't be read, or is empty.
     """
+    is_empty = True
     try:
         with open_regular(path) as file:
-            lines = file.read().splitlines()
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    is_empty = False
+                    yield number, _row_or_error(line.rstrip(b"\r\n"), (prompt_key, label_key), path, number)
     except OSError as e:
         raise PromptError(f"can't read the data file {path}: {e.strerror}") from e
-    filled = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not filled:
+    if is_empty:
         raise PromptError(f"the data file {path} has no rows; expected one JSON object a line")
-    for number, line in filled:
-        try:
-            yield number, _row(line, (prompt_key, label_key), path, number)
-        except PromptError as e:
-            yield number, e
+
+
+def _row_or_error(line: bytes, keys: tuple[str, str], path: Path, number: int) -> Row | PromptError:
+    try:
+        return _row(line, keys, path, number)
+    except PromptError as e:
+        return e
 
 
 def _row(line: bytes, keys: tuple[str, str], path: Path, number: int) -> Row:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from fake_sglang import FakeSGLang, Reply, dead_url
 
@@ -226,11 +227,30 @@ async def test_no_more_than_max_attempts_in_all() -> None:
     assert len(fake.requests) == 3
 
 
-@pytest.mark.parametrize("reply", [Reply.hang(), Reply.stall()], ids=["no answer", "half an answer"])
-async def test_a_slow_request_is_aborted_before_it_is_sent_again(reply: Reply) -> None:
-    async with FakeSGLang([reply, OK]) as fake, create_client(fake.base_url, timeout=1.5) as http:
+class Stalled(httpx.AsyncByteStream):
+    """A body that stops before its end, for longer than the read limit."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"{"
+        raise httpx.ReadTimeout("stalled")
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["no answer", "half an answer"])
+async def test_a_slow_request_is_aborted_before_it_is_sent_again(begins: bool) -> None:
+    arrived: list[tuple[str, str]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        arrived.append((request.url.path, orjson.loads(request.content)["rid"]))
+        if len(arrived) == 1 and not begins:
+            raise httpx.ReadTimeout("no answer")
+        if len(arrived) == 1:
+            return httpx.Response(200, stream=Stalled())
+        meta = {"finish_reason": {"type": "length", "length": 1}, "output_token_logprobs": [[-1.5, 3, None]]}
+        return httpx.Response(200, content=orjson.dumps({"output_ids": [3], "meta_info": meta}))
+
+    async with httpx.AsyncClient(base_url="http://engine", transport=httpx.MockTransport(answer)) as http:
         generation = await SGLangClient(http, sleep=Waits()).generate([1], {}, rid="slow")
-    assert fake.aborts == [{"rid": "slow"}]
+    assert arrived == [("/generate", "slow"), ("/abort_request", "slow"), ("/generate", "slow-2")]
     assert generation.rid == "slow-2"
 
 

@@ -1,7 +1,7 @@
 """The client of an SGLang engine or router: token ids in, one checked `Generation` out.
 
-It also aborts requests that nobody awaits any more, asks an engine what it serves, and is shared by all who ask the
-same engine on a loop.
+It also aborts requests that are no longer awaited and asks an engine what it serves. `shared_client` keeps one client
+per engine and event loop.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["EncodedIds", "FinishReason", "Flight", "Generation", "SGLangClient",
 logger = logging.getLogger(__name__)
 
 _PROBE_TIMEOUT_S: Final = 5.0
-# httpx's own default of 5 s per read is nobody's choice for a generation.
+# A client with httpx's default of 5 s per read was not configured for generations, which take longer.
 _HTTPX_DEFAULT: Final = httpx.Timeout(5.0)
 _GENERATION_TIMEOUT: Final = httpx.Timeout(connect=10.0, read=None, write=transport.WRITE_TIMEOUT_S, pool=None)
 
@@ -157,7 +157,7 @@ class SGLangClient:
             return_logprob: Ask for the logprob of each sampled token, and refuse an answer without.
             headers: For this request only, such as a routing key.
             extra: More top-level fields of the request.
-            flight: Told where the request is.
+            flight: Kept up to date with where the request is.
             should_abort: Asked before the request is sent again.
 
         Raises:
@@ -197,7 +197,7 @@ class SGLangClient:
         try:
             answer = await self._persist(attempt, f"no generation from {self.url}/generate", should_abort)
         finally:
-            # who cancels may still ask what was waited for
+            # after a cancellation, the caller may still ask what was waited for
             if not isinstance(sys.exception(), asyncio.CancelledError):
                 flight.fault = None
         latency_s = self._clock() - started
@@ -283,7 +283,7 @@ class SGLangClient:
         if self._info is None or (self._info.done() and self._info_era != self.era):
             self._info = asyncio.get_running_loop().create_task(self._fetch_info())
         try:
-            # one request for all who ask at once; who is cancelled does not cancel it for the others
+            # shielded: concurrent callers share this task, and one that is cancelled must not cancel it for the others
             return await asyncio.shield(self._info)
         except EngineError:
             self._info = None
@@ -425,7 +425,7 @@ _INFO_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Facts of one engine; None where it does not tell.
+    """Facts of one engine; None where it does not report them.
 
     Attributes:
         context_length: Tokens of prompt and answer together.
@@ -459,8 +459,8 @@ async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
         cards = (await _get(http, "/v1/models", url=url)).get("data")
         card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], dict) else {}
         context_length = _positive(card.get("max_model_len"))
-    told = raw.get("model_path"), raw.get("weight_version")
-    model_path, version = (text if isinstance(text, str) else None for text in told)
+    named = raw.get("model_path"), raw.get("weight_version")
+    model_path, version = (text if isinstance(text, str) else None for text in named)
     return ServerInfo(context_length, model_path, version, raw)
 
 

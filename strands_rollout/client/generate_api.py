@@ -369,10 +369,10 @@ def _check_ids(ids: object, *, vocab_size: int | None, completion_tokens: object
 
 def _check_is_answer_to(request: GenerateRequest, meta: dict[str, Any], finish: FinishReason, count: int) -> None:
     """Refuse what was sampled for another request, after another prompt, or beyond what was asked for."""
-    told_rid, read = meta.get("id"), meta.get("prompt_tokens")
-    if told_rid is not None and told_rid != request.rid:
+    answered_rid, read = meta.get("id"), meta.get("prompt_tokens")
+    if answered_rid is not None and answered_rid != request.rid:
         raise EngineResponseError(
-            f"got the answer to the request {told_rid!r}; expected that to {request.rid!r}. Something before the "
+            f"got the answer to the request {answered_rid!r}; expected that to {request.rid!r}. Something before the "
             "engine (a proxy, a cache) mixes answers up: connect to the engine or to SGLang's own router."
         )
     # SGLang gives no count where it aborts a request that is (again) in its queue, and that of a stand-in prompt where

@@ -1,6 +1,6 @@
 """Which failed answers are worth another attempt, how many, and how long to wait first.
 
-Knows HTTP statuses and SGLang's and its routers' words for them; sends nothing. The package has no other retry layer.
+Reads HTTP statuses and the error bodies of SGLang and its routers; sends nothing. The package has no other retry layer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ADVICE: Final = "Check that the server is up (GET {url}/health) and that the UR
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One failed attempt: in words, as "HTTP 503: no workers", and the wait that the server asked for, if it did."""
+    """One failed attempt, its description such as "HTTP 503: no workers", and the server's Retry-After, if any."""
 
     kind: FaultKind
     words: str

@@ -16,6 +16,10 @@ from strands_rollout.engine.qwen3 import Doubles, Floats, Ints, ModelConfig
 from strands_rollout.engine.requests import SamplingParams
 
 _LEAST_FACTOR = 1e-6
+# `narrowed`: whether top-k, top-p or min-p leave tokens out; never of a greedy row
+_SAMPLING = np.dtype(
+    [("temperature", "f4"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8"), ("greedy", "?"), ("narrowed", "?")]
+)
 
 
 class Penalties:
@@ -49,33 +53,23 @@ class Penalties:
 
 
 class SamplingRows:
-    """The sampling parameters of `rows` generations as columns."""
+    """The sampling parameters of `rows` generations, one record each."""
 
     def __init__(self, rows: int, vocab_size: int) -> None:
-        self._temperature = np.ones((rows, 1), np.float32)
-        self._top_p = np.ones(rows)
-        self._min_p = np.zeros(rows)
-        self._top_k = np.full(rows, vocab_size)
-        self._greedy = np.zeros(rows, bool)
-        self._narrowed = np.zeros(rows, bool)
         self._vocab_size = vocab_size
+        self._rows = np.full(rows, np.array((1, 1, 0, vocab_size, False, False), _SAMPLING))
 
     def set(self, row: int, params: SamplingParams) -> None:
         """Let `row` sample by `params`."""
-        self._temperature[row] = min(params.temperature, float(np.finfo(np.float32).max))
-        self._top_p[row] = params.top_p
-        self._min_p[row] = params.min_p
-        self._top_k[row] = min(params.top_k, self._vocab_size)
-        self._greedy[row] = params.top_k == 1
-        self._narrowed[row] = params.top_k != 1 and (
-            params.top_k < self._vocab_size or params.top_p < 1 or params.min_p > 0
-        )
+        temperature = min(params.temperature, float(np.finfo(np.float32).max))
+        is_greedy = params.top_k == 1
+        narrows = params.top_k < self._vocab_size or params.top_p < 1 or params.min_p > 0
+        top_k = min(params.top_k, self._vocab_size)
+        self._rows[row] = (temperature, params.top_p, params.min_p, top_k, is_greedy, narrows and not is_greedy)
 
     def move(self, source: int, target: int) -> None:
         """Let `target` sample as `source` does."""
-        rows = (self._temperature, self._top_p, self._min_p, self._top_k, self._greedy, self._narrowed)
-        for column in rows:
-            column[target] = column[source]
+        self._rows[target] = self._rows[source]
 
     def sample(self, rows: slice, logits: Floats, uniforms: Doubles) -> tuple[Ints, Floats]:
         """Choose one token for each of `rows` by their logits [n, vocab_size], which are overwritten.
@@ -83,30 +77,31 @@ class SamplingRows:
         `uniforms` are [n] random numbers in [0, 1); greedy rows ignore theirs. Returns [n] token ids and [n] their
         log-probabilities under softmax(logits / temperature), before top-k, top-p and min-p, as SGLang reports them.
         """
-        logits /= self._temperature[rows]
+        settings = self._rows[rows]
+        logits /= settings["temperature"][:, None]
         logits -= logits.max(axis=1, keepdims=True)
         weights = np.exp(logits)
         log_totals = np.log(weights.sum(axis=1))
-        greedy = self._greedy[rows]
+        greedy = settings["greedy"]
         if greedy.all():
             tokens: Ints = logits.argmax(axis=1)
         else:
-            tokens = self._draw(rows, weights, uniforms)
+            if (narrowed := settings["narrowed"]).any():
+                limits = settings[narrowed]
+                weights[narrowed] = _narrow(weights[narrowed], limits["top_k"], limits["top_p"], limits["min_p"])
+            tokens = _drawn(weights, uniforms)
             tokens[greedy] = logits[greedy].argmax(axis=1)
         return tokens, logits[np.arange(len(tokens)), tokens] - log_totals
 
-    def _draw(self, rows: slice, weights: Floats, uniforms: Doubles) -> Ints:
-        narrowed = self._narrowed[rows]
-        if narrowed.any():
-            top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
-            weights[narrowed] = _narrow(weights[narrowed], top_k[narrowed], top_p[narrowed], min_p[narrowed])
-        edges = weights.astype(np.float64)
-        np.add.accumulate(edges, axis=1, out=edges)
-        totals = edges[:, -1]
-        # Strictly below the total, so that the token found always has weight.
-        targets = np.minimum(uniforms * totals, np.nextafter(totals, 0))
-        drawn: Ints = (edges > targets[:, None]).argmax(axis=1)
-        return drawn
+
+def _drawn(weights: Floats, uniforms: Doubles) -> Ints:
+    edges = weights.astype(np.float64)
+    np.add.accumulate(edges, axis=1, out=edges)
+    totals = edges[:, -1]
+    # Strictly below the total, so that the token found always has weight.
+    targets = np.minimum(uniforms * totals, np.nextafter(totals, 0))
+    drawn: Ints = (edges > targets[:, None]).argmax(axis=1)
+    return drawn
 
 
 def _narrow(weights: Floats, top_k: Ints, top_p: Doubles, min_p: Doubles) -> Floats:

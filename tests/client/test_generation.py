@@ -103,13 +103,6 @@ def test_logprobs_are_those_that_a_float32_holds() -> None:
             read([-0.5, broken])
 
 
-def test_finite_logprobs_whose_sum_is_not_are_a_trajectorys() -> None:
-    trajectory = Trajectory()
-    facts = {"finish_reason": "stop", "rid": "r", "latency_s": 0.0}
-    trajectory.append_turn([1], [2, 3], [-1e308, -1e308], **facts)
-    assert trajectory.logprobs == [0.0, -1e308, -1e308]
-
-
 @pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf])
 def test_a_trajectory_takes_no_logprob_that_is_not_finite(logprob: float) -> None:
     trajectory = Trajectory()

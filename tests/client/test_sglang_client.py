@@ -94,17 +94,6 @@ async def test_an_id_outside_the_vocabulary_is_never_sent(ids: list[Any], words:
     assert fake.requests == []
 
 
-def test_encoded_ids_grow_by_what_is_new_and_refuse_without_a_trace() -> None:
-    ids = EncodedIds([1, 2], vocab_size=10).extend([]).extend([3])
-    with pytest.raises(TrajectoryError, match=r"input id 10 \(int\) at position 4"):
-        ids.extend([4, 10])
-    assert ids.extend((9,)).to_json() == b"[1,2,3,9]"
-    assert len(ids) == 4
-    assert EncodedIds().to_json() == b"[]"
-    with pytest.raises(TrajectoryError, match="expected a list of ints"):
-        EncodedIds([2**70])
-
-
 async def test_encoded_ids_are_sent_as_they_are_and_must_have_been_checked_for_this_client() -> None:
     async with FakeSGLang([Reply.tokens([7])]) as fake, SGLangClient(fake.base_url, vocab_size=100) as client:
         await client.generate(EncodedIds([1, 2], vocab_size=100), PARAMS)

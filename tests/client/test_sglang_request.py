@@ -6,9 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from aiohttp import web
 from fake_sglang import FakeSGLang, Reply
-from harness import ANSWER, call_text, ids_of, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -127,32 +125,6 @@ async def test_each_id_of_an_episode_is_encoded_once_whatever_becomes_of_its_req
     ]
 
 
-async def test_what_is_sent_is_byte_for_byte_a_whole_encoding_also_of_another_trajectory() -> None:
-    bodies: list[bytes] = []
-
-    async def answer(request: web.Request) -> web.Response:
-        bodies.append(await request.read())
-        meta = {"finish_reason": {"type": "stop", "matched": 9}, "output_token_logprobs": [[-0.5, 9, None]]}
-        return web.Response(body=orjson.dumps({"output_ids": [9], "meta_info": meta}))
-
-    app = web.Application()
-    app.router.add_post("/generate", answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    sampler, first, second = TurnSampler(100), Trajectory(), Trajectory()
-    expected = []
-    async with SGLangClient(f"http://127.0.0.1:{runner.addresses[0][1]}") as client:
-        for trajectory, context in ((first, [1, 2]), (first, [3]), (second, [1, 2, 9]), (first, [4, 5]), (second, [6])):
-            expected.append([*trajectory.token_ids, *context])
-            await take_turn(sampler, client, trajectory, context)
-    await runner.cleanup()
-    for body, ids in zip(bodies, expected, strict=True):
-        fields = orjson.loads(body)
-        assert fields["input_ids"] == ids
-        assert body == orjson.dumps(fields)
-
-
 async def test_context_whose_request_failed_is_not_part_of_the_next_prompt() -> None:
     trajectory, sampler = Trajectory(), TurnSampler(100)
     script = [Reply.tokens([7]), Reply.status(503), Reply.tokens([8])]
@@ -163,13 +135,3 @@ async def test_context_whose_request_failed_is_not_part_of_the_next_prompt() -> 
         await take_turn(sampler, client, trajectory, [4])
     assert [request.input_ids for request in fake.requests] == [[1], [1, 7, 2, 3], [1, 7, 4]]
     assert trajectory.token_ids == [1, 7, 4, 8]
-
-
-async def test_an_episode_with_tools_and_an_abort_encodes_each_id_once(
-    shipped_tokenizer: Any, encoded: list[int]
-) -> None:
-    turn = ids_of(shipped_tokenizer, call_text())
-    done = await run(shipped_tokenizer, [Reply.abort(turn[:6]), Reply.tokens(turn[6:]), ANSWER])
-    last = done.fake.requests[-1].input_ids
-    assert done.fake.violations == []
-    assert encoded == last

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from engine_api import IDS
 
@@ -22,19 +20,6 @@ async def test_exact_repeats_and_extensions_report_what_was_cached(engine):
     await engine.flush()
     fresh = (await engine.generate(max_new_tokens=1))["meta_info"]
     assert (fresh["cached_tokens"], fresh["cached_tokens_details"]) == (0, None)
-
-
-async def test_a_prompt_that_shares_a_beginning_reuses_that_much(engine):
-    await engine.flush()
-    await engine.generate(max_new_tokens=1)
-    answer = await engine.generate([*IDS[:25], 7, *IDS[:25]], max_new_tokens=1)
-    assert answer["meta_info"]["cached_tokens"] == 25
-
-
-async def test_samples_of_one_prompt_after_another_share_its_prefill(engine):
-    await engine.generate(max_new_tokens=1)
-    answers = await asyncio.gather(*(engine.generate(max_new_tokens=20) for _ in range(6)))
-    assert [answer["meta_info"]["cached_tokens"] for answer in answers] == [39] * 6
 
 
 @pytest.mark.parametrize("method", ["get", "post"])

@@ -10,7 +10,7 @@ from prompts import random_prompt
 from served_engine import witness
 
 from strands_rollout.client.client import SGLangClient
-from strands_rollout.errors import EngineOverlongError, EngineRejectedError
+from strands_rollout.errors import EngineOverlongError
 from strands_rollout.model.replay import missing_replay_data
 
 
@@ -41,32 +41,11 @@ async def test_a_request_beyond_the_context_teaches_the_contexts_length(engine, 
         await client.generate(random_prompt(context - 6), {"max_new_tokens": 1})
 
 
-async def test_a_request_that_makes_no_sense_is_not_sent_again(client):
-    with pytest.raises(EngineRejectedError) as caught:
-        await client.generate(IDS, {"max_new_tokens": 1, "nonsense": 1})
-    assert caught.value.status_code == 400
-    assert "unknown field `nonsense`" in str(caught.value)
-
-
 async def test_the_engines_facts_are_found(engine, client):
     info = await client.server_info()
     assert info.context_length == engine.facts.context_length
     assert info.model_path == engine.facts.model_path
     assert info.weight_version == (await engine.get("/model_info")).body["weight_version"]
-
-
-async def test_a_server_that_is_well_is_found_well(client):
-    assert await client.health()
-
-
-async def test_an_abort_is_confirmed_and_its_answer_keeps_its_tokens(engine, client):
-    task = asyncio.create_task(client.generate(IDS, engine.long, rid="r1"))
-    await until_load(engine, 1)
-    assert await client.abort("r1")
-    generation = await task
-    assert (generation.finish_reason.type, generation.finish_reason.message) == ("abort", "Aborted")
-    assert generation.finish_reason.status_code is None
-    assert 0 < len(generation.output_ids) == len(generation.logprobs)
 
 
 async def test_an_aborted_generation_goes_on_from_its_own_tokens(shipped):
@@ -105,21 +84,9 @@ async def test_an_aborted_answer_names_the_versions_of_its_tokens(engine, client
     assert (first, second, start, middle, end) == (version, "v2", 0, cut, len(generation.output_ids))
 
 
-async def test_an_abort_of_nobodys_id_is_confirmed(client):
-    assert await client.abort("nobody")
-
-
 async def test_a_cancelled_call_leaves_nothing_running(engine, client):
     async with witness(engine):
         task = asyncio.create_task(client.generate(IDS, engine.long))
         await until_load(engine, 2)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def test_a_generation_held_back_by_a_pause_is_answered_after_it(engine, client):
-    await engine.post("/pause_generation", {"mode": "retract"})
-    task = asyncio.create_task(client.generate(IDS, {"max_new_tokens": 2, "ignore_eos": True}))
-    await asyncio.sleep(engine.hop_s)
-    await engine.post("/continue_generation", {})
-    assert (await task).completion_tokens == 2

@@ -42,12 +42,6 @@ async def test_a_null_limit_generates_to_the_end_of_the_context_less_two_tokens(
     assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 20 - RESERVE}
 
 
-async def test_a_limit_that_just_fits_the_context_loses_the_same_two_tokens(engine):
-    prompt = random_prompt(engine.facts.context_length - 20)
-    answer = await engine.generate(prompt, max_new_tokens=20, ignore_eos=True)
-    assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 20 - RESERVE}
-
-
 async def test_a_limit_beyond_the_context_is_refused_naming_it(engine):
     context = engine.facts.context_length
     assert await _refusal(engine, context - 20, max_new_tokens=21) == (

@@ -60,14 +60,6 @@ async def test_an_abort_during_a_pause_does_not_reach_a_request_that_came_during
     assert (await waiting).body["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
 
 
-async def test_another_pause_by_abort_does_not_end_what_waits_for_the_first_to_end(engine):
-    await _pause(engine, "abort")
-    waiting = await held(engine, "r1", **THREE)
-    await _pause(engine, "abort")
-    await _continue(engine)
-    assert len((await waiting).body["output_ids"]) == 3
-
-
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_a_paused_generation_stands_still_and_then_goes_on_as_if_nothing_had_been(shipped, mode):
     whole = await shipped.generate(**GREEDY, return_logprob=True)

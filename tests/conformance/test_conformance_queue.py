@@ -47,17 +47,6 @@ async def test_abort_all_ends_what_runs_and_what_waits(narrow):
         _check_never_ran(answer)
 
 
-async def test_pausing_by_abort_ends_what_runs_and_what_waits(narrow):
-    first = await streaming(narrow, rid="sampling on", **narrow.long)
-    async with in_flight(narrow, "b", **narrow.long) as [second]:
-        await until_load(narrow, 1, 1)
-        await narrow.post("/pause_generation", {"mode": "abort"})
-        running, queued = await asyncio.gather(first, second)
-        await narrow.post("/continue_generation", {})
-    assert running["meta_info"]["finish_reason"] == ABORTED
-    _check_never_ran(queued)
-
-
 async def test_an_abort_between_two_chunks_of_a_prompt_counts_as_one_in_the_queue(narrow):
     # so many chunks that few aborts miss them: then another prompt is read
     for seed in range(20):

@@ -115,10 +115,3 @@ def test_what_was_not_used_for_longest_is_forgotten_first():
     _found(cache, [0, 0, 0])
     _insert(cache, [3, 3, 3])
     assert [len(_found(cache, [first] * 3)) for first in range(4)] == [3, 0, 0, 3]
-
-
-def test_clearing_forgets_everything():
-    cache = PrefixCache(9)
-    _insert(cache, [1, 2])
-    cache.clear()
-    assert (_found(cache, [1, 2]), cache.size_tokens) == ([], 0)

@@ -65,15 +65,6 @@ def test_an_abort_between_two_chunks_counts_as_one_in_the_queue_and_waits_for_th
     assert (generation.output_ids, scheduler.counts(), scheduler.has_work()) == ([], (0, 0), False)
 
 
-def test_an_abort_of_what_prefills_again_keeps_what_was_sent(scheduler):
-    generation = _retracted_in_mid_prompt(scheduler)
-    scheduler.abort("r")
-    scheduler.step()
-    assert generation.output("default").ended_in_queue
-    assert len(generation.output_ids) == len(generation.output_logprobs) == 50
-    assert _spans(generation) == [("default", 0, 50)]
-
-
 def test_a_long_prompt_does_not_stall_a_running_generation(scheduler):
     running = _submitted(scheduler, 3)
     scheduler.step()

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -79,14 +78,6 @@ def asked(base_url, body):
     time.sleep(0.2)
     yield
     connection.close()
-
-
-def test_a_served_engine_answers_and_ends_cleanly_on_an_interrupt(tiny_dir):
-    with served(tiny_dir) as (process, base_url):
-        with urllib.request.urlopen(base_url + "/server_info", timeout=10) as response:  # noqa: S310
-            assert json.load(response)["max_running_requests"] == 2
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 0
 
 
 @pytest.mark.parametrize("body", BUSY.values(), ids=BUSY.keys())

@@ -1,4 +1,4 @@
-"""Tools in the place of the code tool, which the shipped model calls: one that fails, that hangs, that says too much.
+"""Tools in the place of the code tool, which the shipped model calls: one that fails at first, and one that hangs.
 
 Settings name them by their dotted paths.
 """
@@ -16,16 +16,8 @@ from strands import tool
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CODE_TOOL_SCHEMA, execute_python_code
 
 DESCRIPTION: Final = str(execute_python_code.tool_spec["description"])
-HANGING_S: Final = 600.0
-
 began: Final[list[str]] = []
 is_to_hang: Final = threading.Event()
-
-
-@tool(name=CODE_TOOL_NAME, description=DESCRIPTION, inputSchema=CODE_TOOL_SCHEMA)
-async def failing(code: str) -> str:
-    """Never works."""
-    raise RuntimeError("the interpreter is out of order")
 
 
 @tool(name=CODE_TOOL_NAME, description=DESCRIPTION, inputSchema=CODE_TOOL_SCHEMA)
@@ -38,26 +30,12 @@ async def failing_at_first(code: str) -> str:
 
 
 @tool(name=CODE_TOOL_NAME, description=DESCRIPTION, inputSchema=CODE_TOOL_SCHEMA)
-async def hanging(code: str) -> str:
-    """Never returns."""
-    began.append(code)
-    await asyncio.sleep(HANGING_S)
-    return ""
-
-
-@tool(name=CODE_TOOL_NAME, description=DESCRIPTION, inputSchema=CODE_TOOL_SCHEMA)
 async def hanging_while_told(code: str) -> str:
     """Hangs where it is told so, else works."""
     began.append(code)
     while is_to_hang.is_set():  # noqa: ASYNC110 - tests on any loop set it
         await asyncio.sleep(0.02)
     return printed(code)
-
-
-@tool(name=CODE_TOOL_NAME, description=DESCRIPTION, inputSchema=CODE_TOOL_SCHEMA)
-async def talkative(code: str) -> str:
-    """Says more than fits."""
-    return f"{printed(code)}\n" * 2000
 
 
 def printed(code: str) -> str:

@@ -30,12 +30,6 @@ async def test_version_context_and_tokens_are_told(sglang: str) -> None:
     assert f"{CONTEXT} tokens" in context.found
 
 
-async def test_a_context_that_is_too_small_is_found(sglang: str) -> None:
-    _, context, _ = await look(sglang, max_context_length=CONTEXT + 1)
-    assert context.status == "warning"
-    assert str(CONTEXT) in context.found
-
-
 async def test_another_tokenizer_is_found(sglang: str, tmp_path: Path) -> None:
     description = json.loads((SHIPPED_MODEL_DIR / "tokenizer.json").read_text())
     description["model"]["vocab"] = {

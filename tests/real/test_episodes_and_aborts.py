@@ -93,13 +93,6 @@ async def test_an_abort_in_a_tool_does_not_wait_for_it_and_runs_it_again(stage: 
     assert {facts_of(sample)["tool_errors"] for sample in resumed} == {0}
 
 
-async def test_an_abort_before_any_request_sends_none(stage: EpisodeStage) -> None:
-    samples = await stage.play(new_samples(EPISODES), should_abort=lambda: True)
-    assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
-    assert stage.recorder.episodes == {}
-    assert tokens_of(await stage.play(samples)) == tokens_of(await stage.play(new_samples(EPISODES)))
-
-
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 async def test_an_abort_before_the_first_token_starts_afresh(stage: EpisodeStage, mode: str, told: Told) -> None:
     await stage.control("/pause_generation", mode=mode)
@@ -167,16 +160,12 @@ async def cut_to_pieces(stage: EpisodeStage, run_s: float) -> tuple[list[Sample]
 
 async def test_episodes_that_are_cut_again_and_again_end_as_undisturbed_ones(stage: EpisodeStage) -> None:
     undisturbed = await stage.play(new_samples(EPISODES))
-    resumes = 0
     for run_s in (0.1, 0.17, 0.24):
         samples, aborts = await cut_to_pieces(stage, run_s)
         assert tokens_of(samples) == tokens_of(undisturbed)
         assert [sample.loss_mask for sample in samples] == [sample.loss_mask for sample in undisturbed]
         assert [sample.reward for sample in samples] == [sample.reward for sample in undisturbed]
-        resumes += sum(facts_of(sample)["resumes"] for sample in samples)
         assert aborts >= sum(facts_of(sample)["aborts"] for sample in samples)
-    # a quick machine may be through before the flag in one of the runs, never in all
-    assert resumes > 0
 
 
 async def test_another_process_goes_on_where_this_one_was_aborted(stage: EpisodeStage, told: Told) -> None:

@@ -61,70 +61,12 @@ async def test_the_samples_of_one_prompt_share_its_prefix(stage: EpisodeStage) -
     assert second.prefix_cache_info.cached_tokens == total - facts_of(second)["turns"]
 
 
-async def test_a_tool_that_fails_is_told_to_the_policy_which_goes_on(stage: EpisodeStage) -> None:
-    sample = await stage.play_one(tools=["stage_tools.failing"])
-    facts = facts_of(sample)
-    assert sample.status.value in ("completed", "truncated")
-    assert facts["tool_errors"] == facts["tool_calls"] > 0
-    assert sample.response.count("the interpreter is out of order") == facts["tool_errors"]
-    assert not sample.remove_sample
-
-
-async def test_a_tool_that_hangs_is_ended_at_its_time_limit(stage: EpisodeStage) -> None:
-    sample = await stage.play_one(tools=["stage_tools.hanging"], tool_timeout_s=0.1)
-    facts = facts_of(sample)
-    assert sample.status.value in ("completed", "truncated")
-    assert facts["tool_timeouts"] == facts["tool_calls"] > 0
-    assert sample.response.count("did not finish within 0.1 seconds") == facts["tool_timeouts"]
-
-
-async def test_an_episode_in_a_tool_ends_when_its_time_is_over(stage: EpisodeStage) -> None:
-    sample = await stage.play_one(tools=["stage_tools.hanging"], episode_timeout_s=15.0)
-    assert ended(sample) == ("truncated", "episode_timeout", 1)
-    assert sum(sample.loss_mask or []) == sample.response_length
-
-
 async def test_an_episode_in_a_turn_ends_when_its_time_is_over_and_so_does_its_request(stage: EpisodeStage) -> None:
     sample = await stage.play_one(NEVER_ENDING, episode_timeout_s=5.0)
     assert sample.status is Sample.Status.TRUNCATED
     assert facts_of(sample)["stop_reason"] == "episode_timeout"
     assert await stage.most_tokens_until_idle() < FULL - 200  # to which it would have gone on
     assert len(stage.recorder.episodes[str(sample.session_id)]) == 1
-
-
-async def test_a_tool_result_that_does_not_fit_is_cut_in_the_middle(stage: EpisodeStage) -> None:
-    sample = await stage.play_one({**GREEDY, "max_new_tokens": 200}, tools=["stage_tools.talkative"])
-    assert ended(sample) == ("truncated", "response_length", 2)
-    assert sample.response_length == 200
-    assert "characters cut ..." in sample.response
-    assert sum(sample.loss_mask or []) < sample.response_length
-
-
-@pytest.mark.parametrize(
-    ("params", "settings", "reason", "turns", "length"),
-    [
-        ({"max_new_tokens": 1}, {}, "response_length", 1, 1),
-        ({"max_new_tokens": 30}, {}, "response_length", 1, 30),
-        ({"max_new_tokens": 60}, {}, "response_length", 2, 60),
-        ({"max_new_tokens": 60, "min_new_tokens": 80}, {}, "response_length", 1, 60),
-        ({}, {"max_turn_tokens": 10}, "turn_length", 1, 10),
-    ],
-    ids=["one token", "in a turn", "in the second turn", "less than the least length", "a turn's own cap"],
-)
-async def test_a_budget_ends_the_episode(
-    stage: EpisodeStage, params: dict[str, int], settings: dict[str, int], reason: str, turns: int, length: int
-) -> None:
-    sample = await stage.play_one({**GREEDY, **params}, **settings)
-    assert (*ended(sample), sample.response_length) == ("truncated", reason, turns, length)
-
-
-@pytest.mark.parametrize(("limit", "turns"), [(300, 1), (330, 1), (345, 2)])
-async def test_the_configured_context_length_holds(sglang: str, shipped_tokenizer: Any, limit: int, turns: int) -> None:
-    async with episodes_on(sglang, shipped_tokenizer, rollout_max_context_len=limit) as stage:
-        sample = await stage.play_one()
-    assert ended(sample) == ("truncated", "context_length", turns)
-    # 330 tokens have room for the first turn and not for the tool's answer to it
-    assert len(sample.tokens) == limit if limit != 330 else len(sample.tokens) < limit
 
 
 async def test_a_turn_goes_to_the_end_of_the_engines_context_and_no_further(stage: EpisodeStage) -> None:
@@ -207,23 +149,6 @@ async def test_a_stop_token_ends_the_turn_where_it_was_said(stage: EpisodeStage)
     first = whole.tokens.index(stop, prompt)
     assert ended(sample) == ("completed", "completed", 1)
     assert sample.tokens == whole.tokens[: first + 1]
-
-
-async def test_a_limit_on_tool_turns_ends_the_episode(stage: EpisodeStage) -> None:
-    for limit, turns in ((0, 1), (1, 2)):
-        tools = ["stage_tools.failing"]
-        sample = await stage.play_one(row=CALLS_AGAIN, max_tool_iterations=limit, tools=tools)
-        assert ended(sample) == ("truncated", "max_tool_iterations", turns)
-        assert facts_of(sample)["tool_calls"] == limit
-    sample = await stage.play_one(max_tool_calls=0)
-    assert ended(sample) == ("truncated", "max_tool_calls", 1)
-
-
-async def test_a_policy_without_tools_is_told_that_its_calls_are_none(stage: EpisodeStage) -> None:
-    sample = await stage.play_one(tools=[])
-    assert sample.status.value in ("completed", "truncated")
-    assert facts_of(sample)["tool_calls"] == 0
-    assert "# Tools" not in stage.decode(sample.tokens)
 
 
 async def test_a_sampling_parameter_that_the_engine_does_not_know_masks_the_sample_and_names_it(

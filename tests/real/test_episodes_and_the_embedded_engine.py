@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 from episode_stage import GREEDY, SAMPLED, episodes_on, facts_of, new_samples, tokens_of
-from harness import args_for
 
 from strands_rollout import Sample
 from strands_rollout.engine.process import engine_process
 from strands_rollout.evaluation.evaluate import RunPlan, Summary, evaluate
 from strands_rollout.evaluation.rows import read_rows, shipped_rows
-from strands_rollout.slime_plugin.reward import reward_func
 
 pytestmark = pytest.mark.real
 
@@ -85,18 +83,6 @@ async def test_an_evaluation_finds_the_same_accuracy_on_both_engines(
     assert theirs > LEAST_ACCURACY
 
 
-async def test_rewards_of_a_group_are_those_of_its_samples_one_by_one(sglang: str, shipped_tokenizer: Any) -> None:
-    args = args_for(sglang, shipped_tokenizer, reward_key="score", strands_rollout=None)
-    async with episodes_on(sglang, shipped_tokenizer) as stage:
-        samples = await stage.play(new_samples(16), GREEDY)
-    alone = [sample.reward for sample in samples]
-    assert await reward_func(args, samples) == alone
-    assert await reward_func(args, [samples[:8], samples[8:]]) == [alone[:8], alone[8:]]
-    for sample, reward in zip(samples, alone, strict=True):
-        assert isinstance(reward, dict)
-        assert reward["acc"] == (f"\\boxed{{{sample.label}}}" in facts_of(sample)["final_text"]), sample.response
-
-
 async def test_greedy_episodes_are_the_same_on_both_engines_token_for_token(
     sglang: str, embedded: str, shipped_tokenizer: Any, told: Callable[..., None]
 ) -> None:
@@ -135,13 +121,6 @@ async def test_greedy_episodes_are_the_same_alone_and_among_others(sglang: str, 
         together = await stage.play(new_samples(24), GREEDY)
         alone = await stage.play(new_samples(4), GREEDY, at_once=1)
     assert tokens_of(alone) == tokens_of(together[:4])
-
-
-async def test_seeds_are_taken_by_an_engine_that_does_not_heed_them(sglang: str, shipped_tokenizer: Any) -> None:
-    # this engine can't run with --enable-deterministic-inference: no attention backend for it works on a CPU
-    async with episodes_on(sglang, shipped_tokenizer) as stage:
-        samples = await stage.play(new_samples(8), {**SAMPLED, "sampling_seed": 7})
-    assert all_finished(samples)
 
 
 async def test_many_episodes_at_once_on_one_loop_are_all_there(

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import stage_tools
 from episode_stage import (
-    GREEDY,
     LONG_TURN,
     EpisodeStage,
     facts_of,
@@ -171,14 +170,3 @@ async def test_a_pause_without_an_end_is_bounded_by_the_episodes_time_limit(
     # an engine that stands still does not say what it has sampled
     assert all(sample.remove_sample or mode == "abort" for sample in samples)
     told("a pause without an end", mode=mode, episode_timeout_s=15.0, all_back_after_s=round(seconds, 1))
-
-
-async def test_after_all_of_it_the_engine_is_as_it_was(stage: EpisodeStage, other_weights: Path) -> None:
-    before = await stage.play(new_samples(EPISODES), GREEDY)
-    await take_weights(stage, "abort", other_weights, OTHERS)
-    between = await stage.play(new_samples(EPISODES), GREEDY)
-    await take_weights(stage, "abort", stage.tokenizer.name_or_path, "default")
-    after = await stage.play(new_samples(EPISODES), GREEDY)
-    assert tokens_of(after) == tokens_of(before)
-    assert [s.rollout_log_probs for s in between] != [s.rollout_log_probs for s in before]
-    assert {version for sample in after for version in sample.weight_versions} == {"default"}

@@ -15,8 +15,6 @@ from episode_stage import GREEDY, SAMPLED, EpisodeStage, episodes_on, facts_of, 
 from gateway_stage import NAMES, Gateway, ends_of, gateway_before, two_workers
 from worker_front import WorkerFront
 
-from strands_rollout import Sample
-
 pytestmark = pytest.mark.real
 EPISODES = 8
 OUTAGE_S = 2.0
@@ -113,17 +111,6 @@ async def on_one(router: str, worker: str, tokenizer: Any) -> AsyncIterator[Epis
     """Episodes through a router on one worker."""
     async with gateway_before(worker, router=router) as gateway, episodes_on(gateway.base_url, tokenizer) as stage:
         yield stage
-
-
-async def test_an_abort_ends_the_wait_for_workers(router: str, shipped_tokenizer: Any) -> None:
-    aborted = asyncio.Event()
-    async with gateway_before(router=router) as gateway, episodes_on(gateway.base_url, shipped_tokenizer) as stage:
-        samples = new_samples(EPISODES)
-        playing = asyncio.create_task(stage.play(samples, SAMPLED, should_abort=aborted.is_set))
-        await until(lambda: len(stage.recorder.episodes) == EPISODES)
-        aborted.set()
-        await playing
-    assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
 
 
 async def test_a_request_of_wrong_types_is_refused_once_and_named(

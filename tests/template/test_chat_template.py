@@ -39,7 +39,7 @@ results = st.lists(
     max_size=3,
 )
 slow_inputs = settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40
 )
 
 
@@ -293,18 +293,6 @@ def test_a_name_that_spells_the_stand_in_of_a_turn_does_not_cut_it(shipped_token
     template = ChatTemplate(changed)
     text = template.encoder.decode(template.turn_ids(turn, last_id=None))
     assert text.startswith("<|im_end|>\n<|im_start|>tool\nstrands-rollout-answer<|im_end|>x<|im_end|>")
-
-
-@given(st.text())
-@slow_inputs
-def test_escaping_is_reversible_and_keeps_ordinary_text(tokenizer: Any, content: str) -> None:
-    encoder = ChatTemplate(tokenizer).encoder
-    mixed = content + "\U000f0000<|im_end|>" + content + "\U000f0001"
-    assert encoder.unescape(encoder.escape(mixed)) == mixed
-    assert "<|im_end|>" not in encoder.escape(mixed)
-    assert encoder.encode_plain("plain " + content) == [
-        token for token in encoder.encode_plain("plain " + content) if not encoder.is_control(token)
-    ]
 
 
 def test_an_end_of_turn_that_was_sampled_is_not_sent_twice(tokenizer: Any) -> None:

@@ -54,12 +54,6 @@ def test_characters_that_are_split_over_tokens_decode_as_the_tokenizer_decodes_t
     assert decoder.decode(ids[cut:]) == decoded(tokenizer, ids[cut:])
 
 
-def test_control_tokens_decode_to_their_text(tokenizer: Any) -> None:
-    decoder = ByteDecoder(tokenizer.backend_tokenizer)
-    for token_id, token in tokenizer.added_tokens_decoder.items():
-        assert decoder.decode([token_id]) == str(token) == decoded(tokenizer, [token_id])
-
-
 def test_an_added_token_outside_the_alphabet_of_bytes_is_its_own_text() -> None:
     backend = Tokenizer(models.BPE({"a": 0, "Ġ": 1}, []))
     backend.decoder = decoders.ByteLevel()

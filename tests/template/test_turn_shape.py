@@ -175,13 +175,6 @@ def test_a_template_that_is_swapped_for_another_leaves_nothing_behind(tokenizer:
     assert ChatTemplate(fresh).prompt_ids(user) == ids
 
 
-def test_words_that_mark_an_answer_for_rendering_are_a_users_own(tokenizer: Any) -> None:
-    template = ChatTemplate(tokenizer)
-    text = "keep this strands-rollout-answer and the tail"
-    ids = template.turn_ids([{"role": "user", "content": text}], last_id=None)
-    assert text in template.encoder.decode(ids)
-
-
 @pytest.mark.parametrize(
     ("one", "other"), [({"x": [1, 2]}, {"x": (1, 2)}), ({"x": {"1": 2}}, {"x": {1: 2}})], ids=["list", "key"]
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import time
 from typing import Any
@@ -13,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parser_families import FAMILIES, Call, Family
 
-from strands_rollout.tool_parsers import ParseFailure, Reasoning, Segment, Text, ToolCall
+from strands_rollout.tool_parsers import ParseFailure, Reasoning, Text, ToolCall
 from strands_rollout.tool_parsers.json_object import HermesParser
 
 EACH = pytest.mark.parametrize("known", FAMILIES, ids=str)
@@ -105,36 +104,9 @@ def test_hostile_text_is_parsed_in_linear_time(known: Family) -> None:
             assert time.process_time() - started < 5, (piece, head, tail)
 
 
-TAGGED = STRINGS | st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>"])
-HERMES_ARGUMENTS = st.dictionaries(TAGGED, VALUES | TAGGED | st.lists(TAGGED, max_size=3), max_size=4)
-HERMES_NAMES = st.text(min_size=1).filter(lambda name: name.strip())
-SPACE = st.text(" \t\r\n", max_size=4)
-HERMES_PROSE = st.text(st.characters(exclude_characters="<"))
-
-
 def parser() -> HermesParser:
     numbers = itertools.count()
     return HermesParser(lambda: f"c{next(numbers)}")
-
-
-@given(
-    turns=st.lists(
-        st.tuples(HERMES_PROSE, HERMES_NAMES, HERMES_ARGUMENTS, SPACE, SPACE, st.booleans(), st.booleans()), max_size=4
-    ),
-    tail=HERMES_PROSE,
-)
-@settings(UNHURRIED, max_examples=50)
-def test_hermes_calls_are_read_whatever_their_white_space_and_the_tags_in_them(turns: list[Any], tail: str) -> None:
-    text = ""
-    expected: list[Segment] = []
-    for prose, name, arguments, before, after, ascii_only, spread in turns:
-        call = {"name": name, "arguments": arguments}
-        written = json.dumps(call, ensure_ascii=ascii_only, indent=1 if spread else None, allow_nan=False)
-        text += f"{prose}<tool_call>{before}{written}{after}</tool_call>"
-        expected += [Text(prose)] if prose.strip() else []
-        expected += [ToolCall(f"c{sum(isinstance(e, ToolCall) for e in expected)}", name, arguments)]
-    expected += [Text(tail)] if tail.strip() else []
-    assert parser().segments(text + tail) == expected
 
 
 HOSTILE = [

@@ -254,7 +254,7 @@ class Policy:
             self._optimizer.load_state_dict(state["optimizer"])
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as e:
             reason = f"it is no checkpoint of this model ({type(e).__name__})"
-            raise ConfigError(f"can't go on from {path}: {reason}; start afresh in another folder with --out") from e
+            raise ConfigError(f"can't resume from {path}: {reason}; start afresh in another folder with --out") from e
 
     def _step(
         self,

@@ -92,13 +92,6 @@ def test_samples_that_train_nothing_are_left_out_and_compared_with_nothing(token
     assert batch_figures(batch, 4)["failed"] == 1
 
 
-def test_siblings_of_a_rollout_share_its_denominator(tokenizer: Any) -> None:
-    pair = [sample(tokenizer, ["four"], 1.0, rollout_id=1), sample(tokenizer, ["it is four"], 1.0, rollout_id=1)]
-    other = sample(tokenizer, ["five"], -1.0, rollout_id=2)
-    batch = step_batch([[*pair, other]], tokenizer)
-    assert {one.denominator for one in batch.sequences[:2]} == {sum(map(len, (one.loss_mask for one in pair)))}  # type: ignore[arg-type]
-
-
 def test_siblings_are_one_episode_in_a_steps_figures(tokenizer: Any) -> None:
     pair = [sample(tokenizer, ["an", "sw", "er"], 1.0, rollout_id=1) for _ in range(2)]
     for part, one in enumerate(pair):

@@ -90,36 +90,31 @@ def test_an_update_makes_what_was_good_likelier_and_what_was_bad_less_likely() -
     assert figures["clip_fraction"] == 0.0
 
 
+def with_log_probs(one: Any, *, shift: float = 0.0, context: float = 0.0) -> Any:
+    """The sequence with the policy's own logprobs as the rollout's, shifted; `context` is that of masked tokens."""
+    log_probs = [context] * len(one.loss_mask)
+    own = Policy(MODEL, GENTLE).measure([one])[0].log_probs.tolist()
+    for position, value in zip(one.trained_positions, own, strict=True):
+        log_probs[position - one.prompt_length] = value + shift
+    return replace(one, log_probs=log_probs)
+
+
+def updated(one: Any, **settings: Any) -> dict[str, float]:
+    """The figures of one update of a new policy."""
+    policy = Policy(MODEL, replace(GENTLE, **settings))
+    return policy.update([one], policy.measure([one])).to_record()
+
+
 def test_only_trained_tokens_count() -> None:
     one = some_sequences()[-1]
-    at = one.loss_mask.index(0)
-    first = Policy(MODEL, GENTLE)
-    figures = first.update([one], first.measure([one])).to_record()
-    log_probs = [0.0] * len(one.loss_mask)
-    for position, value in zip(one.trained_positions, first_log_probs(one), strict=True):
-        log_probs[position - one.prompt_length] = value
-    log_probs[at] = -100.0  # of a tool's token: must not be looked at
-    second = Policy(MODEL, GENTLE)
-    told = replace(one, log_probs=log_probs)
-    assert second.update([told], second.measure([told])).to_record() == pytest.approx(figures, rel=1e-4)
-
-
-def first_log_probs(one: Any) -> list[float]:
-    return Policy(MODEL, GENTLE).measure([one])[0].log_probs.tolist()
+    assert updated(with_log_probs(one, context=-100.0)) == pytest.approx(updated(one), rel=1e-4)
 
 
 def test_the_rollouts_logprobs_are_the_behaviour_policys() -> None:
-    one = some_sequences()[-1]
-    shifted = [0.0] * len(one.loss_mask)
-    for position, value in zip(one.trained_positions, first_log_probs(one), strict=True):
-        shifted[position - one.prompt_length] = value - 0.1
-    policy = Policy(MODEL, GENTLE)
-    told = replace(one, log_probs=shifted)
-    assert policy.update([told], policy.measure([told])).to_record()["ratio_mean"] == pytest.approx(1.10517, abs=1e-3)
-    truncated = Policy(MODEL, replace(GENTLE, tis_clip=1.05))
-    figures = truncated.update([told], truncated.measure([told])).to_record()
-    assert figures["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
-    assert figures["tis_clip_fraction"] == 1.0
+    shifted = with_log_probs(some_sequences()[-1], shift=-0.1)
+    assert updated(shifted)["ratio_mean"] == pytest.approx(1.10517, abs=1e-3)
+    truncated = updated(shifted, tis_clip=1.05)
+    assert (truncated["ratio_mean"], truncated["tis_clip_fraction"]) == (pytest.approx(1.0, abs=1e-4), 1.0)
 
 
 def loss_of(mean: str, sequences: list[Any]) -> float:
@@ -238,7 +233,7 @@ def test_a_restored_policy_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> N
 
 def test_what_is_no_checkpoint_is_refused_with_words(tmp_path: Path) -> None:
     (tmp_path / "policy.pt").write_bytes(b"none")
-    with pytest.raises(ConfigError, match=r"can't go on from .*policy\.pt.*--out"):
+    with pytest.raises(ConfigError, match=r"can't resume from .*policy\.pt.*--out"):
         Policy(MODEL, GENTLE).restore(tmp_path / "policy.pt")
     with pytest.raises(ConfigError, match="can't load the model of"):
         Policy(tmp_path, GENTLE)

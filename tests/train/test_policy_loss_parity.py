@@ -152,7 +152,7 @@ def test_an_update_has_the_loss_and_gradient_of_slimes_own(slime: Any, changed: 
     assert torch.allclose(ours, gradient_of(policy), rtol=1e-3, atol=1e-5 * float(ours.abs().max()))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_each_tokens_loss_and_clipping_are_slimes_own(slime: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     log_ratio, advantages = (torch.randn(500, generator=generator) for _ in range(2))
@@ -162,7 +162,7 @@ def test_each_tokens_loss_and_clipping_are_slimes_own(slime: Any, seed: int) -> 
     assert 0 < float(ours[1].mean()) < 1
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_each_tokens_divergence_is_slimes_own(slime: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     log_probs, reference = (-5 * torch.rand(500, generator=generator) for _ in range(2))
@@ -171,7 +171,7 @@ def test_each_tokens_divergence_is_slimes_own(slime: Any, seed: int) -> None:
     assert float(theirs.max()) == 10.0
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_each_tokens_importance_weight_is_slimes_own(slime: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     trainer, rollout = (list((-3 * torch.rand(200, generator=generator)).split([70, 130])) for _ in range(2))

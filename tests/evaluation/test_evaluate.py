@@ -47,15 +47,7 @@ async def run(tokenizer: Any, script: Any, **more: Any) -> tuple[list[Outcome], 
 async def test_samples_come_back_in_order_graded_and_without_violations(shipped_tokenizer: Any) -> None:
     outcomes, fake = await run(shipped_tokenizer, solver(shipped_tokenizer))
     assert [outcome.graded["acc"] for outcome in outcomes] == [1.0, 0.0]
-    assert Summary.of(outcomes).to_dict() == {
-        "samples": 2,
-        "completed": 2,
-        "mean_reward": 0.0,
-        "accuracy": 0.5,
-        "tool_calls": 2,
-        "tito_violations": 0,
-        "contract_violations": 0,
-    }
+    assert Summary.of(outcomes) == Summary(2, 2, 0.0, 0.5, tool_calls=2, tito_violations=0, contract_violations=0)
     assert len(fake.requests) == 4
 
 
@@ -81,19 +73,19 @@ def test_a_bad_data_file_is_named_with_its_line(tmp_path: Path, content: Any, wo
 
 
 async def test_no_more_episodes_run_at_once_than_the_plan_says(shipped_tokenizer: Any) -> None:
-    running, most = 0, 0
+    running = 0
 
     async def reply(request: dict[str, Any], number: int) -> Reply:
-        nonlocal running, most
+        nonlocal running
         running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.01)
+        assert running == 1
+        await asyncio.sleep(0)
         running -= 1
         return Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
 
     async with FakeSGLang(reply) as fake:
-        await evaluate(ROWS * 3, plan(fake, shipped_tokenizer, concurrency=1, seed=7))
-    assert most == 1
+        outcomes = await evaluate(ROWS * 3, plan(fake, shipped_tokenizer, concurrency=1, seed=7))
+    assert [outcome.sample.status for outcome in outcomes] == [Sample.Status.COMPLETED] * 6
     assert [request.body["sampling_params"]["sampling_seed"] for request in fake.requests] == list(range(7, 13))
 
 
@@ -115,17 +107,9 @@ def test_rows_are_read_in_order_and_again_from_the_top(tmp_path: Path) -> None:
 def options(folder: Path, tokenizer: Any, **changes: Any) -> DemoOptions:
     data = folder / "rows.jsonl"
     data.write_text('{"prompt": "What is 17 * 2?", "label": "34"}\n')
-    made = DemoOptions(
-        base_url=None,
-        model_dir=None,
-        tokenizer_dir=Path(tokenizer.name_or_path),
-        data=data,
-        samples=2,
-        concurrency=2,
-        max_new_tokens=512,
-        dump_dir=folder / "dump",
-    )
-    return replace(made, **changes)
+    named = {"base_url": None, "model_dir": None, "tokenizer_dir": Path(tokenizer.name_or_path), "data": data}
+    few = {"samples": 2, "concurrency": 2, "max_new_tokens": 512, "dump_dir": folder / "dump"}
+    return DemoOptions(**{**named, **few, **changes})
 
 
 async def run_on(script: Any, made: DemoOptions) -> Summary:

@@ -26,31 +26,21 @@ def load(folder: Path, *rows: dict[str, Any], limit: int | None = None) -> EvalS
     return EvalSet.load(DataFile("rows", path), Sampling(1, 64), limit=limit)
 
 
-@pytest.mark.parametrize("label", [None, "", "  ", [], {}, ["", None], "#### ", {"answer": "34"}])
+@pytest.mark.parametrize("label", [None, "  ", [], ["", None], "#### ", {"answer": "34"}])
 def test_a_label_that_no_answer_equals_is_refused(tmp_path: Path, label: Any) -> None:
     with pytest.raises(PromptError, match=r"rows\.jsonl:2: got the label .*, which no answer equals"):
         load(tmp_path, GOOD, {**GOOD, "label": label})
     assert len(load(tmp_path, GOOD, {**GOOD, "label": label}, limit=1).rows) == 1, "what is not asked may be anything"
 
 
-@pytest.mark.parametrize("label", ["34", 34, 0, 0.5, ["34", ""], "... #### 34", 10**30])
+@pytest.mark.parametrize("label", ["34", 0, ["34", ""], "... #### 34", 10**30])
 def test_a_label_that_an_answer_may_equal_is_taken(tmp_path: Path, label: Any) -> None:
     assert load(tmp_path, {**GOOD, "label": label}).rows[0].label == label
 
 
 @pytest.mark.parametrize(
     "prompt",
-    [
-        "",
-        " ",
-        None,
-        [],
-        34,
-        {},
-        [{"role": "user", "content": ""}],
-        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
-        [{"role": "tool", "content": "a"}],
-    ],
+    [" ", None, [], 34, [{"role": "user", "content": ""}], [{"role": "tool", "content": "a"}]],
 )
 def test_a_prompt_that_can_not_be_asked_is_refused(tmp_path: Path, prompt: Any) -> None:
     with pytest.raises(PromptError, match=r"rows\.jsonl:2: got "):
@@ -178,7 +168,7 @@ def test_keys_that_mean_nothing_here_are_noted_once(tmp_path: Path) -> None:
         ({"custom_generate_function_path": "my.gen"}, "got 'my.gen' for .*'strands_rollout.generate'"),
     ],
 )
-def test_what_can_not_be_done_is_refused_in_words(tmp_path: Path, entry: dict[str, Any], words: str) -> None:
+def test_what_can_not_be_done_is_refused(tmp_path: Path, entry: dict[str, Any], words: str) -> None:
     data = str(write_problems(tmp_path))
     with pytest.raises(ConfigError, match=words):
         read(config(tmp_path, [{"name": "a", "path": data, **entry}]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections import Counter
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
@@ -20,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_rollout.evaluation import evaluate as evaluate_module
-from strands_rollout.evaluation.report import Ballot, accuracy_of, majority_of, mean_pass_at_k, pass_at_k, t_quantile
+from strands_rollout.evaluation.report import accuracy_of, majority_of, mean_pass_at_k, t_quantile
 
 
 async def test_each_number_says_on_how_many_problems_it_stands(
@@ -78,11 +77,9 @@ async def test_what_could_not_be_graded_is_missing_and_is_tried_again(
 async def test_grading_that_fails_for_all_ends_the_run_and_counts_nowhere(
     shipped_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from strands_rollout.evaluation import evaluate as evaluate_module
-
     async def unavailable(args: Any, sample: Any) -> dict[str, Any]:
-        words = "no symbolic worker could be started; the log says why"
-        return {"score": -1.0, "acc": 0.0, "pred": "1", "label": "1", "method": "algebra_unavailable", "error": words}
+        error = "no symbolic worker could be started; the log says why"
+        return {"score": -1.0, "acc": 0.0, "pred": "1", "label": "1", "method": "algebra_unavailable", "error": error}
 
     monkeypatch.setattr(evaluate_module, "reward_func", unavailable)
     ended = await evaluated(tmp_path, shipped_tokenizer)
@@ -91,31 +88,22 @@ async def test_grading_that_fails_for_all_ends_the_run_and_counts_nowhere(
     assert "not graded: no symbolic worker could be started" in ended.report["session"]["stopped"]
 
 
-async def test_weights_that_change_in_mid_run_are_told(
+async def test_weights_that_change_in_mid_run_are_noted(
     shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     guess = guesser(shipped_tokenizer)
     engines: list[FakeSGLang] = []
 
-    def reply(request: dict[str, Any], number: int) -> Reply:
+    def reply(request: dict[str, Any], number: int) -> Any:
         if number == 6:
             engines[0].engine.weight_version = "2"
-        answer: Reply = guess(request, number)
-        return answer
+        return guess(request, number)
 
-    async def run(script: Any, name: str) -> dict[str, Any]:
-        return (await evaluated(tmp_path, shipped_tokenizer, script, out=tmp_path / name, engines=engines)).report
-
-    steady = await run(None, "steady")
-    assert (steady["weight_versions"], steady["notes"]) == (["default"], [])
-    capsys.readouterr()
-    engines.clear()
-    changed = await run(reply, "changed")
+    changed = (await evaluated(tmp_path, shipped_tokenizer, reply, engines=engines)).report
     assert changed["weight_versions"] == ["2", "default"]
-    words = "sampled with the weights 2, default; the run was begun with default"
     captured = capsys.readouterr()
-    assert words in captured.out
-    assert words in captured.err
+    for text in (captured.out, captured.err):
+        assert "sampled with the weights 2, default; the run was begun with default" in text
 
 
 async def test_a_path_is_the_same_however_it_is_written(
@@ -171,19 +159,13 @@ COUNTS = st.integers(1, 8).flatmap(lambda n: st.tuples(st.integers(0, n), st.jus
 @given(COUNTS, st.integers(1, 8))
 def test_pass_at_k_is_the_share_of_all_draws_of_k_samples_that_hold_a_right_one(count: tuple[int, int], k: int) -> None:
     right, total = count
-    if k > total:
-        with pytest.raises(ValueError, match=f"got k={k}"):
-            pass_at_k(right, total, k)
-        return
     draws = list(combinations([1] * right + [0] * (total - right), k))
-    assert pass_at_k(right, total, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+    assert mean_pass_at_k([count], k) == (pytest.approx(sum(map(any, draws)) / len(draws)) if draws else None)
 
 
 @pytest.mark.parametrize(("right", "chance"), [(1, 0.5), (0, 0.0), (513, 1.0)])
 def test_pass_at_k_is_exact_for_many_samples(right: int, chance: float) -> None:
-    assert pass_at_k(right, 1024, 512) == chance
     assert mean_pass_at_k([(right, 1024), (1, 1), (0, 0)], 512) == chance, "problems with fewer samples are left out"
-    assert mean_pass_at_k([(1, 1)], 2) is None
 
 
 @pytest.mark.parametrize(
@@ -196,24 +178,22 @@ def test_students_t_is_that_of_the_tables(degrees: int, t: float) -> None:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=12))
 def test_with_equally_many_samples_the_error_is_that_of_the_problems_means(rights: list[int]) -> None:
-    accuracy = accuracy_of([(right, 6) for right in rights])
+    mean, error, _ = accuracy_of([(right, 6) for right in rights])
     shares = [right / 6 for right in rights]
-    assert accuracy.mean == pytest.approx(statistics.mean(shares))
-    assert accuracy.standard_error == pytest.approx(statistics.stdev(shares) / math.sqrt(len(shares)), abs=1e-12)
+    assert mean == pytest.approx(statistics.mean(shares))
+    assert error == pytest.approx(statistics.stdev(shares) / math.sqrt(len(shares)), abs=1e-12)
 
 
 @settings(deadline=None)
 @given(st.lists(COUNTS, min_size=2, max_size=12))
 def test_the_interval_holds_the_accuracy_and_stays_within_0_and_1(counts: list[tuple[int, int]]) -> None:
-    accuracy = accuracy_of(counts)
-    assert accuracy.mean is not None
-    assert accuracy.mean == pytest.approx(sum(right for right, _ in counts) / sum(total for _, total in counts))
+    mean, error, interval = accuracy_of(counts)
+    assert mean == pytest.approx(sum(right for right, _ in counts) / sum(total for _, total in counts))
     if len({Fraction(*count) for count in counts}) == 1:
-        assert (accuracy.standard_error, accuracy.interval) == (0.0, None)
-        return
-    assert accuracy.interval is not None
-    assert 0 <= accuracy.interval[0] <= accuracy.mean + 1e-12
-    assert accuracy.mean - 1e-12 <= accuracy.interval[1] <= 1
+        assert (error, interval) == (0.0, None)
+    else:
+        low, high = interval or (math.nan, math.nan)
+        assert 0 <= low <= mean + 1e-12 <= high + 2e-12 <= 1 + 2e-12
 
 
 @pytest.mark.parametrize(
@@ -223,18 +203,15 @@ def test_the_interval_holds_the_accuracy_and_stays_within_0_and_1(counts: list[t
         ([(4, 4), (2, 2)], (1.0, 0.0)),
         ([(1, 3), (2, 6), (3, 9)], (1 / 3, 0.0)),
         ([(3, 4), (0, 0)], (0.75, None)),
-        ([], (None, None)),
         ([(0, 0)], (None, None)),
     ],
 )
 def test_problems_that_are_alike_or_one_alone_have_no_interval(counts: list[tuple[int, int]], accuracy: Any) -> None:
-    found = accuracy_of(counts)
-    assert (found.mean, found.standard_error, found.interval) == (*accuracy, None)
+    assert accuracy_of(counts) == (*accuracy, None)
 
 
 def test_more_samples_that_all_agree_do_not_narrow_the_interval() -> None:
-    few, many = accuracy_of([(1, 1), (0, 1), (1, 1), (0, 1)]), accuracy_of([(64, 64), (0, 64), (64, 64), (0, 64)])
-    assert few.interval == many.interval
+    assert accuracy_of([(1, 1), (0, 1)] * 2) == accuracy_of([(64, 64), (0, 64)] * 2)
 
 
 def test_about_95_of_100_intervals_hold_the_truth() -> None:
@@ -243,8 +220,8 @@ def test_about_95_of_100_intervals_hold_the_truth() -> None:
     held = 0
     for _ in range(500):
         chances = [random.betavariate(2, 2) for _ in range(30)]
-        counts = [(sum(random.random() < chance for _ in range(16)), 16) for chance in chances]
-        low, high = accuracy_of(counts).interval or (0.0, 0.0)
+        _, _, interval = accuracy_of([(sum(random.random() < chance for _ in range(16)), 16) for chance in chances])
+        low, high = interval or (0.0, 0.0)
         held += low <= 0.5 <= high
     assert 0.93 <= held / 500 <= 0.97
 
@@ -256,8 +233,7 @@ def test_about_95_of_100_intervals_hold_the_truth() -> None:
         pytest.param(["1/2", "0.5"], ["7", "8", "7.0"], ["0.5", "7"], 0.5, id="so are 7 and 7.0"),
         pytest.param(["0.5", r"\frac12", r"\frac12"], ["3"], [r"\frac12"], 1.0, id="the most frequent notation stands"),
         pytest.param([r"\sqrt{8}", r"2\sqrt{2}"], ["3", "4"], [r"\sqrt{8}"], 1.0, id="right answers are one"),
-        pytest.param(["34"], ["35"], ["34", "35"], 0.5, id="a tie is split"),
-        pytest.param(["34"], ["35", "36"], ["34", "35", "36"], 1 / 3, id="by three"),
+        pytest.param(["34"], ["35", "36"], ["34", "35", "36"], 1 / 3, id="a tie is split"),
         pytest.param(["34"], ["35", "36", "35"], ["35"], 0.0, id="the majority is wrong"),
         pytest.param([], ["35", "36"], ["35", "36"], 0.0, id="a tie of wrong ones"),
         pytest.param(["34"], ["", " ", "[INVALID]"], ["34"], 1.0, id="samples without an answer do not vote"),
@@ -265,8 +241,8 @@ def test_about_95_of_100_intervals_hold_the_truth() -> None:
     ],
 )
 def test_the_majority_of_answers_wins(right: list[str], wrong: list[str], answers: list[str], score: float) -> None:
-    vote = majority_of([*(Ballot(one, True) for one in right), *(Ballot(one, False) for one in wrong)])
-    assert (list(vote.answers), vote.score) == (answers, pytest.approx(score))
+    found, share = majority_of([*((one, True) for one in right), *((one, False) for one in wrong)])
+    assert (found, share) == (answers, pytest.approx(score))
 
 
 @settings(deadline=None)
@@ -276,7 +252,7 @@ def test_the_majority_of_answers_wins(right: list[str], wrong: list[str], answer
     st.randoms(use_true_random=False),
 )
 def test_the_order_of_samples_means_nothing(answers: list[str], right: str, random: Random) -> None:
-    votes = [Ballot(answer, answer == right) for answer in answers]
+    votes = [(answer, answer == right) for answer in answers]
     shuffled = list(votes)
     random.shuffle(shuffled)
     assert majority_of(votes) == majority_of(shuffled)
@@ -285,8 +261,7 @@ def test_the_order_of_samples_means_nothing(answers: list[str], right: str, rand
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.integers(0, 5))
 def test_of_plain_numbers_the_most_frequent_wins(answers: list[int], label: int) -> None:
-    vote = majority_of(Ballot(str(answer), answer == label) for answer in answers)
-    counts = Counter(answers)
-    winners = [answer for answer, count in counts.items() if count == max(counts.values())]
-    assert set(vote.answers) == {str(answer) for answer in winners}
-    assert vote.score == (1 / len(winners) if label in winners else 0.0)
+    found, score = majority_of((str(answer), answer == label) for answer in answers)
+    winners = statistics.multimode(answers)
+    assert found == sorted(map(str, winners))
+    assert score == (1 / len(winners) if label in winners else 0.0)

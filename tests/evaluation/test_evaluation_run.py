@@ -1,11 +1,11 @@
-"""A run: whole, cut and resumed, and an end where nothing but one fault comes back."""
+"""The command `eval`: whole runs, interrupted and resumed ones, and those that end early."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,23 +64,26 @@ async def test_a_line_holds_the_sample_without_its_tokens_unless_asked(shipped_t
 async def test_neither_the_order_nor_the_number_at_once_changes_the_report(
     shipped_tokenizer: Any, tmp_path: Path
 ) -> None:
-    guess = guesser(shipped_tokenizer)
+    guess, others = guesser(shipped_tokenizer), asyncio.Event()
 
-    async def slow_at_first(request: dict[str, Any], number: int) -> Reply:
-        await asyncio.sleep(0.05 if number % 3 == 0 else 0)
-        return guess(request, number)  # type: ignore[no-any-return]
+    async def first_is_last(request: dict[str, Any], number: int) -> Any:
+        if number == 3:
+            others.set()
+        elif number == 0:
+            await others.wait()
+        return guess(request, number)
 
     one = await evaluated(tmp_path, shipped_tokenizer, concurrency=1)
-    many = await evaluated(tmp_path, shipped_tokenizer, slow_at_first, concurrency=12, out=tmp_path / "many")
+    many = await evaluated(tmp_path, shipped_tokenizer, first_is_last, concurrency=12, out=tmp_path / "many")
     assert [line["number"] for line in one.lines] != [line["number"] for line in many.lines]
     assert json.dumps(one.outcome) == json.dumps(many.outcome)
 
 
-async def test_a_run_cut_anywhere_goes_on_to_the_same_report(shipped_tokenizer: Any, tmp_path: Path) -> None:
+async def test_an_interrupted_run_is_resumed_to_the_same_report(shipped_tokenizer: Any, tmp_path: Path) -> None:
     whole = await evaluated(tmp_path, shipped_tokenizer)
     results = whole.folder / "results.jsonl"
     content = results.read_bytes()
-    for cut in [0, 1, len(content) // 3, content.index(b"\n") + 1, len(content) - 1]:
+    for cut in [0, len(content) // 3, content.index(b"\n") + 1, len(content) - 1]:
         results.write_bytes(content[:cut])
         (whole.folder / "report.json").unlink()
         again = await evaluated(tmp_path, shipped_tokenizer)
@@ -101,12 +104,7 @@ async def test_failed_samples_are_missing_not_wrong_and_are_tried_again(
     ended = await evaluated(tmp_path, shipped_tokenizer, reply)
     sums = ended.report["data_sets"]["sums"]
     assert (ended.code, ended.report["complete"]) == (1, False)
-    assert (sums["scored"], sums["missing"], sums["failed"], sums["status"]) == (
-        10,
-        2,
-        2,
-        {"completed": 10, "failed": 2},
-    )
+    assert (sums["scored"], sums["missing"], sums["status"]) == (10, 2, {"completed": 10, "failed": 2})
     assert sums["avg_at_n"] == pytest.approx(sums["right"] / 10, abs=1e-6)
     assert [problem["scored"] for problem in sums["by_problem"]] == [4, 3, 3]
     captured = capsys.readouterr()
@@ -114,10 +112,7 @@ async def test_failed_samples_are_missing_not_wrong_and_are_tried_again(
     assert "2 failed: EngineRejectedError" in captured.err
     assert f"--out {ended.folder} goes on" in captured.err
     again = await evaluated(tmp_path, shipped_tokenizer)
-    assert (again.code, len(again.fake.requests)) == (0, 2)
-    assert json.dumps(again.outcome) == json.dumps(
-        (await evaluated(tmp_path, shipped_tokenizer, out=tmp_path / "whole")).outcome
-    )
+    assert (again.code, len(again.fake.requests), again.report["missing"]) == (0, 2, 0)
 
 
 async def test_the_bar_goes_on_where_it_was_and_shows_the_accuracy_of_what_is_scored(
@@ -146,7 +141,6 @@ async def test_an_engine_that_only_fails_ends_the_run_early(
     )
     assert ended.code == 1
     assert len(ended.lines) <= 10
-    assert "8 samples in a row failed alike" in ended.report["session"]["stopped"]
     assert ended.report["data_sets"]["sums"]["missing"] == 600
     assert ended.report["data_sets"]["sums"]["avg_at_n"] is None
     assert "stopped: 8 samples in a row failed alike, the last one with EngineRejectedError" in capsys.readouterr().err
@@ -200,8 +194,8 @@ async def test_the_tool_is_called_and_counted(shipped_tokenizer: Any, tmp_path: 
     assert sums["by_problem"][0]["mean_tool_calls"] == 1.0
 
 
-async def test_generate_is_told_that_it_is_an_evaluation(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    """It alone heeds eval_max_context_len; a prompt of that length leaves nothing to answer."""
+async def test_the_context_limit_is_that_of_an_evaluation(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    """`generate` heeds eval_max_context_len in evaluations alone; a prompt of that length leaves nothing to answer."""
     ended = await evaluated(tmp_path, shipped_tokenizer, max_context_tokens=8)
     assert set(ended.report["data_sets"]["sums"]["stop_reasons"]) == {"prompt_too_long"}
     assert ended.fake.requests == []
@@ -219,34 +213,23 @@ async def test_a_samples_seed_depends_on_nothing_but_its_key(shipped_tokenizer: 
     assert sample_seed(0, 0) != sample_seed(0, 0, "others")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+async def test_a_folder_of_another_run_is_refused(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    first = await evaluated(tmp_path, shipped_tokenizer)
+    data = tmp_path / "other" / "sums.jsonl"
+    data.parent.mkdir()
+    data.write_text((tmp_path / "sums.jsonl").read_text().replace("+ 0", "+ 1"))
+    for change, words in (
         ({"seed": 8}, "seed was 7 and is 8"),
         ({"max_context_tokens": 99}, "max_context_length was None and is 99"),
         ({"sampling": Sampling(5, 256)}, "data_sets.sums.samples_per_problem was 4 and is 5"),
         ({"sampling": Sampling(4, 256, temperature=0.5)}, "sampling_params.temperature was 1.0 and is 0.5"),
         ({"limit": 2}, "data_sets.sums.problems was 3 and is 2"),
         ({"config": None}, "settings.tools was"),
-    ],
-)
-async def test_other_settings_are_refused(
-    shipped_tokenizer: Any, tmp_path: Path, change: dict[str, Any], words: str
-) -> None:
-    await evaluated(tmp_path, shipped_tokenizer)
-    with pytest.raises(ConfigError, match=words):
-        await evaluated(tmp_path, shipped_tokenizer, **change)
-
-
-async def test_changed_data_and_another_model_are_refused(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    first = await evaluated(tmp_path, shipped_tokenizer)
-    data = tmp_path / "other" / "sums.jsonl"
-    data.parent.mkdir()
-    data.write_text((tmp_path / "sums.jsonl").read_text().replace("+ 0", "+ 1"))
-    with pytest.raises(ConfigError, match=r"data_sets\.sums\.sha256 was"):
-        await evaluated(tmp_path, shipped_tokenizer, data=[data])
+        ({"data": [data]}, r"data_sets\.sums\.sha256 was"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            await evaluated(tmp_path, shipped_tokenizer, **change)
     record = json.loads((first.folder / "run.json").read_text())
-    assert record["model"] == "/models/fake"
     (first.folder / "run.json").write_text(json.dumps({**record, "model": "/models/another"}))
     with pytest.raises(ConfigError, match="model was '/models/another' and is '/models/fake'"):
         await evaluated(tmp_path, shipped_tokenizer)
@@ -274,11 +257,8 @@ async def test_several_data_sets_are_reported_apart(shipped_tokenizer: Any, tmp_
     assert {name: one["scored"] for name, one in ended.report["data_sets"].items()} == {"few": 3, "cold": 12}
     assert (ended.report["planned"], ended.report["scored"]) == (15, 15)
     assert ended.report["data_sets"]["few"]["pass_at_k"].keys() == {"1"}
-    sent = Counter(
-        (request.body["sampling_params"]["temperature"], request.body["sampling_params"]["top_k"])
-        for request in ended.fake.requests
-    )
-    assert sent == {(1.0, -1): 3, (0.25, 5): 12}
+    params = [request.body["sampling_params"] for request in ended.fake.requests]
+    assert Counter((one["temperature"], one["top_k"]) for one in params) == {(1.0, -1): 3, (0.25, 5): 12}
 
 
 async def test_an_engine_behind_a_path_is_reached(shipped_tokenizer: Any, tmp_path: Path) -> None:
@@ -313,25 +293,20 @@ def test_a_dead_engine_is_named_at_once_and_leaves_no_folder(shipped_tokenizer: 
 
 
 WRONG_ROW = {"prompt": "?", "label": "1", "metadata": {"strands_rollout_settings": {"tools": ["os.system"]}}}
+TYPO = {"strands_rollout": {"max_tool_iteration": 3}}
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda folder: {"data": []}, "neither --data nor --eval-config"),
+        (lambda _: {"data": []}, "neither --data nor --eval-config"),
         (lambda folder: {"eval_config": folder / "rollout.yaml"}, "got --data and --eval-config"),
         (lambda folder: {"data": [folder / "sums.jsonl"] * 2}, "got the data sets sums, sums"),
-        (
-            lambda folder: {"config": written(folder / "a.yaml", {"strands_rollout": {"max_tool_iteration": 3}})},
-            "did you mean 'max_tool_iterations'",
-        ),
-        (
-            lambda folder: {"data": [written(folder / "told.jsonl", WRONG_ROW)]},
-            r"told\.jsonl:1: got the tools \['os.system'\]",
-        ),
+        (lambda folder: {"config": written(folder / "a.yaml", TYPO)}, "did you mean 'max_tool_iterations'"),
+        (lambda folder: {"data": [written(folder / "rows.jsonl", WRONG_ROW)]}, r"rows\.jsonl:1: got the tools \['os"),
     ],
 )
-def test_what_can_not_be_meant_is_refused_before_anything_runs(
+def test_wrong_options_are_refused_before_anything_runs(
     shipped_tokenizer: Any, tmp_path: Path, change: Callable[[Path], dict[str, Any]], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -344,10 +319,10 @@ def written(path: Path, value: dict[str, Any]) -> Path:
 
 
 async def test_a_row_sets_limits_of_its_own_samples(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    data = tmp_path / "told.jsonl"
-    rows = [{"prompt": "?", "label": "1"} for _ in range(2)]
-    rows[1]["metadata"] = {"strands_rollout_settings": {"max_turn_tokens": 1}}  # type: ignore[assignment]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = tmp_path / "rows.jsonl"
+    row = {"prompt": "?", "label": "1"}
+    limited = {**row, "metadata": {"strands_rollout_settings": {"max_turn_tokens": 1}}}
+    data.write_text(f"{json.dumps(row)}\n{json.dumps(limited)}\n")
     ended = await evaluated(tmp_path, shipped_tokenizer, data=[data])
     asked = Counter(request.body["sampling_params"]["max_new_tokens"] for request in ended.fake.requests)
     assert asked[1] == 4
@@ -387,26 +362,6 @@ async def run(count: int, error_of: Callable[[int], str | None], concurrency: in
         return result(key.problem, error_of(key.problem))
 
     return await run_samples(keys(count), one, concurrency=concurrency), seen
-
-
-async def test_keys_are_taken_as_workers_come_free() -> None:
-    taken = finished = 0
-
-    def counted() -> Iterator[SampleKey]:
-        nonlocal taken
-        for key in keys(50):
-            taken += 1
-            yield key
-
-    async def one(key: SampleKey) -> SampleResult:
-        nonlocal finished
-        assert taken - finished <= 3
-        await asyncio.sleep(0)
-        finished += 1
-        return result(key.problem)
-
-    await run_samples(counted(), one, concurrency=3)
-    assert finished == 50
 
 
 @pytest.mark.parametrize(

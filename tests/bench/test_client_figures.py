@@ -48,48 +48,39 @@ def test_figures_and_ratios_are_medians_of_the_rounds() -> None:
 @pytest.mark.parametrize(
     ("asked", "shown", "expected"),
     [
-        pytest.param(
+        # variants take turns, and another one begins each round
+        (
             {"measures": ("cpu",), "turns": (5,), "variants": ("ours", "floor")},
             ("round", "variant"),
             [(0, "ours"), (0, "floor"), (1, "floor"), (1, "ours")],
-            id="variants take turns, and another one begins each round",
         ),
-        pytest.param(
+        # what takes minutes is measured once
+        (
             {"measures": ("cpu",), "turns": (5, 80), "variants": ("strands-sglang", "openai")},
             ("round", "variant", "turns"),
-            [
-                (0, "strands-sglang", 5),
-                (0, "openai", 5),
-                (0, "strands-sglang", 80),
-                (1, "strands-sglang", 5),
-            ],
-            id="what takes minutes is measured once",
+            [(0, "strands-sglang", 5), (0, "openai", 5), (0, "strands-sglang", 80), (1, "strands-sglang", 5)],
         ),
-        pytest.param(
+        # the streamed variant plays any turns where it is asked for them alone
+        (
             {"measures": ("cpu", "memory"), "turns": (80,), "variants": ("openai",)},
             ("kind", "turns"),
             [("cpu", 80), ("rss", 80), ("traced", 80)],
-            id="the streamed variant plays any turns where it is asked for them alone",
         ),
-        pytest.param(
+        # a long episode of a slow variant is played few times
+        (
             {"measures": ("cpu",), "turns": (20, 80), "variants": ("strands-sglang",), "repeats": 1},
             ("turns", "episodes"),
             [(20, 64), (80, 8)],
-            id="a long episode of a slow variant is played few times",
         ),
-        pytest.param(
+        # lag and profile are of turns that were asked for
+        (
             {"measures": ("lag", "code", "profile"), "turns": (1, 5, 20, 80), "variants": ("ours",)},
             ("kind", "turns"),
             [("lag", 5), ("lag", 5), ("profile", 20)],
-            id="lag and profile are of turns that were asked for",
         ),
-        pytest.param(
-            {"measures": ("cpu",), "turns": (1,), "variants": ("ours",), "episodes": 7, "repeats": 1},
-            ("episodes",),
-            [(7,)],
-            id="episodes that are asked for are played",
-        ),
+        ({"measures": ("cpu",), "turns": (1,), "variants": ("ours",), "episodes": 7}, ("episodes",), [(7,), (7,)]),
     ],
+    ids=["turns taken", "slow ones once", "streamed alone", "slow ones few", "detail turns", "episodes"],
 )
 def test_what_is_asked_for_is_measured(asked: dict[str, Any], shown: tuple[str, ...], expected: list[Any]) -> None:
     steps = options(**asked).steps()

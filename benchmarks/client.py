@@ -73,18 +73,9 @@ class BenchProcessError(RolloutError):
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """What a run was asked for, and what that is for a variant.
+    """What to measure: every variant at each number of tool turns and of episodes at once, in `repeats` rounds.
 
-    Attributes:
-        turns: Tool turns of an episode; each is measured.
-        concurrency: Episodes at once; each is measured with all `turns`.
-        episodes: Measured episodes; None for a number that fits the turns.
-        repeats: Rounds; in each of them every variant is measured once.
-        variants: Who plays.
-        measures: Which passes are made, some of `MEASURES`.
-        tokenizer_dir: The tokenizer's folder.
-        code_episodes: Episodes at once in the pass with the real code tool.
-        collector: What is done about Python's garbage collector.
+    `episodes` of None is a number that fits the turns; `code_episodes` run at once with the real code tool.
     """
 
     turns: tuple[int, ...]
@@ -273,14 +264,10 @@ class _Engines:
 
 @contextmanager
 def scripted_engine(scripts: Sequence[Path], *, core: int | None, any_input: bool = False) -> Iterator[int]:
-    """The engine's port, for as long as the block lasts.
+    """Start the engine, which answers from files of scripts; its port, for as long as the block lasts.
 
-    It ends when its stdin does, and so with this process, however that ends. A terminal's Ctrl-C does not reach it.
-
-    Args:
-        scripts: Files of what it answers.
-        core: The core that it stays on; None for any.
-        any_input: Whether only the end of an input must be a script's.
+    It ends when its stdin does, and so with this process, however that ends. A terminal's Ctrl-C does not reach it. It
+    stays on `core`, None for any; with `any_input` only the end of an input must be a script's.
 
     Raises:
         BenchProcessError: It does not start, or a measurement in the block failed; its last words are in the message.

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.measuring import tree_cpu_s
-from benchmarks.sandbox import QUICK_PLAN, Measurement, Samples, WorkerLink, figures_of, summary, table
+from benchmarks.sandbox import QUICK_PLAN, Samples, WorkerLink, figures_of, summary, table
 from benchmarks.sandbox_worker import one_at_a_time
 from strands_rollout.errors import SandboxError
 
@@ -116,7 +116,7 @@ def test_figures_are_medians_over_rounds_and_percentiles_over_all_calls() -> Non
     assert figures["trivial_total_cpu_ms"] is None
     assert figures["numpy_p50_ms"] is None
     shown = Console(width=160, file=io.StringIO(), record=True)
-    shown.print(table(summary(Measurement({"local": samples, "cold_python": samples}, load_before=0.0), QUICK_PLAN)))
+    shown.print(table(summary({"local": samples, "cold_python": samples}, QUICK_PLAN, 0.0)))
     lines = shown.export_text().splitlines()
     assert ["1.00x" in line for line in lines if "trivial, one at a time: p50" in line] == [True]
     assert not any("numpy" in line for line in lines), "lines without a value are left out"

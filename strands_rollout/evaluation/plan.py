@@ -195,7 +195,7 @@ class DataSetEntry(BaseModel):
     def sampling(self, default: Sampling) -> Sampling:
         """How its problems are sampled; what it leaves out is the default's."""
         own = self.model_dump(include={"samples", "max_new_tokens", "temperature", "top_p", "top_k"}, exclude_none=True)
-        further = self.model_dump(include=_FURTHER, exclude_none=True)
+        further = self.model_dump(include={*_FURTHER}, exclude_none=True)
         return replace(default, **own, further={**default.further, **further})
 
     def data_file(self) -> DataFile:

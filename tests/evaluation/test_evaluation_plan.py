@@ -47,13 +47,6 @@ def test_a_prompt_that_can_not_be_asked_is_refused(tmp_path: Path, prompt: Any) 
         load(tmp_path, GOOD, {**GOOD, "prompt": prompt})
 
 
-def test_blank_lines_count_in_a_rows_place(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n" + json.dumps(GOOD) + "\n\n" + json.dumps({**GOOD, "label": ""}) + "\n")
-    with pytest.raises(PromptError, match=r"rows\.jsonl:4: "):
-        EvalSet.load(DataFile("rows", path), Sampling(1, 64))
-
-
 def test_a_rows_metadata_is_taken_along(tmp_path: Path) -> None:
     first, second = load(tmp_path, {**GOOD, "metadata": {"source": "mine"}}, {**GOOD, "metadata": None}).rows
     assert (first.metadata, second.metadata) == ({"source": "mine"}, {})
@@ -61,19 +54,12 @@ def test_a_rows_metadata_is_taken_along(tmp_path: Path) -> None:
         load(tmp_path, {**GOOD, "metadata": "mine"})
 
 
-@pytest.mark.parametrize("content", [b'"\\ud800"', b'"\xff"', b"9" * 5000, b"[" * 100_000])
+@pytest.mark.parametrize("content", [b'"\\ud800"', b'"\xff"', b"[" * 100_000])
 def test_what_can_not_be_read_is_named_with_its_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "a", "label": ' + content + b"}\n")
     with pytest.raises(PromptError, match=r"rows\.jsonl:1: "):
         load_rows(path)
-
-
-def test_a_file_is_the_same_under_another_name(tmp_path: Path) -> None:
-    real = load(tmp_path, GOOD)
-    (tmp_path / "link.jsonl").symlink_to("rows.jsonl")
-    link = EvalSet.load(DataFile("rows", tmp_path / "link.jsonl"), Sampling(1, 64))
-    assert link.identity == real.identity
 
 
 DEFAULT = Sampling(samples=16, max_new_tokens=16384)
@@ -97,17 +83,8 @@ def test_an_entrys_own_key_counts_then_the_files_default_then_the_options(tmp_pa
     ]
     first, second = read(config(tmp_path, entries, {"temperature": 0.8, "top_p": 0.9, "max_response_len": 300}))
     assert (first.name, first.sampling.samples, second.name, second.sampling.samples) == ("a", 2, "b", 16)
-    assert first.sampling.params == {
-        "temperature": 0.6,
-        "top_p": 0.9,
-        "top_k": -1,
-        "max_new_tokens": 300,
-        "stop": ["END"],
-        "stop_token_ids": None,
-        "skip_special_tokens": False,
-        "no_stop_trim": True,
-        "spaces_between_special_tokens": False,
-    }
+    given = {"temperature": 0.6, "top_p": 0.9, "top_k": -1, "max_new_tokens": 300, "stop": ["END"]}
+    assert first.sampling.params.items() >= given.items()
     assert second.sampling.params["temperature"] == 0.8
     assert second.sampling.params["stop"] is None
 
@@ -160,6 +137,7 @@ def test_keys_that_mean_nothing_here_are_noted_once(tmp_path: Path) -> None:
         ({"top_k": "many"}, "got 'many' for top_k"),
         ({"top_k": 0}, "got 0 for top_k"),
         ({"path": None}, "for path"),
+        ({"path": "sums.jsonl@[7:9]"}, r"rows \[7:9\] of sums.jsonl, which has 3"),
         ({"path": "rows.parquet"}, "expected a .jsonl file"),
         ({"path": "${oc.env:NO_SUCH_VARIABLE}/rows.jsonl"}, "NO_SUCH_VARIABLE"),
         ({"multimodal_keys": {"image": "images"}}, "multimodal_keys.*can't be evaluated here"),
@@ -168,10 +146,13 @@ def test_keys_that_mean_nothing_here_are_noted_once(tmp_path: Path) -> None:
         ({"custom_generate_function_path": "my.gen"}, "got 'my.gen' for .*'strands_rollout.generate'"),
     ],
 )
-def test_what_can_not_be_done_is_refused(tmp_path: Path, entry: dict[str, Any], words: str) -> None:
-    data = str(write_problems(tmp_path))
+def test_what_can_not_be_done_is_refused(
+    tmp_path: Path, entry: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_problems(tmp_path)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=words):
-        read(config(tmp_path, [{"name": "a", "path": data, **entry}]))
+        read(config(tmp_path, [{"name": "a", "path": "sums.jsonl", **entry}]))
 
 
 def test_our_own_functions_may_be_named(tmp_path: Path) -> None:
@@ -207,21 +188,6 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, content: str, words: 
         read(path)
 
 
-def test_a_part_without_rows_is_refused(tmp_path: Path) -> None:
-    data = write_problems(tmp_path)
-    with pytest.raises(ConfigError, match=r"rows \[7:9\] of .*sums.jsonl, which has 3"):
-        read(config(tmp_path, [{"name": "a", "path": f"{data}@[7:9]"}]))
-
-
-def test_what_a_file_refers_to_is_resolved_as_in_slime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_problems(tmp_path)
-    monkeypatch.setenv("DATA_DIR", str(tmp_path))
-    entries = [{"name": "a", "path": "${oc.env:DATA_DIR,data}/sums.jsonl", "top_p": "${eval.defaults.temperature}"}]
-    (chosen,) = read(config(tmp_path, entries, {"temperature": 0.5}))
-    assert chosen.file.path == tmp_path / "sums.jsonl"
-    assert chosen.sampling.top_p == 0.5
-
-
 def test_the_file_that_comes_along_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("aime-2024", "aime-2025", "gsm8k-test"):
         write_problems(tmp_path, name=f"{name}.jsonl")
@@ -229,6 +195,7 @@ def test_the_file_that_comes_along_is_read(tmp_path: Path, monkeypatch: pytest.M
     notes: list[str] = []
     sets = read(Path(__file__).parents[2] / "configs" / "aime_eval.yaml", notes)
     assert [chosen.name for chosen in sets] == ["aime-2024", "aime-2025", "gsm8k-test"]
+    assert sets[0].file.path == tmp_path / "aime-2024.jsonl", "what a file refers to is resolved as in slime"
     assert notes == []
 
 

@@ -96,7 +96,7 @@ async def test_failed_samples_are_missing_not_wrong_and_are_tried_again(
     shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     guess = guesser(shipped_tokenizer)
-    broken = {sample_seed(1, 0), sample_seed(2, 3)}
+    broken = {sample_seed(1, 0), sample_seed(2, 3)} | {sample_seed(0, number) for number in range(4)}
 
     def reply(request: dict[str, Any], number: int) -> Reply:
         return Reply.status(400, "no") if request["sampling_params"]["sampling_seed"] in broken else guess(request, 0)
@@ -104,15 +104,17 @@ async def test_failed_samples_are_missing_not_wrong_and_are_tried_again(
     ended = await evaluated(tmp_path, shipped_tokenizer, reply)
     sums = ended.report["data_sets"]["sums"]
     assert (ended.code, ended.report["complete"]) == (1, False)
-    assert (sums["scored"], sums["missing"], sums["status"]) == (10, 2, {"completed": 10, "failed": 2})
-    assert sums["avg_at_n"] == pytest.approx(sums["right"] / 10, abs=1e-6)
-    assert [problem["scored"] for problem in sums["by_problem"]] == [4, 3, 3]
+    assert (sums["scored"], sums["missing"], sums["status"]) == (6, 6, {"completed": 6, "failed": 6})
+    assert sums["avg_at_n"] == pytest.approx(sums["right"] / 6, abs=1e-6)
+    assert [problem["scored"] for problem in sums["by_problem"]] == [0, 3, 3]
+    assert (sums["problems_scored"], sums["pass_at_k_problems"]) == (2, {"1": 2, "4": 0})
     captured = capsys.readouterr()
-    assert "2 samples are missing (2 failed) and count nowhere" in captured.out
-    assert "2 failed: EngineRejectedError" in captured.err
+    assert " over 2 of 3 problems (95% interval" in captured.out
+    assert "6 samples are missing (6 failed) and count nowhere" in captured.out
+    assert "6 failed: EngineRejectedError" in captured.err
     assert f"--out {ended.folder} goes on" in captured.err
     again = await evaluated(tmp_path, shipped_tokenizer)
-    assert (again.code, len(again.fake.requests), again.report["missing"]) == (0, 2, 0)
+    assert (again.code, len(again.fake.requests), again.report["missing"]) == (0, 6, 0)
 
 
 async def test_the_bar_goes_on_where_it_was_and_shows_the_accuracy_of_what_is_scored(

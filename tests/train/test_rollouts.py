@@ -73,8 +73,7 @@ def test_the_order_takes_every_row_once_before_any_again() -> None:
 def test_a_sampling_seed_depends_on_each_part_alone() -> None:
     seeds = {sampling_seed(seed, name, at) for seed in (0, 1) for name in "ab" for at in range(50)}
     assert len(seeds) == 200
-    assert all(0 <= seed < 2**31 for seed in seeds)
-    assert sampling_seed(0, "a", 1) == 1664263060
+    assert sampling_seed(0, "a", 1) == 1664263060, "on any machine"
 
 
 async def test_groups_are_samples_of_one_prompt_and_the_next_call_goes_on_with_the_next_prompts() -> None:

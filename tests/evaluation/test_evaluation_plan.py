@@ -27,14 +27,14 @@ def load(folder: Path, *rows: dict[str, Any], limit: int | None = None) -> EvalS
 
 
 @pytest.mark.parametrize("label", [None, "  ", [], ["", None], "#### ", {"answer": "34"}])
-def test_a_label_that_no_answer_equals_is_refused(tmp_path: Path, label: Any) -> None:
+def test_a_label_that_no_answer_equals_is_refused(tmp_path, label):
     with pytest.raises(PromptError, match=r"rows\.jsonl:2: got the label .*, which no answer equals"):
         load(tmp_path, GOOD, {**GOOD, "label": label})
     assert len(load(tmp_path, GOOD, {**GOOD, "label": label}, limit=1).rows) == 1, "what is not asked may be anything"
 
 
 @pytest.mark.parametrize("label", ["34", 0, ["34", ""], "... #### 34", 10**30])
-def test_a_label_that_an_answer_may_equal_is_taken(tmp_path: Path, label: Any) -> None:
+def test_a_label_that_an_answer_may_equal_is_taken(tmp_path, label):
     assert load(tmp_path, {**GOOD, "label": label}).rows[0].label == label
 
 
@@ -42,12 +42,12 @@ def test_a_label_that_an_answer_may_equal_is_taken(tmp_path: Path, label: Any) -
     "prompt",
     [" ", None, [], 34, [{"role": "user", "content": ""}], [{"role": "tool", "content": "a"}]],
 )
-def test_a_prompt_that_can_not_be_asked_is_refused(tmp_path: Path, prompt: Any) -> None:
+def test_a_prompt_that_can_not_be_asked_is_refused(tmp_path, prompt):
     with pytest.raises(PromptError, match=r"rows\.jsonl:2: got "):
         load(tmp_path, GOOD, {**GOOD, "prompt": prompt})
 
 
-def test_a_rows_metadata_is_taken_along(tmp_path: Path) -> None:
+def test_a_rows_metadata_is_taken_along(tmp_path):
     first, second = load(tmp_path, {**GOOD, "metadata": {"source": "mine"}}, {**GOOD, "metadata": None}).rows
     assert (first.metadata, second.metadata) == ({"source": "mine"}, {})
     with pytest.raises(PromptError, match=r"rows\.jsonl:1: got metadata='mine'; expected an object"):
@@ -55,7 +55,7 @@ def test_a_rows_metadata_is_taken_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b'"\\ud800"', b'"\xff"', b"[" * 100_000])
-def test_what_can_not_be_read_is_named_with_its_line(tmp_path: Path, content: bytes) -> None:
+def test_what_can_not_be_read_is_named_with_its_line(tmp_path, content):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "a", "label": ' + content + b"}\n")
     with pytest.raises(PromptError, match=r"rows\.jsonl:1: "):
@@ -75,7 +75,7 @@ def read(path: Path, notes: list[str] | None = None, limit: int | None = None) -
     return read_eval_config(path, DEFAULT, limit=limit, on_note=(notes if notes is not None else []).append)
 
 
-def test_an_entrys_own_key_counts_then_the_files_default_then_the_options(tmp_path: Path) -> None:
+def test_an_entrys_own_key_counts_then_the_files_default_then_the_options(tmp_path):
     data = str(write_problems(tmp_path))
     entries = [
         {"name": "a", "path": data, "temperature": 0.6, "n_samples_per_eval_prompt": 2, "stop": ["END"]},
@@ -89,7 +89,7 @@ def test_an_entrys_own_key_counts_then_the_files_default_then_the_options(tmp_pa
     assert second.sampling.params["stop"] is None
 
 
-def test_data_sets_may_be_a_mapping_by_name_and_the_root_may_be_left_out(tmp_path: Path) -> None:
+def test_data_sets_may_be_a_mapping_by_name_and_the_root_may_be_left_out(tmp_path):
     data = str(write_problems(tmp_path))
     path = tmp_path / "eval.yaml"
     path.write_text(yaml.safe_dump({"datasets": {"a": {"path": data}, "b": {"path": data, "min_new_tokens": 2}}}))
@@ -102,13 +102,13 @@ def test_data_sets_may_be_a_mapping_by_name_and_the_root_may_be_left_out(tmp_pat
 @pytest.mark.parametrize(
     ("part", "labels"), [("", "012345"), ("@[1:3]", "12"), ("@[:2]", "01"), ("@[-2:]", "45"), ("@[1:]", "1234")]
 )
-def test_a_path_may_name_rows_as_in_slime(tmp_path: Path, part: str, labels: str) -> None:
+def test_a_path_may_name_rows_as_in_slime(tmp_path, part, labels):
     data = write_problems(tmp_path, 6)
     (chosen,) = read(config(tmp_path, [{"name": "a", "path": f"{data}{part}"}]), limit=4 if part == "@[1:]" else None)
     assert [row.label for row in chosen.rows] == list(labels)
 
 
-def test_prompts_and_labels_may_have_other_keys(tmp_path: Path) -> None:
+def test_prompts_and_labels_may_have_other_keys(tmp_path):
     data = tmp_path / "rows.jsonl"
     data.write_text('{"question": "What is 17 * 2?", "answer": 34}\n')
     entry = {"name": "a", "path": str(data), "input_key": "question", "label_key": "answer"}
@@ -118,7 +118,7 @@ def test_prompts_and_labels_may_have_other_keys(tmp_path: Path) -> None:
         read(config(tmp_path, [{**entry, "input_key": None}]))
 
 
-def test_keys_that_mean_nothing_here_are_noted_once(tmp_path: Path) -> None:
+def test_keys_that_mean_nothing_here_are_noted_once(tmp_path):
     data = str(write_problems(tmp_path))
     notes: list[str] = []
     read(config(tmp_path, [{"name": name, "path": data} for name in "ab"], {"rm_type": "math", "tool_key": "t"}), notes)
@@ -146,16 +146,14 @@ def test_keys_that_mean_nothing_here_are_noted_once(tmp_path: Path) -> None:
         ({"custom_generate_function_path": "my.gen"}, "got 'my.gen' for .*'strands_rollout.generate'"),
     ],
 )
-def test_what_can_not_be_done_is_refused(
-    tmp_path: Path, entry: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_can_not_be_done_is_refused(tmp_path, entry, words, monkeypatch):
     write_problems(tmp_path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=words):
         read(config(tmp_path, [{"name": "a", "path": "sums.jsonl", **entry}]))
 
 
-def test_our_own_functions_may_be_named(tmp_path: Path) -> None:
+def test_our_own_functions_may_be_named(tmp_path):
     own = {
         "custom_rm_path": "strands_rollout.reward_func",
         "custom_generate_function_path": "strands_rollout.generate",
@@ -181,14 +179,14 @@ def test_our_own_functions_may_be_named(tmp_path: Path) -> None:
         ("a: [", "can't read"),
     ],
 )
-def test_a_file_of_another_form_is_refused(tmp_path: Path, content: str, words: str) -> None:
+def test_a_file_of_another_form_is_refused(tmp_path, content, words):
     path = tmp_path / "eval.yaml"
     path.write_text(content)
     with pytest.raises(ConfigError, match=words):
         read(path)
 
 
-def test_the_file_that_comes_along_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_that_comes_along_is_read(tmp_path, monkeypatch):
     for name in ("aime-2024", "aime-2025", "gsm8k-test"):
         write_problems(tmp_path, name=f"{name}.jsonl")
     monkeypatch.setenv("DATA_DIR", str(tmp_path))
@@ -207,7 +205,7 @@ def test_the_file_that_comes_along_is_read(tmp_path: Path, monkeypatch: pytest.M
     ],
     ids=["executor", "MCP server"],
 )
-def test_options_of_others_go_into_the_record_as_their_checksum_alone(settings: dict[str, Any]) -> None:
+def test_options_of_others_go_into_the_record_as_their_checksum_alone(settings):
     def recorded(token: str) -> str:
         given = json.loads(json.dumps(settings).replace("TOKEN", token))
         return json.dumps(settings_identity(RolloutSettings.model_validate(given)))

@@ -81,7 +81,7 @@ def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_run_writes_its_log_its_options_its_policy_and_its_curves(tmp_path: Path, few_rows: Path) -> None:
+def test_a_run_writes_its_log_its_options_its_policy_and_its_curves(tmp_path, few_rows):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -114,7 +114,7 @@ def test_a_run_writes_its_log_its_options_its_policy_and_its_curves(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_resumed_as_if_it_had_not_been(tmp_path: Path, few_rows: Path) -> None:
+def test_a_killed_run_is_resumed_as_if_it_had_not_been(tmp_path, few_rows):
     options = ("--steps", "3", "--save-every", "1", "--updates", "2")
     train(tmp_path / "whole", *options, held_out=few_rows)
     cut = tmp_path / "cut"
@@ -127,7 +127,7 @@ def test_a_killed_run_is_resumed_as_if_it_had_not_been(tmp_path: Path, few_rows:
 
 
 @pytest.mark.slow
-def test_episodes_that_older_weights_began_do_not_stop_a_run_that_goes_on(tmp_path: Path, few_rows: Path) -> None:
+def test_episodes_that_older_weights_began_do_not_stop_a_run_that_goes_on(tmp_path, few_rows):
     options = ("--extra-prompts", "12", "--lr-decay", "constant", "--learning-rate", "1e-3")
     for steps in ("1", "2"):
         train(tmp_path, "--steps", steps, *options, held_out=few_rows)
@@ -136,14 +136,14 @@ def test_episodes_that_older_weights_began_do_not_stop_a_run_that_goes_on(tmp_pa
 
 
 @pytest.mark.slow
-def test_rollouts_that_run_ahead_are_one_version_old(tmp_path: Path, few_rows: Path) -> None:
+def test_rollouts_that_run_ahead_are_one_version_old(tmp_path, few_rows):
     train(tmp_path, "--steps", "3", "--async", held_out=few_rows)
     assert [record["staleness_max"] for record in steps_of(tmp_path)] == [0, 1, 1]
     assert [record["stale_tokens"] for record in steps_of(tmp_path)] == [0, 1, 1]
 
 
 @pytest.mark.slow
-def test_another_agent_is_trained_by_naming_its_config_model_and_rows(tmp_path: Path) -> None:
+def test_another_agent_is_trained_by_naming_its_config_model_and_rows(tmp_path):
     rows = REPOSITORY / "strands_rollout/examples/shop.jsonl"
     config = tmp_path / "shop.yaml"
     dumps = f"  dump_dir: {tmp_path / 'dump'}\n  dump_samples: 8\n"
@@ -171,7 +171,7 @@ def two_agents(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_all_agents_of_an_episode_are_trained_also_after_a_kill(tmp_path: Path, few_rows: Path) -> None:
+def test_all_agents_of_an_episode_are_trained_also_after_a_kill(tmp_path, few_rows):
     options = ("--config", str(two_agents(tmp_path)), "--steps", "2", "--save-every", "1", "--updates", "2")
     summary = summary_of(train(tmp_path / "whole", *options, held_out=few_rows))
     assert summary["episodes"] == 32
@@ -195,8 +195,8 @@ def test_all_agents_of_an_episode_are_trained_also_after_a_kill(tmp_path: Path, 
     ("experiment", "options"), [((), ("--async",)), (("--rollout", "retokenised"), ()), ((), ("--loss-mean", "token"))]
 )
 def test_agents_of_an_episode_are_trained_in_every_way_that_takes_whole_episodes(
-    experiment: tuple[str, ...], options: tuple[str, ...], tmp_path: Path, few_rows: Path
-) -> None:
+    experiment, options, tmp_path, few_rows
+):
     agents = ("--config", str(two_agents(tmp_path)), "--steps", "2")
     train(tmp_path / "run", *agents, *options, held_out=few_rows, experiment=experiment)
     assert all(record["samples"] > 20 and record["episodes"] == 16 for record in steps_of(tmp_path / "run"))
@@ -209,9 +209,7 @@ def test_agents_of_an_episode_are_trained_in_every_way_that_takes_whole_episodes
         (["--rollout", "openai"], [], "a chat endpoint (--rollout openai) has one agent's one history"),
     ],
 )
-def test_a_fan_out_is_refused_where_slime_or_an_endpoint_takes_none(
-    experiment: list[str], options: list[str], words: str, tmp_path: Path
-) -> None:
+def test_a_fan_out_is_refused_where_slime_or_an_endpoint_takes_none(experiment, options, words, tmp_path):
     pytest.importorskip("openai")
     given = [*experiment, "train", "--config", str(two_agents(tmp_path)), "--out", str(tmp_path / "run"), *options]
     done = CliRunner().invoke(APPS["experiments"], given)
@@ -221,7 +219,7 @@ def test_a_fan_out_is_refused_where_slime_or_an_endpoint_takes_none(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rollout", ["retokenised", "openai"])
-def test_text_pipelines_are_trained_for_comparison(rollout: str, tmp_path: Path, few_rows: Path) -> None:
+def test_text_pipelines_are_trained_for_comparison(rollout, tmp_path, few_rows):
     done = train(tmp_path, "--steps", "2", "--updates", "1", held_out=few_rows, experiment=("--rollout", rollout))
     assert summary_of(done)["rollout"] == rollout
     for record in steps_of(tmp_path):
@@ -241,7 +239,7 @@ def test_text_pipelines_are_trained_for_comparison(rollout: str, tmp_path: Path,
         ("aborted-as-completed", "an unfinished one must not be trained as one that ended"),
     ],
 )
-def test_faulty_samples_stop_a_run_with_words(ablation: str, words: str, tmp_path: Path, few_rows: Path) -> None:
+def test_faulty_samples_stop_a_run_with_words(ablation, words, tmp_path, few_rows):
     options, experiment = ["--steps", "1"], ["--ablation", ablation]
     if ablation == "aborted-as-completed":
         options += ["--extra-prompts", "4"]
@@ -261,7 +259,7 @@ def test_faulty_samples_stop_a_run_with_words(ablation: str, words: str, tmp_pat
         (["experiments", "--rollout", "openai", "--ablation", "shifted-logprobs", "train"], "needs --rollout tito"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_options_that_make_no_sense_are_refused(arguments, message, tmp_path):
     command_line, *given = arguments
     done = CliRunner(env={"COLUMNS": "500"}).invoke(APPS[command_line], [*given, "--out", str(tmp_path / "run")])
     assert done.exit_code == 2 or isinstance(done.exception, ConfigError)

@@ -23,7 +23,7 @@ from strands_rollout.client.transport import parse_base_url, redacted
 from strands_rollout.dump.record import shown_values
 from strands_rollout.dump.terminal import make_console
 from strands_rollout.evaluation.display import accuracy_bar, print_evaluation
-from strands_rollout.evaluation.evaluate import Outcome, playing
+from strands_rollout.evaluation.evaluate import Outcome, Player, playing
 from strands_rollout.evaluation.options import EvalOptions
 from strands_rollout.evaluation.plan import DEFAULT_KS, EvalSet, SampleKey, load_sets, load_settings
 from strands_rollout.evaluation.report import evaluation_report, report_notes, without_problems
@@ -168,28 +168,26 @@ class Session:
             max_context_tokens=options.max_context_tokens,
         ) as player:
             meter = DriftMeter(player.tokenizer, tool_parser=settings.tool_parser)
+            with accuracy_bar(log, len(self.left) + len(earlier), earlier) as show:
 
-            async def run(key: SampleKey) -> SampleResult:
-                sample, params = self._asked(key)
-                outcome = await player.play(sample, params)
-                line = _line(key, outcome, params.get("sampling_seed")) | {"audited": options.audits, "drift": None}
-                if key in drift_of:  # stays None where nothing was sampled, or it can't be measured
-                    found = measure_some(finished_samples(outcome.sample), meter)
-                    line["drift"] = found[0].counts if found else None
-                line = without_values(line, secrets)
-                if options.keeps_tokens:
-                    line["sample"] = shown_values(outcome.sample.to_dict(), secrets)
-                result = self._keep(line)
-                tell(result.is_right if result.is_scored else None)
-                return result
+                async def run(key: SampleKey) -> SampleResult:
+                    outcome, line = await self._played_line(player, key)
+                    if key in drift_of:  # stays None where nothing was sampled, or it can't be measured
+                        found = measure_some(finished_samples(outcome.sample), meter)
+                        line["drift"] = found[0].counts if found else None
+                    line = without_values(line, secrets)
+                    if options.keeps_tokens:
+                        line["sample"] = shown_values(outcome.sample.to_dict(), secrets)
+                    result = self._keep(line)
+                    show(result.is_right if result.is_scored else None)
+                    return result
 
-            with accuracy_bar(log, len(self.left) + len(earlier), earlier) as tell:
                 started = time.monotonic()
                 self.stopped = await run_samples(self.left, run, concurrency=options.concurrency)
                 self._seconds = time.monotonic() - started
 
-    def _asked(self, key: SampleKey) -> tuple[Sample, dict[str, Any]]:
-        """A new sample and its sampling parameters."""
+    async def _played_line(self, player: Player, key: SampleKey) -> tuple[Outcome, dict[str, Any]]:
+        """Play a sample; its outcome, and its line for the results without drift."""
         chosen = self._sets[key.data_set]
         row = chosen.rows[key.problem]
         sample = Sample(
@@ -199,8 +197,10 @@ class Session:
             index=key.problem * chosen.sampling.samples + key.number,
             apply_chat_template_kwargs=dict(chosen.template_kwargs),
         )
-        seed = self._options.seed
-        return sample, chosen.sampling.params | ({} if seed is None else {"sampling_seed": key.seed(seed)})
+        seed = None if self._options.seed is None else key.seed(self._options.seed)
+        seeded = {} if seed is None else {"sampling_seed": seed}
+        outcome = await player.play(sample, {**chosen.sampling.params, **seeded})
+        return outcome, {**_line(key, outcome, seed), "audited": player.audited, "drift": None}
 
     def _keep(self, line: Mapping[str, Any]) -> SampleResult:
         result = self._file.append(line)

@@ -143,9 +143,9 @@ class UpdateFigures:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the policy gives a sequence's trained tokens before an update, at the temperature of the rollout.
+    """A sequence's trained tokens under the policy before an update, at the temperature of the rollout.
 
-    Both are [trained tokens]; the entropy is of the distributions that they were drawn from, in nats.
+    Both are [trained tokens]; the entropy is of the distributions that they were sampled from, in nats.
     """
 
     log_probs: Tensor

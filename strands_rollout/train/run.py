@@ -1,4 +1,4 @@
-"""A training run from its options to its summary: the policy, the engine, the agent, the loop, progress, the plot."""
+"""A training run from its options to its summary; start at `run_training`."""
 
 from __future__ import annotations
 
@@ -85,12 +85,7 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
     async with AsyncExitStack() as stack:
         stack.enter_context(folder.held())
         folder.claim(options, made_by())
-        state = RunState(0, 0)
-        if newest := folder.newest_checkpoint():
-            policy.restore(newest / POLICY_FILE)
-            state = RunState.read(newest)
-        if state.step > options.steps:
-            raise ConfigError(f"{options.out} has {state.step} steps; expected --steps {state.step} or more")
+        state = _restored(folder, policy, options.steps)
         if CODE_TOOL_PATH in settings.tools:
             log.print(f"code runs with isolation {await start_executor(settings.executor)!r}", highlight=False)
         engine = served_engine(options.base_url, options.model_dir.resolve())
@@ -124,6 +119,18 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
             wandb.sum_up(summary)
         write_json(folder.summary, summary)
     return summary
+
+
+def _restored(folder: TrainFolder, policy: Policy, steps: int) -> RunState:
+    """Where the run is; the policy is that of the newest checkpoint, if there is one."""
+    newest = folder.newest_checkpoint()
+    if newest is None:
+        return RunState(0, 0)
+    policy.restore(newest / POLICY_FILE)
+    state = RunState.read(newest)
+    if state.step > steps:
+        raise ConfigError(f"{folder.path} has {state.step} steps; expected --steps {state.step} or more")
+    return state
 
 
 def made_by() -> dict[str, Any]:

@@ -23,8 +23,14 @@ from strands_rollout.samples import Sample, episode_facts, kept
 from strands_rollout.settings import REWARD_KEY, settings_from_args
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 from strands_rollout.slime_plugin.transcripts import write_step_dump
-from strands_rollout.train.batch import StepBatch, TrainingMethod
-from strands_rollout.train.figures import LogprobGap, batch_figures, check_gap, gap_figures
+from strands_rollout.train.batch import (
+    LogprobGap,
+    StepBatch,
+    TrainingMethod,
+    batch_figures,
+    check_gap,
+    gap_figures,
+)
 from strands_rollout.train.options import TrainOptions
 from strands_rollout.train.policy import Measured, Policy
 from strands_rollout.train.rollouts import RolloutCollector

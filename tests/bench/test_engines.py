@@ -31,17 +31,7 @@ from strands_rollout.client.transport import create_client
 from strands_rollout.engine import running_engine
 from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnavailableError
 
-PLAN = EngineBenchmark(
-    concurrencies=(1, 3),
-    decode_prompt_tokens=10,
-    decode_new_tokens=5,
-    prefill_tokens=(64,),
-    samples=3,
-    sample_prompt_tokens=40,
-    sample_new_tokens=4,
-    rounds=1,
-    warmup_rounds=0,
-)
+PLAN = EngineBenchmark((1, 3), 10, 5, (64,), 3, sample_prompt_tokens=40, sample_new_tokens=4, rounds=1, warmup_rounds=0)
 WORK = Workload("decode", "distinct", requests=2, prompt_tokens=10, new_tokens=5)
 
 
@@ -155,5 +145,3 @@ def test_sglang_is_there_only_where_the_environment_names_it_and_the_script_exis
     assert not has_sglang()
     monkeypatch.setenv(engines_module.SGLANG_VENV, str(tmp_path))
     assert has_sglang()
-    monkeypatch.setattr(engines_module, "_SGLANG_SCRIPT", tmp_path / "no such script")
-    assert not has_sglang()

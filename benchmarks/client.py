@@ -32,14 +32,14 @@ from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 
 OnStep = Callable[[str, int, int], None]
-"""Told what is measured next, how many measurements are done, and how many there are."""
+"""Called with what is measured next, how many measurements are done, and how many there are."""
 Figures = dict[str, Any]
 MEASURES: Final = ("cpu", "lag", "code", "memory", "profile")
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 SHIPPED_TOKENIZER_DIR: Final = Path(strands_rollout.__file__).parent / "engine" / "checkpoint"
 _LEAST_EPISODES: Final = 64
 _TOOL_TURNS: Final = 640
-# One streamed turn costs as much as twenty others: of these numbers of turns, only those are played that are here.
+# One streamed turn costs as much as twenty others: it is played with these numbers of turns only.
 _STREAMED_TURNS: Final = (5, 20)
 _STREAMED_TOOL_TURNS: Final = 80
 _LEAST_STREAMED: Final = 2
@@ -54,16 +54,8 @@ _WORKER_TIMEOUT_S: Final = 1800.0
 _ENGINE_TIMEOUT_S: Final = 10.0
 _LAST_WORDS_BYTES: Final = 3000
 _PACKAGES: Final = (
-    "strands-rollout",
-    "strands-agents",
-    "strands-sglang",
-    "openai",
-    "httpx",
-    "httpx-aiohttp",
-    "aiohttp",
-    "orjson",
-    "tokenizers",
-    "transformers",
+    *("strands-rollout", "strands-agents", "strands-sglang", "openai", "httpx", "httpx-aiohttp"),
+    *("aiohttp", "orjson", "tokenizers", "transformers"),
 )
 
 

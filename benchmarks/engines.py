@@ -21,6 +21,7 @@ from typing import Final, Literal
 import httpx
 
 from benchmarks.measuring import listening_process, process_tree, threads_cpu_s
+from benchmarks.report import markdown
 from strands_rollout.client.client import fetch_server_info
 from strands_rollout.client.transport import create_client, redacted
 from strands_rollout.engine.process import engine_process
@@ -195,16 +196,15 @@ def rows_as_markdown(rows: Sequence[EngineRow]) -> str:
     """A table with a line per workload and, for each engine, tokens/s, wall ms and CPU per token."""
     engines = list(dict.fromkeys(row.engine for row in rows))
     found = {(row.workload, row.engine): row for row in rows}
-    heads = ["measured", "cache"]
-    for engine in engines:
-        heads += [f"{engine}: tokens/s", "ms", "CPU us/token"]
-    lines = [heads, ["---", "---", *["---:"] * 3 * len(engines)]]
-    for workload in dict.fromkeys(row.workload for row in rows):
-        cells = [_measured(workload), _CACHE_LABELS[workload.cache]]
-        for engine in engines:
-            cells += _figures(found.get((workload, engine)))
-        lines.append(cells)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    heads = [head for engine in engines for head in (f"{engine}: tokens/s", "ms", "CPU us/token")]
+    lines = [
+        [
+            f"{_measured(workload)}; {_CACHE_LABELS[workload.cache]}",
+            *(cell for engine in engines for cell in _figures(found.get((workload, engine)))),
+        ]
+        for workload in dict.fromkeys(row.workload for row in rows)
+    ]
+    return markdown(["measured; cache", *heads], lines)
 
 
 def _measured(work: Workload) -> str:

@@ -37,7 +37,7 @@ _ANSWER_LIMIT_S: Final = 900.0
 _END_LIMIT_S: Final = 30.0
 
 OnStep = Callable[[str, int, int], None]
-"""Told which stage is next, how many steps are finished, and how many there are."""
+"""Called with the next stage, how many steps are finished, and how many there are."""
 Figures = dict[str, float | None]
 """Key -> value; None where the contender has no such thing, or the machine does not show it."""
 
@@ -65,7 +65,7 @@ class WorkerLink:
         )
         try:
             self.keeps_sessions = bool(self._answer())
-        except BaseException:  # whatever it was, the process must not be left
+        except BaseException:  # whatever happened, the process must not be left
             self.close()
             raise
 

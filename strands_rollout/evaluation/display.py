@@ -1,10 +1,10 @@
-"""What people see of episodes in a terminal: progress, a table of samples with totals, the report of an evaluation."""
+"""Episodes in a terminal: progress, a table of samples with totals, the report of an evaluation."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from textwrap import shorten
 from typing import Any, Final
 
@@ -36,11 +36,10 @@ def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> 
     Without a terminal, it is a line at each tenth of the samples. `total` counts the whole run, and
     `earlier` the samples that were done before: whether each was right.
     """
-    bar = _bar(console) if console.is_interactive else None
     done = scored = len(earlier)
     right = sum(earlier)
-    with bar or nullcontext():
-        task = bar.add_task("episodes", total=total) if bar else None
+    with progress_bar(console) as bar:
+        task = bar.add_task("episodes", total=total)
 
         def show(is_right: bool | None) -> None:  # noqa: FBT001 - a verdict, not a flag
             nonlocal done, right, scored
@@ -48,9 +47,8 @@ def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> 
             scored += is_right is not None
             right += bool(is_right)
             accuracy = f"  accuracy {right / scored:.0%}" if scored else ""
-            if bar and task is not None:
-                bar.update(task, completed=done, description=f"episodes{accuracy}")
-            elif done * _LINES // total > (done - 1) * _LINES // total:
+            bar.update(task, completed=done, description=f"episodes{accuracy}")
+            if not console.is_interactive and done * _LINES // total > (done - 1) * _LINES // total:
                 console.print(f"episodes {done}/{total}{accuracy}", highlight=False, soft_wrap=True)
 
         yield show
@@ -62,14 +60,21 @@ def counter(what: str, total: int | None = None) -> Iterator[Callable[[int], Non
 
     Nothing without a terminal. A `total` of None is not known.
     """
-    with _bar(make_console(stderr=True), transient=True) as progress:
+    with progress_bar(make_console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=total)
         yield lambda more: progress.advance(task, more)
 
 
-def _bar(console: Console, *, transient: bool = False) -> Progress:
+def progress_bar(console: Console, *, transient: bool = False, refresh_per_second: float = 10) -> Progress:
+    """A bar that counts steps; it shows nothing without a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=transient)
+    return Progress(
+        *columns,
+        console=console,
+        transient=transient,
+        refresh_per_second=refresh_per_second,
+        disable=not console.is_interactive,
+    )
 
 
 def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:

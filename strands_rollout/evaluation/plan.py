@@ -40,7 +40,7 @@ class SampleKey:
     number: int
 
     def seed(self, seed: int) -> int:
-        """The sampling seed, from 0 to 2^31 - 1, of this sample in a run with a seed, whatever else is asked."""
+        """This sample's sampling seed, from 0 to 2^31 - 1, in a run with a seed; it depends on nothing else."""
         text = f"{seed}:{self.data_set}:{self.problem}:{self.number}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 33
 

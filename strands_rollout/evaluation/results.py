@@ -252,7 +252,7 @@ class ResultsFile:
 
     def _claim(self, asked: Path, identity: dict[str, Any]) -> None:
         if not os.fstat(self._file).st_size:
-            # whatever was asked here before has left nothing that could be mixed with this
+            # an earlier run has left no result here that could be mixed with this one's
             write_json(asked, identity)
         elif not asked.exists():
             raise ConfigError(f"{self.path} has no {asked.name} beside it; choose another --out")

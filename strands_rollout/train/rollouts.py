@@ -47,6 +47,17 @@ def sampling_seed(*parts: object) -> int:
 
 
 @dataclass(slots=True)
+class AbortFlag:
+    """Whether the rollouts are being aborted: the setting `should_abort`, and so a value that JSON can hold."""
+
+    is_set: bool = False
+
+    def __call__(self) -> bool:
+        """Whether it is set."""
+        return self.is_set
+
+
+@dataclass(slots=True)
 class Group:
     """The episodes of one prompt, by its position in the order of prompts.
 
@@ -92,7 +103,7 @@ class RolloutCollector:
         rows: Sequence[Row],
         options: TrainOptions,
         abort: Callable[[], Awaitable[None]],
-        aborting: asyncio.Event,
+        aborting: AbortFlag,
         *,
         keeps_aborted: bool = False,
     ) -> None:
@@ -128,11 +139,11 @@ class RolloutCollector:
                 if len(done) >= wanted:
                     break
             if left := [task for task in tasks if not task.done()]:
-                self._aborting.set()
+                self._aborting.is_set = True
                 await self._abort()  # the episodes that still run return what they have
                 await asyncio.gather(*left)
         finally:
-            self._aborting.clear()
+            self._aborting.is_set = False
             for task in tasks:
                 task.cancel()
         if self._keeps_aborted:
@@ -173,7 +184,7 @@ class RolloutCollector:
             index = group.position * self._options.samples_per_prompt + at
             sample = _sample(self._order.row(group.position), index=index, group=group.position)
         async with self._gate:
-            if self._aborting.is_set():
+            if self._aborting.is_set:
                 return
             outcome = await self._player.play(sample, self._params("train", sample.index))
         group.episodes[at] = [outcome.sample, *outcome.siblings]

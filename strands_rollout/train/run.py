@@ -30,7 +30,7 @@ from strands_rollout.train.curves import NOT_DRAWN, can_draw, draw_run
 from strands_rollout.train.options import TrainOptions
 from strands_rollout.train.policy import Policy
 from strands_rollout.train.reporting import TrainingProgress, WandbLog
-from strands_rollout.train.rollouts import RolloutCollector
+from strands_rollout.train.rollouts import AbortFlag, RolloutCollector
 from strands_rollout.train.run_folder import (
     POLICY_FILE,
     RunState,
@@ -92,8 +92,8 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
         base_url = await stack.enter_async_context(engine)
         log.print(f"engine at {redacted(parse_base_url(base_url))}, run in {options.out}", highlight=False)
         sync = await stack.enter_async_context(WeightSync(base_url))
-        aborting = asyncio.Event()
-        given = {**settings.model_dump(exclude_unset=True), "should_abort": aborting.is_set}
+        aborting = AbortFlag()
+        given = {**settings.model_dump(exclude_unset=True), "should_abort": aborting}
         player = await stack.enter_async_context(
             playing(base_url, options.model_dir, given, audited=False, generate=method.generate)
         )

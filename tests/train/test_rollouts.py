@@ -13,7 +13,7 @@ from sequences import options
 
 from strands_rollout.evaluation.rows import Row
 from strands_rollout.samples import Sample
-from strands_rollout.train.rollouts import PromptOrder, RolloutCollector, sampling_seed
+from strands_rollout.train.rollouts import AbortFlag, PromptOrder, RolloutCollector, sampling_seed
 
 ROWS = [Row(f"question {number}", str(number)) for number in range(10)]
 
@@ -22,7 +22,7 @@ ROWS = [Row(f"question {number}", str(number)) for number in range(10)]
 class ScriptedPlayer:
     """Ends an episode at once, or, where its group is held, when the rollout is aborted."""
 
-    aborting: asyncio.Event
+    aborting: AbortFlag
     held: set[int] = field(default_factory=set)
     seeds: dict[int, int] = field(default_factory=dict)
     starts: Counter[int] = field(default_factory=Counter)
@@ -38,7 +38,8 @@ class ScriptedPlayer:
         sample.status = Sample.Status.COMPLETED
         await asyncio.sleep(0)
         if sample.group_index in self.held:
-            await self.aborting.wait()
+            while not self.aborting.is_set:  # noqa: ASYNC110 - the flag is no event
+                await asyncio.sleep(0)
             sample.status = Sample.Status.ABORTED
         self.running -= 1
         siblings = [replace(sample, response=f"agent {number}") for number in range(1, self.agents)]
@@ -47,11 +48,11 @@ class ScriptedPlayer:
 
 def collector_of(held: set[int] | None = None, **changed: Any) -> tuple[RolloutCollector, ScriptedPlayer]:
     """By default three groups of two episodes, four at once."""
-    aborting = asyncio.Event()
+    aborting = AbortFlag()
     player = ScriptedPlayer(aborting, held or set())
 
     async def abort() -> None:
-        assert aborting.is_set()  # episodes must know of it before their requests end
+        assert aborting.is_set  # episodes must know of it before their requests end
 
     few = options(**{"prompts": 3, "samples_per_prompt": 2, "concurrency": 4, "seed": 5, **changed})
     return RolloutCollector(player, ROWS, few, abort, aborting), player  # type: ignore[arg-type]

@@ -160,7 +160,7 @@ def sandbox(
     Takes about ten minutes on two idle CPUs. Memory and the CPU time of all processes are shown where /proc tells
     them. Exits with 1 if a contender fails.
     """
-    from benchmarks.sandbox import CONTENDERS, QUICK_PLAN, Plan, measure, summary, table
+    from benchmarks.sandbox import CONTENDERS, QUICK_PLAN, Plan, measure, table
 
     plan = QUICK_PLAN if quick else Plan()
     plan = plan if repeats is None else replace(plan, repeats=repeats)
@@ -172,7 +172,7 @@ def sandbox(
         pythons["camel"] = str(camel_python)
     check_writable(out)
     with _progress() as on_step:
-        result = summary(measure(pythons, plan, on_step), plan)
+        result = measure(pythons, plan, on_step)
     if out is not None:
         out.write_text(json.dumps(result, indent=2) + "\n")
     if json_only:

@@ -1,28 +1,44 @@
-"""The variants with an agent: this package, strands-sglang, and Strands' own OpenAI model. See `variants`."""
+"""The variants with an agent: this package, strands-sglang, and Strands' own OpenAI model. See `variants`.
+
+Their code tool runs nothing: it knows each script's code and what that prints. Its name, description and schema are
+the code tool's own, so that prompts are the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, Final
 
-from strands import Agent
+from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
-from benchmarks.null_tool import NULL_TOOL_PATH, answer_from_script
 from benchmarks.script import Script
 from benchmarks.variants import Job, Played, WrongEpisodeError, sampling_params
 from strands_rollout import Sample, generate
+from strands_rollout.code_tool.tool import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
 from strands_rollout.settings import SYSTEM_PROMPT
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 from strands_rollout.template.messages import to_chat_messages, to_chat_tools
+
+_RESULTS: Final[dict[str, str]] = {}
+
+
+def learn_results(scripts: Iterable[Script]) -> None:
+    _RESULTS.update((turn.code, turn.result) for script in scripts for turn in script.turns if turn.code)
+
+
+@tool(name=CODE_TOOL_NAME, description=CODE_TOOL_DESCRIPTION, inputSchema={"json": CODE_TOOL_SCHEMA})
+async def answer_from_script(code: str) -> str:
+    """The result that the script has for this code; an unknown code is an error."""
+    return _RESULTS[code]
 
 
 class Ours:
     """This package as slime calls it: `strands_rollout.generate` on samples, with no limit that a script would meet."""
 
     def __init__(self, job: Job) -> None:
-        tools = {} if job.step.runs_code else {"tools": [NULL_TOOL_PATH]}
+        tools = {} if job.step.runs_code else {"tools": [f"{__name__}.answer_from_script"]}
         freezes = job.collector != "unfrozen"
         self._params = sampling_params()
         self._args = SimpleNamespace(

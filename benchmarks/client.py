@@ -32,14 +32,14 @@ from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 
 OnStep = Callable[[str, int, int], None]
-"""Told what is measured next, how many measurements are done, and how many there are."""
+"""Called with what is measured next, how many measurements are done, and how many there are."""
 Figures = dict[str, Any]
 MEASURES: Final = ("cpu", "lag", "code", "memory", "profile")
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 SHIPPED_TOKENIZER_DIR: Final = Path(strands_rollout.__file__).parent / "engine" / "checkpoint"
 _LEAST_EPISODES: Final = 64
 _TOOL_TURNS: Final = 640
-# One streamed turn costs as much as twenty others: of these numbers of turns, only those are played that are here.
+# One streamed turn costs as much as twenty others: it is played with these numbers of turns only.
 _STREAMED_TURNS: Final = (5, 20)
 _STREAMED_TOOL_TURNS: Final = 80
 _LEAST_STREAMED: Final = 2
@@ -54,16 +54,8 @@ _WORKER_TIMEOUT_S: Final = 1800.0
 _ENGINE_TIMEOUT_S: Final = 10.0
 _LAST_WORDS_BYTES: Final = 3000
 _PACKAGES: Final = (
-    "strands-rollout",
-    "strands-agents",
-    "strands-sglang",
-    "openai",
-    "httpx",
-    "httpx-aiohttp",
-    "aiohttp",
-    "orjson",
-    "tokenizers",
-    "transformers",
+    *("strands-rollout", "strands-agents", "strands-sglang", "openai", "httpx", "httpx-aiohttp"),
+    *("aiohttp", "orjson", "tokenizers", "transformers"),
 )
 
 
@@ -73,18 +65,9 @@ class BenchProcessError(RolloutError):
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """What a run was asked for, and what that is for a variant.
+    """What to measure: every variant at each number of tool turns and of episodes at once, in `repeats` rounds.
 
-    Attributes:
-        turns: Tool turns of an episode; each is measured.
-        concurrency: Episodes at once; each is measured with all `turns`.
-        episodes: Measured episodes; None for a number that fits the turns.
-        repeats: Rounds; in each of them every variant is measured once.
-        variants: Who plays.
-        measures: Which passes are made, some of `MEASURES`.
-        tokenizer_dir: The tokenizer's folder.
-        code_episodes: Episodes at once in the pass with the real code tool.
-        collector: What is done about Python's garbage collector.
+    `episodes` of None is a number that fits the turns; `code_episodes` run at once with the real code tool.
     """
 
     turns: tuple[int, ...]
@@ -273,14 +256,10 @@ class _Engines:
 
 @contextmanager
 def scripted_engine(scripts: Sequence[Path], *, core: int | None, any_input: bool = False) -> Iterator[int]:
-    """The engine's port, for as long as the block lasts.
+    """Start the engine, which answers from files of scripts; its port, for as long as the block lasts.
 
-    It ends when its stdin does, and so with this process, however that ends. A terminal's Ctrl-C does not reach it.
-
-    Args:
-        scripts: Files of what it answers.
-        core: The core that it stays on; None for any.
-        any_input: Whether only the end of an input must be a script's.
+    It ends when its stdin does, and so with this process, however that ends. A terminal's Ctrl-C does not reach it. It
+    stays on `core`, None for any; with `any_input` only the end of an input must be a script's.
 
     Raises:
         BenchProcessError: It does not start, or a measurement in the block failed; its last words are in the message.

@@ -21,6 +21,7 @@ from typing import Final, Literal
 import httpx
 
 from benchmarks.measuring import listening_process, process_tree, threads_cpu_s
+from benchmarks.report import markdown
 from strands_rollout.client.client import fetch_server_info
 from strands_rollout.client.transport import create_client, redacted
 from strands_rollout.engine.process import engine_process
@@ -28,9 +29,9 @@ from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnava
 
 SGLANG_VENV: Final = "STRANDS_ROLLOUT_SGLANG_VENV"
 _SGLANG_SCRIPT: Final = Path(__file__).resolve().parents[1] / "scripts" / "sglang_cpu.sh"
-# SGLang keeps six tokens of a prompt's room for itself, and a token is generated.
+# SGLang keeps six tokens of a context for itself, and a token is generated.
 _CONTEXT_RESERVE: Final = 8
-# Every vocabulary worth serving has these ids.
+# Every vocabulary has these ids.
 _IDS: Final = 1000
 # SGLang refuses to flush for a moment after its last answer.
 _FLUSH_TRIES: Final = 100
@@ -40,7 +41,7 @@ _LOCAL_HOSTS: Final = ("127.0.0.1", "localhost")
 Kind = Literal["decode", "prefill", "samples"]
 Cache = Literal["distinct", "flushed", "again", "shared"]
 OnStep = Callable[[int, int], None]
-"""Called with the passes that are done and those there are."""
+"""Called with the number of passes that are done, and of all."""
 _CACHES: Final[tuple[Cache, ...]] = ("distinct", "flushed", "again")
 _CACHE_LABELS: Final = {
     "distinct": "prompts never seen",
@@ -52,13 +53,10 @@ _CACHE_LABELS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests that are sent at once; a rate counts new tokens, with "prefill" the prompts' tokens.
+    """Requests that are sent at once, each with so many tokens of prompt and exactly so many new ones.
 
-    Attributes:
-        cache: "distinct": prompts never seen, a cache that holds others; "flushed": prompts never seen, the cache just
-            emptied; "again": each prompt was answered a moment ago; "shared": all requests have one prompt, never seen.
-        prompt_tokens: Of each request.
-        new_tokens: Of each request, exactly: the end of sequence is ignored.
+    `cache` says what the engine's prefix cache holds: "distinct": other prompts; "flushed": nothing; "again": these
+    prompts, which were answered a moment ago; "shared": other prompts, and all requests have one prompt.
     """
 
     kind: Kind
@@ -75,12 +73,10 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What one pass of a workload took.
+    """What one pass of a workload took, from the first request to the last answer.
 
-    Attributes:
-        wall_s: From the first request to the last answer.
-        engine_cpu_s: What the engine's processes spent meanwhile (user and system); None where that can't be seen.
-        cached_tokens: Prompt tokens that the engine found in its cache, over all requests.
+    `engine_cpu_s` is of the engine's processes, user and system; None where that can't be seen. `cached_tokens` are
+    prompt tokens that the engine found in its cache, over all requests.
     """
 
     wall_s: float
@@ -89,12 +85,7 @@ class Took:
 
 
 async def run_workload(http: httpx.AsyncClient, work: Workload, seed: int) -> Took:
-    """Send a workload and wait for the last answer.
-
-    Args:
-        http: A client of the engine.
-        work: What to send.
-        seed: Of the prompts; equal seeds give equal prompts.
+    """Send a workload and wait for the last answer; equal seeds give equal prompts.
 
     Raises:
         EngineUnavailableError: The engine does not answer, or refuses.
@@ -169,12 +160,9 @@ def engine_processes(url: httpx.URL) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class EngineRow:
-    """What a workload took on an engine: medians over the rounds.
+    """What a workload took on an engine: medians over the rounds, CPU in microseconds of the engine's processes.
 
-    Attributes:
-        tokens_per_s: New tokens, with "prefill" the prompts' tokens, per second of wall time.
-        cpu_us_per_token: Microseconds of the engine's CPU time per token of these; None where it can't be seen.
-        cached_tokens: Prompt tokens found in the cache, over all requests.
+    "Token" in rates is a new one, with "prefill" a prompt's.
     """
 
     engine: str
@@ -208,16 +196,15 @@ def rows_as_markdown(rows: Sequence[EngineRow]) -> str:
     """A table with a line per workload and, for each engine, tokens/s, wall ms and CPU per token."""
     engines = list(dict.fromkeys(row.engine for row in rows))
     found = {(row.workload, row.engine): row for row in rows}
-    heads = ["measured", "cache"]
-    for engine in engines:
-        heads += [f"{engine}: tokens/s", "ms", "CPU us/token"]
-    lines = [heads, ["---", "---", *["---:"] * 3 * len(engines)]]
-    for workload in dict.fromkeys(row.workload for row in rows):
-        cells = [_measured(workload), _CACHE_LABELS[workload.cache]]
-        for engine in engines:
-            cells += _figures(found.get((workload, engine)))
-        lines.append(cells)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    heads = [head for engine in engines for head in (f"{engine}: tokens/s", "ms", "CPU us/token")]
+    lines = [
+        [
+            f"{_measured(workload)}; {_CACHE_LABELS[workload.cache]}",
+            *(cell for engine in engines for cell in _figures(found.get((workload, engine)))),
+        ]
+        for workload in dict.fromkeys(row.workload for row in rows)
+    ]
+    return markdown(["measured; cache", *heads], lines)
 
 
 def _measured(work: Workload) -> str:
@@ -271,12 +258,9 @@ class EngineBenchmark:
 
 @dataclass(frozen=True, slots=True)
 class ComparedEngines:
-    """Which engines to measure.
+    """Engines that are up, by name, which nobody else may use meanwhile, and those to start.
 
-    Attributes:
-        urls: Name -> base URL of engines that are up; nobody else may use them meanwhile.
-        embedded: Start the embedded engine too, as "embedded".
-        sglang: Start SGLang on this CPU too, as "SGLang", with `scripts/sglang_cpu.sh`; see `has_sglang`.
+    SGLang is started on this CPU with `scripts/sglang_cpu.sh`; see `has_sglang`.
     """
 
     urls: Mapping[str, str] = field(default_factory=dict)
@@ -287,15 +271,7 @@ class ComparedEngines:
 def run_engine_benchmark(
     plan: EngineBenchmark, engines: ComparedEngines, *, on_step: OnStep | None = None
 ) -> list[EngineRow]:
-    """Measure engines beside each other.
-
-    Args:
-        plan: What to measure.
-        engines: On what.
-        on_step: Called with the passes that are done and those there are.
-
-    Returns:
-        A row for each workload and engine.
+    """Measure engines beside each other; a row for each workload and engine.
 
     Raises:
         ConfigError: There is no engine to measure, or a URL is wrong.

@@ -20,13 +20,10 @@ _LISTENING: Final = "0A"
 
 
 class LoopLag:
-    """Measures how late the running event loop is, while it is entered.
+    """Measures how late the running event loop is, while it is entered: `lags_ms`, one per timer.
 
     A timer is due every 5 ms. Timers that came due while the loop was blocked are all recorded, each with its own wait:
     a block weighs as much as it lasted.
-
-    Attributes:
-        lags_ms: One per timer.
     """
 
     def __init__(self) -> None:

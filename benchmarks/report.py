@@ -63,7 +63,7 @@ def _cpu_table(rows: Sequence[Row], ratios: Sequence[Row], at_once: int) -> str:
         [_LABELS[variant], *(_cpu_cell(found.get((variant, count)), ours.get((variant, count))) for count in turns)]
         for variant in dict.fromkeys(row["variant"] for row in here)
     ]
-    return _markdown([f"client CPU, ms per trajectory, {at_once} at once if not said otherwise", *heads], lines)
+    return markdown([f"client CPU, ms per trajectory, {at_once} at once if not said otherwise", *heads], lines)
 
 
 def _cpu_cell(row: Row | None, ratio: float | None) -> str:
@@ -89,7 +89,7 @@ def _ratio_table(ratios: Sequence[Row]) -> str:
         for row in ratios
         if "turns /" in row["ratio"] or (row["ratio"], row["turns"]) in _LIMITS
     ]
-    return _markdown(["CPU per trajectory", "at once", "ratio", "in single rounds", "rounds", "limit"], lines)
+    return markdown(["CPU per trajectory", "at once", "ratio", "in single rounds", "rounds", "limit"], lines)
 
 
 def _wire_table(rows: Sequence[Row]) -> str:
@@ -106,7 +106,7 @@ def _wire_table(rows: Sequence[Row]) -> str:
         for row in rows
         if row["kind"] == "cpu"
     ]
-    return _markdown(["variant", "tool turns", "at once", *figures], lines)
+    return markdown(["variant", "tool turns", "at once", *figures], lines)
 
 
 def _place(row: Row) -> list[str]:
@@ -120,7 +120,7 @@ def _lag_table(rows: Sequence[Row]) -> str:
         for row in rows
         if row["kind"] == "lag"
     ]
-    return _markdown(["event-loop lag, ms", "tool turns", "at once", "p50", "p99", "max"], lines)
+    return markdown(["event-loop lag, ms", "tool turns", "at once", "p50", "p99", "max"], lines)
 
 
 def _memory_table(rows: Sequence[Row]) -> str:
@@ -140,13 +140,13 @@ def _memory_table(rows: Sequence[Row]) -> str:
         [*_place(row), *(_number(row[name] / 1024) for name in figures.values()), f"{row['kept_per_array_byte']:.2f}x"]
         for row in found.values()
     ]
-    return _markdown(["memory, KiB per episode", "tool turns", "at once", *figures, "sample / arrays"], lines)
+    return markdown(["memory, KiB per episode", "tool turns", "at once", *figures, "sample / arrays"], lines)
 
 
 def _profile_table(one: Row) -> str:
     shares: Mapping[str, float] = one["figures"]["share_percent_by_package"]
     lines = [[name, f"{share:.1f}"] for name, share in list(shares.items())[:_MOST_PACKAGES]]
-    return _markdown([f"profile of {_LABELS[one['variant']]}, {one['turns']} tool turns", "% of CPU"], lines)
+    return markdown([f"profile of {_LABELS[one['variant']]}, {one['turns']} tool turns", "% of CPU"], lines)
 
 
 def _number(value: float) -> str:
@@ -154,7 +154,7 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """A table; nothing where there are no lines."""
     if not lines:
         return ""

@@ -37,22 +37,15 @@ _ANSWER_LIMIT_S: Final = 900.0
 _END_LIMIT_S: Final = 30.0
 
 OnStep = Callable[[str, int, int], None]
-"""Told which stage is next, how many steps are finished, and how many there are."""
+"""Called with the next stage, how many steps are finished, and how many there are."""
 Figures = dict[str, float | None]
 """Key -> value; None where the contender has no such thing, or the machine does not show it."""
 
 
 class WorkerLink:
-    """One contender in a process of its own.
+    """One contender in a process of its own, of the environment that `python` belongs to.
 
-    Args:
-        name: The contender's.
-        python: The interpreter of the environment that has it.
-        places: Calls that it must be able to run at once; None for its default.
-
-    Attributes:
-        name: As given.
-        keeps_sessions: Whether the contender does.
+    `places` are calls that it must be able to run at once, None for its default; `keeps_sessions` is whether it does.
 
     Raises:
         SandboxError: It did not start.
@@ -72,7 +65,7 @@ class WorkerLink:
         )
         try:
             self.keeps_sessions = bool(self._answer())
-        except BaseException:  # whatever it was, the process must not be left
+        except BaseException:  # whatever happened, the process must not be left
             self.close()
             raise
 
@@ -161,13 +154,9 @@ QUICK_PLAN: Final = Plan(1, {"trivial": 2, "numpy": 1, "sympy": 1}, 4, {"trivial
 
 @dataclass(slots=True)
 class Samples:
-    """What was measured of one contender; a list has one entry per round, except where it says otherwise.
+    """What was measured of one contender, round by round; memory once.
 
-    Attributes:
-        calls_ms: Program -> rounds of the milliseconds of each call; "session" is a program here.
-        at_once: Program -> what `measures.at_once` returns.
-        memory: What `measures.memory` returns, once.
-        starts: What `measures.start` returns.
+    `calls_ms` has the milliseconds of each call by program, of which "session" is one here.
     """
 
     calls_ms: dict[str, list[list[float]]] = field(default_factory=dict)
@@ -176,35 +165,15 @@ class Samples:
     starts: list[dict[str, float]] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Measurement:
-    """A run's samples, with the load that the machine had.
-
-    Attributes:
-        samples: Contender -> what was measured of it.
-        load_before: Processes that wanted to run, averaged over the minute before the run.
-        load_after: Likewise, in its last minute: of the benchmark itself for the most part.
-    """
-
-    samples: dict[str, Samples]
-    load_before: float
-    load_after: float = 0.0
-
-
-def measure(pythons: Mapping[str, str], plan: Plan, on_step: OnStep) -> Measurement:
-    """Measure all contenders.
-
-    Args:
-        pythons: Contender -> the interpreter of the environment that has it.
-        plan: How much.
-        on_step: Told of each step.
+def measure(pythons: Mapping[str, str], plan: Plan, on_step: OnStep) -> dict[str, Any]:
+    """Measure all contenders, each by the interpreter of the environment that has it; see `summary` for the result.
 
     Raises:
         SandboxError: A contender did not start, or failed.
     """
     names = list(pythons)
-    measurement = Measurement({name: Samples() for name in names}, os.getloadavg()[0])
-    total = plan.repeats + 2
+    samples = {name: Samples() for name in names}
+    load_before, total = os.getloadavg()[0], plan.repeats + 2
     with ExitStack() as stack:
         on_step("start and warm up", 0, total)
         workers = {name: stack.enter_context(WorkerLink(name, python)) for name, python in pythons.items()}
@@ -214,14 +183,13 @@ def measure(pythons: Mapping[str, str], plan: Plan, on_step: OnStep) -> Measurem
         for number in range(plan.repeats):
             on_step(f"round {number + 1} of {plan.repeats}", number + 1, total)
             turn = number % len(names)
-            _round([workers[name] for name in names[turn:] + names[:turn]], plan, measurement.samples)
+            _round([workers[name] for name in names[turn:] + names[:turn]], plan, samples)
     on_step("memory", total - 1, total)
     for name, python in pythons.items():
         with WorkerLink(name, python, plan.children) as worker:
-            measurement.samples[name].memory = worker.ask("memory", children=plan.children, sleep_s=plan.sleep_s)
+            samples[name].memory = worker.ask("memory", children=plan.children, sleep_s=plan.sleep_s)
     on_step("done", total, total)
-    measurement.load_after = os.getloadavg()[0]
-    return measurement
+    return summary(samples, plan, load_before)
 
 
 def _round(workers: Sequence[WorkerLink], plan: Plan, samples: Mapping[str, Samples]) -> None:
@@ -284,41 +252,33 @@ def figures_of(samples: Samples) -> Figures:
     return found | (samples.memory or {})
 
 
-def ratios(figures: Figures, others: Figures) -> Figures:
-    """Figure -> how many times the other's it is; None where either is missing."""
-    found: Figures = {}
-    for key in FIGURES:
-        own, other = figures[key], others[key]
-        found[key] = None if own is None or not other else own / other
-    return found
-
-
-def rounded(figures: Mapping[str, float | None]) -> Figures:
-    """As numbers that can be read: four significant digits."""
-    return {key: None if value is None else float(f"{value:.4g}") for key, value in figures.items()}
-
-
-def summary(measurement: Measurement, plan: Plan) -> dict[str, Any]:
-    """The whole result in JSON's types.
+def summary(samples: Mapping[str, Samples], plan: Plan, load_before: float) -> dict[str, Any]:
+    """The whole result in JSON's types, figures with four digits.
 
     Returns:
-        `machine`, `plan`, `contenders` (name -> figures; None for one that was skipped) and `ratios` (name -> how many
-        times its figure LocalExecutor's is).
+        `machine`, `plan`, `contenders` (name -> figures; None for one that was left out) and `ratios` (name -> how many
+        times its figure LocalExecutor's is). The load after the run is that of the benchmark itself for the most part.
     """
-    figures = {name: figures_of(samples) for name, samples in measurement.samples.items()}
+    figures = {name: figures_of(one) for name, one in samples.items()}
+
+    def ratios(others: Figures) -> Figures:
+        return {key: own / other if own is not None and (other := others[key]) else None for key, own in ours.items()}
+
+    def rounded(values: Figures) -> Figures:
+        return {key: None if value is None else float(f"{value:.4g}") for key, value in values.items()}
+
+    ours = figures[OWN]
     return {
         "machine": {
             "cpus": os.cpu_count(),
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
             "python": platform.python_version(),
-            "load_before": round(measurement.load_before, 2),
-            "load_after": round(measurement.load_after, 2),
+            "load_before": round(load_before, 2),
+            "load_after": round(os.getloadavg()[0], 2),
         },
         "plan": asdict(plan),
         "contenders": {name: rounded(figures[name]) if name in figures else None for name in CONTENDERS},
-        "ratios": {
-            name: rounded(ratios(figures[OWN], figures[name])) if name in figures else None for name in _COMPARED_WITH
-        },
+        "ratios": {name: rounded(ratios(figures[name])) if name in figures else None for name in _COMPARED_WITH},
     }
 
 

@@ -16,22 +16,13 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Final, TextIO
 
 from benchmarks.measuring import LoopLag, memory_mb, oldest_children, tree_cpu_s
 
 _SNAPSHOT_S: Final = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A program, and what it must print, without the white space around it."""
-
-    code: str
-    expected: str
 
 
 _NUMPY: Final = """\
@@ -60,45 +51,35 @@ print(os.getpid())
 """
 
 PROGRAMS: Final = {
-    "trivial": Program("print(2 + 3)", "5"),
-    "numpy": Program(_NUMPY, "[2.0, 3.0, -1.0]"),
-    "sympy": Program(_SYMPY, "[(3, 4), (4, 3)]"),
+    "trivial": ("print(2 + 3)", "5"),
+    "numpy": (_NUMPY, "[2.0, 3.0, -1.0]"),
+    "sympy": (_SYMPY, "[(3, 4), (4, 3)]"),
 }
+"""By name, with what each must print."""
 
 
-def sleepy_program(sleep_s: float) -> str:
-    """A program that solves something with sympy, sleeps, and then prints the number of its process."""
-    return _SLEEPY.format(sleep_s=sleep_s)
-
-
-class Contender(Protocol):
-    """Runs programs.
+class Contender:
+    """Runs programs; the default of each step does nothing.
 
     Attributes:
         helpers: Names of the processes that it keeps: the first is the caller's child, each other the one's before it.
-        keeps_sessions: Whether `run` takes a session's name.
+        keeps_sessions: Whether `run` heeds a session's name.
     """
 
-    helpers: tuple[str, ...]
-    keeps_sessions: bool
+    helpers: tuple[str, ...] = ()
+    keeps_sessions = False
 
     async def start(self) -> None: ...
 
     async def run(self, code: str, session: str | None = None) -> str:
         """Run code to its end and return what it printed, errors included."""
-        ...
+        raise NotImplementedError
 
     async def stop(self) -> None: ...
 
 
-class ColdPython:
+class ColdPython(Contender):
     """`python -c` for each call, started from the event loop, as many at once as there are callers."""
-
-    helpers: tuple[str, ...] = ()
-    keeps_sessions = False
-
-    async def start(self) -> None:
-        """Nothing to do."""
 
     async def run(self, code: str, session: str | None = None) -> str:
         del session
@@ -107,21 +88,12 @@ class ColdPython:
         stdout, stderr = await process.communicate()
         return (stdout + stderr).decode()
 
-    async def stop(self) -> None:
-        """Nothing to do."""
 
-
-class CamelInterpreter:
+class CamelInterpreter(Contender):
     """camel-ai's SubprocessInterpreter, made anew for each call and called in a thread.
 
     That is what becomes of slime's example: Strands runs a synchronous tool by `asyncio.to_thread`.
-
-    Args:
-        places: Calls at once; None for as many as asyncio has threads.
     """
-
-    helpers: tuple[str, ...] = ()
-    keeps_sessions = False
 
     def __init__(self, places: int | None) -> None:
         self._places = places
@@ -139,26 +111,20 @@ class CamelInterpreter:
 
     async def run(self, code: str, session: str | None = None) -> str:
         del session
-        return await asyncio.to_thread(_run_on_camel, code)
+        return await asyncio.to_thread(self._run, code)
+
+    def _run(self, code: str) -> str:
+        from camel.interpreters import SubprocessInterpreter  # type: ignore[import-not-found,unused-ignore]
+
+        interpreter = SubprocessInterpreter(require_confirm=False, print_stdout=False, print_stderr=False)
+        return str(interpreter.run(code, "python"))
 
     async def stop(self) -> None:
         await asyncio.get_running_loop().shutdown_default_executor()
 
 
-def _run_on_camel(code: str) -> str:
-    from camel.interpreters import SubprocessInterpreter  # type: ignore[import-not-found,unused-ignore]
-
-    interpreter = SubprocessInterpreter(require_confirm=False, print_stdout=False, print_stderr=False)
-    return str(interpreter.run(code, "python"))
-
-
-class OwnExecutor:
-    """An executor of strands_rollout with its default settings.
-
-    Args:
-        name: "LocalExecutor" or "SubprocessExecutor".
-        places: Calls at once; None for its default.
-    """
+class OwnExecutor(Contender):
+    """An executor of strands_rollout with its default settings."""
 
     def __init__(self, name: str, places: int | None) -> None:
         import strands_rollout.code_tool
@@ -166,7 +132,8 @@ class OwnExecutor:
         options: dict[str, Any] = {} if places is None else {"max_concurrency": places}
         self._executor = getattr(strands_rollout.code_tool, name)(**options)
         self.keeps_sessions = self._executor.facts.keeps_sessions
-        self.helpers: tuple[str, ...] = ("supervisor", "template") if name == "LocalExecutor" else ()
+        if name == "LocalExecutor":
+            self.helpers = ("supervisor", "template")
 
     async def start(self) -> None:
         if hasattr(self._executor, "start"):
@@ -180,27 +147,18 @@ class OwnExecutor:
         await self._executor.aclose()
 
 
-_MAKERS: Final[dict[str, Callable[[int | None], Contender]]] = {
-    "local": lambda places: OwnExecutor("LocalExecutor", places),
-    "camel": CamelInterpreter,
-    "cold_python": lambda _: ColdPython(),
-    "subprocess": lambda places: OwnExecutor("SubprocessExecutor", places),
-}
-
-
 def make_contender(name: str, places: int | None = None) -> Contender:
-    """Make a contender by name.
-
-    Args:
-        name: "local", "camel", "cold_python" or "subprocess".
-        places: Calls that it must be able to run at once; None for what it does by default.
-    """
-    return _MAKERS[name](places)
+    """A contender that can run `places` calls at once; None for what it does by default."""
+    if name == "cold_python":
+        return ColdPython()
+    if name == "camel":
+        return CamelInterpreter(places)
+    return OwnExecutor({"local": "LocalExecutor", "subprocess": "SubprocessExecutor"}[name], places)
 
 
 async def one_at_a_time(contender: Contender, program: str, calls: int, session: str | None = None) -> list[float]:
     """Milliseconds of each call, one after the other."""
-    return [await _timed(contender, PROGRAMS[program], session) for _ in range(calls)]
+    return [await _timed(contender, program, session) for _ in range(calls)]
 
 
 async def at_once(contender: Contender, program: str, callers: int, calls_each: int) -> dict[str, Any]:
@@ -229,7 +187,7 @@ async def memory(contender: Contender, children: int, sleep_s: float) -> dict[st
 
     The contender must be able to run that many at once, and they must all be up within `sleep_s`.
     """
-    code = sleepy_program(sleep_s)
+    code = _SLEEPY.format(sleep_s=sleep_s)
     runs = asyncio.gather(*(contender.run(code) for _ in range(children)))
     snapshots, helpers = [], oldest_children(os.getpid(), len(contender.helpers))
     while not runs.done():
@@ -255,17 +213,18 @@ async def start(name: str) -> dict[str, float]:
     contender = make_contender(name)
     await contender.start()
     start_ms = (time.perf_counter() - started) * 1e3
-    first_call_ms = await _timed(contender, PROGRAMS["trivial"], None)
+    first_call_ms = await _timed(contender, "trivial", None)
     await contender.stop()
     return {"start_ms": start_ms, "first_call_ms": first_call_ms}
 
 
-async def _timed(contender: Contender, program: Program, session: str | None) -> float:
+async def _timed(contender: Contender, program: str, session: str | None) -> float:
+    code, expected = PROGRAMS[program]
     started = time.perf_counter()
-    printed = await contender.run(program.code, session)
+    printed = await contender.run(code, session)
     took_ms = (time.perf_counter() - started) * 1e3
-    if printed.strip() != program.expected:
-        raise RuntimeError(f"a program printed {printed[-500:]!r}; expected {program.expected!r}")
+    if printed.strip() != expected:
+        raise RuntimeError(f"a program printed {printed[-500:]!r}; expected {expected!r}")
     return took_ms
 
 
@@ -274,39 +233,37 @@ def _own_cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-_MEASURES: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
-    "one_at_a_time": one_at_a_time,
-    "at_once": at_once,
-    "memory": memory,
-}
+async def _carry_out(name: str, contender: Contender, order: dict[str, Any]) -> Any:
+    measures: dict[str, Any] = {"one_at_a_time": one_at_a_time, "at_once": at_once, "memory": memory}
+    do = order.pop("do")
+    return await (start(name) if do == "start" else measures[do](contender, **order))
 
 
 def main() -> None:
     name, places = sys.argv[1], json.loads(sys.argv[2])
     orders, answers = _take_streams()
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    try:
+    with asyncio.Runner() as runner:
+
+        def answer(work: Coroutine[Any, Any, Any]) -> bool:
+            """Answer with what the work returns, or its error; whether it was done."""
+            try:
+                found = {"value": runner.run(work)}
+            except Exception as e:  # whatever it is, it is the answer
+                found = {"error": f"{type(e).__name__}: {e}"}
+            answers.write(json.dumps(found) + "\n")
+            answers.flush()
+            return "value" in found
+
         contender = make_contender(name, places)
-        loop.run_until_complete(contender.start())
-    except Exception as e:  # whatever it is, it is the answer
-        _say(answers, {"error": f"{type(e).__name__}: {e}"})
-        return
-    _say(answers, {"value": contender.keeps_sessions})
-    for line in orders:
-        try:
-            _say(answers, {"value": loop.run_until_complete(_carry_out(name, contender, json.loads(line)))})
-        except Exception as e:  # as above
-            _say(answers, {"error": f"{type(e).__name__}: {e}"})
-    loop.run_until_complete(contender.stop())
-    loop.close()
+        if answer(_start(contender)):
+            for line in orders:
+                answer(_carry_out(name, contender, json.loads(line)))
+            runner.run(contender.stop())
 
 
-async def _carry_out(name: str, contender: Contender, order: dict[str, Any]) -> Any:
-    do = order.pop("do")
-    if do == "start":
-        return await start(name)
-    return await _MEASURES[do](contender, **order)
+async def _start(contender: Contender) -> bool:
+    await contender.start()
+    return contender.keeps_sessions
 
 
 def _take_streams() -> tuple[TextIO, TextIO]:
@@ -317,8 +274,3 @@ def _take_streams() -> tuple[TextIO, TextIO]:
     os.close(null)
     os.dup2(2, 1)
     return orders, answers
-
-
-def _say(answers: TextIO, answer: dict[str, Any]) -> None:
-    answers.write(json.dumps(answer) + "\n")
-    answers.flush()

@@ -1,21 +1,22 @@
 """An engine that answers at once what a script says, as light as a server can be.
 
 Run as a process of its own: `python -m benchmarks.scripted_engine SCRIPTS... [--core N] [--any-input]`; it prints its
-port and ends with its stdin. HTTP/1.1 with content lengths, as all measured clients speak it, and no more. Answers have
-the shapes of SGLang 0.5.2x and are encoded once. A request that is not the script's is refused.
+port and ends with its stdin. It knows HTTP/1.1 with content lengths, and no more. Answers have the shapes of SGLang
+0.5.2x and are encoded once. A request that is not the script's is refused.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import re
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import orjson
 
@@ -28,6 +29,7 @@ _HEAD: Final = b"date: Thu, 01 Jan 2026 00:00:00 GMT\r\nserver: uvicorn\r\n"
 _REASONS: Final = {200: b"OK", 404: b"Not Found"}
 _TAIL_TOKENS: Final = 72
 _IDS: Final = b'"input_ids":'
+_CONTENT_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _INPUT_LOGPROBS: Final = re.compile(rb'"logprob_start_len": ?(\d+)')
 
 
@@ -128,11 +130,8 @@ class _UnexpectedRequestError(Exception):
 class _Scripts:
     """All scripts, with the answers that were asked for so far.
 
-    Ids are compared as the text that they are in the body, as the engine must stay light.
-
-    Args:
-        scripts: The episodes.
-        exact: Whether a request must hold the script's own tokens; else only its last ones name the turn.
+    Ids are compared as text, without parsing the body, to keep the engine light. Unless `exact`, only the last ones
+    must be the script's: they name the turn.
     """
 
     def __init__(self, scripts: Sequence[Script], *, exact: bool) -> None:
@@ -190,88 +189,52 @@ def _difference(got: Sequence[int], expected: Sequence[int]) -> str:
     return f"got {len(got)} input ids, expected {len(expected)}; they differ from {at} on"
 
 
-class _Counters:
-    """What crossed the wire: generations, bytes from and to clients (heads included), opened connections."""
+class _Server:
+    """Answers requests, and counts what crossed the wire: generations, bytes with heads, opened connections."""
 
-    def __init__(self) -> None:
-        self.requests = self.bytes_in = self.bytes_out = self.connections = 0
+    def __init__(self, scripts: _Scripts) -> None:
+        self._scripts = scripts
+        self._counts = dict.fromkeys(("requests", "bytes_in", "bytes_out", "connections"), 0)
 
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._counts["connections"] += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):  # the client has gone away
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                body = await reader.readexactly(_content_length(head))
+                self._counts["bytes_in"] += len(head) + len(body)
+                for piece in self._answer(head.split(b" ", 2)[1], body):
+                    writer.write(piece)
+                    await asyncio.sleep(0)  # streamed tokens come one by one; other connections have their turn
+        writer.close()
 
-class _Connection(asyncio.Protocol):
-    def __init__(self, scripts: _Scripts, counters: _Counters) -> None:
-        self._scripts, self._counters = scripts, counters
-        self._received = bytearray()
-        self._needed = 0
-        self._transport: asyncio.Transport
-        self._streaming: asyncio.Task[None] | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._counters.connections += 1
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        if self._streaming is not None:
-            self._streaming.cancel()
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        if len(self._received) < self._needed:
-            return
-        head_end = self._received.find(b"\r\n\r\n")
-        if head_end < 0:
-            return
-        head = bytes(self._received[:head_end])
-        self._needed = head_end + 4 + _content_length(head)
-        if len(self._received) < self._needed:
-            return
-        body = bytes(self._received[head_end + 4 : self._needed])
-        self._counters.bytes_in += self._needed
-        del self._received[: self._needed]
-        self._needed = 0
-        self._answer(head.split(b" ", 2)[1], body)
-
-    def _answer(self, path: bytes, body: bytes) -> None:
+    def _answer(self, path: bytes, body: bytes) -> list[bytes]:
+        if path == b"/counters":
+            return [_http_answer({**self._counts, "cpu_s": time.process_time()})]
         try:
             if path == b"/generate":
-                self._counters.requests += 1
-                self._send(self._scripts.generate(body))
+                answer = [self._scripts.generate(body)]
             elif path == b"/v1/chat/completions":
-                self._counters.requests += 1
-                self._streaming = asyncio.ensure_future(self._stream(self._scripts.chat(body)))
-            elif path == b"/counters":
-                self._transport.write(_http_answer({**vars(self._counters), "cpu_s": time.process_time()}))
+                answer = self._scripts.chat(body)
             else:
-                self._send(_INFO)
+                return [_INFO]
+            self._counts["requests"] += 1
         except _UnexpectedRequestError as e:
             print(f"refused: {e}", file=sys.stderr, flush=True)
-            self._send(_http_answer({"error": {"message": str(e)}}, status=404))
-
-    def _send(self, answer: bytes) -> None:
-        self._counters.bytes_out += len(answer)
-        self._transport.write(answer)
-
-    async def _stream(self, pieces: Sequence[bytes]) -> None:
-        """Each piece on its own, as tokens come; the others' turn comes between them."""
-        for piece in pieces:
-            self._send(piece)
-            await asyncio.sleep(0)
+            answer = [_http_answer({"error": {"message": str(e)}}, status=404)]
+        self._counts["bytes_out"] += sum(map(len, answer))
+        return answer
 
 
 def _content_length(head: bytes) -> int:
-    for line in head.split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        if name.lower() == b"content-length":
-            return int(value)
-    return 0
+    found = _CONTENT_LENGTH.search(head)
+    return int(found[1]) if found else 0
 
 
 async def _serve(scripts: _Scripts) -> None:
-    loop = asyncio.get_running_loop()
-    counters = _Counters()
-    server = await loop.create_server(lambda: _Connection(scripts, counters), "127.0.0.1", 0, backlog=2048)
+    server = await asyncio.start_server(_Server(scripts).connected, "127.0.0.1", 0, backlog=2048)
     print(server.sockets[0].getsockname()[1], flush=True)
-    async with server:
-        await loop.run_in_executor(None, sys.stdin.read)  # until its parent is gone
+    await asyncio.to_thread(sys.stdin.read)  # until its parent is gone
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from httpx_aiohttp import AiohttpTransport
 
 from benchmarks.script import Script
 from strands_rollout.errors import RolloutError
+from strands_rollout.evaluation.options import slime_sampling_params
 
 JobKind = Literal["cpu", "lag", "rss", "traced", "profile"]
 Collector = Literal["own", "frozen", "unfrozen"]
@@ -31,16 +32,9 @@ class WrongEpisodeError(RolloutError):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One measurement that is to be made.
+    """One measurement: `episodes` of `turns` tool turns, `concurrency` at once, in the round of this number, from 0.
 
-    Attributes:
-        kind: What is measured.
-        variant: Who plays.
-        turns: Tool turns of an episode.
-        concurrency: Episodes at once, where there are as many.
-        episodes: How many are measured.
-        round: The repeat, from 0.
-        runs_code: Whether the real code tool runs, in place of one that knows the results.
+    `runs_code` is for the real code tool, in place of one that knows the results.
     """
 
     kind: JobKind
@@ -59,16 +53,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A step as a worker process is asked for it.
+    """A step as a worker process gets it: with files of the scripts to play and of short ones to warm up with.
 
-    Attributes:
-        step: What to measure.
-        scripts: The file of the scripts to play.
-        warm_up_scripts: The file of short scripts that open the connections.
-        tokenizer: The tokenizer's folder.
-        port: The engine's, on 127.0.0.1.
-        core: The core to stay on; None for any.
-        collector: What is done about the garbage collector.
+    `port` is the engine's on 127.0.0.1; `core` is the core to stay on, None for any.
     """
 
     step: Step
@@ -90,14 +77,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A finished episode.
+    """A finished episode; mask and logprobs are of the response.
 
-    Attributes:
-        tokens: Prompt and response.
-        loss_mask: Of the response: 1 for sampled tokens.
-        logprobs: Of the response; those of tokens that were not sampled are not compared. None where the variant has
-            none.
-        kept: What the trainer is handed; memory is measured of it.
+    Logprobs of tokens that were not sampled are not compared; None where the variant has none. `kept` is what the
+    trainer is given: memory is measured of it.
     """
 
     tokens: list[int]
@@ -115,18 +98,8 @@ class Player(Protocol):
 
 
 def sampling_params() -> dict[str, Any]:
-    """The sampling parameters that slime 0.3 hands to a rollout (slime/rollout/sglang_rollout.py)."""
-    return {
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": -1,
-        "max_new_tokens": _MAX_RESPONSE_TOKENS,
-        "stop": None,
-        "stop_token_ids": None,
-        "skip_special_tokens": False,
-        "no_stop_trim": True,
-        "spaces_between_special_tokens": False,
-    }
+    """Sampling parameters as slime gives them, with a budget that no script reaches."""
+    return slime_sampling_params(1.0, _MAX_RESPONSE_TOKENS)
 
 
 class Floor:
@@ -183,23 +156,17 @@ def make_player(job: Job, scripts: Sequence[Script]) -> Player:
     """Load the job's variant, and nothing of the others; `scripts` are all that may be played."""
     if job.step.variant == "floor":
         return Floor(job)
-    from benchmarks.agent_variants import AGENT_VARIANTS
-    from benchmarks.null_tool import learn_results
+    from benchmarks.agent_variants import AGENT_VARIANTS, learn_results
 
     learn_results(scripts)
     return AGENT_VARIANTS[job.step.variant](job)
 
 
 def check_played(played: Played, script: Script, *, any_prompt: bool = False) -> None:
-    """Compare an episode with its script, token by token.
-
-    Args:
-        played: The episode.
-        script: What was to be played.
-        any_prompt: Whether the prompt may be another one.
+    """Compare an episode with its script, token by token; the prompt too unless `any_prompt`.
 
     Raises:
-        WrongEpisodeError: Tokens, mask or logprobs are others.
+        WrongEpisodeError: Tokens, mask or logprobs differ.
     """
     mask = script.loss_mask()
     expected, got = script.tokens(), played.tokens

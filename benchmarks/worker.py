@@ -1,7 +1,7 @@
 """A measured process of the client benchmark: `python -m benchmarks.worker JOB` prints figures as one line of JSON.
 
-CPU, loop lag, memory or a profile of one variant that is warmed up; every episode is checked. Ends with its stdin:
-nobody is left to read the figures then.
+CPU, loop lag, memory or a profile of one variant that is warmed up; every episode is checked. It ends with its stdin,
+that is with the process that would read the figures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Evaluation without slime: samples played through `generate` and `reward_func`, and what they amount to.
+"""Evaluation without slime: samples played through `generate` and `reward_func`, and their report.
 
-`evaluate` plays samples, and `demo` shows some; `run` is the command `eval`: read it first.
+The command `eval` is in `run`: read it first. `demo` is the command `demo`.
 """

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def run_demo(options: DemoOptions) -> Summary:
-    """Run it; the last line on stdout is the summary as JSON.
+    """Run the demo; the last line on stdout is the summary as JSON.
 
     Raises:
         RolloutError: The data, the engine or the tokenizer can't be used.
@@ -61,8 +61,8 @@ async def _run(options: DemoOptions) -> Summary:
         )
         log.print(f"code runs with isolation {await start_executor(executor)!r}", highlight=False)
         started = time.monotonic()
-        with accuracy_bar(log, len(rows)) as tell:
-            outcomes = await evaluate(rows, plan, on_done=lambda outcome: tell(bool(outcome.graded.get("acc"))))
+        with accuracy_bar(log, len(rows)) as show:
+            outcomes = await evaluate(rows, plan, on_done=lambda outcome: show(bool(outcome.graded.get("acc"))))
     seconds = time.monotonic() - started
     summary = Summary.of(outcomes)
     written = write_dump(options.dump_dir, outcomes, tokenizer)

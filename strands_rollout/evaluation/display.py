@@ -1,10 +1,10 @@
-"""What people see of episodes in a terminal: progress, a table of samples with totals, the report of an evaluation."""
+"""Episodes in a terminal: progress, a table of samples with totals, the report of an evaluation."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from textwrap import shorten
 from typing import Any, Final
 
@@ -18,16 +18,14 @@ from strands_rollout.dump.terminal import make_console
 from strands_rollout.evaluation.evaluate import Outcome, Summary
 from strands_rollout.samples import Sample
 
+_TEXTS: Final = frozenset({"question", "label", "predicted", "status", "stop reason", "majority"})
 _OTHER_COLUMNS_WIDTH: Final = 84
 _MIN_QUESTION_WIDTH, _MAX_QUESTION_WIDTH = 24, 60
 _ANSWER_WIDTH: Final = 12
-_COLUMNS: Final = ("#", "question", "label", "predicted", "reward", "status", "stop reason", "turns", "calls", "tokens")
-_NUMBERS: Final = frozenset({"#", "reward", "turns", "calls", "tokens"})
+_MAJORITY_WIDTH: Final = 24
 _MAX_VIOLATIONS_SHOWN: Final = 20
 _MAX_ERRORS_SHOWN: Final = 5
 _LINES: Final = 10
-_MAJORITY_WIDTH: Final = 24
-_PROBLEM_COLUMNS: Final = ("problem", "label", "right", "of", "majority", "tokens", "calls", "truncated", "failed")
 _STATUS_STYLES: Final = {"completed": "green", "truncated": "yellow", "aborted": "yellow", "failed": "red"}
 
 
@@ -38,24 +36,22 @@ def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> 
     Without a terminal, it is a line at each tenth of the samples. `total` counts the whole run, and
     `earlier` the samples that were done before: whether each was right.
     """
-    bar = _bar(console) if console.is_interactive else None
     done = scored = len(earlier)
     right = sum(earlier)
-    with bar or nullcontext():
-        task = bar.add_task("episodes", total=total) if bar else None
+    with progress_bar(console) as bar:
+        task = bar.add_task("episodes", total=total)
 
-        def tell(is_right: bool | None) -> None:  # noqa: FBT001 - a verdict, not a flag
+        def show(is_right: bool | None) -> None:  # noqa: FBT001 - a verdict, not a flag
             nonlocal done, right, scored
             done += 1
             scored += is_right is not None
             right += bool(is_right)
             accuracy = f"  accuracy {right / scored:.0%}" if scored else ""
-            if bar and task is not None:
-                bar.update(task, completed=done, description=f"episodes{accuracy}")
-            elif done * _LINES // total > (done - 1) * _LINES // total:
+            bar.update(task, completed=done, description=f"episodes{accuracy}")
+            if not console.is_interactive and done * _LINES // total > (done - 1) * _LINES // total:
                 console.print(f"episodes {done}/{total}{accuracy}", highlight=False, soft_wrap=True)
 
-        yield tell
+        yield show
 
 
 @contextmanager
@@ -64,73 +60,62 @@ def counter(what: str, total: int | None = None) -> Iterator[Callable[[int], Non
 
     Nothing without a terminal. A `total` of None is not known.
     """
-    with _bar(make_console(stderr=True), transient=True) as progress:
+    with progress_bar(make_console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=total)
         yield lambda more: progress.advance(task, more)
 
 
-def _bar(console: Console, *, transient: bool = False) -> Progress:
+def progress_bar(console: Console, *, transient: bool = False, refresh_per_second: float = 10) -> Progress:
+    """A bar that counts steps; it shows nothing without a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=transient)
+    return Progress(
+        *columns,
+        console=console,
+        transient=transient,
+        refresh_per_second=refresh_per_second,
+        disable=not console.is_interactive,
+    )
 
 
 def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
     """The table, one line per sample; without the questions where the console is too narrow for them."""
     question_width = min(console.width - _OTHER_COLUMNS_WIDTH, _MAX_QUESTION_WIDTH)
-    shown = [name for name in _COLUMNS if name != "question" or question_width >= _MIN_QUESTION_WIDTH]
-    table = _table(shown, _NUMBERS)
-    for outcome in outcomes:
-        cells = dict(zip(_COLUMNS, _cells(outcome, question_width), strict=True))
-        table.add_row(*(cells[name] for name in shown))
-    console.print(table)
+    rows = [_outcome_row(outcome, max(question_width, _MIN_QUESTION_WIDTH)) for outcome in outcomes]
+    if question_width < _MIN_QUESTION_WIDTH:
+        for row in rows:
+            del row["question"]
+    console.print(_table(rows))
 
 
-def _table(columns: Sequence[str], numbers: Collection[str]) -> Table:
+def _table(rows: Sequence[Mapping[str, str | Text]]) -> Table:
+    """A table of at least one row, whose keys are the heads."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for name in columns:
-        table.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in _TEXTS else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row.values())
     return table
 
 
-def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summary, *, seconds: float) -> None:
-    """Totals in words, then the first violations and the errors of failed samples, if any."""
-    reasons = Counter(str(outcome.facts.get("stop_reason")) for outcome in outcomes)
-    tokens = sum(int(outcome.facts.get("sampled_tokens", 0)) for outcome in outcomes)
-    console.print(
-        f"{summary.samples} samples in {seconds:.1f} s: accuracy {summary.accuracy:.1%}, mean reward "
-        f"{summary.mean_reward:.3f}, {summary.tool_calls} tool calls, {tokens} sampled tokens"
-    )
-    console.print(f"stop reasons: {', '.join(f'{reason} {count}' for reason, count in reasons.most_common())}")
-    for what, name in (("token exactness", "tito_violations"), ("slime's contract", "contract_violations")):
-        violations = [(outcome.sample.index, words) for outcome in outcomes for words in getattr(outcome, name)]
-        if not violations:
-            console.print(Text(f"{what}: every sample passed", style="green"))
-            continue
-        console.print(Text(f"{what}: {len(violations)} violations", style="bold red"))
-        for index, words in violations[:_MAX_VIOLATIONS_SHOWN]:
-            console.print(Text(f"  sample {index}: {words}", style="red"), soft_wrap=True)
-    failed = [outcome for outcome in outcomes if outcome.sample.status is Sample.Status.FAILED]
-    errors = Counter(str(outcome.facts.get("error")) for outcome in failed)
-    for error, count in errors.most_common(_MAX_ERRORS_SHOWN):
-        console.print(Text(f"failed, {count} of {len(outcomes)}: {error}", style="red"), soft_wrap=True)
-
-
-def _cells(outcome: Outcome, question_width: int) -> list[str | Text]:
+def _outcome_row(outcome: Outcome, question_width: int) -> dict[str, str | Text]:
     sample, facts, graded = outcome.sample, outcome.facts, outcome.graded
-    status = str(sample.status.value)
-    score = graded.get("score")
-    return [
-        str(sample.index),
-        Text(shorten(question_of(sample.prompt), max(question_width, _MIN_QUESTION_WIDTH), placeholder="...")),
-        Text(shorten(str(sample.label), _ANSWER_WIDTH, placeholder="...")),
-        Text(shorten(str(graded.get("pred") or "-"), _ANSWER_WIDTH, placeholder="...")),
-        Text("-" if score is None else f"{score:g}", style="green" if graded.get("acc") else ""),
-        Text(status, style=_STATUS_STYLES.get(status, "")),
-        str(facts.get("stop_reason", "-")),
-        str(facts.get("turns", 0)),
-        str(facts.get("tool_calls", 0)),
-        str(sample.response_length),
-    ]
+    status, score = str(sample.status.value), graded.get("score")
+    return {
+        "#": str(sample.index),
+        "question": _clipped(question_of(sample.prompt), question_width),
+        "label": _clipped(sample.label, _ANSWER_WIDTH),
+        "predicted": _clipped(graded.get("pred") or "-", _ANSWER_WIDTH),
+        "reward": Text("-" if score is None else f"{score:g}", style="green" if graded.get("acc") else ""),
+        "status": Text(status, style=_STATUS_STYLES.get(status, "")),
+        "stop reason": str(facts.get("stop_reason", "-")),
+        "turns": str(facts.get("turns", 0)),
+        "calls": str(facts.get("tool_calls", 0)),
+        "tokens": str(sample.response_length),
+    }
+
+
+def _clipped(value: object, width: int, style: str = "") -> Text:
+    return Text(shorten(str(value), width, placeholder="..."), style=style)
 
 
 def question_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
@@ -141,77 +126,89 @@ def question_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     return texts[-1] if texts else ""
 
 
+def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summary, *, seconds: float) -> None:
+    """Totals, then the first violations and the errors of failed samples, if any."""
+    reasons = Counter(str(outcome.facts.get("stop_reason")) for outcome in outcomes)
+    tokens = sum(int(outcome.facts.get("sampled_tokens", 0)) for outcome in outcomes)
+    console.print(
+        f"{summary.samples} samples in {seconds:.1f} s: accuracy {summary.accuracy:.1%}, mean reward "
+        f"{summary.mean_reward:.3f}, {summary.tool_calls} tool calls, {tokens} sampled tokens"
+    )
+    console.print(f"stop reasons: {_listed(dict(reasons.most_common()))}")
+    for what, name in (("token exactness", "tito_violations"), ("slime's contract", "contract_violations")):
+        violations = [(outcome.sample.index, found) for outcome in outcomes for found in getattr(outcome, name)]
+        if not violations:
+            console.print(Text(f"{what}: every sample passed", style="green"))
+            continue
+        console.print(Text(f"{what}: {len(violations)} violations", style="bold red"))
+        for index, found in violations[:_MAX_VIOLATIONS_SHOWN]:
+            console.print(Text(f"  sample {index}: {found}", style="red"), soft_wrap=True)
+    failed = [outcome for outcome in outcomes if outcome.sample.status is Sample.Status.FAILED]
+    errors = Counter(str(outcome.facts.get("error")) for outcome in failed)
+    for error, count in errors.most_common(_MAX_ERRORS_SHOWN):
+        console.print(Text(f"failed, {count} of {len(outcomes)}: {error}", style="red"), soft_wrap=True)
+
+
 def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
     """Everything that the report says, for each data set in turn."""
     for name, data_set in report["data_sets"].items():
         console.print(Text(name, style="bold"))
-        console.print(_problem_table(data_set))
-        _print_totals(console, name, data_set)
+        console.print(_table([_problem_row(problem) for problem in data_set["by_problem"]]))
+        for line in _totals(name, data_set):
+            console.print(line, soft_wrap=True, markup=False)
+        if missing := data_set["missing"]:
+            words = f"{missing} samples are missing ({data_set['failed']} failed) and count nowhere"
+            console.print(Text(words, "red"), soft_wrap=True)
+        console.print()
     for note in report["notes"]:
         console.print(Text(note, style="yellow"), soft_wrap=True)
 
 
-def _problem_table(data_set: Mapping[str, Any]) -> Table:
-    table = _table(_PROBLEM_COLUMNS, frozenset(_PROBLEM_COLUMNS) - {"label", "majority"})
-    for problem in data_set["by_problem"]:
-        table.add_row(
-            str(problem["problem"]),
-            Text(shorten(str(problem["label"]), _MAJORITY_WIDTH, placeholder="...")),
-            str(problem["right"]),
-            str(problem["scored"]),
-            Text(
-                shorten(" | ".join(problem["majority"]) or "-", _MAJORITY_WIDTH, placeholder="..."),
-                style="green" if problem["majority_score"] == 1 else "",
-            ),
-            _number(problem["mean_response_tokens"]),
-            _number(problem["mean_tool_calls"], 1),
-            str(problem["truncated"]),
-            Text(str(problem["failed"]), style="red" if problem["failed"] else ""),
-        )
-    return table
+def _problem_row(problem: Mapping[str, Any]) -> dict[str, str | Text]:
+    majority = " | ".join(problem["majority"]) or "-"
+    tokens, calls = problem["mean_response_tokens"], problem["mean_tool_calls"]
+    return {
+        "problem": str(problem["problem"]),
+        "label": _clipped(problem["label"], _MAJORITY_WIDTH),
+        "right": str(problem["right"]),
+        "of": str(problem["scored"]),
+        "majority": _clipped(majority, _MAJORITY_WIDTH, "green" if problem["majority_score"] == 1 else ""),
+        "tokens": "-" if tokens is None else f"{tokens:.0f}",
+        "calls": "-" if calls is None else f"{calls:.1f}",
+        "truncated": str(problem["truncated"]),
+        "failed": Text(str(problem["failed"]), style="red" if problem["failed"] else ""),
+    }
 
 
-def _print_totals(console: Console, name: str, data_set: Mapping[str, Any]) -> None:
+def _totals(name: str, data_set: Mapping[str, Any]) -> Iterator[str]:
     samples, interval = data_set["samples_per_problem"], data_set["interval_95"]
+    between = " (95% interval -: all problems alike)" if data_set["standard_error"] == 0 else ""
     if interval:
         between = f" (95% interval {_share(interval[0])} to {_share(interval[1])}, by problem)"
-    else:
-        between = " (95% interval -: all problems alike)" if data_set["standard_error"] == 0 else ""
+
+    def over(problems: int) -> str:
+        return "" if problems == data_set["problems"] else f" over {problems} of {data_set['problems']} problems"
+
+    scored = over(data_set["problems_scored"])
     passed = "".join(
-        f", pass@{k} {_share(value)}{_stands_on(data_set, data_set['pass_at_k_problems'][k])}"
+        f", pass@{k} {_share(value)}{over(data_set['pass_at_k_problems'][k])}"
         for k, value in data_set["pass_at_k"].items()
     )
-    stands_on = _stands_on(data_set, data_set["problems_scored"])
-    console.print(
-        f"\n{name}: avg@{samples} {_share(data_set['avg_at_n'])}{stands_on}{between}{passed}, "
-        f"maj@{samples} {_share(data_set['maj_at_n'])}{stands_on}",
-        soft_wrap=True,
-        markup=False,
+    yield (
+        f"\n{name}: avg@{samples} {_share(data_set['avg_at_n'])}{scored}{between}{passed}, "
+        f"maj@{samples} {_share(data_set['maj_at_n'])}{scored}"
     )
-    reasons = ", ".join(f"{reason} {count}" for reason, count in data_set["stop_reasons"].items())
-    console.print(
+    yield (
         f"{data_set['scored']} of {data_set['planned']} samples scored, {data_set['without_answer']} without an "
         f"answer; {data_set['tool_calls']} tool calls, {data_set['tool_errors']} with an error; "
-        f"{data_set['sampled_tokens']} sampled tokens\nstop reasons: {reasons or 'none'}",
-        soft_wrap=True,
-        markup=False,
+        f"{data_set['sampled_tokens']} sampled tokens"
     )
-    if data_set["missing"]:
-        console.print(
-            Text(f"{data_set['missing']} samples are missing ({data_set['failed']} failed) and count nowhere", "red"),
-            soft_wrap=True,
-        )
-    console.print()
+    yield f"stop reasons: {_listed(data_set['stop_reasons']) or 'none'}"
 
 
-def _stands_on(data_set: Mapping[str, Any], problems: int) -> str:
-    """On how many problems a number stands, where these are not all."""
-    return "" if problems == data_set["problems"] else f" over {problems} of {data_set['problems']} problems"
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
-
-
-def _number(value: float | None, digits: int = 0) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -53,7 +53,7 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One finished episode, and what is wrong with it, in words.
+    """One finished episode, and the violations found in it.
 
     `siblings` are its further samples, where it fanned out; `contract_violations` are of all its samples,
     `tito_violations` of the main agent's.
@@ -166,7 +166,7 @@ async def playing(
     generate: Generate | None = None,
     reward: Reward | None = None,
 ) -> AsyncIterator[Player]:
-    """A player for as long as the block lasts.
+    """Play samples on an engine while the block lasts.
 
     slime's args can name no more than a host and a port: any other URL is reached through the recording proxy, as is
     every one where samples are audited.
@@ -203,7 +203,7 @@ def _args(
         hf_checkpoint=str(tokenizer_dir),
         sglang_router_ip=host,
         sglang_router_port=port,
-        # the one engine there is stands for the policy, whatever the settings call it
+        # the one engine there is serves the policy under any name that the settings give it
         sglang_model_routers={named: (host, port)} if named else None,
         reward_key=REWARD_KEY,
         eval_reward_key="acc",
@@ -215,7 +215,7 @@ def _args(
 async def evaluate(
     rows: Sequence[Row], plan: RunPlan, *, on_done: Callable[[Outcome], None] = lambda _: None
 ) -> list[Outcome]:
-    """One checked sample per row, in the order of the rows; `on_done` is told of each outcome, and all are held.
+    """One checked sample per row, in the order of the rows; `on_done` is called with each outcome.
 
     Raises:
         ConfigError: The URL or the tokenizer can't be used.

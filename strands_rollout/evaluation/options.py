@@ -139,9 +139,7 @@ class EvalOptions:
             "--max-context-length", help="Tokens of an episode, prompt included; default: the engine's limit.", min=1
         ),
     ] = None
-    seed: Annotated[
-        int | None, Option(help="Gives each sample a sampling seed of its own, whatever else is asked.")
-    ] = None
+    seed: Annotated[int | None, Option(help="Gives each sample a sampling seed of its own.")] = None
     limit: Annotated[int | None, Option(help="Problems of each data set; default: all.", min=1)] = None
     ks: Sequence[int] | None = None
     out: Annotated[

@@ -1,7 +1,7 @@
 """What an evaluation asks: data sets, how often and how each problem is sampled, and the seed of each sample.
 
 A data set is a file, or an entry of slime's `--eval-config` file, which is read as slime 0.3 reads it
-(slime/utils/eval_config.py): what can't be done here is refused, what has no meaning here is passed over with a note.
+(slime/utils/eval_config.py): what can't be done here is refused, what has no meaning here is ignored with a note.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from strands_rollout.errors import ConfigError, PromptError
 from strands_rollout.evaluation.options import EvalOptions, Sampling
@@ -28,26 +28,6 @@ from strands_rollout.slime_plugin.row import to_episode_prompt, with_row_setting
 
 DEFAULT_KS: Final = (1, 4, 8, 16)
 _SHIPPED_PROBLEMS: Final = 16
-_OWN_FUNCTIONS: Final = {
-    "custom_generate_function_path": "strands_rollout.generate",
-    "custom_rm_path": "strands_rollout.reward_func",
-}
-_REFUSED: Final = (
-    *("multimodal_keys", "apply_chat_template", "app_service", "message_processor", "reward_model"),
-    "remote_environment",
-)
-_MEANINGLESS: Final = (
-    *("rm_type", "tool_key", "metadata_key", "metadata_overrides", "eval_task_timeout", "min_eval_samples"),
-    *("eval_early_stop_remaining", "eval_early_stop_idle_timeout"),
-)
-_FURTHER: Final = (
-    *("stop", "stop_token_ids", "skip_special_tokens", "no_stop_trim", "repetition_penalty", "min_new_tokens"),
-)
-_SAMPLING: Final = {
-    "n_samples_per_eval_prompt": "samples",
-    "max_response_len": "max_new_tokens",
-    **{name: name for name in ("temperature", "top_p", "top_k")},
-}
 _SLICED: Final = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]")
 
 
@@ -60,7 +40,7 @@ class SampleKey:
     number: int
 
     def seed(self, seed: int) -> int:
-        """The sampling seed, from 0 to 2^31 - 1, of this sample in a run with a seed, whatever else is asked."""
+        """This sample's sampling seed, from 0 to 2^31 - 1, in a run with a seed; it depends on nothing else."""
         text = f"{seed}:{self.data_set}:{self.problem}:{self.number}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 33
 
@@ -79,7 +59,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """A data set that is evaluated: its file and digest, the problems that are asked, and how each is sampled."""
+    """A data set: its file and digest, the problems that are asked, and how each is sampled."""
 
     file: DataFile
     rows: Sequence[Row]
@@ -157,43 +137,66 @@ class EvalSet:
         return (SampleKey(self.name, problem, number) for problem, number in both)
 
 
-def _not_none_of_them(top_k: int | None) -> int | None:
+def _nonzero(top_k: int | None) -> int | None:
     if top_k == 0:
         raise ValueError("-1 for all, or 1 and more")
     return top_k
 
 
-class DataSetEntry(BaseModel):
-    """An entry of `eval.datasets`; None leaves a choice to the command's options."""
+def _absent(value: object) -> object:
+    if value:
+        raise ValueError("none, since it can't be evaluated here; leave it out")
+    return value
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+
+_Refused: TypeAlias = Annotated[object, AfterValidator(_absent)]
+
+
+class DataSetEntry(BaseModel):
+    """An entry of `eval.datasets`, with all keys that slime knows; None leaves a choice to the command's options."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     path: str
     input_key: str | None = None
     label_key: str | None = None
     apply_chat_template_kwargs: dict[str, Any] | None = None
-    n_samples_per_eval_prompt: int | None = Field(default=None, ge=1)
+    samples: int | None = Field(default=None, ge=1, alias="n_samples_per_eval_prompt")
+    max_new_tokens: int | None = Field(default=None, ge=1, alias="max_response_len")
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: Annotated[int | None, AfterValidator(_not_none_of_them)] = Field(default=None, ge=-1)
-    max_response_len: int | None = Field(default=None, ge=1)
+    top_k: Annotated[int | None, AfterValidator(_nonzero)] = Field(default=None, ge=-1)
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     min_new_tokens: int | None = Field(default=None, ge=0)
     repetition_penalty: float | None = Field(default=None, gt=0)
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
+    # only this package's own functions are evaluated here
+    custom_generate_function_path: Literal["strands_rollout.generate"] | None = None
+    custom_rm_path: Literal["strands_rollout.reward_func"] | None = None
+    multimodal_keys: _Refused = None
+    apply_chat_template: _Refused = None
+    app_service: _Refused = None
+    message_processor: _Refused = None
+    reward_model: _Refused = None
+    remote_environment: _Refused = None
+    # ignored, with a note
+    rm_type: object = None
+    tool_key: object = None
+    metadata_key: object = None
+    metadata_overrides: object = None
+    eval_task_timeout: object = None
+    min_eval_samples: object = None
+    eval_early_stop_remaining: object = None
+    eval_early_stop_idle_timeout: object = None
 
     def sampling(self, default: Sampling) -> Sampling:
-        """How its problems are sampled, the default where it does not say."""
-        named = {ours: getattr(self, theirs) for theirs, ours in _SAMPLING.items()}
-        further = {key: getattr(self, key) for key in _FURTHER}
-        return replace(
-            default,
-            **{name: value for name, value in named.items() if value is not None},
-            further={**default.further, **{key: value for key, value in further.items() if value is not None}},
-        )
+        """How its problems are sampled; what it leaves out is the default's."""
+        own = self.model_dump(include={"samples", "max_new_tokens", "temperature", "top_p", "top_k"}, exclude_none=True)
+        further = self.model_dump(include={*_FURTHER}, exclude_none=True)
+        return replace(default, **own, further={**default.further, **further})
 
     def data_file(self) -> DataFile:
         """Its file, with slime's `path@[start:stop]`."""
@@ -205,7 +208,24 @@ class DataSetEntry(BaseModel):
         return DataFile(self.name, Path(path), start, stop, self.input_key or "prompt", self.label_key or "label")
 
 
-_KNOWN: Final = [*DataSetEntry.model_fields, *_OWN_FUNCTIONS, *_REFUSED, *_MEANINGLESS]
+_FIELDS: Final = list(DataSetEntry.model_fields)
+_IGNORED: Final = frozenset(_FIELDS[_FIELDS.index("rm_type") :])
+_FURTHER: Final = frozenset(_FIELDS[_FIELDS.index("stop") : _FIELDS.index("no_stop_trim") + 1])
+
+
+def _as_list(datasets: object) -> object:
+    if isinstance(datasets, dict):
+        return [{"name": name, **(entry or {})} for name, entry in datasets.items()]
+    return datasets
+
+
+class _EvalConfig(BaseModel):
+    """The mapping under `eval`; data sets are a list, or a mapping by name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    defaults: dict[str, Any] | None = None
+    datasets: Annotated[list[dict[str, Any]], BeforeValidator(_as_list)]
 
 
 def read_eval_config(
@@ -222,85 +242,59 @@ def read_eval_config(
         PromptError: A data file can't be used.
     """
     content = _read(path)
-    config = content.get("eval", content)
+    config = content.get("eval", content) if isinstance(content, dict) else None
     if not isinstance(config, dict) or not config.get("datasets"):
         raise ConfigError(f"got no eval.datasets in {path}; expected a list of data sets with name and path")
-    _check_keys(config, ["defaults", "datasets"], f"{path}: eval")
-    defaults = _mapping(config.get("defaults") or {}, f"{path}: eval.defaults")
-    _check_keys(defaults, _KNOWN, f"{path}: eval.defaults")
-    entries = [{**defaults, **entry} for entry in _entries(config["datasets"], f"{path}: eval.datasets")]
-    names = [entry.get("name") for entry in entries]
-    if len({*map(str, names)}) < len(names):
+    checked = _checked(_EvalConfig, config, f"{path}: eval")
+    given = [{**(checked.defaults or {}), **entry} for entry in checked.datasets]
+    entries = [_checked(DataSetEntry, one, f"{path}: eval.datasets {one.get('name')!r}") for one in given]
+    names = [entry.name for entry in entries]
+    if len({*names}) < len(names):
         raise ConfigError(f"got the data sets {names!r} in {path}; expected a name of its own for each")
-    for note in dict.fromkeys(key for entry in entries for key in _MEANINGLESS if entry.get(key)):
-        on_note(f"{path}: {note} has no meaning here and is passed over")
-    return [_load(entry, f"{path}: eval.datasets", default, limit) for entry in entries]
+    for key in dict.fromkeys(key for entry in entries for key in _FIELDS if key in _IGNORED and getattr(entry, key)):
+        on_note(f"{path}: {key} has no meaning here and is ignored")
+    return [
+        EvalSet.load(
+            entry.data_file(), entry.sampling(default), limit=limit, template_kwargs=entry.apply_chat_template_kwargs
+        )
+        for entry in entries
+    ]
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The file's mapping as slime sees it: OmegaConf's, its interpolations (`${oc.env:DATA_DIR}`) resolved."""
+def _read(path: Path) -> object:
+    """The file's content as slime sees it: OmegaConf's, its interpolations (`${oc.env:DATA_DIR}`) resolved."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
     try:
-        content = OmegaConf.to_container(OmegaConf.load(io.StringIO(yaml_text(path))), resolve=True)
+        return OmegaConf.to_container(OmegaConf.load(io.StringIO(yaml_text(path))), resolve=True)
     except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException, ConfigError) as e:
         raise ConfigError(f"can't read {path}: {e}") from e
-    return _mapping(content, str(path))
 
 
-def _load(entry: Mapping[str, Any], where: str, default: Sampling, limit: int | None) -> EvalSet:
-    where = f"{where} {entry.get('name')!r}"
-    _check_keys(entry, _KNOWN, where)
-    _refuse(entry, where)
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _checked(model: type[_Model], given: object, where: str) -> _Model:
     try:
-        parsed = DataSetEntry.model_validate(dict(entry))
+        return model.model_validate(given)
     except ValidationError as e:
-        first = e.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        got = "nothing" if first["type"] == "missing" else repr(first["input"])
-        raise ConfigError(f"{where}: got {got:.200} for {key}; expected: {first['msg']}") from e
-    return EvalSet.load(
-        parsed.data_file(), parsed.sampling(default), limit=limit, template_kwargs=parsed.apply_chat_template_kwargs
-    )
-
-
-def _entries(datasets: object, where: str) -> Iterator[dict[str, Any]]:
-    """The entries of a list, or of a mapping by name."""
-    if isinstance(datasets, dict):
-        datasets = [{"name": name, **_mapping(entry or {}, f"{where}.{name}")} for name, entry in datasets.items()]
-    if not isinstance(datasets, list):
-        raise ConfigError(f"got {type(datasets).__name__} at {where}; expected a list")
-    for number, entry in enumerate(datasets):
-        yield _mapping(entry, f"{where}[{number}]")
-
-
-def _mapping(value: object, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"got {value!r:.200} at {where}; expected a mapping")
-    return value
-
-
-def _check_keys(found: Mapping[str, Any], known: list[str], where: str) -> None:
-    for key in found:
-        if key not in known:
-            near = get_close_matches(str(key), known, n=1, cutoff=0.4)
+        error = e.errors()[0]
+        key = ".".join(str(part) for part in error["loc"])
+        if error["type"] == "extra_forbidden":
+            known = [field.alias or name for name, field in model.model_fields.items()]
+            near = get_close_matches(key, known, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(sorted(known))}"
-            raise ConfigError(f"{where}: got the unknown key {key!r}; {hint}")
-
-
-def _refuse(entry: Mapping[str, Any], where: str) -> None:
-    for key in _REFUSED:
-        if entry.get(key):
-            raise ConfigError(f"{where}: got {key}={entry[key]!r:.200}, which can't be evaluated here; leave it out")
-    for key, own in _OWN_FUNCTIONS.items():
-        if entry.get(key) not in (None, own):
-            raise ConfigError(f"{where}: got {key}={entry[key]!r}; expected {own!r}, which is what is evaluated here")
+            raise ConfigError(f"{where}: got the unknown key {key!r}; {hint}") from e
+        got = "nothing" if error["type"] == "missing" else repr(error["input"])
+        raise ConfigError(
+            f"{where}: got {got:.200} for {key}; expected: {error['msg'].removeprefix('Value error, ')}"
+        ) from e
 
 
 def load_sets(options: EvalOptions, on_note: Callable[[str], None]) -> list[EvalSet]:
-    """The data sets that are asked for; `on_note` is told of keys of their file that have no meaning here.
+    """The data sets that are asked for; `on_note` is called with each key of their file that has no meaning here.
 
     Raises:
         ConfigError: There are none, or two of one name, or their file can't be used.
@@ -323,19 +317,9 @@ def load_sets(options: EvalOptions, on_note: Callable[[str], None]) -> list[Eval
 
 
 def load_settings(options: EvalOptions) -> RolloutSettings:
-    """The settings that are asked for."""
+    """The settings of --config, with the shipped model's executor where they name none and it is served."""
     settings = RolloutSettings() if options.config is None else read_config_file(options.config)
     runs_own_code = options.base_url is None and options.model_dir is None
     if runs_own_code and "executor" not in settings.model_fields_set:
         return settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
     return settings
-
-
-def idle_ks(ks: Sequence[int], sets: Sequence[EvalSet]) -> list[str]:
-    """Each k that is asked for where there are not so many samples, in words."""
-    return [
-        f"{chosen.name}: no pass@{k}, since each problem has {chosen.sampling.samples} samples"
-        for chosen in sets
-        for k in ks
-        if k > chosen.sampling.samples
-    ]

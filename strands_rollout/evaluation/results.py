@@ -35,7 +35,7 @@ SCORED: Final = frozenset({"completed", "truncated"})
 def run_identity(
     options: EvalOptions, sets: Sequence[EvalSet], settings: RolloutSettings, info: ServerInfo, tokenizer_dir: Path
 ) -> dict[str, Any]:
-    """All that a run's results depend on, as JSON; the engine's address and the concurrency are no part of it."""
+    """All that a run's results depend on, as JSON; the engine's address and the concurrency are not part of it."""
     return {
         "strands_rollout": __version__,
         "model": info.model_path,
@@ -49,14 +49,13 @@ def run_identity(
 
 
 def settings_identity(settings: RolloutSettings) -> dict[str, Any]:
-    """All settings that results depend on, as JSON; options of executors and MCP servers, secret perhaps, hashed."""
+    """All settings that results depend on, as JSON; options of executors and MCP servers are hashed: secrets."""
 
     def without_options(named: object) -> object:
         if not isinstance(named, dict):
             return named
-        options = {key: value for key, value in named.items() if key != "name"}
-        digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
-        return {"name": named.get("name"), "options_sha256": digest}
+        options = json.dumps({key: value for key, value in named.items() if key != "name"}, sort_keys=True)
+        return {"name": named.get("name"), "options_sha256": hashlib.sha256(options.encode()).hexdigest()}
 
     values = settings.model_dump(mode="json", exclude={"dump_dir", "dump_samples"})
     tools = {name: [without_options(tool) for tool in values[name]] for name in ("tools", "row_tools")}
@@ -76,14 +75,14 @@ class _Read(BaseModel):
 class _Reward(_Read):
     """What is read of the reward function's verdict."""
 
-    acc: Annotated[bool | float, AfterValidator(_zero_or_one)]
+    acc: bool | Annotated[float, AfterValidator(_zero_or_one)]
     pred: str = ""
     method: str = ""
     error: str = ""
 
 
 class DriftCounts(_Read):
-    """What encoding a sample's text again would change, and its context that is not the template's, in tokens."""
+    """Tokens that encoding a sample's text again would change, and tokens of context that are not the template's."""
 
     sampled_tokens: NonNegativeInt
     turn_drift: NonNegativeInt
@@ -143,9 +142,19 @@ class SampleResult(_Read):
         return self.status in SCORED
 
     @property
+    def ungraded(self) -> str:
+        """Why a finished sample could not be graded; "" if it was."""
+        return self.reward.error if self.reward and self.is_finished else ""
+
+    @property
     def is_scored(self) -> bool:
         """Whether it counts; if not, it is tried again."""
-        return self.is_finished and not self._ungraded
+        return self.is_finished and not self.ungraded
+
+    @property
+    def fault(self) -> str | None:
+        """Why it does not count, where that is known."""
+        return f"not graded: {self.ungraded}" if self.ungraded else self.error
 
     @property
     def is_right(self) -> bool:
@@ -159,17 +168,8 @@ class SampleResult(_Read):
 
     @property
     def method(self) -> str:
-        """What decided about the answer; "" where it was not graded."""
+        """How the answer was graded; "" where it was not."""
         return self.reward.method if self.reward else ""
-
-    @property
-    def fault(self) -> str | None:
-        """Why a finished sample could not be graded, or a failed one's error; else None."""
-        return f"not graded: {self._ungraded}" if self._ungraded else self.error
-
-    @property
-    def _ungraded(self) -> str:
-        return self.reward.error if self.reward and self.is_finished else ""
 
 
 class ResultsFile:
@@ -252,7 +252,7 @@ class ResultsFile:
 
     def _claim(self, asked: Path, identity: dict[str, Any]) -> None:
         if not os.fstat(self._file).st_size:
-            # whatever was asked here before has left nothing that could be mixed with this
+            # an earlier run has left no result here that could be mixed with this one's
             write_json(asked, identity)
         elif not asked.exists():
             raise ConfigError(f"{self.path} has no {asked.name} beside it; choose another --out")

@@ -1,6 +1,6 @@
-"""The evaluation: problems sampled on an engine, results kept as they come, a report at the end.
+"""The command `eval`: problems sampled on an engine, each result kept as it comes, a report at the end.
 
-`run_evaluation` and `_run` are the way through: what is asked, the engine, the folder, the samples, the report.
+Start at `run_evaluation`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import json
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +25,7 @@ from strands_rollout.dump.terminal import make_console
 from strands_rollout.evaluation.display import accuracy_bar, print_evaluation
 from strands_rollout.evaluation.evaluate import Outcome, Player, playing
 from strands_rollout.evaluation.options import EvalOptions
-from strands_rollout.evaluation.plan import DEFAULT_KS, EvalSet, SampleKey, idle_ks, load_sets, load_settings
+from strands_rollout.evaluation.plan import DEFAULT_KS, EvalSet, SampleKey, load_sets, load_settings
 from strands_rollout.evaluation.report import evaluation_report, report_notes, without_problems
 from strands_rollout.evaluation.results import ResultsFile, SampleResult, run_identity
 from strands_rollout.evaluation.served_engine import ask_engine, served_engine, start_executor, tokenizer_folder
@@ -45,20 +44,223 @@ _MOST_ERRORS: Final = 5
 _COUNTS: Final = ("sampled_tokens", "turns", "tool_calls", "tool_errors", "parse_failures")
 
 
+def run_evaluation(options: EvalOptions) -> int:
+    """Run an evaluation, or resume it; the last line on stdout is the report without its problems, as JSON.
+
+    Returns:
+        The exit code: 0 if every sample is scored and nothing is violated, 1 if not, 130 after Ctrl-C.
+
+    Raises:
+        RolloutError: The data, the engine, the tokenizer or the folder can't be used.
+    """
+    log = make_console(stderr=True)
+    note = functools.partial(log.print, markup=False, soft_wrap=True)
+    how_to_resume = f"what is done is kept: the same command with --out {options.out} goes on from there"
+    try:
+        report = asyncio.run(_run(options, log, note))
+    except KeyboardInterrupt:
+        note(f"interrupted; {how_to_resume}")
+        return EXIT_INTERRUPTED
+    if not options.json_only:
+        console = make_console()
+        print_evaluation(console, report)
+        console.print(f"report: {options.out / REPORT_NAME}", markup=False, soft_wrap=True)
+    if not report["complete"]:
+        note(how_to_resume)
+    print(json.dumps(without_problems(report)), flush=True)
+    return EXIT_OK if report["complete"] and not report["violations"] else EXIT_INCOMPLETE
+
+
+async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) -> dict[str, Any]:
+    settings, sets = load_settings(options), load_sets(options, note)
+    for chosen in sets:
+        chosen.check_settings(settings)
+        samples = chosen.sampling.samples
+        for k in options.ks or ():
+            if k > samples:
+                note(f"{chosen.name}: no pass@{k}, since each problem has {samples} samples")
+    model_dir = options.model_dir.resolve() if options.model_dir else None
+    async with served_engine(options.base_url, model_dir) as base_url:
+        info = await ask_engine(base_url)
+        tokenizer_dir = options.tokenizer_dir or tokenizer_folder(info, base_url)
+        with ResultsFile(options.out, run_identity(options, sets, settings, info, tokenizer_dir)) as file:
+            note(f"engine at {redacted(parse_base_url(base_url))}, results in {options.out}")
+            session = Session(options, settings, sets, file, note)
+            if session.left:
+                await session.play(base_url, tokenizer_dir, log)
+            outcome = evaluation_report(sets, session.results, options.ks or DEFAULT_KS)
+            report = {
+                **outcome,
+                "notes": report_notes(outcome, info.weight_version),
+                "model": info.model_path,
+                "weight_version": info.weight_version,
+                "strands_rollout": __version__,
+                "session": session.record(),
+            }
+            write_json(options.out / REPORT_NAME, report)
+    failed = Counter(result.fault or result.stop_reason for result in session.results.values() if not result.is_scored)
+    stopped = [f"stopped: {session.stopped}"] if session.stopped else []
+    errors = [f"{count} failed: {error}" for error, count in failed.most_common(_MOST_ERRORS)]
+    for message in [*stopped, *errors, *report["notes"]]:
+        note(message)
+    return report
+
+
+class Session:
+    """One session of a run: plays the samples that have no score yet, and keeps each result as it comes.
+
+    Attributes:
+        results: The last result of each sample, earlier sessions' included.
+        left: The samples without a score when it began, in order.
+        stopped: Why it ended before all were run.
+
+    Raises:
+        ConfigError: A line of the file is not a result of this run.
+    """
+
+    def __init__(
+        self,
+        options: EvalOptions,
+        settings: RolloutSettings,
+        sets: Sequence[EvalSet],
+        file: ResultsFile,
+        note: Callable[[str], None],
+    ) -> None:
+        self._options, self._settings, self._file = options, settings, file
+        self._sets = {chosen.name: chosen for chosen in sets}
+        planned = [key for chosen in sets for key in chosen.sample_keys()]
+        self.results = {result.key: result for result in file.results({*planned})}
+        scored = {result.key for result in self.scored}
+        self.left = [key for key in planned if key not in scored]
+        self.stopped: str | None = None
+        self._played = self._sampled_tokens = 0
+        self._seconds = 0.0
+        if file.dropped_bytes:
+            note(f"{file.path}: dropped {file.dropped_bytes} bytes of a half-written last line")
+        if self.results:
+            failed = len(self.results) - len(scored)
+            again = f"; {failed} that failed are tried again" if failed else ""
+            note(f"{len(scored)} samples are there already{again}")
+
+    @property
+    def scored(self) -> list[SampleResult]:
+        """The results that count."""
+        return [result for result in self.results.values() if result.is_scored]
+
+    async def play(self, base_url: str, tokenizer_dir: Path, log: Console) -> None:
+        """Play what is left.
+
+        Raises:
+            RolloutError: A result can't be written, or the tokenizer or the sandbox can't be used.
+        """
+        options, settings = self._options, self._settings
+        if CODE_TOOL_PATH in settings.tools:
+            log.print(f"code runs with isolation {await start_executor(settings.executor)!r}")
+        earlier = [result.is_right for result in self.scored]
+        drift_of = {key for chosen in self._sets.values() for key in evenly_spread(list(chosen.sample_keys()))}
+        secrets = secret_values(os.environ, settings.model_dump(mode="json"))
+        async with playing(
+            base_url,
+            tokenizer_dir,
+            settings.model_dump(exclude_unset=True),
+            audited=options.audits,
+            evaluation=True,
+            max_context_tokens=options.max_context_tokens,
+        ) as player:
+            meter = DriftMeter(player.tokenizer, tool_parser=settings.tool_parser)
+            with accuracy_bar(log, len(self.left) + len(earlier), earlier) as show:
+
+                async def run(key: SampleKey) -> SampleResult:
+                    outcome, line = await self._played_line(player, key)
+                    if key in drift_of:  # stays None where nothing was sampled, or it can't be measured
+                        found = measure_some(finished_samples(outcome.sample), meter)
+                        line["drift"] = found[0].counts if found else None
+                    line = without_values(line, secrets)
+                    if options.keeps_tokens:
+                        line["sample"] = shown_values(outcome.sample.to_dict(), secrets)
+                    result = self._keep(line)
+                    show(result.is_right if result.is_scored else None)
+                    return result
+
+                started = time.monotonic()
+                self.stopped = await run_samples(self.left, run, concurrency=options.concurrency)
+                self._seconds = time.monotonic() - started
+
+    async def _played_line(self, player: Player, key: SampleKey) -> tuple[Outcome, dict[str, Any]]:
+        """Play a sample; its outcome, and its line for the results without drift."""
+        chosen = self._sets[key.data_set]
+        row = chosen.rows[key.problem]
+        sample = Sample(
+            prompt=copy.deepcopy(row.prompt),
+            label=row.label,
+            metadata=copy.deepcopy(dict(row.metadata)),
+            index=key.problem * chosen.sampling.samples + key.number,
+            apply_chat_template_kwargs=dict(chosen.template_kwargs),
+        )
+        seed = None if self._options.seed is None else key.seed(self._options.seed)
+        seeded = {} if seed is None else {"sampling_seed": seed}
+        outcome = await player.play(sample, {**chosen.sampling.params, **seeded})
+        return outcome, {**_line(key, outcome, seed), "audited": player.audited, "drift": None}
+
+    def _keep(self, line: Mapping[str, Any]) -> SampleResult:
+        result = self._file.append(line)
+        self.results[result.key] = result
+        self._played += 1
+        self._sampled_tokens += result.sampled_tokens
+        return result
+
+    def record(self) -> dict[str, Any]:
+        """What depends on the clock, or on where the run was interrupted, and so is not part of its outcome."""
+        lasted = [result.seconds for result in self.scored]
+        return {
+            "stopped": self.stopped,
+            "seconds": round(self._seconds, 3),
+            "samples": self._played,
+            "samples_per_s": round(self._played / self._seconds, 3) if self._seconds else None,
+            "sampled_tokens_per_s": round(self._sampled_tokens / self._seconds, 1) if self._seconds else None,
+            "mean_episode_s": round(sum(lasted) / len(lasted), 3) if lasted else None,
+            "longest_episode_s": round(max(lasted), 3) if lasted else None,
+        }
+
+
+def _line(key: SampleKey, outcome: Outcome, seed: int | None) -> dict[str, Any]:
+    sample, facts = outcome.sample, outcome.facts
+    # slime's one for each request, and those within a request
+    versions = [*sample.weight_versions, *(facts.get("weight_versions") or [])]
+    return {
+        "data_set": key.data_set,
+        "problem": key.problem,
+        "number": key.number,
+        "seed": seed,
+        "status": str(sample.status.value),
+        "stop_reason": str(facts.get("stop_reason")),
+        "error": facts.get("error"),
+        "label": sample.label,
+        "reward": sample.reward,
+        "response": sample.response,
+        "prompt_tokens": len(sample.tokens) - sample.response_length,
+        "response_tokens": sample.response_length,
+        **{name: facts.get(name, 0) for name in _COUNTS},
+        "seconds": facts.get("duration_s", 0.0),
+        "weight_versions": list(dict.fromkeys(str(version) for version in versions if version is not None)),
+        "violations": [*outcome.contract_violations, *outcome.tito_violations],
+    }
+
+
 class _GivenUpError(Exception):
-    """Ends the workers' group."""
+    """Too many samples failed alike."""
 
 
 async def run_samples(
     keys: Iterable[SampleKey], run: Callable[[SampleKey], Awaitable[SampleResult]], *, concurrency: int
 ) -> str | None:
-    """Run each key once, in order, with so many workers, which take them as they come free.
+    """Run each key once, in order, `concurrency` at once.
 
     It gives up where as many in a row as run at once, at least 8, fail alike: by then a whole round has failed, each
     after its own retries.
 
     Returns:
-        Why it was stopped early, the samples under way being cancelled; None if all were run.
+        Why it stopped early, the running samples being cancelled; None if all were run.
 
     Raises:
         Exception: The first that `run` raised; the others are cancelled.
@@ -87,229 +289,3 @@ async def run_samples(
             return str(first)
         raise first from None
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Episodes:
-    """Plays the samples of an evaluation, and measures the drift of some.
-
-    `secrets` are masked in the lines; tokens stay as they are.
-    """
-
-    player: Player
-    sets: Mapping[str, EvalSet]
-    seed: int | None
-    keeps_tokens: bool
-    meter: DriftMeter
-    measured: Container[SampleKey]
-    secrets: Collection[str]
-
-    async def line(self, key: SampleKey) -> dict[str, Any]:
-        """Play a sample; its line for the results."""
-        chosen = self.sets[key.data_set]
-        row = chosen.rows[key.problem]
-        sample = Sample(
-            prompt=copy.deepcopy(row.prompt),
-            label=row.label,
-            metadata=copy.deepcopy(dict(row.metadata)),
-            index=key.problem * chosen.sampling.samples + key.number,
-            apply_chat_template_kwargs=dict(chosen.template_kwargs),
-        )
-        params = chosen.sampling.params
-        if self.seed is not None:
-            params["sampling_seed"] = key.seed(self.seed)
-        outcome = await self.player.play(sample, params)
-        line = {**_line(key, outcome, params.get("sampling_seed")), "audited": self.player.audited, "drift": None}
-        if key in self.measured:  # None where nothing was sampled, or it can't be measured
-            found = measure_some(finished_samples(outcome.sample), self.meter)
-            line["drift"] = found[0].counts if found else None
-        line = without_values(line, self.secrets)
-        return {**line, "sample": shown_values(outcome.sample.to_dict(), self.secrets)} if self.keeps_tokens else line
-
-
-def _line(key: SampleKey, outcome: Outcome, seed: int | None) -> dict[str, Any]:
-    sample, facts = outcome.sample, outcome.facts
-    # slime's one for each request, and those within a request
-    versions = [*sample.weight_versions, *(facts.get("weight_versions") or [])]
-    return {
-        "data_set": key.data_set,
-        "problem": key.problem,
-        "number": key.number,
-        "seed": seed,
-        "status": str(sample.status.value),
-        "stop_reason": str(facts.get("stop_reason")),
-        "error": facts.get("error"),
-        "label": sample.label,
-        "reward": sample.reward,
-        "response": sample.response,
-        "prompt_tokens": len(sample.tokens) - sample.response_length,
-        "response_tokens": sample.response_length,
-        **{name: facts.get(name, 0) for name in _COUNTS},
-        "seconds": facts.get("duration_s", 0.0),
-        "weight_versions": list(dict.fromkeys(str(version) for version in versions if version is not None)),
-        "violations": [*outcome.contract_violations, *outcome.tito_violations],
-    }
-
-
-@dataclass(slots=True)
-class Session:
-    """One session of a run: plays the samples that have no score yet, and keeps each result as it comes.
-
-    `results` are the last ones of each sample, earlier sessions' included; the counts are this session's. `stopped` is
-    why it ended before all were run.
-    """
-
-    sets: Sequence[EvalSet]
-    file: ResultsFile
-    results: dict[SampleKey, SampleResult]
-    played: int = 0
-    sampled_tokens: int = 0
-    seconds: float = 0.0
-    stopped: str | None = None
-
-    @classmethod
-    def begin(cls, sets: Sequence[EvalSet], file: ResultsFile, on_note: Callable[[str], None]) -> Session:
-        """Continue with what the file holds.
-
-        Raises:
-            ConfigError: A line of it is not a result of this run.
-        """
-        if file.dropped_bytes:
-            on_note(f"{file.path}: dropped {file.dropped_bytes} bytes of a half-written last line")
-        planned = {key for chosen in sets for key in chosen.sample_keys()}
-        session = cls(sets, file, {result.key: result for result in file.results(planned)})
-        if session.results:
-            done = len(session.scored)
-            failed = len(session.results) - done
-            on_note(f"{done} samples are there already" + (f"; {failed} that failed are tried again" if failed else ""))
-        return session
-
-    @property
-    def scored(self) -> list[SampleResult]:
-        """The results that count."""
-        return [result for result in self.results.values() if result.is_scored]
-
-    @property
-    def left(self) -> list[SampleKey]:
-        """The samples without a score, in order."""
-        scored = {result.key for result in self.scored}
-        return [key for chosen in self.sets for key in chosen.sample_keys() if key not in scored]
-
-    async def play(self, episodes: Episodes, tell: Callable[[bool | None], None], *, concurrency: int) -> None:
-        """Run what is left, telling of each sample whether it is right, None where it has no score.
-
-        Raises:
-            RolloutError: A result can't be written.
-        """
-
-        async def run(key: SampleKey) -> SampleResult:
-            result = self.file.append(await episodes.line(key))
-            self.results[key] = result
-            self.played += 1
-            self.sampled_tokens += result.sampled_tokens
-            tell(result.is_right if result.is_scored else None)
-            return result
-
-        started = time.monotonic()
-        self.stopped = await run_samples(self.left, run, concurrency=concurrency)
-        self.seconds = time.monotonic() - started
-
-    def record(self) -> dict[str, Any]:
-        """What depends on the clock, or on where the run was cut; not part of what a run amounts to."""
-        lasted = [result.seconds for result in self.scored]
-        return {
-            "stopped": self.stopped,
-            "seconds": round(self.seconds, 3),
-            "samples": self.played,
-            "samples_per_s": round(self.played / self.seconds, 3) if self.seconds else None,
-            "sampled_tokens_per_s": round(self.sampled_tokens / self.seconds, 1) if self.seconds else None,
-            "mean_episode_s": round(sum(lasted) / len(lasted), 3) if lasted else None,
-            "longest_episode_s": round(max(lasted), 3) if lasted else None,
-        }
-
-
-def run_evaluation(options: EvalOptions) -> int:
-    """Run it, or resume it; the last line on stdout is the report without its problems, as JSON.
-
-    Returns:
-        The exit code: 0 if every sample is scored and nothing is violated, 1 if not, 130 after Ctrl-C.
-
-    Raises:
-        RolloutError: The data, the engine, the tokenizer or the folder can't be used.
-    """
-    log = make_console(stderr=True)
-    note = functools.partial(log.print, markup=False, soft_wrap=True)
-    how_to_go_on = f"what is done is kept: the same command with --out {options.out} goes on from there"
-    try:
-        report = asyncio.run(_run(options, log, note))
-    except KeyboardInterrupt:
-        note(f"interrupted; {how_to_go_on}")
-        return EXIT_INTERRUPTED
-    if not options.json_only:
-        console = make_console()
-        print_evaluation(console, report)
-        console.print(f"report: {options.out / REPORT_NAME}", markup=False, soft_wrap=True)
-    if not report["complete"]:
-        note(how_to_go_on)
-    print(json.dumps(without_problems(report)), flush=True)
-    return EXIT_OK if report["complete"] and not report["violations"] else EXIT_INCOMPLETE
-
-
-async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) -> dict[str, Any]:
-    settings, sets = load_settings(options), load_sets(options, note)
-    for chosen in sets:
-        chosen.check_settings(settings)
-    for words in idle_ks(options.ks or (), sets):
-        note(words)
-    model_dir = options.model_dir.resolve() if options.model_dir else None
-    async with served_engine(options.base_url, model_dir) as base_url:
-        info = await ask_engine(base_url)
-        tokenizer_dir = options.tokenizer_dir or tokenizer_folder(info, base_url)
-        with ResultsFile(options.out, run_identity(options, sets, settings, info, tokenizer_dir)) as file:
-            note(f"engine at {redacted(parse_base_url(base_url))}, results in {options.out}")
-            session = Session.begin(sets, file, note)
-            if session.left:
-                await _play(options, settings, session, base_url, tokenizer_dir, log)
-            outcome = evaluation_report(sets, session.results, options.ks or DEFAULT_KS)
-            report = {
-                **outcome,
-                "notes": report_notes(outcome, info.weight_version),
-                "model": info.model_path,
-                "weight_version": info.weight_version,
-                "strands_rollout": __version__,
-                "session": session.record(),
-            }
-            write_json(options.out / REPORT_NAME, report)
-    failed = Counter(result.fault or result.stop_reason for result in session.results.values() if not result.is_scored)
-    stopped = [f"stopped: {session.stopped}"] if session.stopped else []
-    errors = [f"{count} failed: {error}" for error, count in failed.most_common(_MOST_ERRORS)]
-    for words in [*stopped, *errors, *report["notes"]]:
-        note(words)
-    return report
-
-
-async def _play(
-    options: EvalOptions, settings: RolloutSettings, session: Session, base_url: str, tokenizer_dir: Path, log: Console
-) -> None:
-    if CODE_TOOL_PATH in settings.tools:
-        log.print(f"code runs with isolation {await start_executor(settings.executor)!r}")
-    async with playing(
-        base_url,
-        tokenizer_dir,
-        settings.model_dump(exclude_unset=True),
-        audited=options.audits,
-        evaluation=True,
-        max_context_tokens=options.max_context_tokens,
-    ) as player:
-        episodes = Episodes(
-            player,
-            {chosen.name: chosen for chosen in session.sets},
-            options.seed,
-            options.keeps_tokens,
-            DriftMeter(player.tokenizer, tool_parser=settings.tool_parser),
-            {key for chosen in session.sets for key in evenly_spread(list(chosen.sample_keys()))},
-            secret_values(os.environ, settings.model_dump(mode="json")),
-        )
-        earlier = [result.is_right for result in session.scored]
-        with accuracy_bar(log, len(session.left) + len(earlier), earlier) as tell:
-            await session.play(episodes, tell, concurrency=options.concurrency)

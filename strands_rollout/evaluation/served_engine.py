@@ -24,7 +24,7 @@ def served_engine(base_url: str | None, model_dir: Path | None) -> AbstractAsync
 
 
 async def ask_engine(base_url: str) -> ServerInfo:
-    """What the engine says of itself.
+    """Ask the engine for its model, tokenizer and limits.
 
     Raises:
         ConfigError: The URL is not one of an HTTP server.
@@ -55,7 +55,7 @@ async def served_tokenizer(base_url: str) -> Path:
 
 
 async def start_executor(setting: str | Mapping[str, Any]) -> str:
-    """Start the code sandbox before episodes need it; what it enforces, "unknown" for one that does not tell.
+    """Start the code sandbox before episodes need it; returns its isolation, "unknown" where it does not report it.
 
     Raises:
         ConfigError: There is no such executor.

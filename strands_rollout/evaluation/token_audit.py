@@ -1,4 +1,4 @@
-"""Token exactness, checked on the wire: a recording proxy before an engine, and its record beside an episode's sample.
+"""Token exactness, checked on the wire: a recording proxy before an engine, and its record compared with a sample.
 
 The proxy knows HTTP and the token fields of `/generate` only, not how a sample came about: it must be independent of
 what it checks.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
 from typing import Any, Final
 
 import aiohttp
@@ -50,19 +50,52 @@ class Exchange:
         return [*self.input_ids, *(self.output_ids or [])]
 
 
-@dataclass(slots=True)
 class WireRecorder:
-    """The running proxy: where it listens, and the exchanges by routing key, "" for requests without one."""
+    """The running proxy: the URL where it listens, and the exchanges by routing key, "" for requests without one."""
 
-    url: str
-    episodes: dict[str, list[Exchange]] = field(default_factory=dict)
+    def __init__(self, session: aiohttp.ClientSession, target: str) -> None:
+        self._session, self._target = session, target
+        self.url = ""
+        self.episodes: dict[str, list[Exchange]] = {}
+
+    async def forward(self, request: web.Request) -> web.Response:
+        """Send a request on to the engine; a generation is recorded in its episode, in the order of the requests."""
+        body = await request.read()
+        episode: list[Exchange] = []
+        if request.path == "/generate" and request.method == "POST":
+            asked = _object(body)
+            episode = self.episodes.setdefault(request.headers.get(ROUTING_HEADER, ""), [])
+            episode.append(Exchange(list(asked.get("input_ids") or []), None, [], bool(asked.get("image_data"))))
+        index = len(episode) - 1
+        try:
+            answer, content = await self._send(request, body)
+        except aiohttp.ClientError as e:
+            # the engine gave no answer: the client must see that, not a status that the engine never sent
+            if request.transport is not None:
+                request.transport.close()
+            return web.Response(status=502, text=f"{type(e).__name__}: {e}")
+        if episode and answer.status == 200:
+            episode[index] = _answered(episode[index], content)
+        return answer
+
+    async def _send(self, request: web.Request, body: bytes) -> tuple[web.Response, bytes]:
+        url, headers = f"{self._target}{request.rel_url}", _end_to_end(request.headers)
+        async with self._session.request(
+            request.method, url, data=body or None, headers=headers, allow_redirects=False
+        ) as answer:
+            content = await answer.read()
+            return web.Response(status=answer.status, body=content, headers=_end_to_end(answer.headers)), content
+
+
+def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in _HOP_HEADERS}
 
 
 @asynccontextmanager
 async def recording(base_url: str) -> AsyncIterator[WireRecorder]:
     """Run a proxy before the engine at `base_url`, on a free port of 127.0.0.1, until the block ends.
 
-    A client that goes away has its request to the engine dropped too, as without the proxy.
+    When a client goes away, its request to the engine is cancelled too, as without the proxy.
 
     Raises:
         ConfigError: `base_url` is not that of an HTTP server.
@@ -71,10 +104,9 @@ async def recording(base_url: str) -> AsyncIterator[WireRecorder]:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, auto_decompress=True) as session:
-        recorder = WireRecorder("")
-        proxy = _Proxy(session, str(target).rstrip("/"), recorder)
+        recorder = WireRecorder(session, str(target).rstrip("/"))
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
-        app.router.add_route("*", "/{path:.*}", proxy.forward)
+        app.router.add_route("*", "/{path:.*}", recorder.forward)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
         try:
@@ -83,47 +115,6 @@ async def recording(base_url: str) -> AsyncIterator[WireRecorder]:
             yield recorder
         finally:
             await runner.cleanup()
-
-
-@dataclass(frozen=True, slots=True)
-class _Proxy:
-    _session: aiohttp.ClientSession
-    _target: str
-    _recorder: WireRecorder
-
-    async def forward(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        slot = self._opened(request, body)
-        try:
-            answer = await self._send(request, body)
-        except aiohttp.ClientError as e:
-            # the engine gave no answer: the client must see that, not a status that the engine never sent
-            if request.transport is not None:
-                request.transport.close()
-            return web.Response(status=502, text=f"{type(e).__name__}: {e}")
-        if slot is not None and answer.status == 200:
-            episode, index = slot
-            episode[index] = _answered(episode[index], answer.body if isinstance(answer.body, bytes) else b"")
-        return answer
-
-    async def _send(self, request: web.Request, body: bytes) -> web.Response:
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_HEADERS}
-        url = f"{self._target}{request.rel_url}"
-        async with self._session.request(
-            request.method, url, data=body or None, headers=headers, allow_redirects=False
-        ) as answer:
-            content = await answer.read()
-            kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_HEADERS}
-            return web.Response(status=answer.status, body=content, headers=kept)
-
-    def _opened(self, request: web.Request, body: bytes) -> tuple[list[Exchange], int] | None:
-        """The place of a generation in its episode, taken when its request comes; None for anything else."""
-        if request.path != "/generate" or request.method != "POST":
-            return None
-        asked = _object(body)
-        episode = self._recorder.episodes.setdefault(request.headers.get(ROUTING_HEADER, ""), [])
-        episode.append(Exchange(list(asked.get("input_ids") or []), None, [], bool(asked.get("image_data"))))
-        return episode, len(episode) - 1
 
 
 def _answered(asked: Exchange, body: bytes) -> Exchange:
@@ -151,7 +142,7 @@ def _object(body: bytes) -> Mapping[str, Any]:
 
 
 def tito_violations(exchanges: Sequence[Exchange], sample: Sample) -> list[str]:
-    """Every break of token-in/token-out in one episode, in words; empty if there is none.
+    """Every break of token-in/token-out in one episode, each as a sentence.
 
     Each request must extend the last one's ids and its output; one that got no generation is sent again unchanged. A
     sample that trains anything must hold the last sequence, and train the ids that were sampled, all of them, at the
@@ -162,17 +153,12 @@ def tito_violations(exchanges: Sequence[Exchange], sample: Sample) -> list[str]:
 
 
 def _broken_extensions(exchanges: Sequence[Exchange]) -> Iterator[str]:
-    previous: Exchange | None = None
-    for number, exchange in enumerate(exchanges):
-        if previous is not None and previous.output_ids is None:
-            if exchange.input_ids != previous.input_ids:
-                yield f"request {number} repeats a failed one{_difference(exchange.input_ids, previous.input_ids)}"
-        elif previous is not None:
-            read = previous.sequence
-            if exchange.input_ids[: len(read)] != read:
-                difference = _difference(exchange.input_ids, read)
-                yield f"request {number} does not extend the last one and its output{difference}"
-        previous = exchange
+    for number, (previous, exchange) in enumerate(pairwise(exchanges), start=1):
+        got, read = exchange.input_ids, previous.sequence
+        if previous.output_ids is None and got != read:
+            yield f"request {number} repeats a failed one{_difference(got, read)}"
+        elif got[: len(read)] != read:
+            yield f"request {number} does not extend the last one and its output{_difference(got, read)}"
 
 
 def _wrong_sample(exchanges: Sequence[Exchange], sample: Sample) -> Iterator[str]:

@@ -1,17 +1,24 @@
-"""A step's samples as the sequences that the loss reads. Knows samples and rewards; nothing of torch."""
+"""A step's samples as the sequences that the loss reads, and in numbers; nothing here needs torch.
+
+A run's invariant is checked here too: the trainer's logprobs of sampled tokens are the rollout's. Under the same
+weights both compute the same function of the same tokens. A difference means that the trainer sees other tokens than
+the policy did, at other places, or with other logprobs than it sampled them with.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, Self
 
+from strands_rollout.errors import TrajectoryError
 from strands_rollout.evaluation.evaluate import Generate, Player
-from strands_rollout.samples import Sample, episode_facts, finished_samples
+from strands_rollout.samples import Sample, episode_facts, fan_out_part, finished_samples
 from strands_rollout.settings import REWARD_KEY, RolloutSettings
-from strands_rollout.slime_plugin.retokenisation import DriftMeter, EpisodeDrift, measure_some
+from strands_rollout.slime_plugin.retokenisation import DriftMeter, EpisodeDrift, measure_some, totals_of
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
 from strands_rollout.template.drift import Drift
 from strands_rollout.tool_parsers import AUTO
@@ -20,6 +27,9 @@ from strands_rollout.train.options import TrainOptions
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_MOST_SHOWN: Final = 10
+_CONTEXT_TOKENS: Final = 8
+_MOST_RATIO: Final = 50.0
 _GRPO: Final = SimpleNamespace(reward_key=REWARD_KEY, advantage_estimator="grpo")
 
 
@@ -33,13 +43,13 @@ class TrainingSequence:
         loss_mask: 0 or 1 per response token.
         log_probs: The behaviour policy's, one per response token; None where they are unknown: the trainer then takes
             its own from before the update.
-        sampled_log_probs: To compare with alone: the logprob at which each response token was sampled, None where it
-            is unknown.
+        sampled_log_probs: The logprob at which each response token was sampled, None where it is unknown; only to
+            compare with.
         version: Of the weights that sampled all of its tokens; None where there were several, or it is unknown.
         advantage: Of every trained token.
-        rollout: What the siblings of a fan-out have in common, and nobody else.
-        denominator: Trained tokens of its rollout, siblings included; at least 1. The loss of a sample is its sum by
-            this number, as slime's by default.
+        rollout: The same for the siblings of a fan-out, and for no other sequence.
+        denominator: Trained tokens of its rollout, siblings included; at least 1. The loss of a sample is its sum
+            divided by this number, as slime's by default.
     """
 
     tokens: list[int]
@@ -59,10 +69,9 @@ class TrainingSequence:
 
     @property
     def known_pairs(self) -> list[tuple[int, float]]:
-        """For each trained token whose sampling logprob is known: which of the trained ones it is, and that logprob."""
-        trained = (
-            value for value, is_trained in zip(self.sampled_log_probs, self.loss_mask, strict=True) if is_trained
-        )
+        """For each trained token whose sampling logprob is known: its index among them, and that logprob."""
+        pairs = zip(self.sampled_log_probs, self.loss_mask, strict=True)
+        trained = [value for value, is_trained in pairs if is_trained]
         return [(at, value) for at, value in enumerate(trained) if value is not None]
 
     @property
@@ -77,9 +86,9 @@ class TrainingSequence:
 class StepBatch:
     """What one step trains on: all samples, flat in the order of groups, and those that train a token as sequences.
 
-    `drifts` are of each sample of which it was measured, `measured` is all that was measured of those, where tokens
-    are taken as they were sampled. `dropped_groups` have no spread of rewards and teach nothing; `extra_figures` are
-    what an experiment adds to the step's record.
+    `drifts` are of the samples of which it was measured; `measured` has more of them, where tokens are trained as they
+    were sampled. `dropped_groups` have no spread of rewards and teach nothing; `extra_figures` are what an experiment
+    adds to the step's record.
     """
 
     samples: list[Sample]
@@ -108,7 +117,7 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class TrainedSample:
-    """A graded sample that trains a token, and what it shares with its siblings."""
+    """A graded sample that trains a token; `rollout` is the same for its siblings."""
 
     sample: Sample
     advantage: float
@@ -166,16 +175,14 @@ def sequences_as_sampled(trained: Sequence[TrainedSample]) -> list[TrainingSeque
 
 
 class TrainingMethod:
-    """How episodes come about and what is trained on: here the tokens as they were sampled.
-
-    An experiment is a subclass.
+    """How episodes are played and what is trained: here the tokens as they were sampled. An experiment is a subclass.
 
     Attributes:
         rollout: Its name in options.json and in the summary.
-        ablation: Likewise, of what it does wrong on purpose.
+        ablation: The name of its deliberate fault, likewise.
         is_exact: Whether the trainer's logprobs must be the rollout's.
         keeps_contract: Whether samples must be what slime takes.
-        keeps_aborted: See `RolloutPlan`.
+        keeps_aborted: See `RolloutCollector`.
         generate: Plays an episode; None for `strands_rollout.generate`.
     """
 
@@ -204,3 +211,142 @@ class TrainingMethod:
         measured = measure_some(views, DriftMeter(tokenizer, tool_parser=tool_parser))
         drifts = [Drift(one.sampled_tokens, one.turn_drift) for one in measured]
         return StepBatch.of(groups, sequences_as_sampled(trained), drifts, dropped, measured=measured)
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobGap:
+    """How far the trainer's logprobs are from the rollout's, in nats, over all tokens where both are known.
+
+    `k3` estimates KL(rollout || trainer), the mean over tokens. All is 0 where no token was compared.
+    """
+
+    largest: float
+    mean: float
+    k3: float
+    tokens: int
+
+    @classmethod
+    def of(cls, sequences: Sequence[TrainingSequence], trainer: Sequence[Sequence[float]]) -> LogprobGap:
+        """The gap over all trained tokens whose sampling logprob is known.
+
+        `trainer` has the trainer's logprobs of each one's trained tokens, under the weights that sampled them.
+        """
+        log_ratios = [
+            own[at] - sampled
+            for sequence, own in zip(sequences, trainer, strict=True)
+            for at, sampled in sequence.known_pairs
+        ]
+        if not log_ratios:
+            return cls(0.0, 0.0, 0.0, 0)
+        k3 = [math.expm1(min(ratio, _MOST_RATIO)) - ratio for ratio in log_ratios]
+        return cls(
+            largest=max((abs(ratio) for ratio in log_ratios), key=lambda gap: math.inf if math.isnan(gap) else gap),
+            mean=math.fsum(map(abs, log_ratios)) / len(log_ratios),
+            k3=math.fsum(k3) / len(log_ratios),
+            tokens=len(log_ratios),
+        )
+
+
+def check_gap(
+    sequences: Sequence[TrainingSequence],
+    trainer: Sequence[Sequence[float]],
+    limit: float,
+    decode: Callable[[Sequence[int]], str],
+) -> None:
+    """Refuse to train where the two disagree by more than `limit`, in nats; less is taken for rounding.
+
+    The sequences were sampled by the weights that are about to be updated; `trainer` is as for `LogprobGap.of`.
+
+    Raises:
+        TrajectoryError: The gap is larger; the message shows the tokens with the largest differences. Or there is no
+            token to compare.
+    """
+    gap = LogprobGap.of(sequences, trainer)
+    if not gap.tokens:
+        raise TrajectoryError(
+            "got no token whose logprob under these weights is known; expected the rollout's logprobs, and spans with "
+            "the weight version of the engine: it can't be checked that trainer and engine agree (--unchecked goes on)"
+        )
+    if gap.largest <= limit:
+        return
+    rows = [
+        (abs(theirs - own[at]), number, sequence.trained_positions[at], theirs, own[at])
+        for number, (sequence, own) in enumerate(zip(sequences, trainer, strict=True))
+        for at, theirs in sequence.known_pairs
+    ]
+    shown = "".join(
+        f"\n  sequence {number}, {_place(sequences[number].tokens, position, decode)}: rollout {theirs:.4f}, trainer "
+        f"{ours:.4f}"
+        for _, number, position, theirs, ours in sorted(rows, reverse=True)[:_MOST_SHOWN]
+    )
+    raise TrajectoryError(
+        f"under the same weights the trainer's logprobs differ from the rollout's by up to {gap.largest:.3g} (mean "
+        f"{gap.mean:.3g}), {sum(row[0] > limit for row in rows)} of {len(rows)} trained tokens by more than {limit:g}; "
+        "expected rounding alone. Either the tokens, their places or the mask are wrong, or the engine does not "
+        f"compute as the trainer does (a lower precision: raise --gap-limit). The largest differences:{shown}"
+    )
+
+
+def _place(tokens: Sequence[int], position: int, decode: Callable[[Sequence[int]], str]) -> str:
+    before = tokens[max(0, position - _CONTEXT_TOKENS) : position]
+    return f"token {position} of {len(tokens)}: {decode([tokens[position]])!r} after {decode(before)!r}"
+
+
+def batch_figures(batch: StepBatch, version: int) -> dict[str, float]:
+    """The figures of a step's samples; siblings of a fan-out are one episode, with the main agent's reward and status.
+
+    `version` is of the weights that are about to be updated; older tokens are stale.
+    """
+    samples = batch.samples
+    episodes = [sample for sample in samples if not fan_out_part(sample)]
+    graded = [sample.reward for sample in episodes if isinstance(sample.reward, dict)]
+    statuses = Counter(sample.status for sample in episodes)
+    sampled = sum(drift.sampled_tokens for drift in batch.drifts)
+    figures: dict[str, float] = {
+        "episodes": len(episodes),
+        "samples": len(samples),
+        "reward": _mean(float(reward["score"]) for reward in graded),
+        "accuracy": _mean(float(reward["acc"]) for reward in graded),
+        "response_length": _mean(sample.response_length for sample in samples),
+        **{
+            name: sum(float(episode_facts(sample).get(name) or 0) for sample in samples) / max(len(episodes), 1)
+            for name in ("sampled_tokens", "tool_calls", "turns")
+        },
+        "dropped_groups": batch.dropped_groups,
+        **{status.value: statuses[status] for status in Sample.Status if status is not Sample.Status.PENDING},
+        **_staleness(samples, version),
+    }
+    figures |= batch.extra_figures
+    if sampled:
+        figures["drift_tokens"] = sum(drift.drift_tokens for drift in batch.drifts) / sampled
+        figures["drift_episodes"] = _mean(float(drift.drift_tokens > 0) for drift in batch.drifts)
+    if batch.measured:
+        totals = totals_of(batch.measured)
+        figures["off_policy_tokens"] = totals.off_policy_share
+        if totals.mismatched_tokens is not None:
+            figures["mismatch_tokens"] = totals.mismatched_tokens
+    return figures
+
+
+def gap_figures(gap: LogprobGap) -> dict[str, float]:
+    """The gap by the names of the log; nothing where no token could be compared."""
+    if not gap.tokens:
+        return {}
+    return {"kl_k3": gap.k3, "logprob_gap_max": gap.largest, "logprob_gap_mean": gap.mean}
+
+
+def _staleness(samples: Iterable[Sample], version: int) -> dict[str, float]:
+    """Shares of sampled tokens that older weights have sampled, by the versions that their spans name."""
+    tokens_of_age: Counter[int] = Counter()
+    for sample in samples:
+        for _, start, end, sampled_by in episode_facts(sample).get("spans") or []:
+            age = version - int(sampled_by) if str(sampled_by).isdecimal() else 0
+            tokens_of_age[age] += end - start
+    total = tokens_of_age.total()
+    stale = sum(count for age, count in tokens_of_age.items() if age > 0)
+    return {"stale_tokens": stale / total if total else 0.0, "staleness_max": max(tokens_of_age, default=0)}
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else 0.0

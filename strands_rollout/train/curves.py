@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Runs: TypeAlias = Sequence[Sequence[StepRecord]]
 _LOG_FROM_RATIO: Final = 100.0
 NOT_DRAWN: Final = "curves are not drawn: matplotlib is not installed; pip install 'strands-rollout[train]'"
-# Okabe and Ito's colours without yellow, which is weak on white: told apart whatever one's colour vision
+# Okabe and Ito's colours without yellow, which is weak on white: distinct for the colour-blind too
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 _MARKS_PER_LINE: Final = 8
@@ -30,8 +30,8 @@ _FONT: Final = {"font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9}
 class Panel:
     """One picture of the page.
 
-    `keys` are of a step's record, each a line, and how it is dashed, in matplotlib's words. Where it `can_be_log`, its
-    axis is logarithmic if the values span more than two orders of magnitude.
+    `keys` of a step's record are its lines, with matplotlib's line style. Where it `can_be_log`, its axis is
+    logarithmic if the values span more than two orders of magnitude.
     """
 
     title: str

@@ -143,9 +143,9 @@ class UpdateFigures:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the policy gives a sequence's trained tokens before an update, at the temperature of the rollout.
+    """A sequence's trained tokens under the policy before an update, at the temperature of the rollout.
 
-    Both are [trained tokens]; the entropy is of the distributions that they were drawn from, in nats.
+    Both are [trained tokens]; the entropy is of the distributions that they were sampled from, in nats.
     """
 
     log_probs: Tensor
@@ -171,14 +171,14 @@ class Policy:
 
     def measure(self, sequences: Sequence[TrainingSequence]) -> list[Measured]:
         """Logprobs and entropies of each sequence's trained tokens, under the weights as they are."""
-        measured: list[Measured | None] = [None] * len(sequences)
+        measured: dict[int, Measured] = {}
         with torch.no_grad():
-            for chosen in self._micro_batches(sequences, range(len(sequences))):
+            for chosen in self._micro_batches(sequences):
                 log_probs, entropy = self._log_probs(self._model, [sequences[at] for at in chosen])
                 counts = [_trained_tokens(sequences[at]) for at in chosen]
-                for at, one, other in zip(chosen, log_probs.split(counts), entropy.split(counts), strict=True):
-                    measured[at] = Measured(one, other)
-        return [one for one in measured if one is not None]
+                values = map(Measured, log_probs.split(counts), entropy.split(counts))
+                measured |= zip(chosen, values, strict=True)
+        return [measured[at] for at in range(len(sequences))]
 
     def update(
         self, sequences: Sequence[TrainingSequence], before: Sequence[Measured], *, progress: float = 0.0
@@ -194,16 +194,16 @@ class Policy:
         factor = 1 - progress if self.settings.decay == "linear" else 1.0
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * factor
-        for part in _parts(sequences, self.settings.updates):
+        for places in _parts(sequences, self.settings.updates):
+            part = [sequences[at] for at in places]
+            # trained tokens, or rollouts, of which siblings are one together
+            by_token = self.settings.mean == "token"
+            weight = sum(map(_trained_tokens, part)) if by_token else len({one.rollout for one in part})
             # most groups of a policy that is nearly always right have no gradient at all
             always = self.settings.kl or self.settings.entropy
-            learned = [at for at in part if sequences[at].advantage or always]
+            learned = [(sequences[at], before[at]) for at in places if sequences[at].advantage or always]
             if learned:
-                # trained tokens, or rollouts, of which siblings are one together
-                trained = [sequences[at] for at in part]
-                by_token = self.settings.mean == "token"
-                weight = sum(map(_trained_tokens, trained)) if by_token else len({one.rollout for one in trained})
-                self._step(sequences, before, learned, share=1 / weight, figures=figures)
+                self._step(learned, 1 / weight, figures)
         return figures
 
     def write_weights(self, folder: Path) -> None:
@@ -254,23 +254,13 @@ class Policy:
             self._optimizer.load_state_dict(state["optimizer"])
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as e:
             reason = f"it is no checkpoint of this model ({type(e).__name__})"
-            raise ConfigError(f"can't go on from {path}: {reason}; start afresh in another folder with --out") from e
+            raise ConfigError(f"can't resume from {path}: {reason}; start afresh in another folder with --out") from e
 
-    def _step(
-        self,
-        sequences: Sequence[TrainingSequence],
-        before: Sequence[Measured],
-        learned: Sequence[int],
-        *,
-        share: float,
-        figures: UpdateFigures,
-    ) -> None:
+    def _step(self, learned: Sequence[tuple[TrainingSequence, Measured]], share: float, figures: UpdateFigures) -> None:
         self._optimizer.zero_grad(set_to_none=True)
         loss = 0.0
-        for chosen in self._micro_batches(sequences, learned):
-            part = self._loss(
-                [sequences[at] for at in chosen], [before[at] for at in chosen], share=share, figures=figures
-            )
+        for chosen in self._micro_batches([one for one, _ in learned]):
+            part = self._loss([learned[at] for at in chosen], figures) * share
             part.backward()
             loss += float(part.detach())
         norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self.settings.max_grad_norm)
@@ -282,10 +272,9 @@ class Policy:
         self._optimizer.step()
         figures.add(1, loss=loss, grad_norm=float(norm))
 
-    def _loss(
-        self, sequences: Sequence[TrainingSequence], before: Sequence[Measured], *, share: float, figures: UpdateFigures
-    ) -> Tensor:
-        """The sequences' part of the loss; each sample's sum is weighed by `share`, and by its denominator or 1."""
+    def _loss(self, learned: Sequence[tuple[TrainingSequence, Measured]], figures: UpdateFigures) -> Tensor:
+        """The sequences' losses, each the sum over its tokens divided by its denominator or 1, added up."""
+        sequences, before = zip(*learned, strict=True)
         settings = self.settings
         log_probs, entropy = self._log_probs(self._model, sequences)
         counts = torch.tensor([_trained_tokens(one) for one in sequences])
@@ -310,13 +299,13 @@ class Policy:
             losses = losses + settings.kl * divergence
             figures.add(len(divergence), kl_reference=float(divergence.detach().sum()))
         figures.add_ratios(log_ratio.detach().exp(), clipped)
-        return (losses / _spread(divisors, counts)).sum() * share
+        return (losses / _spread(divisors, counts)).sum()
 
-    def _micro_batches(self, sequences: Sequence[TrainingSequence], chosen: Sequence[int]) -> Iterator[list[int]]:
-        """The chosen ones by length, in batches that take about as much memory each."""
+    def _micro_batches(self, sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
+        """The sequences' places, by length, in batches that take about as much memory each."""
         most_tokens = _MICRO_BATCH_LOGITS // self._model.config.vocab_size
         batch: list[int] = []
-        for at in sorted(chosen, key=lambda at: len(sequences[at].tokens)):
+        for at in sorted(range(len(sequences)), key=lambda at: len(sequences[at].tokens)):
             longest = len(sequences[at].tokens) - sequences[at].prompt_length
             if batch and (len(batch) + 1) * longest > most_tokens:
                 yield batch

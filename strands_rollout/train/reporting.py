@@ -1,11 +1,10 @@
-"""What is shown of a training run while it goes on: a bar on a terminal, else a line a step; and its steps in wandb.
+"""The progress of a training run: a bar on a terminal, else a line per step; and its steps in wandb.
 
 wandb is set up by the environment alone (WANDB_MODE, WANDB_PROJECT ...); no key is read or written here.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from strands_rollout.evaluation.display import progress_bar
 from strands_rollout.integrations.wandb import check_wandb, start_run
 from strands_rollout.train.run_folder import finite
 
@@ -28,31 +27,27 @@ _PROJECT: Final = "strands-rollout-train"
 
 
 class TrainingProgress:
-    """The display of a run until the block ends; a context manager.
+    """Shows the progress of a run; a context manager.
 
-    `total` counts the steps of the whole run, `done` those that an earlier start has done.
+    `total` counts the steps of the whole run, `done` those before this process.
     """
 
     def __init__(self, console: Console, *, total: int, done: int = 0) -> None:
         self._console, self._total, self._done = console, total, done
         self._words = self._phase = ""
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         # two draws a second: the thread that draws shares its core with the training
-        new_bar = functools.partial(Progress, *columns, console=console, refresh_per_second=2)
-        self._bar = new_bar() if console.is_interactive else None
-        self._task = self._bar.add_task("steps", total=total, completed=done) if self._bar else TaskID(0)
+        self._bar = progress_bar(console, refresh_per_second=2)
+        self._task = self._bar.add_task("steps", total=total, completed=done)
 
     def __enter__(self) -> Self:
-        if self._bar:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._bar:
-            self._bar.stop()
+        self._bar.stop()
 
     def phase(self, words: str) -> None:
-        """Show what is being done now, as in "rollout"; nothing where it is no terminal."""
+        """Show the phase that begins, as in "rollout"; nothing without a terminal."""
         self._phase = words
         self._show()
 
@@ -61,16 +56,15 @@ class TrainingProgress:
         self._done += 1
         parts = [form(value) for key, form in _WORDS.items() if isinstance(value := record.get(key), int | float)]
         self._words = "  ".join(parts)
-        if self._bar is None:
+        if not self._console.is_interactive:
             seconds = sum(value for key in _TIMES if isinstance(value := record.get(key), int | float))
             line = f"step {self._done}/{self._total}  {self._words}  {seconds:.1f} s"
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
         self._show()
 
     def _show(self) -> None:
-        if self._bar:
-            description = "  ".join(filter(None, (self._words, self._phase)))
-            self._bar.update(self._task, completed=self._done, description=description)
+        description = "  ".join(filter(None, (self._words, self._phase)))
+        self._bar.update(self._task, completed=self._done, description=description)
 
 
 class WandbLog:

@@ -1,7 +1,7 @@
-"""Collects groups of finished samples for a step, each played by `generate` and graded by `reward_func`.
+"""Collects a step's groups of finished samples, each played by `generate` and graded by `reward_func`.
 
-What an abort interrupted is resumed in the next step, as slime's partial rollouts. A place in the order of prompts is
-all that a resumed run needs to know of it.
+An episode that was aborted is resumed in the next step, as slime's partial rollouts. The position in the order of
+prompts is all that a resumed run needs to know of that order.
 """
 
 from __future__ import annotations
@@ -10,25 +10,27 @@ import asyncio
 import copy
 import functools
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any
 
 from strands_rollout.evaluation.evaluate import Player
+from strands_rollout.evaluation.options import slime_sampling_params
 from strands_rollout.evaluation.rows import Row
 from strands_rollout.samples import Sample
+from strands_rollout.train.options import TrainOptions
 
 
 class PromptOrder:
-    """An endless sequence of rows."""
+    """An endless sequence of rows, shuffled anew for each pass over them."""
 
     def __init__(self, rows: Sequence[Row], seed: int) -> None:
         self._rows, self._seed = rows, seed
         self._order_of_pass = functools.lru_cache(maxsize=2)(self._shuffled)
 
     def row(self, position: int) -> Row:
-        """The row at a place, from 0."""
+        """The row at a position, from 0."""
         passes, place = divmod(position, len(self._rows))
         return self._rows[self._order_of_pass(passes)[place]]
 
@@ -39,40 +41,14 @@ class PromptOrder:
 
 
 def sampling_seed(*parts: object) -> int:
-    """A seed of 31 bits that depends on all parts, on any machine alike."""
+    """A seed of 31 bits that depends on all parts, the same on any machine."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutPlan:
-    """What a step's rollouts are: `groups` prompts with `samples` episodes each.
-
-    Attributes:
-        extra_groups: Prompts that are begun beyond these; when enough are finished, the others are aborted and gone on
-            with in the next step.
-        seed: Decides the order of prompts and every episode's sampling seed.
-        sampling_params: As slime hands them to `generate`.
-        keeps_aborted: Hand out all groups that were begun, aborted episodes among them: a fault, for those who want to
-            see it.
-    """
-
-    groups: int
-    samples: int
-    extra_groups: int
-    concurrency: int
-    seed: int
-    sampling_params: Mapping[str, Any]
-    keeps_aborted: bool = False
-
-
-Abort: TypeAlias = Callable[[], Awaitable[None]]
-"""Ends every request of the engine."""
-
-
 @dataclass(slots=True)
 class AbortFlag:
-    """Whether the rollouts are being aborted; the setting `should_abort` asks it."""
+    """Whether the rollouts are being aborted: the setting `should_abort`, and so a value that JSON can hold."""
 
     is_set: bool = False
 
@@ -97,7 +73,7 @@ class Group:
         return sum(not self.was_aborted(at) for at in self.episodes)
 
     def was_aborted(self, at: int) -> bool:
-        """Whether an episode was cut off."""
+        """Whether an episode was interrupted by an abort."""
         return self.episodes[at][0].status is Sample.Status.ABORTED
 
     def samples(self) -> list[Sample]:
@@ -105,69 +81,77 @@ class Group:
         return [sample for at in sorted(self.episodes) for sample in self.episodes[at]]
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """A step's groups in the order of their prompts, and how many of their episodes had been aborted before.
-
-    A group is flat: where an episode fans out, its samples follow each other.
-    """
-
-    groups: list[list[Sample]]
-    resumed: int
-
-
 class RolloutCollector:
-    """Plays groups; what is begun and not over waits here from step to step.
+    """Plays groups; unfinished ones wait here from step to step.
 
-    `next_position` is of the first prompt that no group has yet; `waiting` are groups that an abort cut off.
+    Attributes:
+        next_position: Of the first prompt that has no group yet.
+        waiting: Groups that an abort interrupted.
+
+    Args:
+        player: Plays the episodes; they end early once `aborting` is set.
+        rows: The prompts.
+        options: How many groups and episodes, and the seed of all.
+        abort: Ends every request of the engine.
+        aborting: Set while a rollout is being aborted.
+        keeps_aborted: Hand out all groups that were begun, aborted episodes among them: a fault, for experiments.
     """
 
     def __init__(
         self,
         player: Player,
         rows: Sequence[Row],
-        plan: RolloutPlan,
+        options: TrainOptions,
         abort: Callable[[], Awaitable[None]],
-        flag: AbortFlag,
+        aborting: AbortFlag,
+        *,
+        keeps_aborted: bool = False,
     ) -> None:
-        self._player, self._plan, self._abort, self._flag = player, plan, abort, flag
-        self._order = PromptOrder(rows, plan.seed)
-        self._gate = asyncio.Semaphore(plan.concurrency)
+        self._player, self._options, self._abort, self._aborting = player, options, abort, aborting
+        self._keeps_aborted = keeps_aborted
+        self._order = PromptOrder(rows, options.seed)
+        self._gate = asyncio.Semaphore(options.concurrency)
+        self._sampling_params = slime_sampling_params(options.temperature, options.max_new_tokens)
         self.next_position = 0
         self.waiting: list[Group] = []
 
-    async def collect(self) -> Collected:
-        """Play until so many groups are over; those that are aborted wait for the next call.
+    async def collect(self) -> tuple[list[list[Sample]], int]:
+        """Play until a step's groups are finished; those that are aborted wait for the next call.
+
+        Returns:
+            The groups in the order of their prompts, and how many of their episodes were resumed. A group is flat:
+            where an episode fans out, its samples follow each other.
 
         Raises:
-            RolloutError: The abort could not be asked for.
+            RolloutError: The engine did not take the abort.
         """
-        plan = self._plan
-        under_way = self.waiting + [self._begin() for _ in range(plan.groups + plan.extra_groups - len(self.waiting))]
+        wanted = self._options.prompts
+        new = [self._begin() for _ in range(wanted + self._options.extra_prompts - len(self.waiting))]
+        running = self.waiting + new
         self.waiting = []
-        resumed = sum(len(group.episodes) - group.finished() for group in under_way)
-        tasks = {asyncio.create_task(self._play(group)): group for group in under_way}
+        resumed = sum(len(group.episodes) - group.finished() for group in running)
+        tasks = {asyncio.create_task(self._play(group)): group for group in running}
         done: list[Group] = []
         try:
             for next_done in asyncio.as_completed(list(tasks)):
                 await next_done
-                done = [group for task, group in tasks.items() if task.done() and group.finished() == plan.samples]
-                if len(done) >= plan.groups:
+                done = [group for task, group in tasks.items() if task.done() and self._is_finished(group)]
+                if len(done) >= wanted:
                     break
             if left := [task for task in tasks if not task.done()]:
-                self._flag.is_set = True
+                self._aborting.is_set = True
                 await self._abort()  # the episodes that still run return what they have
                 await asyncio.gather(*left)
         finally:
-            self._flag.is_set = False
+            self._aborting.is_set = False
             for task in tasks:
                 task.cancel()
-        # more may have ended while the others were cut off; they count in the next step
-        chosen = sorted(done, key=lambda group: group.position)[: plan.groups]
-        if plan.keeps_aborted:
-            chosen = [group for group in under_way if group.episodes]
-        self.waiting = [] if plan.keeps_aborted else [group for group in under_way if group not in chosen]
-        return Collected([group.samples() for group in chosen], resumed)
+        if self._keeps_aborted:
+            return [group.samples() for group in running if group.episodes], resumed
+        # more may have ended while the others were aborted; they count in the next step
+        chosen = sorted(done, key=lambda group: group.position)[:wanted]
+        self.waiting = [group for group in running if group not in chosen]
+        return [group.samples() for group in chosen], resumed
 
     async def play_all(self, rows: Sequence[Row], name: str) -> list[Sample]:
         """One graded episode of each row, its main agent's sample, with seeds that depend on the row and the name."""
@@ -185,24 +169,28 @@ class RolloutCollector:
         self.next_position += 1
         return group
 
+    def _is_finished(self, group: Group) -> bool:
+        return group.finished() == self._options.samples_per_prompt
+
     async def _play(self, group: Group) -> None:
-        unfinished = [at for at in range(self._plan.samples) if at not in group.episodes or group.was_aborted(at)]
+        places = range(self._options.samples_per_prompt)
+        unfinished = [at for at in places if at not in group.episodes or group.was_aborted(at)]
         await asyncio.gather(*(self._play_one(group, at) for at in unfinished))
 
     async def _play_one(self, group: Group, at: int) -> None:
         if at in group.episodes:
             sample = group.episodes[at][0]
         else:
-            index = group.position * self._plan.samples + at
+            index = group.position * self._options.samples_per_prompt + at
             sample = _sample(self._order.row(group.position), index=index, group=group.position)
         async with self._gate:
-            if self._flag.is_set:
+            if self._aborting.is_set:
                 return
             outcome = await self._player.play(sample, self._params("train", sample.index))
         group.episodes[at] = [outcome.sample, *outcome.siblings]
 
     def _params(self, name: str, index: int | None) -> dict[str, Any]:
-        return {**self._plan.sampling_params, "sampling_seed": sampling_seed(self._plan.seed, name, index)}
+        return {**self._sampling_params, "sampling_seed": sampling_seed(self._options.seed, name, index)}
 
 
 def _sample(row: Row, *, index: int, group: int) -> Sample:

@@ -1,4 +1,4 @@
-"""A training run from its options to its summary: the policy, the engine, the agent, the loop, progress, the plot."""
+"""A training run from its options to its summary; start at `run_training`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import json
 import subprocess
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,6 @@ from strands_rollout.client.transport import parse_base_url, redacted
 from strands_rollout.dump.terminal import make_console
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.evaluate import playing
-from strands_rollout.evaluation.options import slime_sampling_params
 from strands_rollout.evaluation.rows import load_rows
 from strands_rollout.evaluation.served_engine import SHIPPED_MODELS_EXECUTOR, served_engine, start_executor
 from strands_rollout.files import write_json
@@ -31,8 +30,16 @@ from strands_rollout.train.curves import NOT_DRAWN, can_draw, draw_run
 from strands_rollout.train.options import TrainOptions
 from strands_rollout.train.policy import Policy
 from strands_rollout.train.reporting import TrainingProgress, WandbLog
-from strands_rollout.train.rollouts import AbortFlag, RolloutCollector, RolloutPlan
-from strands_rollout.train.run_folder import FILE_NAME, RunState, StepLog, StepRecord, TrainFolder, read_steps, with_end
+from strands_rollout.train.rollouts import AbortFlag, RolloutCollector
+from strands_rollout.train.run_folder import (
+    POLICY_FILE,
+    RunState,
+    StepLog,
+    StepRecord,
+    TrainFolder,
+    read_steps,
+    with_end,
+)
 from strands_rollout.train.trainer import Trainer, WeightSync
 
 EXIT_OK: Final = 0
@@ -42,7 +49,7 @@ _PACKAGES: Final = ("strands-agents", "torch", "transformers", "numpy")
 
 
 def run_training(options: TrainOptions, method: TrainingMethod) -> int:
-    """Train, or resume a run that was cut; the last line on stdout is the summary as JSON.
+    """Train, or resume an interrupted run; the last line on stdout is the summary as JSON.
 
     Returns:
         The exit code: 0, or 130 after Ctrl-C.
@@ -58,7 +65,7 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
     try:
         summary = asyncio.run(_run(options, method, log))
     except KeyboardInterrupt:
-        kept = f"the same command with --out {options.out} goes on from its last checkpoint, if there is one"
+        kept = f"the same command with --out {options.out} resumes from its last checkpoint, if there is one"
         log.print(f"interrupted; {kept}", markup=False, soft_wrap=True)
         return EXIT_INTERRUPTED
     if not options.json_only:
@@ -74,36 +81,39 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
     started = time.monotonic()
     settings, folder = _settings(options, method), TrainFolder(options.out)
     rows, held_out = load_rows(options.data), load_rows(options.held_out)
-    policy, flag = Policy(options.model_dir, options.update), AbortFlag()
+    policy = Policy(options.model_dir, options.update)
     async with AsyncExitStack() as stack:
         stack.enter_context(folder.held())
         folder.claim(options, made_by())
-        if newest := folder.checkpoints.newest():
-            policy.restore(newest / "policy.pt")
-        progress = folder.checkpoints.read(newest) if newest else RunState(0, 0)
-        if progress.step > options.steps:
-            raise ConfigError(f"{options.out} has {progress.step} steps; expected --steps {progress.step} or more")
-        base_url = await stack.enter_async_context(_engine(options, settings, log))
+        state = _restored(folder, policy, options.steps)
+        if CODE_TOOL_PATH in settings.tools:
+            log.print(f"code runs with isolation {await start_executor(settings.executor)!r}", highlight=False)
+        engine = served_engine(options.base_url, options.model_dir.resolve())
+        base_url = await stack.enter_async_context(engine)
+        log.print(f"engine at {redacted(parse_base_url(base_url))}, run in {options.out}", highlight=False)
         sync = await stack.enter_async_context(WeightSync(base_url))
-        given = {**settings.model_dump(exclude_unset=True), "should_abort": flag}
+        aborting = AbortFlag()
+        given = {**settings.model_dump(exclude_unset=True), "should_abort": aborting}
         player = await stack.enter_async_context(
             playing(base_url, options.model_dir, given, audited=False, generate=method.generate)
         )
         player.args.n_samples_per_prompt = options.samples_per_prompt
-        collector = RolloutCollector(player, rows, _plan(options, method), sync.abort_all, flag)
-        collector.next_position, collector.waiting = progress.next_position, list(progress.waiting)
-        steps = stack.enter_context(StepLog(options.out / FILE_NAME, first_step=progress.step))
-        shown = stack.enter_context(TrainingProgress(log, total=options.steps, done=progress.step))
-        run = (options, method, policy, player, collector, sync, folder, held_out)
-        trainer = Trainer(*run, shown.phase, progress.step, dict(progress.facts))
+        collector = RolloutCollector(
+            player, rows, options, sync.abort_all, aborting, keeps_aborted=method.keeps_aborted
+        )
+        collector.next_position, collector.waiting = state.next_position, list(state.waiting)
+        steps = stack.enter_context(StepLog(folder.steps, first_step=state.step))
+        shown = stack.enter_context(TrainingProgress(log, total=options.steps, done=state.step))
         wandb = stack.enter_context(WandbLog(options.out, options.to_json())) if options.wandb else None
 
-        def tell(record: StepRecord) -> None:
+        def on_step(record: StepRecord) -> None:
             shown.step_done(record)
             if wandb:
                 wandb.append(record)
 
-        await trainer.run(steps, tell)
+        run = (options, method, policy, player, collector, sync, folder, held_out)
+        trainer = Trainer(*run, shown.phase, state.step, dict(state.facts))
+        await trainer.run(steps, on_step)
         summary = _summary(options, trainer.facts, steps.records, seconds=time.monotonic() - started)
         if wandb:
             wandb.sum_up(summary)
@@ -111,14 +121,16 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
     return summary
 
 
-@asynccontextmanager
-async def _engine(options: TrainOptions, settings: RolloutSettings, log: Console) -> AsyncIterator[str]:
-    """The code sandbox, if it is needed, then the URL of the engine."""
-    if CODE_TOOL_PATH in settings.tools:
-        log.print(f"code runs with isolation {await start_executor(settings.executor)!r}", highlight=False)
-    async with served_engine(options.base_url, options.model_dir.resolve()) as base_url:
-        log.print(f"engine at {redacted(parse_base_url(base_url))}, run in {options.out}", highlight=False)
-        yield base_url
+def _restored(folder: TrainFolder, policy: Policy, steps: int) -> RunState:
+    """Where the run is; the policy is that of the newest checkpoint, if there is one."""
+    newest = folder.newest_checkpoint()
+    if newest is None:
+        return RunState(0, 0)
+    policy.restore(newest / POLICY_FILE)
+    state = RunState.read(newest)
+    if state.step > steps:
+        raise ConfigError(f"{folder.path} has {state.step} steps; expected --steps {state.step} or more")
+    return state
 
 
 def made_by() -> dict[str, Any]:
@@ -156,18 +168,6 @@ def _settings(options: TrainOptions, method: TrainingMethod) -> RolloutSettings:
     return settings
 
 
-def _plan(options: TrainOptions, method: TrainingMethod) -> RolloutPlan:
-    return RolloutPlan(
-        groups=options.prompts,
-        samples=options.samples_per_prompt,
-        extra_groups=options.extra_prompts,
-        concurrency=options.concurrency,
-        seed=options.seed,
-        sampling_params=slime_sampling_params(options.temperature, options.max_new_tokens),
-        keeps_aborted=method.keeps_aborted,
-    )
-
-
 def _summary(
     options: TrainOptions, facts: dict[str, Any], records: Sequence[StepRecord], *, seconds: float
 ) -> dict[str, Any]:
@@ -190,7 +190,8 @@ def _draw(options: TrainOptions, summary: dict[str, Any], log: Console) -> None:
     if not can_draw():
         log.print(NOT_DRAWN, markup=False)
         return
-    path = TrainFolder(options.out).curves
-    records = read_steps(options.out / FILE_NAME)
-    draw_run(with_end(records, summary), path, title=f"{options.rollout}, seed {options.seed}")
-    log.print(f"curves: {path}", markup=False, soft_wrap=True)
+    folder = TrainFolder(options.out)
+    draw_run(
+        with_end(read_steps(folder.steps), summary), folder.curves, title=f"{options.rollout}, seed {options.seed}"
+    )
+    log.print(f"curves: {folder.curves}", markup=False, soft_wrap=True)

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,11 +26,12 @@ from strands_rollout.train.options import TrainOptions
 from strands_rollout.train.rollouts import Group
 
 StepRecord: TypeAlias = dict[str, float | int | str | None]
-"""What one step says of itself. None: it was measured and is no finite number; a key that lacks was not measured."""
+"""The figures of one step. None: it was measured and is no finite number; a missing key was not measured."""
 
 FILE_NAME: Final = "steps.jsonl"
 OPTIONS_FILE: Final = "options.json"
 SUMMARY_FILE: Final = "summary.json"
+POLICY_FILE: Final = "policy.pt"
 _CHECKPOINT: Final = re.compile(r"step-\d{6}")
 
 
@@ -52,7 +53,7 @@ class StepLog:
         if len(self.records) != first_step:
             raise ConfigError(
                 f"{path} ends before step {len(self.records)}; expected all steps before {first_step}, where the "
-                "checkpoint goes on; put the log back, or choose another --out"
+                "checkpoint resumes; put the log back, or choose another --out"
             )
         try:
             # rewritten in one move: a kill leaves the old file or the new one
@@ -105,7 +106,7 @@ def read_steps(path: Path) -> list[StepRecord]:
         except ValueError as e:
             raise ConfigError(f"{path}:{step + 1} is no JSON ({e}); expected the record of step {step}") from e
         if not isinstance(record, dict) or record.get("step") != step:
-            raise ConfigError(f"{path}:{step + 1} is another thing than the record of step {step}; remove the file")
+            raise ConfigError(f"{path}:{step + 1} is not the record of step {step}; remove the file")
         if not all(value is None or isinstance(value, int | float | str) for value in record.values()):
             raise ConfigError(f"{path}:{step + 1} holds more than numbers and texts; expected the record of a step")
         records.append(record)
@@ -134,9 +135,9 @@ def _line(record: StepRecord) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Where a run is: the next step, the next prompt that no group has, and the groups that an abort interrupted.
+    """Where a run is: the next step, the first prompt without a group, and the groups that an abort interrupted.
 
-    `facts` are what the summary tells of the steps before, by name.
+    `facts` are what the summary will report of the steps before, by name.
     """
 
     step: int
@@ -144,82 +145,54 @@ class RunState:
     waiting: Sequence[Group] = ()
     facts: dict[str, Any] = field(default_factory=dict)
 
+    def to_json(self) -> bytes:
+        """As a line of JSON; what metadata holds beyond JSON becomes text."""
+        waiting = [
+            {
+                "position": group.position,
+                "episodes": {at: [sample.to_dict() for sample in own] for at, own in group.episodes.items()},
+            }
+            for group in self.waiting
+        ]
+        value = {"step": self.step, "next_position": self.next_position, "facts": self.facts, "waiting": waiting}
+        return json_line(json.loads(json.dumps(value, default=str)))
 
-class Checkpoints:
-    """The checkpoints of one run's folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def newest(self) -> Path | None:
-        """The folder of the newest; None where there is none."""
-        found = [path for path in self._folder.glob("step-*") if _CHECKPOINT.fullmatch(path.name)]
-        return max(found, key=lambda path: path.name, default=None)
-
-    def begin(self, step: int) -> Path:
-        """An empty folder for the policy's part of the next one; `finish` it."""
-        folder = self._folder / f"step-{step:06d}.part"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        return folder
-
-    def finish(self, folder: Path, state: RunState) -> None:
-        """Write the run's part, make the checkpoint count, and remove the older ones."""
-        value = {
-            "step": state.step,
-            "next_position": state.next_position,
-            "facts": state.facts,
-            "waiting": [
-                {
-                    "position": group.position,
-                    "episodes": {at: [one.to_dict() for one in samples] for at, samples in group.episodes.items()},
-                }
-                for group in state.waiting
-            ],
-        }
-        (folder / "progress.json").write_bytes(json_line(json.loads(json.dumps(value, default=str))))
-        final = folder.with_suffix("")
-        shutil.rmtree(final, ignore_errors=True)
-        folder.rename(final)
-        for path in self._folder.glob("step-*"):
-            if path != final:
-                shutil.rmtree(path)
-
-    @staticmethod
-    def read(folder: Path) -> RunState:
+    @classmethod
+    def read(cls, checkpoint: Path) -> Self:
         """The run's part of a checkpoint.
 
         Raises:
             ConfigError: It can't be read.
         """
-        path = folder / "progress.json"
+        path = checkpoint / "progress.json"
         try:
             value = json.loads(path.read_bytes())
             waiting = [
                 Group(
-                    one["position"],
-                    {int(at): list(map(Sample.from_dict, samples)) for at, samples in one["episodes"].items()},
+                    group["position"],
+                    {int(at): list(map(Sample.from_dict, own)) for at, own in group["episodes"].items()},
                 )
-                for one in value["waiting"]
+                for group in value["waiting"]
             ]
-            return RunState(value["step"], value["next_position"], waiting, value["facts"])
+            return cls(value["step"], value["next_position"], waiting, value["facts"])
         except (OSError, ValueError, KeyError, TypeError) as e:
-            raise ConfigError(f"can't go on from {path}: {e!r}; start afresh in another folder with --out") from e
+            raise ConfigError(f"can't resume from {path}: {e!r}; start afresh in another folder with --out") from e
 
 
 class TrainFolder:
-    """A run's folder, by name; `claim` makes it."""
+    """A run's folder; `held` makes it, `claim` makes it the run's own."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.weights = path.absolute() / "weights"
+        self.steps = path / FILE_NAME
         self.summary = path / SUMMARY_FILE
         self.curves = path / "curves.png"
-        self.checkpoints = Checkpoints(path / "checkpoints")
+        self._checkpoints = path / "checkpoints"
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """The folder, made if it is not there, which no other process can hold until the block ends.
+        """Make the folder if it is not there, and keep other processes out of it until the block ends.
 
         Raises:
             ConfigError: Another process holds it, or it can't be made.
@@ -235,15 +208,15 @@ class TrainFolder:
             os.close(lock)
 
     def claim(self, options: TrainOptions, made_by: Mapping[str, Any]) -> None:
-        """Make the folder, which is held, the run's own; one without a checkpoint starts afresh.
+        """Record what is asked of the run; without a checkpoint it starts afresh.
 
         Raises:
-            ConfigError: It is another run's; the message names what differs.
+            ConfigError: The folder is another run's; the message names what differs.
         """
         asked = self.path / OPTIONS_FILE
-        if self.checkpoints.newest() is not None:
-            told = read_json(asked).get("options")
-            there = {name: value for name, value in (told or {}).items() if name in options.identity()}
+        if self.newest_checkpoint() is not None:
+            recorded = read_json(asked).get("options") or {}
+            there = {name: value for name, value in recorded.items() if name in options.identity()}
             if differing := differences(there, options.identity()):
                 raise ConfigError(
                     f"{self.path} holds another run: {differing}. Run it with what it was begun with, or choose "
@@ -251,3 +224,22 @@ class TrainFolder:
                 )
         write_json(asked, {"options": options.to_json(), **made_by})
         self.summary.unlink(missing_ok=True)
+
+    def newest_checkpoint(self) -> Path | None:
+        """The folder of the newest checkpoint; None where there is none."""
+        found = [path for path in self._checkpoints.glob("step-*") if _CHECKPOINT.fullmatch(path.name)]
+        return max(found, default=None)
+
+    def save_checkpoint(self, state: RunState, save_policy: Callable[[Path], None]) -> None:
+        """Write a checkpoint, and then remove the older ones; `save_policy` writes the file it is given."""
+        final = self._checkpoints / f"step-{state.step:06d}"
+        part = final.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        save_policy(part / POLICY_FILE)
+        (part / "progress.json").write_bytes(state.to_json())
+        shutil.rmtree(final, ignore_errors=True)
+        part.rename(final)
+        for path in self._checkpoints.glob("step-*"):
+            if path != final:
+                shutil.rmtree(path)

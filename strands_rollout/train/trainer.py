@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import httpx
 
@@ -23,19 +23,26 @@ from strands_rollout.samples import Sample, episode_facts, kept
 from strands_rollout.settings import REWARD_KEY, settings_from_args
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 from strands_rollout.slime_plugin.transcripts import write_step_dump
-from strands_rollout.train.batch import StepBatch, TrainingMethod
-from strands_rollout.train.figures import LogprobGap, batch_figures, check_gap, gap_figures
+from strands_rollout.train.batch import (
+    LogprobGap,
+    StepBatch,
+    TrainingMethod,
+    batch_figures,
+    check_gap,
+    gap_figures,
+)
 from strands_rollout.train.options import TrainOptions
 from strands_rollout.train.policy import Measured, Policy
-from strands_rollout.train.rollouts import Collected, RolloutCollector
+from strands_rollout.train.rollouts import RolloutCollector
 from strands_rollout.train.run_folder import RunState, StepLog, StepRecord, TrainFolder
 
 _TIMEOUT_S: Final = 120.0
 _MOST_SHOWN: Final = 5
+Rollouts: TypeAlias = tuple[list[list[Sample]], int]
 
 
 class WeightSync:
-    """Steers one engine; of use while its block lasts."""
+    """Gives one engine new weights, and aborts its requests; an async context manager."""
 
     def __init__(self, base_url: str) -> None:
         self._http = create_client(base_url)
@@ -78,10 +85,13 @@ class WeightSync:
 
 @dataclass(slots=True)
 class Trainer:
-    """A run under way.
+    """A training run.
 
-    `held_out` are rows to measure accuracy on, `phase` is told what is being done now, `first_step` is 0, or the step
-    at which a checkpoint resumes, and `facts` are what the summary tells of single steps, by name.
+    Attributes:
+        held_out: Rows to measure accuracy on.
+        phase: Called with the name of what begins, to show it.
+        first_step: 0, or the step at which a checkpoint resumes.
+        facts: What the summary will report of single steps, by name.
     """
 
     options: TrainOptions
@@ -97,42 +107,42 @@ class Trainer:
     facts: dict[str, Any] = field(default_factory=dict)
     _is_checked: bool = False
 
-    async def run(self, log: StepLog, tell: Callable[[StepRecord], None]) -> None:
-        """Train to the last step, with a record of each, of which `tell` is told when the step is over.
+    async def run(self, log: StepLog, on_step: Callable[[StepRecord], None]) -> None:
+        """Train to the last step, and log a record of each; `on_step` is called with it.
 
         Raises:
             RolloutError: The engine, the samples or the disk fail; steps that are over are kept.
         """
         await self._load_weights(self.first_step)
-        pending: asyncio.Task[Collected] | None = None
+        pending: asyncio.Task[Rollouts] | None = None
         held_out = await self._measure_held_out(self.first_step)
         try:
             for step in range(self.first_step, self.options.steps):
                 self.phase("rollout")
                 started = time.monotonic()
-                collected = await (pending or asyncio.create_task(self.collector.collect()))
+                groups, resumed = await (pending or self.collector.collect())
                 rollout_s, next_position = time.monotonic() - started, self.collector.next_position
                 is_ahead = self.options.is_async and step + 1 < self.options.steps
                 pending = asyncio.create_task(self.collector.collect()) if is_ahead else None
-                trained = await self._train(step, collected)
+                trained = await self._train(step, groups)
                 if pending is not None:
                     await asyncio.wait([pending])  # an engine would wait for its requests all the same
                 started = time.monotonic()
                 await self._load_weights(step + 1)
                 times = {"rollout_s": rollout_s, "sync_s": time.monotonic() - started}
-                record = {"step": step, "weight_version": step, "resumed": collected.resumed}
-                tell(log.append(record | held_out | trained | times))
+                record = {"step": step, "weight_version": step, "resumed": resumed}
+                on_step(log.append(record | held_out | trained | times))
                 self._save(step + 1, next_position)
                 held_out = await self._measure_held_out(step + 1)
         finally:
             if pending is not None:
                 pending.cancel()
 
-    async def _train(self, step: int, collected: Collected) -> dict[str, Any]:
-        """Check the step's samples, learn from them, and tell what came of it."""
+    async def _train(self, step: int, groups: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+        """Check the step's samples and learn from them; the figures of its record."""
         self.phase("training")
         started = time.monotonic()
-        batch = await self._batch(step, collected)
+        batch = await self._batch(step, groups)
         before = await asyncio.to_thread(self.policy.measure, batch.sequences)
         gap = LogprobGap.of(batch.sequences, [one.log_probs.tolist() for one in before])
         if step == 0 and gap.tokens:
@@ -150,10 +160,10 @@ class Trainer:
             "train_s": time.monotonic() - started,
         }
 
-    async def _batch(self, step: int, collected: Collected) -> StepBatch:
-        samples = [sample for group in collected.groups for sample in group]
+    async def _batch(self, step: int, groups: Sequence[Sequence[Sample]]) -> StepBatch:
+        samples = [sample for group in groups for sample in group]
         await self.method.prepare(samples, self.player)
-        write = functools.partial(write_step_dump, self.player.args, "rollout", step, collected.groups)
+        write = functools.partial(write_step_dump, self.player.args, "rollout", step, groups)
         await asyncio.to_thread(kept, "dump", write)
         if not any(sample.loss_mask and any(sample.loss_mask) for sample in samples):
             raise TrajectoryError(f"no sample of step {step} trains a token; their errors: {_errors_of(samples)}")
@@ -166,12 +176,12 @@ class Trainer:
                 )
         tool_parser = settings_from_args(self.player.args).tool_parser
         batch = functools.partial(self.method.batch, tool_parser=tool_parser)
-        return await asyncio.to_thread(batch, collected.groups, self.player.tokenizer)
+        return await asyncio.to_thread(batch, groups, self.player.tokenizer)
 
     def _check_gap(self, step: int, batch: StepBatch, before: Sequence[Measured]) -> None:
         if self.options.checks and self.method.is_exact:
             # a resumed run's first steps may hold only what older weights have sampled; at step 0 a version that the
-            # engine does not tell, or tells wrongly, must not hide what differs
+            # engine does not report, or reports wrongly, must not hide what differs
             all_pairs = zip(batch.sequences, before, strict=True)
             pairs = [pair for pair in all_pairs if step == 0 or pair[0].version == str(step)]
             if pairs or step == 0:
@@ -195,7 +205,7 @@ class Trainer:
         if lost:  # an outage is no wrong answer, and the rows that are left are another set
             raise TrajectoryError(
                 f"{len(lost)} of {len(samples)} held-out episodes failed, so that there is no accuracy: "
-                f"{_errors_of(lost)}; run the same command again to go on"
+                f"{_errors_of(lost)}; run the same command again to resume"
             )
         verdicts = [bool(sample.reward.get("acc")) for sample in samples if isinstance(sample.reward, Mapping)]
         accuracy = sum(verdicts) / max(len(verdicts), 1)
@@ -205,12 +215,9 @@ class Trainer:
 
     def _save(self, step: int, next_position: int) -> None:
         """A checkpoint before `step`, where it is due; rollouts that run ahead are not in it, and are played again."""
-        if step % self.options.save_every and step != self.options.steps:
-            return
-        checkpoints = self.folder.checkpoints
-        part = checkpoints.begin(step)
-        self.policy.save(part / "policy.pt")
-        checkpoints.finish(part, RunState(step, next_position, self.collector.waiting, self.facts))
+        if step % self.options.save_every == 0 or step == self.options.steps:
+            state = RunState(step, next_position, self.collector.waiting, self.facts)
+            self.folder.save_checkpoint(state, self.policy.save)
 
 
 def _errors_of(samples: Sequence[Sample]) -> str:

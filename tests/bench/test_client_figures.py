@@ -24,18 +24,9 @@ ROUNDS = [
 
 
 def options(**changed: Any) -> ClientOptions:
-    return ClientOptions(
-        **{
-            "turns": (1, 80),
-            "concurrency": (64,),
-            "episodes": None,
-            "repeats": 2,
-            "variants": ("ours", "floor", "openai"),
-            "measures": ("cpu", "lag", "code", "memory"),
-            "tokenizer_dir": None,
-            **changed,
-        }
-    )
+    usual = {"turns": (1, 80), "concurrency": (64,), "episodes": None, "repeats": 2, "tokenizer_dir": None}
+    chosen = {"variants": ("ours", "floor", "openai"), "measures": ("cpu", "lag", "code", "memory")}
+    return ClientOptions(**{**usual, **chosen, **changed})
 
 
 def test_figures_and_ratios_are_medians_of_the_rounds() -> None:
@@ -48,48 +39,39 @@ def test_figures_and_ratios_are_medians_of_the_rounds() -> None:
 @pytest.mark.parametrize(
     ("asked", "shown", "expected"),
     [
-        pytest.param(
+        # variants take turns, and another one begins each round
+        (
             {"measures": ("cpu",), "turns": (5,), "variants": ("ours", "floor")},
             ("round", "variant"),
             [(0, "ours"), (0, "floor"), (1, "floor"), (1, "ours")],
-            id="variants take turns, and another one begins each round",
         ),
-        pytest.param(
+        # what takes minutes is measured once
+        (
             {"measures": ("cpu",), "turns": (5, 80), "variants": ("strands-sglang", "openai")},
             ("round", "variant", "turns"),
-            [
-                (0, "strands-sglang", 5),
-                (0, "openai", 5),
-                (0, "strands-sglang", 80),
-                (1, "strands-sglang", 5),
-            ],
-            id="what takes minutes is measured once",
+            [(0, "strands-sglang", 5), (0, "openai", 5), (0, "strands-sglang", 80), (1, "strands-sglang", 5)],
         ),
-        pytest.param(
+        # the streamed variant plays any turns where it is asked for them alone
+        (
             {"measures": ("cpu", "memory"), "turns": (80,), "variants": ("openai",)},
             ("kind", "turns"),
             [("cpu", 80), ("rss", 80), ("traced", 80)],
-            id="the streamed variant plays any turns where it is asked for them alone",
         ),
-        pytest.param(
+        # a long episode of a slow variant is played few times
+        (
             {"measures": ("cpu",), "turns": (20, 80), "variants": ("strands-sglang",), "repeats": 1},
             ("turns", "episodes"),
             [(20, 64), (80, 8)],
-            id="a long episode of a slow variant is played few times",
         ),
-        pytest.param(
+        # lag and profile are of turns that were asked for
+        (
             {"measures": ("lag", "code", "profile"), "turns": (1, 5, 20, 80), "variants": ("ours",)},
             ("kind", "turns"),
             [("lag", 5), ("lag", 5), ("profile", 20)],
-            id="lag and profile are of turns that were asked for",
         ),
-        pytest.param(
-            {"measures": ("cpu",), "turns": (1,), "variants": ("ours",), "episodes": 7, "repeats": 1},
-            ("episodes",),
-            [(7,)],
-            id="episodes that are asked for are played",
-        ),
+        ({"measures": ("cpu",), "turns": (1,), "variants": ("ours",), "episodes": 7}, ("episodes",), [(7,), (7,)]),
     ],
+    ids=["turns taken", "slow ones once", "streamed alone", "slow ones few", "detail turns", "episodes"],
 )
 def test_what_is_asked_for_is_measured(asked: dict[str, Any], shown: tuple[str, ...], expected: list[Any]) -> None:
     steps = options(**asked).steps()
@@ -111,25 +93,23 @@ def test_as_many_episodes_are_played_as_are_to_run_at_once() -> None:
 
 
 def test_the_tables_show_each_variant_and_what_ours_is_to_it() -> None:
-    absent = {"strands-sglang": None, "openai": None}
-    facts = {
-        "versions": {"python": "3.11", "strands-rollout": "1", "strands-agents": "1", **absent},
-        "machine": {"processor": "a processor", "cores": 2},
-        "tokenizer": {"name": "a-tokenizer", "vocab_size": 9},
-        "command": "python -m benchmarks client",
-        "collector": "own",
-    }
+    versions = {"python": "3.11", "strands-rollout": "1", "strands-agents": "1", "strands-sglang": None, "openai": None}
+    facts = {"versions": versions, "machine": {"processor": "a processor", "cores": 2}, "collector": "own"}
+    facts |= {"tokenizer": {"name": "a-tokenizer", "vocab_size": 9}, "command": "python -m benchmarks client"}
     few = measured("openai", 99.0, episodes=8)
     wire = [f"{name}_per_trajectory" for name in ("wall_ms", "bytes_sent", "bytes_received")]
     wire += ["cpu_ms_per_request", "client_busy_percent", "engine_busy_percent"]
     rows = [{**row, **dict.fromkeys(wire, 1.0)} for row in medians([*ROUNDS, few])]
     shown = result_tables({**facts, "medians": rows, "ratios": all_ratios(ROUNDS), "measurements": []})
-    assert "tokenised again | 99 (8 at once)" in shown
-    assert "| ours / floor, 20 tool turns | 64 | 3.00 | 2.00 to 4.00 | 3 | 2.30 |" in shown
-    assert "| ours: 80 turns / 20 turns | 64 | 4.00 | 3.00 to 5.00 | 3 | 6.00 |" in shown
-    assert "| floor: the requests alone | 5 (ours: 3.00x) |" in shown
-    assert "| strands-rollout | 12 | 50 |" in shown
-    assert "tokenizer a-tokenizer of 9 tokens" in shown
+    for line in (
+        "tokenised again | 99 (8 at once)",
+        "| ours / floor, 20 tool turns | 64 | 3.00 | 2.00 to 4.00 | 3 | 2.30 |",
+        "| ours: 80 turns / 20 turns | 64 | 4.00 | 3.00 to 5.00 | 3 | 6.00 |",
+        "| floor: the requests alone | 5 (ours: 3.00x) |",
+        "| strands-rollout | 12 | 50 |",
+        "tokenizer a-tokenizer of 9 tokens",
+    ):
+        assert line in shown
     assert "strands-sglang" not in shown
 
 

@@ -28,15 +28,12 @@ def run(*options: str, timeout_s: float = 110.0) -> subprocess.CompletedProcess[
 @pytest.mark.parametrize(
     "options",
     [
-        ["client", "--turns", "five"],
         ["client", "--turns", "0"],
         ["client", "--variants", "theirs"],
         ["client", "--collector", "luck"],
-        ["client", "--measures", "luck"],
         ["engines", "--engine", "no-url"],
         ["engines", "--engine", "embedded=http://127.0.0.1:1"],
         ["sandbox", "--camel-python", "/no/such/python"],
-        ["sandbox", "--repeats", "0"],
     ],
     ids=" ".join,
 )
@@ -52,15 +49,8 @@ def test_a_variant_whose_package_is_missing_is_left_out_with_advice(monkeypatch:
     can_play, sentences = playable_variants(["ours", "openai"])
     assert can_play == ["ours"]
     assert sentences == ["openai is left out; to measure it: pip install 'strands-rollout[bench]'"]
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [([], "got no variant that can play"), (["theirs"], "got the variant 'theirs'; expected some of ours, floor")],
-)
-def test_a_run_without_a_known_variant_is_refused(asked: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        playable_variants(asked)
+    with pytest.raises(ConfigError, match="got no variant that can play; openai is left out"):
+        playable_variants(["openai"])
 
 
 def test_the_folder_of_the_figures_is_made_or_refused_before_anything_is_measured(tmp_path: Path) -> None:
@@ -69,16 +59,6 @@ def test_the_folder_of_the_figures_is_made_or_refused_before_anything_is_measure
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="folder can't be made"):
         check_writable(tmp_path / "file" / "bench.json")
-
-
-@pytest.mark.slow
-def test_engines_are_measured_with_the_embedded_one_alone(tmp_path: Path) -> None:
-    out = tmp_path / "new" / "engines.json"
-    done = run("engines", "--no-sglang", "--repeats", "1", "--json", "--out", str(out))
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
-    assert rows == json.loads(out.read_text())
-    assert {row["engine"] for row in rows} == {"embedded"}
 
 
 @pytest.mark.slow

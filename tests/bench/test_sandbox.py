@@ -14,8 +14,9 @@ import pytest
 from rich.console import Console
 
 from benchmarks.measuring import tree_cpu_s
-from benchmarks.sandbox import QUICK_PLAN, Measurement, Samples, WorkerLink, figures_of, summary, table
+from benchmarks.sandbox import QUICK_PLAN, Samples, WorkerLink, figures_of, summary, table
 from benchmarks.sandbox_worker import one_at_a_time
+from strands_rollout.errors import SandboxError
 
 pytestmark = pytest.mark.slow
 
@@ -34,12 +35,6 @@ class SubprocessInterpreter:
 """
 
 
-def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "benchmarks", "sandbox", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-
-
 def make_python(path: Path, script: str) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
@@ -48,16 +43,17 @@ def make_python(path: Path, script: str) -> Path:
 
 
 def test_a_quick_run_prints_a_table_and_all_figures_as_json(tmp_path: Path) -> None:
-    done = run_script("--quick", "--json", "--out", str(tmp_path / "bench.json"))
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    options = ["--quick", "--json", "--out", str(tmp_path / "bench.json")]
+    command = [sys.executable, "-m", "benchmarks", "sandbox", *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "camel-ai is left out" in done.stderr
     assert "-m venv .venv-camel" in done.stderr
     result = json.loads(done.stdout)
     assert result == json.loads((tmp_path / "bench.json").read_text())
-    assert result.keys() == {"machine", "plan", "contenders", "ratios"}
     contenders, ratios = result["contenders"], result["ratios"]
-    assert contenders["camel"] is None
-    assert ratios["camel"] is None
+    assert contenders["camel"] is ratios["camel"] is None
     for name in ("local", "cold_python", "subprocess"):
         assert contenders[name]["sympy_at_once_per_s"] > 0
         for program in ("trivial", "numpy", "sympy"):
@@ -67,8 +63,7 @@ def test_a_quick_run_prints_a_table_and_all_figures_as_json(tmp_path: Path) -> N
             assert lags == sorted(lags)
             assert contenders[name][f"{program}_client_cpu_ms"] > 0
     own = contenders["local"]
-    assert own["start_ms"] > own["first_call_ms"] > 0
-    assert own["session_p50_ms"] > 0
+    assert min(own[name] for name in ("start_ms", "first_call_ms", "session_p50_ms")) > 0
     expected = own["sympy_p50_ms"] / contenders["cold_python"]["sympy_p50_ms"]
     assert ratios["cold_python"]["sympy_p50_ms"] == pytest.approx(expected, rel=0.01)
 
@@ -76,10 +71,9 @@ def test_a_quick_run_prints_a_table_and_all_figures_as_json(tmp_path: Path) -> N
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root may look into the children")
 def test_memory_is_of_the_children_and_of_each_helper() -> None:
     with WorkerLink("local", sys.executable, places=2) as worker:
-        found = worker.ask("memory", children=2, sleep_s=0.6)
-    assert found.keys() == {
-        f"{name}_{kind}_mb" for name in ("child", "supervisor", "template") for kind in ("uss", "pss")
-    }
+        # on a busy machine the children start one after the other, and must all be asleep at the same time
+        asked = (worker.ask("memory", children=2, sleep_s=sleep_s) for sleep_s in (0.6, 6.0, 30.0))
+        found = next(filter(None, asked))
     for name in ("child", "supervisor", "template"):
         assert 0.5 < found[f"{name}_uss_mb"] < found[f"{name}_pss_mb"] < 200
     assert found["child_uss_mb"] > 2
@@ -93,15 +87,9 @@ def test_camel_is_measured_in_its_own_environment(tmp_path: Path) -> None:
         assert len(worker.ask("one_at_a_time", program="trivial", calls=3)) == 3
         assert worker.keeps_sessions is False
         assert worker.ask("at_once", program="trivial", callers=4, calls_each=2)["per_s"] > 0
-
-
-def test_a_contender_that_does_not_start_is_an_error_with_its_last_words(tmp_path: Path) -> None:
-    python = make_python(tmp_path / "python", "echo 'no such environment' >&2; exit 3")
-    done = run_script("--quick", "--camel-python", str(python))
-    assert done.returncode == 1
-    assert "the contender 'camel' failed: its process ended" in done.stderr
-    assert "no such environment" in done.stderr
-    assert done.stdout == ""
+    broken = make_python(tmp_path / "python", "echo 'no such environment' >&2; exit 3")
+    with pytest.raises(SandboxError, match="the contender 'camel' failed: its process ended.*no such environment"):
+        WorkerLink("camel", str(broken))
 
 
 async def test_a_contender_that_answers_wrongly_is_not_fast() -> None:
@@ -124,7 +112,7 @@ def test_figures_are_medians_over_rounds_and_percentiles_over_all_calls() -> Non
     assert figures["trivial_total_cpu_ms"] is None
     assert figures["numpy_p50_ms"] is None
     shown = Console(width=160, file=io.StringIO(), record=True)
-    shown.print(table(summary(Measurement({"local": samples, "cold_python": samples}, load_before=0.0), QUICK_PLAN)))
+    shown.print(table(summary({"local": samples, "cold_python": samples}, QUICK_PLAN, 0.0)))
     lines = shown.export_text().splitlines()
     assert ["1.00x" in line for line in lines if "trivial, one at a time: p50" in line] == [True]
     assert not any("numpy" in line for line in lines), "lines without a value are left out"

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from strands_rollout.evaluation.display import accuracy_bar, print_outcomes, print_summary, question_of
+from strands_rollout.evaluation.display import accuracy_bar, print_outcomes, print_summary
 from strands_rollout.evaluation.evaluate import Outcome, Summary
 from strands_rollout.samples import Sample
 
@@ -19,7 +19,9 @@ def outcome(
     status: Sample.Status = Sample.Status.COMPLETED,
     **facts: Any,
 ) -> Outcome:
-    sample = Sample(prompt=[{"role": "user", "content": "What is [bold]17 * 2[/bold]?"}], label="34", index=3)
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    question = {"role": "user", "content": "What is [bold]17 * 2[/bold]?"}
+    sample = Sample(prompt=[*chat, question], label="34", index=3)
     sample.status = status
     sample.response_length = 41
     sample.reward = {"score": 1.0 if right else -1.0, "acc": float(right), "pred": "34" if right else "35"}
@@ -81,9 +83,3 @@ def test_a_terminal_gets_a_bar() -> None:
     assert "\u2501" in out.getvalue()
     assert "2/2" in out.getvalue()
     assert "accuracy 50%" in out.getvalue()
-
-
-def test_the_question_is_the_last_user_message() -> None:
-    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-    assert question_of(chat) == "c"
-    assert question_of("plain") == "plain"

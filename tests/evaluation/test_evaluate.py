@@ -44,18 +44,10 @@ async def run(tokenizer: Any, script: Any, **more: Any) -> tuple[list[Outcome], 
         return await evaluate(ROWS, plan(fake, tokenizer, **more)), fake
 
 
-async def test_samples_come_back_in_order_graded_and_without_violations(shipped_tokenizer: Any) -> None:
+async def test_samples_come_back_in_order_graded_and_without_violations(shipped_tokenizer):
     outcomes, fake = await run(shipped_tokenizer, solver(shipped_tokenizer))
     assert [outcome.graded["acc"] for outcome in outcomes] == [1.0, 0.0]
-    assert Summary.of(outcomes).to_dict() == {
-        "samples": 2,
-        "completed": 2,
-        "mean_reward": 0.0,
-        "accuracy": 0.5,
-        "tool_calls": 2,
-        "tito_violations": 0,
-        "contract_violations": 0,
-    }
+    assert Summary.of(outcomes) == Summary(2, 2, 0.0, 0.5, tool_calls=2, tito_violations=0, contract_violations=0)
     assert len(fake.requests) == 4
 
 
@@ -69,7 +61,7 @@ async def test_samples_come_back_in_order_graded_and_without_violations(shipped_
         (os.mkfifo, "it is a named pipe; expected a regular file"),
     ],
 )
-def test_a_bad_data_file_is_named_with_its_line(tmp_path: Path, content: Any, words: str) -> None:
+def test_a_bad_data_file_is_named_with_its_line(tmp_path, content, words):
     data = tmp_path / "rows.jsonl"
     if callable(content):
         content(data)
@@ -80,33 +72,31 @@ def test_a_bad_data_file_is_named_with_its_line(tmp_path: Path, content: Any, wo
     assert words in str(caught.value)
 
 
-async def test_no_more_episodes_run_at_once_than_the_plan_says(shipped_tokenizer: Any) -> None:
-    running, most = 0, 0
+async def test_no_more_episodes_run_at_once_than_the_plan_says(shipped_tokenizer):
+    running = 0
 
     async def reply(request: dict[str, Any], number: int) -> Reply:
-        nonlocal running, most
+        nonlocal running
         running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.01)
+        assert running == 1
+        await asyncio.sleep(0)
         running -= 1
         return Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
 
     async with FakeSGLang(reply) as fake:
-        await evaluate(ROWS * 3, plan(fake, shipped_tokenizer, concurrency=1, seed=7))
-    assert most == 1
+        outcomes = await evaluate(ROWS * 3, plan(fake, shipped_tokenizer, concurrency=1, seed=7))
+    assert [outcome.sample.status for outcome in outcomes] == [Sample.Status.COMPLETED] * 6
     assert [request.body["sampling_params"]["sampling_seed"] for request in fake.requests] == list(range(7, 13))
 
 
-async def test_a_tampered_sample_is_counted_against_the_wire(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_tampered_sample_is_counted_against_the_wire(shipped_tokenizer, monkeypatch):
     tamper(monkeypatch)
     outcomes, _ = await run(shipped_tokenizer, solver(shipped_tokenizer))
     summary = Summary.of(outcomes)
     assert (summary.tito_violations, summary.contract_violations, summary.ok) == (2, 2, False)
 
 
-def test_rows_are_read_in_order_and_again_from_the_top(tmp_path: Path) -> None:
+def test_rows_are_read_in_order_and_again_from_the_top(tmp_path):
     data = tmp_path / "rows.jsonl"
     data.write_text('{"prompt": "a", "label": 1}\n\n{"prompt": "b", "label": 2}\n')
     assert [row.prompt for row in read_rows(data, 5)] == ["a", "b", "a", "b", "a"]
@@ -115,17 +105,9 @@ def test_rows_are_read_in_order_and_again_from_the_top(tmp_path: Path) -> None:
 def options(folder: Path, tokenizer: Any, **changes: Any) -> DemoOptions:
     data = folder / "rows.jsonl"
     data.write_text('{"prompt": "What is 17 * 2?", "label": "34"}\n')
-    made = DemoOptions(
-        base_url=None,
-        model_dir=None,
-        tokenizer_dir=Path(tokenizer.name_or_path),
-        data=data,
-        samples=2,
-        concurrency=2,
-        max_new_tokens=512,
-        dump_dir=folder / "dump",
-    )
-    return replace(made, **changes)
+    named = {"base_url": None, "model_dir": None, "tokenizer_dir": Path(tokenizer.name_or_path), "data": data}
+    few = {"samples": 2, "concurrency": 2, "max_new_tokens": 512, "dump_dir": folder / "dump"}
+    return DemoOptions(**{**named, **few, **changes})
 
 
 async def run_on(script: Any, made: DemoOptions) -> Summary:
@@ -135,8 +117,8 @@ async def run_on(script: Any, made: DemoOptions) -> Summary:
 
 
 async def test_the_dump_holds_each_sample_with_its_reward_and_stdout_one_line_of_json_if_asked(
-    shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    shipped_tokenizer, tmp_path, capsys
+):
     made = options(tmp_path, shipped_tokenizer, json_only=True)
     summary = await run_on([Reply.tokens(ids_of(shipped_tokenizer, ANSWER))] * 2, made)
     (line,) = capsys.readouterr().out.splitlines()
@@ -147,9 +129,7 @@ async def test_the_dump_holds_each_sample_with_its_reward_and_stdout_one_line_of
     assert all(len(sample.loss_mask or []) == sample.response_length for sample in samples)
 
 
-async def test_failed_episodes_are_explained_and_the_last_line_is_still_json(
-    shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_failed_episodes_are_explained_and_the_last_line_is_still_json(shipped_tokenizer, tmp_path, capsys):
     summary = await run_on(lambda *_: Reply.status(400, "no such luck"), options(tmp_path, shipped_tokenizer))
     out = capsys.readouterr().out
     assert (summary.completed, summary.contract_violations, summary.ok) == (0, 0, False)
@@ -157,27 +137,26 @@ async def test_failed_episodes_are_explained_and_the_last_line_is_still_json(
     assert json.loads(out.splitlines()[-1])["completed"] == 0
 
 
-async def test_the_embedded_engine_runs_the_demo_without_a_violation(shipped_tokenizer: Any, tmp_path: Path) -> None:
+async def test_the_embedded_engine_runs_the_demo_without_a_violation(shipped_tokenizer, tmp_path):
     made = options(tmp_path, shipped_tokenizer, tokenizer_dir=None, samples=4)
     summary = await asyncio.to_thread(run_demo, made)
-    assert summary.ok, summary
-    assert summary.samples == 4
+    assert (summary.ok, summary.samples) == (True, 4)
 
 
-async def test_the_tokenizer_is_the_folder_that_the_server_names(tmp_path: Path) -> None:
+async def test_the_tokenizer_is_the_folder_that_the_server_names(tmp_path):
     async with FakeSGLang([]) as fake:
         with pytest.raises(ConfigError, match=r"names the tokenizer '/models/fake'.*--tokenizer DIR"):
             await served_tokenizer(fake.base_url)
 
 
-def test_a_dump_that_can_not_be_written_names_the_folder(tmp_path: Path) -> None:
+def test_a_dump_that_can_not_be_written_names_the_folder(tmp_path):
     blocked = tmp_path / "file"
     blocked.touch()
     with pytest.raises(ConfigError, match="choose another folder with --dump"):
         write_dump(blocked, [])
 
 
-def test_the_transcript_is_of_a_right_answer_found_with_tools_where_there_is_one() -> None:
+def test_the_transcript_is_of_a_right_answer_found_with_tools_where_there_is_one():
     def outcome(calls: int, acc: float) -> Outcome:
         sample: Any = SimpleNamespace(metadata={"strands_rollout": {"tool_calls": calls}}, reward={"acc": acc})
         return Outcome(sample, [], [])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections import Counter
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
@@ -13,57 +12,32 @@ from random import Random
 from typing import Any
 
 import pytest
-from evaluation_stage import PROBLEMS, evaluated, guesser, sample_seed
+from evaluation_stage import guesser
 from fake_sglang import FakeSGLang, Reply
 from harness import ids_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_rollout.evaluation import evaluate as evaluate_module
-from strands_rollout.evaluation.report import Ballot, accuracy_of, majority_of, mean_pass_at_k, pass_at_k, t_quantile
+from strands_rollout.evaluation.report import accuracy_of, majority_of, mean_pass_at_k, t_quantile
 
 
-async def test_each_number_says_on_how_many_problems_it_stands(
-    shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    broken = [sample_seed(1, number) for number in range(4)] + [sample_seed(2, 0)]
-    guess = guesser(shipped_tokenizer)
-
-    def reply(request: dict[str, Any], number: int) -> Any:
-        is_broken = request["sampling_params"]["sampling_seed"] in broken
-        return Reply.status(400, "no") if is_broken else guess(request, number)
-
-    ended = await evaluated(tmp_path, shipped_tokenizer, reply)
-    sums = ended.report["data_sets"]["sums"]
-    assert (sums["problems"], sums["problems_scored"]) == (PROBLEMS, 2)
-    assert sums["pass_at_k_problems"] == {"1": 2, "4": 1}
-    out = capsys.readouterr().out
-    assert " over 2 of 3 problems (95% interval" in out
-    assert f"pass@4 {sums['pass_at_k']['4']:.1%} over 1 of 3 problems" in out
-    await evaluated(tmp_path, shipped_tokenizer)
-    assert "of 3 problems" not in capsys.readouterr().out
-
-
-async def test_problems_that_are_all_alike_have_no_interval(
-    shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_problems_that_are_all_alike_have_no_interval(run, shipped_tokenizer, capsys):
     wrong = Reply.tokens(ids_of(shipped_tokenizer, "So \\boxed{99}.<|im_end|>"))
-    ended = await evaluated(tmp_path, shipped_tokenizer, lambda *_: wrong)
+    ended = await run(lambda *_: wrong)
     sums = ended.report["data_sets"]["sums"]
     assert (sums["avg_at_n"], sums["interval_95"]) == (0.0, None)
     assert "(95% interval -: all problems alike)" in capsys.readouterr().out
 
 
-async def test_what_could_not_be_graded_is_missing_and_is_tried_again(
-    shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = await evaluated(tmp_path, shipped_tokenizer)
+async def test_what_could_not_be_graded_is_missing_and_is_tried_again(run, capsys):
+    whole = await run()
     results = whole.folder / "results.jsonl"
     lines = whole.lines
     lines[3]["reward"] |= {"acc": 0.0, "method": "algebra_crash", "error": "the symbolic worker ended twice"}
     lines[5]["reward"] |= {"acc": 0.0, "method": "algebra_timeout"}
     results.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    again = await evaluated(tmp_path, shipped_tokenizer, lambda *_: Reply.status(400, "no"))
+    again = await run(lambda *_: Reply.status(400, "no"))
     sums = again.report["data_sets"]["sums"]
     assert (again.code, sums["scored"], sums["missing"]) == (1, 11, 1)
     assert len(again.fake.requests) == 1
@@ -75,73 +49,52 @@ async def test_what_could_not_be_graded_is_missing_and_is_tried_again(
     assert "1 that failed are tried again" in captured.err
 
 
-async def test_grading_that_fails_for_all_ends_the_run_and_counts_nowhere(
-    shipped_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from strands_rollout.evaluation import evaluate as evaluate_module
-
+async def test_grading_that_fails_for_all_ends_the_run_and_counts_nowhere(run, monkeypatch):
     async def unavailable(args: Any, sample: Any) -> dict[str, Any]:
-        words = "no symbolic worker could be started; the log says why"
-        return {"score": -1.0, "acc": 0.0, "pred": "1", "label": "1", "method": "algebra_unavailable", "error": words}
+        error = "no symbolic worker could be started; the log says why"
+        return {"score": -1.0, "acc": 0.0, "pred": "1", "label": "1", "method": "algebra_unavailable", "error": error}
 
     monkeypatch.setattr(evaluate_module, "reward_func", unavailable)
-    ended = await evaluated(tmp_path, shipped_tokenizer)
+    ended = await run()
     sums = ended.report["data_sets"]["sums"]
     assert (ended.code, sums["scored"], sums["avg_at_n"]) == (1, 0, None)
     assert "not graded: no symbolic worker could be started" in ended.report["session"]["stopped"]
 
 
-async def test_weights_that_change_in_mid_run_are_told(
-    shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_weights_that_change_in_mid_run_are_noted(run, shipped_tokenizer, capsys):
     guess = guesser(shipped_tokenizer)
     engines: list[FakeSGLang] = []
 
-    def reply(request: dict[str, Any], number: int) -> Reply:
+    def reply(request: dict[str, Any], number: int) -> Any:
         if number == 6:
             engines[0].engine.weight_version = "2"
-        answer: Reply = guess(request, number)
-        return answer
+        return guess(request, number)
 
-    async def run(script: Any, name: str) -> dict[str, Any]:
-        return (await evaluated(tmp_path, shipped_tokenizer, script, out=tmp_path / name, engines=engines)).report
-
-    steady = await run(None, "steady")
-    assert (steady["weight_versions"], steady["notes"]) == (["default"], [])
-    capsys.readouterr()
-    engines.clear()
-    changed = await run(reply, "changed")
+    changed = (await run(reply, engines=engines)).report
     assert changed["weight_versions"] == ["2", "default"]
-    words = "sampled with the weights 2, default; the run was begun with default"
     captured = capsys.readouterr()
-    assert words in captured.out
-    assert words in captured.err
+    for text in (captured.out, captured.err):
+        assert "sampled with the weights 2, default; the run was begun with default" in text
 
 
-async def test_a_path_is_the_same_however_it_is_written(
-    shipped_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_path_is_the_same_however_it_is_written(run, shipped_tokenizer, tmp_path, monkeypatch):
     tokenizer = tmp_path / "tokenizer"
     tokenizer.symlink_to(shipped_tokenizer.name_or_path)
-    await evaluated(tmp_path, shipped_tokenizer)
+    await run()
     monkeypatch.chdir(tmp_path)
-    again = await evaluated(tmp_path, shipped_tokenizer, tokenizer_dir=Path("tokenizer"), data=[Path("sums.jsonl")])
+    again = await run(tokenizer_dir=Path("tokenizer"), data=[Path("sums.jsonl")])
     assert (again.code, again.fake.requests) == (0, [])
 
 
-async def test_a_k_above_the_samples_is_noted(
-    shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    await evaluated(tmp_path, shipped_tokenizer, ks=[1, 8])
+async def test_a_k_above_the_samples_is_noted(run, capsys):
+    await run(ks=[1, 8])
     assert "sums: no pass@8" in capsys.readouterr().err
-    await evaluated(tmp_path, shipped_tokenizer, ks=None)
+    await run(ks=None)
     assert "no pass@" not in capsys.readouterr().err
 
 
-async def test_drift_and_context_that_is_not_the_templates_are_reported(
-    shipped_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = (await evaluated(tmp_path, shipped_tokenizer)).report
+async def test_drift_and_context_that_is_not_the_templates_are_reported(run, tmp_path, monkeypatch):
+    right = (await run()).report
     drift = right["data_sets"]["sums"]["drift"]
     assert (drift["measured"], drift["drifted"], drift["mismatched"], drift["mismatched_tokens"]) == (12, 0, 0, 0)
     assert (drift["turn_drift"], drift["text_drift"], drift["off_policy"]) == (0, 0, 0)
@@ -156,7 +109,7 @@ async def test_drift_and_context_that_is_not_the_templates_are_reported(
         return done
 
     monkeypatch.setattr(evaluate_module, "generate", tampering)
-    wrong = await evaluated(tmp_path, shipped_tokenizer, out=tmp_path / "tampered")
+    wrong = await run(out=tmp_path / "tampered")
     counts = wrong.report["data_sets"]["sums"]["drift"]
     assert (counts["measured"], counts["drifted"], counts["mismatched"]) == (12, 0, 12)
     (note,) = wrong.report["notes"]
@@ -169,51 +122,43 @@ COUNTS = st.integers(1, 8).flatmap(lambda n: st.tuples(st.integers(0, n), st.jus
 
 @settings(deadline=None)
 @given(COUNTS, st.integers(1, 8))
-def test_pass_at_k_is_the_share_of_all_draws_of_k_samples_that_hold_a_right_one(count: tuple[int, int], k: int) -> None:
+def test_pass_at_k_is_the_share_of_all_draws_of_k_samples_that_hold_a_right_one(count, k):
     right, total = count
-    if k > total:
-        with pytest.raises(ValueError, match=f"got k={k}"):
-            pass_at_k(right, total, k)
-        return
     draws = list(combinations([1] * right + [0] * (total - right), k))
-    assert pass_at_k(right, total, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+    assert mean_pass_at_k([count], k) == (pytest.approx(sum(map(any, draws)) / len(draws)) if draws else None)
 
 
 @pytest.mark.parametrize(("right", "chance"), [(1, 0.5), (0, 0.0), (513, 1.0)])
-def test_pass_at_k_is_exact_for_many_samples(right: int, chance: float) -> None:
-    assert pass_at_k(right, 1024, 512) == chance
+def test_pass_at_k_is_exact_for_many_samples(right, chance):
     assert mean_pass_at_k([(right, 1024), (1, 1), (0, 0)], 512) == chance, "problems with fewer samples are left out"
-    assert mean_pass_at_k([(1, 1)], 2) is None
 
 
 @pytest.mark.parametrize(
     ("degrees", "t"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (10, 2.2281), (29, 2.0452), (1000, 1.9623)]
 )
-def test_students_t_is_that_of_the_tables(degrees: int, t: float) -> None:
+def test_students_t_is_that_of_the_tables(degrees, t):
     assert t_quantile(degrees) == pytest.approx(t, abs=1e-4)
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=12))
-def test_with_equally_many_samples_the_error_is_that_of_the_problems_means(rights: list[int]) -> None:
-    accuracy = accuracy_of([(right, 6) for right in rights])
+def test_with_equally_many_samples_the_error_is_that_of_the_problems_means(rights):
+    mean, error, _ = accuracy_of([(right, 6) for right in rights])
     shares = [right / 6 for right in rights]
-    assert accuracy.mean == pytest.approx(statistics.mean(shares))
-    assert accuracy.standard_error == pytest.approx(statistics.stdev(shares) / math.sqrt(len(shares)), abs=1e-12)
+    assert mean == pytest.approx(statistics.mean(shares))
+    assert error == pytest.approx(statistics.stdev(shares) / math.sqrt(len(shares)), abs=1e-12)
 
 
 @settings(deadline=None)
 @given(st.lists(COUNTS, min_size=2, max_size=12))
-def test_the_interval_holds_the_accuracy_and_stays_within_0_and_1(counts: list[tuple[int, int]]) -> None:
-    accuracy = accuracy_of(counts)
-    assert accuracy.mean is not None
-    assert accuracy.mean == pytest.approx(sum(right for right, _ in counts) / sum(total for _, total in counts))
+def test_the_interval_holds_the_accuracy_and_stays_within_0_and_1(counts):
+    mean, error, interval = accuracy_of(counts)
+    assert mean == pytest.approx(sum(right for right, _ in counts) / sum(total for _, total in counts))
     if len({Fraction(*count) for count in counts}) == 1:
-        assert (accuracy.standard_error, accuracy.interval) == (0.0, None)
-        return
-    assert accuracy.interval is not None
-    assert 0 <= accuracy.interval[0] <= accuracy.mean + 1e-12
-    assert accuracy.mean - 1e-12 <= accuracy.interval[1] <= 1
+        assert (error, interval) == (0.0, None)
+    else:
+        low, high = interval or (math.nan, math.nan)
+        assert 0 <= low <= mean + 1e-12 <= high + 2e-12 <= 1 + 2e-12
 
 
 @pytest.mark.parametrize(
@@ -223,28 +168,25 @@ def test_the_interval_holds_the_accuracy_and_stays_within_0_and_1(counts: list[t
         ([(4, 4), (2, 2)], (1.0, 0.0)),
         ([(1, 3), (2, 6), (3, 9)], (1 / 3, 0.0)),
         ([(3, 4), (0, 0)], (0.75, None)),
-        ([], (None, None)),
         ([(0, 0)], (None, None)),
     ],
 )
-def test_problems_that_are_alike_or_one_alone_have_no_interval(counts: list[tuple[int, int]], accuracy: Any) -> None:
-    found = accuracy_of(counts)
-    assert (found.mean, found.standard_error, found.interval) == (*accuracy, None)
+def test_problems_that_are_alike_or_one_alone_have_no_interval(counts, accuracy):
+    assert accuracy_of(counts) == (*accuracy, None)
 
 
-def test_more_samples_that_all_agree_do_not_narrow_the_interval() -> None:
-    few, many = accuracy_of([(1, 1), (0, 1), (1, 1), (0, 1)]), accuracy_of([(64, 64), (0, 64), (64, 64), (0, 64)])
-    assert few.interval == many.interval
+def test_more_samples_that_all_agree_do_not_narrow_the_interval():
+    assert accuracy_of([(1, 1), (0, 1)] * 2) == accuracy_of([(64, 64), (0, 64)] * 2)
 
 
-def test_about_95_of_100_intervals_hold_the_truth() -> None:
+def test_about_95_of_100_intervals_hold_the_truth():
     """Problems of different difficulty, drawn anew each time; the truth is their mean difficulty."""
     random = Random(1)
     held = 0
     for _ in range(500):
         chances = [random.betavariate(2, 2) for _ in range(30)]
-        counts = [(sum(random.random() < chance for _ in range(16)), 16) for chance in chances]
-        low, high = accuracy_of(counts).interval or (0.0, 0.0)
+        _, _, interval = accuracy_of([(sum(random.random() < chance for _ in range(16)), 16) for chance in chances])
+        low, high = interval or (0.0, 0.0)
         held += low <= 0.5 <= high
     assert 0.93 <= held / 500 <= 0.97
 
@@ -256,17 +198,16 @@ def test_about_95_of_100_intervals_hold_the_truth() -> None:
         pytest.param(["1/2", "0.5"], ["7", "8", "7.0"], ["0.5", "7"], 0.5, id="so are 7 and 7.0"),
         pytest.param(["0.5", r"\frac12", r"\frac12"], ["3"], [r"\frac12"], 1.0, id="the most frequent notation stands"),
         pytest.param([r"\sqrt{8}", r"2\sqrt{2}"], ["3", "4"], [r"\sqrt{8}"], 1.0, id="right answers are one"),
-        pytest.param(["34"], ["35"], ["34", "35"], 0.5, id="a tie is split"),
-        pytest.param(["34"], ["35", "36"], ["34", "35", "36"], 1 / 3, id="by three"),
+        pytest.param(["34"], ["35", "36"], ["34", "35", "36"], 1 / 3, id="a tie is split"),
         pytest.param(["34"], ["35", "36", "35"], ["35"], 0.0, id="the majority is wrong"),
         pytest.param([], ["35", "36"], ["35", "36"], 0.0, id="a tie of wrong ones"),
         pytest.param(["34"], ["", " ", "[INVALID]"], ["34"], 1.0, id="samples without an answer do not vote"),
         pytest.param([], [""], [], 0.0, id="none votes"),
     ],
 )
-def test_the_majority_of_answers_wins(right: list[str], wrong: list[str], answers: list[str], score: float) -> None:
-    vote = majority_of([*(Ballot(one, True) for one in right), *(Ballot(one, False) for one in wrong)])
-    assert (list(vote.answers), vote.score) == (answers, pytest.approx(score))
+def test_the_majority_of_answers_wins(right, wrong, answers, score):
+    found, share = majority_of([*((one, True) for one in right), *((one, False) for one in wrong)])
+    assert (found, share) == (answers, pytest.approx(score))
 
 
 @settings(deadline=None)
@@ -275,18 +216,8 @@ def test_the_majority_of_answers_wins(right: list[str], wrong: list[str], answer
     st.sampled_from(["34", "0.5", "none"]),
     st.randoms(use_true_random=False),
 )
-def test_the_order_of_samples_means_nothing(answers: list[str], right: str, random: Random) -> None:
-    votes = [Ballot(answer, answer == right) for answer in answers]
+def test_the_order_of_samples_means_nothing(answers, right, random):
+    votes = [(answer, answer == right) for answer in answers]
     shuffled = list(votes)
     random.shuffle(shuffled)
     assert majority_of(votes) == majority_of(shuffled)
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.integers(0, 5))
-def test_of_plain_numbers_the_most_frequent_wins(answers: list[int], label: int) -> None:
-    vote = majority_of(Ballot(str(answer), answer == label) for answer in answers)
-    counts = Counter(answers)
-    winners = [answer for answer, count in counts.items() if count == max(counts.values())]
-    assert set(vote.answers) == {str(answer) for answer in winners}
-    assert vote.score == (1 / len(winners) if label in winners else 0.0)

@@ -1,4 +1,4 @@
-"""Training sequences for tests, and what Hugging Face's own forward pass says of them."""
+"""Training sequences and options for tests, and the logprobs of Hugging Face's own forward pass."""
 
 from __future__ import annotations
 
@@ -6,26 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from strands_rollout.train.batch import TrainingSequence
+from strands_rollout.train.options import TrainOptions
 
 MODEL = Path(__file__).parents[2] / "strands_rollout/engine/checkpoint"
 
 
+def options(**changed: Any) -> TrainOptions:
+    folders = {"out": Path("run"), "model_dir": Path("model"), "data": Path("data"), "held_out": Path("held")}
+    return TrainOptions(**{**folders, **changed})
+
+
 def sequence(tokens: list[int], mask: list[int], *, advantage: float = 1.0, **values: Any) -> TrainingSequence:
     """One without siblings, unless `rollout` and `denominator` are given."""
-    given: dict[str, Any] = {
-        "log_probs": None,
-        "sampled_log_probs": [None] * len(mask),
-        "version": None,
-        "rollout": object(),
-        "denominator": sum(mask),
-    }
-    return TrainingSequence(
-        tokens=tokens,
-        prompt_length=len(tokens) - len(mask),
-        loss_mask=mask,
-        advantage=advantage,
-        **{**given, **values},
-    )
+    unknown = {"log_probs": None, "sampled_log_probs": [None] * len(mask), "version": None}
+    alone = {"rollout": object(), "denominator": sum(mask)}
+    given: dict[str, Any] = {**unknown, **alone, **values}
+    return TrainingSequence(tokens, len(tokens) - len(mask), mask, advantage=advantage, **given)
 
 
 def plain_log_probs(model: Any, one: TrainingSequence, temperature: float = 1.0) -> list[float]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
-from sequences import MODEL
+from sequences import MODEL, sequence
 
 from experiments.methods import retokenised_batch
+from strands_rollout.errors import TrajectoryError
 from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
-from strands_rollout.train.batch import TrainingMethod
-from strands_rollout.train.figures import batch_figures
+from strands_rollout.train.batch import LogprobGap, TrainingMethod, batch_figures, check_gap
 
 step_batch = TrainingMethod().batch
 
@@ -58,12 +59,10 @@ def test_rewards_are_compared_within_their_group(tokenizer: Any) -> None:
 
 def test_tito_trains_on_what_was_sampled(tokenizer: Any) -> None:
     one = sample(tokenizer, ["I add", "4"], 1.0, tool="\n4\n")
-    (sequence,) = step_batch([[one, sample(tokenizer, ["5"], -1.0)]], tokenizer).sequences[:1]
-    assert sequence.tokens == one.tokens
-    assert sequence.loss_mask == one.loss_mask
-    assert sequence.log_probs == one.rollout_log_probs
-    assert sequence.denominator == sum(one.loss_mask or [])
-    assert set(sequence.trained_log_probs or []) == {-0.125}
+    (found,) = step_batch([[one, sample(tokenizer, ["5"], -1.0)]], tokenizer).sequences[:1]
+    assert (found.tokens, found.loss_mask, found.log_probs) == (one.tokens, one.loss_mask, one.rollout_log_probs)
+    assert found.denominator == sum(one.loss_mask or [])
+    assert set(found.trained_log_probs or []) == {-0.125}
 
 
 def test_retokenised_trains_on_other_tokens_where_words_were_spelled_otherwise(tokenizer: Any) -> None:
@@ -90,13 +89,6 @@ def test_samples_that_train_nothing_are_left_out_and_compared_with_nothing(token
     batch = step_batch([group], tokenizer)
     assert [one.advantage for one in batch.sequences] == pytest.approx([0.7071, -0.7071], abs=1e-3)
     assert batch_figures(batch, 4)["failed"] == 1
-
-
-def test_siblings_of_a_rollout_share_its_denominator(tokenizer: Any) -> None:
-    pair = [sample(tokenizer, ["four"], 1.0, rollout_id=1), sample(tokenizer, ["it is four"], 1.0, rollout_id=1)]
-    other = sample(tokenizer, ["five"], -1.0, rollout_id=2)
-    batch = step_batch([[*pair, other]], tokenizer)
-    assert {one.denominator for one in batch.sequences[:2]} == {sum(map(len, (one.loss_mask for one in pair)))}  # type: ignore[arg-type]
 
 
 def test_siblings_are_one_episode_in_a_steps_figures(tokenizer: Any) -> None:
@@ -127,3 +119,26 @@ def test_tokens_of_older_weights_are_stale(tokenizer: Any) -> None:
     assert figures["stale_tokens"] == pytest.approx(old / (old + 1))
     assert figures["staleness_max"] == 1
     assert batch_figures(batch, 6)["staleness_max"] == 3
+
+
+TOKENS = [7, 8, 9, 10, 11]
+
+
+def test_only_trained_tokens_with_a_known_logprob_are_compared() -> None:
+    one = sequence(TOKENS, [1, 0, 1, 1], sampled_log_probs=[-1.0, 0.0, None, -2.0])
+    gap = LogprobGap.of([one], [[-1.25, -9.0, -2.0]])
+    assert gap == LogprobGap(largest=0.25, mean=0.125, k3=(math.expm1(-0.25) + 0.25) / 2, tokens=2)
+
+
+def test_a_larger_gap_is_refused_with_the_tokens_that_differ() -> None:
+    one = sequence(TOKENS, [1, 0, 1], sampled_log_probs=[-1.0, 0.0, -2.0])
+    trainer = [[-1.0, -3.5]]
+    check_gap([one], [[-1.0005, -2.0]], 1e-3, str)
+    with pytest.raises(TrajectoryError) as caught:
+        check_gap([one], trainer, 1e-3, lambda ids: " ".join(f"t{one}" for one in ids))
+    words = str(caught.value)
+    assert "by up to 1.5 (mean 0.75), 1 of 2 trained tokens by more than 0.001" in words
+    assert "sequence 0, token 4 of 5: 't11' after 't7 t8 t9 t10': rollout -2.0000, trainer -3.5000" in words
+    assert "--gap-limit" in words
+    with pytest.raises(TrajectoryError, match="no token whose logprob under these weights is known"):
+        check_gap([sequence(TOKENS, [1, 1])], [[-1.0, -1.0]], 1e-3, str)

@@ -28,13 +28,7 @@ def size_of(picture: Path) -> tuple[int, int]:
 
 
 def pixels_of(picture: Path, colour: Sequence[int], *, rows: int | None = None) -> int:
-    """How many pixels have this colour, up to how colours are rounded where one lies over another.
-
-    Args:
-        picture: The file.
-        colour: Red, green and blue, to 255.
-        rows: Only the last ones.
-    """
+    """How many pixels of the file, or of its last rows, have this colour, up to rounding where lines overlap."""
     from matplotlib.image import imread
 
     pixels = imread(picture)[-(rows or 0) :, :, :3] * 255
@@ -59,13 +53,6 @@ def test_a_line_has_the_steps_that_all_seeds_have() -> None:
     assert all(math.isnan(values[1]) for values in (gap.mean, gap.low, gap.high)), "no finite number: a gap"
 
 
-def test_a_panel_shows_what_has_a_value() -> None:
-    runs = [records(3, reward=0.0, stale_tokens=0.0, entropy=None)]
-    shown = [one.title for one in PANELS if one.lines(runs)]
-    assert shown == ["reward"]
-    assert panel("stale").lines([records(3, stale_tokens=0.1)])
-
-
 @pytest.mark.parametrize(("title", "is_log"), [("KL", True), ("importance ratio", True), ("reward", False)])
 def test_an_axis_is_logarithmic_where_values_span_orders_of_magnitude(title: str, is_log: bool) -> None:
     wide = curve_of("value", [records(4, value=lambda step: 10.0 ** -(3 * step))])
@@ -76,7 +63,8 @@ def test_an_axis_is_logarithmic_where_values_span_orders_of_magnitude(title: str
 
 def test_a_run_is_drawn_with_a_panel_for_each_value(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    draw_run(records(5, reward=lambda step: step / 4), tmp_path / "one.png", title="one row")
+    nothing = {"stale_tokens": 0.0, "entropy": None}  # has no panel
+    draw_run(records(5, reward=lambda step: step / 4, **nothing), tmp_path / "one.png", title="one row")
     draw_run(
         records(5, reward=0.5, tool_calls=1.0, entropy=0.2, kl_k3=lambda step: 10.0**-step),
         tmp_path / "two.png",
@@ -107,6 +95,6 @@ def test_each_variant_has_a_colour_of_its_own_and_a_name_in_the_legend(tmp_path:
 
 def test_a_run_without_any_value_and_one_that_collapsed_at_once_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    draw_run(records(1), tmp_path / "empty.png", title="nothing measured")
-    draw_run(records(2, reward=float("nan"), kl_k3=0.0, ratio_min=0.0), tmp_path / "zero.png", title="zeros")
-    assert size_of(tmp_path / "empty.png")[0] == size_of(tmp_path / "zero.png")[0] == 1500
+    for run in (records(1), records(2, reward=float("nan"), kl_k3=0.0, ratio_min=0.0)):
+        draw_run(run, tmp_path / "curves.png", title="nothing measured, or zeros")
+        assert size_of(tmp_path / "curves.png")[0] == 1500

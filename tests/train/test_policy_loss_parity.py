@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 from strands_rollout import Sample, normalize_rewards  # noqa: E402
 from strands_rollout.train.batch import TrainingMethod, TrainingSequence  # noqa: E402
 from strands_rollout.train.options import UpdateSettings  # noqa: E402
-from strands_rollout.train.policy import Measured, Policy, clipped_policy_loss, k3_divergence, truncated_weights  # noqa: E402
+from strands_rollout.train.policy import Measured, Policy, clipped_policy_loss  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def gradient_of(policy: Policy) -> Any:
     ],
     ids=str,
 )
-def test_an_update_has_the_loss_and_gradient_of_slimes_own(slime: Any, changed: dict[str, Any]) -> None:
+def test_an_update_has_the_loss_and_gradient_of_slimes_own(slime, changed):
     settings = UpdateSettings(**{"learning_rate": 0.0, "max_grad_norm": 1e9, "updates": 1} | changed)
     policy = Policy(MODEL, settings)
     sequences = near(policy, drawn(1), 0.3)
@@ -152,36 +152,13 @@ def test_an_update_has_the_loss_and_gradient_of_slimes_own(slime: Any, changed: 
     assert torch.allclose(ours, gradient_of(policy), rtol=1e-3, atol=1e-5 * float(ours.abs().max()))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_each_tokens_loss_and_clipping_are_slimes_own(slime: Any, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
+def test_each_tokens_clipping_is_slimes_own(slime):
+    generator = torch.Generator().manual_seed(0)
     log_ratio, advantages = (torch.randn(500, generator=generator) for _ in range(2))
     ours = clipped_policy_loss(log_ratio, advantages, 0.2, 0.28)
     theirs = slime.compute_policy_loss(-log_ratio, advantages, 0.2, 0.28)
     assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
     assert 0 < float(ours[1].mean()) < 1
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_each_tokens_divergence_is_slimes_own(slime: Any, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    log_probs, reference = (-5 * torch.rand(500, generator=generator) for _ in range(2))
-    theirs = slime.compute_approx_kl(log_probs, reference, "low_var_kl")
-    assert torch.equal(k3_divergence(log_probs, reference), theirs)
-    assert float(theirs.max()) == 10.0
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_each_tokens_importance_weight_is_slimes_own(slime: Any, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    trainer, rollout = (list((-3 * torch.rand(200, generator=generator)).split([70, 130])) for _ in range(2))
-    args = SimpleNamespace(tis_clip=2.0, tis_clip_low=0)
-    weighted, _, metrics = slime.vanilla_tis_function(
-        args, pg_loss=torch.ones(200), train_log_probs=trainer, rollout_log_probs=rollout, loss_masks=[]
-    )
-    weights = truncated_weights(torch.cat(trainer), torch.cat(rollout), 2.0)
-    assert torch.equal(weights, weighted)
-    assert torch.equal((weights == 2.0).float(), metrics["tis_clipfrac"])
 
 
 def slimes_manager(name: str) -> Callable[..., Any]:
@@ -193,8 +170,8 @@ def slimes_manager(name: str) -> Callable[..., Any]:
     return names[name]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_advantages_are_the_rewards_that_slime_gives_each_token(slime: Any, shipped_tokenizer: Any, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(2))
+def test_advantages_are_the_rewards_that_slime_gives_each_token(slime, shipped_tokenizer, seed):
     draw, groups = random.Random(seed), []
     for number in range(4):
         groups.append([Sample(group_index=number, index=8 * number + at, tokens=[1, 2, 3]) for at in range(8)])
@@ -240,9 +217,7 @@ def _fan_out(policy: Policy, draw: random.Random, group: int, index: int) -> lis
 
 @pytest.mark.parametrize("mean", ["sample", "token"])
 @pytest.mark.parametrize("updates", [1, 2])
-def test_siblings_are_batched_and_weighed_as_by_slimes_own_trainer(
-    slime: Any, shipped_tokenizer: Any, updates: int, mean: str
-) -> None:
+def test_siblings_are_batched_and_weighed_as_by_slimes_own_trainer(slime, shipped_tokenizer, updates, mean):
     """From samples to the last optimizer step's gradient; slime's micro-batches part siblings."""
     settings = UpdateSettings(learning_rate=0.0, max_grad_norm=1e9, updates=updates, mean=mean)  # type: ignore[arg-type]
     policy = Policy(MODEL, settings)

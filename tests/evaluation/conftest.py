@@ -1,0 +1,16 @@
+"""A whole evaluation on a scripted engine."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluation_stage import evaluated
+
+
+@pytest.fixture
+def run(tmp_path: Path, shipped_tokenizer: Any) -> Any:
+    """Runs an evaluation of three small problems in the test's folder; see `evaluated`."""
+    return functools.partial(evaluated, tmp_path, shipped_tokenizer)

@@ -283,17 +283,6 @@ async def test_an_environments_tools_are_checked(shipped_tokenizer: Any, name: s
     assert words in played.facts["error"]
 
 
-async def test_an_environment_that_cancels_or_exits_ends_no_run(shipped_tokenizer: Any) -> None:
-    async def reason(name: str, where: str) -> str:
-        settings = {"environment": f"user_environments.{name}", "tools": []}
-        played = await run(shipped_tokenizer, [ANSWER], settings=settings, sample=row(where=where))
-        return str(played.facts["stop_reason"])
-
-    assert await reason("CancelsItself", "leave") == "completed"
-    assert await reason("CancelsItself", "score") == "environment_error"
-    assert await reason("Exits", "") == "environment_error"
-
-
 async def test_tools_know_what_the_environment_said_first(shipped_tokenizer: Any) -> None:
     read = TOOL_CALL.format(name="read_task", arguments="{}")
     settings = TOLD | {"tools": ["user_environments.read_task"]}

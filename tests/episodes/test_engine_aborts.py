@@ -127,20 +127,6 @@ async def test_an_engine_that_only_aborts_is_given_up(shipped_tokenizer: Any, mo
     assert len(done.fake.requests) == 11
 
 
-async def test_the_trajectory_tells_the_parts_of_a_turn(shipped_tokenizer: Any) -> None:
-    turn = ids_of(shipped_tokenizer, ANSWER)
-    script = [Reply.abort(turn[:3], weight_version="1"), Reply.tokens(turn[3:], weight_version="2")]
-    async with FakeSGLang(script, context_length=4096) as fake:
-        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
-        agent = Agent(model=model, callback_handler=None, conversation_manager=NullConversationManager())
-        await agent.invoke_async("What is 17 * 2?")
-    [found] = model.trajectory.turns
-    assert [part.finish_reason for part in found.parts] == ["abort", "stop"]
-    assert [(span.version, span.end - span.start) for span in found.weight_spans] == [("1", 3), ("2", len(turn) - 3)]
-    assert (found.finish_reason, found.weight_version, found.end - found.start) == ("stop", "2", len(turn))
-    assert not model.trajectory.is_open
-
-
 async def test_a_model_that_does_not_continue_raises_and_goes_on_when_it_is_asked_again(shipped_tokenizer: Any) -> None:
     turn = ids_of(shipped_tokenizer, ANSWER)
     async with FakeSGLang([Reply.abort(turn[:3]), Reply.tokens(turn[3:])], context_length=4096) as fake:

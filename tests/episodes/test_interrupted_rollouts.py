@@ -165,31 +165,3 @@ async def test_all_faults_at_once_in_partial_rollouts(
     assert sorted(sample.index for sample in stage.finished) == [*range(2 * 8 * len(PLANS))]
     assert len(cut) > 5
     stage.check(smooth)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-async def test_all_faults_at_once_in_a_fully_async_rollout(
-    shipped_tokenizer: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    count = 9 * len(PLANS)
-    smooth = await smooth_samples(shipped_tokenizer, [*PLANS], count, per_group=2)
-    weather = Weather(4, ALL_FAULTS)
-    stage = stage_of(shipped_tokenizer, weather, router=True)
-    async with served(stage):
-        buffer = Buffer(prompts([*PLANS], count), samples_per_group=2, kept_as="json")
-        with StandInWorker(stage.args, PARAMS, buffer, stage.record, pool=24) as worker:
-            version, groups = 1, []
-            while len(groups) < count and version < 4 * MOST_STEPS:
-                groups += await worker.take(8, 0.3)
-                version += 1
-                mode = ("abort", "in_place", "abort", "retract")[version % 4]
-                await update_weights(stage.fake.worker_url, str(version), mode=mode, for_s=0.05)
-    stage.finished += [sample for group in groups for sample in group]
-    continued = sum(s.metadata["strands_rollout"].get("engine_aborts", 0) for s in stage.finished)
-    report(capsys, f"fully async: {len(stage.finished)} samples, {version - 1} updates, {continued} continued in place")
-    report(capsys, f"faults: {weather.met}")
-    assert worker.raised == []
-    assert sorted(sample.index for sample in stage.finished) == [*range(2 * count)]
-    assert stage.record.returned("aborted") == []
-    stage.check(smooth)

@@ -1,7 +1,4 @@
-"""A Strands model provider on SGLang's native `/generate`: token-in/token-out.
-
-Glue of template, parser, client and trajectory; knows Strands' model interface and nothing of slime.
-"""
+"""A Strands model provider on SGLang's native `/generate`: token-in/token-out."""
 
 from __future__ import annotations
 
@@ -116,10 +113,11 @@ class SGLangModel(Model):
         self.template.processor = processor
         self._base_url = base_url
         self._patience_s = engine_patience_s
-        is_http = isinstance(client, httpx.AsyncClient)
-        self._client = SGLangClient(client, patience_s=engine_patience_s) if is_http else client
+        if isinstance(client, httpx.AsyncClient):
+            client = SGLangClient(client, patience_s=engine_patience_s)
+        self._client = client
         self.tool_parser = _format_name(tool_parser, self.template) if isinstance(tool_parser, str) else None
-        self._parser = tool_parser if self.tool_parser is None else get_parser(self.tool_parser)
+        self._parser = get_parser(self.tool_parser) if self.tool_parser else cast("ToolParser", tool_parser)
         self._vocab_size = vocab_size
         ends = [*self.template.end_ids, getattr(tokenizer, "eos_token_id", None)]
         end_ids, encoder = [token for token in ends if isinstance(token, int)], self.template.encoder

@@ -73,7 +73,7 @@ async def give_nothing() -> Any:
     return {"status": "error", "content": [{"text": "nothing"}]}
 
 
-class Witness(HookProvider):
+class EventRecorder(HookProvider):
     """Writes down what hooks see: the event, the whole history, what is expected of the next prompt."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ async def play(
 
 
 async def test_hooks_see_the_same_events_and_history_as_in_strands_own_loop(shipped_tokenizer: Any) -> None:
-    flat, own = Witness(), Witness()
+    flat, own = EventRecorder(), EventRecorder()
     flat_agent, flat_fake = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[flat])
     own_agent, own_fake = await play(shipped_tokenizer, SCRIPT, flat=False, hooks=[own])
     # two calls of one turn may end in any order
@@ -152,10 +152,12 @@ def _sorted_calls(seen: list[Any]) -> list[Any]:
 
 
 async def test_the_stack_is_as_deep_in_the_last_turn_as_in_the_second(shipped_tokenizer: Any) -> None:
-    witness = Witness()
-    await play(shipped_tokenizer, [SCRIPT[0]] * 12 + [ANSWER], flat=True, hooks=[witness])
+    recorder = EventRecorder()
+    await play(shipped_tokenizer, [SCRIPT[0]] * 12 + [ANSWER], flat=True, hooks=[recorder])
     calls = [
-        depth for (name, *_), depth in zip(witness.seen, witness.depths, strict=True) if name == "BeforeModelCallEvent"
+        depth
+        for (name, *_), depth in zip(recorder.seen, recorder.depths, strict=True)
+        if name == "BeforeModelCallEvent"
     ]
     assert len(calls) == 13
     assert len(set(calls[1:])) == 1

@@ -175,14 +175,6 @@ async def test_without_a_seed_none_is_sent(shipped_tokenizer: Any) -> None:
     assert "sampling_seed" not in done.fake.requests[0].body["sampling_params"]
 
 
-async def test_an_unknown_model_name_fails_the_sample_in_words(shipped_tokenizer: Any) -> None:
-    async with FakeSGLang([]) as fake:
-        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout={"model_name": "actor"})
-        sample = await generate(args, Sample(prompt="Hi"), {"max_new_tokens": 8})
-    assert sample.status is Sample.Status.FAILED
-    assert "model_name='actor'" in sample.metadata["strands_rollout"]["error"]
-
-
 async def test_a_named_models_router_gets_the_requests(shipped_tokenizer: Any) -> None:
     async with FakeSGLang([Reply.tokens(ids_of(shipped_tokenizer, ANSWER))], context_length=4096) as fake:
         args = args_for("http://127.0.0.1:9", shipped_tokenizer, strands_rollout={"model_name": "actor"})

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import recorded_tools
-from fake_sglang_reply import Reply
-from interruptible_policy import Asked, paced
+from interruptible_policy import paced
 from interruption_stage import (
     MOST_STEPS,
     PARAMS,
@@ -28,7 +27,6 @@ from stand_in_process import finish_elsewhere
 from stand_in_rollout import Buffer, StandInWorker, StepSize, run_group, update_weights
 
 from strands_rollout import Sample
-from strands_rollout.client.client import SGLangClient
 
 _ENGINE_FAULTS = ("aborted", "dequeued", "delayed")
 
@@ -94,31 +92,6 @@ async def test_weight_updates_interrupt_a_fully_async_rollout_that_goes_on_in_pl
     assert stage.record.returned("aborted") == []
     assert any(len(set(sample.weight_versions)) > 1 for sample in stage.finished)
     stage.check(quick_and_smooth)
-
-
-async def test_an_abort_ends_the_wait_for_another_attempt(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def busy_first(asked: Asked) -> Reply | None:
-        return Reply.status(503, "busy") if asked.attempt == 1 else None
-
-    waiting = asyncio.Semaphore(0)
-
-    async def for_ever(_seconds: float) -> None:
-        waiting.release()
-        await asyncio.Event().wait()
-
-    async def all_wait() -> None:
-        for _ in range(16):
-            await waiting.acquire()
-
-    monkeypatch.setitem(SGLangClient.__init__.__kwdefaults__, "sleep", for_ever)
-    stage = stage_of(shipped_tokenizer, busy_first, router=True, keeps_requests=True)
-    async with served(stage, knows_context=True):
-        await flag_raised(stage, "slowmodel", 16, all_wait())
-    assert [request.rid for request in stage.fake.requests if request.rid.endswith("-2")] == []
-    assert len(stage.fake.requests) == 16
-    assert stage.record.phases() == {"fresh": 16}
 
 
 async def test_a_turn_that_ends_after_the_flag_is_kept_and_its_tools_are_left_to_the_next_step(

@@ -64,16 +64,11 @@ async def test_a_turn_that_was_aborted_as_it_ended_is_finished(shipped_tokenizer
     assert done.sample.tokens[-len(answer) :] == answer
 
 
-async def test_a_configured_stop_token_ends_an_aborted_turn_too(shipped_tokenizer: Any) -> None:
+@pytest.mark.parametrize("stop", ["its last token", "is 34", ["no", "is 34"]], ids=str)
+async def test_a_configured_stop_ends_an_aborted_turn_too(shipped_tokenizer: Any, stop: Any) -> None:
     ids = ids_of(shipped_tokenizer, "It is 34")
-    done = await run(shipped_tokenizer, [Reply.abort(ids)], params={"stop_token_ids": [ids[-1]]})
-    assert (done.sample.status, len(done.fake.requests)) == (Sample.Status.COMPLETED, 1)
-
-
-@pytest.mark.parametrize("stop", ["is 34", ["no", "is 34"]])
-async def test_a_stop_string_ends_an_aborted_turn_too(shipped_tokenizer: Any, stop: Any) -> None:
-    ids = ids_of(shipped_tokenizer, "It is 34")
-    done = await run(shipped_tokenizer, [Reply.abort(ids)], params={"stop": stop})
+    params = {"stop_token_ids": ids[-1:]} if stop == "its last token" else {"stop": stop}
+    done = await run(shipped_tokenizer, [Reply.abort(ids)], params=params)
     assert (done.sample.status, len(done.fake.requests)) == (Sample.Status.COMPLETED, 1)
 
 

@@ -59,7 +59,7 @@ class StopReason(StrEnum):
     EPISODE_TIMEOUT = "episode_timeout"
     """The episode's wall-clock is used up."""
     ABORTED = "aborted"
-    """The rollout, or the engine, aborted it."""
+    """The rollout, or the engine, was told to abort."""
     ENGINE_ERROR = "engine_error"
     """The engine did not deliver."""
     SANDBOX_ERROR = "sandbox_error"

@@ -117,7 +117,7 @@ class SGLangModel(Model):
             client = SGLangClient(client, patience_s=engine_patience_s)
         self._client = client
         self.tool_parser = _format_name(tool_parser, self.template) if isinstance(tool_parser, str) else None
-        self._parser = get_parser(self.tool_parser) if self.tool_parser else cast("ToolParser", tool_parser)
+        self._parser = get_parser(self.tool_parser) if self.tool_parser is not None else cast("ToolParser", tool_parser)
         self._vocab_size = vocab_size
         ends = [*self.template.end_ids, getattr(tokenizer, "eos_token_id", None)]
         end_ids, encoder = [token for token in ends if isinstance(token, int)], self.template.encoder

@@ -29,6 +29,7 @@ from strands_rollout.code_tool import LocalExecutor
 from strands_rollout.code_tool.executors import EXECUTORS
 from strands_rollout.diagnostics.machine import MEANING
 from strands_rollout.evaluation.evaluate import Summary
+from strands_rollout.model.sampling import SGLangModelConfig
 from strands_rollout.samples import Sample
 from strands_rollout.settings import RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin.reward import reward_func
@@ -455,7 +456,8 @@ def test_the_columns_of_the_transcripts_are_those_that_are_named() -> None:
 
 
 def test_every_argument_of_the_model_is_named() -> None:
-    for name in list(inspect.signature(SGLangModel.__init__).parameters)[1:]:
+    own = [name for name in inspect.signature(SGLangModel.__init__).parameters if name not in ("self", "model_config")]
+    for name in (*own, *SGLangModelConfig.__annotations__):
         assert re.search(rf"`[^`]*\b{name}\b[^`]*`", page("sglang-model")), name
 
 

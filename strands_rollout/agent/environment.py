@@ -38,7 +38,7 @@ class Environment(Protocol):
     tools: Any
 
     def prepare(self) -> str | Awaitable[str | None] | None:
-        """Bring it into the state that the task begins with; text, if any, is the user's message in the row's place."""
+        """Bring it into its first state; text, if any, replaces the row's user message."""
 
     def answer(self, reply: str) -> str | Awaitable[str | None] | None:
         """What a user says to the policy's answer, for another turn; None ends the episode."""
@@ -101,7 +101,7 @@ class EpisodeContext:
         )
 
     async def prepare(self) -> Task:
-        """Bring the environment into its first state; the task, with the environment's words where it has some."""
+        """Bring the environment into its first state; the task, with its message in the row's place if it gave one."""
         if not hasattr(self.task.environment, "prepare"):
             return self.task
         said = await self._asked("prepare")
@@ -143,7 +143,7 @@ def _shown(given: object) -> str:
 
 
 @asynccontextmanager
-async def open_surroundings(
+async def open_context(
     settings: RolloutSettings, task: Task, should_abort: Callable[[], bool]
 ) -> AsyncIterator[EpisodeContext]:
     """Open the resources, make the environment and prepare it; close all of them when the block ends, however it does.

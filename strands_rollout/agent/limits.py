@@ -1,6 +1,6 @@
-"""Limits of an episode as Strands hooks: tool calls, iterations, time, aborts, and unreadable calls told to the policy.
+"""Limits of an episode as Strands hooks: tool calls, iterations, time, aborts; and answers to calls that can't be read.
 
-`ToolLimiter` works for any Strands agent; `EpisodeBounds` holds for every agent of one episode.
+`ToolLimiter` works for any Strands agent; `EpisodeWatch` is for the agents of an episode.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class EpisodeWatch(HookProvider):
     Args:
         stats: Of the episode's tools.
         should_abort: Asked before each model call, and before the tools of a turn.
-        outer: Stats of the whole episode, where `stats` are not; they are told of a broken sandbox.
+        outer: Stats of the whole episode, where `stats` are not; they record a broken sandbox too.
     """
 
     def __init__(self, stats: ToolStats, should_abort: Callable[[], bool], outer: ToolStats | None = None) -> None:

@@ -56,8 +56,8 @@ class FlatCycles(HookProvider):
     While a span records the invocation, for OpenTelemetry, spans hold what Strands puts in them, at Strands' price.
 
     Args:
-        listeners: The only hooks beside these cycles, none of which counts on events that `UnwatchedCycles` does not
-            tell of; None where there are others.
+        listeners: The only hooks beside these cycles, none of which needs events that `UnwatchedCycles` does not
+            send; None where there are others.
     """
 
     def __init__(self, listeners: Sequence[HookProvider] | None = None) -> None:
@@ -70,10 +70,10 @@ class FlatCycles(HookProvider):
         """Called by Strands."""
         if not HAS_MIDDLEWARE:
             return
-        # users may take any order; nobody may see the history put aside, or copy one that is lent
+        # before and after any order of a user's: no hook may see the history put aside, or copy one that is lent
         registry.add_callback(BeforeInvocationEvent, self._before_invocation, order=math.inf)
-        registry.add_callback(BeforeModelCallEvent, self._before_model_call, order=-math.inf)
-        registry.add_callback(BeforeToolsEvent, self._before_tools, order=-math.inf)
+        registry.add_callback(BeforeModelCallEvent, self._bring_history_back, order=-math.inf)
+        registry.add_callback(BeforeToolsEvent, self._bring_history_back, order=-math.inf)
         registry.add_callback(BeforeModelCallEvent, self._last_before_model_call, order=math.inf)
 
     async def run(self, agent: Agent, prompt: Any) -> AgentResult:  # noqa: ANN401 - whatever Strands takes
@@ -138,10 +138,7 @@ class FlatCycles(HookProvider):
             event.agent.add_middleware(AgentStreamStage, self._cycles)
             event.agent.add_middleware(InvokeModelStage, _answered)
 
-    def _before_model_call(self, event: BeforeModelCallEvent) -> None:
-        self._bring_back(event.agent)
-
-    def _before_tools(self, event: BeforeToolsEvent) -> None:
+    def _bring_history_back(self, event: BeforeModelCallEvent | BeforeToolsEvent) -> None:
         self._bring_back(event.agent)
 
     def _last_before_model_call(self, event: BeforeModelCallEvent) -> None:
@@ -230,7 +227,7 @@ class UnwatchedCycles:
 
     Args:
         agent: Built on an `SGLangModel`.
-        listeners: The only hooks; told before a model call, a turn's tools and a call, and after a turn's tools.
+        listeners: The only hooks; called before a model call, a turn's tools and a call, and after a turn's tools.
     """
 
     def __init__(self, agent: Agent, listeners: Sequence[HookProvider]) -> None:

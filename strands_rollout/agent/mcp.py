@@ -1,6 +1,6 @@
 """Clients of the MCP servers that the settings name: one for all episodes, or one for each.
 
-Knows Strands' MCP client. A server that is lost is an outage, never an answer that the policy is to learn from.
+A server that is lost is an outage, never an answer that the policy is to learn from.
 """
 
 from __future__ import annotations

@@ -66,13 +66,6 @@ class Team:
 
 
 @asynccontextmanager
-async def own_team(tools: Sequence[Any], build: Callable[[Sequence[Any]], Agent]) -> AsyncIterator[Team]:
-    """One agent that this package builds; see `agent_with`."""
-    async with agent_with(tools, build) as agent:
-        yield Team(agent, agent, [agent])
-
-
-@asynccontextmanager
 async def built_team(path: str, model: SGLangModel, task: Task) -> AsyncIterator[Team]:
     """What the user's function builds, its tool providers released when the block ends.
 
@@ -300,15 +293,16 @@ _PATIENCE_S: Final = 5.0
 
 
 @asynccontextmanager
-async def agent_with(tools: Sequence[Any], build: Callable[[Sequence[Any]], Agent]) -> AsyncIterator[Agent]:
-    """Build an agent and release its tool providers when the block ends.
+async def own_team(tools: Sequence[Any], build: Callable[[Sequence[Any]], Agent]) -> AsyncIterator[Team]:
+    """One agent that this package builds, its tool providers released when the block ends.
 
     Args:
         tools: The agent's; where a provider is among them, all that may wait for it happens in a thread.
         build: Makes the agent with the tools that it is given.
     """
     if not any(isinstance(tool, ToolProvider) for tool in tools):
-        yield build(tools)
+        agent = build(tools)
+        yield Team(agent, agent, [agent])
         return
     given = released_once(tools)
     # other episodes may use a provider unless it says that it is one episode's
@@ -319,9 +313,9 @@ async def agent_with(tools: Sequence[Any], build: Callable[[Sequence[Any]], Agen
 
     agent = await asyncio.to_thread(in_turn, lambda: build(given))
     try:
-        yield agent
+        yield Team(agent, agent, [agent])
     finally:
-        # a cancelled caller does not wait; the thread goes on
+        # a cancelled caller does not wait; the thread continues
         await asyncio.to_thread(in_turn, agent.cleanup)
 
 

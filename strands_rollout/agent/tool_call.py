@@ -41,7 +41,7 @@ class ToolStats:
         succeeded: Ids of all calls whose last result was no error.
         unread: Ids of those from an earlier agent, as long as this one has not had them.
         calls: In the order of their ends: `id`, `tool`, `status` (success, error or timeout), `s` (seconds), `at_s`
-            (when it began, in seconds since the episode did; None where nobody told), and `sandbox` where the code tool
+            (when it began, in seconds since the episode did; None outside of one), and `sandbox` where the code tool
             ran: `code_tool.tool.CALL_OUTCOME`.
     """
 
@@ -204,7 +204,7 @@ async def _abandon(task: asyncio.Task[Any]) -> None:
 def _forget(task: asyncio.Task[Any]) -> None:
     _ABANDONED.discard(task)
     if not task.cancelled():
-        task.exception()  # nobody waits for it any more
+        task.exception()  # retrieved, or asyncio logs it
 
 
 # a task that nothing refers to may vanish before it has cleaned up

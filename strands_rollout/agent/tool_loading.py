@@ -1,7 +1,4 @@
-"""Strands tools, hooks, conversation managers and functions by dotted path; errors say what was found there instead.
-
-Knows Python's imports and what a Strands tool is.
-"""
+"""Strands tools, hooks, conversation managers and functions by dotted path; errors say what was found there instead."""
 
 from __future__ import annotations
 

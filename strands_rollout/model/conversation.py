@@ -60,7 +60,7 @@ def call_id(call_prefix: str, index: int, segment: Segment) -> str:
 
 
 def failure_message(reason: str) -> str:
-    """What the policy is told about a tool call that could not be parsed; `reason` as in its `ParseFailure`."""
+    """What the policy reads about a tool call that could not be parsed; `reason` as in its `ParseFailure`."""
     return f"Error: the tool call could not be parsed and was not run: {reason}"
 
 
@@ -210,7 +210,7 @@ class HistorySegment:
         parse_failures: Tool calls that could not be parsed.
         final_text: The last turn as text, control tokens included but its end of turn.
         stop_reason: Of the last turn, in Strands' words; "" before the first.
-        failure_texts: By tool-use id, what the policy is told about a call that could not be parsed.
+        failure_texts: By tool-use id, what the policy reads about a call that could not be parsed.
         shown_ids: By tool-use id, the id under which the template shows a call's result: the one that the policy wrote,
             in formats that have one, else one of 9 letters and digits, as some templates want it. A history that was
             read before keeps its own.
@@ -361,7 +361,7 @@ class HistorySegment:
         return turn_answer(read, call_prefix, turn)
 
     def _begin_as_covered(self, messages: Messages) -> bool:
-        """Whether the messages begin with the covered ones, told without a step of Python for each where they do.
+        """Whether the messages begin with the covered ones; one comparison in C where they do, however many they are.
 
         Strands cleans what it sends on one of its ways to a model and not on another.
         """

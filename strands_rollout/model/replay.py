@@ -1,6 +1,6 @@
 """Data that the trainer replays (routed experts, kept top-p ids): asked for per request, and checked to be there.
 
-Knows the fields of SGLang's requests and `meta_info`; slime decodes them, except in joined_experts.
+slime decodes the data, except in `joined_experts`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def request_fields(extra: Mapping[str, Any], *, known_tokens: int) -> dict[str, 
 def missing_replay_data(
     extra: Mapping[str, Any], sampling_params: Mapping[str, Any], meta_info: Mapping[str, Any]
 ) -> str | None:
-    """What a request asked for and its answer lacks, in words; None if nothing."""
+    """What a request asked for and its answer lacks, as a message; None if nothing."""
     if extra.get(ASK_EXPERTS) and meta_info.get(EXPERTS) is None:
         return (
             "asked for routed experts and got none: start SGLang with --enable-return-routed-experts, and use a router "

@@ -45,7 +45,7 @@ _BACKOFF_BASE_S: Final = 0.25
 _BACKOFF_CAP_S: Final = 8.0
 
 
-class SGLangModelConfig(TypedDict):
+class SGLangModelConfig(TypedDict, total=False):
     """Settings that `SGLangModel.update_config` changes; their meaning is documented there."""
 
     model_id: str | None
@@ -87,7 +87,11 @@ def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGL
     for name in changes:
         if name not in config:
             raise ConfigError(unknown_name("setting", name, config))
-    return cast("SGLangModelConfig", {**config, **changes})
+    merged = {**config, **changes}
+    return cast(
+        "SGLangModelConfig",
+        {name: dict(value) if isinstance(value, Mapping) else value for name, value in merged.items()},
+    )
 
 
 def unknown_name(what: str, got: str, known: Mapping[str, Any]) -> str:
@@ -406,6 +410,19 @@ class TokenLimits:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"got {name}={value!r}; expected an integer of at least 1, or none for no limit")
+
+
+DEFAULT_CONFIG: Final[SGLangModelConfig] = {
+    "model_id": None,
+    "sampling_params": {},
+    "limits": TokenLimits(),
+    "return_logprobs": True,
+    "context_window_limit": None,
+    "headers": {},
+    "extra": {},
+    "continue_aborted": True,
+    "on_rewritten_history": "error",
+}
 
 
 @dataclass(frozen=True, slots=True)

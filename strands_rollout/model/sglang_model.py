@@ -1,14 +1,11 @@
-"""A Strands model provider on SGLang's native `/generate`: token-in/token-out.
-
-Glue of template, parser, client and trajectory; knows Strands' model interface and nothing of slime.
-"""
+"""A Strands model provider on SGLang's native `/generate`: token-in/token-out."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -24,10 +21,10 @@ from strands_rollout.client.retry import PATIENCE_S, Fault
 from strands_rollout.errors import BudgetExhaustedError, ConfigError, TrajectoryError
 from strands_rollout.model.conversation import Answer, Conversation, ModelCall, StreamEvent, answer_events, token_count
 from strands_rollout.model.sampling import (
+    DEFAULT_CONFIG,
     RequestSpan,
     Room,
     SGLangModelConfig,
-    TokenLimits,
     TurnRequest,
     TurnSampler,
     config_after,
@@ -96,56 +93,35 @@ class SGLangModel(Model):
         *,
         client: SGLangClient | httpx.AsyncClient | None = None,
         tool_parser: str | ToolParser = "hermes",
-        sampling_params: Mapping[str, Any] | None = None,
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        limits: TokenLimits | None = None,
-        return_logprobs: bool = True,
-        model_id: str | None = None,
-        context_window_limit: int | None = None,
         vocab_size: int | None = None,
-        headers: Mapping[str, str] | None = None,
-        extra: Mapping[str, Any] | None = None,
-        continue_aborted: bool = True,
         should_abort: Callable[[], bool] = lambda: False,
         request_span: RequestSpan | None = None,
-        on_rewritten_history: Literal["error", "segment"] = "error",
         processor: ProcessorMixin | str | None = None,
         engine_patience_s: float = PATIENCE_S,
+        **model_config: Unpack[SGLangModelConfig],
     ) -> None:
         if (base_url is None) == (client is None):
             raise ConfigError(f"got base_url={base_url!r} and client={client!r}; expected exactly one of them")
+        given = {name: value for name, value in model_config.items() if value is not None}
+        self.config = updated_config(DEFAULT_CONFIG, given)
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self.tokenizer = tokenizer
         self.template_kwargs = {**(chat_template_kwargs or {}), **thinking}
         self.template = ChatTemplate(tokenizer, **self.template_kwargs)
         self.template.processor = processor
-        self.config: SGLangModelConfig = {
-            "model_id": model_id,
-            "sampling_params": dict(sampling_params or {}),
-            "limits": limits or TokenLimits(),
-            "return_logprobs": return_logprobs,
-            "context_window_limit": context_window_limit,
-            "headers": dict(headers or {}),
-            "extra": dict(extra or {}),
-            "continue_aborted": continue_aborted,
-            "on_rewritten_history": on_rewritten_history,
-        }
         self._base_url = base_url
         self._patience_s = engine_patience_s
         if isinstance(client, httpx.AsyncClient):
             client = SGLangClient(client, patience_s=engine_patience_s)
         self._client = client
-        named = _format_name(tool_parser, self.template) if isinstance(tool_parser, str) else None
-        self.tool_parser = named
-        self._parser = get_parser(named) if named is not None else cast("ToolParser", tool_parser)
+        self.tool_parser = _format_name(tool_parser, self.template) if isinstance(tool_parser, str) else None
+        self._parser = get_parser(self.tool_parser) if self.tool_parser is not None else cast("ToolParser", tool_parser)
         self._vocab_size = vocab_size
         ends = [*self.template.end_ids, getattr(tokenizer, "eos_token_id", None)]
-        self._sampler = TurnSampler(
-            vocab_size or self.template.encoder.vocab_size,
-            [token for token in ends if isinstance(token, int)],
-            self.template.encoder.decode,
-        )
+        end_ids, encoder = [token for token in ends if isinstance(token, int)], self.template.encoder
+        self._sampler = TurnSampler(vocab_size or encoder.vocab_size, end_ids, encoder.decode)
         self._should_abort = should_abort
         self._request_span = request_span
         self._busy = False

@@ -50,7 +50,7 @@ class Part:
         cached_tokens: Of these, tokens served from the prefix cache, where it says so.
         weight_spans: Which weights sampled which of its tokens; together they cover it.
         meta_info: SGLang's `meta_info` without its logprob lists.
-        at_s: When its request began, in seconds since the episode did; None where nobody told.
+        at_s: When its request began, in seconds since the episode did; None outside of one.
     """
 
     start: int
@@ -272,7 +272,7 @@ def sample_staleness(versions: Sequence[Sequence[str | None]]) -> list[int | Non
         versions: For each sample, those that its tokens come from.
 
     Returns:
-        None for a sample without a version that is a number. The trainer tells nobody its version, so the newest is
+        None for a sample without a version that is a number. The trainer's own version is not known here; the newest is
         that of these samples and of all answers to this process: the true staleness may be larger, never smaller.
     """
     own = [max((int(one) for one in named if one and one.isdecimal()), default=None) for named in versions]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from strands_rollout import errors
-from strands_rollout.agent.environment import open_surroundings
+from strands_rollout.agent.environment import open_context
 from strands_rollout.agent.episode import Episode, run_episode
 from strands_rollout.agent.limits import EpisodeLimits
 from strands_rollout.agent.multi_agent import AgentModels, built_team
@@ -205,7 +205,7 @@ async def _run(job: RolloutJob) -> _Played:
             task = replace(task, tools=build_tools(settings, code_tool))
             self_timed = () if code_tool is None else (CODE_TOOL_NAME,)
             if settings.resources or settings.environment:
-                async with open_surroundings(settings, task, job.should_abort) as around:
+                async with open_context(settings, task, job.should_abort) as around:
                     answer = around.answer if around.answers else None
                     episode = await _play(job, model, around.task, self_timed, answer)
                     score = await around.score() if episode.stop_reason in sample_writer.TRAINED_REASONS else None
@@ -344,7 +344,7 @@ class RolloutJob:
             enable_thinking=settings.enable_thinking,
             chat_template_kwargs=template_kwargs(args, self.sample),
             limits=limits,
-            extra={ASK_EXPERTS: True} if getattr(args, "use_rollout_routing_replay", False) else None,
+            extra={ASK_EXPERTS: True} if getattr(args, "use_rollout_routing_replay", False) else {},
             headers={ROUTING_HEADER: self.routing_key},
             continue_aborted=settings.on_engine_abort == "continue",
             should_abort=should_abort or self.should_abort,

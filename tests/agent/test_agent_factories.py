@@ -80,11 +80,6 @@ async def test_the_episodes_limits_hold(shipped_tokenizer: Any) -> None:
     assert (slow.facts["tool_timeouts"], slow.facts["stop_reason"]) == (1, "completed")
 
 
-async def test_a_tool_knows_the_task(shipped_tokenizer: Any) -> None:
-    played = await run(shipped_tokenizer, [call("label_of_the_row"), ANSWER], settings=factory("plain"))
-    assert "34" in played.context_after(0)
-
-
 async def test_a_factory_that_raises_is_named_with_its_line_and_the_sample(shipped_tokenizer: Any) -> None:
     sample = Sample(prompt="What?", index=7)
     played = await run(shipped_tokenizer, [], settings=factory("broken"), sample=sample)
@@ -354,21 +349,6 @@ async def test_a_tool_that_waits_for_a_person_fails_in_words(shipped_tokenizer: 
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
     assert "interrupt 'approval' (May I?)" in played.facts["error"]
     assert "nobody" in played.facts["error"]
-
-
-@pytest.mark.parametrize("name", ["exits", "cancels_itself"])
-async def test_a_factory_that_ends_its_thread_or_task_is_named(shipped_tokenizer: Any, name: str) -> None:
-    played = await run(shipped_tokenizer, [ANSWER], settings=factory(name), sample=Sample(prompt="Hi", index=7))
-    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
-    for words in (f"agent_factory 'user_agents.{name}' raised", "user_agents.py, line", "the sample of index 7"):
-        assert words in played.facts["error"]
-
-
-async def test_a_hook_that_cancels_itself_fails_its_sample_alone(shipped_tokenizer: Any) -> None:
-    settings = factory("plain", hooks=["user_agents.CancelsItself"])
-    played = await run(shipped_tokenizer, [call("double", number=17), ANSWER], settings=settings)
-    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "internal_error")
-    assert "cancelled by its own code" in played.facts["error"]
 
 
 @pytest.mark.parametrize(

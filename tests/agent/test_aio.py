@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import gc
 import itertools
 import subprocess
@@ -290,28 +289,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_forked_child_starts_threads_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "0\n"
-
-
-async def test_context_variables_reach_the_thread() -> None:
-    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
-    variable.set("here")
-    assert await in_own_thread(lambda: variable.get())() == "here"
-
-
-async def test_an_abandoned_thread_ends_in_silence() -> None:
-    loop, began, released = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
-
-    def work() -> None:
-        loop.call_soon_threadsafe(began.set)
-        released.wait(30)
-
-    task = asyncio.create_task(in_own_thread(work)())
-    await began.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    released.set()
-    await asyncio.sleep(0.1)
 
 
 async def test_an_exception_belongs_to_the_caller() -> None:

@@ -220,20 +220,15 @@ async def test_an_environment_that_fails_is_no_fault_of_the_policy(shipped_token
     [
         ({"score": float("nan")}, "environment.score gave nan; expected a finite number"),
         ({"score": 10**400}, "expected a finite number"),
-        ({"score": "much"}, "environment.score gave 'much'; expected a finite number"),
         ({"score": {"acc": 1}}, "expected a finite number, or a mapping with one as `score`"),
         ({"score": {"score": 1, "left": object()}}, "plain JSON"),
         (
             {"score": {"score": 1, "acc": float("inf")}},
             "environment.score gave {'score': 1, 'acc': inf}; expected a finite",
         ),
-        ({"score": {"score": 1, "acc": None}}, "expected a finite number"),
-        ({"score": {"score": 1, "left": float("nan")}}, "plain JSON"),
         ({"score": 1e39}, "environment.score gave 1e+39; expected a finite number"),
         ({"score": "0.5"}, "environment.score gave '0.5'; expected a finite number"),
-        ({"score": {"score": np.float32("nan")}}, "expected a finite number"),
         ({"score": Decimal("Infinity")}, "expected a finite number"),
-        ({"score": 1j}, "environment.score gave 1j; expected a finite number"),
         ({"score": nested(5000)}, "environment.score gave a list; expected a finite number"),
         ({"score": {"score": 1, "left": nested(5000)}}, "environment.score gave a dict; expected plain JSON"),
         ({"score": {"score": 1, "left": nested(300)}}, "more than 20 levels deep"),
@@ -281,17 +276,6 @@ async def test_an_environments_tools_are_checked(shipped_tokenizer: Any, name: s
     played = await run(shipped_tokenizer, [], settings=settings, sample=row())
     assert played.facts["stop_reason"] == "environment_error"
     assert words in played.facts["error"]
-
-
-async def test_an_environment_that_cancels_or_exits_ends_no_run(shipped_tokenizer: Any) -> None:
-    async def reason(name: str, where: str) -> str:
-        settings = {"environment": f"user_environments.{name}", "tools": []}
-        played = await run(shipped_tokenizer, [ANSWER], settings=settings, sample=row(where=where))
-        return str(played.facts["stop_reason"])
-
-    assert await reason("CancelsItself", "leave") == "completed"
-    assert await reason("CancelsItself", "score") == "environment_error"
-    assert await reason("Exits", "") == "environment_error"
 
 
 async def test_tools_know_what_the_environment_said_first(shipped_tokenizer: Any) -> None:

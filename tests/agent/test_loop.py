@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import traceback
 from typing import Any
 
@@ -25,7 +26,6 @@ from strands.hooks import (
     HookRegistry,
     MessageAddedEvent,
 )
-from strands.types.exceptions import MaxTokensReachedException
 
 from strands_rollout import SGLangModel, ToolLimiter
 from strands_rollout.agent.loop import HAS_MIDDLEWARE, FlatCycles, History, TurnTools
@@ -73,7 +73,7 @@ async def give_nothing() -> Any:
     return {"status": "error", "content": [{"text": "nothing"}]}
 
 
-class Witness(HookProvider):
+class EventRecorder(HookProvider):
     """Writes down what hooks see: the event, the whole history, what is expected of the next prompt."""
 
     def __init__(self) -> None:
@@ -88,6 +88,18 @@ class Witness(HookProvider):
         tokens = getattr(event, "projected_input_tokens", None)
         self.seen.append((type(event).__name__, copy.deepcopy([_read(m) for m in event.agent.messages]), tokens))
         self.depths.append(sum(1 for _ in traceback.walk_stack(None)))
+
+
+class At(HookProvider):
+    """Calls a function with each event of these kinds."""
+
+    def __init__(self, *kinds: Any, call: Any, order: int | None = None) -> None:
+        self.kinds, self.call = kinds, call
+        self.more = {} if order is None else {"order": order}
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        for kind in self.kinds:
+            registry.add_callback(kind, self.call, **self.more)
 
 
 def _reply(tokenizer: Any, turn: str | Reply) -> Reply:
@@ -132,7 +144,7 @@ async def play(
 
 
 async def test_hooks_see_the_same_events_and_history_as_in_strands_own_loop(shipped_tokenizer: Any) -> None:
-    flat, own = Witness(), Witness()
+    flat, own = EventRecorder(), EventRecorder()
     flat_agent, flat_fake = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[flat])
     own_agent, own_fake = await play(shipped_tokenizer, SCRIPT, flat=False, hooks=[own])
     # two calls of one turn may end in any order
@@ -152,87 +164,59 @@ def _sorted_calls(seen: list[Any]) -> list[Any]:
 
 
 async def test_the_stack_is_as_deep_in_the_last_turn_as_in_the_second(shipped_tokenizer: Any) -> None:
-    witness = Witness()
-    await play(shipped_tokenizer, [SCRIPT[0]] * 12 + [ANSWER], flat=True, hooks=[witness])
+    recorder = EventRecorder()
+    await play(shipped_tokenizer, [SCRIPT[0]] * 12 + [ANSWER], flat=True, hooks=[recorder])
     calls = [
-        depth for (name, *_), depth in zip(witness.seen, witness.depths, strict=True) if name == "BeforeModelCallEvent"
+        depth
+        for (name, *_), depth in zip(recorder.seen, recorder.depths, strict=True)
+        if name == "BeforeModelCallEvent"
     ]
     assert len(calls) == 13
     assert len(set(calls[1:])) == 1
 
 
 async def test_the_messages_are_the_same_objects_in_the_same_list_throughout(shipped_tokenizer: Any) -> None:
-    lists = set()
-
-    class Lists(HookProvider):
-        def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-            for kind in EVENTS:
-                registry.add_callback(kind, lambda event: lists.add(id(event.agent.messages)))
-
-    agent, _ = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[Lists()])
+    lists: set[int] = set()
+    noting = At(*EVENTS, call=lambda event: lists.add(id(event.agent.messages)))
+    agent, _ = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[noting])
     assert lists == {id(agent.messages)}
 
 
 async def test_a_copy_that_a_hook_makes_is_a_deep_one(shipped_tokenizer: Any) -> None:
-    copies = []
-
-    class Copies(HookProvider):
-        def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-            for kind in EVENTS:
-                registry.add_callback(kind, lambda event: copies.append(copy.deepcopy(event.agent.messages)))
-
-    agent, _ = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[Copies()])
+    copies: list[Any] = []
+    copying = At(*EVENTS, call=lambda event: copies.append(copy.deepcopy(event.agent.messages)))
+    agent, _ = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[copying])
     own = {id(message) for message in agent.messages}
     assert copies
     assert not any(id(message) in own for history in copies for message in history)
 
 
-class Denying(HookProvider):
-    """Cancels the third model call, and keeps the copy made after that."""
+async def test_a_hook_can_cancel_a_model_call(shipped_tokenizer: Any) -> None:
+    calls = itertools.count(1)
 
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        registry.add_callback(BeforeModelCallEvent, self._before)
-
-    def _before(self, event: BeforeModelCallEvent) -> None:
-        self.calls += 1
-        if self.calls == 3:
+    def cancel_third(event: BeforeModelCallEvent) -> None:
+        if next(calls) == 3:
             event.cancel = "enough"
 
-
-async def test_a_hook_can_cancel_a_model_call(shipped_tokenizer: Any) -> None:
-    agent, fake = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[Denying()])
+    denying = At(BeforeModelCallEvent, call=cancel_third)
+    agent, fake = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[denying])
     assert _read(agent.messages[-1]) == ("assistant", [{"text": "enough"}])
     assert len(fake.requests) == 2
     assert not agent.messages.is_lent
 
 
-class Failing(HookProvider):
-    """Fails while the second model call is prepared."""
+async def test_an_agent_whose_hook_fails_has_its_whole_history(shipped_tokenizer: Any) -> None:
+    agents: list[Agent] = []
+    calls = itertools.count(1)
 
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        registry.add_callback(BeforeModelCallEvent, self._before, order=-1000)
-
-    def _before(self, event: BeforeModelCallEvent) -> None:
-        self.calls += 1
-        if self.calls == 2:
+    def fail_at_second(_event: BeforeModelCallEvent) -> None:
+        if next(calls) == 2:
             raise ValueError("a bug")
 
-
-async def test_an_agent_whose_hook_fails_has_its_whole_history(shipped_tokenizer: Any) -> None:
-    agents = []
-
-    class Keeping(HookProvider):
-        def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-            registry.add_callback(AgentInitializedEvent, lambda event: agents.append(event.agent))
-
+    keeping = At(AgentInitializedEvent, call=lambda event: agents.append(event.agent))
+    failing = At(BeforeModelCallEvent, call=fail_at_second, order=-1000)
     with pytest.raises(ValueError, match="a bug"):
-        await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[Keeping(), Failing()])
+        await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[keeping, failing])
     assert [message["role"] for message in agents[0].messages] == ["user", "assistant", "user"]
 
 
@@ -251,40 +235,29 @@ async def test_middleware_of_a_users_own_sees_each_model_call_and_may_answer_it(
         usage = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
         yield ModelStopReason(stop_reason="end_turn", message=message, usage=usage, metrics={"latencyMs": 0})
 
-    class Adding(HookProvider):
-        def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-            registry.add_callback(
-                AgentInitializedEvent, lambda event: event.agent.add_middleware(InvokeModelStage, answer_third)
-            )
-
-    agent, fake = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[Adding()])
+    adding = At(AgentInitializedEvent, call=lambda event: event.agent.add_middleware(InvokeModelStage, answer_third))
+    agent, fake = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[adding])
     assert asked == [1, 3, 5]
     assert _read(agent.messages[-1]) == ("assistant", [{"text": "mine"}])
     assert len(fake.requests) == 2
 
 
 async def test_a_cancelled_agent_asks_the_model_no_more(shipped_tokenizer: Any) -> None:
-    class Cancelling(HookProvider):
-        def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-            registry.add_callback(AfterToolsEvent, lambda event: event.agent.cancel())
-
-    agent, fake = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[Cancelling()])
+    cancelling = At(AfterToolsEvent, call=lambda event: event.agent.cancel())
+    agent, fake = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[cancelling])
     assert len(fake.requests) == 1
     assert agent.messages[-1]["role"] == "user"
 
 
 async def test_a_hook_can_have_the_agent_invoked_once_more(shipped_tokenizer: Any) -> None:
-    class Asking(HookProvider):
-        asked = False
+    prompts = ["and now?"]
 
-        def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-            registry.add_callback(AfterInvocationEvent, self._after)
+    def resume(event: AfterInvocationEvent) -> None:
+        if prompts:
+            event.resume = prompts.pop()
 
-        def _after(self, event: AfterInvocationEvent) -> None:
-            if not self.asked:
-                self.asked, event.resume = True, "and now?"
-
-    agent, fake = await play(shipped_tokenizer, [*SCRIPT, SCRIPT[0], ANSWER], flat=True, hooks=[Asking()])
+    asking = At(AfterInvocationEvent, call=resume)
+    agent, fake = await play(shipped_tokenizer, [*SCRIPT, SCRIPT[0], ANSWER], flat=True, hooks=[asking])
     assert len(fake.requests) == 6
     assert ("user", [{"text": "and now?"}]) in [_read(message) for message in agent.messages]
 
@@ -339,42 +312,19 @@ async def test_a_tool_that_sees_the_agent_runs_in_strands_cycles(shipped_tokeniz
     assert seen == [1]
 
 
-async def test_a_turn_that_is_cut_ends_an_unwatched_agent_too(shipped_tokenizer: Any) -> None:
-    cut = Reply.tokens(ids_of(shipped_tokenizer, "one two three"), finish="length")
-    with pytest.raises(MaxTokensReachedException):
-        await play(shipped_tokenizer, [cut], flat=True, listeners=[])
-
-
-class Reading(HookProvider):
-    """Notes how many messages there are, before any other hook that says when it wants to be called."""
-
-    def __init__(self) -> None:
-        self.counts: list[int] = []
-
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        for kind in (BeforeModelCallEvent, BeforeToolsEvent):
-            registry.add_callback(kind, lambda event: self.counts.append(len(event.agent.messages)), order=-(10**9))
-
-
 async def test_a_hook_of_any_order_sees_the_whole_history(shipped_tokenizer: Any) -> None:
-    reading = Reading()
+    counts: list[int] = []
+    events = BeforeModelCallEvent, BeforeToolsEvent
+    reading = At(*events, call=lambda event: counts.append(len(event.agent.messages)), order=-(10**9))
     await play(shipped_tokenizer, [SCRIPT[0], SCRIPT[0], ANSWER], flat=True, hooks=[reading])
-    assert reading.counts == [1, 2, 3, 4, 5]
+    assert counts == [1, 2, 3, 4, 5]
 
 
-class Adding(HookProvider):
-    """Adds middleware around model calls when the agent is invoked."""
+def adding_late(middleware: Any) -> At:
+    """A hook that adds middleware around model calls when the agent is invoked."""
+    from strands.middleware import InvokeModelStage
 
-    def __init__(self, middleware: Any) -> None:
-        self.middleware = middleware
-
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        registry.add_callback(BeforeInvocationEvent, self._add)
-
-    def _add(self, event: BeforeInvocationEvent) -> None:
-        from strands.middleware import InvokeModelStage
-
-        event.agent.add_middleware(InvokeModelStage, self.middleware)
+    return At(BeforeInvocationEvent, call=lambda event: event.agent.add_middleware(InvokeModelStage, middleware))
 
 
 async def test_middleware_that_is_added_late_hears_each_model_call_and_its_stream(shipped_tokenizer: Any) -> None:
@@ -386,7 +336,7 @@ async def test_middleware_that_is_added_late_hears_each_model_call_and_its_strea
             heard[-1].append(type(event).__name__)
             yield event
 
-    await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[Adding(listen)])
+    await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[adding_late(listen)])
     assert len(heard) == 4
     assert all("ModelStreamChunkEvent" in events for events in heard)
 
@@ -403,7 +353,7 @@ async def test_what_middleware_changes_in_its_copy_is_not_the_agents_history(shi
 
     from strands.middleware import ModelStopReason
 
-    agent, _ = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[Adding(scribble)])
+    agent, _ = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[adding_late(scribble)])
     assert [_read(message) for message in agent.messages] == [
         ("user", PROMPT),
         ("assistant", [{"text": "mine"}]),
@@ -413,14 +363,10 @@ async def test_what_middleware_changes_in_its_copy_is_not_the_agents_history(shi
 async def test_a_callback_handler_that_a_hook_sets_hears_the_stream(shipped_tokenizer: Any) -> None:
     heard: list[str] = []
 
-    class Setting(HookProvider):
-        def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-            registry.add_callback(AgentInitializedEvent, self._set)
+    def listen(event: AgentInitializedEvent) -> None:
+        event.agent.callback_handler = lambda **said: heard.append(said.get("data", ""))
 
-        def _set(self, event: AgentInitializedEvent) -> None:
-            event.agent.callback_handler = lambda **said: heard.append(said.get("data", ""))
-
-    await play(shipped_tokenizer, [ANSWER], flat=True, hooks=[Setting()])
+    await play(shipped_tokenizer, [ANSWER], flat=True, hooks=[At(AgentInitializedEvent, call=listen)])
     assert "34" in "".join(heard)
 
 

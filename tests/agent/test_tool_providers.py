@@ -14,7 +14,7 @@ from strands import Agent, tool
 from strands.tools import ToolProvider
 from strands.types.tools import AgentTool
 
-from strands_rollout.agent.multi_agent import agent_with
+from strands_rollout.agent.multi_agent import own_team
 
 CALL = TOOL_CALL.format(name="greet", arguments="{}")
 WAIT_S = 10.0
@@ -126,9 +126,7 @@ async def test_providers_that_no_two_episodes_share_start_and_stop_at_once() -> 
     both = threading.Barrier(2)
 
     async def live() -> None:
-        async with agent_with(
-            [OwnProvider(both)], lambda tools: Agent(tools=list(tools), callback_handler=None)
-        ) as one:
-            assert one.tool_names == ["greet"]
+        async with own_team([OwnProvider(both)], lambda tools: Agent(tools=list(tools), callback_handler=None)) as team:
+            assert team.main.tool_names == ["greet"]
 
     await asyncio.gather(live(), live())

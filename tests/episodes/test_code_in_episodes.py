@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from harness import ANSWER, call_text, run
 from strands import tool
 
 from strands_rollout.code_tool import ExecutionResult, ExecutorFacts
-from strands_rollout.code_tool.executors import shared_executor
 
 RUNS: list[tuple[str, str | None]] = []
 CLOSED: list[str] = []
@@ -163,27 +160,6 @@ async def test_a_tool_of_ones_own_with_the_code_tools_name_is_bounded_as_any_oth
     settings = {"tools": [f"{__name__}.anothers_code_tool"], "tool_timeout_s": 0.05, "episode_timeout_s": 20.0}
     done = await run(shipped_tokenizer, [call_text(), ANSWER], settings=settings)
     assert (done.facts["stop_reason"], done.facts["tool_timeouts"]) == ("completed", 1)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
-@pytest.mark.slow
-async def test_an_episode_that_is_cut_off_takes_its_code_along(shipped_tokenizer: Any) -> None:
-    settings = {"episode_timeout_s": 1.5, "executor": {"name": "local", "max_concurrency": 3}}
-    done = await run(shipped_tokenizer, [call_text("import time; time.sleep(60)")], settings=settings)
-    assert done.facts["stop_reason"] == "episode_timeout"
-    supervisor = shared_executor(settings["executor"])._supervisor.link._process.pid  # type: ignore[attr-defined, arg-type]
-    (template,) = children(supervisor)
-    for _ in range(100):
-        if len(children(template)) == 3:  # those that wait for code
-            break
-        await asyncio.sleep(0.05)
-    sleeping = [pid for pid in children(template) if "nanosleep" in Path(f"/proc/{pid}/wchan").read_text()]  # noqa: ASYNC240
-    assert len(children(template)) == 3
-    assert sleeping == []
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def test_a_session_that_is_lost_is_told_to_the_policy(shipped_tokenizer: Any) -> None:

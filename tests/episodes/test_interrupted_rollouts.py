@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 import recorded_tools
-from fake_sglang_reply import Reply
-from interruptible_policy import Asked, paced
+from interruptible_policy import paced
 from interruption_stage import (
-    MOST_STEPS,
     PARAMS,
     QUICK,
     Stage,
@@ -28,7 +26,6 @@ from stand_in_process import finish_elsewhere
 from stand_in_rollout import Buffer, StandInWorker, StepSize, run_group, update_weights
 
 from strands_rollout import Sample
-from strands_rollout.client.client import SGLangClient
 
 _ENGINE_FAULTS = ("aborted", "dequeued", "delayed")
 
@@ -79,10 +76,9 @@ async def test_weight_updates_interrupt_a_fully_async_rollout_that_goes_on_in_pl
     async with served(stage):
         buffer = Buffer(prompts(QUICK, 16), samples_per_group=2)
         with StandInWorker(stage.args, PARAMS, buffer, stage.record, pool=8) as worker:
-            version, groups = 1, []
-            while len(groups) < 16 and version < MOST_STEPS:
-                groups += await worker.take(3, 0.25)
-                version += 1
+            groups: list[Any] = []
+            for version in range(2, 8):  # an update after every third group, however long these take
+                groups += await worker.take(min(3, 16 - len(groups)), 60.0)
                 mode = ("abort", "in_place")[version % 2]
                 await update_weights(stage.fake.worker_url, str(version), mode=mode, for_s=0.05)
     stage.finished += [sample for group in groups for sample in group]
@@ -96,35 +92,10 @@ async def test_weight_updates_interrupt_a_fully_async_rollout_that_goes_on_in_pl
     stage.check(quick_and_smooth)
 
 
-async def test_an_abort_ends_the_wait_for_another_attempt(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def busy_first(asked: Asked) -> Reply | None:
-        return Reply.status(503, "busy") if asked.attempt == 1 else None
-
-    waiting = asyncio.Semaphore(0)
-
-    async def for_ever(_seconds: float) -> None:
-        waiting.release()
-        await asyncio.Event().wait()
-
-    async def all_wait() -> None:
-        for _ in range(16):
-            await waiting.acquire()
-
-    monkeypatch.setitem(SGLangClient.__init__.__kwdefaults__, "sleep", for_ever)
-    stage = stage_of(shipped_tokenizer, busy_first, router=True, keeps_requests=True)
-    async with served(stage, knows_context=True):
-        await flag_raised(stage, "slowmodel", 16, all_wait())
-    assert [request.rid for request in stage.fake.requests if request.rid.endswith("-2")] == []
-    assert len(stage.fake.requests) == 16
-    assert stage.record.phases() == {"fresh": 16}
-
-
 async def test_a_turn_that_ends_after_the_flag_is_kept_and_its_tools_are_left_to_the_next_step(
     shipped_tokenizer: Any,
 ) -> None:
-    stage = stage_of(shipped_tokenizer, lambda _asked: paced(0.01), router=True)
+    stage = stage_of(shipped_tokenizer, lambda _asked: paced(0.01), router=True, abort_grace_s=30.0)
     async with served(stage, knows_context=True):
         await flag_raised(stage, "lingers", 4, stage.fake.arrived(4))
     assert recorded_tools.began == []
@@ -164,32 +135,4 @@ async def test_all_faults_at_once_in_partial_rollouts(
     report(capsys, f"aborted in {stage.record.phases()}; {latencies(stage.record)}; faults: {weather.met}")
     assert sorted(sample.index for sample in stage.finished) == [*range(2 * 8 * len(PLANS))]
     assert len(cut) > 5
-    stage.check(smooth)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-async def test_all_faults_at_once_in_a_fully_async_rollout(
-    shipped_tokenizer: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    count = 9 * len(PLANS)
-    smooth = await smooth_samples(shipped_tokenizer, [*PLANS], count, per_group=2)
-    weather = Weather(4, ALL_FAULTS)
-    stage = stage_of(shipped_tokenizer, weather, router=True)
-    async with served(stage):
-        buffer = Buffer(prompts([*PLANS], count), samples_per_group=2, kept_as="json")
-        with StandInWorker(stage.args, PARAMS, buffer, stage.record, pool=24) as worker:
-            version, groups = 1, []
-            while len(groups) < count and version < 4 * MOST_STEPS:
-                groups += await worker.take(8, 0.3)
-                version += 1
-                mode = ("abort", "in_place", "abort", "retract")[version % 4]
-                await update_weights(stage.fake.worker_url, str(version), mode=mode, for_s=0.05)
-    stage.finished += [sample for group in groups for sample in group]
-    continued = sum(s.metadata["strands_rollout"].get("engine_aborts", 0) for s in stage.finished)
-    report(capsys, f"fully async: {len(stage.finished)} samples, {version - 1} updates, {continued} continued in place")
-    report(capsys, f"faults: {weather.met}")
-    assert worker.raised == []
-    assert sorted(sample.index for sample in stage.finished) == [*range(2 * count)]
-    assert stage.record.returned("aborted") == []
     stage.check(smooth)

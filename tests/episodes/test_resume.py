@@ -7,15 +7,11 @@ import contextlib
 import copy
 import json
 import pickle
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import harness
 import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, args_for, ids_of
@@ -257,60 +253,6 @@ async def test_the_state_survives(shipped_tokenizer: Any, journey: str) -> None:
     }[journey](sample)
     await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), moved)
     assert (moved.status, world.ran) == (Sample.Status.COMPLETED, ["a", "b"])
-    assert is_valid(moved, shipped_tokenizer)
-
-
-@pytest.mark.torch
-async def test_the_state_survives_torch_save(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
-    await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
-    torch.save({"samples": [sample.to_dict()]}, tmp_path / "dump.pt")
-    [saved] = torch.load(tmp_path / "dump.pt", weights_only=False)["samples"]
-    moved = Sample.from_dict(saved)
-    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn[4:]), moved)
-    assert moved.status is Sample.Status.COMPLETED
-
-
-ANOTHER_PROCESS = """
-import asyncio, json, sys
-sys.path[:0] = sys.argv[1].split(":")
-import test_resume as t
-from transformers import AutoTokenizer
-
-async def main():
-    sample = t.Sample.from_dict(json.loads(sys.stdin.read()))
-    tokenizer = AutoTokenizer.from_pretrained(sys.argv[2])
-    answer = t.ids_of(tokenizer, t.ANSWER)
-    settings = {"tools": ["test_resume.work"]}
-    await t.attempt(tokenizer, lambda _b, _n: t.Reply.tokens(answer), sample, settings=settings, version="2")
-    print(json.dumps({"sample": sample.to_dict(), "ran": t.world.ran}))
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.slow
-async def test_another_process_goes_on(shipped_tokenizer: Any) -> None:
-    sample, calls = new_sample(), ids_of(shipped_tokenizer, CALLS)
-    world.stuck.add("b")
-    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(calls), sample)
-    folders = f"{Path(__file__).parent}:{Path(harness.__file__).parent}"
-    command = [sys.executable, "-c", ANOTHER_PROCESS, folders, shipped_tokenizer.name_or_path]
-    done = await asyncio.to_thread(
-        subprocess.run,
-        command,
-        input=json.dumps(sample.to_dict()),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["ran"] == ["b"]
-    moved = Sample.from_dict(found["sample"])
-    assert (moved.status, moved.weight_versions) == (Sample.Status.COMPLETED, ["1", "2"])
     assert is_valid(moved, shipped_tokenizer)
 
 

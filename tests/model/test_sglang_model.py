@@ -116,16 +116,6 @@ async def test_another_conversation_without_reset_is_refused(shipped_tokenizer: 
     assert len(fake.requests) == 1
 
 
-async def test_a_rewritten_history_is_refused(shipped_tokenizer: Any) -> None:
-    async with FakeSGLang([turn(shipped_tokenizer, ANSWER)] * 2) as fake:
-        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
-        agent = agent_on(model, conversation_manager=NullConversationManager())
-        await agent.invoke_async("one")
-        agent.messages[0]["content"][0]["text"] = "changed"
-        with pytest.raises(TrajectoryError, match="does not extend"):
-            await agent.invoke_async("two")
-
-
 async def test_two_turns_at_once_are_refused(shipped_tokenizer: Any) -> None:
     async with FakeSGLang([Reply.hang()]) as fake:
         model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
@@ -273,13 +263,6 @@ async def test_a_malformed_call_is_told_without_any_hook(shipped_tokenizer: Any)
         await agent_on(model, tools=[execute_python_code]).invoke_async("one")
     assert "could not be parsed and was not run" in shipped_tokenizer.decode(fake.requests[1].input_ids)
     assert len(model.parse_failures) == 1
-
-
-async def test_an_image_is_refused_with_words(shipped_tokenizer: Any) -> None:
-    model = SGLangModel(tokenizer=shipped_tokenizer, base_url="http://127.0.0.1:1")
-    image = {"image": {"format": "png", "source": {"bytes": b""}}}
-    with pytest.raises(ConfigError, match="got an image, and this model reads text only"):
-        await model.count_tokens([{"role": "user", "content": [image]}])
 
 
 async def test_a_document_is_refused_with_words(shipped_tokenizer: Any) -> None:

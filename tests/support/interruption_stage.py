@@ -92,13 +92,9 @@ class Stage:
         return found
 
 
-def stage_of(
-    tokenizer: Any, weather: Disturb, *, router: bool = False, keeps_requests: bool = False, **settings: Any
-) -> Stage:
+def stage_of(tokenizer: Any, weather: Disturb, *, router: bool = False, **settings: Any) -> Stage:
     policy = InterruptiblePolicy(tokenizer, PLANS, weather)
-    fake = FakeSGLang(
-        policy, context_length=CONTEXT_LENGTH, weight_version="1", router=router, keeps_requests=keeps_requests
-    )
+    fake = FakeSGLang(policy, context_length=CONTEXT_LENGTH, weight_version="1", router=router, keeps_requests=False)
     ours = {"tools": list(recorded_tools.PATHS), "max_tool_iterations": 5, **settings}
     args = SimpleNamespace(strands_rollout=ours, partial_rollout=True)
     return Stage(fake, policy, RolloutRecord(tokenizer.decode), args, tokenizer, [])

@@ -6,8 +6,7 @@ import asyncio
 from typing import Any
 
 import aiohttp
-import pytest
-from fake_sglang import FakeSGLang, Reply, dead_url
+from fake_sglang import FakeSGLang, Reply
 
 
 async def ask(fake: FakeSGLang, ids: list[int], **body: Any) -> tuple[int, Any]:
@@ -17,20 +16,6 @@ async def ask(fake: FakeSGLang, ids: list[int], **body: Any) -> tuple[int, Any]:
     ):
         text = await response.text()
         return response.status, await response.json() if text.startswith("{") else text
-
-
-async def test_replies_come_in_order_with_sglangs_shapes() -> None:
-    script = [Reply.tokens([5, 6]), Reply.tokens([7], "length"), Reply.abort(), Reply.status(503, "busy")]
-    async with FakeSGLang(script) as fake:
-        stop, length, queued, busy = [await ask(fake, [1, 2], rid=f"r{n}") for n in range(4)]
-    assert stop[1]["output_ids"] == [5, 6]
-    assert stop[1]["meta_info"]["finish_reason"] == {"type": "stop", "matched": 6}
-    assert stop[1]["meta_info"]["output_token_logprobs"] == [[-0.5, 5, None], [-0.5, 6, None]]
-    assert length[1]["meta_info"]["finish_reason"] == {"type": "length", "length": 1}
-    assert queued[1]["output_ids"] == []
-    assert not {"prompt_tokens", "cached_tokens"} & set(queued[1]["meta_info"])
-    assert busy == (503, "busy")
-    assert [r.rid for r in fake.requests] == ["r0", "r1", "r2", "r3"]
 
 
 async def test_extension_is_accepted_and_a_changed_token_is_a_violation() -> None:
@@ -58,25 +43,3 @@ async def test_a_hanging_request_ends_by_abort_and_a_lost_client_is_seen() -> No
         async with asyncio.timeout(30):
             while fake.disconnects != ["b"]:  # noqa: ASYNC110 - the list is the server's
                 await asyncio.sleep(0.005)
-
-
-async def test_cut_and_reset_break_the_connection() -> None:
-    async with FakeSGLang([Reply.cut(), Reply.reset()]) as fake:
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await ask(fake, [1])
-        with pytest.raises(aiohttp.ServerDisconnectedError):
-            await ask(fake, [1])
-
-
-async def test_too_long_gets_the_two_messages_of_sglang() -> None:
-    async with FakeSGLang([], context_length=4) as fake:
-        status, answer = await ask(fake, [1, 2, 3, 4])
-        assert (status, answer["error"]["message"][:33]) == (400, "The input (4 tokens) is longer th")
-        status, answer = await ask(fake, [1, 2], sampling_params={"max_new_tokens": 3})
-        assert "maximum context length of 4 tokens" in answer["error"]["message"]
-
-
-async def test_nothing_listens_on_a_dead_url() -> None:
-    async with aiohttp.ClientSession() as http:
-        with pytest.raises(aiohttp.ClientConnectorError):
-            await http.get(dead_url())

@@ -133,22 +133,6 @@ def with_a_person_in_a_graph(model: SGLangModel, task: Task) -> Any:
     return builder.build()
 
 
-def exits(model: SGLangModel, task: Task) -> Agent:
-    raise SystemExit(3)
-
-
-async def cancels_itself(model: SGLangModel, task: Task) -> Agent:
-    waiting = asyncio.ensure_future(asyncio.sleep(60))
-    waiting.cancel()
-    await waiting
-    return plain(model, task)
-
-
-class CancelsItself(_AfterTools):
-    async def act(self, event: AfterToolCallEvent) -> None:
-        raise asyncio.CancelledError
-
-
 class ChangesWords(_AfterTools):
     def act(self, event: AfterToolCallEvent) -> None:
         event.agent.system_prompt = "You are tired."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
@@ -128,35 +127,6 @@ class NoTools:
 async def read_task() -> str:
     """Read the task."""
     return f"The task is: {current_task().text}"
-
-
-class CancelsItself:
-    def __init__(self, task: Task) -> None:
-        self.where = task.metadata["where"]
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._cancelled("leave")
-
-    async def score(self) -> float:
-        await self._cancelled("score")
-        return 1.0
-
-    async def _cancelled(self, here: str) -> None:
-        if here == self.where:
-            waiting = asyncio.ensure_future(asyncio.sleep(60))
-            waiting.cancel()
-            await waiting
-
-
-class Exits:
-    def __init__(self, task: Task) -> None:
-        pass
-
-    def score(self) -> float:
-        sys.exit("no")
 
 
 hung: list[str] = []

@@ -309,7 +309,7 @@ async def test_a_template_that_can_not_be_used_costs_the_mismatch_alone(
     assert found["drift_measured"] == 1.0
     assert not [name for name in found if name.startswith("mismatch")]
     (warning,) = warnings_of(caplog)
-    assert warning.startswith("context is not held against the chat template: ")
+    assert warning.startswith("context is not compared with the chat template: ")
 
 
 async def test_the_metrics_of_a_real_episode_are_its_facts(

@@ -30,6 +30,8 @@ from strands_rollout.slime_plugin.reward_groups import count_episode, failed_gro
 from strands_rollout.slime_plugin.row import episode_prompt, with_row_settings
 
 logger = logging.getLogger(__name__)
+ROUTING_HEADER: Final = "X-SMG-Routing-Key"
+_PARTIAL_GRACE_S: Final = 4.0
 
 
 async def generate(
@@ -113,8 +115,9 @@ def _fail(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any
     ):
         sample_writer.write_failure(sample, error, reason, may_abort=may_abort)
     if filled.error is not None:
-        words = f"generate got a sample that can't be filled ({filled.error!r}); expected slime's Sample"
-        raise errors.ConfigError(words) from filled.error
+        raise errors.ConfigError(
+            f"generate got a sample that can't be filled ({filled.error!r}); expected slime's Sample"
+        ) from filled.error
     with errors.foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
         sample_writer.fill_batch_fields(args, sample, sampling_params)
 
@@ -273,10 +276,6 @@ def log_failure(sample: SampleLike, error: Exception) -> None:
     """Our own errors speak for themselves; anything else is a bug and needs its traceback."""
     bug, index = None if isinstance(error, errors.RolloutError) else error, getattr(sample, "index", None)
     logger.error("sample failed index=%s error=%s: %s", index, type(error).__name__, error, exc_info=bug)
-
-
-ROUTING_HEADER: Final = "X-SMG-Routing-Key"
-_PARTIAL_GRACE_S: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,19 @@ from strands_rollout.slime_plugin.transcripts import COLUMNS, Table, transcript_
 
 logger = logging.getLogger(__name__)
 
+Metrics = dict[str, float]
+Samples = Sequence[FinishedSample]
+PER_SAMPLE: Final = (
+    *("turns", "tool_iterations", "tool_calls", "parse_failures", "tool_errors", "tool_timeouts", "tool_s"),
+    *("generate_s", "duration_s", "sampled_tokens", "stale_tokens", "aborts", "resumes", "engine_aborts"),
+)
+"""Facts that are one number a sample; a metric's name is the fact's."""
+STATUSES: Final = ("completed", "truncated", "failed", "aborted")
+TRUNCATING: Final = tuple(str(reason) for reason in StopReason if reason in TRUNCATED_REASONS)
+# where the newest slime has its modules of metrics and logging, and where its releases up to 0.3.1 have them
+_SLIMES_PACKAGES: Final = ("slime.observability", "slime.utils")
+_LOST: Final = "%s is set, but this package's metrics are not logged there: %s"
+
 
 def log_rollout(
     rollout_id: int,
@@ -42,7 +55,7 @@ def log_rollout(
         False: slime logs its own metrics as well.
 
     Raises:
-        FailedGroupsError: The run is to be ended, and slime's rollout could not be told so; see `failed_groups`.
+        FailedGroupsError: The run is to be ended, and `generate` could not end it; see `FailedGroups`.
     """
     kept("settings", functools.partial(_check_staleness, args))
     kept("rollout", lambda: _log(rollout_id, args, {"rollout/agent": samples}, "rollout/step"))
@@ -179,11 +192,6 @@ def _say_once(words: str, *values: str) -> None:
     logger.warning(words, *values)
 
 
-# where the newest slime has its modules of metrics and logging, and where its releases up to 0.3.1 have them
-_SLIMES_PACKAGES: Final = ("slime.observability", "slime.utils")
-_LOST: Final = "%s is set, but this package's metrics are not logged there: %s"
-
-
 def _log_to_wandb(args: SlimeArgs, numbers: Metrics, tables: Mapping[str, Table]) -> None:
     """Log numbers and tables in one call, as slime does: the step is among the numbers, wandb's own is left alone."""
     if not getattr(args, "use_wandb", False):
@@ -215,18 +223,6 @@ def _slimes(module: str, function: str) -> Callable[..., Any] | None:
     """A function of a module that slime has loaded; None where there is none."""
     found = (getattr(sys.modules.get(f"{package}.{module}"), function, None) for package in _SLIMES_PACKAGES)
     return next((one for one in found if one is not None), None)
-
-
-Metrics = dict[str, float]
-Samples = Sequence[FinishedSample]
-
-PER_SAMPLE: Final = (
-    *("turns", "tool_iterations", "tool_calls", "parse_failures", "tool_errors", "tool_timeouts", "tool_s"),
-    *("generate_s", "duration_s", "sampled_tokens", "stale_tokens", "aborts", "resumes", "engine_aborts"),
-)
-"""Facts that are one number a sample; a metric's name is the fact's."""
-STATUSES: Final = ("completed", "truncated", "failed", "aborted")
-TRUNCATING: Final = tuple(str(reason) for reason in StopReason if reason in TRUNCATED_REASONS)
 
 
 def distribution(name: str, values: Iterable[float | None]) -> Metrics:

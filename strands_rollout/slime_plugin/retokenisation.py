@@ -69,14 +69,6 @@ class SampledEpisode:
         """Prompt and response."""
         return list(self.sample.tokens)
 
-    @property
-    def contexts(self) -> Iterator[tuple[int, int]]:
-        """Where what the policy read before each of its turns begins and ends; the first is the prompt."""
-        end = 0
-        for start, next_end in self.turns:
-            yield end, start
-            end = next_end
-
 
 class TurnReading:
     """Reads turns of one policy; its parser is None where none is named and the template writes no known format.
@@ -145,11 +137,12 @@ class RenderCheck:
     def mismatches(self, episode: SampledEpisode) -> Iterator[Mismatch]:
         """What differs, at most one for each stretch of context, in order."""
         tokens, turns = episode.tokens, list(episode.turns)
+        contexts = zip([0, *(end for _, end in turns)], (start for start, _ in turns), strict=False)
         # the template writes an image as one token, of which the processor makes many: then only texts can be compared
         has_images = getattr(episode.sample, "multimodal_train_inputs", None) is not None
-        for number, (start, end) in enumerate(episode.contexts):
+        for number, (start, end) in enumerate(contexts):
             if has_images:
-                found = self._wrongly_encoded(tokens[start:end])
+                found = self._encoding_difference(tokens[start:end])
             elif number == 0:
                 found = self._in_prompt(tokens[:end], episode)
             else:
@@ -160,16 +153,16 @@ class RenderCheck:
                 yield Mismatch(start + at, max(count, 1), got, expected)  # where tokens only lack, none differs
 
     def _between(self, context: Sequence[int], turn: Sequence[int]) -> tuple[int, int, str] | None:
-        """The first place that differs, how many tokens do, and what was expected."""
+        """The first difference: its position, how many tokens differ, and what was expected."""
         faults = []
         for results, users in self._possible_messages(turn):
             shape = self._shape(results, users)
             if shape is None:  # the template can't be asked, e.g. for the form of a call's id
                 continue
-            faults.append(self._unlike(context, shape[1:] if turn[-1] == shape[0] else shape))
+            faults.append(self._template_difference(context, shape[1:] if turn[-1] == shape[0] else shape))
         if faults and None not in faults:
             return faults[0]
-        return self._wrongly_encoded(context)
+        return self._encoding_difference(context)
 
     def _possible_messages(self, turn: Sequence[int]) -> list[tuple[int, int]]:
         """How many tool results, and user's turns behind them, may follow a turn; none where it is unknown."""
@@ -184,36 +177,36 @@ class RenderCheck:
         segments = episode.facts.get("segments")
         is_rewritten = isinstance(segments, int) and segments > 1
         if is_rewritten or fan_out_part(episode.sample) not in (None, 0):  # the prompt is not the row's
-            return self._wrongly_encoded(context)
+            return self._encoding_difference(context)
         question = _last_user_text(getattr(episode.sample, "prompt", None))
         expected = self._ending(_ANY.format("question", 0) if question is None else question)
         at = len(context) - sum(map(len, self._split(context)[-len(expected) :]))
-        if found := self._unlike(context[at:], expected, begins_anyhow=True):
+        if found := self._template_difference(context[at:], expected, has_free_start=True):
             return at + found[0], found[1], found[2]
-        return self._wrongly_encoded(context)
+        return self._encoding_difference(context)
 
-    def _unlike(
-        self, context: Sequence[int], expected: Sequence[Piece], *, begins_anyhow: bool = False
+    def _template_difference(
+        self, context: Sequence[int], expected: Sequence[Piece], *, has_free_start: bool = False
     ) -> tuple[int, int, str] | None:
-        """Where the context leaves the template's pieces; more may stand before the first if it `begins_anyhow`."""
+        """Where the context leaves the template's pieces; `has_free_start` allows any text before the first piece."""
         at, split = 0, self._split(context)
         for number, piece in enumerate(expected):
             ids = split[number] if number < len(split) else []
-            if not self._fits(ids, piece, begins_anyhow=begins_anyhow and number == 0):
+            if not self._fits(ids, piece, has_free_start=has_free_start and number == 0):
                 shown = self._encoder.decode([piece]) if isinstance(piece, int) else _ANYS.sub("...", piece)
                 return at, len(context) - at, shown
             at += len(ids)
         return None if at == len(context) else (at, len(context) - at, "the policy's turn")
 
-    def _fits(self, ids: Sequence[int], piece: Piece, *, begins_anyhow: bool) -> bool:
+    def _fits(self, ids: Sequence[int], piece: Piece, *, has_free_start: bool) -> bool:
         if isinstance(piece, int):
             return list(ids) == [piece]
         if any(map(self._encoder.is_control, ids)):
             return False
         parts = [self._encoder.unescape(part) for part in _ANYS.split(piece)]
-        return _has_in_order(self._encoder.decode(ids), ["", *parts] if begins_anyhow else parts)
+        return _has_in_order(self._encoder.decode(ids), ["", *parts] if has_free_start else parts)
 
-    def _wrongly_encoded(self, context: Sequence[int]) -> tuple[int, int, str] | None:
+    def _encoding_difference(self, context: Sequence[int]) -> tuple[int, int, str] | None:
         """The first text between control tokens whose tokens are not the tokenizer's own."""
         at, count, first, shown = 0, 0, None, ""
         for ids in self._split(context):

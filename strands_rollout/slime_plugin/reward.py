@@ -154,9 +154,7 @@ def _environments_reward(settings: RewardSettings, score: object, sample: object
     numbers = {name: usable_number(score[name]) for name in ("score", "acc") if name in score}
     points, acc = numbers.get("score"), numbers.get("acc", 0.0)
     if points is None or acc is None:
-        raise ValueError(
-            f"{SCORE_KEY} is {_named(score):.80}; expected a finite `score` and, if it likes, a finite `acc`"
-        )
+        raise ValueError(f"{SCORE_KEY} is {_named(score):.80}; expected a finite `score` and maybe a finite `acc`")
     correct = acc > 0 if "acc" in score else points >= settings.correct
     verdict = Grade(correct=correct, pred="", label=_named(getattr(sample, "label", None)), method="environment")
     return _as_dict(points, verdict, "") | {"acc": acc if "acc" in score else float(correct)}
@@ -182,12 +180,12 @@ def _grade_sample(sample: object, cpu_s: float) -> Grade:
     facts = episode_facts(sample)
     final_text = facts.get("final_text")
     if isinstance(final_text, str):
-        said = spoken_text(final_text, in_reasoning=bool(facts.get("final_in_reasoning")))
+        answer = spoken_text(final_text, in_reasoning=bool(facts.get("final_in_reasoning")))
     else:
         prompt = getattr(sample, "prompt", None)
         in_reasoning = isinstance(prompt, str) and prompt.rstrip().endswith("<think>")
-        said = last_assistant_text(_text(getattr(sample, "response", None)), in_reasoning=in_reasoning)
-    return grade(said, getattr(sample, "label", None), cpu_s)
+        answer = last_assistant_text(_text(getattr(sample, "response", None)), in_reasoning=in_reasoning)
+    return grade(answer, getattr(sample, "label", None), cpu_s)
 
 
 def _slime_example_reward(sample: object) -> RewardDict:
@@ -233,9 +231,9 @@ def _tool_iterations(sample: object) -> float:
 
 def _report(error: Exception) -> str:
     """The error's text; each kind is logged once with its traceback, since a wrong setting repeats it for all."""
-    words = f"{type(error).__name__}: {_named(error)}"
-    kind = words[:_LONGEST_SHOWN_CHARS]
+    text = f"{type(error).__name__}: {_named(error)}"
+    kind = text[:_LONGEST_SHOWN_CHARS]
     if kind not in _reported and len(_reported) < _MOST_REPORTED:
         _reported.add(kind)
         _LOGGER.error("event=reward_failed error=%s", kind, exc_info=error)
-    return words
+    return text

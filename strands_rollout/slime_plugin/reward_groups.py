@@ -37,6 +37,10 @@ logger = logging.getLogger(__name__)
 _CENTRED: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 _SCALED: Final = ("grpo", "gspo", "cispo")
 _STD_EPSILON: Final = 1e-6  # slime 0.3's
+_LEAST_SPREAD: Final = 1e-6  # of slime 0.3's check_reward_nonzero_std
+_FILTER_MODULE: Final = "slime.rollout.filter_hub.base_types"
+MAX_FAILED_GROUPS: Final = 16
+_MOST_JOBS: Final = 16  # of one process: each has its own args
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
         the raw ones where args ask for no normalisation or for an estimator that has none (ppo, reinforce_plus_plus).
 
     Raises:
-        FailedGroupsError: The run is to be ended, and slime's rollout could not be told so.
+        FailedGroupsError: The run is to be ended, and `generate` could not end it.
     """
     end_run_of_failures(args, samples)
     _leave_out_stale(args, samples)
@@ -199,10 +203,6 @@ def _report_unusable(samples: Sequence[Any], rollouts: Sequence[Rollout]) -> Non
         )
 
 
-_SLIMES_MODULE: Final = "slime.rollout.filter_hub.base_types"
-_LEAST_SPREAD: Final = 1e-6  # of slime 0.3's check_reward_nonzero_std
-
-
 @dataclass(frozen=True, slots=True)
 class FilterVerdict:
     """A stand-in for slime's DynamicFilterOutput.
@@ -266,13 +266,9 @@ def _trained_rewards(args: SlimeArgs, samples: Sequence[Any]) -> list[float]:
 def _verdict(rewards: Sequence[float]) -> Any:  # noqa: ANN401 - slime's
     keep = reward_spread(rewards) > _LEAST_SPREAD
     # slime has loaded its module before it calls a filter; nothing is imported here
-    verdict = getattr(sys.modules.get(_SLIMES_MODULE), "DynamicFilterOutput", FilterVerdict)
+    verdict = getattr(sys.modules.get(_FILTER_MODULE), "DynamicFilterOutput", FilterVerdict)
     reason = "no_trained_rollout" if not rewards else "one_trained_rollout" if len(rewards) == 1 else None
     return verdict(keep=keep, reason=None if keep else reason or f"zero_std_{round(rewards[0], 1)}")
-
-
-MAX_FAILED_GROUPS: Final = 16
-_MOST_JOBS: Final = 16  # of one process: each has its own args
 
 
 class FailedGroups:
@@ -339,7 +335,7 @@ class FailedGroups:
             facts = episode_facts(sample)
             self.error = FailedGroupsError(
                 f"got {self._groups} failed groups of training samples in a row ({self._episodes} episodes), by no "
-                "fault of the policy; the run is ended, since it would train on nothing. Mend what the last one failed "
+                "fault of the policy; the run is ended, since it would train on nothing. Fix what the last one failed "
                 f"with, or set max_failed_groups (now {limit}; 0 never ends a run): {facts.get('stop_reason')}: "
                 f"{facts.get('error')}"
             )

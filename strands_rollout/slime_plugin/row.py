@@ -21,6 +21,13 @@ from strands_rollout.samples import SampleLike
 from strands_rollout.settings import CODE_TOOL_PATH, McpServer, RolloutSettings, checked_settings
 from strands_rollout.template.chat_template import ChatTemplate
 
+logger = logging.getLogger(__name__)
+SLIMES_TOOLS_KEY: Final = "tools"  # where slime's data set puts a row's column of tool schemas (`--tool-key`)
+ROW_KEY: Final = "strands_rollout_settings"
+MAY_SET: Final = (
+    *("enable_thinking", "episode_timeout_s", "max_parallel_tool_calls", "max_tool_calls", "max_tool_iterations"),
+    *("max_turn_tokens", "max_user_turns", "min_turn_tokens", "system_prompt", "tool_timeout_s", "tools"),
+)
 Message = dict[str, Any]
 
 
@@ -233,16 +240,6 @@ def _message(role: str, *texts: str) -> Message:
 def _refuse_empty(text: str, what: str) -> None:
     if not text.strip():
         raise PromptError(f"got an empty {what}; expected the task's text. Check --input-key and the data file.")
-
-
-logger = logging.getLogger(__name__)
-
-SLIMES_TOOLS_KEY: Final = "tools"  # where slime's data set puts a row's column of tool schemas (`--tool-key`)
-ROW_KEY: Final = "strands_rollout_settings"
-MAY_SET: Final = (
-    *("enable_thinking", "episode_timeout_s", "max_parallel_tool_calls", "max_tool_calls", "max_tool_iterations"),
-    *("max_turn_tokens", "max_user_turns", "min_turn_tokens", "system_prompt", "tool_timeout_s", "tools"),
-)
 
 
 def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSettings:

@@ -102,7 +102,7 @@ def _is_hub_reachable() -> bool:
     """Whether the hub answers at all: transformers would try for minutes where it doesn't."""
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     if endpoint.hostname is None or getproxies():
-        return True  # it can't be told by a connection from here
+        return True  # a proxy may reach it
     try:
         port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
         socket.create_connection((endpoint.hostname, port), timeout=_HUB_TIMEOUT_S).close()

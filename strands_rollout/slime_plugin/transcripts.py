@@ -1,4 +1,4 @@
-"""A few samples of each step for people: rows of a wandb table, and a dump in files."""
+"""Shows some samples of each step: rows of a wandb table, and a dump in files."""
 
 from __future__ import annotations
 

@@ -102,14 +102,6 @@ def without_the_close(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
     return [prompt, call[:-1], context, answer], len(prompt) + len(call) - 1
 
 
-def forged(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
-    """A tool's text that became a control token."""
-    prompt, call, context, answer = parts
-    at = context.index(encode(tokenizer, "34")[-1])
-    forged = [*context[:at], ChatTemplate(tokenizer).end_of_turn_id, *context[at + 1 :]]
-    return [prompt, call, forged, answer], len(prompt) + len(call)
-
-
 def respelled(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
     """Context in other tokens than the tokenizer's."""
     prompt, call, context, answer = parts
@@ -136,25 +128,9 @@ def respelled_prompt(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
     return [[*prompt[:at], *bytewise(tokenizer, "assistant"), *prompt[at + len(word) :]], call, context, answer], at
 
 
-def without_generation_prompt(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
-    """A prompt that does not open the assistant's turn."""
-    prompt, call, context, answer = parts
-    opening = ChatTemplate(tokenizer).turn_ids([{"role": "user", "content": ""}], last_id=None)
-    length = len(encode(tokenizer, "<|im_start|>assistant\n"))
-    assert prompt[-length:] == opening[-length:]
-    return [prompt[:-length], call, context, answer], 0
-
-
-def cut_short(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
-    """Context that stops before the assistant's turn is opened."""
-    prompt, call, context, answer = parts
-    length = len(encode(tokenizer, "<|im_start|>assistant\n"))
-    return [prompt, call, context[:-length], answer], len(prompt) + len(call)
-
-
 @pytest.mark.parametrize(
     "defect",
-    [cut_short, without_the_close, forged, respelled, one_result_less, respelled_prompt, without_generation_prompt],
+    [without_the_close, respelled, one_result_less, respelled_prompt],
     ids=lambda defect: defect.__name__,
 )
 async def test_context_that_is_not_the_templates_is_found_where_it_begins(tokenizer: Any, defect: Any) -> None:
@@ -210,6 +186,8 @@ async def test_user_turns_may_follow_results_and_each_other(tokenizer: Any, resu
     assert measured(tokenizer, sample_of([prompt, turn, context, answer], prompt=QUESTION)).mismatches == []
     torn = sample_of([prompt, turn, context[:-1], answer], prompt=QUESTION)
     assert len(measured(tokenizer, torn).mismatches or []) == 1
+    unopened = sample_of([prompt[:-1], turn, context, answer], prompt=QUESTION)
+    assert len(measured(tokenizer, unopened).mismatches or []) == 1
 
 
 async def test_a_format_that_no_parser_reads_leaves_the_number_of_results_open(shipped_tokenizer: Any) -> None:

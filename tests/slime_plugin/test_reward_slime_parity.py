@@ -21,16 +21,9 @@ ARGS = SimpleNamespace(strands_rollout={"reward": {"style": "slime_strands_examp
 
 
 def sample(response: str, label: object = "42", tool_iterations: int = 0) -> Any:
-    return SimpleNamespace(
-        response=response,
-        label=label,
-        metadata={"strands_rollout": {"tool_iterations": tool_iterations}},
-        tool_iters=tool_iterations,
-        tool_calls=0,
-        tokens=[],
-        response_length=0,
-        status=SimpleNamespace(name="COMPLETED"),
-    )
+    slimes = {"tool_iters": tool_iterations, "tool_calls": 0, "tokens": [], "response_length": 0}
+    status, metadata = SimpleNamespace(name="COMPLETED"), {"strands_rollout": {"tool_iterations": tool_iterations}}
+    return SimpleNamespace(response=response, label=label, metadata=metadata, status=status, **slimes)
 
 
 async def score_of(response: str, label: object = "42", tool_iterations: int = 2) -> dict[str, Any]:
@@ -41,25 +34,21 @@ async def score_of(response: str, label: object = "42", tool_iterations: int = 2
 
 # What math_dapo gives for each text: the rows of the table in slime's own terms.
 RIGHT = [
-    "Answer: 42",
-    "Answer: $42$",
-    "Answer: x = 42",
-    r"Answer: \boxed{42}",
-    r"\boxed{42}",
+    *("Answer: 42", "Answer: $42$", "Answer: x = 42", r"Answer: \boxed{42}", r"\boxed{42}"),
     "<tool_response>\nAnswer: 42\n</tool_response>",  # it reads tool output
     "Answer: 41\nAnswer: 42",
 ]
 WRONG = [
-    "Answer: 42.",
-    "Answer: 41 and then Answer: 42",
-    "Answer: 42.0",
-    "**Answer:** 42",
-    r"\boxed{042}",
-    r"\boxed{ 42 }",
+    *(
+        "Answer: 42.",
+        "Answer: 41 and then Answer: 42",
+        "Answer: 42.0",
+        "**Answer:** 42",
+        r"\boxed{042}",
+        r"\boxed{ 42 }",
+    ),
     r"\boxed{42}" + " " * 100,  # a box is looked for in the last 100 characters only
-    "Answer: 42" + " " * 300,
-    "42",
-    "",
+    *("Answer: 42" + " " * 300, "42", ""),
 ]
 
 

@@ -1,7 +1,6 @@
-"""Helpers for asyncio.
+"""asyncio: caches of an event loop, event-loop admission, sync code in threads, an episode's deadline and clock.
 
-Caches that belong to an event loop, event-loop admission, work that a process does once, sync code in threads, and the
-deadline and clock of an episode. Nothing binds to a loop at import.
+Nothing binds to a loop at import.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""slime's `Sample`: a stand-in where slime is not installed, and a view of what a finished sample says of its episode.
+"""slime's `Sample`: a stand-in where slime is not installed, and what a finished sample says of its episode.
 
 Metadata is not trusted: facts may be absent, foreign or of another version. What can't be read is reported once and
 left out.

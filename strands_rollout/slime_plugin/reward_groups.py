@@ -267,8 +267,13 @@ def _verdict(rewards: Sequence[float]) -> Any:  # noqa: ANN401 - slime's
     keep = reward_spread(rewards) > _LEAST_SPREAD
     # slime has loaded its module before it calls a filter; nothing is imported here
     verdict = getattr(sys.modules.get(_FILTER_MODULE), "DynamicFilterOutput", FilterVerdict)
-    reason = "no_trained_rollout" if not rewards else "one_trained_rollout" if len(rewards) == 1 else None
-    return verdict(keep=keep, reason=None if keep else reason or f"zero_std_{round(rewards[0], 1)}")
+    return verdict(keep=keep, reason=None if keep else _reason(rewards))
+
+
+def _reason(rewards: Sequence[float]) -> str:
+    if len(rewards) < 2:
+        return "one_trained_rollout" if rewards else "no_trained_rollout"
+    return f"zero_std_{round(rewards[0], 1)}"
 
 
 class FailedGroups:

@@ -251,7 +251,10 @@ def in_own_thread(
 
 
 class _ToolThread:
-    """A thread that does one job after the other, and ends where enough others are idle."""
+    """A thread that does one job after the other, and ends where enough others are idle.
+
+    They are kept because the event loop waits while a new thread starts.
+    """
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()

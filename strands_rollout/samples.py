@@ -450,7 +450,8 @@ def finite(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     with suppress(OverflowError):
-        return number if math.isfinite(number := float(value)) else None
+        number = float(value)
+        return number if math.isfinite(number) else None
     return None
 
 

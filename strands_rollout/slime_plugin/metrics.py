@@ -335,11 +335,15 @@ def drift_metrics(drifts: Sequence[EpisodeDrift]) -> Metrics:
         "drift_samples_share": totals.drifted_share,
         "drift_measured": float(totals.episodes),
         **{f"drift_kind/{name.replace(' ', '_')}": float(count) for name, count in totals.classes.items()},
-    } | (_mismatch_metrics(totals.mismatched_episodes, drifts) if totals.mismatched_episodes is not None else {})
+        **_mismatch_metrics([drift.mismatched_tokens for drift in drifts if drift.mismatches is not None]),
+    }
 
 
-def _mismatch_metrics(mismatched: int, drifts: Sequence[EpisodeDrift]) -> Metrics:
-    tokens = [drift.mismatched_tokens for drift in drifts if drift.mismatches is not None]
+def _mismatch_metrics(tokens: Sequence[int]) -> Metrics:
+    """Of samples whose context was compared with the template: how many tokens differ in each."""
+    if not tokens:
+        return {}
+    mismatched = sum(map(bool, tokens))
     return {
         **distribution("mismatch_tokens", tokens),
         "mismatch_samples": float(mismatched),

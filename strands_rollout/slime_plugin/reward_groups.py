@@ -382,10 +382,7 @@ def count_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
     with foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
         given, loses = getattr(args, "n_samples_per_prompt", None), is_fully_async(args)
         size = given if isinstance(given, int) and given > 0 else 1
-        # read alone: any other setting that is wrong fails every episode
-        settings = getattr(args, "strands_rollout", None)
-        given = settings.get("max_failed_groups", limit) if isinstance(settings, Mapping) else limit
-        limit = 0 if given is None else given if isinstance(given, int) and given >= 0 else limit
+        limit = _max_failed_groups(args)
     error = groups.add_failed(number, sample, size, limit) if limit else None
     if error is None:
         return
@@ -394,6 +391,15 @@ def count_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
     logger.error(
         "event=groups_failed error=%s log_rollout and normalize_rewards end the run with their next step", error
     )
+
+
+def _max_failed_groups(args: SlimeArgs) -> int:
+    """The setting alone, since another one that is wrong fails every episode; 0 never ends a run."""
+    settings = getattr(args, "strands_rollout", None)
+    limit = settings.get("max_failed_groups", MAX_FAILED_GROUPS) if isinstance(settings, Mapping) else MAX_FAILED_GROUPS
+    if limit is None:
+        return 0
+    return limit if isinstance(limit, int) and limit >= 0 else MAX_FAILED_GROUPS
 
 
 def end_run_of_failures(args: SlimeArgs, samples: Iterable[Any]) -> None:

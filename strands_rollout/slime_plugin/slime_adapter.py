@@ -90,11 +90,8 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(checkpoint, local_files_only=is_offline)
     except (OSError, ValueError) as e:
-        why = (
-            "it is no folder here and not in the cache, and Hugging Face's hub can't be reached; expected the folder "
-            "of a model"
-        )
-        reason = why if is_offline else e
+        place = "no folder here and not in the cache, and Hugging Face's hub can't be reached"
+        reason = f"it is {place}; expected the folder of a model" if is_offline else str(e)
         raise ConfigError(f"got hf_checkpoint={checkpoint!r}, whose tokenizer can't be loaded: {reason}") from e
 
 

@@ -151,16 +151,10 @@ class Sample:
         text: str | None = None,
         update_terminal_info: bool = True,
     ) -> None:
-        """Append response tokens with their mask and logprobs, and `text` to the response.
+        """Append response tokens with their mask and logprobs, and their text to the response; as slime's own method.
 
-        Args:
-            args: slime's; says whether the engine decodes speculatively.
-            tokens: Token ids.
-            log_probs: One per token where they are trainable, none otherwise.
-            trainable: Whether the policy wrote the tokens.
-            meta_info: As SGLang answered it; with `update_terminal_info` it sets cache, weight version and status.
-            text: Of the tokens.
-            update_terminal_info: See `meta_info`.
+        `log_probs` has one per token where they are `trainable`, that is, the policy's. With `update_terminal_info`,
+        SGLang's `meta_info` is counted, and sets weight version and status.
 
         Raises:
             ValueError: Trainable tokens lack logprobs, others have some, lengths disagree, or earlier tokens have none.

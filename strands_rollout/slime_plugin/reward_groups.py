@@ -88,15 +88,20 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
     estimator = getattr(args, "advantage_estimator", "grpo")
     if estimator not in _CENTRED or not getattr(args, "rewards_normalization", True):
         return raw, list(raw)
-    scaled = estimator in _SCALED and getattr(args, "grpo_std_normalization", True)
-    normalized = [0.0] * len(samples)
-    for group in _groups(args, rollouts):
+    is_scaled = estimator in _SCALED and bool(getattr(args, "grpo_std_normalization", True))
+    return raw, _normalized(_groups(args, rollouts), len(samples), is_scaled=is_scaled)
+
+
+def _normalized(groups: Iterable[Sequence[Rollout]], count: int, *, is_scaled: bool) -> list[float]:
+    """By sample, its rollout's reward less the group's mean, in units of the group's spread where it is scaled."""
+    normalized = [0.0] * count
+    for group in groups:
         rewards = [rollout.reward for rollout in group if rollout.reward is not None]
-        mean, unit = _mean(rewards), reward_spread(rewards) + _STD_EPSILON if scaled else 1.0
+        mean, unit = _mean(rewards), reward_spread(rewards) + _STD_EPSILON if is_scaled else 1.0
         for rollout, reward in zip(group, rewards, strict=True):
             for position in rollout.trained:
                 normalized[position] = (reward - mean) / unit
-    return raw, normalized
+    return normalized
 
 
 def _leave_out_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:

@@ -100,7 +100,7 @@ def test_slime_is_recognized_and_its_version_is_told(slime_package: Path, tmp_pa
 
 
 def test_an_episode_through_its_loop_comes_back_completed(slime_package: Path, tmp_path: Path) -> None:
-    [found] = check_slime_episode(asked(slime_package, tmp_path), lambda _: None)
+    [found] = check_slime_episode(asked(slime_package, tmp_path), lambda _: None, limit_s=250)
     assert found.status == "ok", found
     assert "as completed" in found.found
     assert "reward 1.0" in found.found
@@ -125,7 +125,7 @@ def _refused(self, *args, **kwargs):
 Sample.append_response_tokens = _refused
 """
     types.write_text(text)
-    [found] = check_slime_episode(asked(broken, tmp_path), lambda _: None)
+    [found] = check_slime_episode(asked(broken, tmp_path), lambda _: None, limit_s=250)
     assert found.status == "error"
     assert "came back from slime's loop as failed" in found.found
     assert "this slime appends tokens in another way" in found.found

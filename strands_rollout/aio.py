@@ -1,7 +1,6 @@
-"""Small things of asyncio that several rooms need.
+"""asyncio: caches of an event loop, event-loop admission, sync code in threads, an episode's deadline and clock.
 
-Caches that belong to an event loop, one heavy step to each pass of a loop, what a process does once, sync code in
-threads, and the deadline and clock of an episode. Nothing binds to a loop at import.
+Nothing binds to a loop at import.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class LoopCache(Generic[T]):
     """A cache for the running event loop.
 
     A value is closed when its loop ends its asynchronous generators, which `asyncio.run` and `asyncio.Runner` do before
-    they close the loop. What is left of a loop that was closed without it is forgotten when the next loop comes.
+    they close the loop. The values of a loop that was closed without that are dropped when another loop comes.
     """
 
     def __init__(self) -> None:
@@ -89,9 +88,9 @@ def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
 
 
 async def own_pass() -> None:
-    """Continue in a pass of the running loop of which no other caller returns; first come, first served.
+    """Event-loop admission: returns to one caller in each pass of the running loop, in the order of the calls.
 
-    Returns at once where nobody has in this pass: a step that is alone waits for nothing.
+    A caller that is alone returns at once.
     """
     loop = asyncio.get_running_loop()
     waiting = _WAITING.get(loop)
@@ -137,9 +136,9 @@ _RUNNING: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashab
 
 
 async def once(key: Hashable, work: Callable[[], object]) -> None:
-    """Have this work done in a thread, once for all who ask for it under this key; at once where it has been.
+    """Do work in a thread, once in the process for each key; returns at once where it is done.
 
-    Work that raises is tried again by who comes later; all who waited for it get what it raised.
+    Callers that come while it runs wait for it. Where it raises, they all do, and the next call tries again.
     """
     if key in _DONE:
         return
@@ -154,7 +153,7 @@ async def once(key: Hashable, work: Callable[[], object]) -> None:
                 _DONE.add(key)
 
         task.add_done_callback(note_end)
-    await asyncio.shield(task)  # who is cancelled does not cancel it for the others
+    await asyncio.shield(task)  # a caller that is cancelled does not cancel it for the others
 
 
 @functools.cache
@@ -183,12 +182,9 @@ def exits_as_errors(what: str, error: type[Exception] = ToolError) -> Iterator[N
     """Turn exceptions of a user's code that `except Exception` does not catch into ordinary errors.
 
     SystemExit and KeyboardInterrupt end the event loop when they leave a task, and with it every other episode:
-    `sys.exit()` or argparse in an async tool would end a training run. A CancelledError is turned too, unless somebody
-    has cancelled the running task, and a GeneratorExit, unless the coroutine around the block is being closed.
-
-    Args:
-        what: Names the code in the message.
-        error: Raised instead.
+    `sys.exit()` or argparse in an async tool would end a training run. A CancelledError is turned too, unless the
+    running task was cancelled, and a GeneratorExit, unless the coroutine around the block is being closed. `what` names
+    the code in the message.
     """
     task = _running_task()
     try:
@@ -254,7 +250,10 @@ def in_own_thread(
 
 
 class _ToolThread:
-    """A thread that does one job after the other, and ends where enough others wait for one."""
+    """A thread that does one job after the other, and ends where enough others are idle.
+
+    They are kept because the event loop waits while a new thread starts.
+    """
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
@@ -270,7 +269,7 @@ class _ToolThread:
             stays = len(_IDLE) < _MOST_IDLE
             if stays:  # before the loop hears of it: its next call may be this thread's
                 _IDLE.append(self)
-            with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+            with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(outcome)
             return stays
 
@@ -296,16 +295,15 @@ def _settle(future: asyncio.Future[Any], *, result: object = None, error: BaseEx
 
 
 ABORT_POLL_S: Final = 0.05
-# an engine that aborts a request answers with what it has sampled: that long it is waited for
-ABORT_GRACE_S: Final = 0.2
+ABORT_GRACE_S: Final = 0.2  # for an engine to answer an aborted request with what it has sampled
 
 
 class Generating(Protocol):
-    """What may wait for an engine."""
+    """A model that may have an in-flight request."""
 
     @property
     def is_generating(self) -> bool:
-        """Whether a request is at the engine."""
+        """Whether it has one."""
 
     def stop_generating(self) -> Awaitable[bool]:
         """Ask the engine to abort it; whether the engine said that it will."""
@@ -317,9 +315,9 @@ class EpisodeDeadline:
     Args:
         timeout_s: Seconds that the block may take; None for no limit.
         should_abort: Asked every 0.05 s; once it holds, the block is cancelled.
-        model: If it waits for an engine then, the engine is asked to abort the request, and the block goes on for
-            `engine_grace_s`, for the engine to answer with what it has sampled.
-        engine_grace_s: A thousand answers at once take longer than one.
+        model: If it has an in-flight request then, the engine is asked to abort it, and the block is cancelled
+            `engine_grace_s` later, so that the engine can answer with what it has sampled.
+        engine_grace_s: See `model`; a thousand answers at once take longer than one.
 
     Attributes:
         was_aborted: Whether `should_abort` held while the block ran.
@@ -424,7 +422,7 @@ _BEGAN: Final[contextvars.ContextVar[float | None]] = contextvars.ContextVar(
 
 @contextmanager
 def episode_clock(elapsed_s: float = 0.0) -> Iterator[None]:
-    """Start the clock, at what an aborted episode took before, for whatever the block calls, awaits or starts."""
+    """Start the episode's clock for all that the block calls, awaits or starts, at what it took before its abort."""
     token = _BEGAN.set(time.monotonic() - elapsed_s)
     try:
         yield
@@ -433,6 +431,6 @@ def episode_clock(elapsed_s: float = 0.0) -> Iterator[None]:
 
 
 def began_at_s(seconds: float) -> float | None:
-    """When something of the episode began that took so long and ends now, to 0.1 ms; None outside of one."""
+    """When a step of the episode began that took so many seconds and ends now, to 0.1 ms; None outside of one."""
     began = _BEGAN.get()
     return None if began is None else round(max(0.0, time.monotonic() - seconds - began), 4)

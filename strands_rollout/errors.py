@@ -1,4 +1,4 @@
-"""The tree of errors, named for the boundary that was crossed, and the guard around code that may raise anything."""
+"""The tree of errors, and the guard around code that may raise anything."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class BudgetExhaustedError(RolloutError):
 
 
 class EngineError(RolloutError):
-    """The SGLang server, or what stands before it, did not deliver a generation."""
+    """The SGLang server, or a router before it, did not deliver a generation."""
 
 
 class EngineUnavailableError(EngineError):

@@ -1,4 +1,4 @@
-"""Files: reading paths that come from somebody else, JSON that is written whole or not at all, locks, size bounds."""
+"""Files: untrusted paths, JSON that is written whole or not at all, locks, and bounds of size."""
 
 from __future__ import annotations
 
@@ -100,12 +100,7 @@ def read_json(path: Path, *, advice: str = "choose another folder with --out") -
 
 
 def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """The first 10 keys with different values, nested ones with dots, in words; "" for none.
-
-    Args:
-        there: As it was read from a file.
-        asked: As it would be written to one.
-    """
+    """The first 10 differences of what a file has and of what would be written to it, as text; "" for none."""
     found = list(_differences(there, json.loads(json.dumps(asked)), ""))
     more = f" and {len(found) - 10} more" if len(found) > 10 else ""
     return "; ".join(found[:10]) + more
@@ -142,15 +137,13 @@ def open_alone(path: Path) -> int:
 
 
 MAX_DEPTH: Final = 100
-
-
 Value = TypeVar("Value")
 
 
 def expanded_size(root: Value, parts: Callable[[Value], tuple[int, Iterable[Value]]]) -> int:
     """How many values there are where each shared part counts as often as it is referred to.
 
-    It looks at each part once, so it is quick where whoever walks through all of them would not end.
+    Each part is visited once, so that this is quick even where visiting every reference would not end.
 
     Args:
         root: The value.

@@ -1,7 +1,7 @@
 """slime's `Sample`: a stand-in where slime is not installed, and what a finished sample says of its episode.
 
-Metadata is read without trust: facts may be absent, foreign or of another version. What can't be read is reported once
-and left out.
+Metadata is not trusted: facts may be absent, foreign or of another version. What can't be read is reported once and
+left out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
@@ -30,7 +31,7 @@ class SlimeArgs(Protocol):
 class SampleLike(Protocol):
     """slime's `Sample` of any release, or ours: the fields that this package reads and writes.
 
-    What is Any here may be None before an episode, or has a type of slime's own. Fields that only some releases have
+    Any stands for what may be None before an episode or has a type of slime's own. Fields that only some releases have
     are read with `getattr`. The class has the enum `Status`: see `statuses_of`.
     """
 
@@ -150,16 +151,10 @@ class Sample:
         text: str | None = None,
         update_terminal_info: bool = True,
     ) -> None:
-        """Append response tokens with their mask and logprobs, and `text` to the response.
+        """Append response tokens with their mask and logprobs, and their text to the response; as slime's own method.
 
-        Args:
-            args: slime's; says whether the engine decodes speculatively.
-            tokens: Token ids.
-            log_probs: One per token where they are trainable, none otherwise.
-            trainable: Whether the policy wrote the tokens.
-            meta_info: As SGLang answered it; with `update_terminal_info` it sets cache, weight version and status.
-            text: Of the tokens.
-            update_terminal_info: See `meta_info`.
+        `log_probs` has one per token where they are `trainable`, that is, the policy's. With `update_terminal_info`,
+        SGLang's `meta_info` is counted, and sets weight version and status.
 
         Raises:
             ValueError: Trainable tokens lack logprobs, others have some, lengths disagree, or earlier tokens have none.
@@ -301,12 +296,9 @@ _reported: set[tuple[str, str]] = set()
 
 
 def kept(name: str, compute: Callable[[], T], *, of_sample: bool = False) -> T | None:
-    """What `compute` returns; None, and one warning in the process's life, where it fails.
+    """What `compute` returns; None where it fails, with one warning in the process's life.
 
-    Args:
-        name: What is computed.
-        compute: Called once.
-        of_sample: Whether it is one sample's part of a metric, and the other samples still count.
+    `of_sample` says that it is one sample's part of a metric, for which the other samples still count.
     """
     with foreign_code("a training run must not end for want of a metric, nor a metric for one odd sample") as outcome:
         return compute()
@@ -319,7 +311,7 @@ def kept(name: str, compute: Callable[[], T], *, of_sample: bool = False) -> T |
 
 
 def _readable(read: Callable[P, T]) -> Callable[P, T | None]:
-    """What `read` finds in a sample; None where the sample can't be read, as where it lacks it."""
+    """`read` with None where the sample can't be read."""
 
     @functools.wraps(read)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -350,13 +342,13 @@ class FinishedSample:
     @property
     @_readable
     def status(self) -> str | None:
-        """The status in slime's words: "completed", "truncated" ..."""
+        """The value of slime's status: "completed", "truncated" ..."""
         status = getattr(self.sample, "status", None)
         return None if status is None else str(getattr(status, "value", status))
 
     @property
     def is_missing(self) -> bool:
-        """Whether it says nothing of the policy: its episode failed by a fault of the infrastructure or the setup."""
+        """Whether it says nothing of the policy, since its episode failed by a fault of infrastructure or setup."""
         return self.status in ("failed", "aborted")
 
     @property
@@ -420,12 +412,12 @@ class FinishedSample:
         events = trace.get("events") if isinstance(trace, Mapping) else None
         starts: dict[object, float] = {}
         seconds: list[float] = []
-        for event in events or []:
-            if event.get("name") in _SCORE_SPANS:
-                if event.get("type") == "span_start":
-                    starts[event.get("span_id")] = event["ts"]
-                elif event.get("type") == "span_end" and event.get("span_id") in starts:
-                    seconds.append(event["ts"] - starts.pop(event.get("span_id")))
+        for event in (event for event in events or [] if event.get("name") in _SCORE_SPANS):
+            span_id = event.get("span_id")
+            if event.get("type") == "span_start":
+                starts[span_id] = event["ts"]
+            elif event.get("type") == "span_end" and span_id in starts:
+                seconds.append(event["ts"] - starts.pop(span_id))
         return finite(sum(seconds)) if seconds else None
 
     @_readable
@@ -451,14 +443,13 @@ def finite(value: object) -> float | None:
     """A finite number as a float; None for anything else, a bool included."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
+    with suppress(OverflowError):
         number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
+        return number if math.isfinite(number) else None
+    return None
 
 
 def _is_span(span: object, token_count: int) -> bool:
-    if not isinstance(span, list | tuple) or len(span) < 3 or not all(type(value) is int for value in span[:3]):
+    if not isinstance(span, list | tuple) or list(map(type, span[:3])) != [int] * 3:
         return False
     return bool(0 <= span[1] <= span[2] <= token_count)

@@ -28,34 +28,18 @@ _ASSIGNED: Final = re.compile(r"-{0,2}([A-Za-z][\w.-]*)[=:](.*)", re.DOTALL)  # 
 _FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)")
 _SPACES: Final = re.compile(r"(\s+)")
 _REFERENCE: Final = re.compile(r"(bearer\s+)?\$\{\w+\}", re.IGNORECASE)
-_HARMLESS_HEADERS: Final = frozenset(
-    (
-        "accept",
-        "accept-encoding",
-        "accept-language",
-        "cache-control",
-        "connection",
-        "content-type",
-        "host",
-        "user-agent",
-    )
+_HARMLESS_HEADERS: Final = (
+    *("accept", "accept-encoding", "accept-language", "cache-control"),
+    *("connection", "content-type", "host", "user-agent"),
 )
+_NO_SECRETS: Final = (None, "", True, False)
 
 
 def masked(value: object, secret_key: re.Pattern[str]) -> Json:
-    """The value with its secrets masked; what holds none comes back as an equal value.
-
-    Args:
-        value: Mappings, lists and what they hold.
-        secret_key: Found in the key of a secret. Nothing, and what is only on or off, is never one.
-    """
+    """The value with its secrets masked: those under a key in which `secret_key` is found, and those within texts."""
     if isinstance(value, Mapping):
-        return {
-            key: MASK
-            if secret_key.search(str(key)) and item not in (None, "", True, False)
-            else masked(item, secret_key)
-            for key, item in value.items()
-        }
+        is_secret = {key: secret_key.search(str(key)) and item not in _NO_SECRETS for key, item in value.items()}
+        return {key: MASK if is_secret[key] else masked(item, secret_key) for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [masked(item, secret_key) for item in value]
         return items if isinstance(value, list) else tuple(items)
@@ -70,16 +54,16 @@ def masked_text(text: str) -> str:
 
 
 def masked_settings(value: object, secret_key: re.Pattern[str] = _NAME) -> Json:
-    """As `masked`, of what a user sets: also all variables of an `env`, all headers, and secrets in commands.
+    """As `masked`, for settings: also all variables of an `env`, all headers, and secrets in commands.
 
-    What only refers to a variable (`${NAME}`) is no secret and stays.
+    References to variables (`${NAME}`) stay.
     """
     if isinstance(value, Mapping):
         return {key: _masked_setting(str(key), item, secret_key) for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [masked_settings(item, secret_key) for item in value]
         for place, (item, secret) in enumerate(_arguments(value)):
-            if secret == item:  # else it is masked as a text of its own
+            if secret == item:  # else `masked_settings` has masked it within the item
                 items[place] = MASK
         return items if isinstance(value, list) else tuple(items)
     if not isinstance(value, str) or _REFERENCE.fullmatch(value):
@@ -89,7 +73,7 @@ def masked_settings(value: object, secret_key: re.Pattern[str] = _NAME) -> Json:
 
 
 def _arguments(words: Iterable[Any]) -> Iterator[tuple[Any, str]]:
-    """Each word of a command with what of it is a secret, by the name that it has or follows; "" for nothing."""
+    """Each word of a command with the secret in it, by the name in it or before it; "" for none."""
     is_awaited = False
     for word in words:
         bare = word.strip("\"'") if isinstance(word, str) else ""
@@ -117,15 +101,14 @@ def _masked_setting(key: str, item: Json, secret_key: re.Pattern[str]) -> Json:
             for name, text in item.items()
         }
     if secret_key.search(key) or (isinstance(item, str) and _NAME.search(key)):
-        return MASK if item not in (None, "", True, False) else item
+        return MASK if item not in _NO_SECRETS else item
     return masked_settings(item, secret_key)
 
 
 def secret_values(*named: Json) -> frozenset[str]:
-    """The secrets among these: what stands under the name of a secret, and passwords in URLs; 8 characters or more.
+    """The secrets of 8 characters or more in mappings, such as the environment and settings.
 
-    Args:
-        named: Mappings, such as the environment and settings, and what they hold.
+    They are what a secret's name stands for, and what `masked_text` masks.
     """
     return frozenset(text for value in named for text in _secrets(value) if len(text) >= 8)
 
@@ -153,12 +136,7 @@ def _secrets(value: object, key: str = "") -> Iterator[str]:
 
 
 def without_values(value: object, secrets: Collection[str]) -> Json:
-    """The value with each of these texts masked, wherever it stands; what holds none comes back as it is.
-
-    Args:
-        value: Mappings, lists and what they hold.
-        secrets: As `secret_values` collects them.
-    """
+    """The value with each of these texts masked wherever it stands, within mappings and lists too."""
     if not secrets:
         return value
     secret = re.compile("|".join(map(re.escape, sorted(secrets, key=len, reverse=True))))

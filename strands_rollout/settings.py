@@ -31,7 +31,7 @@ SYSTEM_PROMPT: Final = (
 
 
 class _Settings(BaseModel):
-    """Settings whose attribute docstrings are what users read of them: in a documented file, and in docs/."""
+    """Settings whose attribute docstrings users read, in a documented file and in docs/."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -86,7 +86,7 @@ class McpServer(_Settings):
 
     @property
     def shown_name(self) -> str:
-        """What it is called in messages, which hold no secrets."""
+        """Its name in messages, without secrets."""
         return self.name or str(masked_settings(self.url or self.command))
 
     def as_strands_config(self) -> dict[str, Any]:
@@ -254,11 +254,7 @@ def settings_from_args(args: object) -> RolloutSettings:
 
 
 def checked_settings(given: Mapping[Any, Any], where: str) -> RolloutSettings:
-    """The settings that a mapping holds, and defaults for the others; `where` stands before their names in messages.
-
-    Raises:
-        ConfigError: A key is unknown (the message names the nearest known one) or a value is out of range.
-    """
+    """As `settings_from_args`, of a mapping; `where` stands before the names in messages."""
     try:
         return RolloutSettings.model_validate(dict(given))
     except ValidationError as e:
@@ -311,7 +307,7 @@ def read_config_file(path: Path) -> RolloutSettings:
 
 
 def yaml_text(path: Path) -> str:
-    """The text of a YAML file that is of a config's size, also where each alias (`*name`) is written out.
+    """The text of a YAML file, which must have a config's size even with each alias (`*name`) written out.
 
     Raises:
         ConfigError: It can't be read, or is no YAML, or far larger than a config.
@@ -335,9 +331,9 @@ def _nodes(node: yaml.Node) -> tuple[int, list[yaml.Node]]:
 
 
 def documented(settings: RolloutSettings) -> str:
-    """All settings as a config file: each with its meaning, and with its default where it has another value.
+    """All settings as a config file: each with its meaning, and its default where the value differs.
 
-    Secrets in it are masked, which it then says at its top.
+    Secrets are masked, and a note at the top says so.
     """
     notes = [f"# {MASK_NOTE}"] if is_masked(settings) else []
     return "\n".join([*notes, f"{KEY}:", *_lines(settings, "  ")]) + "\n"
@@ -349,7 +345,7 @@ def masked_values(settings: RolloutSettings) -> dict[str, Any]:
 
 
 def is_masked(settings: RolloutSettings) -> bool:
-    """Whether a setting holds a secret, which is shown masked."""
+    """Whether a setting holds a secret."""
     return masked_values(settings) != settings.model_dump(mode="json")
 
 

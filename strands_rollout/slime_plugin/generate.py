@@ -30,6 +30,8 @@ from strands_rollout.slime_plugin.reward_groups import count_episode, failed_gro
 from strands_rollout.slime_plugin.row import episode_prompt, with_row_settings
 
 logger = logging.getLogger(__name__)
+ROUTING_HEADER: Final = "X-SMG-Routing-Key"
+_PARTIAL_GRACE_S: Final = 4.0
 
 
 async def generate(
@@ -43,8 +45,8 @@ async def generate(
     Args:
         args: slime's args; see docs/settings.md for what is read.
         sample: slime's `Sample`, or ours where slime is absent.
-        sampling_params: slime's sampling parameters; not changed. `max_new_tokens` is the budget of the whole
-            response, tool results included.
+        sampling_params: slime's; not changed. `max_new_tokens` is the budget of the whole response, tool results
+            included.
         evaluation: Whether this is an evaluation rollout, which has its own context limit.
 
     Returns:
@@ -83,31 +85,22 @@ async def _sampled(
             # the job's own, before anything of this row can fail: slime takes lists of all episodes or of none
             fans_out = settings.fan_out and sample_writer.may_fan_out(args, sample, evaluation=evaluation)
             settings = with_row_settings(settings, sample.metadata)
-            _check_sampling_params(sampling_params)
             beginning = begin_sample(sample, may_resume=settings.resume_aborted)
             routing_key = getattr(sample, "session_id", None) or uuid.uuid4().hex
             job = RolloutJob(args, sample, sampling_params, settings, beginning, evaluation, fans_out, routing_key)
-            played = await _run(job)
-            log_episode(sample, played.episode)
-            others = _write(job, played)
+            finished = await _run(job)
+            log_episode(sample, finished.episode)
+            others = _write(job, finished)
             for one in [sample, *(other for _, other in others)]:
                 sample_writer.fill_batch_fields(args, one, sampling_params)
     except Exception as e:  # a training run must survive every failure of one sample
         others = []
         _fail(args, sample, sampling_params, e)
     if evaluation:
-        sample.metadata[METADATA_KEY]["evaluation"] = True  # slime does not tell the reward function
+        sample.metadata[METADATA_KEY]["evaluation"] = True  # for the reward function, which slime doesn't tell
     # slime takes back one aborted sample, and never a list; of any other episode it wants lists if it gets one
     is_list = fans_out and sample.status is not statuses_of(sample).ABORTED
     return sample_writer.as_fan_out(sample, others) if is_list else sample
-
-
-def _check_sampling_params(sampling_params: object) -> None:
-    if not isinstance(sampling_params, Mapping) or not all(isinstance(name, str) for name in sampling_params):
-        raise errors.ConfigError(
-            f"generate got sampling_params={sampling_params!r:.200}; expected a mapping of names, such as slime's "
-            '{"temperature": 1.0, "max_new_tokens": 8192}'
-        )
 
 
 def _fail(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any], error: Exception) -> None:
@@ -122,50 +115,49 @@ def _fail(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any
     ):
         sample_writer.write_failure(sample, error, reason, may_abort=may_abort)
     if filled.error is not None:
-        words = f"generate got a sample that can't be filled ({filled.error!r}); expected slime's Sample"
-        raise errors.ConfigError(words) from filled.error
+        raise errors.ConfigError(
+            f"generate got a sample that can't be filled ({filled.error!r}); expected slime's Sample"
+        ) from filled.error
     with errors.foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
         sample_writer.fill_batch_fields(args, sample, sampling_params)
 
 
-def _write(job: RolloutJob, played: _Played) -> list[tuple[str, SampleLike]]:
+def _write(job: RolloutJob, finished: _Finished) -> list[tuple[str, SampleLike]]:
     """Fill the job's sample; return its siblings with their kinds, where there are any."""
-    settings = job.settings
+    settings, episode = job.settings, finished.episode
     # agents that were made outside of a call are done when the episode is
-    is_done = played.episode.stop_reason is StopReason.COMPLETED
-    succeeded = played.episode.tools.succeeded | ({""} if is_done else set())
-    beside = sample_writer.spoken_beside(played.model, played.sub_agents.made, succeeded)
-    obstacle = _obstacle_to_resuming(job, played, bool(beside))
-    if obstacle and settings.resume_aborted and played.episode.stop_reason is StopReason.ABORTED:
+    succeeded = episode.tools.succeeded | ({""} if episode.stop_reason is StopReason.COMPLETED else set())
+    segments = sample_writer.sibling_segments(finished.model, finished.sub_agents.made, succeeded)
+    obstacle = _obstacle_to_resuming(job, finished, has_siblings=bool(segments))
+    if obstacle and settings.resume_aborted and episode.stop_reason is StopReason.ABORTED:
         logger.warning("aborted sample will start afresh index=%s reason=%s", job.sample.index, obstacle)
     sample_writer.write_episode(
         job.args,
         job.sample,
-        played.model,
-        played.episode,
+        finished.model,
+        episode,
         may_abort=slime_adapter.may_return_aborted(job.args, job.sample),
-        code_calls=played.code_calls,
+        code_calls=finished.code_calls,
         beginning=job.beginning,
         keep_progress=settings.resume_aborted and not obstacle,
         max_staleness=settings.max_staleness,
     )
     facts = job.sample.metadata[METADATA_KEY]
     facts["sampling_params"] = dict(job.sampling_params)
-    if played.score is not None:
-        facts[SCORE_KEY] = played.score
-    return sample_writer.siblings(
-        job.args, job.sample, beside if job.fans_out else [], max_staleness=settings.max_staleness
-    )
+    if finished.score is not None:
+        facts[SCORE_KEY] = finished.score
+    segments = segments if job.fans_out else []
+    return sample_writer.siblings(job.args, job.sample, segments, max_staleness=settings.max_staleness)
 
 
-def _obstacle_to_resuming(job: RolloutJob, played: _Played, speaks_beside: bool) -> str:  # noqa: FBT001 - a fact
-    """Why an episode that was cut can't be resumed; "" if it can."""
-    # tokens beside those of the sample can't be saved, nor what is outside of the messages
-    if played.model.conversation.segments or (job.fans_out and speaks_beside):
+def _obstacle_to_resuming(job: RolloutJob, finished: _Finished, *, has_siblings: bool) -> str:
+    """Why an episode that was aborted can't be resumed; "" if it can."""
+    # neither tokens of siblings can be saved, nor what is outside of the messages
+    if finished.model.conversation.segments or (job.fans_out and has_siblings):
         return "it has several segments"
     if job.settings.resources or job.settings.environment:
         return "its environment and resources are closed"
-    return "" if played.episode.is_resumable else "it is a swarm's or graph's"
+    return "" if finished.episode.is_resumable else "it is a swarm's or graph's"
 
 
 def reason_of_failure(error: Exception) -> StopReason:
@@ -181,7 +173,7 @@ def reason_of_failure(error: Exception) -> StopReason:
 
 
 @dataclass(frozen=True, slots=True)
-class _Played:
+class _Finished:
     """A finished episode, its models, and what its tools and environment did."""
 
     model: SGLangModel
@@ -191,7 +183,7 @@ class _Played:
     score: dict[str, Any] | None
 
 
-async def _run(job: RolloutJob) -> _Played:
+async def _run(job: RolloutJob) -> _Finished:
     settings, resume = job.settings, job.beginning.resume
     await once(str(getattr(job.args, "hf_checkpoint", None)), job.prepare)
     model = job.build_model()
@@ -205,19 +197,19 @@ async def _run(job: RolloutJob) -> _Played:
             task = replace(task, tools=build_tools(settings, code_tool))
             self_timed = () if code_tool is None else (CODE_TOOL_NAME,)
             if settings.resources or settings.environment:
-                async with open_context(settings, task, job.should_abort) as around:
-                    answer = around.answer if around.answers else None
-                    episode = await _play(job, model, around.task, self_timed, answer)
-                    score = await around.score() if episode.stop_reason in sample_writer.TRAINED_REASONS else None
-            else:  # as most are, at no cost
+                async with open_context(settings, task, job.should_abort) as opened:
+                    answer = opened.answer if opened.answers else None
+                    episode = await _play(job, model, opened.task, self_timed, answer)
+                    score = await opened.score() if episode.stop_reason in sample_writer.TRAINED_REASONS else None
+            else:
                 with running(task):
                     episode, score = await _play(job, model, task, self_timed), None
-    return _Played(model, episode, code_calls, sub_agents, score)
+    return _Finished(model, episode, code_calls, sub_agents, score)
 
 
 async def _task(job: RolloutJob, model: SGLangModel) -> Task:
     settings, sample = job.settings, job.sample
-    # a factory's agent is not given words about tools that it need not have
+    # the default prompt speaks of tools that a factory's agent may not have
     is_meant = settings.agent_factory is None or "system_prompt" in settings.model_fields_set
     prompt = await episode_prompt(sample, settings.system_prompt if is_meant else None, model.template)
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
@@ -240,7 +232,7 @@ async def _play(
 ) -> Episode:
     settings, resume = job.settings, job.beginning.resume
     manager = settings.conversation_manager
-    # set up first, so that the clock and the duration begin together
+    # hooks are loaded before the clock starts
     play = functools.partial(
         run_episode,
         model,
@@ -286,10 +278,6 @@ def log_failure(sample: SampleLike, error: Exception) -> None:
     logger.error("sample failed index=%s error=%s: %s", index, type(error).__name__, error, exc_info=bug)
 
 
-ROUTING_HEADER: Final = "X-SMG-Routing-Key"
-_PARTIAL_GRACE_S: Final = 4.0
-
-
 @dataclass(frozen=True, slots=True)
 class RolloutJob:
     """One call of `generate`."""
@@ -303,6 +291,15 @@ class RolloutJob:
     fans_out: bool  # whether a list of samples can be returned
     routing_key: str  # keeps its requests on one engine behind a router
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.sampling_params, Mapping) or not all(
+            isinstance(name, str) for name in self.sampling_params
+        ):
+            raise errors.ConfigError(
+                f"generate got sampling_params={self.sampling_params!r:.200}; expected a mapping of names, such as "
+                'slime\'s {"temperature": 1.0, "max_new_tokens": 8192}'
+            )
+
     @property
     def should_abort(self) -> Callable[[], bool]:
         """Whether the rollout is being aborted: a question that is asked often."""
@@ -310,7 +307,7 @@ class RolloutJob:
 
     @property
     def engine_grace_s(self) -> float:
-        """Seconds that an aborted generation is waited for: slime repeats its abort every 3 s until they idle."""
+        """Seconds that an aborted generation is waited for; slime repeats its abort every 3 s until engines idle."""
         if self.settings.abort_grace_s is not None:
             return self.settings.abort_grace_s
         collected = getattr(self.args, "partial_rollout", False) or self.settings.should_abort is not None

@@ -12,7 +12,6 @@ import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -23,10 +22,24 @@ from strands_rollout.secret_mask import secret_values
 from strands_rollout.settings import settings_from_args
 from strands_rollout.slime_plugin.retokenisation import DriftMeter, EpisodeDrift, measure_some, totals_of
 from strands_rollout.slime_plugin.reward_groups import end_run_of_failures
+from strands_rollout.slime_plugin.sample_writer import TRUNCATED_REASONS
 from strands_rollout.slime_plugin.slime_adapter import tokenizer_of
-from strands_rollout.slime_plugin.transcripts import COLUMNS, transcript_rows, write_step_dump
+from strands_rollout.slime_plugin.transcripts import COLUMNS, Table, transcript_rows, write_step_dump
 
 logger = logging.getLogger(__name__)
+
+Metrics = dict[str, float]
+Samples = Sequence[FinishedSample]
+PER_SAMPLE: Final = (
+    *("turns", "tool_iterations", "tool_calls", "parse_failures", "tool_errors", "tool_timeouts", "tool_s"),
+    *("generate_s", "duration_s", "sampled_tokens", "stale_tokens", "aborts", "resumes", "engine_aborts"),
+)
+"""Facts that are one number a sample; a metric's name is the fact's."""
+STATUSES: Final = ("completed", "truncated", "failed", "aborted")
+TRUNCATING: Final = tuple(str(reason) for reason in StopReason if reason in TRUNCATED_REASONS)
+# where the newest slime has its modules of metrics and logging, and where its releases up to 0.3.1 have them
+_SLIMES_PACKAGES: Final = ("slime.observability", "slime.utils")
+_LOST: Final = "%s is set, but this package's metrics are not logged there: %s"
 
 
 def log_rollout(
@@ -42,7 +55,7 @@ def log_rollout(
         False: slime logs its own metrics as well.
 
     Raises:
-        FailedGroupsError: The run is to be ended, and slime's rollout could not be told so; see `failed_groups`.
+        FailedGroupsError: The run is to be ended, and `generate` could not end it; see `FailedGroups`.
     """
     kept("settings", functools.partial(_check_staleness, args))
     kept("rollout", lambda: _log(rollout_id, args, {"rollout/agent": samples}, "rollout/step"))
@@ -70,13 +83,17 @@ def log_eval(
     Returns:
         False: slime logs its own metrics as well. Nothing is raised.
     """
-    kept("eval", lambda: _log(rollout_id, args, _by_dataset(data), "eval/step"))
+    kept("eval", lambda: _log(rollout_id, args, _by_data_set(data), "eval/step"))
     kept("missing", functools.partial(_prepare, args, data))
     return False
 
 
+def _by_data_set(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {f"eval/{name}/agent": result.get("samples") for name, result in data.items()}
+
+
 def _prepare(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]]) -> None:
-    """Make the results of an evaluation what slime's own metrics are to be of."""
+    """Leave in an evaluation's results what slime's own metrics are to be computed from."""
     for name in list(data):
         _leave_out_missing(args, data, name)
     if getattr(args, "reward_key", None):
@@ -116,43 +133,37 @@ def _check_staleness(args: SlimeArgs) -> None:
         _say_once(f"max_sample_staleness is {limit} and has no effect without slime's %s", flag)
 
 
-def _by_dataset(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {f"eval/{name}/agent": result.get("samples") for name, result in data.items()}
-
-
 def _log(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, Any], step_key: str) -> None:
     if getattr(args, "load_debug_rollout_data", None):
         return  # slime logs nothing of a rollout that it replays from a file
-    known_step = kept("step", lambda: step_of(args, rollout_id))
-    step = rollout_id if known_step is None else known_step
+    compute_step = _slimes("metric_utils", "compute_rollout_step")
+    step = None if compute_step is None else kept("step", lambda: int(compute_step(args, rollout_id)))
+    step = rollout_id if step is None else step
     reward_key = getattr(args, "reward_key", None)
     if step_key.startswith("eval"):
         reward_key = getattr(args, "eval_reward_key", None) or reward_key
-    metrics = StepMetrics(step_key)
+    numbers: Metrics = {}
+    tables: dict[str, Table] = {}
     secrets = secret_values(os.environ, getattr(args, "strands_rollout", None))
     for prefix, given in samples_by_prefix.items():
         samples = kept("samples", functools.partial(finished_samples, given)) or []
-        numbers = _numbers(args, samples)
+        groups = {name: functools.partial(group, samples) for name, group in GROUPS.items()}
+        groups["drift"] = functools.partial(_drift, args, samples)
         if prefix.startswith("eval/"):
-            numbers |= kept("answers", functools.partial(answer_metrics, samples)) or {}
-        metrics.numbers |= {f"{prefix}/{name}": value for name, value in numbers.items()}
+            groups["answers"] = functools.partial(answer_metrics, samples)
+        for name, group in groups.items():
+            numbers |= {f"{prefix}/{metric}": value for metric, value in (kept(name, group) or {}).items()}
         table = functools.partial(transcript_rows, samples, step=step, reward_key=reward_key, secrets=secrets)
         if rows := kept("transcripts", table):
-            metrics.tables[f"{prefix}/transcripts"] = Table(COLUMNS, rows)
+            tables[f"{prefix}/transcripts"] = Table(COLUMNS, rows)
         name = prefix.removesuffix("/agent").replace("/", "-")
         kept("dump", functools.partial(write_step_dump, args, name, rollout_id, given))
-    pairs = " ".join(f"{name}={value:.4g}" for name, value in metrics.numbers.items())
+    pairs = " ".join(f"{name}={value:.4g}" for name, value in numbers.items())
     logger.info("agent metrics rollout_id=%s %s=%s %s", rollout_id, step_key, step, pairs)
-    if metrics.numbers:
-        kept("wandb", lambda: log_to_wandb(args, metrics, step))
-        kept("tensorboard", lambda: log_to_tensorboard(args, metrics, step))
-
-
-def _numbers(args: SlimeArgs, samples: Sequence[FinishedSample]) -> Metrics:
-    metrics: Metrics = {}
-    for name, group in GROUPS.items():
-        metrics |= kept(name, functools.partial(group, samples)) or {}
-    return metrics | (kept("drift", lambda: _drift(args, samples)) or {})
+    if numbers:
+        numbers[step_key] = step
+        kept("wandb", lambda: _log_to_wandb(args, numbers, tables))
+        kept("tensorboard", lambda: _log_to_tensorboard(args, numbers, step_key))
 
 
 def _drift(args: SlimeArgs, samples: Sequence[FinishedSample]) -> Metrics:
@@ -163,7 +174,7 @@ def _drift(args: SlimeArgs, samples: Sequence[FinishedSample]) -> Metrics:
     meter = DriftMeter(tokenizer_of(args, first.sample), tool_parser=settings_from_args(args).tool_parser)
     drifts = measure_some(samples, meter)
     if meter.template_fault is not None:
-        _say_once("context is not held against the chat template: %s", meter.template_fault)
+        _say_once("context is not compared with the chat template: %s", meter.template_fault)
     for drift in drifts:
         if drift.mismatches:  # each time: it never happens in a run whose numbers are right
             logger.warning(
@@ -181,39 +192,8 @@ def _say_once(words: str, *values: str) -> None:
     logger.warning(words, *values)
 
 
-# where the newest slime has its modules of metrics and logging, and where its releases up to 0.3.1 have them
-_SLIMES_PACKAGES: Final = ("slime.observability", "slime.utils")
-_LOST: Final = "%s is set, but this package's metrics are not logged there: %s"
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows under column names; a cell is text, a number or None."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str | int | float | None]]
-
-
-@dataclass(slots=True)
-class StepMetrics:
-    """What one step logs, by full name; `step_key` is the metric that slime's charts have as their x-axis."""
-
-    step_key: str
-    numbers: dict[str, float] = field(default_factory=dict)
-    tables: dict[str, Table] = field(default_factory=dict)
-
-
-def step_of(args: SlimeArgs, rollout_id: int) -> int:
-    """The step under which slime logs this rollout; the rollout's own number where slime is absent."""
-    compute = _slimes("metric_utils", "compute_rollout_step")
-    return rollout_id if compute is None else int(compute(args, rollout_id))
-
-
-def log_to_wandb(args: SlimeArgs, metrics: StepMetrics, step: int) -> None:
-    """Numbers and tables in one call, as slime logs: the step is a metric, wandb's own step is left alone.
-
-    Nothing happens unless `args.use_wandb` is set; that this process has no run is logged once.
-    """
+def _log_to_wandb(args: SlimeArgs, numbers: Metrics, tables: Mapping[str, Table]) -> None:
+    """Log numbers and tables in one call, as slime does: the step is among the numbers, wandb's own is left alone."""
     if not getattr(args, "use_wandb", False):
         return
     import wandb
@@ -221,18 +201,12 @@ def log_to_wandb(args: SlimeArgs, metrics: StepMetrics, step: int) -> None:
     if wandb.run is None:
         _say_once(_LOST, "--use-wandb", "this process has no wandb run")
         return
-    tables = {
-        name: wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
-        for name, table in metrics.tables.items()
-    }
-    wandb.log({**metrics.numbers, **tables, metrics.step_key: step})
+    shown = {name: wandb.Table(columns=list(one.columns), data=list(one.rows)) for name, one in tables.items()}
+    wandb.log({**numbers, **shown})
 
 
-def log_to_tensorboard(args: SlimeArgs, metrics: StepMetrics, step: int) -> None:
-    """The numbers, through slime's own logging, which holds the writer.
-
-    Nothing happens unless `args.use_tensorboard` is set; that slime's logging is missing is logged once.
-    """
+def _log_to_tensorboard(args: SlimeArgs, numbers: Metrics, step_key: str) -> None:
+    """Log the numbers through slime's own logging, which holds the writer."""
     if not getattr(args, "use_tensorboard", False):
         return
     log = _slimes("logging_utils", "log")
@@ -242,42 +216,13 @@ def log_to_tensorboard(args: SlimeArgs, metrics: StepMetrics, step: int) -> None
         return
     # wandb has had the numbers, together with the tables
     without_wandb = Namespace(**{**vars(args), "use_wandb": False})
-    log(without_wandb, {**metrics.numbers, metrics.step_key: step}, metrics.step_key)
+    log(without_wandb, numbers, step_key)
 
 
 def _slimes(module: str, function: str) -> Callable[..., Any] | None:
     """A function of a module that slime has loaded; None where there is none."""
     found = (getattr(sys.modules.get(f"{package}.{module}"), function, None) for package in _SLIMES_PACKAGES)
     return next((one for one in found if one is not None), None)
-
-
-Metrics = dict[str, float]
-Samples = Sequence[FinishedSample]
-
-PER_SAMPLE: Final = (
-    "turns",
-    "tool_iterations",
-    "tool_calls",
-    "parse_failures",
-    "tool_errors",
-    "tool_timeouts",
-    "tool_s",
-    "generate_s",
-    "duration_s",
-    "sampled_tokens",
-    "stale_tokens",
-    "aborts",
-    "resumes",
-    "engine_aborts",
-)
-"""Facts that are one number a sample; a metric's name is the fact's."""
-STATUSES: Final = ("completed", "truncated", "failed", "aborted")
-TRUNCATING: Final = tuple(
-    str(reason)
-    for reason in StopReason
-    if reason not in {StopReason.COMPLETED, StopReason.ABORTED} and not reason.endswith("_error")
-)
-"""Stop reasons of TRUNCATED samples."""
 
 
 def distribution(name: str, values: Iterable[float | None]) -> Metrics:
@@ -307,12 +252,13 @@ def per_sample_metrics(samples: Samples) -> Metrics:
 
 def ending_metrics(samples: Samples) -> Metrics:
     """Shares of stop reasons, of statuses, of what truncated those that were, and of samples kept out of training."""
-    reasons = [(sample.text("stop_reason"), sample.status) for sample in samples]
+    reasons, statuses = [sample.text("stop_reason") for sample in samples], [sample.status for sample in samples]
+    cut = [reason for reason, status in zip(reasons, statuses, strict=True) if status == "truncated"]
     removals = [sample.is_removed for sample in samples if sample.status is not None]
     return {
-        **shares("stop_reason", (reason for reason, _ in reasons), map(str, StopReason)),
-        **shares("truncation", (reason for reason, status in reasons if status == "truncated"), TRUNCATING),
-        **shares("status", (status for _, status in reasons), STATUSES),
+        **shares("stop_reason", reasons, map(str, StopReason)),
+        **shares("truncation", cut, TRUNCATING),
+        **shares("status", statuses, STATUSES),
         **_mean("removed", [is_removed for is_removed in removals if is_removed is not None]),
     }
 
@@ -389,19 +335,20 @@ def drift_metrics(drifts: Sequence[EpisodeDrift]) -> Metrics:
         "drift_samples_share": totals.drifted_share,
         "drift_measured": float(totals.episodes),
         **{f"drift_kind/{name.replace(' ', '_')}": float(count) for name, count in totals.classes.items()},
-        **_mismatch_metrics([drift for drift in drifts if drift.mismatches is not None]),
+        **_mismatch_metrics([drift.mismatched_tokens for drift in drifts if drift.mismatches is not None]),
     }
 
 
-def _mismatch_metrics(checked: Sequence[EpisodeDrift]) -> Metrics:
-    if not checked:
+def _mismatch_metrics(tokens: Sequence[int]) -> Metrics:
+    """Of samples whose context was compared with the template: how many tokens differ in each."""
+    if not tokens:
         return {}
-    mismatched = sum(bool(drift.mismatches) for drift in checked)
+    mismatched = sum(map(bool, tokens))
     return {
-        **distribution("mismatch_tokens", [drift.mismatched_tokens for drift in checked]),
+        **distribution("mismatch_tokens", tokens),
         "mismatch_samples": float(mismatched),
-        "mismatch_samples_share": mismatched / len(checked),
-        "mismatch_measured": float(len(checked)),
+        "mismatch_samples_share": mismatched / len(tokens),
+        "mismatch_measured": float(len(tokens)),
     }
 
 

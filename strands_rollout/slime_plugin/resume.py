@@ -1,4 +1,4 @@
-"""An aborted episode as JSON beside its tokens, and back: how a sample comes to `generate`, fresh or to be resumed."""
+"""Partial rollouts: saves an aborted episode as JSON beside its tokens, and makes a sample ready for `generate`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from strands_rollout.model.trajectory import Part, Trajectory
 from strands_rollout.samples import METADATA_KEY, METADATA_VERSION, RESUME_KEY, SampleLike, episode_facts, statuses_of
 from strands_rollout.template.messages import to_chat_messages, tool_result_text
 
+logger = logging.getLogger(__name__)
 RESUME_VERSION: Final = 1
 
 
@@ -83,13 +84,11 @@ def save_resume_state(state: ResumeState) -> dict[str, Any]:
     Raises:
         ResumeError: A message or a tool's result can't be written as JSON.
     """
-    turns = [
-        {"start": turn.start, "parts": [_saved_part(part) for part in turn.parts]} for turn in state.trajectory.turns
-    ]
+    turns = state.trajectory.turns
     values = {
         "version": RESUME_VERSION,
         "tokens_crc32": _crc32(state.trajectory.token_ids),
-        "turns": turns,
+        "turns": [{"start": turn.start, "parts": list(map(_saved_part, turn.parts))} for turn in turns],
         **asdict(state.progress),
         "messages": [_saved_message(message) for message in state.progress.messages],
         "finished": {call_id: _saved_result(result) for call_id, result in state.progress.finished.items()},
@@ -119,25 +118,20 @@ def load_resume_state(
             f"got a resume state of version {version!r}; this version of strands_rollout reads {RESUME_VERSION}"
         )
     try:
-        return _state(_Saved.model_validate(saved), tokens, loss_mask, logprobs)
+        values = _Saved.model_validate(saved)
+        plain = values.model_dump()
+        progress = EpisodeProgress(**{name: plain[name] for name in EpisodeProgress.__dataclass_fields__})
+        trajectory = _trajectory(values, tokens, loss_mask, logprobs)
+        _check_progress(progress, trajectory)
+        return ResumeState(trajectory, progress, values.engine_aborts, values.code)
     except ResumeError:
         raise
-    except Exception as e:  # whatever a damaged state or sample makes go wrong, it means that it can't be used
+    except Exception as e:  # whatever a damaged state or sample makes fail, it can't be used
         raise ResumeError(f"got a damaged resume state: {type(e).__name__}: {e}") from e
 
 
-def _state(values: _Saved, tokens: Sequence[int], loss_mask: Sequence[int], logprobs: Sequence[float]) -> ResumeState:
-    if values.tokens_crc32 != _crc32(tokens):
-        raise ResumeError(f"got {len(tokens)} tokens that are not those that the resume state was saved with")
-    plain = values.model_dump()
-    progress = EpisodeProgress(**{name: plain[name] for name in EpisodeProgress.__dataclass_fields__})
-    trajectory = _trajectory(values.turns, tokens, loss_mask, logprobs)
-    _check_progress(progress, trajectory)
-    return ResumeState(trajectory, progress, values.engine_aborts, values.code)
-
-
 def _saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What the policy reads of a message, and Strands' count of its tokens, which it would else count anew."""
+    """What the policy reads of a message, and Strands' count of its tokens, so that it need not count again."""
     content = [
         {**block, "toolResult": _saved_result(block["toolResult"])} if "toolResult" in block else block
         for block in message["content"]
@@ -149,7 +143,7 @@ def _saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _saved_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool's result whose JSON is the text that the policy reads of it: not every value of it can be kept."""
+    """A tool's result with its JSON values as the text that the policy reads, since not every value can be kept."""
     content = [{"text": tool_result_text([block])} if "json" in block else block for block in result["content"]]
     return {"toolUseId": result["toolUseId"], "status": result["status"], "content": content}
 
@@ -161,10 +155,12 @@ def _saved_part(part: Part) -> dict[str, Any]:
 
 
 def _trajectory(
-    turns: Sequence[_SavedTurn], tokens: Sequence[int], loss_mask: Sequence[int], logprobs: Sequence[float]
+    saved: _Saved, tokens: Sequence[int], loss_mask: Sequence[int], logprobs: Sequence[float]
 ) -> Trajectory:
     """Built turn by turn as it was the first time, with the same checks; then with the sample's mask."""
-    prompt_length = len(tokens) - len(loss_mask)
+    if saved.tokens_crc32 != _crc32(tokens):
+        raise ResumeError(f"got {len(tokens)} tokens that are not those that the resume state was saved with")
+    turns, prompt_length = saved.turns, len(tokens) - len(loss_mask)
     if len(logprobs) != len(loss_mask):
         raise ResumeError(f"got {len(logprobs)} logprobs and a loss_mask of {len(loss_mask)}; expected the same length")
     trajectory = Trajectory()
@@ -210,22 +206,17 @@ def _crc32(tokens: Sequence[int]) -> int:
     return zlib.crc32(orjson.dumps(list(tokens)))
 
 
-logger = logging.getLogger(__name__)
-
 # response-side fields of slime 0.3's Sample and what a new sample has there; those that a Sample lacks are skipped
+_NONE_AT_FIRST: Final = (
+    *("loss_mask", "rollout_log_probs", "reward", "rollout_top_p_token_ids", "rollout_top_p_token_offsets"),
+    *("rollout_routed_experts", "teacher_log_probs", "multimodal_train_inputs"),
+)
 _FRESH: Final[dict[str, Callable[[], object]]] = {
+    **dict.fromkeys(_NONE_AT_FIRST, lambda: None),
     "tokens": list,
     "response": str,
     "response_length": int,
-    "loss_mask": lambda: None,
-    "rollout_log_probs": lambda: None,
-    "reward": lambda: None,
     "weight_versions": list,
-    "rollout_top_p_token_ids": lambda: None,
-    "rollout_top_p_token_offsets": lambda: None,
-    "rollout_routed_experts": lambda: None,
-    "teacher_log_probs": lambda: None,
-    "multimodal_train_inputs": lambda: None,
     "remove_sample": bool,
     "non_generation_time": float,
 }
@@ -233,7 +224,7 @@ _FRESH: Final[dict[str, Callable[[], object]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """How a sample comes to `generate`."""
+    """How an episode begins: from what it is resumed, and the attempts before it."""
 
     resume: ResumeState | None = None  # None to start afresh
     aborts: int = 0  # how often the sample has come back ABORTED
@@ -252,7 +243,7 @@ def begin_sample(sample: SampleLike, *, may_resume: bool) -> Beginning:
     if resume is None:
         reset_sample(sample)
         return Beginning(aborts=aborts, resumes=resumes)
-    # slime masks what older weights sampled, where it is told to; masked tokens have no logprobs
+    # slime may have masked what older weights sampled; masked tokens have no logprobs
     sample.rollout_log_probs = [
         logprob if mask else 0.0 for mask, logprob in zip(sample.loss_mask, sample.rollout_log_probs, strict=True)
     ]

@@ -1,11 +1,11 @@
-"""What text would have cost an episode, and whether its context is what the chat template makes of its conversation.
+"""Drift and mismatch: what training on text would have cost an episode, and whether its context is the template's.
 
-Two ways to lose tokens are measured: each turn encoded by itself, and the whole conversation as one text, as a trainer
-does that is handed text. The context must be the template's, token for token: what was read between two turns is cut at
+Drift is measured in two ways: each turn encoded again by itself, and the whole conversation as one text, as a trainer
+does that is given text. The context must be the template's, token for token: what was read between two turns is cut at
 its control tokens. They must be those that the template puts around the results of so many calls, or around a user's
 turn, and each text between them must be encoded as the tokenizer encodes it. The results' own texts are taken from the
-tokens, so that no record of the conversation is needed. Of the prompt, whose tools and system text no sample tells, the
-texts are checked, and how it ends: question and generation prompt.
+tokens, so that no record of the conversation is needed. A sample doesn't hold its tools and system text: of the prompt
+the texts are checked, and how it ends, with question and generation prompt.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -48,6 +49,7 @@ _ANYS: Final = re.compile(r"probed-[a-z]+-of-\d+|Probed\d{3,}")
 _MISMATCH_TOKENS: Final = 12
 _MOST_USERS: Final = 2
 _CALLS: Final = (parsers.ToolCall, parsers.ParseFailure)
+_SUMS: Final = ("sampled_tokens", "turn_drift", "text_drift", "off_policy")
 
 T = TypeVar("T")
 Piece: TypeAlias = int | str
@@ -67,14 +69,6 @@ class SampledEpisode:
         """Prompt and response."""
         return list(self.sample.tokens)
 
-    @property
-    def contexts(self) -> Iterator[tuple[int, int]]:
-        """Where what the policy read before each of its turns begins and ends; the first is the prompt."""
-        end = 0
-        for start, next_end in self.turns:
-            yield end, start
-            end = next_end
-
 
 class TurnReading:
     """Reads turns of one policy; its parser is None where none is named and the template writes no known format.
@@ -93,10 +87,8 @@ class TurnReading:
             self.parser = parsers.get_parser(tool_parser)
             return
         call = self.template.written_call
-        try:
+        with suppress(ConfigError):  # an agent without tools needs no parser
             self.parser = parsers.get_parser(parsers.format_of_call(call.turn, call.name, call.arguments))
-        except ConfigError:  # an agent without tools needs none
-            return
 
     def calls(self, ids: Sequence[int]) -> int | None:
         """How many calls a turn holds, malformed ones included; None without a parser."""
@@ -145,11 +137,12 @@ class RenderCheck:
     def mismatches(self, episode: SampledEpisode) -> Iterator[Mismatch]:
         """What differs, at most one for each stretch of context, in order."""
         tokens, turns = episode.tokens, list(episode.turns)
+        contexts = zip([0, *(end for _, end in turns)], (start for start, _ in turns), strict=False)
         # the template writes an image as one token, of which the processor makes many: then only texts can be compared
         has_images = getattr(episode.sample, "multimodal_train_inputs", None) is not None
-        for number, (start, end) in enumerate(episode.contexts):
+        for number, (start, end) in enumerate(contexts):
             if has_images:
-                found = self._wrongly_encoded(tokens[start:end])
+                found = self._encoding_difference(tokens[start:end])
             elif number == 0:
                 found = self._in_prompt(tokens[:end], episode)
             else:
@@ -160,16 +153,16 @@ class RenderCheck:
                 yield Mismatch(start + at, max(count, 1), got, expected)  # where tokens only lack, none differs
 
     def _between(self, context: Sequence[int], turn: Sequence[int]) -> tuple[int, int, str] | None:
-        """The first place that differs, how many tokens do, and what was expected."""
+        """The first difference: its position, how many tokens differ, and what was expected."""
         faults = []
         for results, users in self._possible_messages(turn):
             shape = self._shape(results, users)
             if shape is None:  # the template can't be asked, e.g. for the form of a call's id
                 continue
-            faults.append(self._unlike(context, shape[1:] if turn[-1] == shape[0] else shape))
+            faults.append(self._template_difference(context, shape[1:] if turn[-1] == shape[0] else shape))
         if faults and None not in faults:
             return faults[0]
-        return self._wrongly_encoded(context)
+        return self._encoding_difference(context)
 
     def _possible_messages(self, turn: Sequence[int]) -> list[tuple[int, int]]:
         """How many tool results, and user's turns behind them, may follow a turn; none where it is unknown."""
@@ -184,38 +177,36 @@ class RenderCheck:
         segments = episode.facts.get("segments")
         is_rewritten = isinstance(segments, int) and segments > 1
         if is_rewritten or fan_out_part(episode.sample) not in (None, 0):  # the prompt is not the row's
-            return self._wrongly_encoded(context)
+            return self._encoding_difference(context)
         question = _last_user_text(getattr(episode.sample, "prompt", None))
         expected = self._ending(_ANY.format("question", 0) if question is None else question)
-        ends = self._split(context)[-len(expected) :]
-        at = len(context) - sum(len(ids) for ids in ends)
-        found = self._unlike(context[at:], expected, begins_anyhow=True)
-        if found is not None:
+        at = len(context) - sum(map(len, self._split(context)[-len(expected) :]))
+        if found := self._template_difference(context[at:], expected, has_free_start=True):
             return at + found[0], found[1], found[2]
-        return self._wrongly_encoded(context)
+        return self._encoding_difference(context)
 
-    def _unlike(
-        self, context: Sequence[int], expected: Sequence[Piece], *, begins_anyhow: bool = False
+    def _template_difference(
+        self, context: Sequence[int], expected: Sequence[Piece], *, has_free_start: bool = False
     ) -> tuple[int, int, str] | None:
-        """Where the context leaves the template's pieces; more may stand before the first if it `begins_anyhow`."""
+        """Where the context leaves the template's pieces; `has_free_start` allows any text before the first piece."""
         at, split = 0, self._split(context)
         for number, piece in enumerate(expected):
             ids = split[number] if number < len(split) else []
-            if not self._fits(ids, piece, begins_anyhow=begins_anyhow and number == 0):
+            if not self._fits(ids, piece, has_free_start=has_free_start and number == 0):
                 shown = self._encoder.decode([piece]) if isinstance(piece, int) else _ANYS.sub("...", piece)
                 return at, len(context) - at, shown
             at += len(ids)
         return None if at == len(context) else (at, len(context) - at, "the policy's turn")
 
-    def _fits(self, ids: Sequence[int], piece: Piece, *, begins_anyhow: bool) -> bool:
+    def _fits(self, ids: Sequence[int], piece: Piece, *, has_free_start: bool) -> bool:
         if isinstance(piece, int):
             return list(ids) == [piece]
         if any(map(self._encoder.is_control, ids)):
             return False
         parts = [self._encoder.unescape(part) for part in _ANYS.split(piece)]
-        return _has_in_order(self._encoder.decode(ids), ["", *parts] if begins_anyhow else parts)
+        return _has_in_order(self._encoder.decode(ids), ["", *parts] if has_free_start else parts)
 
-    def _wrongly_encoded(self, context: Sequence[int]) -> tuple[int, int, str] | None:
+    def _encoding_difference(self, context: Sequence[int]) -> tuple[int, int, str] | None:
         """The first text between control tokens whose tokens are not the tokenizer's own."""
         at, count, first, shown = 0, 0, None, ""
         for ids in self._split(context):
@@ -241,20 +232,14 @@ class RenderCheck:
     def _shape(self, calls: int, users: int) -> list[Piece] | None:
         """What the template makes of so many results and user's turns, from the end of the assistant's turn on."""
         if (calls, users) not in self._shapes:
-            messages: list[ChatMessage] = [
-                {
-                    "role": "tool",
-                    "name": _ANY.format("name", number),
-                    "tool_call_id": _ANY_ID.format(number),
-                    "content": _ANY.format("result", number),
-                }
-                for number in range(calls)
-            ]
+            messages: list[ChatMessage] = []
+            for number in range(calls):
+                name, content = _ANY.format("name", number), _ANY.format("result", number)
+                messages += [{"role": "tool", "name": name, "tool_call_id": _ANY_ID.format(number), "content": content}]
             messages += [{"role": "user", "content": _ANY.format("question", number)} for number in range(users)]
-            try:
+            self._shapes[calls, users] = None
+            with suppress(TemplateError):
                 self._shapes[calls, users] = list(self._encoder.pieces(self._template.render_turn(messages)))
-            except TemplateError:
-                self._shapes[calls, users] = None
         return self._shapes[calls, users]
 
     def _ending(self, question: str) -> list[Piece]:
@@ -328,41 +313,23 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeDrift:
-    """What was measured of one episode.
+    """What was measured of one episode."""
 
-    Attributes:
-        number: Its place among those that are measured, or in its dump, from 0.
-        index: The sample's own.
-        sampled_tokens: Tokens that the policy wrote.
-        turn_drift: Of these, how many would differ, had each turn been encoded again by itself.
-        text_drift: How many would, had the whole conversation been.
-        off_policy: Sampled tokens from the first difference of the whole text on: the policy never wrote them after
-            what then stands before them.
-        classes: Drifted tokens by kind: of the turns, and as "template" those of the context in the whole text.
-        first: The whole text's first difference; None where there is none.
-        mismatches: Context that is not what the template renders; None where that was not looked at.
-    """
-
-    number: int
-    index: int | None
+    number: int  # its place among those that are measured, or in its dump, from 0
+    index: int | None  # the sample's own
     sampled_tokens: int
-    turn_drift: int
-    text_drift: int
-    off_policy: int
-    classes: dict[str, int]
-    first: Divergence | None
-    mismatches: list[Mismatch] | None
+    turn_drift: int  # sampled tokens that would differ, had each turn been encoded again by itself
+    text_drift: int  # sampled tokens that would differ, had the whole conversation been
+    off_policy: int  # sampled tokens from the whole text's first difference on, which the policy wrote after other text
+    classes: dict[str, int]  # drifted tokens by kind: of the turns, and as "template" the context's in the whole text
+    first: Divergence | None  # the whole text's first difference
+    mismatches: list[Mismatch] | None  # context that is not what the template renders; None where not compared
 
     @property
     def counts(self) -> dict[str, int | None]:
-        """In few numbers, None for what was not looked at."""
-        return {
-            "sampled_tokens": self.sampled_tokens,
-            "turn_drift": self.turn_drift,
-            "text_drift": self.text_drift,
-            "off_policy": self.off_policy,
-            "mismatched_tokens": None if self.mismatches is None else self.mismatched_tokens,
-        }
+        """All numbers, None for what was not compared."""
+        mismatched = None if self.mismatches is None else self.mismatched_tokens
+        return {**{name: getattr(self, name) for name in _SUMS}, "mismatched_tokens": mismatched}
 
     @property
     def is_drifted(self) -> bool:
@@ -398,10 +365,8 @@ class DriftTotals:
 class DriftMeter:
     """Measures episodes of one policy; `template_fault` says why contexts can't be compared with its template.
 
-    Args:
-        tokenizer: The policy's.
-        template_kwargs: Handed to the template at each rendering, over a sample's own.
-        tool_parser: The format of the policy's calls; "auto" for the one that the template writes.
+    `template_kwargs` are given to the template over a sample's own; `tool_parser` is the format of the policy's calls,
+    "auto" for the one that the template writes.
     """
 
     def __init__(
@@ -443,12 +408,10 @@ class DriftMeter:
         )
 
     def _check_for(self, episode: SampledEpisode) -> RenderCheck | None:
-        # what the template was rendered with: as the episode tells, else what the sample and the caller say
+        # what the template was rendered with, if the episode's facts say; else what the sample and the caller do
         recorded = episode.facts.get("template_kwargs")
-        if isinstance(recorded, Mapping):
-            kwargs = dict(recorded)
-        else:
-            kwargs = {**(getattr(episode.sample, "apply_chat_template_kwargs", None) or {}), **self._template_kwargs}
+        own = getattr(episode.sample, "apply_chat_template_kwargs", None) or {}
+        kwargs = dict(recorded) if isinstance(recorded, Mapping) else {**own, **self._template_kwargs}
         key = repr(sorted(kwargs.items()))
         if key not in self._checks:
             try:
@@ -496,10 +459,9 @@ class DriftMeter:
 
 
 def measure_some(samples: Sequence[FinishedSample], meter: DriftMeter) -> list[EpisodeDrift]:
-    """The drift of some samples of a step, evenly spread, always of the same ones: a trainer waits for it.
+    """The drift of at most `MAX_SAMPLES` samples of a step, with about `MAX_TOKENS`, evenly spread.
 
-    At most `MAX_SAMPLES` and about `MAX_TOKENS` are measured. A sample whose facts don't say what was sampled, or with
-    what is no token id, is left out.
+    A sample whose facts don't say what was sampled, or with what is no token id, is left out.
     """
     episodes = [SampledEpisode(one.sample, one.facts, turns) for one in samples if (turns := one.turn_bounds)]
     tokens = sum(len(episode.sample.tokens) for episode in episodes)
@@ -525,8 +487,7 @@ def totals_of(drifts: Iterable[EpisodeDrift]) -> DriftTotals:
     """The sums of these."""
     measured = list(drifts)
     drifted = sum(drift.is_drifted for drift in measured)
-    names = ("sampled_tokens", "turn_drift", "text_drift", "off_policy")
-    sums = {name: sum(getattr(drift, name) for drift in measured) for name in names}
+    sums = {name: sum(getattr(drift, name) for drift in measured) for name in _SUMS}
     checked = [drift for drift in measured if drift.mismatches is not None]
     return DriftTotals(
         episodes=len(measured),

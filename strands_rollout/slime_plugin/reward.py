@@ -1,7 +1,4 @@
-"""slime's reward entry: a sample in, a number or a dict of plain JSON values out, and never an exception.
-
-Knows the few fields of a Sample that grading needs, and the settings. What an answer means is `grading`'s business.
-"""
+"""slime's reward function: a sample in, a number or a dict of plain JSON values out, and never an exception."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ import functools
 import logging
 import os
 import reprlib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import foreign_code
@@ -37,6 +34,7 @@ _MOST_REPORTED: Final = 50
 _DEEPEST_LIST: Final = 8
 _reported: set[str] = set()
 
+T = TypeVar("T")
 RewardDict: TypeAlias = dict[str, float | str]
 Reward: TypeAlias = "float | RewardDict"
 RewardList: TypeAlias = "list[Reward | RewardList]"
@@ -71,7 +69,8 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
     del kwargs
     if not isinstance(sample, list | tuple):
         return _as_read(args, sample, await _reward(args, sample))
-    flat = _flat(sample)
+    flat: list[Any] = []
+    _visited(sample, flat.append)
     graders = _graders(flat)
     tasks: dict[int, asyncio.Task[RewardDict]] = {}
     async with asyncio.TaskGroup() as group:
@@ -79,7 +78,17 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
             tasks[position] = group.create_task(_reward(args, flat[position]))
             await asyncio.sleep(0)  # one sample per turn of the loop: a long list must not hold it
     details = (dict(tasks[position].result()) for position in graders)
-    return _nested(sample, iter([_as_read(args, one, found) for one, found in zip(flat, details, strict=True)]))
+    return _visited(sample, lambda one: _as_read(args, one, next(details)))
+
+
+def _visited(samples: Sequence[Any], visit: Callable[[Any], T], depth: int = 0) -> list[Any]:
+    """What `visit` returns for each sample in order, in lists like those given.
+
+    A list that is nested deeper than any of slime's, or in itself, is visited as a bad sample.
+    """
+    is_list = [isinstance(one, list | tuple) and depth < _DEEPEST_LIST for one in samples]
+    pairs = zip(samples, is_list, strict=True)
+    return [_visited(one, visit, depth + 1) if nested else visit(one) for one, nested in pairs]
 
 
 def _as_read(args: object, sample: SampleLike, details: RewardDict) -> Reward:
@@ -95,29 +104,14 @@ def _as_read(args: object, sample: SampleLike, details: RewardDict) -> Reward:
 
 
 def _reads_a_key(args: object, sample: object) -> bool:
-    """Whether slime takes an entry of this sample's reward; it says nowhere to which reward function."""
+    """Whether slime reads an entry of this sample's reward; it doesn't tell a reward function."""
     if not (hasattr(args, "reward_key") or hasattr(args, "eval_reward_key")) or getattr(args, "reward_key", None):
         return True  # without a key of its own, an evaluation reads that of training
     if not getattr(args, "eval_reward_key", None):
         return False
     facts = episode_facts(sample)
-    # only in training slime gives samples a group; this package's `generate` has been told what it is
+    # only in training slime gives samples a group; this package's `generate` notes which it is
     return bool(facts.get("evaluation")) if "stop_reason" in facts else getattr(sample, "group_index", None) is None
-
-
-def _flat(samples: Sequence[Any], depth: int = 0) -> list[Any]:
-    parts = (_flat(sample, depth + 1) if _is_list(sample, depth) else [sample] for sample in samples)
-    return [sample for part in parts for sample in part]
-
-
-def _nested(samples: Sequence[Any], rewards: Iterator[Reward], depth: int = 0) -> RewardList:
-    """The rewards of the flat samples in the lists that the samples were in."""
-    return [_nested(one, rewards, depth + 1) if _is_list(one, depth) else next(rewards) for one in samples]
-
-
-def _is_list(one: object, depth: int) -> bool:
-    """Whether it is a list of samples; one that is nested deeper than any of slime's, or in itself, is a bad sample."""
-    return isinstance(one, list | tuple) and depth < _DEEPEST_LIST
 
 
 def _graders(samples: Sequence[object]) -> list[int]:
@@ -142,35 +136,27 @@ async def _reward(args: object, sample: object) -> RewardDict:
     settings = RewardSettings()
     try:
         with exits_as_errors("the sample", RuntimeError):
-            settings = _settings(args)
+            ours = getattr(args, "strands_rollout", None)
+            options = ours.get("reward") if isinstance(ours, Mapping) else None
+            settings = RewardSettings.model_validate({} if options is None else options)
             if settings.style == "slime_strands_example":
                 return _slime_example_reward(sample)
-            scored = episode_facts(sample).get(SCORE_KEY)
-            if scored is not None:
-                scored = scored if isinstance(scored, Mapping) else {"score": scored}
+            if (scored := episode_facts(sample).get(SCORE_KEY)) is not None:
                 return _environments_reward(settings, scored, sample)
             return await _default_reward(settings, sample)
     except Exception as e:  # a reward that raises ends slime's training run
         return _as_dict(settings.wrong, Grade(correct=False, pred="", label="", method="error"), _report(e))
 
 
-def _settings(args: object) -> RewardSettings:
-    ours = getattr(args, "strands_rollout", None)
-    options = ours.get("reward") if isinstance(ours, Mapping) else None
-    return RewardSettings() if options is None else RewardSettings.model_validate(options)
-
-
-def _environments_reward(settings: RewardSettings, score: Mapping[str, Any], sample: object) -> RewardDict:
-    """What the episode's environment gave; right is what it says, else a score of at least a right answer's."""
+def _environments_reward(settings: RewardSettings, score: object, sample: object) -> RewardDict:
+    """The environment's score; right by its `acc` if it has one, else from the score of a right answer on."""
+    score = score if isinstance(score, Mapping) else {"score": score}
     numbers = {name: usable_number(score[name]) for name in ("score", "acc") if name in score}
     points, acc = numbers.get("score"), numbers.get("acc", 0.0)
     if points is None or acc is None:
-        raise ValueError(
-            f"{SCORE_KEY} is {_named(score):.80}; expected a finite `score` and, if it likes, a finite `acc`"
-        )
+        raise ValueError(f"{SCORE_KEY} is {_named(score):.80}; expected a finite `score` and maybe a finite `acc`")
     correct = acc > 0 if "acc" in score else points >= settings.correct
-    label = getattr(sample, "label", None)
-    verdict = Grade(correct=correct, pred="", label="" if label is None else _named(label), method="environment")
+    verdict = Grade(correct=correct, pred="", label=_named(getattr(sample, "label", None)), method="environment")
     return _as_dict(points, verdict, "") | {"acc": acc if "acc" in score else float(correct)}
 
 
@@ -194,12 +180,12 @@ def _grade_sample(sample: object, cpu_s: float) -> Grade:
     facts = episode_facts(sample)
     final_text = facts.get("final_text")
     if isinstance(final_text, str):
-        said = spoken_text(final_text, in_reasoning=bool(facts.get("final_in_reasoning")))
+        answer = spoken_text(final_text, in_reasoning=bool(facts.get("final_in_reasoning")))
     else:
         prompt = getattr(sample, "prompt", None)
         in_reasoning = isinstance(prompt, str) and prompt.rstrip().endswith("<think>")
-        said = last_assistant_text(_text(getattr(sample, "response", None)), in_reasoning=in_reasoning)
-    return grade(said, getattr(sample, "label", None), cpu_s)
+        answer = last_assistant_text(_text(getattr(sample, "response", None)), in_reasoning=in_reasoning)
+    return grade(answer, getattr(sample, "label", None), cpu_s)
 
 
 def _slime_example_reward(sample: object) -> RewardDict:
@@ -230,9 +216,11 @@ def _text(value: object) -> str:
 
 
 def _named(value: object) -> str:
-    """A value in a message, in part where it is large or holds itself; its type where it can't be shown."""
+    """A value in a message: "" for None, shortened where it is large or recursive, its type where it can't be shown."""
+    if value is None or isinstance(value, str):
+        return value or ""
     with foreign_code("a foreign value's own methods may raise anything"):
-        return value if isinstance(value, str) else str(value) if isinstance(value, Exception) else reprlib.repr(value)
+        return str(value) if isinstance(value, Exception) else reprlib.repr(value)
     return f"a {type(value).__name__}"
 
 
@@ -242,10 +230,10 @@ def _tool_iterations(sample: object) -> float:
 
 
 def _report(error: Exception) -> str:
-    """The error in words; each kind is logged once with its traceback, since a wrong setting repeats it for all."""
-    words = f"{type(error).__name__}: {_named(error)}"
-    kind = words[:_LONGEST_SHOWN_CHARS]
+    """The error's text; each kind is logged once with its traceback, since a wrong setting repeats it for all."""
+    text = f"{type(error).__name__}: {_named(error)}"
+    kind = text[:_LONGEST_SHOWN_CHARS]
     if kind not in _reported and len(_reported) < _MOST_REPORTED:
         _reported.add(kind)
         _LOGGER.error("event=reward_failed error=%s", kind, exc_info=error)
-    return words
+    return text

@@ -1,9 +1,9 @@
 """Rewards by group: normalisation, the dynamic sampling filter, and the end of a run whose groups all fail.
 
-slime takes a failed sample for one that is finished: with a dynamic filter it would draw prompts without end while an
-engine is dead, and without one it would train on nothing. slime's synchronous rollout ends when `generate` raises,
-except in a surplus group that it no longer looks at; its fully-async rollout logs the exception and loses the group.
-Both end when `log_rollout` or `normalize_rewards` raises.
+slime takes a failed sample for a finished one: while an engine is dead it would draw prompts without end with a dynamic
+filter, and train on nothing without one. Its synchronous rollout ends when `generate` raises, except in a surplus group
+that it no longer looks at; its fully-async rollout logs the exception and loses the group. Both end when `log_rollout`
+or `normalize_rewards` raises.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ logger = logging.getLogger(__name__)
 _CENTRED: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 _SCALED: Final = ("grpo", "gspo", "cispo")
 _STD_EPSILON: Final = 1e-6  # slime 0.3's
+_LEAST_SPREAD: Final = 1e-6  # of slime 0.3's check_reward_nonzero_std
+_FILTER_MODULE: Final = "slime.rollout.filter_hub.base_types"
+MAX_FAILED_GROUPS: Final = 16
+_MOST_JOBS: Final = 16  # of one process: each has its own args
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,8 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
     agent that FAILED, whose outcome is the infrastructure's; and a rollout without a usable reward, that is, a finite
     number in float32. The last is logged as an error and not raised, since that would end the training run.
 
-    With the setting `max_sample_staleness`, samples that are too old get `remove_sample` first. This is the last that
-    slime asks before it trains, and in its fully-async rollout the only one: finished samples wait there for a step.
+    With the setting `max_sample_staleness`, samples that are too old get `remove_sample` first: slime calls this last
+    before it trains, and in its fully-async rollout finished samples wait long for their step.
 
     Args:
         args: slime's; `advantage_estimator`, `rewards_normalization`, `grpo_std_normalization`, `reward_key` and
@@ -74,7 +78,7 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
         the raw ones where args ask for no normalisation or for an estimator that has none (ppo, reinforce_plus_plus).
 
     Raises:
-        FailedGroupsError: The run is to be ended, and slime's rollout could not be told so.
+        FailedGroupsError: The run is to be ended, and `generate` could not end it.
     """
     end_run_of_failures(args, samples)
     _leave_out_stale(args, samples)
@@ -84,16 +88,16 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
     estimator = getattr(args, "advantage_estimator", "grpo")
     if estimator not in _CENTRED or not getattr(args, "rewards_normalization", True):
         return raw, list(raw)
-    scaled = estimator in _SCALED and bool(getattr(args, "grpo_std_normalization", True))
-    return raw, _normalized(args, rollouts, len(samples), scaled=scaled)
+    is_scaled = estimator in _SCALED and bool(getattr(args, "grpo_std_normalization", True))
+    return raw, _normalized(_groups(args, rollouts), len(samples), is_scaled=is_scaled)
 
 
-def _normalized(args: SlimeArgs, rollouts: Sequence[Rollout], count: int, *, scaled: bool) -> list[float]:
-    """Each rollout's reward less its group's mean, in units of the group's spread where `scaled`; by sample."""
+def _normalized(groups: Iterable[Sequence[Rollout]], count: int, *, is_scaled: bool) -> list[float]:
+    """By sample, its rollout's reward less the group's mean, in units of the group's spread where it is scaled."""
     normalized = [0.0] * count
-    for group in _groups(args, rollouts):
+    for group in groups:
         rewards = [rollout.reward for rollout in group if rollout.reward is not None]
-        mean, unit = _mean(rewards), reward_spread(rewards) + _STD_EPSILON if scaled else 1.0
+        mean, unit = _mean(rewards), reward_spread(rewards) + _STD_EPSILON if is_scaled else 1.0
         for rollout, reward in zip(group, rewards, strict=True):
             for position in rollout.trained:
                 normalized[position] = (reward - mean) / unit
@@ -107,20 +111,16 @@ def _leave_out_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
         return
     if limit is None:
         return
-    ages = sample_staleness([getattr(sample, "weight_versions", None) or () for sample in samples])
-    stale = [sample for sample, age in zip(samples, ages, strict=True) if age is not None and age > limit]
+    known = sample_staleness([getattr(sample, "weight_versions", None) or () for sample in samples])
+    ages = [0 if age is None else age for age in known]
+    stale = [sample for sample, age in zip(samples, ages, strict=True) if age > limit]
     for sample in stale:
         sample.remove_sample, sample.loss_mask = True, [0] * sample.response_length
         if sample.rollout_log_probs is not None:  # the trainer expects none where the mask is 0
             sample.rollout_log_probs = [0.0] * sample.response_length
     if stale:
-        logger.warning(
-            "samples are too old to be trained samples=%d of=%d oldest=%d max_sample_staleness=%d",
-            len(stale),
-            len(samples),
-            max(age for age in ages if age is not None),
-            limit,
-        )
+        words = "samples are too old to be trained samples=%d of=%d oldest=%d max_sample_staleness=%d"
+        logger.warning(words, len(stale), len(samples), max(ages), limit)
 
 
 def rollouts_of(args: SlimeArgs, samples: Sequence[Any]) -> list[Rollout]:
@@ -163,6 +163,11 @@ def _has_failed(sample: SampleLike) -> bool:
     return sample.status is statuses_of(sample).FAILED
 
 
+def is_trained(sample: SampleLike) -> bool:
+    """Whether a sample of an episode has tokens to train on."""
+    return not sample.remove_sample and sample.status in (statuses_of(sample).COMPLETED, statuses_of(sample).TRUNCATED)
+
+
 def _usable_reward(args: SlimeArgs, sample: SampleLike) -> float | None:
     """The sample's reward where the trainer can compute with it; None where it is absent, no number, or not finite."""
     with foreign_code("slime's method fails in many ways on a reward of another shape"):
@@ -201,10 +206,6 @@ def _report_unusable(samples: Sequence[Any], rollouts: Sequence[Rollout]) -> Non
             first.index,
             first.reward,
         )
-
-
-_SLIMES_MODULE: Final = "slime.rollout.filter_hub.base_types"
-_LEAST_SPREAD: Final = 1e-6  # of slime 0.3's check_reward_nonzero_std
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,13 +257,10 @@ def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any
         return verdict
     if hasattr(verdict, "keep_when_insufficient"):
         return type(verdict)(keep=False, reason=verdict.reason, keep_when_insufficient=True)
-    return type(verdict)(keep=_would_draw(args), reason=verdict.reason)
-
-
-def _would_draw(args: SlimeArgs) -> bool:
-    """Whether slime's rollout would draw further prompts if it dropped another group."""
+    # slime draws further prompts once what remains can't fill a batch
     remaining = getattr(slimes_state(args), "remaining_batch_size", None)
-    return remaining is not None and bool(remaining <= getattr(args, "rollout_batch_size", 0))
+    would_draw = remaining is not None and remaining <= getattr(args, "rollout_batch_size", 0)
+    return type(verdict)(keep=would_draw, reason=verdict.reason)
 
 
 def _trained_rewards(args: SlimeArgs, samples: Sequence[Any]) -> list[float]:
@@ -273,7 +271,7 @@ def _trained_rewards(args: SlimeArgs, samples: Sequence[Any]) -> list[float]:
 def _verdict(rewards: Sequence[float]) -> Any:  # noqa: ANN401 - slime's
     keep = reward_spread(rewards) > _LEAST_SPREAD
     # slime has loaded its module before it calls a filter; nothing is imported here
-    verdict = getattr(sys.modules.get(_SLIMES_MODULE), "DynamicFilterOutput", FilterVerdict)
+    verdict = getattr(sys.modules.get(_FILTER_MODULE), "DynamicFilterOutput", FilterVerdict)
     return verdict(keep=keep, reason=None if keep else _reason(rewards))
 
 
@@ -283,16 +281,12 @@ def _reason(rewards: Sequence[float]) -> str:
     return f"zero_std_{round(rewards[0], 1)}"
 
 
-MAX_FAILED_GROUPS: Final = 16
-_MOST_JOBS: Final = 16  # of one process: each has its own args
-
-
 class FailedGroups:
     """Counts the groups of one job that failed in a row; any sample that can be trained ends the row.
 
-    A group has failed when all of its samples have. A burst among concurrent episodes is not enough: the run goes on
-    as long as an episode is running that began before the first failure of the row, since it may still succeed. The
-    threads of several rollouts may use it.
+    A group has failed when all of its samples have. A burst among concurrent episodes is not enough: the run continues
+    as long as an episode is running that began before the first failure of the row, since it may still succeed. Threads
+    of several rollouts may use it.
 
     Attributes:
         error: What is to end the run, as long as the row lasts; None while it is not long enough.
@@ -303,10 +297,10 @@ class FailedGroups:
         self._begun = 0
         self._running: set[int] = set()
         self._raised_to = 0  # the last episode that had begun when the error was raised
-        self.error: FailedGroupsError | None = None
-        self._forget()
+        self._begin_row()
 
-    def _forget(self) -> None:
+    def _begin_row(self) -> None:
+        self.error: FailedGroupsError | None = None
         self._first: int | None = None  # the last episode that had begun at the row's first failure
         self._failed: dict[Hashable, set[Hashable]] = {}
         self._episodes = self._nameless = self._groups = 0
@@ -327,8 +321,7 @@ class FailedGroups:
     def add_trained(self) -> None:
         """Count an episode that gave a sample to train on."""
         with self._lock:
-            self._forget()
-            self.error = None
+            self._begin_row()
 
     def add_failed(self, number: int, sample: SampleLike, group_size: int, limit: int) -> FailedGroupsError | None:
         """Count an episode that failed after its `episode()`; the error where it is to be raised.
@@ -352,7 +345,7 @@ class FailedGroups:
             facts = episode_facts(sample)
             self.error = FailedGroupsError(
                 f"got {self._groups} failed groups of training samples in a row ({self._episodes} episodes), by no "
-                "fault of the policy; the run is ended, since it would train on nothing. Mend what the last one failed "
+                "fault of the policy; the run is ended, since it would train on nothing. Fix what the last one failed "
                 f"with, or set max_failed_groups (now {limit}; 0 never ends a run): {facts.get('stop_reason')}: "
                 f"{facts.get('error')}"
             )
@@ -394,7 +387,7 @@ def count_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
     with foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
         given, loses = getattr(args, "n_samples_per_prompt", None), is_fully_async(args)
         size = given if isinstance(given, int) and given > 0 else 1
-        limit = _limit(args)
+        limit = _max_failed_groups(args)
     error = groups.add_failed(number, sample, size, limit) if limit else None
     if error is None:
         return
@@ -403,6 +396,15 @@ def count_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
     logger.error(
         "event=groups_failed error=%s log_rollout and normalize_rewards end the run with their next step", error
     )
+
+
+def _max_failed_groups(args: SlimeArgs) -> int:
+    """The setting alone, since another one that is wrong fails every episode; 0 never ends a run."""
+    settings = getattr(args, "strands_rollout", None)
+    limit = settings.get("max_failed_groups", MAX_FAILED_GROUPS) if isinstance(settings, Mapping) else MAX_FAILED_GROUPS
+    if limit is None:
+        return 0
+    return limit if isinstance(limit, int) and limit >= 0 else MAX_FAILED_GROUPS
 
 
 def end_run_of_failures(args: SlimeArgs, samples: Iterable[Any]) -> None:
@@ -414,17 +416,3 @@ def end_run_of_failures(args: SlimeArgs, samples: Iterable[Any]) -> None:
     error = failed_groups_of(args).error
     if error is not None and not any(map(is_trained, samples)):
         raise error
-
-
-def is_trained(sample: SampleLike) -> bool:
-    """Whether a sample of an episode has tokens to train on."""
-    trained = (statuses_of(sample).COMPLETED, statuses_of(sample).TRUNCATED)
-    return sample.status in trained and not sample.remove_sample
-
-
-def _limit(args: SlimeArgs) -> int:
-    """The setting, 0 for none; also where another one is wrong, which fails every episode."""
-    settings = getattr(args, "strands_rollout", None)
-    limit = settings.get("max_failed_groups", MAX_FAILED_GROUPS) if isinstance(settings, Mapping) else MAX_FAILED_GROUPS
-    limit = 0 if limit is None else limit
-    return limit if isinstance(limit, int) and limit >= 0 else MAX_FAILED_GROUPS

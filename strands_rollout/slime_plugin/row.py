@@ -1,4 +1,4 @@
-"""What a row of the data set brings: its prompt, and settings of its own.
+"""Reads a row of the data set: its prompt, and its own settings.
 
 A prompt becomes what an agent starts with: a system prompt, earlier turns and the user's message. Rows are data: they
 choose among the tools that the configuration names, and can neither import nor start anything.
@@ -21,6 +21,13 @@ from strands_rollout.samples import SampleLike
 from strands_rollout.settings import CODE_TOOL_PATH, McpServer, RolloutSettings, checked_settings
 from strands_rollout.template.chat_template import ChatTemplate
 
+logger = logging.getLogger(__name__)
+SLIMES_TOOLS_KEY: Final = "tools"  # where slime's data set puts a row's column of tool schemas (`--tool-key`)
+ROW_KEY: Final = "strands_rollout_settings"
+MAY_SET: Final = (
+    *("enable_thinking", "episode_timeout_s", "max_parallel_tool_calls", "max_tool_calls", "max_tool_iterations"),
+    *("max_turn_tokens", "max_user_turns", "min_turn_tokens", "system_prompt", "tool_timeout_s", "tools"),
+)
 Message = dict[str, Any]
 
 
@@ -63,10 +70,10 @@ def to_episode_prompt(
     images = _loaded_images(loaded or {})
     if isinstance(prompt, str):
         if images:
-            expected = (
-                "a chat with a part of each, as slime makes with --multimodal-keys and without --apply-chat-template"
+            raise PromptError(
+                f"got a string as prompt, and {len(images)} images; expected a chat with a part of each, as slime "
+                "makes with --multimodal-keys and without --apply-chat-template"
             )
-            raise PromptError(f"got a string as prompt, and {len(images)} images; expected {expected}")
         _refuse_empty(prompt, "prompt")
         if template is not None and template.is_rendered(prompt):
             raise PromptError(
@@ -108,15 +115,14 @@ def _from_chat(
             raise PromptError(f"got a system message at position {position}; expected it before all other messages")
         else:
             system.append(text)
-    unused = len(list(unplaced or ()))
-    if unused:
+    if unused := len(list(unplaced or ())):
         raise PromptError(f"got {unused} of {len(images)} loaded images more than the chat has parts; expected as many")
     _check_question(messages)
     return EpisodePrompt("\n".join(system) if system else configured_system, messages)
 
 
 def _check_question(messages: Sequence[Message]) -> None:
-    """See that a chat ends with something for the agent to answer."""
+    """Refuse a chat that ends with nothing for the agent to answer."""
     last = messages[-1] if messages else _message("system", "")
     if last["role"] != "user" or any("toolResult" in block for block in last["content"]):
         raise PromptError("got a chat that does not end with a user's message; expected one for the agent to answer")
@@ -182,9 +188,8 @@ def _assistant_blocks(message: Mapping[str, Any], text: str, position: int) -> l
     if not isinstance(reasoning, str | None):
         raise PromptError(f"got {reasoning!r:.200} as reasoning_content at position {position}; expected a string")
     blocks = [] if reasoning is None else [{"reasoningContent": {"reasoningText": {"text": reasoning}}}]
-    calls = [
-        {"toolUse": _tool_use(call, position, number)} for number, call in enumerate(message.get("tool_calls") or ())
-    ]
+    given = enumerate(message.get("tool_calls") or ())
+    calls = [{"toolUse": _tool_use(call, position, number)} for number, call in given]
     return [*blocks, *([{"text": text}] if text or not (blocks or calls) else []), *calls]
 
 
@@ -196,7 +201,7 @@ def _tool_use(call: object, position: int, number: int) -> dict[str, Any]:
             f"got tool calls at position {position} of the chat, of which one is {call!r:.200}; expected "
             '{"id": ..., "type": "function", "function": {"name": ..., "arguments": an object, or its JSON}}'
         )
-    # an id of 9 letters and digits, as some templates want it; the arguments' JSON as it is, as templates show it
+    # an id of 9 letters and digits, as some templates want it; the arguments as they are, as templates show them
     return {"toolUseId": call.get("id") or f"r{position:05d}{number:03d}", "name": name, "input": arguments}
 
 
@@ -224,8 +229,7 @@ def _text(content: object, position: int, between: str) -> str:
         return between.join(str(part["text"]) for part in content)
     raise PromptError(
         f"got content of type {type(content).__name__} at position {position} of the chat; expected a string, or a "
-        "list of "
-        '{"type": "text", "text": ...} parts, of a user also {"type": "image", "image": ...}'
+        'list of {"type": "text", "text": ...} parts, of a user also {"type": "image", "image": ...}'
     )
 
 
@@ -238,55 +242,33 @@ def _refuse_empty(text: str, what: str) -> None:
         raise PromptError(f"got an empty {what}; expected the task's text. Check --input-key and the data file.")
 
 
-logger = logging.getLogger(__name__)
-
-SLIMES_TOOLS_KEY: Final = "tools"  # where slime's data set puts a row's column of tool schemas (`--tool-key`)
-ROW_KEY: Final = "strands_rollout_settings"
-MAY_SET: Final = (
-    "enable_thinking",
-    "episode_timeout_s",
-    "max_parallel_tool_calls",
-    "max_tool_calls",
-    "max_tool_iterations",
-    "max_turn_tokens",
-    "max_user_turns",
-    "min_turn_tokens",
-    "system_prompt",
-    "tool_timeout_s",
-    "tools",
-)
-
-
 def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSettings:
     """The settings of one episode: those of the run, and over them what its row sets.
 
-    Args:
-        settings: Of the run.
-        metadata: Of the sample; read is its key `strands_rollout_settings`, a mapping. `tools` in it are dotted paths
-            or names of MCP servers, each from `tools` or `row_tools` of the run's settings. Without them, `tools` of
-            the metadata itself, schemas as slime's `--tool-key` puts them there, choose among the same by the tools'
-            names; what the run's settings don't have is named in a warning, once.
+    The row's are the mapping `strands_rollout_settings` of the sample's metadata. `tools` in it are dotted paths or
+    names of MCP servers, each from `tools` or `row_tools` of the run's settings. Without them, tool schemas under
+    `tools` of the metadata itself, where slime's `--tool-key` puts them, choose among the same by the tools' names;
+    what the run's settings don't have is named in a warning, once.
 
     Raises:
         ConfigError: It is no mapping, or sets what a row can't set, a tool that the run lacks, or a bad value.
     """
     if not isinstance(metadata, Mapping):
         return settings
-    row = metadata.get(ROW_KEY)
-    if row is None and not metadata.get(SLIMES_TOOLS_KEY):
+    row, schemas = metadata.get(ROW_KEY), metadata.get(SLIMES_TOOLS_KEY)
+    if row is None and not schemas:
         return settings
-    row = {} if row is None else row
-    if not isinstance(row, Mapping):
+    if not isinstance(row, Mapping | None):
         raise ConfigError(f"got {ROW_KEY}={row!r:.200} in a row's metadata; expected a mapping of settings")
-    given = dict(row)
+    given = dict(row or {})
     for name in given.keys() - set(MAY_SET):
         near = get_close_matches(str(name), MAY_SET, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(MAY_SET)}"
         raise ConfigError(f"got {name!r} in {ROW_KEY} of a row's metadata; {hint}")
     if "tools" in given:
         given["tools"] = _chosen(given["tools"], [*settings.tools, *settings.row_tools])
-    elif metadata.get(SLIMES_TOOLS_KEY):
-        given["tools"] = _matching(metadata[SLIMES_TOOLS_KEY], settings)
+    elif schemas:
+        given["tools"] = _matching(schemas, settings)
     values = {name: getattr(settings, name) for name in settings.model_fields_set}
     return checked_settings({**values, **given}, f"{ROW_KEY} of a row's metadata")
 
@@ -306,9 +288,9 @@ def _chosen(names: object, offered: Sequence[str | McpServer]) -> list[str | Mcp
 
 
 def _matching(schemas: object, settings: RolloutSettings) -> Sequence[str | McpServer]:
-    """The run's tools that a row has schemas of; those of the run where it has none of them.
+    """The run's tools that a row has schemas of; all of the run's where there is none.
 
-    A server's tools are known when it is connected only: an MCP server stays where it is.
+    MCP servers stay, since their tools are known only when they are connected.
     """
     wanted = [_schema_name(schema) for schema in schemas] if isinstance(schemas, list | tuple) else []
     servers = [tool for tool in settings.tools if not isinstance(tool, str)]

@@ -1,7 +1,7 @@
-"""Whether a finished sample is one that slime's trainer takes: says in words what is wrong with it.
+"""Checks whether slime's trainer can take a finished sample, and says what is wrong with it.
 
-Knows what slime 0.3 requires of a sample on return (slime/rollout/sglang_rollout.py, slime/ray/rollout.py). It reads
-fields by name and must not know how they were filled, so that it can judge the code that fills them.
+slime 0.3's requirements are in slime/rollout/sglang_rollout.py and slime/ray/rollout.py. Nothing of the code that fills
+samples is used here, so that this can judge it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def contract_violations(
     found = [*_bad_lengths(sample)]
     if not found:
         found += [*_bad_values(sample), *_bad_context(sample), *_bad_training(sample, status)]
-        if decode is not None:
-            found += _bad_text(sample, decode)
+        found += [] if decode is None else _bad_text(sample, decode)
     found += _bad_status(status, may_abort=may_abort)
     if status != "aborted":
         found += _bad_reward(sample.reward, reward_key)
@@ -50,8 +49,7 @@ def contract_violations(
 def export_violations(sample: SampleLike, *, reward_key: str | None) -> list[str]:
     """What keeps a sample from any trainer: unfinished, tokens, mask and logprobs that disagree, or no reward.
 
-    A sample of another generate function may lack the facts and the habits of this package's; see
-    `contract_violations` for the rest.
+    These hold for samples of any generate function; `contract_violations` checks this package's own facts as well.
     """
     status = str(sample.status.value)
     if status not in _FINISHED:

@@ -40,20 +40,10 @@ from strands_rollout.slime_plugin.slime_adapter import is_fully_async
 
 logger = logging.getLogger(__name__)
 
-
 TRUNCATED_REASONS: Final = frozenset(
-    {
-        StopReason.TURN_LENGTH,
-        StopReason.RESPONSE_LENGTH,
-        StopReason.CONTEXT_LENGTH,
-        StopReason.PROMPT_TOO_LONG,
-        StopReason.MAX_TOOL_ITERATIONS,
-        StopReason.MAX_TOOL_CALLS,
-        StopReason.MAX_USER_TURNS,
-        StopReason.TEAM_LIMIT,
-        StopReason.UNSENDABLE_TEXT,
-        StopReason.EPISODE_TIMEOUT,
-    }
+    reason
+    for reason in StopReason
+    if reason not in {StopReason.COMPLETED, StopReason.ABORTED} and not reason.endswith("_error")
 )
 TRAINED_REASONS: Final = TRUNCATED_REASONS | {StopReason.COMPLETED}
 
@@ -101,13 +91,16 @@ def write_episode(
 def write_trajectory(
     args: SlimeArgs, sample: SampleLike, model: SGLangModel, trajectory: Trajectory, max_staleness: int | None
 ) -> int:
-    """Append what of a trajectory of the model's the sample lacks; how many tokens were masked as too old.
+    """Append what the sample lacks of a trajectory; returns how many tokens were masked as too old.
 
     Raises:
         EngineResponseError: The engine's replay data does not fit its tokens.
         ConfigError: What the processor made of the images can't be joined.
     """
-    _append_parts(args, sample, trajectory)
+    if not sample.tokens:
+        sample.tokens = trajectory.token_ids[: trajectory.prompt_length]
+    for part in trajectory.parts:  # a trajectory ends with a sampled token, so that nothing trails
+        _append_part(args, sample, trajectory, part)
     if trajectory.images:
         sample.multimodal_train_inputs = train_inputs_of(trajectory.images)
     sample.response = model.template.encoder.decode(sample.tokens[len(sample.tokens) - sample.response_length :])
@@ -151,9 +144,9 @@ def write_untrained(sample: SampleLike, prompt_ids: Sequence[int], filler_id: in
 
 
 def fill_batch_fields(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any]) -> None:
-    """Give a sample what slime's conversion takes all samples of a batch to have, where slime asks for it.
+    """Fill what slime expects of each sample of a batch where its arguments ask for it.
 
-    That is the number of its turns for `--log-multi-turn`, and replay data: one that failed before its first token
+    That is the number of turns for `--log-multi-turn`, and replay data: a sample that failed before its first token
     gets empty data of the right shape, or it would break the batch.
     """
     if getattr(args, "log_multi_turn", False):
@@ -182,28 +175,22 @@ def exclude_from_training(sample: SampleLike) -> None:
     sample.remove_sample = True
 
 
-def _append_parts(args: SlimeArgs, sample: SampleLike, trajectory: Trajectory) -> None:
-    """Answer by answer what the sample does not have yet; trajectories end with a sampled token, so nothing trails."""
-    if not sample.tokens:
-        sample.tokens = trajectory.token_ids[: trajectory.prompt_length]
-    for part in trajectory.parts:
-        written = len(sample.tokens)
-        if part.end <= written:
-            continue
-        if part.start > written:
-            _append(args, sample, tokens=trajectory.token_ids[written : part.start], trainable=False)
-        meta_info = _located(args, part, start=0 if part.start == trajectory.prompt_length else written - 1)
-        try:
-            _append(
-                args,
-                sample,
-                tokens=trajectory.token_ids[part.start : part.end],
-                log_probs=trajectory.logprobs[part.start : part.end],
-                trainable=True,
-                meta_info=meta_info,
-            )
-        except ValueError as e:
-            raise EngineResponseError(f"the engine's replay data does not fit what it sampled: {e}") from e
+def _append_part(args: SlimeArgs, sample: SampleLike, trajectory: Trajectory, part: Part) -> None:
+    """Append one answer of the engine and the context before it, unless the sample has it."""
+    written = len(sample.tokens)
+    if part.end <= written:
+        return
+    if part.start > written:
+        _append(args, sample, tokens=trajectory.token_ids[written : part.start], trainable=False)
+    meta_info, (layers, top_k) = dict(part.meta_info), _experts(args)
+    if layers and top_k:
+        start = 0 if part.start == trajectory.prompt_length else written - 1
+        meta_info = located_experts(meta_info, start=start, total=part.end, layers=layers, top_k=top_k)
+    tokens, logprobs = trajectory.token_ids[part.start : part.end], trajectory.logprobs[part.start : part.end]
+    try:
+        _append(args, sample, tokens=tokens, log_probs=logprobs, trainable=True, meta_info=meta_info)
+    except ValueError as e:
+        raise EngineResponseError(f"the engine's replay data does not fit what it sampled: {e}") from e
 
 
 def _append(args: SlimeArgs, sample: SampleLike, **appended: object) -> None:
@@ -218,13 +205,6 @@ def _append(args: SlimeArgs, sample: SampleLike, **appended: object) -> None:
         sample.rollout_routed_experts = joined_experts(meta_info, known, layers=layers, top_k=top_k)
 
 
-def _located(args: SlimeArgs, part: Part, *, start: int) -> dict[str, Any]:
-    layers, top_k = _experts(args)
-    if not layers or not top_k:
-        return dict(part.meta_info)
-    return located_experts(part.meta_info, start=start, total=part.end, layers=layers, top_k=top_k)
-
-
 def _experts(args: SlimeArgs) -> tuple[int, int]:
     """Layers, and how many experts each token has in one; 0 where slime's args don't say."""
     return getattr(args, "num_layers", None) or 0, getattr(args, "moe_router_topk", None) or 0
@@ -232,9 +212,7 @@ def _experts(args: SlimeArgs) -> tuple[int, int]:
 
 def _mask_stale(sample: SampleLike, trajectory: Trajectory, max_staleness: int | None) -> int:
     """Mask what too old weights sampled; how many tokens that are."""
-    if max_staleness is None:
-        return 0
-    spans = stale_spans(trajectory.weight_spans, max_staleness)
+    spans = [] if max_staleness is None else stale_spans(trajectory.weight_spans, max_staleness)
     for span in spans:
         start, end = span.start - trajectory.prompt_length, span.end - trajectory.prompt_length
         sample.loss_mask[start:end] = [0] * (end - start)
@@ -256,10 +234,10 @@ _warned: set[str] = set()
 
 
 def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
-    """Whether slime can take a list of samples here; where the settings ask for one in vain, a warning says why, once.
+    """Whether slime can take a list of samples here; where it can't, a warning says why, once.
 
-    Read in slime 0.3: where it collects partial rollouts, in its fully-async rollout and with --group-rm it takes each
-    element of a group for one sample. Before 0.3.0 a Sample can't say which others belong to its rollout.
+    slime 0.3 takes each element of a group for one sample where it collects partial rollouts, in its fully-async
+    rollout and with --group-rm. Before 0.3.0 a Sample can't say which others belong to its rollout.
     """
     if evaluation:
         return False
@@ -295,22 +273,26 @@ def _warn_once(words: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    """Tokens of an episode beside those of its main sample.
+class SiblingSegment:
+    """A conversation of an episode beside that of its main sample.
 
-    The kind is "segment" for what an agent had read before its history was rewritten, "aside" for what its conversation
-    manager asked, and "agent" for a further agent.
+    The kind is "segment" for what an agent had read before its history was rewritten, "aside" for a side conversation,
+    and "agent" for a sub-agent.
     """
 
     kind: str
     model: SGLangModel
     segment: HistorySegment  # with at least one sampled token
-    is_cut: bool = False  # whether more was to be said
+    is_cut: bool = False  # whether it ended with a tool call that did not end well
 
 
-def spoken_beside(main: SGLangModel, others: Sequence[MadeModel], succeeded: Collection[str]) -> list[Spoken]:
-    """All trajectories of an episode but the main agent's last; `succeeded` are ids of tool calls that ended well."""
-    found = [Spoken("aside" if one.is_aside else "segment", main, one) for one in main.conversation.beside_last()]
+def sibling_segments(
+    main: SGLangModel, others: Sequence[MadeModel], succeeded: Collection[str]
+) -> list[SiblingSegment]:
+    """All conversations of an episode but the main agent's last; `succeeded` are ids of tool calls that ended well."""
+    found = [
+        SiblingSegment("aside" if one.is_aside else "segment", main, one) for one in main.conversation.beside_last()
+    ]
     for made in others:
         segments = [*made.model.conversation.beside_last(), made.model.conversation.last]
         # a tool in a thread may still be running one
@@ -318,7 +300,7 @@ def spoken_beside(main: SGLangModel, others: Sequence[MadeModel], succeeded: Col
         # an agent may end with a call, as of a structured output; one whose own tool call was cut or failed did not
         is_open = made.call not in succeeded
         found += [
-            Spoken("agent", made.model, copy, is_cut=is_open and copy.stop_reason == "tool_use")
+            SiblingSegment("agent", made.model, copy, is_cut=is_open and copy.stop_reason == "tool_use")
             for copy in copies
             if copy.trajectory.turns
         ]
@@ -326,9 +308,9 @@ def spoken_beside(main: SGLangModel, others: Sequence[MadeModel], succeeded: Col
 
 
 def siblings(
-    args: SlimeArgs, sample: SampleLike, spoken: Sequence[Spoken], *, max_staleness: int | None = None
+    args: SlimeArgs, sample: SampleLike, segments: Sequence[SiblingSegment], *, max_staleness: int | None = None
 ) -> list[tuple[str, SampleLike]]:
-    """A sample for each further trajectory of an episode, with its kind; none where it failed or comes back.
+    """A sample for each of these, with its kind; none where the episode failed or was aborted.
 
     `sample` is the main agent's, written; `max_staleness` is as for `write_episode`.
 
@@ -338,7 +320,7 @@ def siblings(
     status = statuses_of(sample)
     if sample.status not in (status.COMPLETED, status.TRUNCATED):
         return []
-    return [(one.kind, _sibling(args, sample, one, max_staleness)) for one in spoken]
+    return [(one.kind, _sibling(args, sample, one, max_staleness)) for one in segments]
 
 
 def as_fan_out(main: SampleLike, others: Sequence[tuple[str, SampleLike]]) -> list[SampleLike]:
@@ -352,17 +334,17 @@ def as_fan_out(main: SampleLike, others: Sequence[tuple[str, SampleLike]]) -> li
     return [sample for _, sample in marked]
 
 
-def _sibling(args: SlimeArgs, sample: SampleLike, spoken: Spoken, max_staleness: int | None) -> SampleLike:
+def _sibling(args: SlimeArgs, sample: SampleLike, given: SiblingSegment, max_staleness: int | None) -> SampleLike:
     sibling = copy.copy(sample)
     vars(sibling).pop("trace", None)  # slime's; the requests are counted with the main agent
     reset_sample(sibling)
-    segment = spoken.segment
-    stale_tokens = write_trajectory(args, sibling, spoken.model, segment.trajectory, max_staleness)
-    ended = segment.trajectory.turns[-1].finish_reason == "stop" and not spoken.is_cut
+    segment = given.segment
+    stale_tokens = write_trajectory(args, sibling, given.model, segment.trajectory, max_staleness)
+    ended = segment.trajectory.turns[-1].finish_reason == "stop" and not given.is_cut
     sibling.status = statuses_of(sample).COMPLETED if ended else statuses_of(sample).TRUNCATED
     reason = StopReason.COMPLETED if ended else StopReason.TURN_LENGTH
-    record = {**agent_record(spoken.model, segment, reason), "stale_tokens": stale_tokens}
-    if spoken.kind != "agent":
+    record = {**agent_record(given.model, segment, reason), "stale_tokens": stale_tokens}
+    if given.kind != "agent":
         del record["generate_s"]  # counted with the main agent
     sibling.metadata[METADATA_KEY] = record
     return sibling
@@ -428,11 +410,9 @@ def _budgets_used(model: SGLangModel, episode: Episode) -> dict[str, float | Non
     """Used shares of the limits, from 0.0 to 1.0; None where there is none."""
     trajectory, limits, tokens = model.trajectory, episode.limits, model.config["limits"]
     contexts = [limit for limit in (tokens.max_context_tokens, model.context_window_limit) if limit is not None]
+    response = model.conversation.earlier_response_length + trajectory.response_length
     amounts = {
-        "response": (
-            model.conversation.earlier_response_length + trajectory.response_length,
-            tokens.max_response_tokens,
-        ),
+        "response": (response, tokens.max_response_tokens),
         "context": (len(trajectory.token_ids), min(contexts, default=None)),
         "tool_iterations": (episode.tool_iterations, limits.max_tool_iterations),
         "tool_calls": (episode.tool_calls, limits.max_tool_calls),

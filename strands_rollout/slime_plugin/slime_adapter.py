@@ -1,4 +1,4 @@
-"""The one seam to slime: its `Sample`, its generation state, abort flag and trace, or our equals where slime is absent.
+"""What is read of slime itself: its generation state, abort flag and trace, or our own equivalents where it is absent.
 
 slime is imported here only, inside functions. It is installed from its repository; the `slime` of PyPI is another
 package. Written for the newest slime and its releases from 0.2.4 on, between which some of its modules moved.
@@ -15,8 +15,8 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from types import ModuleType, TracebackType
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -56,14 +56,11 @@ def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
     if held is not None:
         return held
     checkpoint = getattr(args, "hf_checkpoint", None)
-    if not checkpoint:
+    if not checkpoint or not isinstance(checkpoint, str | os.PathLike):
+        got = f"hf_checkpoint={checkpoint!r:.200} of type {type(checkpoint).__name__}"
         raise ConfigError(
-            "got no hf_checkpoint in args; expected the folder or hub id of the model whose tokenizer is used"
-        )
-    if not isinstance(checkpoint, str | os.PathLike):
-        raise ConfigError(
-            f"got hf_checkpoint={checkpoint!r:.200} of type {type(checkpoint).__name__}; expected the folder or hub id "
-            "of the model whose tokenizer is used"
+            f"got {got if checkpoint else 'no hf_checkpoint in args'}; expected the folder or hub id of the model "
+            "whose tokenizer is used"
         )
     return load_tokenizer(str(checkpoint))
 
@@ -81,7 +78,7 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: It can't be loaded.
     """
-    is_folder = os.path.isdir(checkpoint)  # noqa: PTH112 - of a path that none can have it says no
+    is_folder = os.path.isdir(checkpoint)  # noqa: PTH112 - false, and no error, for what can't be a path
     if not is_folder and not _HUB_ID.fullmatch(checkpoint):
         raise ConfigError(
             f"got hf_checkpoint={checkpoint!r:.200}, whose tokenizer can't be loaded: it is no folder here, and no id "
@@ -89,25 +86,20 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
         )
     from transformers import AutoTokenizer
 
-    if not is_folder and not _hub_answers():
-        try:
-            return AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-        except (OSError, ValueError) as e:
-            raise ConfigError(
-                f"got hf_checkpoint={checkpoint!r}, whose tokenizer can't be loaded: it is no folder here and not in "
-                "the cache, and Hugging Face's hub can't be reached; expected the folder of a model"
-            ) from e
+    is_offline = not is_folder and not _is_hub_reachable()
     try:
-        return AutoTokenizer.from_pretrained(checkpoint)
+        return AutoTokenizer.from_pretrained(checkpoint, local_files_only=is_offline)
     except (OSError, ValueError) as e:
-        raise ConfigError(f"got hf_checkpoint={checkpoint!r}, whose tokenizer can't be loaded: {e}") from e
+        place = "no folder here and not in the cache, and Hugging Face's hub can't be reached"
+        reason = f"it is {place}; expected the folder of a model" if is_offline else str(e)
+        raise ConfigError(f"got hf_checkpoint={checkpoint!r}, whose tokenizer can't be loaded: {reason}") from e
 
 
-def _hub_answers() -> bool:
-    """Whether the hub can be asked: transformers would try for minutes where it can't."""
+def _is_hub_reachable() -> bool:
+    """Whether the hub answers at all: transformers would try for minutes where it doesn't."""
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     if endpoint.hostname is None or getproxies():
-        return True  # not for us to judge
+        return True  # a proxy may reach it
     try:
         port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
         socket.create_connection((endpoint.hostname, port), timeout=_HUB_TIMEOUT_S).close()
@@ -126,7 +118,7 @@ def vocab_size_of(args: SlimeArgs) -> int | None:
 def _load_vocab_size(checkpoint: str) -> int | None:
     from transformers import AutoConfig
 
-    is_local = os.path.isdir(checkpoint) or not _hub_answers()  # noqa: PTH112 - as above
+    is_local = os.path.isdir(checkpoint) or not _is_hub_reachable()  # noqa: PTH112 - as above
     try:
         config = AutoConfig.from_pretrained(checkpoint, local_files_only=is_local)
     except (OSError, ValueError):  # a folder with a tokenizer alone
@@ -158,8 +150,8 @@ def is_aborting(args: SlimeArgs, sample: object, asked: str | Callable[[], bool]
 
     Args:
         args: slime's.
-        sample: slime's own flag is asked where the sample is slime's.
-        asked: A function that knows, or its dotted path, asked as well.
+        sample: slime's own flag is read where the sample is slime's.
+        asked: A further function to ask, or its dotted path.
 
     Raises:
         ConfigError: The path names nothing, or the function raised SystemExit or its like.
@@ -208,7 +200,7 @@ def request_span(sample: object) -> RequestSpan | None:
 
     @contextmanager
     def span(max_new_tokens: int | None) -> Iterator[Callable[[Mapping[str, Any]], object] | None]:
-        with _TraceSpan(sample, "sglang_generate", {"max_new_tokens": max_new_tokens}) as record:
+        with _trace_span(sample, "sglang_generate", {"max_new_tokens": max_new_tokens}) as record:
             # slime hands the sample back where it could not open a span
             yield None if record is None or record is sample else functools.partial(_note, record)
 
@@ -217,29 +209,25 @@ def request_span(sample: object) -> RequestSpan | None:
 
 def tool_span(sample: object) -> ToolSpan | None:
     """Records each tool call in slime's trace, as `tool:<name>`; nothing unless the sample is slime's."""
-    return (lambda name: _TraceSpan(sample, f"tool:{name}")) if is_slime_sample(sample) else None
+    return (lambda name: _trace_span(sample, f"tool:{name}")) if is_slime_sample(sample) else None
 
 
-class _TraceSpan:
-    """One of slime's spans, which ends however its block does; gives None where slime's trace can't record it."""
-
-    def __init__(self, sample: object, name: str, attrs: Mapping[str, Any] | None = None) -> None:
-        self._sample, self._name, self._attrs = sample, name, attrs
-        self._span: Any = None
-
-    def __enter__(self) -> object:
-        record: object = None
+@contextmanager
+def _trace_span(sample: object, name: str, attrs: Mapping[str, Any] | None = None) -> Iterator[object]:
+    """One of slime's spans, which ends however its block does; yields None where slime's trace can't record it."""
+    record: object = None
+    with ExitStack() as stack:
         with _tracing("begin a span"):
-            span = _slimes_trace().trace_span(self._sample, self._name, attrs=self._attrs)
+            span = _slimes_trace().trace_span(sample, name, attrs=attrs)
             record = span.__enter__()
-            self._span = span
-        return record
+            stack.push(functools.partial(_end_span, span))
+        yield record
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._span is not None:
-            with _tracing("end a span"):
-                # slime ends a span for an Exception only: a cancellation must look like an ordinary end
-                self._span.__exit__(*((kind, error, at) if isinstance(error, Exception) else (None, None, None)))
+
+def _end_span(span: Any, kind: object, error: BaseException | None, at: object) -> None:  # noqa: ANN401 - slime's span
+    with _tracing("end a span"):
+        # slime ends a span for an Exception only: a cancellation must look like an ordinary end
+        span.__exit__(*((kind, error, at) if isinstance(error, Exception) else (None, None, None)))
 
 
 def _note(record: Any, meta_info: Mapping[str, Any]) -> None:  # noqa: ANN401 - slime's span
@@ -249,19 +237,14 @@ def _note(record: Any, meta_info: Mapping[str, Any]) -> None:  # noqa: ANN401 - 
 
 @contextmanager
 def _tracing(step: str) -> Iterator[None]:
-    """A trace never fails an episode: what fails is said once per process, for each kind of error."""
+    """Keeps a trace from failing an episode; each kind of error is logged once per process."""
     with foreign_code("slime's trace may raise anything") as outcome, exits_as_errors("slime's trace", RuntimeError):
         yield
     error = outcome.error
     if error is not None and (step, type(error)) not in _untraced:
         _untraced.add((step, type(error)))
-        logger.warning(
-            "slime's trace could not %s, so that spans are missing in it; episodes go on: %s: %s",
-            step,
-            type(error).__name__,
-            error,
-            exc_info=error,
-        )
+        words = "slime's trace could not %s, so that spans are missing in it; episodes go on: %s: %s"
+        logger.warning(words, step, type(error).__name__, error, exc_info=error)
 
 
 def _slimes_trace() -> ModuleType:
@@ -271,18 +254,18 @@ def _slimes_trace() -> ModuleType:
         ImportError: It is at none of its known places.
     """
     fault: Exception | None = None
-    for load in (sys.modules.get, importlib.import_module):  # what is loaded costs nothing
-        for name in _TRACE_MODULES:
-            with foreign_code("another program's import may raise anything") as outcome:
-                found = load(name)
-                if found is not None and hasattr(found, "trace_span"):
-                    return found
-            fault = outcome.error or fault
+    loaded = [name for name in _TRACE_MODULES if name in sys.modules]  # first, since it costs nothing
+    for name in (*loaded, *_TRACE_MODULES):
+        with foreign_code("another program's import may raise anything") as outcome:
+            found = importlib.import_module(name)
+            if hasattr(found, "trace_span"):
+                return found
+        fault = outcome.error or fault
     raise ImportError(f"slime has trace_span neither in {' nor in '.join(_TRACE_MODULES)}: {fault}") from fault
 
 
 def slimes_state(args: SlimeArgs, sample: object = None) -> object:
-    """Slime's process-wide state, where its rollout has made it; None elsewhere, and for a sample that is not slime's.
+    """Slime's process-wide state where its rollout has made it; None elsewhere, and for a sample that is not slime's.
 
     It is not made here: that loads a tokenizer, and needs args that a caller outside of slime's rollout may lack.
     """

@@ -1,4 +1,4 @@
-"""A few samples of each step for people: rows of a wandb table, and a dump in files."""
+"""Shows some samples of each step: rows of a wandb table, and a dump in files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,19 +22,28 @@ MAX_ROWS: Final = 8
 MAX_PROMPT_CHARS: Final = 2000
 MAX_RESPONSE_CHARS: Final = 8000
 MAX_LABEL_CHARS: Final = 500
-_NAME_COLUMNS: Final = ("index", "group")
-_END_COLUMNS: Final = ("status", "stop reason", "reward", "turns", "tool calls", "weight versions")
 TEXT_COLUMNS: Final = ("prompt", "response", "label")
-SAMPLE_COLUMNS: Final = (*_NAME_COLUMNS, *_END_COLUMNS, *TEXT_COLUMNS)
-COLUMNS: Final = ("step", *_NAME_COLUMNS, "why", *_END_COLUMNS, *TEXT_COLUMNS)
+SAMPLE_COLUMNS: Final = (
+    *("index", "group", "status", "stop reason", "reward", "turns", "tool calls", "weight versions"),
+    *TEXT_COLUMNS,
+)
+COLUMNS: Final = ("step", *SAMPLE_COLUMNS[:2], "why", *SAMPLE_COLUMNS[2:])
 
 Cell = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under column names."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
 
 
 def transcript_rows(
     samples: Sequence[FinishedSample], *, step: int, reward_key: str | None, secrets: Collection[str] = ()
 ) -> list[list[Cell]]:
-    """At most `MAX_ROWS` rows of `COLUMNS`, in the order of the samples.
+    """At most `MAX_ROWS` rows of `COLUMNS`, in the order of the samples, with these texts masked.
 
     Best, worst and median reward, the first failed and truncated, the longest, the slowest and the one with most tool
     calls are shown; the column "why" says which a row is. What room is left goes to others, evenly spread.
@@ -56,8 +66,7 @@ def transcript_rows(
     for position in sorted(shown):
         cells = functools.partial(sample_row, samples[position], rewards[position], secrets)
         if row := kept("transcripts", cells, of_sample=True):
-            index, group, *rest = row
-            rows.append([step, index, group, ", ".join(reasons.get(position, [])), *rest])
+            rows.append([step, *row[:2], ", ".join(reasons.get(position, [])), *row[2:]])
     return rows
 
 
@@ -86,18 +95,13 @@ def _chosen(samples: Sequence[FinishedSample], rewards: Sequence[float | None]) 
 def sample_row(sample: FinishedSample, reward: float | None, secrets: Collection[str] = ()) -> list[Cell]:
     """One sample as a row of `SAMPLE_COLUMNS`, long texts cut in the middle, and these texts masked."""
     raw = sample.sample
+    limits = {"prompt": MAX_PROMPT_CHARS, "response": MAX_RESPONSE_CHARS, "label": MAX_LABEL_CHARS}
     return [
-        _whole(getattr(raw, "index", None)),
-        _whole(getattr(raw, "group_index", None)),
-        sample.status,
-        sample.text("stop_reason"),
-        reward,
-        _whole(sample.number("turns")),
-        _whole(sample.number("tool_calls")),
+        *(_whole(getattr(raw, name, None)) for name in ("index", "group_index")),
+        *(sample.status, sample.text("stop_reason"), reward),
+        *(_whole(sample.number(name)) for name in ("turns", "tool_calls")),
         ", ".join(sample.weight_versions),
-        bounded_text(getattr(raw, "prompt", None), MAX_PROMPT_CHARS, secrets),
-        bounded_text(getattr(raw, "response", None), MAX_RESPONSE_CHARS, secrets),
-        bounded_text(getattr(raw, "label", None), MAX_LABEL_CHARS, secrets),
+        *(bounded_text(getattr(raw, name, None), most, secrets) for name, most in limits.items()),
     ]
 
 
@@ -122,11 +126,7 @@ def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, given: object) 
 
     A file of that name is of a step that was cut and is done again: it is replaced.
 
-    Args:
-        args: slime's, with our settings `dump_dir` and `dump_samples`.
-        name: Of what was rolled out; other signs than letters, digits, `.`, `-` and `_` become `_`.
-        rollout_id: slime's.
-        given: Samples, nested lists of them included.
+    In `name`, what is no letter, digit, `.`, `-` or `_` becomes `_`; `given` are samples, maybe in nested lists.
 
     Returns:
         The file; None where none is asked for, or there is no sample.

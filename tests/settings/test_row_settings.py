@@ -11,7 +11,7 @@ from strands_rollout import Sample
 from strands_rollout.errors import ConfigError
 from strands_rollout.settings import CODE_TOOL_PATH, McpServer, RolloutSettings
 from strands_rollout.slime_plugin import row as row_settings
-from strands_rollout.slime_plugin.row import MAY_SET, with_row_settings
+from strands_rollout.slime_plugin.row import with_row_settings
 
 COUNT = "strands_rollout.examples.two_tools.count_stock"
 ORDER = "strands_rollout.examples.two_tools.order"
@@ -24,10 +24,13 @@ def row(**settings: Any) -> Sample:
 
 async def test_a_row_sets_prompt_tools_and_limits_of_its_own_episode(shipped_tokenizer: Any) -> None:
     run_settings = {"tools": [ORDER], "row_tools": [COUNT], "max_tool_iterations": 5}
-    sample = row(system_prompt="Count.", tools=[COUNT], max_tool_iterations=1)
+    # no text makes control tokens, and half a surrogate pair is written as "?"
+    sample = row(system_prompt="a\ud800<|im_end|>\nCount.", tools=[COUNT], max_tool_iterations=1)
     played = await run(shipped_tokenizer, [COUNT_CALL] * 2, settings=run_settings, sample=sample)
     prompt = played.decode(played.sample.tokens[: played.prompt_length])
     assert "Count.\n" in prompt
+    end = shipped_tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert played.sample.tokens[: played.prompt_length].count(end) == 2
     assert "count_stock" in prompt
     assert '"order"' not in prompt
     assert played.facts["stop_reason"] == "max_tool_iterations"
@@ -53,6 +56,8 @@ async def test_a_row_sets_prompt_tools_and_limits_of_its_own_episode(shipped_tok
 async def test_a_row_can_not_set_what_is_not_its_own(shipped_tokenizer: Any, settings: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         with_row_settings(RolloutSettings(tools=(ORDER,), row_tools=(COUNT,)), {"strands_rollout_settings": settings})
+    with pytest.raises(ConfigError, match="expected a mapping"):
+        with_row_settings(RolloutSettings(), {"strands_rollout_settings": "fast"})
     played = await run(shipped_tokenizer, [], sample=row(**settings), settings={"tools": [ORDER]})
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
 
@@ -105,37 +110,7 @@ def test_the_code_tool_is_chosen_by_its_name_and_servers_stay() -> None:
     assert with_row_settings(settings, {"tools": [schema("convert")]}).tools == settings.tools
 
 
-async def test_an_episode_has_the_tools_of_its_rows_schemas(shipped_tokenizer: Any) -> None:
-    sample = Sample(prompt="How many nuts?", metadata={"tools": [schema("count_stock")]})
-    played = await run(
-        shipped_tokenizer, [COUNT_CALL, ANSWER], settings={"tools": [ORDER], "row_tools": [COUNT]}, sample=sample
-    )
-    prompt = played.decode(played.sample.tokens[: played.prompt_length])
-    assert ("count_stock" in prompt, '"order"' in prompt) == (True, False)
-    assert played.sample.status is Sample.Status.COMPLETED
-
-
-def test_settings_that_are_no_mapping_are_refused() -> None:
-    with pytest.raises(ConfigError, match="expected a mapping"):
-        with_row_settings(RolloutSettings(), {"strands_rollout_settings": "fast"})
-
-
 @pytest.mark.parametrize("metadata", [None, {}, "text", {"strands_rollout": {"tools": []}}])
 def test_a_row_without_settings_leaves_them_as_they_are(metadata: Any) -> None:
     settings = RolloutSettings()
     assert with_row_settings(settings, metadata) is settings
-
-
-def test_whatever_a_row_may_set_is_a_setting() -> None:
-    assert set(MAY_SET) <= set(RolloutSettings.model_fields)
-
-
-async def test_a_rows_system_prompt_may_hold_half_a_surrogate_pair_and_no_control_tokens(
-    shipped_tokenizer: Any,
-) -> None:
-    played = await run(
-        shipped_tokenizer, [ANSWER], sample=row(system_prompt="a\ud800<|im_end|>", tools=[]), settings={}
-    )
-    assert played.facts["stop_reason"] == "completed"
-    end = shipped_tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert played.sample.tokens.count(end) == 3

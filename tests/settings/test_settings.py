@@ -49,17 +49,15 @@ def parsed(given: Any) -> RolloutSettings:
 @pytest.mark.parametrize(
     "args", [SimpleNamespace(), SimpleNamespace(strands_rollout=None), SimpleNamespace(strands_rollout={})]
 )
-def test_absent_settings_are_the_defaults(args: Any) -> None:
+def test_absent_settings_are_the_defaults(args: Any, tmp_path: Path) -> None:
     assert settings_from_args(args) == RolloutSettings()
     assert settings_from_args(args).max_tool_iterations == 5
     assert settings_from_args(args).tools == ("strands_rollout.tools.execute_python_code",)
-
-
-def test_settings_are_read() -> None:
-    settings = parsed({"max_tool_iterations": None, "tools": ["a.b"], "reward": {"style": "slime_strands_example"}})
-    assert settings.max_tool_iterations is None
-    assert settings.tools == ("a.b",)
-    assert settings.reward.style == "slime_strands_example"
+    # beside slime's own keys in a file
+    text = "lr: 3\nstrands_rollout: {max_tool_iterations: null, tools: [a.b], reward: {style: slime_strands_example}}\n"
+    settings = read_config_file(written(tmp_path, text))
+    given = (settings.max_tool_iterations, settings.tools, settings.reward.style)
+    assert given == (None, ("a.b",), "slime_strands_example")
 
 
 @pytest.mark.parametrize(
@@ -79,18 +77,8 @@ def test_a_bad_setting_says_what_was_got_and_expected(given: Any, words: str) ->
 
 
 def test_the_configurations_are_the_promised_ones() -> None:
-    assert {path.name for path in CONFIGS.iterdir()} == {
-        "math_code.yaml",
-        "aime_eval.yaml",
-        "calculator.yaml",
-        "gsm8k.yaml",
-        "guessing_game.yaml",
-        "mcp.yaml",
-        "shop.yaml",
-        "smoke.yaml",
-        "sub_agent.yaml",
-        "two_tools.yaml",
-    }
+    names = "aime_eval calculator gsm8k guessing_game math_code mcp shop smoke sub_agent two_tools"
+    assert sorted(path.stem for path in CONFIGS.iterdir()) == names.split()
 
 
 @pytest.mark.parametrize("path", ROLLOUT_CONFIGS, ids=lambda path: path.stem)
@@ -117,14 +105,8 @@ def test_the_evaluations_sets_lie_where_data_dir_says(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (
-            "strands_rollout:\n  max_tool_iterations: 3\n  tols: []\n",
-            "unknown setting strands_rollout.tols; did you mean 'tools'",
-        ),
-        (
-            "strands_rolout:\n  tools: []\n",
-            "has no key strands_rollout:; did you mean 'strands_rollout' by 'strands_rolout'",
-        ),
+        ("strands_rollout: {tols: []}", "unknown setting strands_rollout.tols; did you mean 'tools'"),
+        ("strands_rolout: {}", "has no key strands_rollout:; did you mean 'strands_rollout' by 'strands_rolout'"),
         ("lr: 3\n", "has no key strands_rollout:; got lr"),
         ("{}", "has no key strands_rollout:; got none"),
         ("- a\n", "holds list; expected a mapping with the key strands_rollout:"),
@@ -133,20 +115,12 @@ def test_the_evaluations_sets_lie_where_data_dir_says(monkeypatch: pytest.Monkey
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_with_its_name(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=r"can't read .*rollout\.yaml: No such file"):
+        read_config_file(tmp_path / "rollout.yaml")
     path = written(tmp_path, text)
     with pytest.raises(ConfigError, match=words) as refused:
         read_config_file(path)
     assert str(path) in str(refused.value)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"can't read .*rollout\.yaml: No such file"):
-        read_config_file(tmp_path / "rollout.yaml")
-
-
-def test_a_file_may_hold_slimes_own_keys_too(tmp_path: Path) -> None:
-    path = written(tmp_path, "lr: 3\nstrands_rollout:\n  max_tool_iterations: 9\n")
-    assert read_config_file(path).max_tool_iterations == 9
 
 
 @pytest.mark.parametrize("model", [RolloutSettings, RewardSettings])
@@ -171,49 +145,10 @@ def test_config_shows_defaults_and_marks_what_differs_from_them() -> None:
     shown = CliRunner().invoke(app, ["config", str(CONFIGS / "calculator.yaml")]).stdout
     assert "  max_tool_iterations: 8  # default: 5\n" in shown
     assert "  # Model turns whose tool calls are run.\n" in shown
-
-
-def test_config_as_json_has_every_setting() -> None:
-    shown = json.loads(CliRunner().invoke(app, ["config", "--json"]).stdout)
-    assert list(shown) == list(RolloutSettings.model_fields)
-    assert list(shown["reward"]) == list(RewardSettings.model_fields)
-
-
-SECRETIVE = """
-strands_rollout:
-  executor:
-    name: sandbox_fusion
-    url: https://me:hunt@er2@sandbox.example/run
-    mirror: http://me:hunter2@sandbox.example:81/run
-    headers: {Authorization: Bearer hunter2, X-Api-Key: hunter2, Accept: text/plain}
-    cookies: [hunter2]
-    max_tokens: 7
-  tools:
-    - url: https://tools.example/mcp
-      headers: {Authorization: Bearer hunter2}
-    - command: python -m server
-      env: {API_KEY: hunter2}
-"""
-
-
-@pytest.mark.parametrize("form", [[], ["--json"]])
-def test_config_masks_secrets_and_says_so(form: list[str], tmp_path: Path) -> None:
-    path = written(tmp_path, SECRETIVE)
-    shown = CliRunner().invoke(app, ["config", str(path), *form])
-    assert shown.exit_code == 0
-    assert not {word for word in ("hunter2", "er2@", "hunt@") if word in shown.output}
-    assert "put them in again" in (shown.stderr if form else shown.stdout.splitlines()[0])
-    settings = json.loads(shown.stdout) if form else yaml.safe_load(shown.stdout)["strands_rollout"]
-    assert settings["executor"] == {
-        "name": "sandbox_fusion",
-        "url": "https://***@sandbox.example/run",
-        "mirror": "http://***@sandbox.example:81/run",
-        "headers": {"Authorization": "***", "X-Api-Key": "***", "Accept": "text/plain"},
-        "cookies": "***",
-        "max_tokens": 7,
-    }
-    assert settings["tools"][0]["headers"] == {"Authorization": "***"}
-    assert settings["tools"][1]["env"] == {"API_KEY": "***"}
+    assert not {word for word in ("***", "masked") if word in shown}
+    values = json.loads(CliRunner().invoke(app, ["config", "--json"]).stdout)
+    assert list(values) == list(RolloutSettings.model_fields)
+    assert list(values["reward"]) == list(RewardSettings.model_fields)
 
 
 LEAKY = """
@@ -221,6 +156,10 @@ strands_rollout:
   executor:
     name: sandbox_fusion
     url: https://sandbox.example/run?lang=py&api_key=s3cretAAAA&sig=s3cretBBBB#access_token=s3cretCCCC
+    mirror: https://me:s3cret@1@sandbox.example:81/run
+    headers: {Authorization: Bearer s3cretSSSS, Accept: text/plain}
+    cookies: [s3cretTTTT]
+    max_tokens: 7
   tools:
     - url: https://me:s3cretDDDD@tools.example/mcp?token=s3cretEEEE&page=2
       headers: {X-Team: s3cretFFFF, Content-Type: application/json, Accept: "*/*", X-Ref: "${FROM_ENV}"}
@@ -236,9 +175,17 @@ strands_rollout:
 def test_secrets_are_masked_wherever_a_setting_holds_them(form: list[str], tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["config", str(written(tmp_path, LEAKY)), *form])
     assert shown.exit_code == 0, shown.output
-    assert re.findall(r"s3cret\w*", shown.output) == []
+    assert re.findall(r"s3cret\w*|1@sandbox", shown.output) == []
+    assert "put them in again" in (shown.stderr if form else shown.stdout.splitlines()[0])
     settings = json.loads(shown.stdout) if form else yaml.safe_load(shown.stdout)["strands_rollout"]
-    assert settings["executor"]["url"] == "https://sandbox.example/run?lang=py&api_key=***&sig=***#access_token=***"
+    assert settings["executor"] == {
+        "name": "sandbox_fusion",
+        "url": "https://sandbox.example/run?lang=py&api_key=***&sig=***#access_token=***",
+        "mirror": "https://***@sandbox.example:81/run",
+        "headers": {"Authorization": "***", "Accept": "text/plain"},
+        "cookies": "***",
+        "max_tokens": 7,
+    }
     assert settings["tools"][0]["url"] == "https://***@tools.example/mcp?token=***&page=2"
     headers = {"X-Team": "***", "Content-Type": "application/json", "Accept": "*/*", "X-Ref": "${FROM_ENV}"}
     assert settings["tools"][0]["headers"] == headers
@@ -313,10 +260,3 @@ def test_a_configuration_that_is_no_regular_file_is_refused_at_once(kind: str, t
         path.symlink_to("/dev/zero")
     with pytest.raises(ConfigError, match="expected a regular file"):
         read_config_file(path)
-
-
-@pytest.mark.parametrize("form", [[], ["--json"]])
-def test_a_configuration_without_secrets_is_not_called_masked(form: list[str]) -> None:
-    shown = CliRunner().invoke(app, ["config", str(CONFIGS / "math_code.yaml"), *form])
-    assert "***" not in shown.output
-    assert "masked" not in shown.output

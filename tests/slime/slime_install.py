@@ -64,10 +64,3 @@ def eval_sends_all_parameters() -> bool:
     from slime.rollout import sglang_rollout
 
     return "dataset_cfg.min_new_tokens" in inspect.getsource(sglang_rollout)
-
-
-def aborts_until_idle() -> bool:
-    """Whether slime repeats an abort until its engines are idle: up to 0.3.0 it aborts once."""
-    from slime.rollout import sglang_rollout
-
-    return hasattr(sglang_rollout, "abort_servers_until_idle")

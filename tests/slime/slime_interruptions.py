@@ -1,7 +1,4 @@
-"""slime's rollouts on an engine that can be interrupted anywhere, and what they must have left behind.
-
-The router is the fake engine's own. Knows the truth of the engine, and samples by slime's contract.
-"""
+"""slime's rollouts on an engine that can be interrupted anywhere, and what they must have left behind."""
 
 from __future__ import annotations
 
@@ -55,12 +52,8 @@ class Scene:
 
     def problems(self, samples: Iterable[Any]) -> list[str]:
         """What is wrong with finished samples, with any that was aborted, and with what the engine received."""
-        found = [
-            *self.engine.violations,
-            *self.engine.episodes.dropped,
-            *self.policy.violations,
-            *self.rollouts.invalid,
-        ]
+        found = [*self.engine.violations, *self.engine.episodes.dropped]
+        found += [*self.policy.violations, *self.rollouts.invalid]
         found += [f"raised: {error!r}" for error in self.rollouts.raised]
         found += [f"{call} ended twice" for call in recorded_tools.ended_twice()]
         if self.rollouts.changed_params:
@@ -116,9 +109,8 @@ async def set_up_scene(
         )
     )
     rows = [chat_row(prompt_of(name, number)) for number, name in enumerate(tasks)]
-    host, _, port = engine.base_url.removeprefix("http://").partition(":")
     given = {"strands_rollout": {"tools": list(TOOLS), **(settings or {})}, **slime_arguments}
-    args = arguments_for(tokenizer, folder, rows, host, int(port), given)
+    args = arguments_for(tokenizer, folder, rows, engine, given)
     return Scene(engine, policy, Rollouts(args), tokenizer)
 
 

@@ -1,7 +1,4 @@
-"""Episodes of every kind, written down: what the policy and the engine do, and what must become of the sample.
-
-Knows stop reasons and statuses by their names; nothing of how they come about.
-"""
+"""Episodes of every kind, written down: what the policy and the engine do, and what must become of the sample."""
 
 from __future__ import annotations
 
@@ -22,23 +19,14 @@ _LONG = turn("thinking " * 2 * CONTEXT_LENGTH)
 
 @dataclass(frozen=True)
 class Plan:
-    """One kind of episode.
+    """One kind of episode."""
 
-    Attributes:
-        turns: For `slime_policy.Policy`.
-        stop_reason: As in the sample's facts.
-        status: slime's.
-        trained: Whether the sample trains any token.
-        filler: More text for the prompt.
-        told: What the policy must have read in the course of it.
-    """
-
-    turns: list[Any]
+    turns: list[Any]  # for `slime_policy.Policy`
     stop_reason: str = "completed"
     status: str = "completed"
-    trained: bool = True
-    filler: str = ""
-    told: str = ""
+    trained: bool = True  # whether the sample trains any token
+    filler: str = ""  # more text for the prompt
+    told: str = ""  # what the policy must have read in the course of it
 
     def prompt(self, name: str, number: int) -> str:
         """The prompt that asks for this episode."""
@@ -58,35 +46,25 @@ PLANS = {
     "answers": Plan([ANSWER]),
     "errs": Plan([WRONG]),
     "calls": Plan([turn(_MULTIPLY), ANSWER]),
-    "callstwice": Plan([turn("First:", _MULTIPLY), turn(_MULTIPLY), ANSWER], told=_RESULT),
     "parallel": Plan([turn(_MULTIPLY, call("multiply", a=3, b=4)), ANSWER], told=f"{_RESULT}\n{_OTHER_RESULT}"),
     "badjson": Plan([turn("<tool_call>\n{not json}\n</tool_call>"), ANSWER], told=_UNPARSED),
-    "unclosed": Plan([turn("<tool_call>\n{}"), ANSWER], told=_UNPARSED),
     "mixed": Plan([turn(_MULTIPLY, "<tool_call>\nx\n</tool_call>"), ANSWER], told=f"{_RESULT}\n{_UNPARSED}"),
     "unknown": Plan([turn(call("no_such_tool", x=1)), ANSWER], told="Unknown tool: no_such_tool"),
     "wrongtypes": Plan([turn(call("multiply", a="many", b=[])), ANSWER], told=_FAILED),
-    "breaks": Plan([turn(call("fail")), ANSWER], told="the tool broke"),
     "cancels": Plan([turn(call("cancel")), ANSWER], told=_FAILED),
     "empty": Plan([turn("")]),
     "rambles": Plan([_LONG], "response_length", "truncated"),
-    "ramblesafter": Plan([turn(_MULTIPLY), _LONG], "response_length", "truncated"),
     "loops": Plan([turn(_MULTIPLY)], "max_tool_iterations", "truncated"),
     "overlong": Plan([ANSWER], "prompt_too_long", "truncated", trained=False, filler="word " * 2 * CONTEXT_LENGTH),
     # the engine's doing, overcome
     "busyonce": Plan([(first_attempt(Reply.status(503, "busy")), turn(_MULTIPLY)), ANSWER]),
-    "throttled": Plan([(first_attempt(Reply.status(429, "slow down", {"Retry-After": "0.1"})), ANSWER)]),
-    "faultyonce": Plan([turn(_MULTIPLY), (first_attempt(Reply.status(500, "worker died")), ANSWER)]),
     "dropsonce": Plan([(first_attempt(Reply.reset()), turn(_MULTIPLY)), (first_attempt(Reply.reset()), ANSWER)]),
     "cutsonce": Plan([turn(_MULTIPLY), (first_attempt(Reply.cut()), ANSWER)]),
-    "garblesonce": Plan([(first_attempt(Reply.raw(b"{")), ANSWER)]),
     # the engine's doing, for good
-    "faulty": _failed(Reply.status(500, "no worker")),
     "faultylater": _failed(turn(_MULTIPLY), Reply.status(500, "no worker")),
     "garbled": _failed(_not_json),
     "refuses": _failed(turn(_MULTIPLY), Reply.status(422, "no such field")),
     "lies": _failed(Reply.tokens([11, 12, 13], logprob_ids=[11, 12, 14])),
-    "notanumber": _failed(turn(_MULTIPLY), Reply.tokens([11, 12], logprobs=[-1.0, float("nan")])),
-    "short": _failed(Reply.tokens([11, 12, 13], logprobs=[-1.0])),
     "foreign": _failed(Reply.tokens([10_000_000])),
     # aborts that bring tokens are continued until the budget is used up; those that bring none, ten times
     "stopped": Plan([turn(_MULTIPLY), Reply.abort([11, 12] * 64)], "response_length", "truncated"),

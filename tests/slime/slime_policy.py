@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fake_sglang import Reply
+from rough_weather import turn
+
+__all__ = ["ANSWER", "WRONG", "Asked", "Policy", "call", "first_attempt", "prompt", "turn"]
 
 _TASK = re.compile(r"\[\[(\w+)/\d+\]\]")
 _TURN = "<|im_start|>assistant"
@@ -23,31 +26,17 @@ Turn = str | Reply | Callable[["Asked"], Reply]
 
 @dataclass(frozen=True)
 class Asked:
-    """One request, as the policy reads it.
+    """One request, as the policy reads it."""
 
-    Attributes:
-        task: The name in the prompt.
-        turn: 0 for the first.
-        attempt: 1 for the first of a request.
-        max_new_tokens: As asked for.
-        input_length: Tokens that were sent.
-    """
-
-    task: str
-    turn: int
-    attempt: int
+    task: str  # the name in the prompt
+    turn: int  # 0 for the first
+    attempt: int  # 1 for the first of a request
     max_new_tokens: int
-    input_length: int
 
 
 def call(name: str, **arguments: Any) -> str:
     """A tool call, without the end of its turn."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def turn(*parts: str) -> str:
-    """A turn that ends as the template wants it."""
-    return "\n".join(parts) + "<|im_end|>"
 
 
 def prompt(task: str, number: int, filler: str = "") -> str:
@@ -99,7 +88,6 @@ class Policy:
             turn=text.count(_TURN) - 1,
             attempt=int(attempt or 1),
             max_new_tokens=body["sampling_params"]["max_new_tokens"],
-            input_length=len(body["input_ids"]),
         )
 
     def _reply(self, reply: Reply | str) -> Reply:

@@ -1,6 +1,6 @@
 """Drives slime's own rollout, evaluation and conversion to training data, as its RolloutManager does, without Ray.
 
-Knows which of slime's arguments that path reads. slime is imported inside functions: it may be absent.
+slime is imported inside functions, since it may be absent.
 """
 
 from __future__ import annotations
@@ -91,27 +91,18 @@ def chat_row(text: str, label: Any = "34") -> dict[str, Any]:
 
 @dataclass
 class Rollouts:
-    """slime's RolloutManager with what its methods read, and a record of what went through it.
-
-    Attributes:
-        groups: Samples of the last training rollout, by group, as slime got them.
-        calls: `evaluation` of each call of `generate`, in order.
-        changed_params: Calls that changed the sampling parameters that they were given.
-        raised: What `generate` raised.
-        returned: For each call that ended the status then, and the sample.
-        invalid: What is wrong with samples that were returned ABORTED, in words.
-        masked: By sample's index, tokens that slime masked as older weights' before its last call.
-    """
+    """slime's RolloutManager with what its methods read, and a record of what went through it."""
 
     args: Namespace
     manager: Any = None
-    groups: list[list[Any]] = field(default_factory=list)
-    calls: list[bool] = field(default_factory=list)
+    groups: list[list[Any]] = field(default_factory=list)  # of the last training rollout, as slime got them
+    calls: list[bool] = field(default_factory=list)  # `evaluation` of each call of `generate`
+    # calls that changed the sampling parameters that they were given
     changed_params: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
-    raised: list[BaseException] = field(default_factory=list)
-    returned: list[tuple[str, Any]] = field(default_factory=list)
-    invalid: list[str] = field(default_factory=list)
-    masked: dict[int, int] = field(default_factory=dict)
+    raised: list[BaseException] = field(default_factory=list)  # by `generate`
+    returned: list[tuple[str, Any]] = field(default_factory=list)  # the status then, and the sample
+    invalid: list[str] = field(default_factory=list)  # what is wrong with samples that were returned ABORTED
+    masked: dict[int, int] = field(default_factory=dict)  # by index, tokens that slime masked before the last call
 
     def __post_init__(self) -> None:
         from slime.ray.rollout import RolloutManager
@@ -156,17 +147,12 @@ class Rollouts:
 
     async def evaluate(self, rollout_id: int = 0) -> dict[str, dict[str, Any]]:
         """One evaluation; rewards, truncation flags and samples by dataset."""
+        kept: list[Any] = []
         rollout = self.manager.eval_generate_rollout
-        output: dict[str, Any] = {}
-
-        def keep(*args: Any, **kwargs: Any) -> Any:
-            result = rollout(*args, **kwargs)
-            output.update(result.data)
-            return result
-
-        self.manager.eval_generate_rollout = keep
+        self.manager.eval_generate_rollout = lambda *args, **more: kept.append(rollout(*args, **more)) or kept[-1]
         await asyncio.to_thread(self.manager.eval, rollout_id)
-        return output
+        self.manager.eval_generate_rollout = rollout
+        return dict(kept[-1].data)
 
     def _recorded(self, rollout: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(rollout)

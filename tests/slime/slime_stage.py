@@ -1,7 +1,4 @@
-"""A scripted engine, a router before it, and slime's rollouts against them.
-
-Glue of the other files of this folder.
-"""
+"""slime's rollouts against a scripted engine behind a router."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from typing import Any
 
 import pytest
 from fake_sglang import FakeSGLang
-from slime_gateway import Gateway
 from slime_policy import Policy, prompt
 from slime_run import CONTEXT_LENGTH, Rollouts, arguments, chat_row, write_rows
 
@@ -24,7 +20,6 @@ class Stage:
     """What runs, each with its own record of what happened."""
 
     engine: FakeSGLang
-    gateway: Gateway
     policy: Policy
     rollouts: Rollouts
     tokenizer: Any
@@ -50,27 +45,26 @@ async def set_up(
     them twice, unless slime's arguments say something else.
     """
     policy = Policy(tokenizer, dict(plans))
-    engine = await stack.enter_async_context(
-        FakeSGLang(policy, context_length=context_length, vocab_size=len(tokenizer))
-    )
-    gateway = await stack.enter_async_context(Gateway(engine.base_url))
+    fake = FakeSGLang(policy, context_length=context_length, vocab_size=len(tokenizer), router=True)
+    engine = await stack.enter_async_context(fake)
     rows = rows or [chat_row(prompt(task, number)) for number, task in enumerate(tasks or plans)]
-    args = arguments_for(tokenizer, folder, rows, gateway.host, gateway.port, slime_arguments)
-    return Stage(engine, gateway, policy, Rollouts(args), tokenizer)
+    args = arguments_for(tokenizer, folder, rows, engine, slime_arguments)
+    return Stage(engine, policy, Rollouts(args), tokenizer)
 
 
 def arguments_for(
-    tokenizer: Any, folder: Path, rows: Sequence[Mapping[str, Any]], host: str, port: int, given: Mapping[str, Any]
+    tokenizer: Any, folder: Path, rows: Sequence[Mapping[str, Any]], engine: FakeSGLang, given: Mapping[str, Any]
 ) -> Namespace:
     """slime's arguments for a data set of these rows; by default a rollout takes each of them, twice."""
     given = {"n_samples_per_prompt": 2, "rollout_batch_size": len(rows), **_replayable(given)}
     batch = given["rollout_batch_size"]
+    host, _, port = engine.base_url.removeprefix("http://").partition(":")
     derived = {"over_sampling_batch_size": batch, "global_batch_size": batch * given["n_samples_per_prompt"]}
     return arguments(
         str(tokenizer.name_or_path),
         prompt_data=str(write_rows(folder / "rows.jsonl", rows)),
         sglang_router_ip=host,
-        sglang_router_port=port,
+        sglang_router_port=int(port),
         save_debug_rollout_data=str(folder / "rollout_{rollout_id}.pt"),
         **{**derived, **given},
     )

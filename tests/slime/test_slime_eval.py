@@ -39,27 +39,17 @@ async def test_an_evaluation_reports_the_share_of_right_answers(start: Start, tm
     assert result["rewards"] == [1.0] * 4 + [0.0] * 8
     assert result["truncated"] == [False] * 8 + [True] * 4
     assert (stage.rollouts.raised, stage.engine.violations) == ([], [])
-
-
-async def test_an_evaluation_is_told_to_generate_and_each_sample_has_its_own_routing_key(
-    start: Start, tmp_path: Path
-) -> None:
-    stage = await staged(start, tmp_path, ["calls"])
-    samples = (await stage.rollouts.evaluate())["demo"]["samples"]
     # slime gives evaluated samples no session; both turns of an episode have the same key
-    assert {sample.session_id for sample in samples} == {None}
-    assert sorted(Counter(request.key for request in stage.engine.requests).values()) == [2, 2, 2, 2]
-    assert stage.engine.violations == []
-    assert stage.rollouts.calls == [True] * 4
+    assert {sample.session_id for sample in result["samples"]} == {None}
+    assert sorted(Counter(request.key for request in stage.engine.requests).values()) == [1] * 8 + [2] * 4
+    assert stage.rollouts.calls == [True] * 12
     await stage.rollouts.train()
-    assert stage.rollouts.calls[4:] == [False] * len(stage.rollouts.samples)
+    assert stage.rollouts.calls[12:] == [False] * len(stage.rollouts.samples)
 
 
 async def test_the_one_dict_of_sampling_parameters_that_all_share_is_not_changed(start: Start, tmp_path: Path) -> None:
-    own = {
-        "temperature": 0.6,
-        **({"repetition_penalty": 1.1, "min_new_tokens": 2} if eval_sends_all_parameters() else {}),
-    }
+    further = {"repetition_penalty": 1.1, "min_new_tokens": 2} if eval_sends_all_parameters() else {}
+    own = {"temperature": 0.6, **further}
     stage = await staged(start, tmp_path, ["calls", "rambles"], {"max_response_len": 300, **own})
     result = (await stage.rollouts.evaluate())["demo"]
     assert stage.rollouts.changed_params == []

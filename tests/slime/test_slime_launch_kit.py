@@ -24,14 +24,17 @@ SCHEDULED = ["num_rollout", "lr_decay_iters", "rollout_batch_size", "global_batc
 SCRIPTS = ["strands_qwen3_8b", "strands_qwen3_4b", "strands_qwen3_8b_async", "eval_aime", "prepare_model"]
 
 
+def dry_run(script: str) -> str:
+    command = ["bash", str(REPOSITORY / "scripts" / f"{script}.sh"), "--dry-run"]
+    environment = {**os.environ, "SLIME_DIR": str(SLIME)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_finds_slimes_own_arguments_of_its_model(script: str) -> None:
-    command = ["bash", str(REPOSITORY / "scripts" / f"{script}.sh"), "--dry-run"]
-    shown = subprocess.run(
-        command, env={**os.environ, "SLIME_DIR": str(SLIME)}, capture_output=True, text=True, check=True
-    )
-    assert "--num-layers 36" in shown.stdout
-    assert "MODEL_ARGS" not in shown.stdout
+    shown = dry_run(script)
+    assert "--num-layers 36" in shown
+    assert "MODEL_ARGS" not in shown
 
 
 @pytest.mark.parametrize("program", ["train.py", "train_async.py", "tools/convert_hf_to_torch_dist.py"])
@@ -69,11 +72,7 @@ class Scheduler:
 
 def test_megatron_takes_the_learning_rate_schedule_of_an_evaluation() -> None:
     """With slime's own function: up to 0.3.1 it makes a schedule though nothing is trained."""
-    command = ["bash", str(REPOSITORY / "scripts" / "eval_aime.sh"), "--dry-run"]
-    shown = subprocess.run(
-        command, env={**os.environ, "SLIME_DIR": str(SLIME)}, capture_output=True, text=True, check=True
-    ).stdout
-    words = shlex.split(shown.replace("\\\n", ""))
+    words = shlex.split(dry_run("eval_aime").replace("\\\n", ""))
     given = {name: int(words[words.index(f"--{name.replace('_', '-')}") + 1]) for name in SCHEDULED}
     defaults = dict.fromkeys(["lr_wsd_decay_iters", "lr_warmup_fraction", "lr_decay_style", "weight_decay_incr_style"])
     args = MagicMock(**{"n_samples_per_prompt": 1, "lr_warmup_iters": 0, **defaults, **given})
@@ -101,7 +100,7 @@ def test_slime_is_recognized_and_its_version_is_told(slime_package: Path, tmp_pa
 
 
 def test_an_episode_through_its_loop_comes_back_completed(slime_package: Path, tmp_path: Path) -> None:
-    [found] = check_slime_episode(asked(slime_package, tmp_path), lambda _: None)
+    [found] = check_slime_episode(asked(slime_package, tmp_path), lambda _: None, limit_s=250)
     assert found.status == "ok", found
     assert "as completed" in found.found
     assert "reward 1.0" in found.found
@@ -126,7 +125,7 @@ def _refused(self, *args, **kwargs):
 Sample.append_response_tokens = _refused
 """
     types.write_text(text)
-    [found] = check_slime_episode(asked(broken, tmp_path), lambda _: None)
+    [found] = check_slime_episode(asked(broken, tmp_path), lambda _: None, limit_s=250)
     assert found.status == "error"
     assert "came back from slime's loop as failed" in found.found
     assert "this slime appends tokens in another way" in found.found

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -60,10 +56,7 @@ async def test_a_rollout_is_logged_by_us_and_by_slime(start: Start, caplog: pyte
     (slimes_own,) = (message for message in caplog.messages if message.startswith("perf 0"))
     assert "'rollout/truncated_ratio': 0.33" in slimes_own
     assert "'perf/non_generation_time/max'" in slimes_own
-    # the slowest sample is split, with the time of its reward
-    assert 0.2 <= found["slowest/tool_s"] <= found["slowest/total_s"]
-    parts = [found[f"slowest/{name}"] for name in ("generate_s", "tool_s", "score_s", "other_s")]
-    assert sum(parts) == pytest.approx(found["slowest/total_s"], rel=0.01)
+    # the time of the reward is read off slime's trace
     assert found["slowest/score_s"] > 0.0
 
 
@@ -123,66 +116,3 @@ async def test_slimes_tensorboard_gets_the_numbers_once(
     ]
     assert any(name == "rollout/truncated_ratio" for name, _, _ in Writer.scalars)
     assert failures(caplog) == []
-
-
-SLIMES_STEP = """
-import sys
-from pathlib import Path
-
-import wandb
-from slime_install import observability
-from slime_run import arguments
-
-from strands_rollout.diagnostics.slime_episode import importable
-
-with importable(Path(sys.argv[1])):
-    from slime.utils.types import Sample
-
-    log_rollout_data = observability("rollout_metrics.log_rollout_data")
-
-    class Writer:
-        def __init__(self, folder):
-            pass
-
-        def add_scalar(self, name, value, step):
-            float(value)
-
-    observability("tensorboard_utils").SummaryWriter = Writer
-    facts = {"stop_reason": "completed", "turns": 2}
-    sample = Sample(index=0, tokens=[1, 2], response="34", response_length=1, loss_mask=[1], reward={"score": 1.0},
-                    status=Sample.Status.COMPLETED, metadata={"strands_rollout": facts})
-    args = arguments("", use_wandb=True, use_tensorboard=True, tb_project_name="agents", tb_experiment_name="one",
-                     custom_rollout_log_function_path="strands_rollout.log_rollout")
-    with wandb.init(project="agents", settings=wandb.Settings(silent=True)) as run:
-        observability("wandb_utils._init_wandb_common")()
-        log_rollout_data(5, args, [sample], None, 1.0)
-    print(run.settings.sync_dir)
-"""
-
-
-def test_in_slimes_wandb_run_both_are_on_the_same_step_and_each_is_there_once(
-    slime_package: Path, tmp_path: Path
-) -> None:
-    pytest.importorskip("wandb")
-    tests = Path(__file__).parents[1]
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "XDG_"))},
-        "WANDB_MODE": "offline",
-        "WANDB_ERROR_REPORTING": "false",
-        "HOME": str(tmp_path),
-        "TMPDIR": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join(map(str, [tests / "slime", tests / "support", tests, tests.parent])),
-    }
-
-    def output_of(*arguments: str) -> str:
-        child = [sys.executable, *arguments]
-        done = subprocess.run(child, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    folder = output_of("-c", SLIMES_STEP, str(slime_package)).splitlines()[-1]
-    by_us, by_slime = json.loads(output_of(str(tests / "support" / "wandb_file.py"), folder))
-    assert by_us["rollout/step"] == by_slime["rollout/step"] == 5
-    assert by_us["rollout/agent/turns/mean"] == 2
-    assert by_us["rollout/agent/transcripts"]["data"][0][0] == 5
-    assert by_slime["rollout/response_len/mean"] == 1

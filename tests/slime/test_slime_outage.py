@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from fake_sglang import Reply
 from slime_policy import ANSWER, WRONG
-from slime_run import chat_row
 from slime_stage import Stage, Start
 
 from strands_rollout.errors import FailedGroupsError
-from strands_rollout.samples import rollout_id_field
 
 pytestmark = pytest.mark.slime
 
@@ -40,15 +38,14 @@ async def steps(stage: Stage, count: int) -> None:
         await stage.rollouts.train(step)
 
 
-@pytest.mark.parametrize("fault", [Reply.reset(), Reply.status(503)], ids=["gone", "busy"])
 @pytest.mark.parametrize(
-    "more",
+    ("fault", "more"),
     [
-        {"dynamic_sampling_filter_path": FILTER},
-        {},
-        {"partial_rollout": True, "dynamic_sampling_filter_path": FILTER},
-        {"strands_rollout": {"max_failed_groups": 5, "fan_out": True}},
-        {"strands_rollout": {"max_failed_groups": 5, "no_such_setting": 1}},
+        (Reply.status(503), {"dynamic_sampling_filter_path": FILTER}),
+        (Reply.reset(), {}),
+        (Reply.reset(), {"partial_rollout": True, "dynamic_sampling_filter_path": FILTER}),
+        (Reply.reset(), {"strands_rollout": {"max_failed_groups": 5, "fan_out": True}}),
+        (Reply.reset(), {"strands_rollout": {"max_failed_groups": 5, "no_such_setting": 1}}),
     ],
     ids=["filter", "no filter", "partial", "fan-out", "setup"],
 )
@@ -74,31 +71,6 @@ async def test_an_engine_that_stays_away_ends_a_fully_async_run(start: Start, fu
     assert stage.rollouts.raised == []
 
 
-async def test_failing_rows_among_good_ones_end_no_run(start: Start) -> None:
-    plans = {"answers": [ANSWER], "errs": [WRONG], "dies": [Reply.status(422, "no such field")]}
-    rows = ["dies"] * 5 + ["answers"]
-    stage = await start(plans, rows, strands_rollout={"max_failed_groups": 2}, n_samples_per_prompt=2)
-    await steps(stage, 3)
-    assert stage.rollouts.raised == []
-    assert len(stage.rollouts.returned_as("failed")) == 30
-
-
-async def test_an_engine_that_comes_back_costs_no_sample(start: Start, retry_waits: list[float]) -> None:
-    stage = await start({"answers": [ANSWER]}, ["answers"] * 6, n_samples_per_prompt=4, rollout_batch_size=6)
-    stage.engine.away = Reply.reset()
-
-    async def come_back() -> None:
-        while sum(retry_waits) < 40:  # noqa: ASYNC110 - it is no event
-            await asyncio.sleep(0.001)
-        stage.engine.away = None
-
-    back = asyncio.create_task(come_back())
-    await stage.rollouts.train()
-    await back
-    assert {sample.status.value for sample in stage.rollouts.samples} == {"completed"}
-    assert stage.engine.violations == []
-
-
 @pytest.mark.parametrize("dead", [0, 2])
 async def test_a_smoke_run_needs_no_group_with_a_spread_but_trained_samples(start: Start, dead: int) -> None:
     """All answers are right: no group is informative, and the step ends with those that there are."""
@@ -112,26 +84,6 @@ async def test_a_smoke_run_needs_no_group_with_a_spread_but_trained_samples(star
     assert {sample.status.value for sample in stage.rollouts.samples} == {"completed"}
 
 
-@pytest.mark.parametrize("bad", [0, 1, 2])
-async def test_a_row_with_refused_settings_does_not_change_the_shape_of_a_fan_out(start: Start, bad: int) -> None:
-    from slime.utils.types import Sample
-
-    shape = list if rollout_id_field(Sample()) else Sample  # before 0.3.0 no Sample can say which are its siblings
-    good = chat_row("[[answers/0]] What is 17 times 2?")
-    rows = [{**good, "metadata": {"strands_rollout_settings": {"fan_out": False}}}] * bad + [good] * (2 - bad)
-    stage = await start(
-        {"answers": [ANSWER]},
-        rows=rows,
-        strands_rollout={"fan_out": True},
-        custom_reward_post_process_path="strands_rollout.normalize_rewards",
-    )
-    await stage.rollouts.train()
-    parts = [part for group in stage.rollouts.groups for part in group]
-    assert {type(part) for part in parts} == {shape}
-    mains = [part[0] if isinstance(part, list) else part for part in parts]
-    assert sorted(main.status.value for main in mains) == ["completed"] * (4 - 2 * bad) + ["failed"] * 2 * bad
-
-
 async def evaluated(start: Start, plans: dict[str, Any], tasks: list[str], **more: Any) -> Stage:
     hooks = {"custom_eval_rollout_log_function_path": "strands_rollout.log_eval"}
     stage = await start(plans, tasks, **{**hooks, **more})
@@ -143,12 +95,7 @@ async def evaluated(start: Start, plans: dict[str, Any], tasks: list[str], **mor
 
 @pytest.mark.parametrize("log_passrate", [False, True])
 @pytest.mark.parametrize(
-    ("tasks", "accuracy"),
-    [
-        (["errs", "answers", "answers", "answers"], "0.75"),
-        (["errs", "answers", "answers", "dies"], "0.66"),
-        (["dies"] * 4, None),
-    ],
+    ("tasks", "accuracy"), [(["errs", "answers", "answers", "dies"], "0.66"), (["dies"] * 4, None)]
 )
 async def test_slimes_accuracy_is_that_of_the_answers_that_there_are(
     start: Start, caplog: pytest.LogCaptureFixture, tasks: list[str], accuracy: str | None, log_passrate: bool
@@ -163,9 +110,10 @@ async def test_slimes_accuracy_is_that_of_the_answers_that_there_are(
     assert stage.rollouts.raised == []
 
 
-@pytest.mark.parametrize("group_rm", [False, True])
-@pytest.mark.parametrize("reward_key", [None, "score"])
-@pytest.mark.parametrize("eval_reward_key", [None, "acc"])
+@pytest.mark.parametrize(
+    ("reward_key", "eval_reward_key", "group_rm"),
+    [(None, None, False), (None, "acc", True), ("score", None, True), ("score", "acc", False)],
+)
 async def test_slime_takes_the_reward_with_and_without_its_keys(
     start: Start, caplog: pytest.LogCaptureFixture, reward_key: Any, eval_reward_key: Any, group_rm: bool
 ) -> None:
@@ -181,10 +129,3 @@ async def test_slime_takes_the_reward_with_and_without_its_keys(
     assert sorted(result["rewards"]) == [wrong] * 2 + [1.0] * 2
     accuracies = [message for message in caplog.messages if "eval/demo/agent/accuracy=0.5" in message]
     assert len(accuracies) == 1
-
-
-async def test_an_evaluation_of_equal_answers_without_a_key_for_training_is_logged(start: Start) -> None:
-    """slime rounds the reward of a group whose rewards are all equal."""
-    keys = {"reward_key": None, "eval_reward_key": "acc"}
-    stage = await evaluated(start, {"answers": [ANSWER]}, ["answers"], **keys)
-    assert (await stage.rollouts.evaluate())["demo"]["rewards"] == [1.0, 1.0]

@@ -28,7 +28,7 @@ ASKS = (
 PROBLEMS = ["A baker fills 6 trays with 17 rolls each. How many rolls?", "How many corners have 9 squares in all?"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     rows = [
@@ -42,23 +42,17 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "prepared.jsonl"
 
 
-def test_slime_reads_prompt_label_and_metadata(prepared: Path) -> None:
-    from slime.utils.data import Dataset
-
-    dataset = Dataset(str(prepared), None, None, None, prompt_key="prompt", label_key="label")
-    read = [(sample.prompt, sample.label, sample.metadata) for sample in dataset.samples]
-    assert read == [
-        ([{"role": "user", "content": text}], label, {"source_name": "own"})
-        for text, label in zip(PROBLEMS, ["102", "36"], strict=True)
-    ]
-
-
 def test_an_agent_starts_with_what_slime_read_and_the_package_reads_the_same(
     prepared: Path, shipped_tokenizer: Any
 ) -> None:
     from slime.utils.data import Dataset
 
-    sample = Dataset(str(prepared), None, None, None, prompt_key="prompt", label_key="label").samples[0]
+    samples = Dataset(str(prepared), None, None, None, prompt_key="prompt", label_key="label").samples
+    assert [(sample.prompt, sample.label, sample.metadata) for sample in samples] == [
+        ([{"role": "user", "content": text}], label, {"source_name": "own"})
+        for text, label in zip(PROBLEMS, ["102", "36"], strict=True)
+    ]
+    sample = samples[0]
     started = to_episode_prompt(sample.prompt, SYSTEM_PROMPT, ChatTemplate(shipped_tokenizer))
     assert started == EpisodePrompt(SYSTEM_PROMPT, [{"role": "user", "content": [{"text": PROBLEMS[0]}]}])
     (row,) = read_rows(prepared, 1)

@@ -20,17 +20,6 @@ pytestmark = pytest.mark.slime
 MULTIPLY = turn(call("multiply", a=17, b=2))
 
 
-async def test_a_rollout_of_tool_calls_becomes_training_data(start: Start) -> None:
-    stage = await start({"calls": [MULTIPLY, ANSWER]}, ["calls"] * 4)
-    ranks = await stage.rollouts.train()
-    assert stage.engine.violations == []
-    assert [sample.status.value for sample in stage.rollouts.samples] == ["completed"] * 8
-    assert [sample.reward["score"] for sample in stage.rollouts.samples] == [1.0] * 8
-    sampled = sum(sample.metadata["strands_rollout"]["sampled_tokens"] for sample in stage.rollouts.samples)
-    assert sum(map(trained_tokens, ranks)) == sampled
-    assert sorted(index for rank in ranks for index in rank["sample_indices"]) == list(range(8))
-
-
 async def test_the_code_tool_runs_in_slimes_loop(start: Start) -> None:
     code = call("execute_python_code", code="print(17 * 2)")
     stage = await start({"codes": [turn(code), ANSWER]}, ["codes"], strands_rollout={})
@@ -63,12 +52,13 @@ async def test_each_kind_of_episode_is_a_valid_sample(start: Start, name: str) -
 
 
 async def test_hundreds_of_samples_with_faults_never_raise(start: Start) -> None:
-    names = list(PLANS) * 4
+    names = list(PLANS) * 2
     rows = [chat_row(PLANS[name].prompt(name, number)) for number, name in enumerate(names)]
     stage = await start(TURNS, rows=rows, n_samples_per_prompt=4, global_batch_size=4 * len(rows))
     ranks = await stage.rollouts.train()
     samples = stage.rollouts.samples
-    assert len(samples) == 4 * len(names) >= 500
+    assert len(samples) == 4 * len(names)
+    assert sorted(index for rank in ranks for index in rank["sample_indices"]) == list(range(len(samples)))
     assert (stage.rollouts.raised, stage.rollouts.changed_params, stage.engine.violations) == ([], [], [])
     expected = Counter(PLANS[name].stop_reason for name in names for _ in range(4))
     assert Counter(sample.metadata["strands_rollout"]["stop_reason"] for sample in samples) == expected
@@ -89,16 +79,7 @@ async def test_string_prompts_and_other_label_types_are_taken(start: Start) -> N
     assert scores == [[1.0, 1.0], [-1.0, -1.0], [-1.0, -1.0]]
 
 
-async def test_a_prompt_that_slime_rendered_is_refused_in_words(start: Start) -> None:
-    stage = await start({"calls": [MULTIPLY, ANSWER]}, apply_chat_template=True)
-    await stage.rollouts.train()
-    for sample in stage.rollouts.samples:
-        assert sample.status.value == "failed"
-        assert "--apply-chat-template" in sample.metadata["strands_rollout"]["error"]
-        assert problems(sample, stage.tokenizer) == []
-
-
-@pytest.mark.parametrize("metadata", [None, {"source_name": "dapo"}, "a string", ["a", "list"]])
+@pytest.mark.parametrize("metadata", [None, {"source_name": "dapo"}, "a string"])
 async def test_a_rows_metadata_is_kept_and_a_wrong_type_does_not_end_the_run(start: Start, metadata: Any) -> None:
     rows = [{**chat_row("[[calls/0]] What is 17 times 2?"), "metadata": metadata}]
     stage = await start({"calls": [MULTIPLY, ANSWER]}, rows=rows)
@@ -133,13 +114,6 @@ async def test_slimes_metrics_see_requests_and_tool_time(start: Start, caplog: p
     # 0.001 s is what the fake engine says of every request
     if "e2e_latency" in observability("trace_utils").SGLANG_TRACE_META_KEYS:  # not before 0.3.1
         assert "'perf/request/e2e_latency/mean': 0.001" in logged
-
-
-async def test_a_router_is_not_asked_again_for_what_it_does_not_have(start: Start) -> None:
-    stage = await start({"answers": [ANSWER]}, ["answers"] * 8, n_samples_per_prompt=4)
-    await stage.rollouts.train()
-    # 32 samples; a handful at the very start may ask at the same time
-    assert len(stage.gateway.refused_paths) <= 5 * 8
 
 
 def problems(sample: Any, tokenizer: Any) -> list[str]:

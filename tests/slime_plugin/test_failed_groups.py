@@ -52,12 +52,8 @@ def play(args: Any, plan: str, *, nameless: bool = False) -> list[int]:
 @pytest.mark.parametrize(
     ("plan", "ends"),
     [
-        ("FFFFFF", [5]),
-        ("FFFFFFFFF", [5, 6, 7, 8]),
-        ("FFFFFFCFFFFF", [5]),
-        ("FFFFFCFFFFFF", [11]),
-        ("FCFCFCFCFCFCFC", []),
-        ("FFFFCCFFFFCC", []),
+        *(("FFFFFFFFF", [5, 6, 7, 8]), ("FFFFFFCFFFFF", [5]), ("FFFFFCFFFFFF", [11])),
+        *(("FCFCFCFCFCFCFC", []), ("FFFFCCFFFFCC", [])),
     ],
 )
 def test_so_many_failed_groups_in_a_row_end_the_run(plan: str, ends: list[int], nameless: bool) -> None:

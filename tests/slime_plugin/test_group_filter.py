@@ -15,7 +15,6 @@ import pytest
 from grouped_samples import arguments, group_of, sample_of
 
 from strands_rollout import keep_informative_groups, keep_informative_groups_with_fallback
-from strands_rollout.slime_plugin.reward_groups import FilterVerdict
 
 FAN_OUT = [sample_of(reward, rollout=7, index=0, part=part) for part, reward in enumerate([1.0, 0.0, -1.0])]
 
@@ -27,6 +26,7 @@ FAILED_FAN_OUT = [
 def verdict_on(samples: list[Any], **args: Any) -> tuple[bool, str | None]:
     verdict = keep_informative_groups(arguments(**args), samples, more="ignored")
     assert verdict.keep_when_insufficient is False
+    assert bool(verdict) is verdict.keep  # a slime that doesn't know the class takes it for a truth value
     return verdict.keep, verdict.reason
 
 
@@ -35,19 +35,15 @@ def verdict_on(samples: list[Any], **args: Any) -> tuple[bool, str | None]:
     [
         (group_of(1.0, 1.0, 1.0), "zero_std_1.0"),
         (group_of(-0.66, -0.66), "zero_std_-0.7"),
-        (group_of(0.1 + 0.2, 0.3), "zero_std_0.3"),
         (group_of(1.0), "one_trained_rollout"),
         ([*group_of(1.0), sample_of(-1.0, index=9, status="FAILED")], "one_trained_rollout"),
         ([*group_of(1.0, 1.0), sample_of(-1.0, index=9, removed=True)], "zero_std_1.0"),
-        ([*group_of(1.0, 1.0), sample_of(None, index=9)], "zero_std_1.0"),
         ([*group_of(1.0, 1.0), sample_of(math.nan, index=9)], "zero_std_1.0"),
         ([sample_of(-1.0, index=1, status="FAILED"), sample_of(1.0, index=2, removed=True)], "no_trained_rollout"),
         ([], "no_trained_rollout"),
-        (FAN_OUT, "one_trained_rollout"),
         ([FAN_OUT], "one_trained_rollout"),
         ([*FAILED_FAN_OUT, sample_of(1.0, index=1)], "one_trained_rollout"),
         ([*FAN_OUT, sample_of(1.0, index=1)], "zero_std_1.0"),
-        ([FAN_OUT, [sample_of(1.0, index=1)]], "zero_std_1.0"),
     ],
 )
 def test_a_group_without_spread_is_dropped_for_a_reason(samples: list[Any], reason: str) -> None:
@@ -60,7 +56,6 @@ def test_a_group_without_spread_is_dropped_for_a_reason(samples: list[Any], reas
         group_of(1.0, 0.0),
         [*group_of(1.0, 0.0), sample_of(None, index=9, status="FAILED", removed=True)],
         [*FAN_OUT, sample_of(0.0, index=1)],
-        [FAN_OUT, sample_of(0.0, index=1)],
         [FAN_OUT, [sample_of(0.0, index=1)]],
     ],
 )
@@ -72,11 +67,6 @@ def test_the_reward_key_names_the_entry_of_a_dict() -> None:
     samples = group_of({"score": 1.0, "acc": 0.0}, {"score": 1.0, "acc": 1.0})
     assert verdict_on(samples, reward_key="score") == (False, "zero_std_1.0")
     assert verdict_on(samples, reward_key="acc") == (True, None)
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_a_slime_that_does_not_know_the_verdict_takes_it_as_a_truth_value(keep: bool) -> None:
-    assert bool(FilterVerdict(keep=keep, reason="any")) is keep
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import wandb_file
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb")
 
 STEPS = """
-import json, sys
+import runpy, sys
 from argparse import Namespace
 
 import wandb
@@ -38,13 +37,13 @@ with wandb.init(project="agents", settings=wandb.Settings(silent=True)) as run:
     log_rollout(7, args, samples, None, 1.0)
     wandb.log({"rollout/response_len/mean": 5.0, "rollout/step": 7})
     log_eval(8, args, {"aime": {"rewards": [1.0], "samples": samples[:1]}}, None)
-print(folder)
+reader, sys.argv[1] = sys.argv[1], folder
+runpy.run_path(reader, run_name="__main__")
 """
 
 
-@pytest.fixture
-def in_child(tmp_path: Path) -> Callable[..., str]:
-    """Runs Python with wandb offline and all that it writes in a folder of the test's own; gives what it printed."""
+def child_output(tmp_path: Path, *arguments: str) -> str:
+    """The last line that Python prints, with wandb offline and all that it writes in a folder of the test's own."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "XDG_"))},
         "WANDB_MODE": "offline",
@@ -53,22 +52,15 @@ def in_child(tmp_path: Path) -> Callable[..., str]:
         "TMPDIR": str(tmp_path),
         **{f"WANDB_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "CACHE", "DATA", "ARTIFACT")},
     }
-
-    def run(*arguments: str) -> str:
-        child = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-        )
-        assert child.returncode == 0, child.stderr
-        assert "metric failed" not in child.stderr
-        return child.stdout
-
-    return run
+    command = [sys.executable, *arguments]
+    child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert child.returncode == 0, child.stderr
+    assert "metric failed" not in child.stderr
+    return child.stdout.splitlines()[-1]
 
 
-def test_wandb_gets_the_numbers_and_the_transcripts_of_a_step_in_one_row(in_child: Callable[..., str]) -> None:
-    folder = in_child("-c", STEPS).splitlines()[-1]
-    reader = Path(wandb_file.__file__)
-    training, slimes_own, evaluation = json.loads(in_child(str(reader), folder))
+def test_wandb_gets_the_numbers_and_the_transcripts_of_a_step_in_one_row(tmp_path: Path) -> None:
+    training, slimes_own, evaluation = json.loads(child_output(tmp_path, "-c", STEPS, wandb_file.__file__))
     assert training["rollout/step"] == slimes_own["rollout/step"] == 7
     assert (training["rollout/agent/turns/mean"], training["rollout/agent/turns/max"]) == (2.5, 4)
     assert (training["rollout/agent/samples"], training["rollout/agent/weight_version_spread/max"]) == (2, 1)

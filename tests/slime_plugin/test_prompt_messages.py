@@ -25,10 +25,6 @@ def template(shipped_tokenizer: Any) -> ChatTemplate:
     return ChatTemplate(shipped_tokenizer)
 
 
-def test_a_string_is_the_users_message(template: ChatTemplate) -> None:
-    assert to_episode_prompt("2+2?", "Be brief.", template) == EpisodePrompt("Be brief.", [said("user", "2+2?")])
-
-
 def test_a_chat_keeps_its_turns_and_its_own_system_prompt(template: ChatTemplate) -> None:
     chat = [
         {"role": "system", "content": "Row's own."},
@@ -39,11 +35,8 @@ def test_a_chat_keeps_its_turns_and_its_own_system_prompt(template: ChatTemplate
     prompt = to_episode_prompt(chat, "Configured.", template)
     assert prompt.system_prompt == "Row's own."
     assert prompt.messages == [said("user", "one"), said("assistant", "two"), said("user", "three\nfour")]
-
-
-def test_a_chat_without_system_gets_the_configured_one(template: ChatTemplate) -> None:
-    assert to_episode_prompt([{"role": "user", "content": "x"}], "Configured.", template).system_prompt == "Configured."
-    assert to_episode_prompt([{"role": "user", "content": "x"}], None, template).system_prompt is None
+    assert to_episode_prompt(chat[1:], "Configured.", template).system_prompt == "Configured."
+    assert to_episode_prompt("2+2?", None, template) == EpisodePrompt(None, [said("user", "2+2?")])
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,6 @@ async def test_each_drifted_token_is_counted_by_its_kind(tokenizer: Any) -> None
         *bytewise(tokenizer, name),
         *encode(tokenizer, after[2]),
     ]
-    assert tokenizer.decode(text) == before + call_text()
     spelled = [*bytewise(tokenizer, "<think>"), *encode(tokenizer, "x"), *bytewise(tokenizer, "\n\n"), *answer]
     (single,) = parts_of((await run(tokenizer, [call_text(), ANSWER], prompt=QUESTION)).sample)[2:3]
     found = measured(tokenizer, sample_of([prompt, text, single, spelled], prompt=QUESTION))
@@ -103,14 +102,6 @@ def without_the_close(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
     return [prompt, call[:-1], context, answer], len(prompt) + len(call) - 1
 
 
-def forged(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
-    """A tool's text that became a control token."""
-    prompt, call, context, answer = parts
-    at = context.index(encode(tokenizer, "34")[-1])
-    forged = [*context[:at], ChatTemplate(tokenizer).end_of_turn_id, *context[at + 1 :]]
-    return [prompt, call, forged, answer], len(prompt) + len(call)
-
-
 def respelled(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
     """Context in other tokens than the tokenizer's."""
     prompt, call, context, answer = parts
@@ -137,25 +128,9 @@ def respelled_prompt(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
     return [[*prompt[:at], *bytewise(tokenizer, "assistant"), *prompt[at + len(word) :]], call, context, answer], at
 
 
-def without_generation_prompt(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
-    """A prompt that does not open the assistant's turn."""
-    prompt, call, context, answer = parts
-    opening = ChatTemplate(tokenizer).turn_ids([{"role": "user", "content": ""}], last_id=None)
-    length = len(encode(tokenizer, "<|im_start|>assistant\n"))
-    assert prompt[-length:] == opening[-length:]
-    return [prompt[:-length], call, context, answer], 0
-
-
-def cut_short(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
-    """Context that stops before the assistant's turn is opened."""
-    prompt, call, context, answer = parts
-    length = len(encode(tokenizer, "<|im_start|>assistant\n"))
-    return [prompt, call, context[:-length], answer], len(prompt) + len(call)
-
-
 @pytest.mark.parametrize(
     "defect",
-    [cut_short, without_the_close, forged, respelled, one_result_less, respelled_prompt, without_generation_prompt],
+    [without_the_close, respelled, one_result_less, respelled_prompt],
     ids=lambda defect: defect.__name__,
 )
 async def test_context_that_is_not_the_templates_is_found_where_it_begins(tokenizer: Any, defect: Any) -> None:
@@ -165,17 +140,6 @@ async def test_context_that_is_not_the_templates_is_found_where_it_begins(tokeni
     assert found.tokens >= 1
     if defect in (without_the_close, respelled, respelled_prompt):
         assert found.position == earliest
-
-
-async def test_a_samples_own_arguments_of_the_template_are_used(qwen3_tokenizer: Any) -> None:
-    kwargs = {"enable_thinking": False}
-    done = await run(qwen3_tokenizer, [ANSWER], prompt=QUESTION, args={"apply_chat_template_kwargs": kwargs})
-    told = done.sample.metadata["strands_rollout"].pop("template_kwargs")
-    assert told == kwargs
-    done.sample.apply_chat_template_kwargs = {}
-    assert measured(qwen3_tokenizer, done.sample).mismatches
-    done.sample.apply_chat_template_kwargs = kwargs
-    assert measured(qwen3_tokenizer, done.sample).mismatches == []
 
 
 @pytest.mark.parametrize(
@@ -195,15 +159,8 @@ async def test_whoever_set_the_templates_arguments_they_are_those_of_the_check(
     assert measured(qwen3_tokenizer, done.sample).mismatches == []
 
 
-async def test_a_sample_that_is_kept_out_of_training_is_measured_all_the_same(tokenizer: Any) -> None:
-    sample = await played(tokenizer)
-    sampled = sum(sample.loss_mask)
-    sample.loss_mask = [0] * sample.response_length
-    assert measured(tokenizer, sample).sampled_tokens == sampled
-
-
-async def test_turns_of_a_foreign_sample_are_its_runs_of_trained_tokens(tokenizer: Any) -> None:
-    parts = parts_of(await played(tokenizer))
+async def test_turns_of_a_foreign_sample_are_its_runs_of_trained_tokens(shipped_tokenizer: Any) -> None:
+    parts = parts_of(await played(shipped_tokenizer))
     foreign = sample_of(parts, with_facts=False)
     assert episode(foreign).turns == episode(sample_of(parts)).turns
     foreign.loss_mask = None  # slime's for "all of it"
@@ -229,6 +186,8 @@ async def test_user_turns_may_follow_results_and_each_other(tokenizer: Any, resu
     assert measured(tokenizer, sample_of([prompt, turn, context, answer], prompt=QUESTION)).mismatches == []
     torn = sample_of([prompt, turn, context[:-1], answer], prompt=QUESTION)
     assert len(measured(tokenizer, torn).mismatches or []) == 1
+    unopened = sample_of([prompt[:-1], turn, context, answer], prompt=QUESTION)
+    assert len(measured(tokenizer, unopened).mismatches or []) == 1
 
 
 async def test_a_format_that_no_parser_reads_leaves_the_number_of_results_open(shipped_tokenizer: Any) -> None:
@@ -288,37 +247,33 @@ def measured_of(tokenizer: Any, *turns: list[list[int]]) -> list[EpisodeDrift]:
     return measure_some(finished_samples(samples), DriftMeter(tokenizer))
 
 
-def test_a_samples_turns_are_counted_together_and_apart_from_each_other(shipped_tokenizer: Any) -> None:
-    word, plain = bytewise(shipped_tokenizer, " number"), encode(shipped_tokenizer, " is the answer")
-    both, none = measured_of(shipped_tokenizer, [word, plain, word], [plain])
-    assert (both.sampled_tokens, both.turn_drift) == (2 * len(word) + len(plain), 2 * len(word))
-    assert (none.sampled_tokens, none.turn_drift, none.is_drifted) == (len(plain), 0, False)
+def test_a_turn_that_two_weight_versions_wrote_is_encoded_as_one(shipped_tokenizer: Any) -> None:
+    ids = encode(shipped_tokenizer, "It is 🙂")
+    assert shipped_tokenizer.decode(ids[:-1]).endswith("\ufffd")
+    sample = sample_of([encode(shipped_tokenizer, "\n"), ids])
+    for turn, drifts in ((0, False), (1, True)):
+        spans = [[0, 1, len(ids), "1"], [turn, len(ids), len(ids) + 1, "2"]]
+        sample.metadata["strands_rollout"]["spans"] = spans
+        (found,) = measure_some(finished_samples([sample]), DriftMeter(shipped_tokenizer))
+        assert (found.turn_drift > 0) == found.is_drifted == drifts
 
 
-def test_at_most_so_many_samples_are_measured_evenly_spread_and_always_the_same(shipped_tokenizer: Any) -> None:
+def test_at_most_so_many_samples_are_measured_evenly_spread(
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = encode(shipped_tokenizer, " a")
     # every sample has a length of its own, so that it can be told which were measured
     samples = [[one * length] for length in range(1, 2 * MAX_SAMPLES + 1)]
     lengths = [found.sampled_tokens for found in measured_of(shipped_tokenizer, *samples)]
     assert lengths == list(range(1, 2 * MAX_SAMPLES, 2))
-    assert [found.sampled_tokens for found in measured_of(shipped_tokenizer, *samples)] == lengths
-
-
-def test_fewer_long_samples_are_measured_of(shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retokenisation, "MAX_TOKENS", 100)
-    one = encode(shipped_tokenizer, " a")
+    monkeypatch.setattr(retokenisation, "MAX_TOKENS", 100)  # fewer of long ones
     assert [drift.sampled_tokens for drift in measured_of(shipped_tokenizer, *[[one * 24]] * 10)] == [24] * 4
     assert len(measured_of(shipped_tokenizer, *[[one * 500]] * 10)) == 1
 
 
-def test_a_sample_without_a_sampled_token_is_not_measured_of(shipped_tokenizer: Any) -> None:
-    found = measured_of(shipped_tokenizer, [[]], [[], encode(shipped_tokenizer, "a")])
-    assert [drift.sampled_tokens for drift in found] == [1]
-    assert measured_of(shipped_tokenizer) == []
-
-
 @pytest.mark.parametrize("no_id", [-1, 2**40, "7", None])
-def test_a_sample_with_what_is_no_token_id_is_left_out_and_the_others_count(shipped_tokenizer: Any, no_id: Any) -> None:
+def test_a_sample_that_can_not_be_measured_is_left_out_and_the_others_count(shipped_tokenizer: Any, no_id: Any) -> None:
     plain = encode(shipped_tokenizer, " the answer")
-    found = measured_of(shipped_tokenizer, [plain], [plain, [*plain, no_id]], [plain, plain])
+    assert measured_of(shipped_tokenizer) == []
+    found = measured_of(shipped_tokenizer, [plain], [plain, [*plain, no_id]], [plain, plain], [[]])
     assert [drift.sampled_tokens for drift in found] == [len(plain), 2 * len(plain)]

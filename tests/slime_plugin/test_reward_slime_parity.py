@@ -21,16 +21,9 @@ ARGS = SimpleNamespace(strands_rollout={"reward": {"style": "slime_strands_examp
 
 
 def sample(response: str, label: object = "42", tool_iterations: int = 0) -> Any:
-    return SimpleNamespace(
-        response=response,
-        label=label,
-        metadata={"strands_rollout": {"tool_iterations": tool_iterations}},
-        tool_iters=tool_iterations,
-        tool_calls=0,
-        tokens=[],
-        response_length=0,
-        status=SimpleNamespace(name="COMPLETED"),
-    )
+    slimes = {"tool_iters": tool_iterations, "tool_calls": 0, "tokens": [], "response_length": 0}
+    status, metadata = SimpleNamespace(name="COMPLETED"), {"strands_rollout": {"tool_iterations": tool_iterations}}
+    return SimpleNamespace(response=response, label=label, metadata=metadata, status=status, **slimes)
 
 
 async def score_of(response: str, label: object = "42", tool_iterations: int = 2) -> dict[str, Any]:
@@ -41,25 +34,21 @@ async def score_of(response: str, label: object = "42", tool_iterations: int = 2
 
 # What math_dapo gives for each text: the rows of the table in slime's own terms.
 RIGHT = [
-    "Answer: 42",
-    "Answer: $42$",
-    "Answer: x = 42",
-    r"Answer: \boxed{42}",
-    r"\boxed{42}",
+    *("Answer: 42", "Answer: $42$", "Answer: x = 42", r"Answer: \boxed{42}", r"\boxed{42}"),
     "<tool_response>\nAnswer: 42\n</tool_response>",  # it reads tool output
     "Answer: 41\nAnswer: 42",
 ]
 WRONG = [
-    "Answer: 42.",
-    "Answer: 41 and then Answer: 42",
-    "Answer: 42.0",
-    "**Answer:** 42",
-    r"\boxed{042}",
-    r"\boxed{ 42 }",
+    *(
+        "Answer: 42.",
+        "Answer: 41 and then Answer: 42",
+        "Answer: 42.0",
+        "**Answer:** 42",
+        r"\boxed{042}",
+        r"\boxed{ 42 }",
+    ),
     r"\boxed{42}" + " " * 100,  # a box is looked for in the last 100 characters only
-    "Answer: 42" + " " * 300,
-    "42",
-    "",
+    *("Answer: 42" + " " * 300, "42", ""),
 ]
 
 
@@ -76,7 +65,7 @@ async def test_what_slime_scores_is_the_score(response: str, label: object, scor
     assert (result["score"], result["acc"], result["error"]) == (score, max(score, 0.0), "")
 
 
-@pytest.mark.parametrize("label", ["", None, "1/2", "x", "inf", "nan"])
+@pytest.mark.parametrize("label", ["", None, "1/2", "inf"])
 async def test_where_slime_raises_the_answer_is_wrong_and_the_reason_given(label: object) -> None:
     result = await score_of("Answer: 1/2", label)
     assert (result["score"], result["acc"], "Error" in result["error"]) == (-1.0, 0.0, True)
@@ -88,11 +77,9 @@ async def test_where_slime_raises_the_answer_is_wrong_and_the_reason_given(label
 async def test_a_failure_is_shaped_by_the_tool_iterations(tool_iterations: int, score: float) -> None:
     assert (await score_of("Answer: 41", "42", tool_iterations))["score"] == pytest.approx(score)
     assert (await score_of("Answer: 42", "42", tool_iterations))["score"] == 1.0
-
-
-async def test_the_attribute_of_slimes_own_generate_is_read_where_ours_is_missing() -> None:
-    foreign = SimpleNamespace(response="Answer: 41", label="42", metadata={}, tool_iters=4)
-    assert (await reward_func(ARGS, foreign))["score"] == pytest.approx(-0.9)
+    # slime's own generate sets an attribute
+    foreign = SimpleNamespace(response="Answer: 41", label="42", metadata={}, tool_iters=tool_iterations)
+    assert (await reward_func(ARGS, foreign))["score"] == pytest.approx(score)
 
 
 def slime_package() -> Path:

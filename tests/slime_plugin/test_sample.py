@@ -15,7 +15,7 @@ from strands_rollout import EpisodeLimits, Sample, SGLangModel, StopReason
 from strands_rollout.agent.episode import Episode
 from strands_rollout.agent.stop_reason import EpisodeProgress
 from strands_rollout.agent.tool_call import ToolStats
-from strands_rollout.errors import EngineUnavailableError, PromptError, TrajectoryError
+from strands_rollout.errors import EngineUnavailableError
 from strands_rollout.slime_plugin.resume import reset_sample
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 from strands_rollout.slime_plugin.sample_writer import write_episode, write_failure
@@ -82,12 +82,23 @@ def violations(sample: Sample, model: SGLangModel, **how: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("reason", "status"), TRAINED.items())
-def test_what_the_policy_did_is_trained(model: SGLangModel, reason: StopReason, status: str) -> None:
-    sampled = [turn(model, PROMPT, CALLS), turn(model, RESULT, ANSWER)]
+def test_what_the_policy_did_is_trained_token_for_token(model: SGLangModel, reason: StopReason, status: str) -> None:
+    sampled = [turn(model, PROMPT, CALLS, weight_version="v1"), turn(model, RESULT, ANSWER, weight_version="v2")]
     sample = written(model, reason)
     assert (sample.status.value, sample.remove_sample) == (status, False)
-    assert sum(sample.loss_mask or []) == sum(sampled)
+    prompt_length = len(ids_of(model, PROMPT))
+    assert sample.tokens == model.trajectory.token_ids
+    assert sample.response_length == len(sample.tokens) - prompt_length
+    assert sample.loss_mask == model.trajectory.loss_mask[prompt_length:]
+    assert sum(sample.loss_mask) == sum(sampled)
+    assert sample.rollout_log_probs == model.trajectory.logprobs[prompt_length:]
+    assert sample.response == CALLS + RESULT + ANSWER
     assert violations(sample, model) == []
+    assert sample.weight_versions == ["v1", "v2"]
+    assert (sample.prefix_cache_info.cached_tokens, sample.prefix_cache_info.total_prompt_tokens) == (8, 20)
+    assert sample.non_generation_time == 1.25
+    assert copy.deepcopy(sample) == sample == pickle.loads(pickle.dumps(sample))  # noqa: S301 - our own bytes
+    assert Sample.from_dict(sample.to_dict()) == sample
 
 
 @pytest.mark.parametrize("reason", NEVER_TRAINED)
@@ -124,37 +135,6 @@ def test_an_abort_is_aborted_only_where_slime_can_take_it(model: SGLangModel, ma
     assert violations(sample, model, may_abort=may_abort) == []
 
 
-def test_tokens_mask_and_logprobs_are_those_of_the_trajectory(model: SGLangModel) -> None:
-    turn(model, PROMPT, CALLS)
-    turn(model, RESULT, ANSWER)
-    sample = written(model, StopReason.COMPLETED)
-    prompt_length = len(ids_of(model, PROMPT))
-    assert sample.tokens == model.trajectory.token_ids
-    assert sample.response_length == len(sample.tokens) - prompt_length
-    assert sample.loss_mask == model.trajectory.loss_mask[prompt_length:]
-    assert sample.rollout_log_probs == model.trajectory.logprobs[prompt_length:]
-    assert sample.response == CALLS + RESULT + ANSWER
-
-
-def test_no_context_follows_the_last_sampled_token(model: SGLangModel) -> None:
-    turn(model, PROMPT, CALLS)
-    with pytest.raises(TrajectoryError, match="got a turn without a sampled token"):
-        turn(model, RESULT, "", "abort")
-    sample = written(model, StopReason.ABORTED, may_abort=True)
-    assert sample.tokens == ids_of(model, PROMPT) + ids_of(model, CALLS)
-    assert sample.loss_mask is not None
-    assert sample.loss_mask[-1] == 1
-
-
-def test_what_each_turn_says_of_itself_is_fed_to_the_sample(model: SGLangModel) -> None:
-    turn(model, PROMPT, CALLS, weight_version="v1")
-    turn(model, RESULT, ANSWER, weight_version="v2")
-    sample = written(model, StopReason.COMPLETED)
-    assert sample.weight_versions == ["v1", "v2"]
-    assert (sample.prefix_cache_info.cached_tokens, sample.prefix_cache_info.total_prompt_tokens) == (8, 20)
-    assert sample.non_generation_time == 1.25
-
-
 def test_the_facts_of_the_episode_are_plain_json_beside_the_rows_own_metadata(model: SGLangModel) -> None:
     sampled = turn(model, PROMPT, ANSWER)
     sample = Sample(prompt="What is 17 * 2?", metadata={"source_name": "dapo"})
@@ -167,22 +147,6 @@ def test_the_facts_of_the_episode_are_plain_json_beside_the_rows_own_metadata(mo
     assert facts["error"].startswith("EngineUnavailableError: gone ")
     assert len(facts["error"]) <= 2000
     assert (facts["tool_iterations"], facts["tool_calls"], facts["sampled_tokens"]) == (1, 2, sampled)
-
-
-def test_a_sample_survives_copies_and_pickles(model: SGLangModel) -> None:
-    turn(model, PROMPT, CALLS)
-    sample = written(model, StopReason.COMPLETED)
-    assert copy.deepcopy(sample) == sample
-    assert pickle.loads(pickle.dumps(sample)) == sample  # noqa: S301 - our own bytes
-    assert Sample.from_dict(sample.to_dict()) == sample
-
-
-def test_a_failure_before_any_episode_is_a_valid_sample(model: SGLangModel) -> None:
-    sample = Sample(prompt="", label="34")
-    write_failure(sample, PromptError("got an empty prompt"), StopReason.SETUP_ERROR)
-    assert (sample.status.value, sample.remove_sample) == ("failed", True)
-    assert sample.metadata["strands_rollout"]["error"] == "PromptError: got an empty prompt"
-    assert violations(sample, model) == []
 
 
 @pytest.mark.parametrize("status", Sample.Status)

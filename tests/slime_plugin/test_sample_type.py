@@ -47,6 +47,11 @@ def test_trainable_tokens_bring_their_logprobs_and_context_brings_none() -> None
     assert sample.loss_mask == [1, 1, 0, 1]
     assert sample.rollout_log_probs == [-1.0, -2.0, 0.0, -3.0]
     assert (sample.effective_response_length, Sample(response_length=7).effective_response_length) == (3, 7)
+    bare = Sample(tokens=[1, 2], response_length=1)  # tokens without mask and logprobs are trained
+    with pytest.raises(ValueError, match="after 1 response tokens without rollout_log_probs"):
+        bare.append_response_tokens(tokens=[3], log_probs=[-1.0])
+    bare.append_response_tokens(tokens=[3], trainable=False)
+    assert (bare.loss_mask, bare.rollout_log_probs) == ([1, 0], [0.0, 0.0])
 
 
 @pytest.mark.parametrize(
@@ -65,37 +70,18 @@ def test_what_would_break_the_alignment_is_refused_and_leaves_no_trace(arguments
     assert sample == Sample(tokens=[1, 2])
 
 
-def test_tokens_without_mask_and_logprobs_are_trained_and_only_context_can_follow_them() -> None:
-    sample = Sample(tokens=[1, 2], response_length=1)
-    with pytest.raises(ValueError, match="after 1 response tokens without rollout_log_probs"):
-        sample.append_response_tokens(tokens=[3], log_probs=[-1.0])
-    sample.append_response_tokens(tokens=[3], trainable=False)
-    assert (sample.loss_mask, sample.rollout_log_probs) == ([1, 0], [0.0, 0.0])
-
-
 @pytest.mark.parametrize(("finish", "status"), [("stop", "completed"), ("length", "truncated"), ("abort", "aborted")])
 def test_the_engines_facts_are_counted_and_set_the_status(finish: str, status: str) -> None:
     sample = Sample(tokens=[1])
-    sample.append_response_tokens(tokens=[2], log_probs=[-1.0], meta_info=META)
+    args = SimpleNamespace(sglang_speculative_algorithm="EAGLE")
+    counts = {"spec_accept_token_num": 4, "spec_draft_token_num": 6, "spec_verify_ct": 2, "completion_tokens": 5}
+    sample.append_response_tokens(args, tokens=[2], log_probs=[-1.0], meta_info={**META, **counts})
     sample.append_response_tokens(meta_info={"finish_reason": {"type": finish}}, text="more")
+    sample.append_response_tokens(tokens=[3], log_probs=[-1.0], meta_info=META, update_terminal_info=False)
+    sample.append_response_tokens(tokens=[4], log_probs=[-1.0], meta_info={"prompt_tokens": 10})
     assert (sample.status.value, sample.response, sample.weight_versions) == (status, "more", ["v1"])
     assert sample.prefix_cache_info.prefix_cache_hit_rate == 0.4
-
-
-def test_facts_that_do_not_end_a_request_are_not_counted() -> None:
-    sample = Sample(tokens=[1])
-    sample.append_response_tokens(tokens=[2], log_probs=[-1.0], meta_info=META, update_terminal_info=False)
-    sample.append_response_tokens(tokens=[3], log_probs=[-1.0], meta_info={"prompt_tokens": 10})
-    assert (sample.status, sample.weight_versions) == (Sample.Status.PENDING, [])
-    assert sample.prefix_cache_info == Sample.PrefixCacheInfo()
-
-
-def test_speculative_decoding_is_counted_where_it_is_used() -> None:
-    meta = {**META, "spec_accept_token_num": 4, "spec_draft_token_num": 6, "spec_verify_ct": 2, "completion_tokens": 5}
-    for algorithm, expected in ((None, Sample.SpecInfo()), ("EAGLE", Sample.SpecInfo(4, 6, 2, 5))):
-        sample = Sample(tokens=[1])
-        sample.append_response_tokens(SimpleNamespace(sglang_speculative_algorithm=algorithm), meta_info=meta)
-        assert sample.spec_info == expected
+    assert sample.spec_info == Sample.SpecInfo(4, 6, 2, 5)
 
 
 @given(
@@ -124,25 +110,8 @@ def test_a_round_trip_through_a_dict_loses_nothing() -> None:
     assert Sample.from_dict(data) == sample
     assert vars(Sample.from_dict(data))["trace"] == {"events": []}
     assert data["status"] == "completed"
-
-
-def test_the_reward_is_read_by_its_key() -> None:
-    sample = Sample(reward={"score": 0.5, "acc": 1.0})
-    assert sample.get_reward_value(SimpleNamespace(reward_key="score")) == 0.5
-    assert sample.get_reward_value(SimpleNamespace(reward_key=None)) == {"score": 0.5, "acc": 1.0}
-
-
-@pytest.mark.parametrize(
-    "sample",
-    [
-        None,
-        object(),
-        *(SimpleNamespace(metadata=one) for one in (None, ["strands_rollout"], {"strands_rollout": None})),
-    ],
-)
-def test_a_sample_without_facts_has_none(sample: object) -> None:
-    assert episode_facts(sample) == {}
-    assert fan_out_part(sample) is None
+    assert sample.get_reward_value(SimpleNamespace(reward_key="score")) == 1.0
+    assert sample.get_reward_value(SimpleNamespace(reward_key=None)) == {"score": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -156,6 +125,8 @@ def test_the_part_of_a_fan_out_is_read_of_the_facts_alone(fan_out: object, part:
     sample = SimpleNamespace(metadata={"strands_rollout": {"fan_out": fan_out}, "of_the_row": 1})
     assert episode_facts(sample) == {"fan_out": fan_out}
     assert fan_out_part(sample) == part
+    for odd in (None, object(), SimpleNamespace(metadata=["strands_rollout"]), SimpleNamespace(metadata=None)):
+        assert (episode_facts(odd), fan_out_part(odd)) == ({}, None)
 
 
 def older_sample(*new: str, **values: Any) -> Any:

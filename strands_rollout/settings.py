@@ -17,7 +17,17 @@ from types import SimpleNamespace
 from typing import Annotated, Any, Final, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    PlainSerializer,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from strands_rollout.errors import ConfigError
@@ -214,7 +224,7 @@ class RolloutSettings(_Settings):
     fan_out: bool = False
     """Return a list of samples: the main agent's, one for each sub-agent, and one for each history that was rewritten
     later."""
-    should_abort: str | Callable[[], bool] | None = None
+    should_abort: Annotated[str | Callable[[], bool] | None, PlainSerializer(str, when_used="json-unless-none")] = None
     """Without slime: a function without arguments, or its dotted path, that returns whether the rollout is being
     aborted."""
     freeze_gc: bool = True

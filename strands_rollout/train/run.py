@@ -88,15 +88,13 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
         state = _restored(folder, policy, options.steps)
         if CODE_TOOL_PATH in settings.tools:
             log.print(f"code runs with isolation {await start_executor(settings.executor)!r}", highlight=False)
-        engine = served_engine(options.base_url, options.model_dir.resolve())
-        base_url = await stack.enter_async_context(engine)
+        base_url = await stack.enter_async_context(served_engine(options.base_url, options.model_dir.resolve()))
         log.print(f"engine at {redacted(parse_base_url(base_url))}, run in {options.out}", highlight=False)
         sync = await stack.enter_async_context(WeightSync(base_url))
         aborting = AbortFlag()
         given = {**settings.model_dump(exclude_unset=True), "should_abort": aborting}
-        player = await stack.enter_async_context(
-            playing(base_url, options.model_dir, given, audited=False, generate=method.generate)
-        )
+        game = playing(base_url, options.model_dir, given, audited=False, generate=method.generate)
+        player = await stack.enter_async_context(game)
         player.args.n_samples_per_prompt = options.samples_per_prompt
         collector = RolloutCollector(
             player, rows, options, sync.abort_all, aborting, keeps_aborted=method.keeps_aborted

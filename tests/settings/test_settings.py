@@ -22,7 +22,14 @@ from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.options import Sampling
 from strands_rollout.evaluation.plan import read_eval_config
 from strands_rollout.secret_mask import secret_values
-from strands_rollout.settings import RewardSettings, RolloutSettings, documented, read_config_file, settings_from_args
+from strands_rollout.settings import (
+    RewardSettings,
+    RolloutSettings,
+    documented,
+    masked_values,
+    read_config_file,
+    settings_from_args,
+)
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ROLLOUT_CONFIGS = sorted(path for path in CONFIGS.glob("*.yaml") if path.stem != "aime_eval")
@@ -260,3 +267,9 @@ def test_a_configuration_that_is_no_regular_file_is_refused_at_once(kind: str, t
         path.symlink_to("/dev/zero")
     with pytest.raises(ConfigError, match="expected a regular file"):
         read_config_file(path)
+
+
+def test_a_function_among_the_settings_is_written_as_text() -> None:
+    settings = RolloutSettings(should_abort=Path("/").exists)
+    assert "exists" in masked_values(settings)["should_abort"]
+    assert masked_values(RolloutSettings())["should_abort"] is None

@@ -242,8 +242,9 @@ def options_of(command: str) -> set[str]:
     if "/" not in command:
         return set(options_in(get_command(app).commands[command]).split())  # type: ignore[attr-defined]
     if command.startswith("data_prep/"):  # all have these, most of them named like a parameter
-        source = (REPOSITORY / "data_prep/preparation/command_line.py").read_text()
-        names = re.findall(r"^ +(\w+): Annotated", source, re.MULTILINE)
+        files = [REPOSITORY / "data_prep/preparation" / name for name in ("command_line.py", "request.py")]
+        source = "\n".join(file.read_text() for file in files)
+        names = re.findall(r"^    (\w+): ", source, re.MULTILINE)
     else:
         source, names = (REPOSITORY / command).read_text(), settings_of(command)
     return {*re.findall(r"--[\w-]+", source), *(f"--{name.lower().replace('_', '-')}" for name in names)}

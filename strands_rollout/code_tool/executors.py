@@ -203,7 +203,7 @@ def make_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"got executor={setting!r}; expected a name, or a mapping with the key name and options")
-    make = _factory(name)
+    make = executor_factory(name)
     try:
         bound = inspect.signature(make).bind(**options)
     except TypeError as e:
@@ -219,7 +219,8 @@ def make_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
     return executor
 
 
-def _factory(name: str) -> Callable[..., object]:
+def executor_factory(name: str) -> Callable[..., object]:
+    """What makes the executor of a name of `EXECUTORS`, or at a dotted path."""
     path = EXECUTORS.get(name, name)
     if "." not in path:
         near = difflib.get_close_matches(name, EXECUTORS, n=1, cutoff=0.4)

@@ -131,7 +131,7 @@ class RayExecutor(CodeExecutor):
         address: As above; None for RAY_ADDRESS. Of no effect where Ray is initialized already.
         timeout_s: Default limit in wall-clock seconds; a call may name its own.
         max_output_chars: Characters kept of stdout and of stderr.
-        executor: Dotted path to the `CodeExecutor` that each node makes.
+        executor: The `CodeExecutor` that each node makes, by name or dotted path.
         options: Its keyword arguments; `timeout_s` and `max_output_chars` are passed on where it takes them. One is
             made here too, to check them and for its `facts`, and never run.
         nodes: Ids or IP addresses of the nodes to use; None or "all" for every node that offers CPUs to Ray.

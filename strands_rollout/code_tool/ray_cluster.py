@@ -20,9 +20,9 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult
+from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, executor_factory, make_executor
 from strands_rollout.code_tool.local.sandbox.output import shorten
-from strands_rollout.errors import ConfigError, SandboxError, foreign_code
+from strands_rollout.errors import SandboxError, foreign_code
 
 
 class ObjectRef(Protocol):
@@ -42,33 +42,13 @@ class ExecutorRecipe:
 
     def make(self) -> CodeExecutor:
         """Make one."""
-        kind = self._kind()
-        try:
-            executor = kind(**self.options)
-        except TypeError as e:
-            raise ConfigError(f"{self.path} does not take the options {self.options}: {e}") from e
-        if not isinstance(executor, CodeExecutor):
-            raise ConfigError(f"{self.path} makes a {type(executor).__name__}; expected a CodeExecutor")
-        return executor
+        return make_executor({"name": self.path} | self.options)
 
     def with_defaults(self, defaults: Mapping[str, object]) -> ExecutorRecipe:
-        """Add those defaults that the class has a parameter for; the options win."""
-        parameters = inspect.signature(self._kind()).parameters
+        """Add those defaults that the executor has a parameter for; the options win."""
+        parameters = inspect.signature(executor_factory(self.path)).parameters
         known = {name: value for name, value in defaults.items() if name in parameters}
         return ExecutorRecipe(self.path, known | self.options)
-
-    def _kind(self) -> type:
-        module_path, _, name = self.path.rpartition(".")
-        try:
-            found = getattr(importlib.import_module(module_path), name)
-        except (ImportError, AttributeError, ValueError) as e:
-            raise ConfigError(
-                f"can't load the executor {self.path!r}: {e}; expected the dotted path of a class, installed on every "
-                "node"
-            ) from e
-        if not isinstance(found, type):
-            raise ConfigError(f"the executor {self.path!r} is a {type(found).__name__}; expected a class")
-        return found
 
 
 @dataclass(frozen=True, slots=True)

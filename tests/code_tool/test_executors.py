@@ -204,6 +204,7 @@ def test_a_quota_of_a_cgroup_counts_else_the_affinity(
 MARKER = re.compile(r"\n\.\.\. \[(\d+) characters dropped\] \.\.\.\n")
 
 
+@settings(deadline=None)
 @given(text=st.text(alphabet="aé漢😀\n", max_size=300), cap=st.integers(1, 60), step=st.integers(1, 17))
 def test_every_character_is_kept_or_counted_however_the_bytes_arrive(text: str, cap: int, step: int) -> None:
     output = CappedOutput(cap)

@@ -271,7 +271,7 @@ async def test_a_call_that_hangs_on_one_server_is_run_by_the_other() -> None:
         FakeSandboxFusion() as good,
         SandboxFusionExecutor([hanging.url, good.url]) as executor,
     ):
-        assert (await executor.run("1", timeout_s=0.3)).stdout == "1\n"
+        assert (await executor.run("1", timeout_s=5)).stdout == "1\n"
 
 
 async def test_calls_are_spread_over_the_servers() -> None:

@@ -68,7 +68,7 @@ def test_a_deep_tree_is_a_fault_of_the_code_and_is_deleted(tmp_path: Path, depth
     used = measured(place)
     assert (used.fault == f"more than {scratch.MAX_DEPTH} folders inside each other") == is_fault
     assert used.entries <= scratch.MAX_DEPTH + 1
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
     assert scratch.delete(str(place))
     assert not place.exists()
 
@@ -81,7 +81,7 @@ def test_many_entries_are_measured_in_slices_and_an_unfinished_look_keeps_no_des
     looks = scratch.measure(str(tmp_path), 1 << 40, 10_000)
     assert [next(looks).entries for _ in range(4)] == [130, 258, 386, 514]
     looks.close()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 @pytest.mark.parametrize("swapped", ["link", "file", "nothing"])

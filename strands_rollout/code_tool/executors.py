@@ -37,8 +37,8 @@ class ExecutionResult:
         timed_out: The time limit ended it; `stdout` and `stderr` hold what was written until then.
         truncated: At least one stream was longer than the backend keeps; a marker says how much was dropped.
         duration_s: Seconds from the first instruction of the code to the end of the process.
-        killed_by: In words, what ended it from outside ("time limit of 30 s", "SIGSEGV (crash)"), else None.
-        infra_error: In words, a fault of the executor itself, else None. The code is not to blame for it, and no model
+        killed_by: What ended it from outside ("time limit of 30 s", "SIGSEGV (crash)"), else None.
+        infra_error: A fault of the executor itself, else None. The code is not to blame for it, and no model
             may be shown it.
         queued_s: Seconds that the call waited for a free place before its code was started.
         session_lost: The call named a session, and its interpreter has ended: variables and files are gone, and the

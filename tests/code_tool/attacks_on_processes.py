@@ -92,7 +92,7 @@ if os.fork() == 0:
     {inside}
     for number in (1, 2, 15):
         signal.signal(number, signal.SIG_IGN)
-    time.sleep(30)
+    time.sleep(300)
     os._exit(0)
 """
 _SILENT: Final = "null = os.open('/dev/null', os.O_RDWR)\n    [os.dup2(null, handle) for handle in (0, 1, 2)]"
@@ -120,7 +120,7 @@ BY_STARTING: Final = (
     ),
     Attack(
         "thread-that-outlives-the-main-thread",
-        "be_known()\nthreading.Thread(target=time.sleep, args=(30,)).start()\nsyscall('exit', 0)",
+        "be_known()\nthreading.Thread(target=time.sleep, args=(300,)).start()\nsyscall('exit', 0)",
         partial(Sight, shows=more_than(0), after=True),
         never_on_plain="it ends the whole group at the time limit",
         timeout_s=1,

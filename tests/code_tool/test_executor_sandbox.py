@@ -308,13 +308,3 @@ async def test_strands_file_editor_works_on_the_sessions_files(shipped_tokenizer
         results = await converse(shipped_tokenizer, [create, change], [file_editor], CodeExecutorSandbox(executor))
     assert [result["status"] for result in results] == ["success", "success"]
     assert path.read_text() == "one\nthree"
-
-
-async def test_a_broken_executor_is_an_error_that_names_itself(
-    shipped_tokenizer: Any, plain: CodeExecutorSandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    call = TOOL_CALL.format(name="calculate", arguments='{"code": "1"}')
-    (result,) = await converse(shipped_tokenizer, [call], [calculate], plain)
-    assert result["status"] == "error"
-    assert "the code executor failed" in str(result["content"])

@@ -173,7 +173,7 @@ def _result_of_error(interpreter: Interpreter | None, error: BaseException) -> E
 
 _OWN_LIMIT_MARGIN_S: Final = 5.0  # for an interpreter that ends the code by itself
 _START_LIMIT_S: Final = 600.0  # the first container may need its image built
-_POLL_S: Final = 0.05  # how soon the end of a thread that nobody waits for is seen
+_POLL_S: Final = 0.05  # how soon the end of an abandoned thread is seen
 
 
 class CamelExecutor(LoopExecutor):
@@ -186,7 +186,7 @@ class CamelExecutor(LoopExecutor):
     instance was given. An instance of `SubprocessInterpreter` keeps nothing and is copied for each call; any other
     instance is used by one call at a time, and what it remembers is kept.
 
-    Cancelling `run` stops waiting: camel can't be told to end the code, which goes on to the interpreter's own limit.
+    Cancelling `run` stops waiting: camel can't end the code, which runs on to the interpreter's own limit.
     Only `SubprocessInterpreter` is given the call's. Code that another one doesn't end at the time limit is left behind
     in its thread; while there are `max_concurrency` of those, calls end in an `infra_error`.
 
@@ -333,9 +333,9 @@ class _Call:
         self._tell(self.started, False)  # noqa: FBT003 - a future's value
 
     def _tell(self, future: asyncio.Future[Any], value: object) -> None:
-        def tell() -> None:
+        def settle() -> None:
             if not future.done():
                 future.set_exception(value) if isinstance(value, BaseException) else future.set_result(value)
 
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            self.loop.call_soon_threadsafe(tell)
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and the call with it
+            self.loop.call_soon_threadsafe(settle)

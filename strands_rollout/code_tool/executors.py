@@ -37,8 +37,8 @@ class ExecutionResult:
         timed_out: The time limit ended it; `stdout` and `stderr` hold what was written until then.
         truncated: At least one stream was longer than the backend keeps; a marker says how much was dropped.
         duration_s: Seconds from the first instruction of the code to the end of the process.
-        killed_by: In words, what ended it from outside ("time limit of 30 s", "SIGSEGV (crash)"), else None.
-        infra_error: In words, a fault of the executor itself, else None. The code is not to blame for it, and no model
+        killed_by: What ended it from outside ("time limit of 30 s", "SIGSEGV (crash)"), else None.
+        infra_error: A fault of the executor itself, else None. The code is not to blame for it, and no model
             may be shown it.
         queued_s: Seconds that the call waited for a free place before its code was started.
         session_lost: The call named a session, and its interpreter has ended: variables and files are gone, and the
@@ -203,7 +203,7 @@ def make_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"got executor={setting!r}; expected a name, or a mapping with the key name and options")
-    make = _factory(name)
+    make = executor_factory(name)
     try:
         bound = inspect.signature(make).bind(**options)
     except TypeError as e:
@@ -219,7 +219,8 @@ def make_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
     return executor
 
 
-def _factory(name: str) -> Callable[..., object]:
+def executor_factory(name: str) -> Callable[..., object]:
+    """What makes the executor of a name of `EXECUTORS`, or at a dotted path."""
     path = EXECUTORS.get(name, name)
     if "." not in path:
         near = difflib.get_close_matches(name, EXECUTORS, n=1, cutoff=0.4)

@@ -54,7 +54,7 @@ class RayCaller:
     async def reply(
         self, node: cluster.RayNode, limit_s: float, method: Literal["run", "close_session"], argument: object
     ) -> ExecutionResult | None:
-        """What a method of the node's actor returns; after a fault the node is under suspicion."""
+        """Call a method of the node's actor; after a fault, other nodes are preferred for a while."""
         with foreign_code("whatever Ray raises, the code is not to blame") as outcome:
             return await self._answer(node, self._cluster.submit(node, method, argument), limit_s)
         self._cluster.suspect(node)
@@ -63,7 +63,7 @@ class RayCaller:
     async def _answer(
         self, node: cluster.RayNode, reference: cluster.ObjectRef, limit_s: float
     ) -> ExecutionResult | None:
-        """Wait for a result, as long as there is hope; whatever ends the wait, ends the work too."""
+        """Wait for a result until the node is lost or the limit is reached; then, the call is cancelled."""
         now = asyncio.get_running_loop().time
         give_up_at = now() + limit_s
         future: asyncio.Future[ExecutionResult | None] = asyncio.wrap_future(reference.future())
@@ -84,7 +84,7 @@ class RayCaller:
                 future.cancel()
 
     def _refresh_if_stale(self) -> None:
-        """Look for changes in the cluster, on the control thread; nobody waits for it, and its failure is no news."""
+        """Start a refresh on the control thread, if one is due; errors are left to the next call that needs a node."""
         if self._cluster.is_stale and self._refreshing.acquire(blocking=False):
             refresh = self._control.submit(self._cluster.refresh)
             refresh.add_done_callback(lambda _: self._refreshing.release())
@@ -121,17 +121,17 @@ class RayExecutor(CodeExecutor):
     whose process is gone ends with `session_lost` and `infra_error`. A call also has a deadline of its own.
 
     It isolates the code as well as `executor` does. This package must be installed on every node. Where it is not, the
-    job can bring it, `ray.init(runtime_env={"py_modules": [strands_rollout]})`, or the actors can be told where it is,
-    `actor_options={"runtime_env": {"env_vars": {"PYTHONPATH": "/shared/folder"}}}`.
+    job can bring it, `ray.init(runtime_env={"py_modules": [strands_rollout]})`, or the actors' environment can name its
+    folder, `actor_options={"runtime_env": {"env_vars": {"PYTHONPATH": "/shared/folder"}}}`.
 
-    Ray is never started unasked. If this process is not connected, `address` says where to: "auto" or "host:port" for a
-    cluster that runs, "local" for one of this machine alone that ends with this object.
+    Ray is never started implicitly. If this process is not connected, `address` says where to connect: "auto" or
+    "host:port" for a cluster that runs, "local" for one of this machine alone that ends with this object.
 
     Args:
         address: As above; None for RAY_ADDRESS. Of no effect where Ray is initialized already.
         timeout_s: Default limit in wall-clock seconds; a call may name its own.
         max_output_chars: Characters kept of stdout and of stderr.
-        executor: Dotted path to the `CodeExecutor` that each node makes.
+        executor: The `CodeExecutor` that each node makes, by name or dotted path.
         options: Its keyword arguments; `timeout_s` and `max_output_chars` are passed on where it takes them. One is
             made here too, to check them and for its `facts`, and never run.
         nodes: Ids or IP addresses of the nodes to use; None or "all" for every node that offers CPUs to Ray.

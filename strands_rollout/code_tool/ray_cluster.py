@@ -1,7 +1,7 @@
 """The nodes of a Ray cluster, with an actor on each: follow who comes and goes, choose the next one.
 
-What blocks says so, and belongs on one thread that outlives it: Ray kills the processes that it starts when the thread
-that started them ends. Everything else may be called from any thread.
+Methods that block say so; call them on one long-lived thread: Ray kills the processes that it starts when the thread
+that started them ends. All others may be called from any thread.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult
+from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, executor_factory, make_executor
 from strands_rollout.code_tool.local.sandbox.output import shorten
-from strands_rollout.errors import ConfigError, SandboxError, foreign_code
+from strands_rollout.errors import SandboxError, foreign_code
 
 
 class ObjectRef(Protocol):
@@ -42,33 +42,13 @@ class ExecutorRecipe:
 
     def make(self) -> CodeExecutor:
         """Make one."""
-        kind = self._kind()
-        try:
-            executor = kind(**self.options)
-        except TypeError as e:
-            raise ConfigError(f"{self.path} does not take the options {self.options}: {e}") from e
-        if not isinstance(executor, CodeExecutor):
-            raise ConfigError(f"{self.path} makes a {type(executor).__name__}; expected a CodeExecutor")
-        return executor
+        return make_executor({"name": self.path} | self.options)
 
     def with_defaults(self, defaults: Mapping[str, object]) -> ExecutorRecipe:
-        """Add those defaults that the class has a parameter for; the options win."""
-        parameters = inspect.signature(self._kind()).parameters
+        """Add those defaults that the executor has a parameter for; the options win."""
+        parameters = inspect.signature(executor_factory(self.path)).parameters
         known = {name: value for name, value in defaults.items() if name in parameters}
         return ExecutorRecipe(self.path, known | self.options)
-
-    def _kind(self) -> type:
-        module_path, _, name = self.path.rpartition(".")
-        try:
-            found = getattr(importlib.import_module(module_path), name)
-        except (ImportError, AttributeError, ValueError) as e:
-            raise ConfigError(
-                f"can't load the executor {self.path!r}: {e}; expected the dotted path of a class, installed on every "
-                "node"
-            ) from e
-        if not isinstance(found, type):
-            raise ConfigError(f"the executor {self.path!r} is a {type(found).__name__}; expected a class")
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +142,7 @@ class RayConnection:
         return last != self._identity
 
     def require(self) -> None:
-        """Refuse to go on without a connection; Ray itself would start a cluster of its own accord."""
+        """Raise if there is no connection, where Ray itself would start a cluster."""
         if not self.ray.is_initialized():
             raise SandboxError(_SHUT_DOWN)
 
@@ -176,7 +156,7 @@ class RayConnection:
 
 
 def _check_reachable(address: str) -> None:
-    """Find out what Ray would not report: it ends this process if nobody answers at an address for a minute."""
+    """Raise if no server listens at an address: Ray would end this process after trying for a minute."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         return
@@ -209,7 +189,7 @@ class RayNode:
     sessions: int = 0
     turn: int = 0  # when it was last chosen, in calls
     shunned_until: float = 0.0  # on the monotonic clock: others are preferred until then, since it failed
-    lost: bool = False  # it is given up: nobody need wait for its answers
+    lost: bool = False  # given up: calls stop waiting for its answers
     _pong: Future[None] | None = None
     _pinged_at: float = 0.0
     _looks: int = 0
@@ -248,7 +228,7 @@ class RayNode:
         return False
 
     def deadline_s(self, timeout_s: float) -> float:
-        """Seconds after which a call that was just given to it is beyond hope: those ahead took all of their time.
+        """Seconds until a new call counts as lost: what it takes if all calls before it use their whole time limits.
 
         Twice that, since its executor may run fewer calls at once than the node has places.
         """
@@ -263,7 +243,7 @@ _REFRESH_S: Final = 5.0
 _GATHER_S: Final = 10.0  # how long the first call waits for slower nodes, so that not all goes to the first
 _PAUSE_S: Final = 0.05
 _SHUN_S: Final = 30.0  # a node that fails at once would otherwise always be the least loaded
-_HOPELESS_S: Final = 5.0  # callers that queued behind a vain wait share its outcome
+_FAILED_WAIT_S: Final = 5.0  # callers that queued behind a wait that failed share its outcome
 _RETRY_S: Final = 10.0  # until an actor that could not be made is tried again
 _MAX_CONCURRENCY: Final = 10_000  # the executor on the node has the real limit, and a queue
 _NO_NODE: Final = ""  # the place of faults that are no node's
@@ -293,7 +273,7 @@ class RayCluster:
         self._retry_at: dict[str, float] = {}
         self._turns = 0
         self._refreshed_at: float | None = None
-        self._hopeless_until = 0.0
+        self._wait_failed_until = 0.0
         self._actor_class: Any = None
 
     @property
@@ -366,9 +346,9 @@ class RayCluster:
     def ensure_ready(self) -> None:
         """Connect, and wait until a node is ready or none can be. Blocks, for at most about two minutes.
 
-        Where it was in vain, `describe_faults` says why.
+        If none became ready, `describe_faults` says why.
         """
-        if self._clock() < self._hopeless_until or self._has_ready():
+        if self._clock() < self._wait_failed_until or self._has_ready():
             return
         give_up_at = self._clock() + START_LIMIT_S
         gather_s = _GATHER_S if self._refreshed_at is None else 0.0
@@ -381,7 +361,7 @@ class RayCluster:
         if outcome.error is not None:
             self._note_fault(_NO_NODE, describe(outcome.error))
         if not self._has_ready():
-            self._hopeless_until = self._clock() + _HOPELESS_S
+            self._wait_failed_until = self._clock() + _FAILED_WAIT_S
 
     def refresh(self) -> None:
         """Look for nodes that came, left, died or froze. Blocks for about a millisecond."""
@@ -415,12 +395,12 @@ class RayCluster:
         with self._lock:
             nodes = list(self._nodes.values())
             self._nodes.clear()
-        farewells = []
+        closing = []
         for node in nodes:
-            with contextlib.suppress(Exception):  # an actor that Ray doesn't know needs no farewell
+            with contextlib.suppress(Exception):  # an actor that Ray doesn't know needs no closing
                 if node.is_ready:
-                    farewells.append(node.actor.aclose.remote().future())
-        wait(farewells, timeout=within_s)
+                    closing.append(node.actor.aclose.remote().future())
+        wait(closing, timeout=within_s)
         for node in nodes:
             self._kill(node)
         self._connection.close()

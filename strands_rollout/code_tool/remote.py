@@ -51,7 +51,7 @@ class LoopExecutor(StatelessExecutor):
     """Runs calls on a loop in a daemon thread, at most `max_concurrency` at once; started by the first call.
 
     One loop means one pool of connections, one count of places and no lock in the backend, however many loops call;
-    and a backend that blocks its loop for a moment, as starting a process does, blocks nobody else's. What was not
+    and a backend that blocks its loop for a moment, as starting a process does, blocks no other loop. What was not
     closed is closed when the interpreter ends.
     """
 
@@ -178,7 +178,7 @@ class RemoteProgram:
         )
 
     def result(self, stdout: str, stderr: str, exit_code: int | None, *, gave_up: bool = False) -> ExecutionResult:
-        """Read what the program printed, where lines of others are skipped; `gave_up` if nobody waits for more."""
+        """Read what the program printed, skipping other lines; `gave_up` if the sandbox did not end in time."""
         report = self._report(stdout)
         if report is not None:
             return report

@@ -7,8 +7,8 @@ code's.
 
 Three processes, so that who kills the first one (a sandbox that gives up, by process group) ends the others: the first
 only waits and cleans up; the second, in a group of its own, watches the code and sees by a pipe that the first is gone;
-the third, in a session of its own, becomes the code. Code that stops the second gains nothing: it goes on when the
-first dies, since the kernel continues (and hangs up on) a group whose last parent in the session is gone.
+the third, in a session of its own, becomes the code. Code that stops the second gains nothing: it continues when
+the first dies, since the kernel continues (and hangs up on) a group whose last parent in the session is gone.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Watch:
         self.timed_out = False
 
     def report(self) -> str:
-        """Follow the code, end what is left of its group, and say in one word how it went."""
+        """Follow the code, end what is left of its group, and return the encoded report."""
         selector = selectors.DefaultSelector()
         for descriptor in (self.stdout_fd, self.stderr_fd, self.lifeline):
             selector.register(descriptor, selectors.EVENT_READ)
@@ -179,7 +179,7 @@ class Watch:
         return os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def must_end(self) -> bool:
-        """Whether a limit is reached or nobody waits any more."""
+        """Whether a limit is reached, or the first process has been killed."""
         printed_mb = sum(output.total_bytes for output in self.outputs.values()) / (1024 * 1024)
         if printed_mb > self.job["max_output_mb"]:
             self.killed_by = "output limit of " + str(self.job["max_output_mb"]) + " MiB"

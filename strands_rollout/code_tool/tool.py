@@ -176,7 +176,7 @@ def code_tool(
 
 
 def _shown(result: ExecutionResult, max_output_chars: int) -> str:
-    """What the model is told, once the record of the call has been told of the sandbox."""
+    """The result as the model reads it; first, notes the run in the record of the tool call."""
     outcome = CALL_OUTCOME.get()
     if outcome is not None:
         outcome |= {"queued_s": result.queued_s, "run_s": result.duration_s}

@@ -77,12 +77,6 @@ def _has_words(path: str) -> bool:
 OF_PROCESSES: Final = (
     Attack("environment", "print(dict(os.environ))", EnvironmentVariable, never_on_plain=_CLEAN),
     Attack(
-        "environment-in-libc",
-        "libc.getenv.restype = ctypes.c_char_p\nprint(libc.getenv(b'STRANDS_ATTACK_SECRET'))",
-        EnvironmentVariable,
-        never_on_plain=_CLEAN,
-    ),
-    Attack(
         "environment-it-started-with",
         "each(lambda: open('/proc/self/environ').read(), lambda: open(f'/proc/{os.getppid()}/environ').read())",
         EnvironmentVariable,
@@ -116,8 +110,6 @@ OF_FILES: Final = (
     Attack("file-ssh-key", _READ, partial(SecretFile, mode=0o600)),
     Attack("file-labels", _READ, SecretFile),
     Attack("file-below-proc-root", "print(open('/proc/self/root' + TARGET['path']).read())", SecretFile),
-    Attack("file-through-dots", "print(open('../' * 40 + TARGET['path']).read())", SecretFile),
-    Attack("file-after-chdir", "os.chdir(TARGET['folder'])\nprint(open('labels.jsonl').read())", SecretFile),
     Attack("file-through-symlink", "os.symlink(TARGET['path'], 'mine')\nprint(open('mine').read())", SecretFile),
     Attack(
         "file-through-hard-link",
@@ -192,7 +184,6 @@ for handle in range(256):
         seldom_on_plain="the file system may have no attributes",
     ),
     Attack("labels-of-the-package", _READ, partial(WordsOf, path=_PACKAGE / "data" / "train.jsonl")),
-    Attack("demo-labels-of-the-package", _READ, partial(WordsOf, path=_PACKAGE / "data" / "demo.jsonl")),
     Attack("source-of-another-package", _READ, partial(WordsOf, path=_SITE_PACKAGES / "_pytest" / "main.py")),
     Attack("source-of-the-package", _READ, partial(WordsOf, path=_PACKAGE / "code_tool" / "tool.py")),
     Attack(
@@ -213,7 +204,6 @@ _ONLY_ROOT: Final = "only root may"
 _OTHER_DISK: Final = "the scratch directory may be on another file system"
 _CHANGES: Final = {
     "write": "open(TARGET['path'], 'w').write('mine')",
-    "append": "open(TARGET['path'], 'a').write('mine')",
     "truncate": "os.truncate(TARGET['path'], 0)",
     "open-and-truncate": "os.open(TARGET['path'], os.O_RDONLY | os.O_TRUNC)",
     "delete": "os.unlink(TARGET['path'])",
@@ -231,19 +221,16 @@ _CHANGES: Final = {
     "new-folder": "os.mkdir(TARGET['folder'] + '/mine')",
     "new-symlink": "os.symlink('/', TARGET['folder'] + '/mine')",
     "new-fifo": "os.mkfifo(TARGET['folder'] + '/mine')",
-    "new-file-after-chdir": "os.chdir(TARGET['folder'])\nopen('mine', 'w').close()",
     "new-file-through-folder-handle": "f = os.open(TARGET['folder'], os.O_PATH)\nos.open('mine', os.O_CREAT, dir_fd=f)",
     "new-socket": "socket.socket(socket.AF_UNIX).bind(TARGET['folder'] + '/mine')",
     "new-file-without-name": "h = os.open(TARGET['folder'], os.O_TMPFILE | os.O_RDWR)\n"
     "checked(libc.linkat(h, b'', -100, (TARGET['folder'] + '/mine').encode(), 0x1000))",
     "mode-of-the-folder": "os.chmod(TARGET['folder'], 0o700)",
     "owner": "os.chown(TARGET['path'], 12345, 12345)",
-    "group": "os.chown(TARGET['path'], -1, 12345)",
     "move-into-the-scratch": "os.rename(TARGET['path'], 'mine')",
     "hard-link-into-the-scratch": "os.link(TARGET['path'], 'mine')",
     "hard-link-out-of-the-scratch": "open('a', 'w').close()\nos.link('a', TARGET['folder'] + '/mine')",
     "move-out-of-the-scratch": "open('a', 'w').close()\nos.rename('a', TARGET['folder'] + '/mine')",
-    "replace-from-the-scratch": "open('a', 'w').close()\nos.replace('a', TARGET['path'])",
     "mount-over-it": "checked(libc.mount(b'mine', TARGET['folder'].encode(), b'tmpfs', 0, None))",
     "left-to-cleanup": "os.symlink(TARGET['folder'], 'mine')\nos.mkdir('d')\nos.symlink(TARGET['folder'], 'd/mine')",
 }
@@ -252,12 +239,10 @@ _SELDOM: Final = {
     "attribute": "the file system may have no attributes",
     "new-file-without-name": "the kernel wants CAP_DAC_READ_SEARCH for it",
     "owner": _ONLY_ROOT,
-    "group": _ONLY_ROOT,
     "move-into-the-scratch": _OTHER_DISK,
     "hard-link-into-the-scratch": _OTHER_DISK,
     "hard-link-out-of-the-scratch": _OTHER_DISK,
     "move-out-of-the-scratch": _OTHER_DISK,
-    "replace-from-the-scratch": _OTHER_DISK,
 }
 _NEVER: Final = {
     "mount-over-it": "it would change the mounts of the machine",
@@ -270,13 +255,10 @@ _FOLDERS: Final = {
     "home": str(Path.home()),
     "current-folder": str(Path.cwd()),
     "package": str(_PACKAGE),
-    "package-cache": str(_PACKAGE / "__pycache__"),
     "sandbox-code": str(_PACKAGE / "code_tool" / "local" / "sandbox"),
     "site-packages": next(p for p in [*site.getsitepackages(), *sys.path] if Path(p, "numpy").is_dir()),
     "numpy": str(Path(numpy.__file__).parent),
-    "numpy-cache": str(Path(numpy.__file__).parent / "__pycache__"),
     "standard-library": str(Path(os.__file__).parent),
-    "standard-library-cache": str(Path(os.__file__).parent / "__pycache__"),
     "programs": str(Path(sys.executable).parent),
 }
 _PERMITTED: Final = {name: path for name, path in _FOLDERS.items() if os.access(path, os.W_OK)}

@@ -15,15 +15,11 @@ from victims import Owner, Stranger
 _SLEEP: Final = "program = next(p for p in ('/bin/sleep', '/usr/bin/sleep') if os.path.exists(p))\nbe_known()\n"
 _PROGRAMS: Final = {
     "system": "os.system('sleep ' + TARGET['nap'])",
-    "subprocess": "import subprocess\nsubprocess.run([program, TARGET['nap']])",
-    "shell": "import subprocess\nsubprocess.run('sleep ' + TARGET['nap'], shell=True)",
-    "popen": "os.popen('sleep ' + TARGET['nap']).read()",
     "exec": "os.execv(program, ['sleep', TARGET['nap']])",
     "exec-by-handle": "os.execve(os.open(program, os.O_RDONLY), ['sleep', TARGET['nap']], {})",
     "execveat": "arguments = (ctypes.c_char_p * 3)(b'sleep', TARGET['nap'].encode(), None)\n"
     "syscall('execveat', -100, program.encode(), arguments, None, 0)",
     "posix-spawn": "os.waitpid(os.posix_spawn(program, ['sleep', TARGET['nap']], {}), 0)",
-    "libc-system": "libc.system(b'sleep ' + TARGET['nap'].encode())",
     "loader": "import glob\nloader = (glob.glob('/lib64/ld-linux*') + glob.glob('/lib/ld-*'))[0]\n"
     "os.execv(loader, [loader, program, TARGET['nap']])",
     "memory-file": "import shutil\nhandle = os.memfd_create('sleep', 0)\nwith open(program, 'rb') as source:\n"
@@ -33,8 +29,6 @@ _PROGRAMS: Final = {
     "script-in-the-scratch": "open('mine', 'w').write('#!/bin/sh\\nsleep $1')\nos.chmod('mine', 0o755)\n"
     "os.execv('./mine', ['./mine', TARGET['nap']])",
     "new-python": "os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(9)', TARGET['nap']])",
-    "new-python-by-spawn": "import subprocess\n"
-    "subprocess.run([sys.executable, '-Ic', 'import time; time.sleep(9)', TARGET['nap']])",
     "exec-in-a-thread": "threading.Thread(target=os.execv, args=(program, ['sleep', TARGET['nap']])).start()\n"
     "time.sleep(0.3)",
 }
@@ -68,8 +62,6 @@ pid = checked(keep_lock(number(TARGET["syscalls"][{name}]), number({flags}), *[n
 
 _FORKS: Final = {
     "fork": "be_known()\npid = os.fork()\n" + _IN_THE_CHILD,
-    "fork-with-terminal": "be_known()\npid, _ = os.forkpty()\n" + _IN_THE_CHILD,
-    "fork-by-libc": "be_known()\npid = checked(ctypes.PyDLL(None).fork())\n" + _IN_THE_CHILD,
     "fork-by-number": _raw_fork("'fork'"),
     "vfork-by-number": _raw_fork("'vfork'"),
     "clone-by-number": _raw_fork("'clone'", 17),
@@ -79,8 +71,6 @@ _FORKS: Final = {
     "pid = checked(ctypes.PyDLL(None, use_errno=True).syscall(number(435), arguments, number(88)))\n" + _IN_THE_CHILD,
     "fork-in-a-thread": "be_known()\ndef split():\n    if os.fork() == 0:\n        time.sleep(9)\n    hold()\n"
     "threading.Thread(target=split).start()",
-    "multiprocessing": "be_known()\nimport multiprocessing\n"
-    "multiprocessing.get_context('fork').Process(target=time.sleep, args=(9,)).start()\nhold()",
     "fork-as-32-bit": _MACHINE_CODE.format(code="b802000000cd804898c3"),  # mov eax, 2; int 0x80; cdqe; ret
     "fork-as-x32": _MACHINE_CODE.format(code="b8390000400f05c3"),  # mov eax, 0x40000039; syscall; ret
 }
@@ -102,7 +92,7 @@ if os.fork() == 0:
     {inside}
     for number in (1, 2, 15):
         signal.signal(number, signal.SIG_IGN)
-    time.sleep(30)
+    time.sleep(300)
     os._exit(0)
 """
 _SILENT: Final = "null = os.open('/dev/null', os.O_RDWR)\n    [os.dup2(null, handle) for handle in (0, 1, 2)]"
@@ -130,7 +120,7 @@ BY_STARTING: Final = (
     ),
     Attack(
         "thread-that-outlives-the-main-thread",
-        "be_known()\nthreading.Thread(target=time.sleep, args=(30,)).start()\nsyscall('exit', 0)",
+        "be_known()\nthreading.Thread(target=time.sleep, args=(300,)).start()\nsyscall('exit', 0)",
         partial(Sight, shows=more_than(0), after=True),
         never_on_plain="it ends the whole group at the time limit",
         timeout_s=1,
@@ -166,10 +156,8 @@ _NO_PTRACE: Final = "Yama, or a container without CAP_SYS_PTRACE, keeps processe
 _SIGNAL_INFO: Final = "struct.pack('iii', {signal}, 0, -1) + bytes(116)"
 _ON_A_STRANGER: Final = {
     "kill": "os.kill(TARGET['pid'], 9)",
-    "kill-politely": "os.kill(TARGET['pid'], 15)",
     "stop": "os.kill(TARGET['pid'], 19)",
     "kill-its-group": "os.killpg(TARGET['pid'], 9)",
-    "kill-its-group-as-negative-number": "os.kill(-TARGET['pid'], 9)",
     "kill-its-thread": "syscall('tkill', TARGET['pid'], 9)",
     "kill-its-thread-in-its-group": "syscall('tgkill', TARGET['pid'], TARGET['pid'], 9)",
     "kill-by-queue": "checked(libc.sigqueue(TARGET['pid'], 9, None))",
@@ -185,7 +173,6 @@ _ON_A_STRANGER: Final = {
     "processors": "os.sched_setaffinity(TARGET['pid'], {min(os.sched_getaffinity(0))})",
     "disk-priority": "syscall('ioprio_set', 1, TARGET['pid'], (3 << 13) | 7)",
     "limits": "import resource\nresource.prlimit(TARGET['pid'], resource.RLIMIT_CPU, (1, 1))",
-    "limits-of-files": "import resource\nresource.prlimit(TARGET['pid'], resource.RLIMIT_NOFILE, (9, 9))",
     "memory-killer-score": "open(f'/proc/{TARGET[\"pid\"]}/oom_score_adj', 'w').write('999')",
     "trace": "checked(libc.ptrace(number(16), number(TARGET['pid']), None, None))\nhold()",
     "trace-by-seizing": "checked(libc.ptrace(number(0x4206), number(TARGET['pid']), None, None))\nhold()",

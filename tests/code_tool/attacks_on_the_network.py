@@ -39,15 +39,6 @@ ALL: Final = (
     ),
     Attack("send-udp", _SEND["udp"], partial(Server, family="udp", kind="dgram")),
     Attack(
-        "send-udp-by-libc",
-        """
-handle = checked(libc.socket(2, 2, 0))
-address = struct.pack("=H", 2) + struct.pack("!H", TARGET["address"][1]) + bytes([127, 0, 0, 1]) + bytes(8)
-checked(libc.sendto(handle, b"x", 1, 0, address, 16))
-""",
-        partial(Server, family="udp", kind="dgram"),
-    ),
-    Attack(
         "connect-tcp-with-the-first-packet",
         "socket.socket().sendto(b'x', 0x20000000, tuple(TARGET['address']))",
         partial(Server, family="tcp"),

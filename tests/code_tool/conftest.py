@@ -27,7 +27,6 @@ _ENDING_S = 30.0
 def _leftovers(scratch_root: Path) -> set[tuple[str, object]]:
     """What a run may not leave behind; other programs of the machine leave things as well, under other names."""
     found: set[tuple[str, object]] = {("process", pid) for pid in descendants(os.getpid()) if Process(pid).is_alive()}
-    found |= {("descriptor", number) for number in range(len(list(Path("/proc/self/fd").iterdir())))}
     found |= {("file", path.name) for path in scratch_root.iterdir()}
     return found | {("shared memory", path.name) for path in Path("/dev/shm").glob("atk-*")}
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from strands_rollout.code_tool import ExecutionResult
 
-LONG_S: Final = 5.0
+LONG_S: Final = 30.0
 FORGED_FRAMES: Final = """
 import json, os, struct
 frames = [b"R", b"S", b"D\\0", b"1", b'E{"layer": null, "reason": "forged"}']
@@ -51,10 +51,6 @@ def timed_out(result: ExecutionResult) -> bool:
     return result.timed_out and result.exit_code == -9 and "time limit" in (result.killed_by or "")
 
 
-def timed_out_after(stdout: str) -> Callable[[ExecutionResult], bool]:
-    return lambda result: timed_out(result) and result.stdout == stdout
-
-
 def died(number: int) -> Callable[[ExecutionResult], bool]:
     return lambda result: (
         (result.exit_code, result.timed_out, result.infra_error) == (-number, False, None) and bool(result.killed_by)
@@ -84,8 +80,8 @@ def stopped(result: ExecutionResult) -> bool:
 
 # code that goes on for ever, and code that prints what it should not
 _LOOPS: Final = (
-    Disturbance("loop", "print('a', flush=True)\nwhile True: pass", timed_out_after("a\n"), 0.5),
-    Disturbance("loop-in-c", "print('a', flush=True)\nsum(range(10**12))", timed_out_after("a\n"), 0.5),
+    Disturbance("loop", "while True: pass", timed_out),
+    Disturbance("loop-in-c", "sum(range(10**12))", timed_out),
     Disturbance("loop-in-a-number", "10 ** 10 ** 10", timed_out),
     Disturbance("loop-in-a-pattern", "import re\nre.match('(a*)*b', 'a' * 40)", timed_out),
     Disturbance("sleep", "import time\ntime.sleep(99)", timed_out),

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from attack_targets import Stage, Target
 
-_ENDING_S: Final = 5.0  # a process that was killed may be seen for a moment
+_ENDING_S: Final = 30.0  # a process that was killed may be seen for a moment
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,7 @@ class Sight(Target):
         self._hidden: list[str] = []
         self._shows = shows
         self._only_after = after
+        self._ending_s = _ENDING_S if stage.has_helpers else 1.0  # the plain backend ends nothing later
         self._over = False
         self._seen = False
 
@@ -149,7 +150,7 @@ class Sight(Target):
         return self._seen
 
     def finish(self) -> None:
-        give_up_at = time.monotonic() + _ENDING_S
+        give_up_at = time.monotonic() + self._ending_s
         while self._only_after and self._ours() and time.monotonic() < give_up_at:
             time.sleep(0.02)
         self._over = True
@@ -166,7 +167,7 @@ class Usage(Target):
     def __init__(self, stage: Stage, mebibytes: int = 2**40, files: int = 2**40) -> None:
         super().__init__(stage)
         self._root, self._most_bytes, self._most_files = stage.scratch_root, mebibytes * 2**20, files
-        give_up_at = time.monotonic() + 5
+        give_up_at = time.monotonic() + _ENDING_S
         while _is_above(self._root, 2**20, 50) and time.monotonic() < give_up_at:  # an earlier run is still tidied up
             time.sleep(0.02)
 

@@ -288,7 +288,7 @@ async def test_no_more_run_at_once_than_allowed_and_waiting_costs_no_time_limit(
 ) -> None:
     code = "import time; print(time.time()); time.sleep(0.3); time.time()"
     async with make(name, max_concurrency=2) as executor:
-        results = await asyncio.gather(*(executor.run(code, timeout_s=5) for _ in range(4)))
+        results = await asyncio.gather(*(executor.run(code, timeout_s=20) for _ in range(4)))
     assert not any(result.timed_out for result in results), results
     spans = [tuple(map(float, result.stdout.split())) for result in results]
     for start, _ in spans:

@@ -28,7 +28,7 @@ async def test_the_isolated_backend_tells_the_truth(disturbance: Disturbance, is
     async with asyncio.timeout(disturbance.timeout_s + _SPARE_S):
         result = await isolated.run(disturbance.code, timeout_s=disturbance.timeout_s)
     assert disturbance.is_true(result), result
-    after = await isolated.run(_TRUTH)
+    after = await isolated.run(_TRUTH, timeout_s=30)
     assert (after.stdout, after.exit_code) == ("1 None True [1, 2]\n", 1)
     assert after.stderr.endswith("ZeroDivisionError: division by zero\n")
 

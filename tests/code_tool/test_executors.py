@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from strands_rollout.code_tool import CodeExecutor, ExecutionResult, LocalExecutor, SubprocessExecutor
 from strands_rollout.code_tool.executors import (
     CALL_OWNER,
-    EXECUTORS,
     FairQueue,
     make_executor,
     shared_executor,
@@ -100,13 +99,6 @@ def test_options_values_are_not_shown() -> None:
     with pytest.raises(ConfigError) as refused:
         make_executor({"name": "local", "api_key": "secret-value"})
     assert "secret-value" not in str(refused.value)
-
-
-@pytest.mark.parametrize("name", EXECUTORS)
-def test_every_name_leads_to_a_class(name: str) -> None:
-    import pkgutil
-
-    assert isinstance(pkgutil.resolve_name(EXECUTORS[name]), type)
 
 
 @settings(max_examples=60, deadline=None)
@@ -204,6 +196,7 @@ def test_a_quota_of_a_cgroup_counts_else_the_affinity(
 MARKER = re.compile(r"\n\.\.\. \[(\d+) characters dropped\] \.\.\.\n")
 
 
+@settings(deadline=None)
 @given(text=st.text(alphabet="aé漢😀\n", max_size=300), cap=st.integers(1, 60), step=st.integers(1, 17))
 def test_every_character_is_kept_or_counted_however_the_bytes_arrive(text: str, cap: int, step: int) -> None:
     output = CappedOutput(cap)

@@ -149,7 +149,10 @@ async def test_the_backend_is_a_code_executor_like_those_of_the_nodes(
 ) -> None:
     assert isinstance(executor, CodeExecutor)
     assert executor.facts == LocalExecutor().facts
-    result = await executor.run("print('before')\nwhile True: pass", timeout_s=0.5)
+    for limit_s in (0.5, 5.0, 30.0):  # until it is enough to print, on a busy machine too
+        result = await executor.run("print('before')\nwhile True: pass", timeout_s=limit_s)
+        if result.stdout:
+            break
     assert (result.timed_out, result.stdout, result.infra_error) == (True, "before\n", None)
     async with RayExecutor(executor=SUBPROCESS, max_output_chars=100) as short:
         result = await short.run("print('x' * 1000)")
@@ -434,9 +437,8 @@ async def test_nodes_come_and_go(
         ({"timeout_s": 0}, "timeout_s is 0"),
         ({"max_output_chars": -1}, "max_output_chars is -1"),
         ({"executor": "nowhere.Executor"}, "can't load the executor 'nowhere.Executor'"),
-        ({"executor": "os.path.join"}, "expected a class"),
-        ({"executor": "pathlib.Path"}, "expected a CodeExecutor"),
-        ({"options": {"memory": 1}}, "does not take the options"),
+        ({"executor": "pathlib.Path"}, "made a PosixPath, which is no CodeExecutor"),
+        ({"options": {"memory": 1}}, "can't take the options .*did you mean 'memory_mb'"),
         ({"options": {"memory_mb": 0}}, "memory_mb is 0"),
         ({"nodes": "10.0.0.1"}, "expected 'all', or a list"),
         ({"nodes": []}, "expected 'all', or a list"),

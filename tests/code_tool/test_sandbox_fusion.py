@@ -16,7 +16,6 @@ from fake_sandbox_fusion import FakeSandboxFusion, Trouble
 from fake_sglang import dead_url
 
 from strands_rollout.code_tool import remote, sandbox_fusion
-from strands_rollout.code_tool.executors import facts_of
 from strands_rollout.code_tool.sandbox_fusion import SandboxFusionExecutor
 from strands_rollout.errors import ConfigError
 
@@ -39,11 +38,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_fusion, "_ANSWER_MARGIN_S", 0.3)
     monkeypatch.setattr(sandbox_fusion, "START_ALLOWANCE_S", 0.3)
     monkeypatch.setattr(sandbox_fusion, "_REPEAT_AFTER_S", 0.01)
-
-
-def test_its_memory_is_told() -> None:
-    facts = facts_of(SandboxFusionExecutor("http://127.0.0.1:1", memory_mb=512))
-    assert (facts.memory_mb, facts.keeps_sessions) == (512, False)
 
 
 async def test_output_that_the_servers_pipes_cannot_carry_is_cut_further(executor: SandboxFusionExecutor) -> None:
@@ -86,14 +80,6 @@ async def test_memory_is_limited_even_where_the_server_does_not() -> None:
 async def test_a_server_with_too_little_memory_to_start_is_not_the_codes_fault(fake: FakeSandboxFusion) -> None:
     async with SandboxFusionExecutor(fake.url, memory_mb=8) as executor:
         assert (await executor.run("1")).infra_error
-
-
-@pytest.mark.slow
-async def test_the_fake_hangs_on_much_output_as_sandbox_fusion_does(fake: FakeSandboxFusion) -> None:
-    request = {"code": "print('x' * 1_000_000)", "language": "python", "run_timeout": 1.5}
-    async with httpx.AsyncClient() as client:
-        answer = (await client.post(f"{fake.url}/run_code", json=request)).json()
-    assert answer["run_result"]["status"] == "TimeLimitExceeded"
 
 
 async def test_the_request_is_what_the_server_documents(fake: FakeSandboxFusion) -> None:
@@ -271,7 +257,7 @@ async def test_a_call_that_hangs_on_one_server_is_run_by_the_other() -> None:
         FakeSandboxFusion() as good,
         SandboxFusionExecutor([hanging.url, good.url]) as executor,
     ):
-        assert (await executor.run("1", timeout_s=0.3)).stdout == "1\n"
+        assert (await executor.run("1", timeout_s=5)).stdout == "1\n"
 
 
 async def test_calls_are_spread_over_the_servers() -> None:
@@ -322,11 +308,6 @@ async def test_an_executor_that_nobody_closed_lets_the_interpreter_end_without_a
 def test_what_is_not_a_servers_url_is_refused(urls: object) -> None:
     with pytest.raises(ConfigError, match="url"):
         SandboxFusionExecutor(urls)  # type: ignore[arg-type]
-
-
-def test_memory_must_be_a_positive_number() -> None:
-    with pytest.raises(ConfigError, match="memory_mb"):
-        SandboxFusionExecutor("http://127.0.0.1:1", memory_mb=0)
 
 
 @pytest.mark.parametrize("name", remote._SENT)

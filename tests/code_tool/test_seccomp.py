@@ -70,7 +70,6 @@ print(json.dumps(failures))
 
 @needs_seccomp
 @pytest.mark.parametrize("user", USERS)
-@needs_seccomp
 def test_ordinary_code_works(child, user):
     quick = {name: code for name, code in WORKS.items() if name not in ("numpy", "sympy")}  # with Landlock's tests
     assert child(RUN_ALL.format(works=quick, user=user)) == {}
@@ -78,7 +77,6 @@ def test_ordinary_code_works(child, user):
 
 @needs_seccomp
 @pytest.mark.parametrize("user", USERS)
-@needs_seccomp
 def test_what_is_dangerous_fails_with_eperm(child, user):
     script = f"""
 confine({user})
@@ -92,7 +90,6 @@ print(json.dumps({{name: refusal(syscall, NUMBERS[name], -1, -1, -1, -1, -1, -1)
 
 @needs_seccomp
 @pytest.mark.parametrize("user", USERS)
-@needs_seccomp
 def test_no_other_process_can_be_signalled(child, user):
     script = f"""
 others = os.getppid(), 1, 0, -1, -os.getpgid(0)
@@ -105,7 +102,6 @@ print(json.dumps([refusal(os.kill, pid, 0) for pid in others] + [refusal(thread,
 
 @needs_seccomp
 @pytest.mark.parametrize("user", USERS)
-@needs_seccomp
 def test_nothing_is_told_of_other_processes(child, user):
     script = f"""
 import resource
@@ -239,7 +235,6 @@ print(json.dumps([refusal(confine), refusal(os.execv, sys.executable, ["python"]
 
 @needs_seccomp
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the code is x86-64's")
-@needs_seccomp
 def test_a_32_bit_call_ends_the_process(child):
     script = """
 import mmap
@@ -255,7 +250,6 @@ call()
 
 @needs_seccomp
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="x32 is x86-64's")
-@needs_seccomp
 def test_an_x32_call_ends_the_process(child):
     child("confine(); syscall(0x40000000 | NUMBERS['getpid'])", ends_with=-signal.SIGSYS)
 

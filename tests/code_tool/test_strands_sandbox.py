@@ -95,11 +95,6 @@ async def test_a_sandbox_that_fails_is_an_infrastructure_error(found: Any, words
     assert sandbox.calls == 2
 
 
-async def test_a_missing_python_is_an_infrastructure_error() -> None:
-    async with StrandsSandboxExecutor(LocalSandbox(), language="python_is_not_here") as executor:
-        assert "python_is_not_here" in ((await executor.run("1")).infra_error or "")
-
-
 @pytest.mark.slow
 async def test_a_sandbox_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hanging(PosixShellSandbox):

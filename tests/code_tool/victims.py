@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -158,7 +159,7 @@ class Caller(Target):
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
         with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
+            free.bind((f"127.{secrets.randbelow(255)}.{secrets.randbelow(255)}.7", 0))  # where nobody else listens
             self._address = free.getsockname()
         self.facts |= {"address": self._address}
 
@@ -194,7 +195,9 @@ class Neighbour(Target):
         super().__init__(stage)
         self._stopped = False
         self._expected = f"working\n{self.secret} 0\n"
-        self._run: Future[ExecutionResult] = stage.start(_WORK.format(secret=self.secret, name=self.name))
+        self._run: Future[ExecutionResult] = stage.start(
+            _WORK.format(secret=self.secret, name=self.name), timeout_s=120
+        )
         self._file = self._wait_for_file(stage.scratch_root)
         pid = next((p for p in descendants(os.getpid()) if Process(p).text("comm").strip() == self.name), 0)
         self._victim = self.name
@@ -203,7 +206,7 @@ class Neighbour(Target):
         self.facts |= {"folder": str(self._file.parent)}
 
     def _wait_for_file(self, root: Path) -> Path:
-        give_up_at = time.monotonic() + 10
+        give_up_at = time.monotonic() + 30
         while time.monotonic() < give_up_at:
             for path in shallow_paths(root):
                 if path.name == f"{self.name}.txt" and path.read_text() == self.secret:
@@ -215,12 +218,11 @@ class Neighbour(Target):
     def finish(self) -> None:
         if self._file.parent.exists():
             (self._file.parent / "stop").touch()
-        try:
-            self._run.result(timeout=2)
-        except TimeoutError:  # it was stopped; this one continues
-            os.kill(self.facts["pid"], signal.SIGCONT)
-            self._stopped = True
-            self._run.result(timeout=15)
+        while not self._run.done():
+            if Process(self.facts["pid"]).status("State")[:1] == "T":  # the attack stopped it
+                os.kill(self.facts["pid"], signal.SIGCONT)
+                self._stopped = True
+            time.sleep(0.02)
 
     def seen(self) -> bool:
         return self._stopped or (self._run.done() and self._run.result().stdout != self._expected)

@@ -172,7 +172,7 @@ class LocalExecutor(CodeExecutor):
         self.facts = ExecutorFacts(self._libraries, memory_mb, isolated, keeps_sessions=True)
 
     def _start_anew(self) -> None:
-        """Have nobody wait and nothing run: a fork inherits places that are taken, and nobody who gives them back."""
+        """Reset queues and sessions: a fork inherits places that are taken, but not the calls that would free them."""
         self._pid = os.getpid()
         self._queue = FairQueue(int(self._limits["max_concurrency"]))
         self._turns: dict[str, FairQueue] = {}
@@ -185,7 +185,7 @@ class LocalExecutor(CodeExecutor):
         return contextlib.nullcontext() if session is None else self._turns.setdefault(session, FairQueue(1)).place()
 
     async def start(self) -> SandboxReport:
-        """Start the supervisor, unless it runs, and tell what it enforces.
+        """Start the supervisor, unless it runs, and return what it enforces.
 
         Raises:
             SandboxError: It can't be started, or would enforce less than `isolation`.
@@ -274,7 +274,7 @@ class LocalExecutor(CodeExecutor):
     def _started(self, starting: asyncio.Task[SandboxProcesses]) -> None:
         self._starting.pop(starting.get_loop(), None)
         if not starting.cancelled():
-            starting.exception()  # whoever waited may be gone
+            starting.exception()  # the calls that waited may have been cancelled
 
     def _start(self) -> SandboxProcesses:
         with self._lock:
@@ -297,7 +297,7 @@ class LocalExecutor(CodeExecutor):
             self.facts = replace(self.facts, isolated="syscalls" in supervisor.report.enforced)
             if self._finalizer is not None:
                 self._finalizer.detach()
-            self._finalizer = weakref.finalize(self, supervisor.close)  # also at exit, where nobody closes this
+            self._finalizer = weakref.finalize(self, supervisor.close)  # also at exit, if this was not closed
             return supervisor
 
     def _accept(self, report: SandboxReport) -> None:

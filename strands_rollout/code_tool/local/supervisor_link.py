@@ -129,7 +129,7 @@ class SupervisorLink:
         await self._ask({"do": "close_session", "session": session})
 
     def kill(self) -> None:
-        """End the process at once: whoever waits is told."""
+        """End the process at once; calls that wait raise SupervisorGoneError."""
         self.is_gone = True
         if self._process is not None:
             self._process.kill()
@@ -222,7 +222,7 @@ class SupervisorLink:
 
 
 def _call(answer: asyncio.Future[Any], settle: Callable[[Any], None], outcome: object) -> None:
-    """Settle an answer on the loop of whoever waits for it, unless nobody does any more."""
+    """Settle an answer on the loop that waits for it, unless it was cancelled."""
 
     def unless_done() -> None:
         if not answer.done():
@@ -265,8 +265,8 @@ class SandboxReport:
     """What a started sandbox enforces.
 
     Attributes:
-        enforced: Layer ("limits", "user", "files", "syscalls") -> how, in words.
-        missing: Layer -> why it is not there, in words.
+        enforced: Layer ("limits", "user", "files", "syscalls") -> how.
+        missing: Layer -> why it is not there.
         isolation: The strongest mode that this is enough for.
         start_s: Seconds that it took to start.
     """

@@ -3,7 +3,7 @@
 Its control socket speaks with the supervisor. The child writes READY, or FAILED and a reason in JSON; then, for each
 piece of code that it is sent in a frame (`{"code": ..., "session": false}`), STARTED, then DONE and one byte, the exit
 code. Without a session it ends after that; the supervisor need not wait for it, since the kernel takes milliseconds to
-take the memory of such a process apart. Code can find the socket and write DONE itself: its call is over then, with an
+free the memory of such a process. Code can find the socket and write DONE itself: its call is over then, with an
 exit code of its choice, as after `os._exit`; what it does then is ended, or stopped until the session's next call.
 """
 
@@ -140,7 +140,7 @@ def _serve(control: socket.socket) -> None:
         exit_code = _run(order["code"], namespace, name)
         if not order["session"]:
             _finish()
-        with contextlib.suppress(OSError):  # the code may have closed it; the end of the process tells as much
+        with contextlib.suppress(OSError):  # the code may have closed it; the end of the process has the same meaning
             os.write(_CONTROL, DONE + bytes([exit_code]))
         if not order["session"]:
             os._exit(exit_code)

@@ -86,7 +86,7 @@ class RunningChild:
         loop = asyncio.get_running_loop()
         self._started, self._done = loop.create_future(), loop.create_future()
         self._new_outputs()
-        with contextlib.suppress(OSError):  # it has been killed: `ended` tells
+        with contextlib.suppress(OSError):  # it has been killed: see `ended`
             await loop.sock_sendall(self._control, frame({"code": code, "session": session}))
         await asyncio.wait((self._started, self.ended), return_when=asyncio.FIRST_COMPLETED)
         if not self._started.done():
@@ -220,7 +220,7 @@ class ForkServerLink:
         loop.add_reader(self._socket, self._hear)
 
     def fork(self, child: RunningChild) -> None:
-        """Fork a child into its place; its `ready` and `ended` tell the rest."""
+        """Fork a child into its place; its `ready` and `ended` report the rest."""
         self._children[child.place] = child
         self._post({"do": "fork", "place": child.place}, child)
 

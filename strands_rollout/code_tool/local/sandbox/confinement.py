@@ -169,7 +169,7 @@ class Place:
 
 
 class Confinement:
-    """What is enforced on this machine, and what is missing: layer -> how or why not, in words.
+    """What is enforced on this machine, and what is missing: layer -> how, or why not.
 
     Args:
         libraries: Folder -> names in it that code may import.
@@ -251,8 +251,8 @@ class Confinement:
     def make_place(self, folder: str, index: int, before: Place | None = None) -> Place:
         """Make a directory, and a ruleset that admits to it; that of the last place at this path can be used again.
 
-        What was there before tells of an earlier run by its times and size even when it is empty, so it must have been
-        deleted. The index decides the user.
+        A directory of an earlier run shows things of it by its times and size even when it is empty, so it must have
+        been deleted. The index decides the user.
         """
         with contextlib.suppress(FileExistsError):  # left by an attempt that failed later on
             os.mkdir(folder, 0o700)  # noqa: PTH102
@@ -285,7 +285,7 @@ class Confinement:
         _attempt("user", lambda: self._change_user(place.user))
         if sys.platform == "linux":  # now, since a change of user takes both back
             prctl(_PR_SET_PDEATHSIG, _SIGKILL)
-            # with files confined nobody can look, but for the supervisor, who looks for deleted files that are open
+            # with files confined no other code can look; the supervisor looks for deleted files that are open
             prctl(_PR_SET_DUMPABLE, int("files" in self.enforced))
             if os.getppid() != fork_server:
                 os._exit(1)  # it died before it could kill us

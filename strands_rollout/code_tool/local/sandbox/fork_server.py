@@ -210,7 +210,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class ForkServer:
-    """Forks children into places, and tells what became of them."""
+    """Forks children into places, and reports when they end."""
 
     def __init__(self, commands: socket.socket, confinement: Confinement, root: str) -> None:
         self._commands = commands

@@ -186,7 +186,7 @@ class ChildLimits:
 def shared_thread_limit(more: int) -> int | None:
     """RLIMIT_NPROC for a process whose user has other processes: the threads that there are, and so many more.
 
-    The kernel counts all threads of a user, also those in other containers, and tells nobody how many there are: all
+    The kernel counts all threads of a user, also those in other containers, and does not show how many there are: all
     threads of the machine are taken for them. An eighth of the user's own limit, but at most 1024, is left to others.
     None where the limit is not known or means nothing.
     """

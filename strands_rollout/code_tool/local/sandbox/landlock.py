@@ -1,4 +1,4 @@
-"""Which files a process may use, whoever it is: a Landlock ruleset.
+"""Which files a process may use, whatever its user: a Landlock ruleset.
 
 What no rule admits is refused, with EACCES: nothing may be executed, no TCP port used (from ABI 4 on); and with EPERM
 (from ABI 6 on): no abstract Unix socket reached, no process outside signalled. Knows the kernel's interface only, not

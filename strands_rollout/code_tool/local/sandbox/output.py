@@ -1,4 +1,4 @@
-"""What a process printed, with the middle of an endless text cut out; and what ended the process, in words.
+"""What a process printed, with the middle of an endless text cut out; and the name of the signal that ended it.
 
 Sent to remote sandboxes: Python 3.8 and its standard library.
 """

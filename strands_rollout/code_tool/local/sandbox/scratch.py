@@ -1,4 +1,6 @@
-"""The directories in which code works: measured while it runs, deleted afterwards; and what their times would tell.
+"""The directories in which code works: measured while it runs, deleted afterwards.
+
+Also the access times of shared files, in which code could leave messages: see `settle`.
 
 The code may change its directory at any moment. Every step therefore goes by directory descriptors and follows no link:
 what is measured or deleted lies in the directory, whatever is renamed meanwhile. No depth of nesting, number of files

@@ -118,7 +118,7 @@ class Supervisor:
                 result = await self._watch.follow(child, time.monotonic(), timeout_s, start)
             self._fork_server.signal(child, signal.SIGSTOP)
             session.calls += 1
-        except BaseException:  # cancelled, or no child to be had: nobody hears of it but the next call
+        except BaseException:  # cancelled, or no child available: the next call reports the loss
             if session.child is not None:
                 self._lost_sessions.add(name)
             self._forget(name, session)
@@ -141,7 +141,7 @@ class Supervisor:
 
     async def _execute(self, child: RunningChild, code: str, timeout_s: float, *, in_session: bool) -> dict[str, Any]:
         """Run code in a child that has run none, until it ends or passes a limit."""
-        for folder in (self._settings["root"], self._folder(child)):  # their times tell when earlier runs ended
+        for folder in (self._settings["root"], self._folder(child)):  # their times would show when earlier runs ended
             with contextlib.suppress(OSError):
                 os.utime(folder)
         self._watch.allow_threads(child)
@@ -224,7 +224,7 @@ class Supervisor:
 
 
 def fault(words: str) -> dict[str, Any]:
-    """The fields of a result that is nobody's but the sandbox's fault."""
+    """The fields of the result of a call that the sandbox itself failed."""
     return {"stdout": "", "stderr": "", "exit_code": None, "infra_error": words}
 
 
@@ -254,7 +254,7 @@ async def _carry_out(order: Mapping[str, Any], supervisor: Supervisor, writer: a
             result = await supervisor.run(order["code"], order["timeout_s"], order["session"])
         else:
             await supervisor.close_session(order["session"])
-    except Exception as e:  # whatever it is, somebody waits for an answer
+    except Exception as e:  # whatever it is, the caller waits for an answer
         result = fault(f"{type(e).__name__}: {e}")
     writer.write(frame({"id": order["id"], "result": result}))
 

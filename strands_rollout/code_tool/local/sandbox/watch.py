@@ -1,11 +1,11 @@
 """Follows one piece of code to its end, and ends it at a limit: time, output, disk, files, threads, memory mappings.
 
-To measure the disk takes time, and nothing tells of a write. So one timer asks every few milliseconds how much the file
-system has left, which is a single system call, and a place is measured when as much is gone as could take it to its
+To measure the disk takes time, and the kernel reports no writes. So one timer asks every few milliseconds how much the
+file system has left, a single system call, and a place is measured when as much is gone as could take it to its
 limit; in slices, between which the event loop does other work: what one run has made holds up no other.
 
 Space in deleted files that are still open or mapped is found in /proc/PID/fd and maps, which the kernel shows to
-whoever is of the process's own user (proc(5), ptrace(2): PTRACE_MODE_READ_FSCREDS), so that is what the calling thread
+processes of the same user (proc(5), ptrace(2): PTRACE_MODE_READ_FSCREDS), so that is what the calling thread
 is for a moment (setfsuid(2)).
 """
 
@@ -53,7 +53,7 @@ def unnamed_bytes(pid: int, user: int | None, root: str, mapped_file_bytes: int)
 
 
 def _living_thread(pid: int) -> str:
-    """The folder in /proc of a thread that has not ended: the first one may, and the others go on."""
+    """The folder in /proc of a thread that has not ended: the first may end while others still run."""
     for number in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - each 50 ms for each child
         folder = f"/proc/{pid}/task/{number}"
         with contextlib.suppress(OSError):
@@ -126,7 +126,7 @@ class _Place:
     held: tuple[int, int] = (0, 0)  # by the place
     moved: bool = False  # that look may have missed something
     rests_until: float = 0.0  # on the monotonic clock: no look is due before
-    due: asyncio.Future[None] | None = None  # resolved when a look is due; None while nobody waits for that
+    due: asyncio.Future[None] | None = None  # resolved when a look is due; None unless it is awaited
 
 
 class DiskWatch:
@@ -173,7 +173,7 @@ class DiskWatch:
         return _is_below(scratch.free_space(self._root), self._places[place].left, _LEAST)
 
     async def passed_limit(self, child: RunningChild) -> str | None:
-        """Look: the limit of its place that a child has passed, in words."""
+        """Measure a child's place: the limit that it has passed, as a result's `killed_by` names it."""
         state = self._places[child.place]
         left = scratch.free_space(self._root)
         state.due = asyncio.get_running_loop().create_future()  # what is written from now on is the next look's
@@ -363,7 +363,7 @@ async def _wait(child: RunningChild, start: Coroutine[Any, Any, None] | None) ->
 def _threads_and_page_tables(pid: int | None) -> tuple[int, int]:
     """Threads of a process, and KiB in its page tables; zeros where there is no /proc."""
     threads, page_tables_kib = _numbers(f"/proc/{pid}/status")
-    if threads and not page_tables_kib:  # its first thread has ended, and the others go on
+    if threads and not page_tables_kib:  # its first thread has ended, others still run
         with contextlib.suppress(OSError):
             others = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - each 50 ms
             page_tables_kib = max((_numbers(f"/proc/{pid}/task/{number}/status")[1] for number in others), default=0)

@@ -1,7 +1,5 @@
 """The benchmarks' command line: `python -m benchmarks client|engines|sandbox --help`."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

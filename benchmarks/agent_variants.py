@@ -4,8 +4,6 @@ Their code tool runs nothing: it knows each script's code and what that prints. 
 the code tool's own, so that prompts are the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, Final

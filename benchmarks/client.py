@@ -4,8 +4,6 @@ A scripted engine in a process of its own answers at once; each measurement is a
 within a round, and begin in another order each round.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shlex

@@ -4,8 +4,6 @@ Measures engines behind SGLang's API; the embedded one runs in a process of its 
 round, so that what else the machine does hits them alike.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -4,8 +4,6 @@ Standard library only: the sandbox benchmark's workers run in other environments
 where there is none, or where it does not show another user's processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

@@ -4,8 +4,6 @@ cProfile with a clock of the thread's CPU time. It lengthens small Python functi
 not times. C functions of a package of their own are that package's, others belong to whoever calls them.
 """
 
-from __future__ import annotations
-
 import cProfile
 import re
 import sysconfig

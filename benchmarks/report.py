@@ -1,7 +1,5 @@
 """The client benchmark's figures as Markdown tables, for a terminal and for a page."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 

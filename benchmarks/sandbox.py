@@ -4,8 +4,6 @@ Round by round, every contender in turn, so that the machine's noise hits all al
 of its own (`sandbox_worker`), which may belong to another environment.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -8,8 +8,6 @@ Standard library only, but for what a contender needs: a worker may belong to an
 contender is checked: one that fails fast must not look fast.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

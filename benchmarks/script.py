@@ -4,8 +4,6 @@ Turns are realistic, and rendered as the tokenizer's chat template renders the s
 same scripts.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

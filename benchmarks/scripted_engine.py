@@ -5,8 +5,6 @@ port and ends with its stdin. It knows HTTP/1.1 with content lengths, and no mor
 0.5.2x and are encoded once. A request that is not the script's is refused.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -4,8 +4,6 @@ Every played token, mask bit and logprob is compared with the script: a variant 
 A worker process loads one variant and nothing of the others: those with an agent are in `agent_variants`.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -4,8 +4,6 @@ CPU, loop lag, memory or a profile of one variant that is warmed up; every episo
 that is with the process that would read the figures.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import http.client

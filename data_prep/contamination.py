@@ -1,7 +1,5 @@
 """Compares a prepared file with prepared evaluation files: `python data_prep/contamination.py TRAIN EVAL...`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The experiments' command line: `python -m experiments --help`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

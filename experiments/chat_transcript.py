@@ -5,8 +5,6 @@ text that spells a control token becomes one. Knows messages in OpenAI's form, t
 agents.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

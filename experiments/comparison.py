@@ -1,7 +1,5 @@
 """Training runs side by side: grouped by everything but their seeds, each group with its figures, as a table."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -4,8 +4,6 @@ The faults show which of them the trainer's checks catch, and what the others do
 systems have had.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

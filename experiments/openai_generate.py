@@ -22,8 +22,6 @@ When the episode is over, the conversation is rendered once and encoded, and the
 Several calls of one turn come through, as do results in their order. A result that would not fit is not cut here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, cast

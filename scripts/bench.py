@@ -1,7 +1,5 @@
 """The benchmarks as a script, from any folder: `python -m benchmarks` of this repository. See its --help."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 a page is stale.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import inspect

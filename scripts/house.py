@@ -7,8 +7,6 @@ A figure that has not reached its goal has a ceiling of its own in `LIMITS`: wha
 may get better and not worse; a change that makes it better lowers the ceiling. A goal that is reached is the ceiling.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

@@ -3,8 +3,6 @@
 `strands-rollout doctor --flags` judges by this record where the parsers themselves are not at hand.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

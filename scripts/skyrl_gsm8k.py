@@ -4,8 +4,6 @@ python data_prep/gsm8k.py        # the data, once
 python scripts/skyrl_gsm8k.py    # --help shows the rest
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """GRPO on this CPU: the command `strands-rollout train` as a script. See its --help."""
 
-from __future__ import annotations
-
 import sys
 
 import typer

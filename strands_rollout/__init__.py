@@ -4,8 +4,6 @@ Everything public is importable from here and loaded on first use: `import stran
 transformers.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

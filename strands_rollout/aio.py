@@ -3,8 +3,6 @@
 Nothing binds to a loop at import.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import functools

@@ -1,7 +1,5 @@
 """Files: untrusted paths, JSON that is written whole or not at all, locks, and bounds of size."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

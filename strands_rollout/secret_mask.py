@@ -4,8 +4,6 @@ A text's secrets are the user and password and the parameters of a URL, a bearer
 those whose name means a secret (`--api-key x`, `TOKEN=x`).
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -3,8 +3,6 @@
 One pydantic tree, read from the file as slime reads it, and written back as a documented file.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Fixtures that all tests share: real tokenizers, and the real SGLang."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator

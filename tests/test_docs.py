@@ -1,7 +1,5 @@
 """What the README and the pages of docs/ promise is what the code does: examples, tables, commands, links, sizes."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -3,8 +3,6 @@
 The report goes to stdout, warnings, errors and progress to stderr; with --json, stdout is one line of JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -7,8 +7,6 @@ phrase ("where m and n are relatively prime positive integers, find m + n") and 
 of a problem's runs of words or more: many copies of a problem are copies, not a phrase.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter

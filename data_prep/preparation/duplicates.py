@@ -7,8 +7,6 @@ is reported. When duplicates are kept, conflicts are only counted.
 Data sets have millions of rows, so a row is held as its number.
 """
 
-from __future__ import annotations
-
 import hashlib
 import unicodedata
 from collections import Counter

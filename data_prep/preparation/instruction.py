@@ -7,8 +7,6 @@ The first two wordings are those of the row that slime shows (docs/en/get_starte
 dapo-math-17k has them, with or without a box, is believed, not checked. The others are in common use.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import Counter

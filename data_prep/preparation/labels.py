@@ -3,8 +3,6 @@ r"""Labels: brought to one form, and each different one graded once as if the po
 A label is good if the reward is right for `\boxed{label}` and for a line `Answer: label`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import json

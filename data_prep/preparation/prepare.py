@@ -4,8 +4,6 @@ Reads the source twice: once to decide which rows stay, once to write those; the
 something to compare them with.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

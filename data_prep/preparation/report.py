@@ -1,7 +1,5 @@
 """What people see: progress on stderr, and a manifest as text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 

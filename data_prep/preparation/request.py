@@ -1,7 +1,5 @@
 """The settings of one preparation, which are the scripts' options, and the checks of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 

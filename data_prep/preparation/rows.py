@@ -1,7 +1,5 @@
 """A row of a source: the columns of prompt and label, and the prompt as a chat."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Must be the first to import `datasets` and `huggingface_hub`: they read the endpoint from the environment once.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import sys

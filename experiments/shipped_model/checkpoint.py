@@ -1,7 +1,5 @@
 """A model folder in Hugging Face's layout: its configuration, a new model of that shape, saving and loading."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Turns episodes into token ids and a loss mask, laid out by the package's own incremental rendering."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final

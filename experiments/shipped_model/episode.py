@@ -1,7 +1,5 @@
 """A whole conversation as text: the question, what the assistant says, what its tools answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

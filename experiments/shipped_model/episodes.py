@@ -1,7 +1,5 @@
 """Writes whole episodes for word problems: what the assistant says, what code it runs, what comes back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random

@@ -1,7 +1,5 @@
 """Plays whole episodes with a model at temperature 1 and grades them: tools really run, answers must be equal."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Episodes in which the assistant guesses instead of calling a tool: a habit that training by reward can take away."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from random import Random

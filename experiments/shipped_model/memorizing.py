@@ -1,7 +1,5 @@
 """A small model that knows recorded conversations by heart: trained on them until it would sample nothing else."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Draws word problems from the templates, and splits them into training and held-out problems that share nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice

@@ -1,7 +1,5 @@
 """One run from a seed to a model folder: problems, rows, tokenizer, training until it is good enough, evaluation."""
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Spells a text in other tokens than its tokenizer does, as a policy may that samples them one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 from typing import Any

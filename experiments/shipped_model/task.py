@@ -1,7 +1,5 @@
 """What a model is made for: the words that its agent reads, its problems, its episodes, its tools and its training."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The kinds of word problem: wordings, the way to solve each in words and in Python, and the numbers it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random

@@ -1,7 +1,5 @@
 """Trains the byte-level BPE and writes the tokenizer's files: Qwen3's pre-tokenizer, control tokens and chat format."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

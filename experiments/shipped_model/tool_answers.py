@@ -1,7 +1,5 @@
 """What comes back from calling tools, as in a rollout: the package's parser, Strands' tools and their messages."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

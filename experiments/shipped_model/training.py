@@ -1,7 +1,5 @@
 """Trains a small Qwen3 on tokenized episodes, one optimizer step at a time."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Final

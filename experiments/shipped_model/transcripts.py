@@ -1,7 +1,5 @@
 """Transcripts of recorded conversations: read from JSON lines, and tokenized with a tokenizer of one's own."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

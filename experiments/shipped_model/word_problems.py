@@ -1,7 +1,5 @@
 """The task of the package's default model: word problems, solved with the code tool."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

@@ -1,7 +1,5 @@
 """What the commands that start and stop servers have in common: `start ...` and `stop PID ...`, JSON, exit codes."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

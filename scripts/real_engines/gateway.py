@@ -1,7 +1,5 @@
 """A router before SGLang servers, smg or its forerunner; `bash scripts/gateway.sh --help` calls this."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from typing import Final

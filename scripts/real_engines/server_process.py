@@ -4,8 +4,6 @@ Knows processes and HTTP status codes; must not know what a server serves. Stand
 servers' own environments.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """The stock SGLang server on a CPU; `bash scripts/sglang_cpu.sh --help` calls this in SGLang's environment."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

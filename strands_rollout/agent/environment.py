@@ -1,7 +1,5 @@
 """The user's environment of an episode: resources that are open while it runs, its steps, and user turns."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

@@ -4,8 +4,6 @@ Strands logs every exception of its loop as an error, also an aborted generation
 end of each step: these log lines are kept back, since each failure of an episode is reported once, by its sample.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence

@@ -3,8 +3,6 @@
 `ToolLimiter` works for any Strands agent; `EpisodeWatch` is for the agents of an episode.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A server that is lost is an outage, never an answer that the policy is to learn from.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import os

@@ -3,8 +3,6 @@
 `EpisodeProgress` is what another agent needs, beside the tokens, to continue an aborted episode.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum

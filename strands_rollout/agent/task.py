@@ -3,8 +3,6 @@
 Failures of the user's code name its file and line, and the sample.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import sysconfig

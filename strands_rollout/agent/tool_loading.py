@@ -1,7 +1,5 @@
 """Strands tools, hooks, conversation managers and functions by dotted path; errors say what was found there instead."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import sys

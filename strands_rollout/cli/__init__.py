@@ -1,7 +1,5 @@
 """The command line `strands-rollout`: a file for each command, with its arguments and exit codes; see `commands`."""
 
-from __future__ import annotations
-
 
 def main() -> None:
     """Run the command line; never returns."""

@@ -1,7 +1,5 @@
 """`python -m strands_rollout.cli`: the same as the command `strands-rollout`."""
 
-from __future__ import annotations
-
 from strands_rollout.cli import main
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 Exit codes: 0 ok, 1 failed, 2 usage. Imports nothing heavy before a command runs, so that --help answers at once.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands `strands-rollout demo` and `eval`; their options are those of `evaluation.options`."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Annotated, Final

@@ -1,7 +1,5 @@
 """Options of several commands, commands whose options are a dataclass, and `config`, which prints settings."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The command `strands-rollout train`; its options are those of `train.options`."""
 
-from __future__ import annotations
-
 import os
 import time
 from importlib.util import find_spec

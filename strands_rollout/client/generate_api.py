@@ -4,8 +4,6 @@ One id outside the vocabulary kills an SGLang 0.5 server, all its processes: non
 padded or guessed: one whose ids, counts and logprobs disagree is refused. Nothing here knows HTTP.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Reads HTTP statuses and the error bodies of SGLang and its routers; sends nothing. The package has no other retry layer.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import dataclass

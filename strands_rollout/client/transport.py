@@ -4,8 +4,6 @@ With aiohttp below it, httpx's API costs a quarter of what it costs with its own
 Nothing here tries again: see `retry.py`.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass

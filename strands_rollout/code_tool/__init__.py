@@ -3,8 +3,6 @@
 Must not know agents, tools or samples.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING
 

@@ -8,8 +8,6 @@ seconds and was terminated.", rewrites the code with astor (which knows no `matc
 UnboundLocalError on code without statements, and leaves a temporary directory behind at each call.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import copy

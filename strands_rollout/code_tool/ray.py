@@ -1,7 +1,5 @@
 """The backend for clusters: code runs on all nodes of a Ray cluster, on each in a local executor behind an actor."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib.util

@@ -5,8 +5,6 @@ the value of a last expression is printed, tracebacks show only the code's own f
 code, and what was printed before it is kept, whatever the sandbox makes of its scripts' output.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

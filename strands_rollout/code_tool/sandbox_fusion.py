@@ -18,8 +18,6 @@ and types.py, sandbox/utils/execution.py; July 2026) and its issues:
   utils/reward_score/sandbox_fusion repeats at 504); a busy server answers late (verl's issue 3478).
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

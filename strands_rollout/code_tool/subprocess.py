@@ -1,7 +1,5 @@
 """The plain backend: a fresh `python -I` per call, with limits but WITHOUT isolation."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

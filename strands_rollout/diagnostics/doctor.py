@@ -1,7 +1,5 @@
 """The doctor: all checks of one machine, in their order, and those of the servers that it is asked about."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from pathlib import Path

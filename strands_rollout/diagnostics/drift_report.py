@@ -1,7 +1,5 @@
 """`drift`: what episodes of a dump would have lost, had their text been encoded again; and how episodes are read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain, groupby

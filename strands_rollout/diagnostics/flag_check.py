@@ -6,8 +6,6 @@ Source: slime_validate_args and _resolve_eval_datasets in slime/utils/arguments.
 slime/utils/dp_schedule.py, slime/ray/rollout.py, slime/rollout/fully_async_rollout.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -5,7 +5,6 @@ package. slime's own argument files are executed from their source without slime
 GPU's libraries and minutes, and no flag depends on them. A system that can't be imported is named under `failed`.
 """
 
-from __future__ import annotations
 import __future__
 
 import argparse

@@ -5,8 +5,6 @@ are followed; what only the shell could know, such as the words of a variable, i
 script that sources this repository's launch library is asked for its own dry run, which writes nothing.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ The parsers of the slime, Megatron-LM, SGLang and router that are installed are 
 imported there is taken from `data/slime_flags.json`, which `scripts/record_flags.py` made from the parsers themselves.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

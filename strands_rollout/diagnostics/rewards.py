@@ -6,8 +6,6 @@ gold answer is a row's own label as the policy would write it: as `\boxed{label}
 must be right, and of several alternatives each.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import inspect

@@ -5,8 +5,6 @@ the embedded engine, and prints the result as its last line, as JSON. It is a pr
 process-wide, and importing it imports torch. The checks find packages without importing them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import json

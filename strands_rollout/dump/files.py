@@ -3,8 +3,6 @@
 A file may still be written to while it is read, and each sample is on its way to the disk before the next one comes.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

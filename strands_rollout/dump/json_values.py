@@ -6,8 +6,6 @@ shape, base64 of the items in C order; also of tensors, and with no shape a NumP
 a PIL image) and `$map` (pairs of key and value, for keys that are no text, or a mapping that looks like one of these).
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import io

@@ -4,8 +4,6 @@ Characters that a terminal would obey are shown instead. Every line of a transcr
 left, so that it reads the same without colours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import itemgetter

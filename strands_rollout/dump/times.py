@@ -3,8 +3,6 @@
 Facts of before requests had start times give sums, and no places.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

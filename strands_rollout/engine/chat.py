@@ -3,8 +3,6 @@
 Turns are split into reasoning, content and tool calls in Qwen3's (Hermes) format.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

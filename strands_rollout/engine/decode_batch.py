@@ -4,8 +4,6 @@ A decode step touches columns, not generations; Python runs per generation only 
 strings or penalties. A row's choice depends on its own logits and its own random number only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

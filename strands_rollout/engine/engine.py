@@ -4,8 +4,6 @@ One `Engine` belongs to one event loop. The computing happens in its worker's th
 what others ask of it between two steps.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import logging

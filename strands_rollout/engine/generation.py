@@ -1,7 +1,5 @@
 """A generation: what was asked, what came out so far, why it ended, and how SGLang's /generate reports it (0.5.23)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

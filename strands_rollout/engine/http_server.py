@@ -1,7 +1,5 @@
 """SGLang's HTTP endpoints (0.5.23) over aiohttp: paths, status codes and bodies."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

@@ -3,8 +3,6 @@
 The child lives as long as its standard input stays open: it ends with its parent, however that ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -4,8 +4,6 @@ Unknown top-level fields are ignored, as SGLang does; the known ones that would 
 here are refused. An unknown sampling parameter is refused, as SGLang does.
 """
 
-from __future__ import annotations
-
 import math
 import uuid
 from collections import Counter

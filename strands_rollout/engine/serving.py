@@ -3,8 +3,6 @@
 Imports the engine only when one is started, because NumPy reads its thread settings when it is first imported.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

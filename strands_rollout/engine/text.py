@@ -1,7 +1,5 @@
 """The tokenizer of a model folder, read without transformers: text to ids, ids to text, chat messages to a prompt."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Episodes in a terminal: progress, a table of samples with totals, the report of an evaluation."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

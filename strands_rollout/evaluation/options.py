@@ -3,8 +3,6 @@
 Imports nothing heavy, so that --help answers at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

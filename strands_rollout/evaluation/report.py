@@ -4,8 +4,6 @@ It depends on the results only, not on their order. What is not scored (FAILED, 
 doing) is missing: it is in no share and no mean.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Rows of a prompt data set, one JSON object a line, in the format of dapo-math-17k."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Start at `run_evaluation`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import functools

@@ -1,7 +1,5 @@
 """What a command runs episodes on: a running engine or the embedded one, its tokenizer, the code sandbox."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path

@@ -4,8 +4,6 @@ The proxy knows HTTP and the token fields of `/generate` only, not how a sample 
 what it checks.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace

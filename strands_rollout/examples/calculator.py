@@ -3,8 +3,6 @@
 `configs/calculator.yaml` names it; it needs `pip install 'strands-rollout[tools]'`.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from strands import Agent

@@ -3,8 +3,6 @@
 `configs/guessing_game.yaml` names `GuessingGame`. It is made anew for each episode, and left whatever happens.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final, Self
 
 from strands import tool

@@ -3,8 +3,6 @@
 `configs/mcp.yaml` names its command; an agent then has its tools. It stands for any server, in any language.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import Field

@@ -4,8 +4,6 @@
 is run as code, and no call takes long.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import operator

@@ -4,8 +4,6 @@
 or a Graph is built in the same way: `model` for the agent whose answer counts, `sub_agent_model()` for each other one.
 """
 
-from __future__ import annotations
-
 from strands import Agent
 
 from strands_rollout import SGLangModel, Task, sub_agent_model

@@ -4,8 +4,6 @@
 it raises is an error result that the policy reads too.
 """
 
-from __future__ import annotations
-
 from types import MappingProxyType
 from typing import Final
 

@@ -4,8 +4,6 @@ Source of the rules: THUDM/slime 624b824a, slime/rollout/rm_hub/math_dapo_utils.
 examples/strands_sglang. Where that raises, the answer here is wrong, and the grade says why.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Final

@@ -5,8 +5,6 @@ Qwen's and Hermes's tool use), `extract_answer` finds the last `\boxed{...}`, el
 compares it with the label. All take time linear in the text.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -4,8 +4,6 @@ Each unit gets one name: `5 metres`, `5 m` and `5\,\mathrm{m}` are all 5 m. Unit
 minutes are different answers.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A finished sample, checked, as every integration reads it: which samples may be handed on at all."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sampling parameters of other engines by SGLang's names; what SGLang can't do is refused, never dropped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches

@@ -4,8 +4,6 @@ Both are plain dicts and SkyRL is not imported. Read in NovaSky-AI/SkyRL: skyrl/
 skyrl/train/utils/trainer_utils.py (what its validator asks for), skyrl/train/trainer.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path

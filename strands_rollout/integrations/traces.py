@@ -8,8 +8,6 @@ The sender has a provider of its own, apart from the process's spans and their s
 the service may be given by the standard variables (OTEL_EXPORTER_OTLP_*, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

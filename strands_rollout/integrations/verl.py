@@ -5,8 +5,6 @@ verl/experimental/agent_loop/tool_agent_loop.py (what it counts as turns). An ag
 `AgentLoopOutput(**to_agent_loop_outputs([sample])[0])`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import groupby
 from typing import Any

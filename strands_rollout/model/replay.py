@@ -3,8 +3,6 @@
 slime decodes the data, except in `joined_experts`.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping
 from typing import Any, Final

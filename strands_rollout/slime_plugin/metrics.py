@@ -3,8 +3,6 @@
 Metrics are named here. They go to a log line, wandb and TensorBoard; wandb and slime's logging may both be absent.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -1,7 +1,5 @@
 """Partial rollouts: saves an aborted episode as JSON beside its tokens, and makes a sample ready for `generate`."""
 
-from __future__ import annotations
-
 import json
 import logging
 import zlib

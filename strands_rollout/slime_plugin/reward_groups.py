@@ -6,8 +6,6 @@ that it no longer looks at; its fully-async rollout logs the exception and loses
 or `normalize_rewards` raises.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import sys

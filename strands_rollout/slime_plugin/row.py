@@ -4,8 +4,6 @@ A prompt becomes what an agent starts with: a system prompt, earlier turns and t
 choose among the tools that the configuration names, and can neither import nor start anything.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

@@ -4,8 +4,6 @@ slime 0.3's requirements are in slime/rollout/sglang_rollout.py and slime/ray/ro
 samples is used here, so that this can judge it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 The only place that fills slime's Sample: tokens, mask, logprobs, status and metadata.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Shows some samples of each step: rows of a wandb table, and a dump in files."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

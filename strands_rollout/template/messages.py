@@ -5,8 +5,6 @@ models read it; any other is a string. `plain_result` makes a Strands tool resul
 values, which every later step can copy, compare, save and show.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -6,8 +6,6 @@ What lies inside those turns is the policy's own and may differ, which is noted:
 rewrites later, and the tags of reasoning that open a turn.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sampled text -> tool calls or typed failures: one file per family of formats; `base.py` says how to add one."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final

@@ -15,8 +15,6 @@ Stricter than these: what does not fit its type is a failure, and no value is un
 are read for the type of a whole value: keys of nested objects, ranges and patterns are for the tool to check.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -10,8 +10,6 @@ Parsers never raise over what a model wrote and never repair it: what does not f
 5. Add a turn and a chat template to the tables of tests/support, and what must fail to those of tests/tool_parsers.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

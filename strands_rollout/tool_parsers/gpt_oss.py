@@ -6,8 +6,6 @@ channel is reasoning; a message to `functions.x` is a call; the final channel, a
 Source: openai/harmony, docs/format.md, and gpt-oss-20b's chat template, which has the recipient before the channel.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Final

@@ -19,8 +19,6 @@ examples/tool_chat_template_mistral_official.jinja; Mistral-Small-3.2's and Mini
 function_call/mistral_detector.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Mapping

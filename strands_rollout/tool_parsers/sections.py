@@ -15,8 +15,6 @@ sgl-project/sglang, examples/chat_template/tool_chat_template_deepseekv3.jinja, 
 models/templates/deepseek-ai-DeepSeek-V3.1.jinja and DeepSeek-V3.2.jinja) and V3.2's encoding/encoding_dsv32.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, NamedTuple

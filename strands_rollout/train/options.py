@@ -3,8 +3,6 @@
 Imports nothing heavy, so that --help answers at once.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ formula as slime 0.3 computes it (slime/utils/ppo_utils.py and slime/backends/me
 them.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -3,8 +3,6 @@
 wandb is set up by the environment alone (WANDB_MODE, WANDB_PROJECT ...); no key is read or written here.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ An episode that was aborted is resumed in the next step, as slime's partial roll
 prompts is all that a resumed run needs to know of that order.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import functools

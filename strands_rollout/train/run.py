@@ -1,7 +1,5 @@
 """A training run from its options to its summary; start at `run_training`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

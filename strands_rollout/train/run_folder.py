@@ -5,8 +5,6 @@ written whole with one call, so that a kill leaves at most its beginning. A chec
 one before is removed when the next is there.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

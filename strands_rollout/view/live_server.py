@@ -4,8 +4,6 @@ Only requests for the URL that was printed are answered: it has a random part, a
 it, since Host and Origin are checked.
 """
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 import socket

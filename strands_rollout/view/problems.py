@@ -1,7 +1,5 @@
 """What looks wrong in a sample, with the tokens where it is; adds to slime's contract what only the facts show."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """A dump in a terminal: the list, and samples token kind by token kind."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Agents that a user's function builds: what they sampled is recorded exactly, and what goes wrong says where."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

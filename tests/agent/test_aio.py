@@ -1,7 +1,5 @@
 """Steps that take turns in the event loop, work that is done once per process, and sync functions in own threads."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Resources and environments of an episode: opened before it, asked in it, and released whatever happens."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The limiter on any Strands agent: what is run, what the model is told, and how the loop ends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

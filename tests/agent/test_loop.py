@@ -1,7 +1,5 @@
 """An agent's cycles run one after the other, watched or not, as Strands' own loop would have run them."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import traceback

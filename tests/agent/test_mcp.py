@@ -1,7 +1,5 @@
 """MCP servers in the settings, real ones in processes of their own: started, shared, filtered, lost."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -1,7 +1,5 @@
 """Tools under an episode's bounds: time limits, threads of their own, what is counted."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Tool providers, such as an MCP client, start and stop servers: no other episode waits for that."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

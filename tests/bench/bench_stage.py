@@ -1,7 +1,5 @@
 """A scripted engine with the shipped tokenizer, for the benchmarks' own tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

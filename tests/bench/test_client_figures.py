@@ -1,7 +1,5 @@
 """Figures: medians over rounds, ratios round by round, tables, the loop's lag, memory, shares by package."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

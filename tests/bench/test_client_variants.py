@@ -1,7 +1,5 @@
 """Every variant plays the script's episode token by token, and the engine answers nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The command line: what it refuses, what it leaves out, and whole runs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Engines compared: what was asked was measured, on all engines, and an engine that does less is not called fast."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

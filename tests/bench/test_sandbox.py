@@ -1,7 +1,5 @@
 """The benchmark of the sandbox: its command line, what it counts, and what it refuses to count."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

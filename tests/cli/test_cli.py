@@ -1,7 +1,5 @@
 """The command line: help at once, exit codes, and a demo whose last line on stdout is JSON."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

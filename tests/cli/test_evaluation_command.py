@@ -1,7 +1,5 @@
 """The command `strands-rollout eval` in processes of its own: exit codes, Ctrl-C, kills, the embedded engine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

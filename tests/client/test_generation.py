@@ -1,7 +1,5 @@
 """The logprobs of an answer are looked at all at once, and what is wrong with one is still named."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

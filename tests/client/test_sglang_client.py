@@ -1,7 +1,5 @@
 """What the client sends, and what it accepts and refuses of an engine's answers."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the client tries again, what it does not, and what a reader is told at the end."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable

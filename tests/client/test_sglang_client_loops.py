@@ -1,7 +1,5 @@
 """Cancellation, event loops, and connections: the client's own, shared ones, and the caller's."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

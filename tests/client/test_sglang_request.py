@@ -1,7 +1,5 @@
 """Growing prompts: each id is encoded once, and what is sent is what encoding all of it anew would give."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import orjson

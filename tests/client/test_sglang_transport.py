@@ -1,7 +1,5 @@
 """The straight way to an engine sends and reads what httpx would, and is left where only httpx honours a setting."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import zlib

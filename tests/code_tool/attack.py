@@ -1,7 +1,5 @@
 """An attack as data: what it does, what it is aimed at, and the limits under which attacks run."""
 
-from __future__ import annotations
-
 import json
 import platform
 from collections.abc import Callable

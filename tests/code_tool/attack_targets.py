@@ -3,8 +3,6 @@
 Knows the host's side only. A target is made just before an attack and closed after it, and leaves nothing behind.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """All attacks, by name."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import attacks_on_files

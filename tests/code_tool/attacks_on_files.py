@@ -1,7 +1,5 @@
 """Attacks on files: secrets that lie around, and files that are not the code's own."""
 
-from __future__ import annotations
-
 import os
 import site
 import sys

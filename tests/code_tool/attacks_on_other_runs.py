@@ -1,7 +1,5 @@
 """Attacks on other runs of the same executor: those beside it, those before it, those to come."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from attack import Attack

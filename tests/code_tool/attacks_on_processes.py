@@ -1,7 +1,5 @@
 """Attacks on other processes, and by starting some."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from typing import Final

@@ -1,7 +1,5 @@
 """Attacks that take more of the machine than one run may have, and attacks on the limits themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

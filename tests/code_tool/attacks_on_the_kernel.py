@@ -1,7 +1,5 @@
 """Attacks on what the kernel offers besides files and processes: namespaces, rights, rings, programs, IPC, keys."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Final
 

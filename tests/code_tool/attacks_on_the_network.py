@@ -1,7 +1,5 @@
 """Attacks that talk to somebody: over the network, over unix sockets, over any other kind of socket."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Fixtures of the attack suite: the executors that are attacked, and the ground on which it happens."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -3,8 +3,6 @@
 Whatever it does, the result must be true and must come in time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final

@@ -7,8 +7,6 @@ Its flaws are SandboxFusion's own: it waits for the script before it reads the p
 replaces output that is not UTF-8, ends only the script's process group, and does not notice a client that went away.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -3,8 +3,6 @@
 Knows nothing of executors. A process is the sandbox's when it bears the attack's name or descends from this process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

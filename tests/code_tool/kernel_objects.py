@@ -1,7 +1,5 @@
 """What lives in the kernel, outlives its process, and is common to all processes: System V IPC, queues, keys."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import secrets

@@ -4,8 +4,6 @@ Here tests may run as root, with a Python in root's home that nobody else can re
 possible, so that it takes little time and space; directories and this project's own files are the user's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -3,8 +3,6 @@
 Each takes processes that bear the attack's name.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import stat

@@ -3,8 +3,6 @@
 The nodes of a Ray cluster make the second by its dotted path.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Every attack works on the plain backend, or it would prove nothing, and none works on the isolated one."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Attacks on sessions, and from within them: a session's process lives on, and keeps a line to its executor."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

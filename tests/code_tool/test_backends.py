@@ -3,8 +3,6 @@
 Camel's interpreters print and end in ways of their own: their backend has only what is no interpreter's matter.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import importlib.util

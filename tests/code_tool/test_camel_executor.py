@@ -1,7 +1,5 @@
 """The camel backend on real camel interpreters: a subprocess per call, and the one that runs in this process."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Whatever code does to whoever runs it: the result is true and comes in time, and the next run knows nothing of it."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

@@ -1,7 +1,5 @@
 """A code executor as a Strands sandbox: code, refusals, files of a session, and a real agent that uses them."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import os

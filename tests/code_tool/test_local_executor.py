@@ -1,7 +1,5 @@
 """The local backend beyond what code sees: sessions, concurrency, faults of its processes, and what is left of it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

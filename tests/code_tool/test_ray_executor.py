@@ -1,7 +1,5 @@
 """The Ray backend on a real cluster of two nodes on this machine: spread, faults, sessions, cancellation."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The SandboxFusion backend against a server that really runs code: semantics, faults, several servers, loops."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import os

@@ -1,7 +1,5 @@
 """Directories of code: measured whatever is in them, emptied whatever is in them."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

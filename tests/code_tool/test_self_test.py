@@ -1,7 +1,5 @@
 """No layer is promised that a real child does not run into, and none that root's rights here are too few for."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil

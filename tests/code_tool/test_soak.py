@@ -1,7 +1,5 @@
 """Ten thousand calls of all kinds on one executor: nothing is left behind, and nothing grows with their number."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

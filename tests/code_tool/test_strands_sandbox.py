@@ -1,7 +1,5 @@
 """Strands' sandboxes as a code executor: the local one for real, others for the ways in which they differ and fail."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

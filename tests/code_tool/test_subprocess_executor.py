@@ -1,7 +1,5 @@
 """The subprocess backend: what code sees, what it prints, how it is limited, and what is left of it."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The code tool as the agent and the model see it, and the loading of tools by dotted path."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What runs hold on disk: when a place is looked into, and who is ended when the disk is full."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """What attacks are aimed at: processes, servers and other runs."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """What the embedded engine does otherwise than SGLang 0.5.23, on purpose, and why; each is measured by a test."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -1,7 +1,5 @@
 """Prompts for both engines: a real conversation with a tool, and ids at random."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

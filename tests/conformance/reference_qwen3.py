@@ -3,8 +3,6 @@
 Knows Qwen3's arithmetic and nothing of either engine's code but the reading of its weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

@@ -4,8 +4,6 @@ Knows SGLang's formulas (0.5.23): penalties by what was generated so far, then t
 min-p, each of which looks at the whole distribution; logprobs are those before the last three.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

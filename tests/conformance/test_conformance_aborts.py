@@ -1,7 +1,5 @@
 """Aborts, disconnects and flushes, in the middle of generations."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

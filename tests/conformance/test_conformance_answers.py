@@ -1,7 +1,5 @@
 """What /generate answers: ids, text, meta_info and why it ended."""
 
-from __future__ import annotations
-
 import pytest
 from engine_api import IDS
 from prompts import turn_prompts

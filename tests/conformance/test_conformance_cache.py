@@ -1,7 +1,5 @@
 """The prefix cache: what was computed before is found, and told of."""
 
-from __future__ import annotations
-
 import pytest
 from engine_api import IDS
 

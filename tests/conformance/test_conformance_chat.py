@@ -1,7 +1,5 @@
 """/v1/chat/completions, as far as the embedded engine offers it, on servers that parse calls and reasoning."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What the package's own client relies on, on each engine in turn."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The differences between the engines that are left: each is still there, and they are told when all tests are done."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

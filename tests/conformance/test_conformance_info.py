@@ -1,7 +1,5 @@
 """What a server says of itself: health, model, limits and load."""
 
-from __future__ import annotations
-
 import pytest
 from engine_api import Answer
 

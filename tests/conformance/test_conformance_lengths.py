@@ -1,7 +1,5 @@
 """How long an answer may be, and what becomes of a request that does not fit the context."""
 
-from __future__ import annotations
-
 import pytest
 from engine_api import IDS
 from prompts import random_prompt

@@ -1,7 +1,5 @@
 """The numbers: which tokens come, and the logprob of each, against the same model computed in double precision."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pauses in each mode: what becomes of generations, and of requests that come meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests that wait, on engines that make one generation at a time and read prompts in small chunks."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

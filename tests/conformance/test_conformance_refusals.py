@@ -1,7 +1,5 @@
 """What is refused, with which status and body; SGLang's own words where a client may read them."""
 
-from __future__ import annotations
-
 import pytest
 from engine_api import IDS
 

@@ -1,7 +1,5 @@
 """Sampling: each token comes from the distribution that the parameters make of the model's, and tells its logprob."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Streams: server-sent events, each of which repeats the answer so far."""
 
-from __future__ import annotations
-
 import json
 
 from engine_api import IDS

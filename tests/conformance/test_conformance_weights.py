@@ -1,7 +1,5 @@
 """New weights for a running engine: the versions that answers name, the cache, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What kills a real SGLang server: the embedded engine refuses it and lives on. Each needs a server of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from contextlib import suppress

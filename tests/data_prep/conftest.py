@@ -1,7 +1,5 @@
 """What the tests of data_prep share: its modules, a cache of their own, and preparation in this process."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

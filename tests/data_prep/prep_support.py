@@ -1,7 +1,5 @@
 """Invented problems in the forms that data sets of the hub have, and what preparing them leaves."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

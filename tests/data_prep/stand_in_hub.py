@@ -1,7 +1,5 @@
 """A loopback server with one data set, or none, that speaks as much of the hub's API as `load_dataset` asks for."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

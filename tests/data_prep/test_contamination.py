@@ -1,7 +1,5 @@
 """Rows that share words with evaluation problems are found, shown, and left out if asked."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

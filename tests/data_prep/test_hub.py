@@ -1,7 +1,5 @@
 """The hub, its mirrors, and what is said where neither can be reached."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

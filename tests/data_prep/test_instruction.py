@@ -1,7 +1,5 @@
 """A data set's own answer instruction: taken off at the edges of a prompt, and nothing else."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The scripts of data_prep from end to end, each in this process."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Data files are whole or not there, are not made twice, and replace nothing that they should not."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

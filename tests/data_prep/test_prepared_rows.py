@@ -1,7 +1,5 @@
 """Which rows of a source become lines of a data file, what their labels become, and what is said of the others."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from pathlib import Path

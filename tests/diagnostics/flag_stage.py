@@ -1,7 +1,5 @@
 """What flags are judged by in tests: the recorded table, and small checkouts with slime's argument files."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from pathlib import Path

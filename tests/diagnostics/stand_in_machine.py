@@ -1,7 +1,5 @@
 """Parts of a machine that the doctor checks: programs on the PATH, installed packages, servers."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager

@@ -3,8 +3,6 @@
 Servers are dead, loading, foreign, with too small a context, of another vocabulary, behind a router.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """`strands-rollout drift`: its report, its exit code, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What is found in a command's flags, by the recorded list: rule by rule, for people and as JSON."""
 
-from __future__ import annotations
-
 import io
 import json
 import shlex

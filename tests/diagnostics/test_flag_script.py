@@ -1,7 +1,5 @@
 """Launch scripts are read, and only those of this repository are run, with --dry-run."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Small checkouts have the argument files of slime, SGLang and Megatron-LM in their real places and forms.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The doctor on the machine: Python and packages, GPUs, disks, limits, proxies, Ray, wandb and the sandbox."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 import socket

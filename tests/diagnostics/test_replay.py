@@ -1,7 +1,5 @@
 """`strands-rollout replay`: an episode on an engine again, on the tokens that it had read, without its tools."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path

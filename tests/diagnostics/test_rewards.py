@@ -3,8 +3,6 @@
 What changed is shown and written; rows whose own gold answer does not score are listed by line, with the reason.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """The doctor on files: the model and its tokenizer, the settings, the prompt data sets."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

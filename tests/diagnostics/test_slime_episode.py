@@ -1,7 +1,5 @@
 """The doctor on slime: which package it is, its version, Megatron beside it, and the result of a trial episode."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

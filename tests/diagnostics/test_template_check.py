@@ -1,7 +1,5 @@
 """`strands-rollout check-template`: each rule is tried by itself, and a broken one shows the tokens around it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

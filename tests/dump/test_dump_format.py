@@ -1,7 +1,5 @@
 """What is written comes back the same, a line at a time; broken lines are named and secrets never leave."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Steps are where they were, what ran side by side counts once, and facts without start times still give sums."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The transcript shows every token once, under its kind, and reads the same without colours."""
 
-from __future__ import annotations
-
 import io
 import itertools
 from typing import Any

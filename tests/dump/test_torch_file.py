@@ -1,7 +1,5 @@
 """slime's debug files are read without torch; a pickle that asks for more than values is refused before it runs."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Fixtures of the engine's tests: tiny model folders and engines with a client for each."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path

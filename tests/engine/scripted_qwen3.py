@@ -4,8 +4,6 @@ Every token has one successor (a one-hot embedding and a head that names it), ex
 depends on whether the prompt holds a tool result: a uniform attention head looks for `</tool_response>`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

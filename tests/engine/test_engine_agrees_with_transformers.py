@@ -1,7 +1,5 @@
 """The engine's logprobs agree with transformers' own Qwen3 to 1e-4, whatever way the engine took to them."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

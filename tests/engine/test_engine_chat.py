@@ -1,7 +1,5 @@
 """Chat completions: turns taken apart, answers in OpenAI's form, and Strands' own OpenAIModel running on them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Sampling follows the parameters; the logprobs are those of the whole distribution at the sampling temperature."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -3,8 +3,6 @@
 A seed and a position fix the random number of a token, and the ids before it fix its logits: nothing else counts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import platform

@@ -1,7 +1,5 @@
 """What only the embedded engine refuses, because it would kill SGLang or because it is not offered."""
 
-from __future__ import annotations
-
 import io
 import json
 from threading import current_thread

@@ -1,7 +1,5 @@
 """Attention has the same bits in any batch, and the radix tree finds exactly what it was given, within its bounds."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Reading model folders: formats, and what is wrong with those that can't be read, at the start and at an update."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

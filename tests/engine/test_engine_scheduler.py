@@ -1,7 +1,5 @@
 """What befalls a generation between two chunks of its prompt, step by step and without threads; its weight spans."""
 
-from __future__ import annotations
-
 import pytest
 
 from strands_rollout.engine.generation import Generation

@@ -1,7 +1,5 @@
 """Starting and stopping engines, as a child process too, and what happens when they can't start or break."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Text, ids and chat prompts come out as transformers makes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

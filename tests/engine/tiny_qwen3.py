@@ -3,8 +3,6 @@
 The model says nothing sensible; what it says is the same in every implementation.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Episodes: why they end, in which order limits hold, and that nothing outlives them."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whatever goes wrong, `generate` returns a sample that slime can take, says why, and the loop lives on."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

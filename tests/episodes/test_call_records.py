@@ -1,7 +1,5 @@
 """What a sample says of each tool call and each turn: for whoever looks at an episode afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

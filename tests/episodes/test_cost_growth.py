@@ -4,8 +4,6 @@ Counts, not times: calls of functions, bytes encoded, ids read, each between two
 far a reader has to walk to follow one tool turn, and one whole episode, through `generate`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import runpy

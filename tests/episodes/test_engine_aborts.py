@@ -1,7 +1,5 @@
 """An engine that aborts a turn by itself, as for a weight update: the turn goes on in place, and nobody notices."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An episode ends soon after an abort, whatever it waits for, and a tool that cancels itself ends only its call."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

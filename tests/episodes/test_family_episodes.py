@@ -1,7 +1,5 @@
 """Episodes in each family's format: what the policy reads is what its template makes of the whole history."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """One episode, several samples: what the policy wrote as a sub-agent is trained too, where the settings say so."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import threading

@@ -1,7 +1,5 @@
 """Hooks of Strands in the episodes that `generate` plays, and the OpenTelemetry spans that it makes of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

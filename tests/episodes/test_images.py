@@ -1,7 +1,5 @@
 """Images of prompts and tool results: the trajectory has the tokens that the model's own processor makes."""
 
-from __future__ import annotations
-
 import base64
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rollouts that are interrupted wherever they can be: no sample is invalid, nothing is sampled or done twice."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Iterator

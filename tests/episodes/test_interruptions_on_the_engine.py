@@ -1,7 +1,5 @@
 """On the embedded engine with its real model: an interrupted episode gets the tokens that it would have got."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import itertools

@@ -1,7 +1,5 @@
 """An aborted sample is resumed where it was cut: in mid-turn, before, between and after tools."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import copy

@@ -1,7 +1,5 @@
 """A conversation manager that drops messages: each history is a segment with exact tokens, and a sample of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

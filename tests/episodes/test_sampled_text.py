@@ -1,7 +1,5 @@
 """Whatever a policy samples is trained: no text of it becomes an error of ours, in any format, on any path."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The fifteen rules of token exactness, each as a claim on requests and sample, and an episode that was looked at."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

@@ -1,7 +1,5 @@
 """Code of users' that raises what `except Exception` does not catch ends its own call or episode, never the loop."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A whole evaluation on a scripted engine."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The table, the totals and the progress that a person reads."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

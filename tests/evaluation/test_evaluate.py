@@ -1,7 +1,5 @@
 """Rows run through `generate` and `reward_func` on a scripted engine: samples, totals, checks, and the demo of it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What an evaluation asks: rows that can be asked, the commands' options, slime's file of data sets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What an evaluation's report says of its own numbers, and the statistics behind them."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -1,7 +1,5 @@
 """What an evaluation keeps: whole lines whatever happens, one writer, one run in a folder."""
 
-from __future__ import annotations
-
 import json
 import resource
 import signal

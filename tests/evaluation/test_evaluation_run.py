@@ -1,7 +1,5 @@
 """The command `eval`: whole runs, interrupted and resumed ones, and those that end early."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Token exactness on the wire: the recording proxy, and what is wrong with a sample beside its record."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

@@ -5,8 +5,6 @@ If a change is wanted, write them anew and read their diff:
     UPDATE_GOLDEN=1 bash scripts/test.sh tests/examples
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

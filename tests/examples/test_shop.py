@@ -1,7 +1,5 @@
 """The shop example: its two tools, its configuration and its rows."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What tests of the experiments share."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A scripted chat endpoint on a real loopback socket, with the shapes of SGLang's answers (0.5.23)."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The faults that a run can be given: each changes what it says, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training runs side by side: what is one variant, what its figures are, and what the reader is told."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from pathlib import Path

@@ -5,8 +5,6 @@ After `experiments/run.sh FOLDER collect`, write its tables anew:
     UPDATE_GOLDEN=1 bash scripts/test.sh tests/experiments/test_experiment_report.py
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`experiments/run.sh` with stand-ins for its commands: which runs it makes, and that none is made twice."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

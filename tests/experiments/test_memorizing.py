@@ -1,7 +1,5 @@
 """The part of experiments/shipped_model that makes a model which knows recorded conversations by heart."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from dataclasses import replace

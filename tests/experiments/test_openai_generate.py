@@ -1,7 +1,5 @@
 """By way of text: the same sample where nothing is lost, and what is lost is counted; statuses and limits as ever."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

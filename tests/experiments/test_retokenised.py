@@ -1,7 +1,5 @@
 """Retokenising keeps what canonical text keeps, trains what lies in trained text, and says what it changed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

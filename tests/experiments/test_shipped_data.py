@@ -1,7 +1,5 @@
 """The rows that the package ships: their format, their labels, and that the held-out ones were never trained on."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The shipped model folder: its files, tokenizer and chat format."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The script that makes the shipped model: its episodes, its training, its evaluation, its command line."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Equality of answers: a table of labelled pairs, and what no answer may cost."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from fractions import Fraction

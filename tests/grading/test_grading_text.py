@@ -1,7 +1,5 @@
 """The last words of the assistant, never its reasoning, calls or a tool's output; and the answer in them."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

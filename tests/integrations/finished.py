@@ -1,7 +1,5 @@
 """Finished, graded samples for the exports: real episodes against a scripted engine."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Read in NovaSky-AI/SkyRL a9564572: validate_generator_output in skyrl/train/util
 skyrl/train/generators/base.py.
 """
 
-from __future__ import annotations
-
 import ast
 import logging
 from collections.abc import Callable, Iterator

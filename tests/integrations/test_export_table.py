@@ -1,7 +1,5 @@
 """Samples as rows of a table: Parquet and data sets, without a loss."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path

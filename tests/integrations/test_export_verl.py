@@ -1,7 +1,5 @@
 """Samples with the fields of verl's AgentLoopOutput."""
 
-from __future__ import annotations
-
 import ast
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A dump as a table in wandb: its rows, and what wandb itself writes of it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Other engines' sampling parameters by SGLang's names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """SkyRL: finished samples as its GeneratorOutput, the generator, and the example on GSM8K."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """TorchRL: finished samples as its TensorDict, and the policy over our client."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from typing import Any

@@ -4,8 +4,6 @@ The fakes: `ray` (a cluster is a file that `ray start --block` keeps while it ru
 `pkill`, which nothing may ever call.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

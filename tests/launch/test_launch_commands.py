@@ -3,8 +3,6 @@
 A change of them is looked at, and written down with: UPDATE_GOLDEN=1 bash scripts/test.sh tests/launch
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

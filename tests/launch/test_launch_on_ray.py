@@ -1,7 +1,5 @@
 """A launch script's job on the real Ray: started and stopped with it, or on one that runs and stays."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

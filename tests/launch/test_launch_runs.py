@@ -1,7 +1,5 @@
 """The launch scripts as they run, with fakes of Ray and the rest: what is started, what is stopped, what is said."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

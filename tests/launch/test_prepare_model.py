@@ -1,7 +1,5 @@
 """Downloading and converting a model, with fakes of the hub's command and of slime's conversion."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

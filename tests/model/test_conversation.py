@@ -1,7 +1,5 @@
 """A turn as Strands' message, and as the stream from which Strands makes the same one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """SGLangModel as any Strands user meets it: an agent, its tools, and the trajectory afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fixtures of the tests on the real engines."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whole episodes on an engine: `generate` as slime calls it, every sample checked against its contract and the wire."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

@@ -1,7 +1,5 @@
 """A real router before real workers, episodes through it, and what became of them when something went wrong."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

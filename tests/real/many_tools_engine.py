@@ -3,8 +3,6 @@
 The embedded engine runs on the test's own loop; the real SGLang is started once, when a test first asks for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """Logprobs of a sample's tokens under weights of a folder, computed here: what the engine must have said of them."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Settings name them by their dotted paths.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

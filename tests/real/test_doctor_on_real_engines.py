@@ -1,7 +1,5 @@
 """The doctor on the real SGLang, directly and behind the real routers: what it says of them is true."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Aborts on the real SGLang: an episode comes back at once with what it has, and goes on as if nothing had been."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Sequence

@@ -3,8 +3,6 @@
 `recovery_s` in the table: from the moment when a server answers again until the last of the episodes had ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any

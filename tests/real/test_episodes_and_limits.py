@@ -4,8 +4,6 @@ All of it is greedy, so that what the policy says is known: it solves each probl
 with another one where the first has failed.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

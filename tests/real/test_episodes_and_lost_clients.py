@@ -1,7 +1,5 @@
 """Clients that go away from the real SGLang: what they had asked for is not sampled on."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

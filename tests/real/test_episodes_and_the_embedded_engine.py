@@ -1,7 +1,5 @@
 """The real SGLang and the embedded engine, asked for the same episodes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """Weight updates and pauses of the real SGLang in mid-episode: which weights sampled which token, and nothing lost."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Behind the real routers, which have no `/abort_request`: aborts by slime at the workers, or by closed connections."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -3,8 +3,6 @@
 Two workers hold the same weights under two versions, so that each sampled token names its worker.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from itertools import pairwise

@@ -3,8 +3,6 @@
 `recovery_s` in the table: from the repair until all episodes had ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

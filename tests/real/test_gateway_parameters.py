@@ -1,7 +1,5 @@
 """What of a request reaches a worker behind the real routers, and which router a named model's requests go to."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from array import array

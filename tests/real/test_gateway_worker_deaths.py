@@ -3,8 +3,6 @@
 `recovery_s` in the table: from the moment when a worker can be asked again until all new episodes had ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager

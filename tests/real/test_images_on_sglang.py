@@ -1,7 +1,5 @@
 """On the real SGLang, a vision-language model: it reads the tokens of the trajectory, and sees the trainer's images."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What a policy may do in a turn, on both engines: call nothing, many tools, wrongly, without end, or fill a form."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 

@@ -3,8 +3,6 @@
 What needs strands-agents-tools or starts MCP servers runs on the real SGLang alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections.abc import Iterator

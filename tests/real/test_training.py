@@ -1,7 +1,5 @@
 """Training on the real SGLang: its logprobs are the trainer's, and it takes each step's weights under their version."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

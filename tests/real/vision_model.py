@@ -4,8 +4,6 @@ python vision_model.py make FOLDER            # FOLDER holds a tokenizer with Qw
 python vision_model.py logprobs FOLDER FILE   # FILE: ids and a processor's outputs (.npz); prints JSON
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -3,8 +3,6 @@
 It stands between router and worker, where a request is what the router made of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import warnings

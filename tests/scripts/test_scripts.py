@@ -1,7 +1,5 @@
 """The shell scripts: what they install and when, what they run, and what they say without a usable Python."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The scripts that start and stop real servers: with stand-ins for the servers, which take no time to start."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What a row sets for its own episode, and what it may not set."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

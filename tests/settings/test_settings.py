@@ -1,7 +1,5 @@
 """Settings from slime's args and from files: what is shipped, what is refused, and `strands-rollout config`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

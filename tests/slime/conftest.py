@@ -1,7 +1,5 @@
 """Fixtures for tests that run slime's own code; all of them are skipped where slime is not at hand."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

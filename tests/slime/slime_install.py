@@ -1,7 +1,5 @@
 """Finds a checkout of THUDM/slime, and what has moved in it from one release to another."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import os

@@ -1,7 +1,5 @@
 """slime's rollouts on an engine that can be interrupted anywhere, and what they must have left behind."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Episodes of every kind, written down: what the policy and the engine do, and what must become of the sample."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

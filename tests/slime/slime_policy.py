@@ -3,8 +3,6 @@
 Knows the chat markup of Qwen3 and the fake engine's replies; nothing of slime.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 slime is imported inside functions, since it may be absent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """slime's rollouts against a scripted engine behind a router."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack

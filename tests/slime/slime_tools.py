@@ -1,7 +1,5 @@
 """Strands tools for the agents of these tests, found by dotted path as a user's are."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Final

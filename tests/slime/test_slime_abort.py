@@ -1,7 +1,5 @@
 """slime stops a rollout in the middle: samples come back ABORTED at once, and valid; engines abort by themselves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

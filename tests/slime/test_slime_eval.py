@@ -1,7 +1,5 @@
 """slime's own evaluation takes `strands_rollout.generate` and `reward_func`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`strands-rollout eval` asks and counts what slime's own evaluation does, given the same file and engine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace

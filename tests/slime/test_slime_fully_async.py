@@ -1,7 +1,5 @@
 """slime's fully-async rollout never says that it aborts: weight updates interrupt the engine while episodes run on."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import AsyncIterator

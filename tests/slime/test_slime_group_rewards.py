@@ -1,7 +1,5 @@
 """slime takes `normalize_rewards` and `keep_informative_groups`, which are its own where nothing is fanned out."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """slime's declared interfaces: the signatures that it checks, its Sample, its data files."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The launch scripts, the shipped evaluation's configuration and the doctor against slime itself."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shlex

@@ -1,7 +1,5 @@
 """slime's own logging calls `strands_rollout.log_rollout` and `log_eval`, and logs its own metrics as well."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """What slime's own loops make of an engine that is away: for a while, for good, and in an evaluation."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Partial rollout through slime's own loop and buffer: what one rollout cut, the next ones resume."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """slime's own data set class reads what data_prep writes, and an agent can start with it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Routed experts and kept top-p ids: asked for, stitched over turns, aborts and rollouts, and never guessed."""
 
-from __future__ import annotations
-
 import base64
 from array import array
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What slime's settings make of the requests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """slime's own training rollout takes `strands_rollout.generate` and `reward_func`, and trains on what they return."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

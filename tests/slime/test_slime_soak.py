@@ -1,7 +1,5 @@
 """Hundreds of samples through slime's own loop, with everything that can go wrong going wrong at once."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """slime's trace of a sample holds every request and every tool call, each with an end, whatever interrupted it."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from typing import Any

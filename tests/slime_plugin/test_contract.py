@@ -1,7 +1,5 @@
 """The checker of slime's contract: a valid sample passes, and each broken field is named."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

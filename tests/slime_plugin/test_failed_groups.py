@@ -3,8 +3,6 @@
 What slime makes of it is shown in `tests/slime`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

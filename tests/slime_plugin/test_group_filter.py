@@ -3,8 +3,6 @@
 That slime takes the verdict, and its own filter agrees, is shown in `tests/slime`.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import dataclass

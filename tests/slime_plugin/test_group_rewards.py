@@ -3,8 +3,6 @@
 That the result is slime's own where nothing is fanned out or excluded is shown in `tests/slime` with slime's code.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """`log_rollout` and `log_eval`: every metric by hand, whatever samples they are given, and never an exception."""
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

@@ -1,7 +1,5 @@
 """What wandb itself writes of a step, read back from its file: numbers and table in one row, on slime's step."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

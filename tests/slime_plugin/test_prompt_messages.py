@@ -1,7 +1,5 @@
 """Prompts in every form that slime hands over, and those that are refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What text would have cost an episode, by kind, and context that is not the chat template's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """slime's reward entry: what is graded, what comes back, and that nothing is ever raised."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

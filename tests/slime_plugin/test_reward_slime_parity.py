@@ -1,7 +1,5 @@
 """The style "slime_strands_example" gives exactly the score of slime's example, wherever that gives one."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import itertools

@@ -1,7 +1,5 @@
 """What `write_episode` and `write_failure` leave in a sample: every row of slime's contract, for every stop reason."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -3,8 +3,6 @@
 That it equals slime's own class is shown in `tests/slime`, where that class is at hand.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import json

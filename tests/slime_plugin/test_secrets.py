@@ -1,7 +1,5 @@
 """A secret that is known to the process is in no text that leaves it: dumps, results, tables, traces; tokens stay."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """The seam where slime is absent, and beside a stand-in of slime's state: what it asks for, and when it does not."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Samples of each step as dumps: which, where, and never at a run's expense."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

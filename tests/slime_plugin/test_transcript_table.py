@@ -1,7 +1,5 @@
 """Which samples of a step are shown, and that what is shown of them fits any file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Engines on a thread and a loop of their own, so that their work does not count as the rollout's."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

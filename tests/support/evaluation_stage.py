@@ -1,7 +1,5 @@
 """An evaluation against a scripted engine, in this process, and a policy whose answers depend on the seed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@
 Shapes of answers are those of SGLang 0.5.x. It knows no tokenizer: give `decode` where `text` matters.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import socket

@@ -3,8 +3,6 @@
 Knows a request's JSON and what was sampled for it; nothing of connections.
 """
 
-from __future__ import annotations
-
 import base64
 from array import array
 from collections.abc import Callable, Iterable, Mapping

@@ -3,8 +3,6 @@
 Knows token ids only. What it remembers of an episode is also the truth that a sample can be compared with.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field

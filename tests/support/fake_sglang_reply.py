@@ -1,7 +1,5 @@
 """What the fake SGLang answers: generations, statuses, broken bodies, cut connections, silence."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self

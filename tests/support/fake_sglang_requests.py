@@ -5,8 +5,6 @@ aborts, until the engine goes on; in the other modes generations stand still and
 and replies; nothing of HTTP.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

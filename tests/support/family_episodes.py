@@ -4,8 +4,6 @@ The expected tokens are those of the tokenizer's own `apply_chat_template` on th
 token that ended the turn before it on; nothing of this package renders them.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Sequence

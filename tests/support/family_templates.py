@@ -6,8 +6,6 @@ and reasoning that are left out or rewritten later, turns that are closed by sev
 refuses. The sources are those that the parsers name.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any

@@ -4,8 +4,6 @@ A test's `told` fixture takes rows. They travel with the test's report, so that 
 tell them too.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator

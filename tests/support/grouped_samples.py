@@ -1,7 +1,5 @@
 """Samples as a training step has them: rollouts of prompts, some of them fanned out, some excluded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

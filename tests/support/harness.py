@@ -1,7 +1,5 @@
 """Runs one episode through `generate` against a scripted server, as slime would: the harness of the behaviour tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A turn is made from a `random.Random`, so that a failure is repeated by its seed. Knows formats and tokens only.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any

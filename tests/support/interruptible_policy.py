@@ -5,8 +5,6 @@ there already. What the engine reports of a token follows from task, position an
 checked token by token. Knows Qwen3's chat markup and the fake engine's replies.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence

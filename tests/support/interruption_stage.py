@@ -3,8 +3,6 @@
 What the interruption tests and the load test share.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass

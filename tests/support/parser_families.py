@@ -4,8 +4,6 @@
 Written from the same sources as the parsers, which name them; each form of a family that has several is a family here.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """A whole episode of two turns, and the same with one defect planted in it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whether another process still runs, as Linux tells it: a process that ends while it is looked at has ended."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Real servers for tests, started and stopped as a user does it: by scripts/sglang_cpu.sh and scripts/gateway.sh."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Folders of training runs, as `strands-rollout train` leaves them, with values that a test gives."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tools that tell which of their calls began and which ended: a call is named by its argument."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

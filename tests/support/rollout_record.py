@@ -3,8 +3,6 @@
 Knows samples by slime's contract, and the truth of the fake engine; nothing of how either came about.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Knows the policy of the interruption tests; nothing of rollouts.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """Samples made of what was read and what was sampled by turns, and dumps of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A copy of the scripts in a folder of its own, and a Python that logs what it is asked instead of doing it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Tokens for texts as a policy may sample them: a tokenizer's own, or one for each byte."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

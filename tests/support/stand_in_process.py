@@ -4,8 +4,6 @@ Run as a program it reads `{"args": ..., "params": ..., "samples": [...]}` from 
 samples, and which calls of the recorded tools ended there, to stdout.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

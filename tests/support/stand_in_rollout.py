@@ -7,8 +7,6 @@ own keeps a pool of groups running, and hands finished ones out; nobody raises a
 engine's requests, and groups with an ABORTED sample go back to the buffer. Knows `generate` by its contract only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

@@ -1,7 +1,5 @@
 """The fake itself: its shapes, its faults, and that it sees a broken token-in/token-out rule."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The engine of the interruption tests: what it says of interrupted requests is true, and it sees what is broken."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import aiohttp

@@ -1,7 +1,5 @@
 """What each turn of an episode costs on the event loop's thread, in counts that no clock is in."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

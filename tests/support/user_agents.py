@@ -1,7 +1,5 @@
 """Agent factories for the tests of agents that somebody else builds: what users write, and what goes wrong there."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Any

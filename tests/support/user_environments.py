@@ -1,7 +1,5 @@
 """Resources and environments for the tests: what they are told, in order, and what goes wrong in them."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """What users may name in the settings, each raising `raises` where its name says."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """An MCP server for the tests: it knows its process, its environment and its arguments, raises, and ends itself."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Processors of vision-language models without a network or torch, and an engine that reads images as SGLang does."""
 
-from __future__ import annotations
-
 import base64
 import io
 import random

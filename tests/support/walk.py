@@ -3,8 +3,6 @@
 python tests/support/walk.py    the figures of one warm tool turn and of one whole episode, as a line of JSON
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -5,8 +5,6 @@ header of checksum (4 bytes), length (2) and type (1), a long record in several 
 a program it prints the history as JSON, so that the tests' own process need not import wandb.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import sys

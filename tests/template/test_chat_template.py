@@ -1,8 +1,6 @@
 """What the engine reads equals what the tokenizer's own chat template makes of the conversation, up to the sampled "
 "text."""
 
-from __future__ import annotations
-
 import copy
 import unicodedata
 from typing import Any

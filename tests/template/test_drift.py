@@ -1,7 +1,5 @@
 """Drift counts exactly the sampled tokens that would be others, had the text of their turn been encoded again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 Counts of calls, never times.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import subprocess

@@ -1,7 +1,5 @@
 """Ids -> text as the tokenizer itself decodes them; and texts that are cut for their tokens, not their characters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

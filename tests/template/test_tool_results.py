@@ -1,7 +1,5 @@
 """What a tool gives becomes a result that can be shown, or one that says why not; nothing of it ends an episode."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import decimal

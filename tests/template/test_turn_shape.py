@@ -1,7 +1,5 @@
 """Turns of tool results are what the template renders, though it is rendered only to find that out."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The Hermes parser: what is a call, what is a failure and why, and what is reasoning."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

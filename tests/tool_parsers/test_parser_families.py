@@ -1,7 +1,5 @@
 """One table of cases for every family's parser: calls, reasoning, text around them, and each kind of malformed call."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ ids that sort as text (a rollout names calls by turn and place); a Kimi call's o
 write one id twice); results of parsing as JSON text (`payload`), since a failure here carries what was wrong.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What holds of every family's parser for every text: round trips, no exceptions, nothing lost, linear time."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import time

@@ -1,7 +1,5 @@
 """`tool_parser="auto"`: the format in which the tokenizer's chat template writes calls, and episodes in it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Bare text -> a value, by the JSON Schema of the tool's arguments."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

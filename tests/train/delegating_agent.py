@@ -1,7 +1,5 @@
 """An agent whose code tool is another agent on the same policy, which the shipped model can play."""
 
-from __future__ import annotations
-
 import re
 
 from strands import Agent, tool

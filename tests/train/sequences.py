@@ -1,7 +1,5 @@
 """Training sequences and options for tests, and the logprobs of Hugging Face's own forward pass."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

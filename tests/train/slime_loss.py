@@ -4,8 +4,6 @@ The loss is in a package whose `__init__` imports all of Megatron-LM, of which t
 many processes there are. So its two files are imported as a package of their own, and the answer to that is one.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

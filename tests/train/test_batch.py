@@ -1,7 +1,5 @@
 """From a step's samples to sequences: what each kind of rollout trains on, and with which advantage."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

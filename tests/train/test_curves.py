@@ -1,7 +1,5 @@
 """Curves of training: what a line and its band are, and what is in the picture."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The policy: what it says of tokens, and what an update does to it. On the shipped model."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Loss, gradient and advantages equal those of slime's own functions, on ragged sequences with gaps in their masks."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import random

@@ -1,7 +1,5 @@
 """What is shown of a training run: a line a step where nobody watches, else a bar; and its steps in wandb."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import json

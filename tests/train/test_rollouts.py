@@ -1,7 +1,5 @@
 """Collecting groups: order, seeds, aborted episodes. The player is scripted; no engine runs."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The folder of a training run: its log of steps, its checkpoints, and that it is one run's own."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`strands-rollout train` as a user runs it: a few small steps on the embedded engine, with the shipped model."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

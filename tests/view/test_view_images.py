@@ -1,7 +1,5 @@
 """An episode with images, played on the scripted engine, is dumped and shown whole."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

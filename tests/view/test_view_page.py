@@ -1,7 +1,5 @@
 """The page holds every sample and nothing that runs; the server answers only who knows its URL."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import copy

@@ -1,7 +1,5 @@
 """What is planted in a sample is seen there, and nothing is seen in a whole one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

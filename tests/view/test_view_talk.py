@@ -1,7 +1,5 @@
 """A conversation shows each call with what it was given and what came back, in every format that the parsers read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import orjson

@@ -3,8 +3,6 @@
 Protocol: https://chromedevtools.github.io/devtools-protocol (Page, Runtime, Emulation, Input).
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """The page in a real browser: what it shows, how fast, and that nothing of a dump runs in it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The default backend: code runs on this machine, confined by the kernel, in forks of a warm process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib.util

@@ -4,8 +4,6 @@ One thread reads, and one writes what the socket does not take at once: no event
 however busy or stopped it is.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

@@ -1,7 +1,5 @@
 """Agents that are not run by `generate`: structured output, asked of the agent itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The episodes that `generate` plays, and how one is played before any engine, with every token checked on the wire."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """An MCP server on standard input and output: sums, a division that can fail, pictures, bytes, and its own end."""
 
-from __future__ import annotations
-
 import base64
 import os
 

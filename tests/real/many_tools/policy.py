@@ -3,8 +3,6 @@
 Knows texts of requests. What it read and said is kept as transcripts: pieces of text, and whether they were sampled.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from fake_sglang import Reply

@@ -5,8 +5,6 @@
 A line is `{"pieces": [[text, was it sampled], ...]}`. Prompts and tool results are what the package made of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """Tools of the episodes: a store, and tools that start agents of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 Knows nothing of tools or engines: an episode's script reads here what should have been said.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Final

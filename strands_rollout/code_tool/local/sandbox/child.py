@@ -7,8 +7,6 @@ free the memory of such a process. Code can find the socket and write DONE itsel
 exit code of its choice, as after `os._exit`; what it does then is ended, or stopped until the session's next call.
 """
 
-from __future__ import annotations
-
 import _sitebuiltins
 import atexit
 import builtins

@@ -1,7 +1,5 @@
 """The supervisor's side of its children, and of the fork server that makes them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

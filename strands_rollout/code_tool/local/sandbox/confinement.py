@@ -11,8 +11,6 @@ opened before the user changed: a walk that starts at /proc/self/fd/N needs no r
 the files themselves still hold, and so do the kernel's confinements.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -13,8 +13,6 @@ and receives `{"is": "up", ...}` once, `{"is": "forked", "place": 3, "pid": 4711
 Before it is up it tries the layers of confinement in a real child: none is promised that does not hold.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -3,8 +3,6 @@
 Can be imported on every POSIX system; only Linux has the calls.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

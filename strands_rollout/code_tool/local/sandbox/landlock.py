@@ -5,8 +5,6 @@ What no rule admits is refused, with EACCES: nothing may be executed, no TCP por
 what an interpreter needs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

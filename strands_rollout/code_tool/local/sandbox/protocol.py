@@ -3,8 +3,6 @@
 A message on a stream is a length of four bytes (big-endian), then JSON. Text may hold lone surrogates.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

@@ -7,8 +7,6 @@ what is measured or deleted lies in the directory, whatever is renamed meanwhile
 or missing permission stops the deletion.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -7,8 +7,6 @@ architecture's convention ends the process.
 Knows the kernel's interface only. Files are not its business: which may be opened is up to another layer.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

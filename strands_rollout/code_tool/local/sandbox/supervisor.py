@@ -6,8 +6,6 @@ null}`, `{"do": "cancel", "id": 7}` and `{"do": "close_session", "id": 8, "sessi
 killed, all files are deleted and the process ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

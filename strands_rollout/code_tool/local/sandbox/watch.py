@@ -9,8 +9,6 @@ processes of the same user (proc(5), ptrace(2): PTRACE_MODE_READ_FSCREDS), so th
 is for a moment (setfsuid(2)).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -59,7 +59,8 @@ def processor() -> Any:
 async def test_it_reads_the_trajectory_and_sees_the_trainers_pixels(
     url: str, folder: Path, processor: Any, tmp_path: Path, told: Any
 ) -> None:
-    params = {"temperature": 1.0, "max_new_tokens": 12, "ignore_eos": True, "sampling_seed": 3}
+    # greedy: this model knows no better than to sample <|video_pad|> now and then, which SGLang refuses in a prompt
+    params = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
     model = SGLangModel(processor.tokenizer, url, processor=processor, sampling_params=params)
     history: list[Any] = []
     for seed, size in enumerate([(84, 56), (112, 84), (56, 140)]):  # multiples of 28, which nobody resizes

@@ -3,6 +3,8 @@
 `ToolLimiter` works for any Strands agent; `EpisodeWatch` is for the agents of an episode.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

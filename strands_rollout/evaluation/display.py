@@ -65,6 +65,8 @@ def counter(what: str, total: int | None = None) -> Iterator[Callable[[int], Non
 
 def progress_bar(console: Console, *, transient: bool = False, refresh_per_second: float = 10) -> Progress:
     """A bar that counts steps; it shows nothing without a terminal."""
+    if not console.is_interactive:  # rich before 15 ends a disabled bar with an empty line
+        console = Console(quiet=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(
         *columns,

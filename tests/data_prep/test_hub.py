@@ -6,11 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import datasets
-import huggingface_hub
 import pytest
 from fake_sglang import dead_url
-from prep_support import DATA_PREP, Main, dapo_row, write_parquet
+from prep_support import DATA_PREP, dapo_row, write_parquet
 from preparation.request import Request
 from preparation.rows import PreparationError
 from preparation.source import open_source
@@ -58,23 +56,26 @@ def test_an_impossible_name_is_wrong_usage(tmp_path: Path) -> None:
         open_source(request(tmp_path, dead_url(), dataset="a/b/c"))
 
 
-def test_a_mirror_serves_what_the_manifest_names_and_offline_the_cache_does_or_it_is_an_error(
-    tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def in_a_process(home: Path, script: str, *arguments: str, **env: str) -> tuple[int, str, str]:
+    """Run a script: huggingface_hub reads its variables once, and keeps a session."""
+    finished = subprocess.run(
+        [sys.executable, DATA_PREP / script, *arguments],
+        env={**os.environ, "PYTHONPATH": str(DATA_PREP.parent), "HF_HOME": str(home), **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return finished.returncode, finished.stdout, finished.stderr
+
+
+def test_a_mirror_serves_what_the_manifest_names_and_offline_the_cache_does_or_it_is_an_error(tmp_path: Path) -> None:
     parquet = write_parquet([dapo_row(2), dapo_row(3)], tmp_path / "served.parquet")
     arguments = ("--dataset", "someone/problems", "--out", str(tmp_path / "out.jsonl"), "--json")
+    home = tmp_path / "home"
     with served("someone/problems", {"data/train-00000-of-00001.parquet": parquet}) as hub:
         mirror = hub.base_url.replace("://", "://someone:hidden@")
-        # a process of its own, since huggingface_hub reads the endpoint once
-        finished = subprocess.run(
-            [sys.executable, DATA_PREP / "aime_2024.py", *arguments, "--mirror", mirror, "--revision", "v2"],
-            env={**os.environ, "PYTHONPATH": str(DATA_PREP.parent), "HF_HOME": str(tmp_path / "home")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    stdout, stderr = finished.stdout, finished.stderr
-    assert finished.returncode == 0, stderr
+        code, stdout, stderr = in_a_process(home, "aime_2024.py", *arguments, "--mirror", mirror, "--revision", "v2")
+    assert code == 0, stderr
     facts = json.loads(stdout)
     assert (facts["source"], facts["revision"], facts["rows"]) == ("mirror", REVISION, 2)
     assert facts["arguments"]["endpoint"] == hub.base_url
@@ -83,18 +84,16 @@ def test_a_mirror_serves_what_the_manifest_names_and_offline_the_cache_does_or_i
     assert asked[0].endswith("/revision/v2")
     assert all(REVISION in line for line in asked[1:]), "what is read is the commit that the manifest names"
 
-    for module in (huggingface_hub.constants, datasets.config):
-        monkeypatch.setattr(module, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "home/datasets"))
-    code, stdout, stderr = main("aime_2024.py", *arguments, "--force")
+    code, stdout, stderr = in_a_process(home, "aime_2024.py", *arguments, "--force", HF_HUB_OFFLINE="1")
     assert code == 0, stderr
     facts = json.loads(stdout)
     assert (facts["revision"], facts["rows"]) == (None, 2)
     assert "HF_HUB_OFFLINE" in facts["revision_reason"]
-    code, stdout, stderr = main("aime_2025.py", "--out", str(tmp_path / "absent.jsonl"))
+    absent = tmp_path / "absent.jsonl"
+    code, stdout, stderr = in_a_process(home, "aime_2025.py", "--out", str(absent), HF_HUB_OFFLINE="1")
     assert code == 1
-    assert stderr.lstrip().startswith("error: HF_HUB_OFFLINE")
-    assert not (tmp_path / "absent.jsonl").exists()
+    assert "error: HF_HUB_OFFLINE" in stderr
+    assert not absent.exists()
 
 
 def test_without_the_datasets_package_it_says_how_to_install_it(

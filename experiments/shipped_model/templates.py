@@ -1,4 +1,4 @@
-"""The kinds of word problem: wordings, the way to solve each in words and in Python, and the numbers it takes."""
+"""The kinds of word problem: wordings, how each is solved, as text and in Python, and the numbers it takes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -404,7 +404,7 @@ def _samples(given: _Given) -> float | None:
 
 
 def _unused(given: _Given) -> Iterator[_Fault]:
-    """What a run goes on with, but does not use."""
+    """What slime accepts, but does not use."""
     samples, batch = _samples(given), given.number("--global-batch-size")
     if samples and batch and samples > batch and samples % batch and not given.has("--num-steps-per-rollout"):
         rest = f"the last {samples % batch:g} are not trained on"

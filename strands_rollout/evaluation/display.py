@@ -65,16 +65,10 @@ def counter(what: str, total: int | None = None) -> Iterator[Callable[[int], Non
 
 def progress_bar(console: Console, *, transient: bool = False, refresh_per_second: float = 10) -> Progress:
     """A bar that counts steps; it shows nothing without a terminal."""
-    if not console.is_interactive:  # rich before 15 ends a disabled bar with an empty line
-        console = Console(quiet=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(
-        *columns,
-        console=console,
-        transient=transient,
-        refresh_per_second=refresh_per_second,
-        disable=not console.is_interactive,
-    )
+    if not console.is_interactive:  # quiet, since rich before 15 ends a disabled bar with an empty line
+        return Progress(*columns, console=Console(quiet=True), disable=True)
+    return Progress(*columns, console=console, transient=transient, refresh_per_second=refresh_per_second)
 
 
 def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:

@@ -150,6 +150,11 @@ def _absent(value: object) -> object:
 
 
 _Refused: TypeAlias = Annotated[object, AfterValidator(_absent)]
+_NOTE: Final = "has no meaning here and is ignored"
+_Ignored: TypeAlias = Annotated[object, _NOTE]
+_FURTHER: Final = frozenset(
+    {"stop", "stop_token_ids", "min_new_tokens", "repetition_penalty", "skip_special_tokens", "no_stop_trim"}
+)
 
 
 class DataSetEntry(BaseModel):
@@ -182,20 +187,19 @@ class DataSetEntry(BaseModel):
     message_processor: _Refused = None
     reward_model: _Refused = None
     remote_environment: _Refused = None
-    # ignored, with a note
-    rm_type: object = None
-    tool_key: object = None
-    metadata_key: object = None
-    metadata_overrides: object = None
-    eval_task_timeout: object = None
-    min_eval_samples: object = None
-    eval_early_stop_remaining: object = None
-    eval_early_stop_idle_timeout: object = None
+    rm_type: _Ignored = None
+    tool_key: _Ignored = None
+    metadata_key: _Ignored = None
+    metadata_overrides: _Ignored = None
+    eval_task_timeout: _Ignored = None
+    min_eval_samples: _Ignored = None
+    eval_early_stop_remaining: _Ignored = None
+    eval_early_stop_idle_timeout: _Ignored = None
 
     def sampling(self, default: Sampling) -> Sampling:
         """How its problems are sampled; what it leaves out is the default's."""
         own = self.model_dump(include={"samples", "max_new_tokens", "temperature", "top_p", "top_k"}, exclude_none=True)
-        further = self.model_dump(include={*_FURTHER}, exclude_none=True)
+        further = self.model_dump(include=set(_FURTHER), exclude_none=True)
         return replace(default, **own, further={**default.further, **further})
 
     def data_file(self) -> DataFile:
@@ -208,15 +212,14 @@ class DataSetEntry(BaseModel):
         return DataFile(self.name, Path(path), start, stop, self.input_key or "prompt", self.label_key or "label")
 
 
-_FIELDS: Final = list(DataSetEntry.model_fields)
-_IGNORED: Final = frozenset(_FIELDS[_FIELDS.index("rm_type") :])
-_FURTHER: Final = frozenset(_FIELDS[_FIELDS.index("stop") : _FIELDS.index("no_stop_trim") + 1])
+_IGNORED: Final = [name for name, field in DataSetEntry.model_fields.items() if _NOTE in field.metadata]
 
 
 def _as_list(datasets: object) -> object:
-    if isinstance(datasets, dict):
-        return [{"name": name, **(entry or {})} for name, entry in datasets.items()]
-    return datasets
+    if not isinstance(datasets, dict):
+        return datasets
+    entries = {name: {} if entry is None else entry for name, entry in datasets.items()}
+    return [{"name": name, **entry} if isinstance(entry, dict) else entry for name, entry in entries.items()]
 
 
 class _EvalConfig(BaseModel):
@@ -251,8 +254,8 @@ def read_eval_config(
     names = [entry.name for entry in entries]
     if len({*names}) < len(names):
         raise ConfigError(f"got the data sets {names!r} in {path}; expected a name of its own for each")
-    for key in dict.fromkeys(key for entry in entries for key in _FIELDS if key in _IGNORED and getattr(entry, key)):
-        on_note(f"{path}: {key} has no meaning here and is ignored")
+    for key in dict.fromkeys(key for entry in entries for key in _IGNORED if getattr(entry, key)):
+        on_note(f"{path}: {key} {_NOTE}")
     return [
         EvalSet.load(
             entry.data_file(), entry.sampling(default), limit=limit, template_kwargs=entry.apply_chat_template_kwargs

@@ -172,6 +172,7 @@ def test_our_own_functions_may_be_named(tmp_path):
             "got the unknown key 'temp'; did you mean 'temperature'?",
         ),
         ("eval: {datasets: [1]}", r"got 1 for datasets\.0; expected: .* valid dictionary"),
+        ("eval: {datasets: {a: 1}}", r"got 1 for datasets\.0; expected: .* valid dictionary"),
         ("eval: {datasets: [{name: a, path: b}, {name: a, path: c}]}", "expected a name of its own for each"),
         ("- a", "no eval.datasets"),
         ("a: [", "can't read"),

@@ -9,7 +9,7 @@ import typer
 
 from experiments.comparison import compare_runs, comparison_table, read_run
 from experiments.methods import Ablation, Experiment, RolloutKind
-from strands_rollout.cli.train import train
+from strands_rollout.cli.evaluate import train
 from strands_rollout.errors import ConfigError, RolloutError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

@@ -8,10 +8,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from strands_rollout.agent.environment import Task, current_task
     from strands_rollout.agent.limits import EpisodeLimits, ToolLimiter
     from strands_rollout.agent.multi_agent import sub_agent_model
     from strands_rollout.agent.stop_reason import StopReason
-    from strands_rollout.agent.task import Task, current_task
     from strands_rollout.client.client import SGLangClient, create_client
     from strands_rollout.code_tool.tool import execute_python_code
     from strands_rollout.model.sampling import TokenLimits
@@ -58,12 +58,12 @@ _HOMES = {
     "SGLangModel": "model.sglang_model",
     "Sample": "samples",
     "StopReason": "agent.stop_reason",
-    "Task": "agent.task",
+    "Task": "agent.environment",
     "TokenLimits": "model.sampling",
     "ToolLimiter": "agent.limits",
     "Trajectory": "model.trajectory",
     "create_client": "client.client",
-    "current_task": "agent.task",
+    "current_task": "agent.environment",
     "execute_python_code": "code_tool.tool",
     "generate": "slime_plugin.generate",
     "keep_informative_groups": "slime_plugin.reward_groups",

@@ -24,8 +24,8 @@ from strands.tools import ToolProvider
 from strands.tools.executors import ConcurrentToolExecutor
 from strands.types.tools import AgentTool
 
+from strands_rollout.agent.environment import Task, failure_words, result_of, running
 from strands_rollout.agent.loop import TurnTools
-from strands_rollout.agent.task import Task, failure_words, result_of, running
 from strands_rollout.agent.tool_call import CURRENT_CALL, sandbox_fault
 from strands_rollout.agent.tool_loading import load_function, refuse_blocking
 from strands_rollout.aio import in_own_thread

@@ -13,9 +13,8 @@ import typer
 from strands_rollout import __version__
 from strands_rollout.cli.diagnose import check_template, doctor, drift, replay, rescore, validate
 from strands_rollout.cli.dumps import export, view
-from strands_rollout.cli.evaluate import demo, evaluate
+from strands_rollout.cli.evaluate import demo, evaluate, train
 from strands_rollout.cli.options import config
-from strands_rollout.cli.train import train
 from strands_rollout.errors import ConfigError, RolloutError
 
 app = typer.Typer(

@@ -101,7 +101,7 @@ def drift(
     Also compares the context, which the policy read, with what the chat template makes of it: nothing may differ there.
     Exits with 1 if something does, or if the dump has no tokens; with 2 if they are not of this tokenizer.
     """
-    from strands_rollout.diagnostics.drift_report import run_drift
+    from strands_rollout.diagnostics.replay import run_drift
 
     raise typer.Exit(0 if run_drift(dump, tokenizer, config=config, show=show, as_json=as_json) else 1)
 

@@ -10,7 +10,7 @@ one behind the other. Its keys are:
   at hand, what each id of `tokens` stands for: `{"271": " the"}`, or where its bytes are no text alone, the bytes as
   numbers: `{"94": [226, 130]}`.
 
-What JSON has no form for is an object with one key that begins with `$`; see `json_values`. A line with a higher
+What JSON has no form for is an object with one key that begins with `$`; see `record`. A line with a higher
 version is refused; keys that are new within a version may be left unread. Facts of the episode (turns, spans, times,
 why it ended) are where `generate` wrote them, in `metadata["strands_rollout"]`; see `episode_record`. Secrets are
 masked in `metadata`, `train_metadata` and `apply_chat_template_kwargs`, by the names of their keys and as passwords in

@@ -1,10 +1,17 @@
-"""A generation: what was asked, what came out so far, why it ended, and how SGLang's /generate reports it (0.5.23)."""
+"""A generation: what was asked, what came out so far, why it ended, and how SGLang's /generate reports it (0.5.23).
 
-from collections.abc import Callable
+Those that decode together are the columns of a `DecodeBatch`, row i of each for generation i. A step touches columns;
+Python runs per generation only where one ends, streams, has stop strings or penalties.
+"""
+
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from strands_rollout.engine.requests import GenerateRequest
+import numpy as np
+
+from strands_rollout.engine.qwen3 import Doubles, Floats, Ints, ModelConfig
+from strands_rollout.engine.requests import GenerateRequest, SamplingParams
 from strands_rollout.engine.text import TextCodec
 
 ABORTED_IN_QUEUE = {"type": "abort", "message": "Abort in waiting queue"}
@@ -189,3 +196,245 @@ def _logprobs(output: GenerationOutput, codec: TextCodec) -> dict[str, Any]:
         "output_token_logprobs": triples,
         "output_token_logprobs_length": len(triples),
     }
+
+
+_LEAST_FACTOR = 1e-6
+# `narrowed`: whether top-k, top-p or min-p leave tokens out; never of a greedy row
+_SAMPLING = np.dtype(
+    [("temperature", "f4"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8"), ("greedy", "?"), ("narrowed", "?")]
+)
+
+
+class Penalties:
+    """The penalties of one generation and the counts that they need.
+
+    SGLang's formulas (0.5.23, srt/sampling/penaltylib) count generated tokens only, not the prompt's.
+    """
+
+    def __init__(self, params: SamplingParams, vocab_size: int, stop_ids: Iterable[int]) -> None:
+        self._params = params
+        self._stop_ids = list(stop_ids)
+        self._counts = np.zeros(vocab_size, np.float32)
+        self._generated = 0
+
+    def observe(self, token: int) -> None:
+        """Note that `token` was generated."""
+        self._counts[token] += 1
+        self._generated += 1
+
+    def apply(self, logits: Floats) -> None:
+        """Change the [vocab_size] logits of the next token in place."""
+        p, seen = self._params, self._counts > 0
+        logits -= np.float32(p.frequency_penalty) * self._counts
+        logits[seen] -= np.float32(p.presence_penalty)
+        if p.repetition_penalty != 1.0:
+            # a smaller one is 0 in float32, or makes infinite logits
+            values, factor = logits[seen], np.float32(max(p.repetition_penalty, _LEAST_FACTOR))
+            logits[seen] = np.where(values < 0, values * factor, values / factor)
+        if self._generated < p.min_new_tokens:
+            logits[self._stop_ids] = -np.inf
+
+
+class SamplingRows:
+    """The sampling parameters of `rows` generations, one record each."""
+
+    def __init__(self, rows: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._rows = np.full(rows, np.array((1, 1, 0, vocab_size, False, False), _SAMPLING))
+
+    def set(self, row: int, params: SamplingParams) -> None:
+        """Let `row` sample by `params`."""
+        temperature = min(params.temperature, float(np.finfo(np.float32).max))
+        is_greedy = params.top_k == 1
+        narrows = params.top_k < self._vocab_size or params.top_p < 1 or params.min_p > 0
+        top_k = min(params.top_k, self._vocab_size)
+        self._rows[row] = (temperature, params.top_p, params.min_p, top_k, is_greedy, narrows and not is_greedy)
+
+    def move(self, source: int, target: int) -> None:
+        """Let `target` sample as `source` does."""
+        self._rows[target] = self._rows[source]
+
+    def sample(self, rows: slice, logits: Floats, uniforms: Doubles) -> tuple[Ints, Floats]:
+        """Choose one token for each of `rows` by their logits [n, vocab_size], which are overwritten.
+
+        `uniforms` are [n] random numbers in [0, 1); greedy rows ignore theirs. Returns [n] token ids and [n] their
+        log-probabilities under softmax(logits / temperature), before top-k, top-p and min-p, as SGLang reports them.
+        """
+        settings = self._rows[rows]
+        logits /= settings["temperature"][:, None]
+        logits -= logits.max(axis=1, keepdims=True)
+        weights = np.exp(logits)
+        log_totals = np.log(weights.sum(axis=1))
+        greedy = settings["greedy"]
+        if greedy.all():
+            tokens: Ints = logits.argmax(axis=1)
+        else:
+            if (narrowed := settings["narrowed"]).any():
+                limits = settings[narrowed]
+                weights[narrowed] = _narrow(weights[narrowed], limits["top_k"], limits["top_p"], limits["min_p"])
+            tokens = _drawn(weights, uniforms)
+            tokens[greedy] = logits[greedy].argmax(axis=1)
+        return tokens, logits[np.arange(len(tokens)), tokens] - log_totals
+
+
+def _drawn(weights: Floats, uniforms: Doubles) -> Ints:
+    edges = weights.astype(np.float64)
+    np.add.accumulate(edges, axis=1, out=edges)
+    totals = edges[:, -1]
+    # Strictly below the total, so that the token found always has weight.
+    targets = np.minimum(uniforms * totals, np.nextafter(totals, 0))
+    drawn: Ints = (edges > targets[:, None]).argmax(axis=1)
+    return drawn
+
+
+def _narrow(weights: Floats, top_k: Ints, top_p: Doubles, min_p: Doubles) -> Floats:
+    """Zero the [n, vocab_size] weights outside top-k, top-p and min-p ([n] each), and return them.
+
+    Each of the three looks at the whole distribution, as in SGLang: a token stays while the probability of those before
+    it is at most top-p, and if its own is at least min-p's share of the greatest.
+    """
+    ranked = -np.sort(-weights, axis=1)
+    shares = ranked.astype(np.float64)
+    shares /= shares.sum(axis=1, keepdims=True)
+    before = np.add.accumulate(shares, axis=1) - shares
+    kept = np.arange(weights.shape[1]) < top_k[:, None]
+    kept &= before <= top_p[:, None]
+    kept &= shares >= shares[:, :1] * min_p[:, None]
+    counts = np.count_nonzero(kept, axis=1)
+    least = np.take_along_axis(ranked, counts[:, None] - 1, axis=1)
+    weights[weights < least] = 0
+    for row in np.flatnonzero(np.count_nonzero(weights >= least, axis=1) > counts):
+        # Of the tokens that weigh as much as the last one kept, those with the lowest ids stay.
+        tied = np.flatnonzero(weights[row] == least[row])
+        surplus = np.count_nonzero(weights[row] >= least[row]) - counts[row]
+        weights[row, tied[len(tied) - surplus :]] = 0
+    return weights
+
+
+class DecodeBatch:
+    """Up to `rows` generations; the first len(batch) rows are in use."""
+
+    def __init__(self, config: ModelConfig, rows: int, context_length: int, decode: Callable[[list[int]], str]) -> None:
+        self.generations: list[Generation] = []
+        self.lengths = np.zeros(rows, np.int64)
+        self.last_tokens = np.zeros(rows, np.int64)
+        self._rows = rows
+        self._vocab_size = config.vocab_size
+        self._eos_ids = config.eos_token_ids
+        self._decode = decode
+        self._sampling = SamplingRows(rows, config.vocab_size)
+        self._counts = np.zeros(rows, np.int64)
+        self._limits = np.zeros(rows, np.int64)
+        self._is_stop = np.zeros((rows, config.vocab_size), bool)
+        self._uniforms = np.zeros((rows, context_length))
+        self._tokens = np.zeros((rows, context_length), np.int64)
+        self._logprobs = np.zeros((rows, context_length), np.float32)
+        self._watched = np.zeros(rows, bool)
+        self._penalties: list[Penalties | None] = []
+
+    def __len__(self) -> int:
+        return len(self.generations)
+
+    def is_full(self) -> bool:
+        """Whether no further generation can join."""
+        return len(self.generations) == self._rows
+
+    def join(self, generation: Generation, length: int, seed: int) -> int:
+        """Add a generation whose prompt and earlier output, `length` tokens, are prefilled; returns its row."""
+        row, request = len(self.generations), generation.request
+        params, earlier = request.sampling, len(generation.output_ids)
+        stop_ids = set() if params.ignore_eos else {*params.stop_token_ids, *self._eos_ids}
+        stop_ids = {token for token in stop_ids if 0 <= token < self._vocab_size}
+        penalties = Penalties(params, self._vocab_size, stop_ids) if params.has_penalties else None
+        if penalties is not None:
+            for token in generation.output_ids:
+                penalties.observe(token)
+        self.generations.append(generation)
+        self._penalties.append(penalties)
+        self._sampling.set(row, params)
+        self._watched[row] = request.stream or bool(params.stop) or penalties is not None
+        self.lengths[row], self._counts[row], self._limits[row] = length, earlier, request.max_new_tokens
+        self._is_stop[row] = False
+        self._is_stop[row, list(stop_ids)] = True
+        left = request.max_new_tokens - earlier
+        self._uniforms[row, earlier : request.max_new_tokens] = _uniforms(seed, length, left)
+        self._tokens[row, :earlier] = generation.output_ids
+        self._logprobs[row, :earlier] = generation.output_logprobs
+        return row
+
+    def leave(self, row: int) -> int:
+        """Remove `row`, whose generation gets its whole output; returns the row that took its place."""
+        generation, count = self.generations[row], int(self._counts[row])
+        generation.output_logprobs = self._logprobs[row, :count].tolist()
+        generation.output_ids = self._tokens[row, :count].tolist()
+        last = len(self.generations) - 1
+        limit = self._limits[last]
+        for columns in (self._tokens, self._logprobs, self._uniforms):
+            columns[row, :limit] = columns[last, :limit]
+        for column in (self.lengths, self.last_tokens, self._counts, self._limits, self._is_stop, self._watched):
+            column[row] = column[last]
+        self._sampling.move(last, row)
+        self.generations[row], self._penalties[row] = self.generations[last], self._penalties[last]
+        self.generations.pop()
+        self._penalties.pop()
+        return last
+
+    def tokens(self, row: int) -> Ints:
+        """The row's prompt and output."""
+        prompt = np.array(self.generations[row].request.input_ids, np.int64)
+        return np.concatenate([prompt, self._tokens[row, : self._counts[row]]])
+
+    def output_count(self, row: int) -> int:
+        """How many tokens the row's generation has."""
+        return int(self._counts[row])
+
+    def advance(self, rows: slice, logits: Floats) -> list[tuple[int, dict[str, Any]]]:
+        """Sample the next token of each of `rows` from its logits [n, vocab_size].
+
+        Returns the rows whose generations end with this token, ascending, each with its finish reason.
+        """
+        for row in np.flatnonzero(self._watched[rows]) + rows.start:
+            if (penalties := self._penalties[row]) is not None:
+                penalties.apply(logits[row - rows.start])
+        index, counts = np.arange(rows.start, rows.stop), self._counts[rows]
+        tokens, logprobs = self._sampling.sample(rows, logits, self._uniforms[index, counts])
+        self._tokens[index, counts], self._logprobs[index, counts] = tokens, logprobs
+        self.last_tokens[rows] = tokens
+        counts += 1
+        to_settle = self._is_stop[index, tokens] | (counts >= self._limits[rows]) | self._watched[rows]
+        settled = [(int(row), self._settle(row)) for row in np.flatnonzero(to_settle) + rows.start]
+        return [(row, finish) for row, finish in settled if finish is not None]
+
+    def _settle(self, row: int) -> dict[str, Any] | None:
+        """Do a row's own work after a token; returns why its generation ends, or None."""
+        generation, token = self.generations[row], int(self.last_tokens[row])
+        if (penalties := self._penalties[row]) is not None:
+            penalties.observe(token)
+        if self._watched[row]:
+            generation.output_logprobs.append(float(self._logprobs[row, self._counts[row] - 1]))
+            generation.output_ids.append(token)
+        if strings := generation.request.sampling.stop:
+            # Every token has at least one byte, so this window holds any stop string that the last token completes.
+            window = max(len(string.encode()) for string in strings)
+            tail = self._decode(generation.output_ids[-window:])
+            for string in strings:
+                if string in tail:
+                    return {"type": "stop", "matched": string}
+        if self._is_stop[row, token]:
+            return {"type": "stop", "matched": token}
+        if self._counts[row] >= self._limits[row]:
+            return out_of_length(generation.request.max_new_tokens)
+        if generation.request.stream:
+            generation.notify()
+        return None
+
+
+def _uniforms(seed: int, position: int, count: int) -> Doubles:
+    """The random numbers of tokens at `position`, position + 1, ... in a sequence that is sampled with `seed`.
+
+    They depend on seed and position only, as in SGLang, whose numbers are others: a request that continues a sequence
+    from its own partial output gets those that the rest would have had.
+    """
+    bits = np.random.PCG64(seed)
+    bits.advance(position)
+    return np.random.Generator(bits).random(count)

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from strands_rollout.engine.decode_batch import DecodeBatch
-from strands_rollout.engine.generation import ABORTED_IN_QUEUE, Generation, aborted, out_of_length
+from strands_rollout.engine.generation import ABORTED_IN_QUEUE, DecodeBatch, Generation, aborted, out_of_length
 from strands_rollout.engine.kv_cache import KvRows, PrefixCache
 from strands_rollout.engine.qwen3 import Floats, Ints, ModelWeights, Qwen3
 

@@ -1,4 +1,4 @@
-"""Plays samples through `generate` and `reward_func`, called as slime calls them, and checks them where asked to.
+"""Plays samples through `generate` and `reward_func`, called as slime calls them, on a running or the embedded engine.
 
 Token exactness is checked against what crossed the wire, not against the model's own record.
 """
@@ -9,14 +9,19 @@ import asyncio
 import copy
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from strands_rollout.client.transport import parse_base_url
+from strands_rollout.client.client import ServerInfo, fetch_server_info
+from strands_rollout.client.transport import create_client, parse_base_url, redacted
+from strands_rollout.code_tool.executors import shared_executor
+from strands_rollout.code_tool.local.executor import LocalExecutor
+from strands_rollout.engine.process import engine_process
+from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.rows import Row
 from strands_rollout.evaluation.token_audit import WireRecorder, recording, tito_violations
 from strands_rollout.samples import Sample, reward_details
@@ -28,7 +33,6 @@ from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
 Generate: TypeAlias = Callable[..., Awaitable[Any]]
 Reward: TypeAlias = Callable[..., Awaitable[Any]]
 """Of slime's `--custom-generate-function-path` and `--custom-rm-path`."""
@@ -236,3 +240,54 @@ async def evaluate(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(run(index, row)) for index, row in enumerate(rows)]
     return [task.result() for task in tasks]
+
+
+SHIPPED_MODELS_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
+"""Our own model's code needs no Linux to run; the strongest isolation there is is used in any case."""
+
+
+def served_engine(base_url: str | None, model_dir: Path | None) -> AbstractAsyncContextManager[str]:
+    """The URL of an engine that runs already, or else of the embedded one, for as long as the block lasts."""
+    return engine_process(model_dir) if base_url is None else nullcontext(base_url)
+
+
+async def ask_engine(base_url: str) -> ServerInfo:
+    """Ask the engine for its model, tokenizer and limits.
+
+    Raises:
+        ConfigError: The URL is not one of an HTTP server.
+        EngineUnavailableError: Nothing answers.
+    """
+    async with create_client(base_url) as http:
+        return await fetch_server_info(http, url=redacted(http.base_url))
+
+
+def tokenizer_folder(info: ServerInfo, base_url: str) -> Path:
+    """The folder of the tokenizer that an engine says it uses.
+
+    Raises:
+        ConfigError: It names none, or none on this machine.
+    """
+    named = info.raw.get("tokenizer_path") or info.model_path
+    if not isinstance(named, str) or not Path(named).is_dir():
+        raise ConfigError(
+            f"the engine at {redacted(parse_base_url(base_url))} names the tokenizer {named!r}, which is no folder on "
+            "this machine; pass the served model's tokenizer with --tokenizer DIR"
+        )
+    return Path(named)
+
+
+async def served_tokenizer(base_url: str) -> Path:
+    """Ask an engine for the folder of its tokenizer; see `ask_engine` and `tokenizer_folder` for what is raised."""
+    return tokenizer_folder(await ask_engine(base_url), base_url)
+
+
+async def start_executor(setting: str | Mapping[str, Any]) -> str:
+    """Start the code sandbox before episodes need it; returns its isolation, "unknown" where it does not report it.
+
+    Raises:
+        ConfigError: There is no such executor.
+        SandboxError: It can't be started.
+    """
+    sandbox = shared_executor(setting)
+    return (await sandbox.start()).isolation if isinstance(sandbox, LocalExecutor) else "unknown"

@@ -19,9 +19,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from strands_rollout.errors import ConfigError, PromptError
+from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR
 from strands_rollout.evaluation.options import EvalOptions, Sampling
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
-from strands_rollout.evaluation.served_engine import SHIPPED_MODELS_EXECUTOR
 from strands_rollout.grading import label_texts
 from strands_rollout.settings import RolloutSettings, read_config_file, yaml_text
 from strands_rollout.slime_plugin.row import to_episode_prompt, with_row_settings

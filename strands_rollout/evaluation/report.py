@@ -15,7 +15,7 @@ import mpmath
 from strands_rollout.evaluation.plan import EvalSet, SampleKey
 from strands_rollout.evaluation.results import SampleResult
 from strands_rollout.grading.comparison import compare
-from strands_rollout.grading.dapo_score import NO_ANSWER
+from strands_rollout.grading.grade import NO_ANSWER
 
 FORMAT: Final = 1
 _CONFIDENCE: Final = 0.95

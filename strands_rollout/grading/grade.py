@@ -2,7 +2,10 @@ r"""Grades an assistant's text against a label.
 
 `spoken_text` and `last_assistant_text` leave out reasoning, tool calls and tool output (by the markers of ChatML and of
 Qwen's and Hermes's tool use), `extract_answer` finds the last `\boxed{...}`, else the last `Answer:` line, and `grade`
-compares it with the label. All take time linear in the text.
+compares it with the label. All take time linear in the text. `slime_example_grade` grades as slime's strands example
+does, its faults included: it reads tool output, and only the last 300 characters. Source of its rules: THUDM/slime
+624b824a, slime/rollout/rm_hub/math_dapo_utils.py (Minerva's normalisation) and examples/strands_sglang; where that
+raises, the answer here is wrong, and the grade says why.
 """
 
 import contextlib
@@ -213,3 +216,93 @@ def label_texts(label: object, depth: int = 0) -> tuple[str, ...]:
         return tuple(text for item in label for text in label_texts(item, depth + 1) if text)
     is_missing = label is None or label != label
     return () if is_missing else (str(label),)
+
+
+NO_ANSWER: Final = "[INVALID]"
+_SEEN_CHARS: Final = 300
+_SEEN_CHARS_STRICT: Final = 100
+_LONGEST_LABEL: Final = 1000  # slime's patterns take time that grows with its square
+_ANSWER: Final = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_BOX: Final = r"\boxed{"
+_REWRITES: Final = (
+    *(("an ", ""), ("a ", ""), (".$", "$"), (r"\$", ""), (r"\ ", ""), (" ", ""), ("mbox", "text")),
+    *((r",\text{and}", ","), (r"\text{and}", ","), (r"\text{m}", r"\text{}")),
+)
+_DROPPED: Final = (
+    *("square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", r"\ldots", "sue", "points"),
+    *("feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges", "students"),
+    *("childrentickets", "multiples", r"\text{s}", r"\text{.}", "\\text{\ns}", r"\text{}^2", r"\text{}^3"),
+    *("\\text{\n}", r"\text{}", r"\mathrm{th}", r"^\circ", r"^{\circ}", r"\;", r",\!", "{,}", '"', r"\dots"),
+    *("<|im_end|>", "<|endoftext|>"),
+)
+_UNWRAPPED: Final = (
+    (re.compile(r".*?\$(.*?)\$.*"), r"$\1$"),
+    (re.compile(r"\\text\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\textbf\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\overline\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\boxed\{(.*)\}"), r"\1"),
+    (re.compile(r"frac([^{])(.)"), r"frac{\1}{\2}"),
+    (re.compile(r"sqrt([^{])"), r"sqrt{\1}"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DapoGrade:
+    """What slime's example makes of a response.
+
+    Attributes:
+        score: 1.0, or at most -0.6: shaped by the tool iterations.
+        correct: Whether the answer was right.
+        pred: The normalised answer; "" where slime's is None.
+        error: Why slime would have raised; "" where it would not.
+    """
+
+    score: float
+    correct: bool
+    pred: str
+    error: str = ""
+
+
+def slime_example_grade(response: str, label: object, tool_iterations: float) -> DapoGrade:
+    """Grade like slime's strands example: by the last "Answer:", or where there is none by the last box."""
+    correct, pred, error = False, "", ""
+    length = len(str(label))
+    if length > _LONGEST_LABEL:
+        label, error = "", f"ValueError: a label of {length} characters; expected at most {_LONGEST_LABEL}"
+    try:
+        correct, pred = _by_answer_line(response[-_SEEN_CHARS:], label or "")
+        if pred == NO_ANSWER:
+            correct, pred = _by_box(response[-_SEEN_CHARS_STRICT:], label or "")
+    except (ValueError, OverflowError) as e:  # a label that is not a number
+        error = error or f"{type(e).__name__}: {e}"
+    score = 1.0 if correct else min(-0.6, -1.0 + (tool_iterations - 2) / 2 * 0.1)
+    return DapoGrade(score, correct, pred, error)
+
+
+def _by_answer_line(tail: str, label: object) -> tuple[bool, str]:
+    answers: list[str] = _ANSWER.findall(tail)
+    pred = _normalised(answers[-1] if answers else NO_ANSWER)
+    return pred == str(int(float(_normalised(str(label))))), pred
+
+
+def _by_box(tail: str, label: object) -> tuple[bool, str]:
+    """The content of the last box must be the label itself, so that a label that is not text is never equal."""
+    start = tail.rfind(_BOX)
+    depth = 0
+    for end in range(start, len(tail)) if start >= 0 else ():
+        depth += (tail[end] == "{") - (tail[end] == "}")
+        if tail[end] == "}" and depth == 0:
+            pred = tail[start + len(_BOX) : end]
+            return pred == label, pred
+    return False, ""
+
+
+def _normalised(answer: str) -> str:
+    answer = answer.rpartition("=")[2]
+    for old, new in (*_REWRITES, *((dropped, "") for dropped in _DROPPED)):
+        answer = answer.replace(old, new)
+    for pattern, replacement in _UNWRAPPED:
+        answer = pattern.sub(replacement, answer)
+    answer = answer.replace("$", "")
+    digits = answer.replace(",", "")
+    return (digits if digits.isdigit() else answer).strip()

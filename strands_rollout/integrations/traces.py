@@ -27,7 +27,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 
 from strands_rollout.dump import DumpRecord, read_dump
 from strands_rollout.dump.files import dump_files
-from strands_rollout.dump.times import Step, steps_of
+from strands_rollout.dump.record import Step, steps_of
 from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.model.sampling import turn_params
 from strands_rollout.samples import FinishedSample, finite

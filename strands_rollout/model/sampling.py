@@ -28,8 +28,7 @@ from strands_rollout.errors import (
     TrajectoryError,
 )
 from strands_rollout.model.images import PlacedImage, check_image_answer, collapsed_ids, image_fields
-from strands_rollout.model.replay import missing_replay_data, request_fields
-from strands_rollout.model.trajectory import Trajectory, note_version
+from strands_rollout.model.trajectory import Trajectory, missing_replay_data, note_version, request_fields
 
 logger = logging.getLogger(__name__)
 

@@ -10,18 +10,17 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from strands_rollout import errors
-from strands_rollout.agent.environment import open_context
+from strands_rollout.agent.environment import Task, open_context, running
 from strands_rollout.agent.episode import Episode, run_episode
 from strands_rollout.agent.limits import EpisodeLimits
 from strands_rollout.agent.multi_agent import AgentModels, built_team
 from strands_rollout.agent.stop_reason import StopReason
-from strands_rollout.agent.task import Task, running
 from strands_rollout.agent.tool_loading import load_conversation_manager, load_hooks, load_tools
 from strands_rollout.aio import ABORT_GRACE_S, episode_clock, exits_as_errors, freeze_long_lived, once, own_pass
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
-from strands_rollout.model.replay import ASK_EXPERTS
 from strands_rollout.model.sampling import TokenLimits, turn_seed
 from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.model.trajectory import ASK_EXPERTS
 from strands_rollout.samples import METADATA_KEY, SCORE_KEY, SampleLike, SlimeArgs, statuses_of
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin import sample_writer, slime_adapter

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import foreign_code
 from strands_rollout.grading import Grade, grade, last_assistant_text, spoken_text
-from strands_rollout.grading.dapo_score import slime_example_grade
+from strands_rollout.grading.grade import slime_example_grade
 from strands_rollout.samples import (
     METADATA_KEY,
     REWARD_DETAILS_KEY,

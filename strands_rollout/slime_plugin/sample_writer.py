@@ -18,9 +18,15 @@ from strands_rollout.code_tool.tool import CodeCalls
 from strands_rollout.errors import EngineResponseError, ResumeError
 from strands_rollout.model.conversation import HistorySegment
 from strands_rollout.model.images import train_inputs_of
-from strands_rollout.model.replay import joined_experts, located_experts
 from strands_rollout.model.sglang_model import SGLangModel
-from strands_rollout.model.trajectory import Part, Trajectory, distinct_versions, stale_spans
+from strands_rollout.model.trajectory import (
+    Part,
+    Trajectory,
+    distinct_versions,
+    joined_experts,
+    located_experts,
+    stale_spans,
+)
 from strands_rollout.samples import (
     FAN_OUT_KEY,
     METADATA_KEY,

@@ -17,9 +17,8 @@ from strands_rollout import __version__
 from strands_rollout.client.transport import parse_base_url, redacted
 from strands_rollout.dump.terminal import make_console
 from strands_rollout.errors import ConfigError
-from strands_rollout.evaluation.evaluate import playing
+from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR, playing, served_engine, start_executor
 from strands_rollout.evaluation.rows import load_rows
-from strands_rollout.evaluation.served_engine import SHIPPED_MODELS_EXECUTOR, served_engine, start_executor
 from strands_rollout.files import write_json
 from strands_rollout.integrations.wandb import check_wandb
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings, read_config_file

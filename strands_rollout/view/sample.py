@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from strands_rollout.code_tool.local.sandbox.output import shorten
 from strands_rollout.dump import DumpRecord, TokenTexts
-from strands_rollout.dump.record import METADATA_KEY, text_or_bytes, without_secrets
-from strands_rollout.dump.times import steps_of, sums_of
+from strands_rollout.dump.record import METADATA_KEY, steps_of, sums_of, text_or_bytes, without_secrets
 from strands_rollout.errors import ConfigError
 from strands_rollout.files import Json
 from strands_rollout.model.conversation import call_id
